@@ -1,0 +1,83 @@
+"""The only door to rich, and to the two streams: stdout is the answer, stderr is talk."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import click
+
+
+def answer(text: str = "") -> None:
+    """Print a line of the answer on stdout, as it is."""
+    click.echo(text)
+
+
+def talk(text: str) -> None:
+    """Print a line of talk on stderr."""
+    click.echo(text, err=True)
+
+
+def answer_json(document: Any) -> None:
+    """Print one JSON document on stdout."""
+    click.echo(json.dumps(document, indent=2, default=str))
+
+
+def is_interactive() -> bool:
+    """Whether a person reads stdout."""
+    return sys.stdout.isatty()
+
+
+def answer_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
+    """Print a table on stdout; columns in `columns` whose name starts with `>` are right-aligned."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console(width=None if is_interactive() else 160, highlight=False).print(table)
+
+
+class Progress(Protocol):
+    """A running progress bar: `advance(done, text)` sets how far it is and what it does now."""
+
+    def __call__(self, done: int, text: str = "") -> None: ...
+
+
+@contextmanager
+def progress(title: str, total: int | None) -> Iterator[Progress]:
+    """A progress bar on stderr; without a terminal, one plain line a tenth of the way. `total` None: a pulse."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _plain_progress(title, total)
+        return
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn(title), BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"), TimeElapsedColumn())
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done, text="": bar.update(task, completed=done, description=text)
+
+
+def _plain_progress(title: str, total: int | None) -> Progress:
+    shown = -1
+
+    def advance(done: int, text: str = "") -> None:
+        nonlocal shown
+        tenth = done * 10 // total if total else done
+        if tenth > shown:
+            shown = tenth
+            talk(f"{title}: {done}{f'/{total}' if total else ''} {text}".rstrip())
+
+    return advance

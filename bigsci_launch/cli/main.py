@@ -1,0 +1,56 @@
+"""The `bsl` group and its error boundary: the only place that turns an error into words and an exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import click
+
+from bigsci_launch import __version__
+from bigsci_launch.errors import BslError, ConfigError
+
+
+class Boundary(click.Group):
+    """Prints `error: ...` and `hint: ...` on stderr and exits with the error's code; BSL_DEBUG=1 shows the traceback."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BslError as error:
+            if os.environ.get("BSL_DEBUG") == "1":
+                raise
+            click.echo(error_text(error), err=True)
+            ctx.exit(error.exit_code)
+        except BrokenPipeError:
+            # The reader went away (`bsl logs | head`): not an error, but Python must not complain at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(141)
+
+
+def error_text(error: BslError) -> str:
+    """What the user reads: one line per problem, then the hint."""
+    problems = error.problems if isinstance(error, ConfigError) else ()
+    lines = [f"error: {problem}" for problem in problems] or [f"error: {error.message}"]
+    if error.hint:
+        lines.append(f"hint: {error.hint}")
+    return "\n".join(lines)
+
+
+@click.group(
+    cls=Boundary,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example: bsl submit configs/demo.yaml --dry-run",
+)
+@click.version_option(__version__, prog_name="bsl")
+@click.option("-v", "--verbose", count=True, help="Say more on stderr (-vv: everything).")
+def bsl(verbose: int) -> None:
+    """Launch 3D-parallel training on Slurm, see what every rank is doing, and compare weights."""
+    level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+
+
+def main() -> None:
+    """Entry point of the `bsl` program."""
+    bsl(prog_name="bsl")

@@ -1,0 +1,414 @@
+"""The run file: every key, its unit and its meaning. The docstrings here are the JSON Schema and the manual.
+
+Values are validated one by one here; rules that span sections are in `check`. Strict JSON mode: `"4"` is no integer.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from bigsci_launch.topology import Topology
+from bigsci_launch.units import format_slurm_duration, parse_slurm_duration
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are refused, values are frozen, field docstrings are descriptions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+def _slurm_duration(value: Any) -> Any:
+    if isinstance(value, str):
+        return format_slurm_duration(parse_slurm_duration(value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        raise ValueError("a bare number is ambiguous: write HH:MM:SS or D-HH:MM:SS")
+    return value
+
+
+SlurmDuration = Annotated[str, BeforeValidator(_slurm_duration)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+
+
+class RunSection(Section):
+    """What the run is called and where it lives."""
+
+    name: RunName
+    """Name of the run: its directory under `root` and its Slurm job name. Submitting the same name again adds an attempt."""
+
+    root: str = "runs"
+    """Folder that holds run directories; a relative path is relative to where `bsl` is called."""
+
+    seed: NonNegativeInt = 1234
+    """Seed of initialisation, dropout and data order."""
+
+    command: list[str] | None = None
+    """The program that every rank runs; default: `bsl train`. It finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
+    MASTER_PORT in its environment, and BSL_RUN_DIR and BSL_ATTEMPT."""
+
+
+class SlurmSection(Section):
+    """What is asked of the scheduler. Site values apply where a key is left out."""
+
+    site: str = "local"
+    """Name of a site file (`bsl config show --sites` lists them), or a path to one."""
+
+    nodes: PositiveInt = 1
+    """Number of nodes."""
+
+    time_limit: SlurmDuration | None = None
+    """Longest time of one job, HH:MM:SS or D-HH:MM:SS."""
+
+    partition: str | None = None
+    """Partition; default: the site's default partition."""
+
+    account: str | None = None
+    """Account to charge."""
+
+    qos: str | None = None
+    """Quality of service."""
+
+    reservation: str | None = None
+    """Reservation to run in."""
+
+    constraint: str | None = None
+    """Node features that are required."""
+
+    exclude: str | None = None
+    """Nodes that must not be used, as a Slurm hostlist."""
+
+    nodelist: str | None = None
+    """Nodes that must be used, as a Slurm hostlist."""
+
+    requeue: bool = False
+    """Whether Slurm may start the job again by itself after a node failure (`--requeue`)."""
+
+
+class ParallelismSection(Section):
+    """How the model is laid over the ranks. Rank order: tensor fastest, then data, then pipeline."""
+
+    tensor_parallel_size: PositiveInt = 1
+    """Ranks that share every layer (tp)."""
+
+    pipeline_parallel_size: PositiveInt = 1
+    """Stages of the pipeline (pp)."""
+
+    data_parallel_size: PositiveInt | None = None
+    """Replicas (dp); default: what the nodes leave, world size / (tp x pp)."""
+
+    partition_method: str = "type:transformer|embedding"
+    """How layers are shared out over stages: `uniform`, `parameters`, or `type:REGEX` over layer class names."""
+
+
+class ModelSection(Section):
+    """A GPT with learned positions. Sizes are counts of elements."""
+
+    num_layers: PositiveInt
+    """Transformer layers."""
+
+    hidden_size: PositiveInt
+    """Width of the residual stream."""
+
+    num_attention_heads: PositiveInt
+    """Attention heads; must divide `hidden_size` and be divisible by tp."""
+
+    ffn_hidden_size: PositiveInt | None = None
+    """Width of the MLP; default: 4 x `hidden_size`."""
+
+    sequence_length: PositiveInt
+    """Tokens of one sample."""
+
+    vocab_size: PositiveInt
+    """Tokens of the vocabulary, before padding."""
+
+    vocab_size_multiple: PositiveInt = 128
+    """The vocabulary is padded to a multiple of this times tp. Padding never takes part in the loss."""
+
+    tied_embeddings: bool = True
+    """Whether the output layer shares its weight with the word embedding."""
+
+    dropout: Fraction = 0.0
+    """Dropout probability in attention output and MLP output."""
+
+    layernorm_epsilon: PositiveFloat = 1e-5
+    """Epsilon of every layer norm."""
+
+    init_std: PositiveFloat = 0.02
+    """Standard deviation of the initial weights."""
+
+    declared_parameters: str | None = None
+    """What people call the size, such as `176B`; `bsl plan` compares it with what the sizes give."""
+
+
+class RampupSection(Section):
+    """Batch-size ramp-up in Megatron's terms."""
+
+    start: PositiveInt
+    """First global batch size, samples."""
+
+    increment: PositiveInt
+    """Samples added at each step of the ramp; divides `global_batch_size - start`."""
+
+    samples: PositiveInt
+    """Samples over which the ramp extends."""
+
+
+class TrainingSection(Section):
+    """How long and in which batches."""
+
+    steps: PositiveInt
+    """Optimizer steps from the beginning of the run to its end."""
+
+    micro_batch_size: PositiveInt
+    """Samples of one micro batch on one data-parallel rank."""
+
+    global_batch_size: PositiveInt
+    """Samples of one optimizer step over all replicas."""
+
+    rampup: RampupSection | None = None
+    """Batch-size ramp-up; default: none."""
+
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """Number format of the weights that compute. bf16 keeps fp32 masters and accumulates gradients in fp32."""
+
+    activation_checkpointing: bool = False
+    """Whether activations of transformer layers are computed again in the backward pass."""
+
+    stop_after_steps: PositiveInt | None = None
+    """End this attempt with a checkpoint after that many steps of its own, as if it had been asked to stop."""
+
+
+class OptimizerSection(Section):
+    """AdamW with ZeRO stage 1, cosine decay with linear warm-up."""
+
+    learning_rate: PositiveFloat = 3e-4
+    """Peak learning rate."""
+
+    min_learning_rate: NonNegativeFloat = 0.0
+    """Learning rate at the end of the decay."""
+
+    warmup_steps: NonNegativeInt = 0
+    """Steps of linear warm-up from zero."""
+
+    decay_steps: PositiveInt | None = None
+    """Step at which the cosine reaches `min_learning_rate`; default: `training.steps`."""
+
+    betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = [0.9, 0.95]
+    """Decay rates of the two moments."""
+
+    epsilon: PositiveFloat = 1e-8
+    """Term added to the denominator."""
+
+    weight_decay: NonNegativeFloat = 0.1
+    """Decay of matrices; biases and norms are never decayed."""
+
+    clip_grad: NonNegativeFloat = 1.0
+    """Longest gradient norm over the whole model; 0 does not clip."""
+
+
+class DataSection(Section):
+    """Where tokens come from."""
+
+    prefix: str
+    """Path of Megatron's indexed dataset without `.bin`/`.idx`; `bsl data prepare` makes one."""
+
+
+class CheckpointSection(Section):
+    """When to save and what to start from."""
+
+    save_interval: PositiveInt | None = None
+    """Steps between checkpoints; default: only at the end and when asked to stop."""
+
+    load: str = "auto"
+    """`auto`: the newest checkpoint of the run, if it has one. `none`: start at step 0. Else the path of a checkpoint
+    folder, which must hold one."""
+
+
+class MonitorSection(Section):
+    """What the run leaves for people who watch it."""
+
+    peak_tflops_per_rank: PositiveFloat | None = None
+    """Peak TFLOP/s of one rank's device, to show utilisation; default: the site's."""
+
+    dump_weights_steps: list[PositiveInt] = []
+    """Steps around which every rank dumps its weights for `bsl diff-weights` (before and after the step)."""
+
+    exit_margin_s: PositiveInt | None = None
+    """Seconds before the time limit at which ranks are told to save and stop (`--signal`); default: computed."""
+
+    save_time_s: PositiveFloat = 60.0
+    """Expected seconds of one save: a term of the exit margin."""
+
+    step_time_s: PositiveFloat = 120.0
+    """Expected seconds of one step: a term of the exit margin."""
+
+
+class FaultSpec(Section):
+    """A fault that `bsl train` injects on purpose, for tests and demonstrations."""
+
+    kind: Literal["hang", "skip", "die", "slow"]
+    """`hang`: sleep for ever before the step. `skip`: leave out one tensor-parallel all-reduce of the step (data-parallel
+    where tp is 1). `die`: SIGKILL itself. `slow`: sleep `seconds` in every step from `step` on."""
+
+    rank: NonNegativeInt
+    """Global rank that misbehaves."""
+
+    step: PositiveInt
+    """Optimizer step at which it does."""
+
+    seconds: PositiveFloat = 1.0
+    """Length of `slow`, seconds per step."""
+
+
+class EnvironmentVariable(Section):
+    """A variable of the ranks' environment, with the reason why it is set."""
+
+    value: str
+    """The value; quoted for the shell as it is."""
+
+    reason: str
+    """Why: printed as a comment above the export in the job script."""
+
+
+class RunConfig(Section):
+    """A run file. Layers, weakest first: defaults below, the site, `extends`, this file, `--set key=value`."""
+
+    run: RunSection
+    slurm: SlurmSection = SlurmSection()
+    parallelism: ParallelismSection = ParallelismSection()
+    model: ModelSection
+    training: TrainingSection
+    optimizer: OptimizerSection = OptimizerSection()
+    data: DataSection
+    checkpoint: CheckpointSection = CheckpointSection()
+    monitor: MonitorSection = MonitorSection()
+    env: dict[EnvironmentName, EnvironmentVariable] = {}
+    """Variables of the ranks' environment, over the site's."""
+    faults: list[FaultSpec] = []
+    """Faults to inject; empty in any real run."""
+
+    def topology(self, ranks_per_node: int) -> Topology:
+        """The topology on `slurm.nodes` nodes with `ranks_per_node` ranks each.
+
+        Raises:
+            ValueError: tp x pp does not divide the world size, or tp x pp x dp is another number of ranks.
+        """
+        world_size = self.slurm.nodes * ranks_per_node
+        tp, pp = self.parallelism.tensor_parallel_size, self.parallelism.pipeline_parallel_size
+        dp = self.parallelism.data_parallel_size or max(1, world_size // (tp * pp))
+        if tp * pp * dp != world_size:
+            raise ValueError(
+                f"{self.slurm.nodes} nodes x {ranks_per_node} ranks = {world_size} ranks, "
+                f"but tp {tp} x pp {pp} x dp {dp} = {tp * pp * dp}"
+            )
+        return Topology(tp=tp, pp=pp, dp=dp)
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """`vocab_size` rounded up to a multiple of `vocab_size_multiple` x tp (Megatron's rule)."""
+        multiple = self.model.vocab_size_multiple * self.parallelism.tensor_parallel_size
+        return -(-self.model.vocab_size // multiple) * multiple
+
+    @property
+    def ffn_hidden_size(self) -> int:
+        return self.model.ffn_hidden_size or 4 * self.model.hidden_size
+
+
+class Gpu(Section):
+    """The accelerator of a site's nodes."""
+
+    name: str
+    """Marketing name."""
+
+    memory_gib: PositiveFloat
+    """Usable memory, GiB."""
+
+    peak_tflops: PositiveFloat
+    """Dense bf16 peak, TFLOP/s."""
+
+
+class Partition(Section):
+    """A Slurm partition of the site."""
+
+    nodes: PositiveInt
+    """Nodes in it."""
+
+    max_time: SlurmDuration
+    """Its time limit."""
+
+
+class Container(Section):
+    """A container in which ranks run; becomes a prefix of the step."""
+
+    kind: Literal["pyxis", "apptainer"]
+    """`pyxis`: srun's own options (`--container-image`). `apptainer`: `apptainer exec` before the program."""
+
+    image: str
+    """Image file or name."""
+
+    mounts: list[str] = []
+    """Bind mounts, `HOST[:CONTAINER]`."""
+
+
+class SiteConfig(Section):
+    """What we know of one cluster. A text file that a person edits; `bsl` never guesses it."""
+
+    description: str
+    """One line: what the cluster is."""
+
+    scheduler: Literal["slurm", "local"]
+    """`slurm`, or `local` for processes of this machine."""
+
+    ranks_per_node: PositiveInt
+    """GPUs of a node: one task, so one rank, for each. On a CPU site: tasks per node."""
+
+    gpu: Gpu | None = None
+    """The GPU, or nothing on a CPU site."""
+
+    cpus_per_rank: PositiveInt | None = None
+    """CPUs of each task (`--cpus-per-task`)."""
+
+    gres: str | None = None
+    """Generic resource of one node, such as `gpu:8` (`--gres`); nothing on sites without."""
+
+    partitions: dict[str, Partition] = {}
+    """Partitions, by name."""
+
+    default_partition: str | None = None
+    """The partition that is used when the run file names none."""
+
+    default_time_limit: SlurmDuration | None = None
+    """The time limit that is used when the run file names none."""
+
+    reserve_nodes: NonNegativeInt = 0
+    """Nodes of the partition that a run must leave free, to replace those that die."""
+
+    account: str | None = None
+    """Default account."""
+
+    qos: str | None = None
+    """Default quality of service."""
+
+    reservation: str | None = None
+    """Default reservation."""
+
+    constraint: str | None = None
+    """Default node features."""
+
+    sbatch_options: list[str] = []
+    """Further sbatch options, such as `--hint=nomultithread`."""
+
+    activation: list[str] = []
+    """Shell lines that make the software available: modules, conda, a virtual environment."""
+
+    environment: dict[EnvironmentName, EnvironmentVariable] = {}
+    """Variables that every job of the site needs, each with its reason."""
+
+    container: Container | None = None
+    """Container of the ranks, or nothing."""
+
+    network_interface: str | None = None
+    """Interface for rendezvous and gloo (`GLOO_SOCKET_IFNAME`), where the default is wrong."""

@@ -1,0 +1,1 @@
+"""From a run file to a submitted job: request, script, submission."""

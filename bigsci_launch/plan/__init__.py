@@ -1,0 +1,1 @@
+"""Which topologies are legal, what they hold and what they cost."""

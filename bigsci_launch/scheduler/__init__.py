@@ -1,0 +1,1 @@
+"""Where ranks run: Slurm's own commands, or processes of this machine."""

@@ -1,0 +1,68 @@
+"""Durations, sizes and counts as people write them. Seconds and bytes inside, text at the edges."""
+
+from __future__ import annotations
+
+import re
+
+_SLURM_TIME = re.compile(
+    r"(?:(?P<days>\d+)-(?P<day_hours>\d{1,2})(?::(?P<day_minutes>\d{1,2}))?(?::(?P<day_seconds>\d{1,2}))?"
+    r"|(?P<hours>\d+):(?P<hms_minutes>\d{1,2}):(?P<hms_seconds>\d{1,2})"
+    r"|(?P<minutes>\d+)(?::(?P<ms_seconds>\d{1,2}))?)"
+)
+
+
+def parse_slurm_duration(text: str) -> int:
+    """Seconds of a Slurm time limit.
+
+    Accepts the forms of sbatch(1): `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`,
+    `days-hours:minutes` and `days-hours:minutes:seconds`.
+
+    Raises:
+        ValueError: any other text.
+    """
+    match = _SLURM_TIME.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a Slurm duration; write D-HH:MM:SS, HH:MM:SS or minutes")
+    part = {name: int(value or 0) for name, value in match.groupdict().items()}
+    hours = part["days"] * 24 + part["day_hours"] + part["hours"]
+    minutes = part["day_minutes"] + part["hms_minutes"] + part["minutes"]
+    seconds = part["day_seconds"] + part["hms_seconds"] + part["ms_seconds"]
+    return hours * 3600 + minutes * 60 + seconds
+
+
+def format_slurm_duration(seconds: int) -> str:
+    """`D-HH:MM:SS` with the days left out when there are none; `parse_slurm_duration` reads it back."""
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+    return f"{days}-{clock}" if days else clock
+
+
+def format_age(seconds: float) -> str:
+    """A short age for people: `0.4 s`, `42 s`, `3 min 10 s`, `2 h 05 min`, `3 d 04 h`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Binary units with three significant digits at most: `512 B`, `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size_bytes) < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} TiB"
+
+
+def format_count(number: float) -> str:
+    """A parameter count for people: `950`, `1.3M`, `176.2B`."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= limit:
+            return f"{number / limit:.1f}{unit}"
+    return f"{number:.0f}"

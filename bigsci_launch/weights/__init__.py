@@ -1,0 +1,1 @@
+"""Read checkpoints and weight dumps without torch, and compare them bit by bit."""
