@@ -64,7 +64,12 @@ def progress(title: str, total: int | None) -> Iterator[Progress]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn(title), BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"), TimeElapsedColumn())
+    columns = (
+        TextColumn(title),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} {task.description}"),
+        TimeElapsedColumn(),
+    )
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda done, text="": bar.update(task, completed=done, description=text)

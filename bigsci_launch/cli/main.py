@@ -13,7 +13,7 @@ from bigsci_launch.errors import BslError, ConfigError
 
 
 class Boundary(click.Group):
-    """Prints `error: ...` and `hint: ...` on stderr and exits with the error's code; BSL_DEBUG=1 shows the traceback."""
+    """Prints `error: ...` and `hint: ...` on stderr and exits with its code; BSL_DEBUG=1: traceback."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from bigsci_launch.topology import Topology
 from bigsci_launch.units import format_slurm_duration, parse_slurm_duration
@@ -37,7 +46,7 @@ class RunSection(Section):
     """What the run is called and where it lives."""
 
     name: RunName
-    """Name of the run: its directory under `root` and its Slurm job name. Submitting the same name again adds an attempt."""
+    """Name of the run: its directory under `root` and its Slurm job name. The same name again adds an attempt."""
 
     root: str = "runs"
     """Folder that holds run directories; a relative path is relative to where `bsl` is called."""
@@ -250,8 +259,8 @@ class FaultSpec(Section):
     """A fault that `bsl train` injects on purpose, for tests and demonstrations."""
 
     kind: Literal["hang", "skip", "die", "slow"]
-    """`hang`: sleep for ever before the step. `skip`: leave out one tensor-parallel all-reduce of the step (data-parallel
-    where tp is 1). `die`: SIGKILL itself. `slow`: sleep `seconds` in every step from `step` on."""
+    """`hang`: sleep for ever before the step. `skip`: leave out one tensor-parallel all-reduce of the step
+    (data-parallel where tp is 1). `die`: SIGKILL itself. `slow`: sleep `seconds` in every step from `step` on."""
 
     rank: NonNegativeInt
     """Global rank that misbehaves."""
