@@ -1,0 +1,35 @@
+# make demo   set up, then show the whole tool on this machine (no Slurm, no root)
+# make test   set up, install Slurm's packages when allowed, then run every test
+# make check  lint, types
+# make docs   write the generated pages of docs/reference again
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test check docs clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt slurm/setup-python.sh
+	bash slurm/setup-python.sh "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/bsl demo
+
+test: $(READY)
+	bash slurm/minicluster/install.sh || true
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(READY)
+	$(BIN)/python docs/reference/generate.py
+
+clean:
+	rm -rf $(VENV) .demo runs build dist

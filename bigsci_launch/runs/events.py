@@ -1,0 +1,104 @@
+"""Per-rank records: heartbeats and events, appended as JSON lines, one writer per file.
+
+Writing never blocks training: records go into a bounded queue that a thread empties; when it is full they are
+counted and dropped. Each record is one `write` to a file opened with O_APPEND. Readers tolerate a torn last line.
+
+A record is `{"kind", "time", "mono", "step", ...}`. Kinds: `start` (world, coordinate, host, pid), `heartbeat`
+(phase: the rank has just entered it), `step` (loss, seconds, tflops, ... from the ranks that know them), `save`
+(path, seconds), `load` (path), `fault` (what was injected), `dropped` (how many records were lost), `end` (reason).
+`time` is wall clock seconds, `mono` the monotonic clock of that host, `step` the optimizer step under way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+QUEUE_SIZE = 1024
+
+
+class EventWriter:
+    """Appends the records of one rank to `path`. Safe to call from any thread; never blocks, never raises on disk errors."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(QUEUE_SIZE)
+        self._num_dropped = 0
+        self._thread = threading.Thread(target=self._drain, name="bsl-events", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def write(self, kind: str, *, step: int | None = None, **fields: Any) -> None:
+        """Queue one record; dropped and counted when the queue is full."""
+        record = {"kind": kind, "time": time.time(), "mono": time.monotonic(), "step": step, **fields}
+        try:
+            self._queue.put_nowait(record)
+        except queue.Full:
+            self._num_dropped += 1
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Write what is queued, waiting `timeout_s` at most, and stop. Idempotent."""
+        if self._thread.is_alive():
+            try:
+                self._queue.put(None, timeout=timeout_s)
+            except queue.Full:
+                return
+            self._thread.join(timeout_s)
+
+    def _drain(self) -> None:
+        while (record := self._queue.get()) is not None:
+            if self._num_dropped:
+                lost, self._num_dropped = self._num_dropped, 0
+                self._append({"kind": "dropped", "time": time.time(), "mono": time.monotonic(), "num_records": lost})
+            self._append(record)
+
+    def _append(self, record: dict[str, Any]) -> None:
+        try:
+            os.write(self._descriptor, (json.dumps(record, default=str) + "\n").encode())
+        except OSError:
+            # A full or unreachable disk must not end a training.
+            self._num_dropped += 1
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of `path`, oldest first; a torn or foreign line is skipped, a missing file has none."""
+    try:
+        stream = path.open(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    with stream:
+        for line in stream:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def read_last_events(path: Path, tail_bytes: int = 65536) -> list[dict[str, Any]]:
+    """The records in the last `tail_bytes` of `path`, oldest first: cheap on a file of any length."""
+    try:
+        with path.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - tail_bytes))
+            lines = stream.read().splitlines()
+    except OSError:
+        return []
+    records = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records

@@ -1,0 +1,236 @@
+"""Every path of a run directory. No other module joins one.
+
+    RUN/
+      run.json                    RunRecord: name, run id, when made, topology
+      attempts/0001/              one Slurm job, or one start of the local launcher; a requeue adds `0001.r1`
+        config.yaml               the resolved config; ranks read this and nothing else
+        origins.json              where each value came from
+        provenance.json           git revision, package versions, redacted environment, command line
+        dirty.diff                uncommitted changes of the code, when there are any
+        script.sh                 the rendered sbatch script
+        job.json                  scheduler, job id, when submitted
+        job.out                   output of the batch step (start and end markers, srun's own messages)
+        exit.json                 why the attempt ended
+        pids/rank-0003.json       who runs rank 3: host, pid, coordinate
+        logs/rank-0003.log        output of rank 3, each line with its time
+        events/rank-0003.jsonl    heartbeats and events of rank 3
+        errors/rank-0003.json     the uncaught exception of rank 3
+        exits/rank-0003.json      exit code or signal of rank 3
+      checkpoints/                global_step20/, latest, latest_checkpointed_iteration.txt
+      dumps/                      per-rank weight dumps
+      spy/                        evidence bundles
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.errors import RunDirError
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` beside `path`, sync it, and rename it into place: readers see the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(beside).chmod(0o644)
+        Path(beside).replace(path)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write `document` as indented JSON, atomically."""
+    write_atomically(path, json.dumps(document, indent=2, default=str) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The JSON document in `path`.
+
+    Raises:
+        RunDirError: the file is missing, unreadable or not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunDirError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise RunDirError(f"{path}: not a JSON document ({error})") from error
+
+
+def rank_name(rank: int) -> str:
+    """The stem of every per-rank file: `rank-0003`."""
+    return f"rank-{rank:04d}"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDir:
+    """The directory of one attempt. `name` is `0001`, or `0001.r2` for its second requeue."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def origins(self) -> Path:
+        return self.path / "origins.json"
+
+    @property
+    def provenance(self) -> Path:
+        return self.path / "provenance.json"
+
+    @property
+    def dirty_diff(self) -> Path:
+        return self.path / "dirty.diff"
+
+    @property
+    def script(self) -> Path:
+        return self.path / "script.sh"
+
+    @property
+    def job(self) -> Path:
+        return self.path / "job.json"
+
+    @property
+    def job_output(self) -> Path:
+        return self.path / "job.out"
+
+    @property
+    def exit(self) -> Path:
+        return self.path / "exit.json"
+
+    @property
+    def pids(self) -> Path:
+        return self.path / "pids"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events"
+
+    @property
+    def errors(self) -> Path:
+        return self.path / "errors"
+
+    @property
+    def exits(self) -> Path:
+        return self.path / "exits"
+
+    def pid_file(self, rank: int) -> Path:
+        return self.pids / f"{rank_name(rank)}.json"
+
+    def log_file(self, rank: int) -> Path:
+        return self.logs / f"{rank_name(rank)}.log"
+
+    def event_file(self, rank: int) -> Path:
+        return self.events / f"{rank_name(rank)}.jsonl"
+
+    def error_file(self, rank: int) -> Path:
+        return self.errors / f"{rank_name(rank)}.json"
+
+    def exit_file(self, rank: int) -> Path:
+        return self.exits / f"{rank_name(rank)}.json"
+
+    def make(self) -> None:
+        """Create the directory and those that ranks write into."""
+        for folder in (self.pids, self.logs, self.events, self.errors, self.exits):
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """A run directory; `path` is absolute."""
+
+    path: Path
+
+    @property
+    def record(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def attempts_folder(self) -> Path:
+        return self.path / "attempts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def dumps(self) -> Path:
+        return self.path / "dumps"
+
+    @property
+    def bundles(self) -> Path:
+        return self.path / "spy"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def attempt(self, name: str) -> AttemptDir:
+        return AttemptDir(self.attempts_folder / name)
+
+    def attempts(self) -> list[AttemptDir]:
+        """Every attempt, oldest first; requeues follow the attempt that they belong to."""
+        if not self.attempts_folder.is_dir():
+            return []
+        return [AttemptDir(path) for path in sorted(self.attempts_folder.iterdir(), key=_attempt_order) if path.is_dir()]
+
+    def latest_attempt(self) -> AttemptDir | None:
+        attempts = self.attempts()
+        return attempts[-1] if attempts else None
+
+    def next_attempt_name(self) -> str:
+        numbers = [int(attempt.name.split(".")[0]) for attempt in self.attempts()]
+        return f"{max(numbers, default=0) + 1:04d}"
+
+
+def _attempt_order(path: Path) -> tuple[int, int]:
+    number, _, requeue = path.name.partition(".r")
+    return (int(number) if number.isdigit() else 0, int(requeue) if requeue.isdigit() else 0)
+
+
+def find_runs(root: Path) -> list[RunDir]:
+    """Every run directly under `root`, by name."""
+    if not root.is_dir():
+        return []
+    return [RunDir(path.resolve()) for path in sorted(root.iterdir()) if (path / "run.json").is_file()]
+
+
+def open_run(path: Path) -> RunDir:
+    """The run directory at `path`.
+
+    Raises:
+        RunDirError: there is none, or it cannot be read.
+    """
+    run = RunDir(path.resolve())
+    try:
+        is_run = run.record.is_file()
+    except OSError as error:
+        raise RunDirError(f"{path}: {error.strerror or error}") from error
+    if not is_run:
+        raise RunDirError(
+            f"{path}: not a run directory (it has no run.json)", hint="`bsl list` shows the runs that can be found"
+        )
+    if not os.access(run.path, os.R_OK | os.X_OK):
+        raise RunDirError(f"{path}: permission denied", hint="ask the owner of the run for read access to it")
+    return run

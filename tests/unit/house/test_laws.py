@@ -1,0 +1,155 @@
+"""The laws of the house: who may import whom, who may do what, and how long a file may get."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import bigsci_launch
+
+PACKAGE = Path(bigsci_launch.__file__).parent
+ROOT = PACKAGE.parent
+# Arrows point down: a room may import rooms of a lower layer, or itself.
+LAYERS = {
+    "cli": 5,
+    "demo": 4,
+    "train": 4,
+    "launch": 3,
+    "spy": 3,
+    "minicluster": 3,
+    "runs": 2,
+    "plan": 2,
+    "weights": 2,
+    "data": 2,
+    "scheduler": 1,
+    "config": 1,
+    "topology": 0,
+    "units": 0,
+    "errors": 0,
+}
+NOBODY_IMPORTS = {"cli", "train", "demo"}
+SLURM_COMMANDS = {"sbatch", "srun", "squeue", "sacct", "scancel", "scontrol", "sinfo"}
+
+
+def python_files() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if "assets" not in path.relative_to(PACKAGE).parts)
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def top_level_imports(tree: ast.Module) -> set[str]:
+    statements = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return {name.split(".")[0] for statement in statements for name in imports(statement)}
+
+
+def parsed() -> list[tuple[Path, ast.Module]]:
+    return [(path, ast.parse(path.read_text())) for path in python_files()]
+
+
+def test_rooms_import_only_lower_rooms() -> None:
+    wrong = []
+    for path, tree in parsed():
+        here = room(path)
+        if here in ("__init__", "__main__"):
+            continue
+        assert here in LAYERS, f"{path}: give the room {here!r} a layer"
+        for name in imports(tree):
+            parts = name.split(".")
+            if parts[0] != "bigsci_launch" or len(parts) == 1 or parts[1] == "__version__":
+                continue
+            there = parts[1]
+            if there == here:
+                continue
+            if there in NOBODY_IMPORTS and not (here == "cli" and there == "demo"):
+                wrong.append(f"{path.relative_to(ROOT)}: nobody imports {there}")
+            elif LAYERS[there] >= LAYERS[here]:
+                wrong.append(f"{path.relative_to(ROOT)}: {here} may not import {there}")
+    assert not wrong, "\n".join(sorted(set(wrong)))
+
+
+def test_only_the_trainer_imports_torch_and_deepspeed() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, tree in parsed()
+        for name in imports(tree)
+        if name.split(".")[0] in ("torch", "deepspeed") and room(path) != "train"
+    ]
+    assert not wrong, wrong
+
+
+def test_only_the_command_line_knows_click_and_only_its_console_knows_rich() -> None:
+    for path, tree in parsed():
+        roots = {name.split(".")[0] for name in imports(tree)}
+        assert "click" not in roots or room(path) == "cli", path
+        assert "rich" not in roots or path == PACKAGE / "cli" / "console.py", path
+
+
+def test_command_files_import_features_inside_their_callbacks() -> None:
+    heavy = {"torch", "deepspeed", "pydantic", "rich", "yaml", "jinja2", "numpy"}
+    for path in (PACKAGE / "cli").glob("*.py"):
+        tree = ast.parse(path.read_text())
+        assert not top_level_imports(tree) & heavy, path
+        for statement in tree.body:
+            for name in imports(statement) if isinstance(statement, (ast.Import, ast.ImportFrom)) else ():
+                parts = name.split(".")
+                allowed = {"cli", "errors", "topology", "units", "__version__"}
+                assert parts[0] != "bigsci_launch" or len(parts) == 1 or parts[1] in allowed, f"{path}: {name}"
+
+
+def test_one_module_starts_slurm_commands() -> None:
+    """A list or tuple that begins with the name of a Slurm command is an argv; only scheduler/ builds those."""
+    for path, tree in parsed():
+        if room(path) == "scheduler":
+            continue
+        for node in ast.walk(tree):
+            first = node.elts[0] if isinstance(node, (ast.List, ast.Tuple)) and node.elts else None
+            is_argv = isinstance(node, ast.List) and isinstance(first, ast.Constant) and first.value in SLURM_COMMANDS
+            assert not is_argv, f"{path.relative_to(ROOT)}:{node.lineno}"  # type: ignore[attr-defined]
+    in_scheduler = {
+        path.name for path, tree in parsed() if room(path) == "scheduler" and "subprocess" in top_level_imports(tree)
+    }
+    assert in_scheduler <= {"command.py", "local.py"}
+
+
+def test_one_module_knows_the_paths_of_a_run() -> None:
+    names = {"run.json", "job.json", "exit.json", "attempts", "pids", "exits"}
+    for path, tree in parsed():
+        if path == PACKAGE / "runs" / "layout.py":
+            continue
+        for node in ast.walk(tree):
+            joins = (
+                isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.right, ast.Constant)
+            )
+            assert not (joins and node.right.value in names), f"{path.relative_to(ROOT)}:{node.lineno}"  # type: ignore[attr-defined]
+
+
+def test_content_folders_are_never_imported() -> None:
+    for path, tree in parsed():
+        roots = {name.split(".")[0] for name in imports(tree)}
+        assert not roots & {"slurm", "diagnostics", "configs"}, path
+
+
+def test_no_file_is_too_long_and_none_is_a_drawer_of_odds() -> None:
+    for folder in ("bigsci_launch", "diagnostics", "slurm", "tests", "benchmarks", "docs"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert len(path.read_text().splitlines()) <= 500, path
+            assert path.name not in ("utils.py", "helpers.py", "common.py", "misc.py"), path
+
+
+def test_every_function_of_the_package_is_annotated() -> None:
+    for path, tree in parsed():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                assert node.returns is not None, f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"

@@ -1,0 +1,51 @@
+"""The run directory: order of attempts, and files that are whole or absent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bigsci_launch.errors import RunDirError
+from bigsci_launch.runs.layout import RunDir, find_runs, open_run, read_json, write_atomically, write_json
+
+
+def make_run(path: Path) -> RunDir:
+    run = RunDir(path)
+    write_json(run.record, {"name": path.name})
+    return run
+
+
+def test_attempts_are_ordered_with_their_requeues(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    for name in ("0010", "0002", "0002.r10", "0002.r9", "0001"):
+        run.attempt(name).make()
+    assert [attempt.name for attempt in run.attempts()] == ["0001", "0002", "0002.r9", "0002.r10", "0010"]
+    assert run.next_attempt_name() == "0011"
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "new \ud800")
+    assert path.read_text() == "old"
+    assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+def test_only_run_directories_are_found(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    assert [run.name for run in find_runs(tmp_path)] == ["a"]
+    assert find_runs(tmp_path / "missing") == []
+    with pytest.raises(RunDirError, match="not a run directory"):
+        open_run(tmp_path / "b")
+
+
+def test_a_broken_document_is_one_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("{")
+    with pytest.raises(RunDirError, match="not a JSON document"):
+        read_json(path)
+    with pytest.raises(RunDirError, match="No such file"):
+        read_json(tmp_path / "y.json")
