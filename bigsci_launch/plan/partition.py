@@ -1,0 +1,190 @@
+"""Which layers DeepSpeed's pipeline puts on which stage, without importing it.
+
+Two rules are in use. `FILL` (before DeepSpeed#4312) finds the smallest bottleneck and fills one stage after the other
+up to it, so that what is missing is missing at the end: 78 layers on 12 stages are 7 x 11 + 1. `BALANCE` (since then)
+minimises the difference between the heaviest and the lightest stage. Both may leave stages empty: a plan that does is
+refused, and that is why the rules are here with their quirks, not a better one.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from itertools import accumulate
+
+FIRST_BALANCE_RELEASE = (0, 12, 5)
+"""First release of DeepSpeed whose source holds the rule of DeepSpeed#4312."""
+
+_BOTTLENECK_TOLERANCE = 1e-3
+
+
+class PartitionRule(Enum):
+    """How DeepSpeed cuts a list of weights into stages; depends on its version."""
+
+    FILL = "fill"
+    BALANCE = "balance"
+
+    @classmethod
+    def of_deepspeed(cls, version: str) -> PartitionRule:
+        """The rule of a DeepSpeed release such as `0.5.10` or `0.16.2+cu121`."""
+        numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+        return cls.FILL if numbers < FIRST_BALANCE_RELEASE else cls.BALANCE
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One item of the pipeline's layer list: its class name, as regular expressions see it, and its parameters."""
+
+    name: str
+    num_parameters: int = 0
+    is_transformer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """A cut of `layers` into stages: `bounds[i]` is the first item of stage i, the last bound the number of items."""
+
+    layers: tuple[Layer, ...]
+    bounds: tuple[int, ...]
+
+    @property
+    def num_transformer_layers(self) -> tuple[int, ...]:
+        """Transformer layers of every stage, first stage first."""
+        return tuple(sum(layer.is_transformer for layer in self.of(stage)) for stage in range(len(self.bounds) - 1))
+
+    def of(self, stage: int) -> tuple[Layer, ...]:
+        """The items of one stage."""
+        return self.layers[self.bounds[stage] : self.bounds[stage + 1]]
+
+
+def cut_layers(
+    layers: Sequence[Layer], method: str, num_stages: int, rule: PartitionRule = PartitionRule.BALANCE
+) -> Stages:
+    """The stages that DeepSpeed's `PipelineModule(partition_method=method)` makes of `layers`.
+
+    Args:
+        layers: the pipeline's layer list, in order, the weightless items included.
+        method: `uniform`, `parameters` or `type:REGEX`; the regex is searched in class names, cases ignored, and
+            ends at a second colon, as in DeepSpeed.
+        num_stages: pipeline-parallel size.
+        rule: the rule of the DeepSpeed version that will run.
+
+    Raises:
+        ValueError: an unknown method, or a regex that is none or matches no layer.
+    """
+    items = tuple(layers)
+    method = method.lower()
+    if method == "uniform":
+        return Stages(items, tuple(cut_uniformly(len(items), num_stages, rule)))
+    return Stages(items, _cut_weights(layer_weights(items, method), num_stages, rule))
+
+
+def layer_weights(layers: Sequence[Layer], method: str) -> tuple[int, ...]:
+    """The weight that `method` gives to every layer.
+
+    Raises:
+        ValueError: an unknown method, or a regex that is none or matches no layer.
+    """
+    if method == "parameters":
+        return tuple(layer.num_parameters for layer in layers)
+    if not method.startswith("type:"):
+        raise ValueError(f"partition method {method!r} is none of uniform, parameters, type:REGEX")
+    try:
+        pattern = re.compile(method.split(":")[1], re.IGNORECASE)
+    except re.error as error:
+        raise ValueError(f"partition method {method!r} holds no regular expression: {error}") from error
+    weights = tuple(int(pattern.search(layer.name) is not None) for layer in layers)
+    if not any(weights):
+        raise ValueError(f"partition method {method!r} matches no layer")
+    return weights
+
+
+@lru_cache(maxsize=4096)
+def _cut_weights(weights: tuple[int, ...], num_stages: int, rule: PartitionRule) -> tuple[int, ...]:
+    return tuple((cut_balanced if rule is PartitionRule.BALANCE else cut_filling)(weights, num_stages))
+
+
+def cut_uniformly(num_items: int, num_parts: int, rule: PartitionRule = PartitionRule.BALANCE) -> list[int]:
+    """Bounds of `num_parts` runs of equal length; the remainder goes to the last run (FILL) or, one each, to the first
+    ones (BALANCE). With fewer items than parts, the last parts are empty."""
+    if num_items <= num_parts:
+        return [min(part, num_items) for part in range(num_parts + 1)]
+    size, remainder = divmod(num_items, num_parts)
+    if rule is PartitionRule.FILL:
+        return [size * part for part in range(num_parts)] + [num_items]
+    return [size * part + min(part, remainder) for part in range(num_parts + 1)]
+
+
+def cut_filling(weights: Sequence[int], num_parts: int) -> list[int]:
+    """Bounds by the rule before DeepSpeed#4312: bisect the bottleneck to 1e-3, then fill each part below it."""
+    if len(weights) <= num_parts:
+        return cut_uniformly(len(weights), num_parts)
+    sums = list(accumulate(weights))
+    low, high = sums[-1] / num_parts, float(sums[-1])
+    while high > low + _BOTTLENECK_TOLERANCE:
+        middle = low + (high - low) / 2
+        if _fill(sums, num_parts, middle)[1]:
+            high = middle
+        else:
+            low = middle + _BOTTLENECK_TOLERANCE
+    return _fill(sums, num_parts, high)[0]
+
+
+def _fill(sums: list[int], num_parts: int, bottleneck: float) -> tuple[list[int], bool]:
+    """Bounds of parts filled one by one below `bottleneck`, and whether all items found a place.
+
+    Two quirks of the original are kept, because the stages of real runs came from them: the part that reaches the end
+    is weighed without its first item, and where not even the first item fits the next target starts from the total.
+    """
+    num_items = len(sums)
+    bounds, target = [0], bottleneck
+    while len(bounds) < num_parts:
+        bound = bisect_left(sums, target)
+        if bound == num_items:
+            rest = sums[-1] - sums[bounds[-1]]
+            return bounds + [num_items] * (num_parts + 1 - len(bounds)), rest < bottleneck
+        bounds.append(bound)
+        target = sums[bound - 1] + bottleneck
+    return [*bounds, num_items], target >= sums[-1]
+
+
+def cut_balanced(weights: Sequence[int], num_parts: int) -> list[int]:
+    """Bounds by the rule of DeepSpeed#4312: least (heaviest - lightest part), the latest cut among equals."""
+    if len(weights) <= num_parts:
+        return cut_uniformly(len(weights), num_parts)
+    sums = [0, *accumulate(weights)]
+    heaviest: list[float] = list(sums)
+    lightest: list[float] = list(sums)
+    cuts: list[list[int]] = []
+    for parts in range(2, num_parts + 1):
+        rows = [_best_last_cut(sums, heaviest, lightest, end, parts) for end in range(parts, len(sums))]
+        cuts.append([0] * parts + [cut for cut, _, _ in rows])
+        heaviest = [0.0] * parts + [most for _, most, _ in rows]
+        lightest = [0.0] * parts + [least for _, _, least in rows]
+    bounds = [len(weights)]
+    for cut in reversed(cuts):
+        bounds.append(cut[bounds[-1]])
+    return [0, *reversed(bounds)]
+
+
+def _best_last_cut(
+    sums: list[int], heaviest: list[float], lightest: list[float], end: int, parts: int
+) -> tuple[int, float, float]:
+    """Where the last of `parts` parts of the first `end` items begins, with the heaviest and the lightest part then.
+
+    Goes backwards and stops where the last part alone exceeds the mean of the others by more than the best spread,
+    since it only grows from there.
+    """
+    best_cut, best_spread, best = 0, float("inf"), (0.0, 0.0)
+    for cut in range(end - 1, parts - 2, -1):
+        last = sums[end] - sums[cut]
+        if last * (parts - 1) - sums[cut] > best_spread * (parts - 1):
+            break
+        most, least = max(heaviest[cut], last), min(lightest[cut], last)
+        if most - least < best_spread:
+            best_cut, best_spread, best = cut, most - least, (most, least)
+    return best_cut, *best
