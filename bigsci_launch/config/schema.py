@@ -5,6 +5,7 @@ Values are validated one by one here; rules that span sections are in `check`. S
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,6 +17,8 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationInfo,
+    field_validator,
 )
 
 from bigsci_launch.topology import Topology
@@ -25,18 +28,25 @@ from bigsci_launch.units import format_slurm_duration, parse_slurm_duration
 class Section(BaseModel):
     """Base of every section: unknown keys are refused, values are frozen, field docstrings are descriptions."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 def _slurm_duration(value: Any) -> Any:
     if isinstance(value, str):
-        return format_slurm_duration(parse_slurm_duration(value))
+        seconds = parse_slurm_duration(value)
+        if seconds == 0:
+            raise ValueError("zero means no limit at all to Slurm: write a limit")
+        return format_slurm_duration(seconds)
     if isinstance(value, int) and not isinstance(value, bool):
         raise ValueError("a bare number is ambiguous: write HH:MM:SS or D-HH:MM:SS")
     return value
 
 
 SlurmDuration = Annotated[str, BeforeValidator(_slurm_duration)]
+# One word of an sbatch header line: a space or a newline in it would begin another option.
+Word = Annotated[str, Field(pattern=r"^\S+$")]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
@@ -63,33 +73,33 @@ class SlurmSection(Section):
     """What is asked of the scheduler. Site values apply where a key is left out."""
 
     site: str = "local"
-    """Name of a site file (`bsl config show --sites` lists them), or a path to one."""
+    """Name of a site file (`bsl config sites` lists them), or a path to one, relative to the run file."""
 
     nodes: PositiveInt = 1
-    """Number of nodes."""
+    """Number of nodes; without effect on a local site."""
 
     time_limit: SlurmDuration | None = None
     """Longest time of one job, HH:MM:SS or D-HH:MM:SS."""
 
-    partition: str | None = None
+    partition: Word | None = None
     """Partition; default: the site's default partition."""
 
-    account: str | None = None
+    account: Word | None = None
     """Account to charge."""
 
-    qos: str | None = None
+    qos: Word | None = None
     """Quality of service."""
 
-    reservation: str | None = None
+    reservation: Word | None = None
     """Reservation to run in."""
 
-    constraint: str | None = None
+    constraint: Word | None = None
     """Node features that are required."""
 
-    exclude: str | None = None
+    exclude: Word | None = None
     """Nodes that must not be used, as a Slurm hostlist."""
 
-    nodelist: str | None = None
+    nodelist: Word | None = None
     """Nodes that must be used, as a Slurm hostlist."""
 
     requeue: bool = False
@@ -106,7 +116,8 @@ class ParallelismSection(Section):
     """Stages of the pipeline (pp)."""
 
     data_parallel_size: PositiveInt | None = None
-    """Replicas (dp); default: what the nodes leave, world size / (tp x pp)."""
+    """Replicas (dp); default: what the nodes leave, world size / (tp x pp). On a local site, which starts as many ranks
+    as tp x pp x dp asks for, the default fills the site's `ranks_per_node`."""
 
     partition_method: str = "type:transformer|embedding"
     """How layers are shared out over stages: `uniform`, `parameters`, or `type:REGEX` over layer class names."""
@@ -342,11 +353,11 @@ class Gpu(Section):
 class Partition(Section):
     """A Slurm partition of the site."""
 
-    nodes: PositiveInt
-    """Nodes in it."""
+    nodes: PositiveInt | None = None
+    """Nodes in it; left out: the size is not checked."""
 
-    max_time: SlurmDuration
-    """Its time limit."""
+    max_time: SlurmDuration | None = None
+    """Its time limit; left out: it has none."""
 
 
 class Container(Section):
@@ -362,6 +373,13 @@ class Container(Section):
     """Bind mounts, `HOST[:CONTAINER]`."""
 
 
+# What the job script's header carries anyway; `account`, `qos` and their like have keys of their own.
+WRITTEN_BY_BSL = re.compile(
+    r"--(account|array|chdir|comment|constraint|cpus-per-task|error|exclude|gres|job-name|nodelist|nodes|no-requeue"
+    r"|ntasks|ntasks-per-node|open-mode|output|parsable|partition|qos|requeue|reservation|signal|time)"
+)
+
+
 class SiteConfig(Section):
     """What we know of one cluster. A text file that a person edits; `bsl` never guesses it."""
 
@@ -372,7 +390,8 @@ class SiteConfig(Section):
     """`slurm`, or `local` for processes of this machine."""
 
     ranks_per_node: PositiveInt
-    """GPUs of a node: one task, so one rank, for each. On a CPU site: tasks per node."""
+    """GPUs of a node: one task, so one rank, for each. On a CPU site: tasks per node. On a local site: ranks of a run
+    that does not name its `data_parallel_size`."""
 
     gpu: Gpu | None = None
     """The GPU, or nothing on a CPU site."""
@@ -380,13 +399,13 @@ class SiteConfig(Section):
     cpus_per_rank: PositiveInt | None = None
     """CPUs of each task (`--cpus-per-task`)."""
 
-    gres: str | None = None
+    gres: Word | None = None
     """Generic resource of one node, such as `gpu:8` (`--gres`); nothing on sites without."""
 
-    partitions: dict[str, Partition] = {}
-    """Partitions, by name."""
+    partitions: dict[Word, Partition] = {}
+    """Partitions, by name; none: Slurm's own default is used and nothing is checked."""
 
-    default_partition: str | None = None
+    default_partition: Word | None = None
     """The partition that is used when the run file names none."""
 
     default_time_limit: SlurmDuration | None = None
@@ -395,20 +414,20 @@ class SiteConfig(Section):
     reserve_nodes: NonNegativeInt = 0
     """Nodes of the partition that a run must leave free, to replace those that die."""
 
-    account: str | None = None
+    account: Word | None = None
     """Default account."""
 
-    qos: str | None = None
+    qos: Word | None = None
     """Default quality of service."""
 
-    reservation: str | None = None
+    reservation: Word | None = None
     """Default reservation."""
 
-    constraint: str | None = None
+    constraint: Word | None = None
     """Default node features."""
 
-    sbatch_options: list[str] = []
-    """Further sbatch options, such as `--hint=nomultithread`."""
+    sbatch_options: list[Annotated[str, Field(pattern=r"^--[a-z][^\r\n]*$")]] = []
+    """Further sbatch options, such as `--hint=nomultithread`; not those that `bsl` writes itself."""
 
     activation: list[str] = []
     """Shell lines that make the software available: modules, conda, a virtual environment."""
@@ -419,5 +438,25 @@ class SiteConfig(Section):
     container: Container | None = None
     """Container of the ranks, or nothing."""
 
-    network_interface: str | None = None
+    network_interface: Word | None = None
     """Interface for rendezvous and gloo (`GLOO_SOCKET_IFNAME`), where the default is wrong."""
+
+    @field_validator("default_partition")
+    @classmethod
+    def _is_listed(cls, value: str | None, info: ValidationInfo) -> str | None:
+        partitions = info.data.get("partitions", {})
+        if value is not None and value not in partitions:
+            raise ValueError(f"must be one of `partitions`: {', '.join(partitions) or 'none is listed'}")
+        return value
+
+    @field_validator("sbatch_options")
+    @classmethod
+    def _are_free(cls, options: list[str]) -> list[str]:
+        names = [re.split(r"[=\s]", option)[0] for option in options]
+        taken = [name for name in names if WRITTEN_BY_BSL.fullmatch(name)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if taken:
+            raise ValueError(f"`bsl` writes {', '.join(taken)} itself")
+        if twice:
+            raise ValueError(f"{', '.join(twice)} stands twice")
+        return options

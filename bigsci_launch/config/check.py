@@ -1,0 +1,339 @@
+"""Rules across sections: each a small function that gives findings with both keys named. Pure.
+
+`check_run` runs them all. Rules that need a model of time or memory, or the pipeline partitioner, are in `plan`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from bigsci_launch.config.problems import closest
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.site import Site
+from bigsci_launch.units import format_slurm_duration, parse_slurm_duration
+
+Severity = Literal["error", "warning"]
+
+# The launcher gives these to every rank; a run file that sets one would send ranks to the wrong place.
+LAUNCHER_VARIABLES = re.compile(
+    r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT|BSL_RUN_DIR|BSL_ATTEMPT|SLURM_.*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One rule that does not hold. `key` and `other_key` (may be empty) are full keys; those of the site file begin
+    with `site.`. `rule` is the name of the rule's function without `check_`."""
+
+    rule: str
+    severity: Severity
+    key: str
+    other_key: str
+    text: str
+
+
+Check = Callable[[RunConfig, Site], Iterator[Finding]]
+
+TP = "parallelism.tensor_parallel_size"
+PP = "parallelism.pipeline_parallel_size"
+DP = "parallelism.data_parallel_size"
+
+
+def check_run(config: RunConfig, site: Site) -> list[Finding]:
+    """What every rule says of `config` on `site`, errors first."""
+    findings = [finding for check in CHECKS for finding in check(config, site)]
+    return sorted(findings, key=lambda finding: finding.severity)
+
+
+def error(check: str, key: str, other_key: str, text: str) -> Finding:
+    """A finding that stops the run."""
+    return Finding(check, "error", key, other_key, text)
+
+
+def warning(check: str, key: str, other_key: str, text: str) -> Finding:
+    """A finding that the user should know, and may leave."""
+    return Finding(check, "warning", key, other_key, text)
+
+
+def data_parallel_size(config: RunConfig, site: Site) -> int | None:
+    """dp as it will be, or nothing when the world size does not fit."""
+    try:
+        return site.layout(config).topology.dp
+    except ValueError:
+        return config.parallelism.data_parallel_size
+
+
+def check_world_size(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """tp x pp x dp is the number of ranks: nodes x ranks per node."""
+    try:
+        site.layout(config)
+    except ValueError as problem:
+        key = DP if config.parallelism.data_parallel_size else TP
+        yield error("world_size", key, "slurm.nodes", f"{problem} (site {site.name})")
+
+
+def check_tensor_parallel_in_node(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """A tensor-parallel group stays inside a node: tp divides the ranks of a node."""
+    tp, ranks = config.parallelism.tensor_parallel_size, site.config.ranks_per_node
+    if not site.is_local and ranks % tp:
+        text = f"tp {tp} does not divide the {ranks} ranks of a node: a tensor-parallel group would cross the network"
+        yield error("tensor_parallel_in_node", TP, "site.ranks_per_node", text)
+
+
+def check_heads(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """Heads share out the width, and tensor-parallel ranks share out the heads."""
+    model, tp = config.model, config.parallelism.tensor_parallel_size
+    key = "model.num_attention_heads"
+    if model.hidden_size % model.num_attention_heads:
+        text = f"hidden_size {model.hidden_size} is not a multiple of {model.num_attention_heads} heads"
+        yield error("heads", key, "model.hidden_size", text)
+    if model.num_attention_heads % tp:
+        yield error("heads", key, TP, f"{model.num_attention_heads} heads are not a multiple of tp {tp}")
+
+
+def check_ffn_width(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """Tensor-parallel ranks share out the MLP."""
+    tp = config.parallelism.tensor_parallel_size
+    if config.model.ffn_hidden_size and config.model.ffn_hidden_size % tp:
+        text = f"{config.model.ffn_hidden_size} is not a multiple of tp {tp}"
+        yield error("ffn_width", "model.ffn_hidden_size", TP, text)
+
+
+def check_stages(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """There is at least one transformer layer for every stage."""
+    layers, pp = config.model.num_layers, config.parallelism.pipeline_parallel_size
+    if layers < pp:
+        text = f"{layers} layers cannot fill {pp} pipeline stages: {pp - layers} would have no layer"
+        yield error("stages", PP, "model.num_layers", text)
+
+
+def check_partition_method(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """The partition method is one that DeepSpeed knows, and its pattern can be read."""
+    key, method = "parallelism.partition_method", config.parallelism.partition_method
+    name, _, pattern = method.partition(":")
+    if method not in ("uniform", "parameters") and not (name == "type" and pattern):
+        meant = closest(method, ("uniform", "parameters"))
+        ending = f"; did you mean {meant}?" if meant else ""
+        yield error("partition_method", key, "", f"{method!r} is not uniform, parameters or type:REGEX{ending}")
+        return
+    try:
+        re.compile(pattern)
+    except re.error as problem:
+        yield error("partition_method", key, "", f"{pattern!r} is no regular expression: {problem}")
+
+
+def check_vocabulary_padding(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """Padding of the vocabulary (to `vocab_size_multiple` x tp) is not a large part of it."""
+    vocab, padded = config.model.vocab_size, config.padded_vocab_size
+    if padded - vocab > vocab // 2:
+        text = f"{config.model.vocab_size_multiple} x tp pads the vocabulary from {vocab} to {padded}"
+        yield warning("vocabulary_padding", "model.vocab_size_multiple", "model.vocab_size", text)
+
+
+def check_global_batch(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """The global batch is a whole number of micro batches on every replica."""
+    training, dp = config.training, data_parallel_size(config, site)
+    if dp and training.global_batch_size % (training.micro_batch_size * dp):
+        text = (
+            f"{training.global_batch_size} is not a multiple of "
+            f"micro_batch_size {training.micro_batch_size} x dp {dp} = {training.micro_batch_size * dp}"
+        )
+        yield error("global_batch", "training.global_batch_size", "training.micro_batch_size", text)
+
+
+def check_rampup_range(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """The ramp rises, in whole increments, to the global batch size."""
+    ramp, goal = config.training.rampup, config.training.global_batch_size
+    if ramp is None:
+        return
+    start, increment = "training.rampup.start", "training.rampup.increment"
+    if ramp.start > goal:
+        yield error("rampup_range", start, "training.global_batch_size", f"{ramp.start} is above the goal {goal}")
+    elif ramp.start == goal:
+        text = f"no effect: the ramp starts at its goal {goal}"
+        yield warning("rampup_range", start, "training.global_batch_size", text)
+    elif (goal - ramp.start) % ramp.increment:
+        text = f"the way from {ramp.start} to {goal} is {goal - ramp.start} samples, no multiple of {ramp.increment}"
+        yield error("rampup_range", increment, "training.global_batch_size", text)
+
+
+def check_rampup_sizes(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """Every batch size on the ramp is a whole number of micro batches on every replica.
+
+    Megatron's own check fires only when training gets there, days later.
+    """
+    ramp, training, dp = config.training.rampup, config.training, data_parallel_size(config, site)
+    if ramp is None or dp is None:
+        return
+    unit = training.micro_batch_size * dp
+    # Sizes repeat modulo `unit`, so `unit` of them show every remainder there is.
+    sizes = range(ramp.start, training.global_batch_size, ramp.increment)
+    broken = next((size for size in sizes[:unit] if size % unit), None)
+    if broken is not None:
+        key = "training.rampup.start" if ramp.start % unit else "training.rampup.increment"
+        text = f"the ramp reaches {broken}, no multiple of micro_batch_size {training.micro_batch_size} x dp {dp}"
+        yield error("rampup_sizes", key, "training.micro_batch_size", f"{text} = {unit}")
+
+
+def check_learning_rate(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """The learning rate decays downwards, after the warm-up."""
+    optimizer = config.optimizer
+    if optimizer.min_learning_rate > optimizer.learning_rate:
+        text = f"{optimizer.min_learning_rate} is above the peak {optimizer.learning_rate}"
+        yield error("learning_rate", "optimizer.min_learning_rate", "optimizer.learning_rate", text)
+    decay_key = "optimizer.decay_steps" if optimizer.decay_steps else "training.steps"
+    decay = optimizer.decay_steps or config.training.steps
+    if optimizer.warmup_steps > decay:
+        text = f"{optimizer.warmup_steps} is longer than the decay, which ends at step {decay}"
+        yield error("learning_rate", "optimizer.warmup_steps", decay_key, text)
+
+
+def check_partition(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """The partition is one of the site's; one is named where the site lists several and has no default."""
+    partitions, name = site.config.partitions, config.slurm.partition
+    if site.is_local or not partitions or name in partitions:
+        return
+    listed = ", ".join(partitions)
+    if name is None:
+        text = f"site {site.name} has no default partition: name one of {listed}"
+    else:
+        meant = closest(name, partitions)
+        text = (
+            f"site {site.name} has no partition {name!r}{f'; did you mean {meant}?' if meant else ''} (it has {listed})"
+        )
+    yield error("partition", "slurm.partition", "slurm.site", text)
+
+
+def check_nodes(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """The partition has enough nodes, with the site's reserve left free."""
+    partition = site.config.partitions.get(config.slurm.partition or "")
+    if partition is None or partition.nodes is None or site.is_local:
+        return
+    nodes, reserve = config.slurm.nodes, site.config.reserve_nodes
+    if nodes > partition.nodes - reserve:
+        kept = f", of which {reserve} are kept to replace dead ones" if reserve else ""
+        text = f"{nodes} nodes asked for; partition {config.slurm.partition} has {partition.nodes}{kept}"
+        yield error("nodes", "slurm.nodes", "site.reserve_nodes" if reserve else "slurm.partition", text)
+
+
+def check_time_limit(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """There is a time limit, and the partition allows it."""
+    if site.is_local:
+        return
+    partition = site.config.partitions.get(config.slurm.partition or "")
+    limit = config.slurm.time_limit
+    if limit is None:
+        text = "none given: the partition's own applies, and ranks are not told to save before it"
+        yield warning("time_limit", "slurm.time_limit", "slurm.partition", text)
+    elif partition and partition.max_time and parse_slurm_duration(limit) > parse_slurm_duration(partition.max_time):
+        text = f"{limit} is above the {partition.max_time} of partition {config.slurm.partition}"
+        yield error("time_limit", "slurm.time_limit", "slurm.partition", text)
+
+
+def check_exit_margin(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """The signal to save comes after the start, and leaves time for a step and a save."""
+    monitor, limit = config.monitor, config.slurm.time_limit
+    if limit is None or site.is_local:
+        return
+    key, limit_s = "monitor.exit_margin_s", parse_slurm_duration(limit)
+    needed_s = monitor.step_time_s + monitor.save_time_s
+    if monitor.exit_margin_s is None:
+        if 2 * needed_s >= limit_s:
+            text = (
+                f"2 x (step {monitor.step_time_s:g} s + save {monitor.save_time_s:g} s) is the whole limit of {limit}"
+            )
+            yield warning("exit_margin", "monitor.step_time_s", "slurm.time_limit", text)
+    elif monitor.exit_margin_s >= limit_s:
+        text = f"{format_slurm_duration(monitor.exit_margin_s)} before the limit of {limit} is before the start"
+        yield error("exit_margin", key, "slurm.time_limit", text)
+    elif monitor.exit_margin_s < needed_s:
+        text = f"{monitor.exit_margin_s} s is less than one step and one save take ({needed_s:g} s)"
+        yield warning("exit_margin", key, "monitor.save_time_s", text)
+
+
+def check_faults(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """Injected faults hit a rank and a step that exist."""
+    try:
+        world_size = site.layout(config).topology.world_size
+    except ValueError:
+        return
+    for index, fault in enumerate(config.faults):
+        if fault.rank >= world_size:
+            text = f"rank {fault.rank} is outside the world of {world_size} ranks"
+            yield error("faults", f"faults.{index}.rank", DP, text)
+        if fault.step > config.training.steps:
+            text = f"no effect: step {fault.step} is after the last, {config.training.steps}"
+            yield warning("faults", f"faults.{index}.step", "training.steps", text)
+        if fault.kind != "slow" and "seconds" in fault.model_fields_set and fault.seconds != 1.0:
+            yield warning("faults", f"faults.{index}.seconds", f"faults.{index}.kind", f"no effect on `{fault.kind}`")
+
+
+def check_environment(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """The run file leaves the launcher's variables alone."""
+    for name in config.env:
+        if LAUNCHER_VARIABLES.fullmatch(name):
+            yield error("environment", f"env.{name}", "", "the launcher sets it for every rank; leave it out")
+
+
+def check_steps_without_effect(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """Steps that are named lie within the run."""
+    steps, key = config.training.steps, "training.steps"
+    save, stop = config.checkpoint.save_interval, config.training.stop_after_steps
+    if save and save > steps:
+        text = f"no effect: {save} is more than the {steps} steps of the run; it is saved at the end"
+        yield warning("steps_without_effect", "checkpoint.save_interval", key, text)
+    if stop and stop >= steps:
+        text = f"no effect: the run ends after {steps} steps anyway"
+        yield warning("steps_without_effect", "training.stop_after_steps", key, text)
+    for index, step in enumerate(config.monitor.dump_weights_steps):
+        if step > steps:
+            text = f"no effect: step {step} is after the last, {steps}"
+            yield warning("steps_without_effect", f"monitor.dump_weights_steps.{index}", key, text)
+
+
+def check_command_without_effect(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """What only `bsl train` does is not asked of another program."""
+    if config.run.command is None:
+        return
+    asked = {"faults": config.faults, "monitor.dump_weights_steps": config.monitor.dump_weights_steps}
+    for key, value in asked.items():
+        if value:
+            text = "no effect: only `bsl train` does this, and run.command starts another program"
+            yield warning("command_without_effect", key, "run.command", text)
+
+
+def check_local_without_effect(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """A local site has no scheduler that could heed Slurm's options."""
+    if not site.is_local:
+        return
+    for name, field in type(config.slurm).model_fields.items():
+        if name != "site" and getattr(config.slurm, name) != field.default:
+            text = f"no effect: site {site.name} starts ranks on this machine, without Slurm"
+            yield warning("local_without_effect", f"slurm.{name}", "slurm.site", text)
+
+
+CHECKS: tuple[Check, ...] = (
+    check_world_size,
+    check_tensor_parallel_in_node,
+    check_heads,
+    check_ffn_width,
+    check_stages,
+    check_partition_method,
+    check_vocabulary_padding,
+    check_global_batch,
+    check_rampup_range,
+    check_rampup_sizes,
+    check_learning_rate,
+    check_partition,
+    check_nodes,
+    check_time_limit,
+    check_exit_margin,
+    check_faults,
+    check_environment,
+    check_steps_without_effect,
+    check_command_without_effect,
+    check_local_without_effect,
+)

@@ -1,0 +1,241 @@
+"""Reads a run file: layers its values, checks them all, and remembers where each one came from.
+
+Layers, weakest first: defaults, the site, the chain of `extends` parents, the file, `--set`. Every problem is
+collected before one `ConfigError` is raised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from bigsci_launch.config.check import Finding, check_run
+from bigsci_launch.config.document import (
+    KeyPath,
+    Node,
+    at_one_place,
+    dotted,
+    leaves,
+    overlay,
+    parse_document,
+    parse_key,
+    read_document,
+)
+from bigsci_launch.config.problems import section_in, validate
+from bigsci_launch.config.render import render_yaml
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.site import Layout, Site, is_path, load_site, site_layer
+from bigsci_launch.errors import ConfigError, Problem
+
+DEFAULT, OVERRIDE, COMPUTED = "default", "--set", "computed"
+HINT = "`bsl config schema` shows every key; docs/reference/config.md says what each means"
+
+_PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+):(?P<column>\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRun:
+    """A run file, resolved. `origins` says for each leaf (`optimizer.betas.0`) where its value came from:
+    `file:line:column`, `--set`, `site NAME`, `default` or `computed`."""
+
+    path: Path
+    config: RunConfig
+    site: Site
+    layout: Layout
+    origins: dict[str, str]
+    warnings: tuple[Finding, ...]
+
+
+def load_run(path: Path, overrides: Sequence[str] = ()) -> LoadedRun:
+    """The run in the file at `path` with `overrides` (`section.key=value`, the value in YAML) laid over it.
+
+    The config that is returned is complete: `data_parallel_size` and the site's values are filled in.
+
+    Raises:
+        ConfigError: with every problem of the file, its parents, its site and the overrides.
+    """
+    written = read_chain(path)
+    defaults = default_layer(RunConfig)
+    site, problems, hint = _site_of(_override(overlay(defaults, written), overrides)[0], path)
+    lower = overlay(defaults, site_layer(site)) if site else defaults
+    tree, unusable = _override(overlay(lower, written), overrides)
+    config, invalid = validate(RunConfig, tree)
+    problems = [_placed(problem, written) for problem in (*problems, *unusable, *invalid)]
+    if config is None or site is None or problems:
+        raise _refuse(path, problems, hint)
+    return _checked(path, config, site, tree)
+
+
+def _checked(path: Path, config: RunConfig, site: Site, tree: Node) -> LoadedRun:
+    """The loaded run, if the rules across sections hold."""
+    findings = check_run(config, site)
+    errors = [_problem_of(finding, tree) for finding in findings if finding.severity == "error"]
+    if errors:
+        raise _refuse(path, errors, "`bsl config show FILE` shows every value and where it comes from")
+    layout = site.layout(config)
+    complete = _with_data_parallel_size(config, layout.topology.dp)
+    warnings = tuple(finding for finding in findings if finding.severity == "warning")
+    return LoadedRun(path, complete, site, layout, origins_of(complete, tree), warnings)
+
+
+def read_chain(path: Path, children: tuple[Path, ...] = ()) -> Node:
+    """What stands in the file at `path` over what stands in the files that it extends.
+
+    Raises:
+        ConfigError: a file of the chain cannot be read, or the chain comes back to itself.
+    """
+    root = read_document(path)
+    assert isinstance(root.value, dict)
+    extends = root.value.get("extends")
+    own = Node({key: node for key, node in root.value.items() if key != "extends"}, root.where)
+    if extends is None:
+        return own
+    if not isinstance(extends.value, str):
+        raise _single(extends.where, "extends", "must be the path of one run file")
+    parent = path.parent / extends.value
+    if not parent.is_file():
+        raise _single(extends.where, "extends", f"no such file: {parent}")
+    chain = (*children, path.resolve())
+    if parent.resolve() in chain:
+        names = " -> ".join(str(each.name) for each in (*chain, parent))
+        raise _single(extends.where, "extends", f"the files extend each other in a circle: {names}")
+    return overlay(read_chain(parent, chain), own)
+
+
+def default_layer(model: type[BaseModel]) -> Node:
+    """Every default of `model`, as the weakest layer; required keys are absent."""
+    entries = {}
+    for name, field in model.model_fields.items():
+        section = section_in(field.annotation)
+        if field.is_required() and section is not None:
+            entries[name] = default_layer(section)
+        elif not field.is_required():
+            value = field.get_default(call_default_factory=True)
+            entries[name] = at_one_place(
+                value.model_dump(mode="json") if isinstance(value, BaseModel) else value, DEFAULT
+            )
+    return Node(entries, DEFAULT)
+
+
+def origins_of(config: RunConfig, tree: Node) -> dict[str, str]:
+    """For every leaf of `config`, the place of its node in `tree`."""
+    data = config.model_dump(mode="json")
+    return {dotted(path): _origin(tree, path, value) for path, value in leaves(data)}
+
+
+def _origin(tree: Node, path: KeyPath, value: Any) -> str:
+    """`default` for a leaf of a section that only a list or a null default held; `computed` for a null filled in."""
+    node = tree.at(path)
+    if node is None:
+        return DEFAULT
+    return COMPUTED if node.value is None and value is not None else node.where
+
+
+def dump_resolved(config: RunConfig) -> str:
+    """The whole config as YAML text; `load_resolved` gives the same config back."""
+    return render_yaml(config.model_dump(mode="json"))
+
+
+def load_resolved(path: Path) -> RunConfig:
+    """The config in a file that `dump_resolved` wrote: no layers, no site, no rules.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no complete config.
+    """
+    config, problems = validate(RunConfig, read_document(path))
+    if config is None:
+        raise _refuse(path, problems, "the file was written by `bsl submit`; submit the run again")
+    return config
+
+
+def _override(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]:
+    """`tree` with each `key=value` put in, in order, and what was wrong with the others."""
+    problems: list[Problem] = []
+    for argument in overrides:
+        try:
+            key, value = _parse_override(argument)
+            tree = _put(tree, key, value)
+        except ConfigError as error:
+            problems += [Problem(OVERRIDE, argument, problem.text) for problem in error.problems]
+        except ValueError as error:
+            problems.append(Problem(OVERRIDE, argument, str(error)))
+    return tree, problems
+
+
+def _parse_override(argument: str) -> tuple[list[str], Node]:
+    key, equals, text = argument.partition("=")
+    if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
+        raise ValueError("not section.key=value")
+    if key == "extends":
+        raise ValueError("only a file can extend another")
+    return key.split("."), at_one_place(parse_document(text, OVERRIDE).plain(), OVERRIDE)
+
+
+def _put(node: Node | None, path: list[str], value: Node) -> Node:
+    """`node` with `value` at `path`; what is missing on the way is made, a list grows by one item at most."""
+    if not path:
+        return value
+    step, rest = path[0], path[1:]
+    where = node.where if node else OVERRIDE
+    inside = node.value if node and node.value is not None else [] if step.isdecimal() else {}
+    if isinstance(inside, dict):
+        return Node({**inside, step: _put(inside.get(step), rest, value)}, where)
+    if not isinstance(inside, list):
+        raise ValueError(f"nothing stands below a single value ({step})")
+    if not step.isdecimal() or int(step) > len(inside):
+        raise ValueError(f"the list has {len(inside)} items; {step} is none of them and not the next")
+    at = int(step)
+    return Node([*inside[:at], _put(inside[at] if at < len(inside) else None, rest, value), *inside[at + 1 :]], where)
+
+
+def _site_of(tree: Node, path: Path) -> tuple[Site | None, Sequence[Problem], str]:
+    """The site that the run names, or what is wrong with it, and the hint for the reader.
+
+    A name that is no text is left to validation, which says it better.
+    """
+    node = tree.nearest(("slurm", "site"))
+    if not isinstance(node.value, str):
+        return None, (), HINT
+    place = _PLACE.fullmatch(node.where)
+    folder = path.parent if not is_path(node.value) else Path(place["file"]).parent if place else Path()
+    try:
+        return load_site(node.value, folder), (), HINT
+    except ConfigError as error:
+        problems = error.problems or (Problem(node.where, "slurm.site", error.message),)
+        return None, problems, error.hint or HINT
+
+
+def _with_data_parallel_size(config: RunConfig, dp: int) -> RunConfig:
+    parallelism = config.parallelism.model_copy(update={"data_parallel_size": dp})
+    return config.model_copy(update={"parallelism": parallelism})
+
+
+def _problem_of(finding: Finding, tree: Node) -> Problem:
+    """A finding at the place of the first of its keys that somebody wrote."""
+    nodes = [tree.at(parse_key(key)) for key in (finding.key, finding.other_key) if key]
+    written = [node.where for node in nodes if node and (node.where == OVERRIDE or _PLACE.fullmatch(node.where))]
+    return Problem(written[0] if written else tree.where, finding.key, finding.text)
+
+
+def _placed(problem: Problem, written: Node) -> Problem:
+    """`problem`; one whose key nobody wrote is the file's."""
+    return replace(problem, where=written.where) if problem.where == DEFAULT else problem
+
+
+def _refuse(path: Path, problems: Sequence[Problem], hint: str) -> ConfigError:
+    ordered = sorted(problems, key=_reading_order)
+    return ConfigError(f"{path}: {len(ordered)} problem{'s'[: len(ordered) > 1]}", problems=ordered, hint=hint)
+
+
+def _reading_order(problem: Problem) -> tuple[str, int, int]:
+    place = _PLACE.fullmatch(problem.where)
+    return (place["file"], int(place["line"]), int(place["column"])) if place else (problem.where, 0, 0)
+
+
+def _single(where: str, key: str, text: str) -> ConfigError:
+    return ConfigError(f"{where}: {key}: {text}", problems=[Problem(where, key, text)])

@@ -1,0 +1,126 @@
+"""What pydantic finds wrong, in words: the place, the full key, the value given, and what was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from bigsci_launch.config.document import KeyPath, Node, describe, dotted
+from bigsci_launch.errors import Problem
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_WORDS = {
+    "missing": "the key is required",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "list_type": "must be a list, such as [1, 2]",
+    "dict_type": "must be a section with keys below it",
+    "model_type": "must be a section with keys below it",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "too_short": "must have at least {min_length} items",
+    "too_long": "must have at most {max_length} items",
+    "string_pattern_mismatch": "does not match {pattern}",
+}
+
+
+def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Problem]]:
+    """The model made from `tree`, or every problem that stops it, each at its place.
+
+    Strict JSON mode: the only one that takes lists and text from YAML but refuses `"4"` for a number (lax takes it)
+    and does not refuse a list for a tuple (strict Python mode does).
+    """
+    try:
+        return model.model_validate_json(json.dumps(tree.plain())), []
+    except ValidationError as error:
+        return None, [_problem(model, tree, dict(detail)) for detail in error.errors(include_url=False)]
+
+
+def _problem(model: type[BaseModel], tree: Node, detail: dict[str, Any]) -> Problem:
+    loc: KeyPath = tuple(step for step in detail["loc"] if step != "[key]")
+    where = tree.nearest(loc).where
+    if detail["type"] == "extra_forbidden":
+        return Problem(where, dotted(loc), f"unknown key{_meant(model, loc)}")
+    text = _WORDS.get(detail["type"], "").format_map(detail.get("ctx", {})) or _own_words(detail["msg"])
+    if detail["type"] == "missing":
+        return Problem(where, dotted(loc), text)
+    given = loc[-1] if "[key]" in detail["loc"] else detail["input"]
+    return Problem(where, dotted(loc), f"{text} (got {describe(given)}){_advice(detail['type'], given)}")
+
+
+def _own_words(message: str) -> str:
+    text = message.removeprefix("Value error, ")
+    return text[:1].lower() + text[1:] if text.startswith("Input ") else text
+
+
+def _advice(kind: str, given: Any) -> str:
+    """How to write the value, where a habit of YAML 1.1 or of Python is the likely reason."""
+    if kind == "string_type" and isinstance(given, (int, float)):
+        return "; write it in quotes"
+    if not isinstance(given, str):
+        return ""
+    if kind == "bool_type" and given.lower() in ("yes", "no", "on", "off", "y", "n"):
+        return f"; write {'true' if given.lower() in ('yes', 'on', 'y') else 'false'}"
+    if kind in ("int_type", "float_type") and re.fullmatch(r"[0-9]+(_[0-9]+)+", given):
+        return f"; write {given.replace('_', '')}"
+    if kind in ("int_type", "float_type") and re.fullmatch(r"0[0-9]+", given):
+        return "; a leading zero could mean octal: leave it out"
+    if kind in ("int_type", "float_type") and re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", given):
+        return "; write it without quotes"
+    return ""
+
+
+def _meant(model: type[BaseModel], loc: KeyPath) -> str:
+    """The key that was probably meant: a near miss in the same section, or the same key in another one."""
+    unknown = str(loc[-1])
+    section = section_at(model, loc[:-1])
+    near = closest(unknown, section.model_fields if section else ())
+    if near:
+        return f"; did you mean {dotted((*loc[:-1], near))}?"
+    elsewhere = [dotted((*path, unknown)) for path, other in sections(model) if unknown in other.model_fields]
+    return f"; did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is most like `word`, or nothing when none is."""
+    found = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
+    """The section class at `path` below `model`, or nothing; list indices and names of free entries are skipped."""
+    section: type[BaseModel] | None = model
+    for step in path:
+        field = section.model_fields.get(str(step)) if section else None
+        if field is None:
+            continue
+        section = section_in(field.annotation)
+    return section
+
+
+def section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section class in `Section`, `Section | None`, `list[Section]` or `dict[str, Section]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := section_in(part))), None)
+
+
+def sections(model: type[BaseModel], path: KeyPath = ()) -> Iterator[tuple[KeyPath, type[BaseModel]]]:
+    """Every section class below `model`, depth first, with its path; lists and free names add no step."""
+    for name, field in model.model_fields.items():
+        section = section_in(field.annotation)
+        if section is not None:
+            yield (*path, name), section
+            yield from sections(section, (*path, name))

@@ -1,0 +1,72 @@
+"""Plain data as YAML text that `document` reads back to the same values, with a remark after each line if asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bigsci_launch.config.document import KeyPath, Scalar, resolve_plain
+
+Remark = Callable[[KeyPath], str]
+
+_BARE = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+=|-]*")
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+REMARK_COLUMN = 60
+
+
+def render_yaml(data: dict[str, Any], remark: Remark | None = None) -> str:
+    """YAML text of `data`; `remark` gives what stands behind a line as a comment, by key path."""
+    lines = list(_entries(data, (), ""))
+    if remark is None:
+        return "".join(f"{line}\n" for line, _ in lines)
+    remarks = [(line, remark(path) if path else "") for line, path in lines]
+    return "".join(f"{line:<{REMARK_COLUMN}}  # {text}\n" if text else f"{line}\n" for line, text in remarks)
+
+
+def _entries(data: dict[str, Any], path: KeyPath, indent: str) -> Iterator[tuple[str, KeyPath]]:
+    """The lines of a mapping, each with the key path of the value it shows (empty where it only opens a section)."""
+    for key, value in data.items():
+        here = (*path, key)
+        if isinstance(value, dict) and value:
+            yield f"{indent}{render_scalar(key)}:", ()
+            yield from _entries(value, here, indent + "  ")
+        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            yield f"{indent}{render_scalar(key)}:", ()
+            yield from _items(value, here, indent + "  ")
+        else:
+            yield f"{indent}{render_scalar(key)}: {_flow(value)}", here
+
+
+def _items(items: list[Any], path: KeyPath, indent: str) -> Iterator[tuple[str, KeyPath]]:
+    for index, item in enumerate(items):
+        lines = list(_entries(item, (*path, index), indent + "  "))
+        first, first_path = lines[0]
+        yield f"{indent}- {first.lstrip()}", first_path
+        yield from lines[1:]
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_flow(item) for item in value)}]"
+    return "{}" if isinstance(value, dict) else render_scalar(value)
+
+
+def render_scalar(value: Scalar) -> str:
+    """One scalar: plain where that is unmistakable, else in double quotes with everything unprintable escaped."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if _BARE.fullmatch(value) and resolve_plain(value) == "str":
+        return value
+    return f'"{"".join(_escape(char) for char in value)}"'
+
+
+def _escape(char: str) -> str:
+    if char in _ESCAPES:
+        return _ESCAPES[char]
+    if char == " " or char.isprintable():
+        return char
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

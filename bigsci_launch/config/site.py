@@ -1,0 +1,141 @@
+"""What is known of a cluster: finding its file, reading it, and laying a run over its nodes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from bigsci_launch.config.document import Node, at_one_place, read_document
+from bigsci_launch.config.problems import closest, validate
+from bigsci_launch.config.schema import RunConfig, SiteConfig
+from bigsci_launch.errors import ConfigError
+from bigsci_launch.topology import Topology
+
+TEMPLATE = "template"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many ranks run where: `nodes` x `ranks_per_node` = `topology.world_size`."""
+
+    nodes: int
+    ranks_per_node: int
+    topology: Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One cluster: its name (the file's stem), the file, and what stands in it."""
+
+    name: str
+    path: Path
+    config: SiteConfig
+
+    @property
+    def is_local(self) -> bool:
+        return self.config.scheduler == "local"
+
+    def layout(self, run: RunConfig) -> Layout:
+        """Where the ranks of `run` go; the one place that decides the world size.
+
+        On a Slurm site the nodes decide: world size = nodes x ranks_per_node, and tp x pp x dp must equal it.
+        On a local site the topology decides: one node with tp x pp x dp ranks, however many; a run that leaves
+        `data_parallel_size` out gets the site's `ranks_per_node` ranks. `slurm.nodes` means nothing there.
+
+        Raises:
+            ValueError: the sizes do not fit.
+        """
+        if not self.is_local:
+            return Layout(run.slurm.nodes, self.config.ranks_per_node, run.topology(self.config.ranks_per_node))
+        axes = run.parallelism
+        tp, pp, dp = axes.tensor_parallel_size, axes.pipeline_parallel_size, axes.data_parallel_size
+        ranks = tp * pp * dp if dp else self.config.ranks_per_node
+        if ranks % (tp * pp):
+            raise ValueError(f"{ranks} local ranks are not a multiple of tp {tp} x pp {pp}")
+        return Layout(1, ranks, Topology(tp=tp, pp=pp, dp=ranks // (tp * pp)))
+
+
+def search_path(near: Path | None = None) -> list[Path]:
+    """Folders with site files, first found wins: `sites` beside the run file, under each of `$BSL_PATH`, our own."""
+    roots = [near] if near else []
+    roots += [Path(part) for part in os.environ.get("BSL_PATH", "").split(os.pathsep) if part]
+    return [*(root / "sites" for root in roots), Path(str(files("bigsci_launch"))) / "assets" / "slurm" / "sites"]
+
+
+def find_sites(near: Path | None = None) -> dict[str, Path]:
+    """Every site file on the search path, by name; the template to copy from is none."""
+    found: dict[str, Path] = {}
+    for folder in search_path(near):
+        for path in sorted(folder.glob("*.yaml")):
+            if path.stem != TEMPLATE:
+                found.setdefault(path.stem, path)
+    return dict(sorted(found.items()))
+
+
+def list_sites(near: Path | None = None) -> list[Site]:
+    """Every site on the search path, by name.
+
+    Raises:
+        ConfigError: one of the files is wrong.
+    """
+    return [read_site(path) for path in find_sites(near).values()]
+
+
+def is_path(name_or_path: str) -> bool:
+    """Whether a `slurm.site` value names a file rather than a site of the search path."""
+    return "/" in name_or_path or name_or_path.endswith(".yaml")
+
+
+def load_site(name_or_path: str, near: Path | None = None) -> Site:
+    """The site called `name_or_path`, or in that file when it is a path (relative to `near`, the run file's folder).
+
+    Raises:
+        ConfigError: there is no such site, or its file is wrong.
+    """
+    if is_path(name_or_path):
+        return read_site((near or Path()) / name_or_path)
+    known = find_sites(near)
+    if name_or_path not in known:
+        near_miss = closest(name_or_path, known)
+        meant = f"; did you mean {near_miss}?" if near_miss else ""
+        searched = ", ".join(str(folder) for folder in search_path(near))
+        raise ConfigError(
+            f"unknown site {name_or_path!r}{meant} (known: {', '.join(known) or 'none'}; searched: {searched})",
+            hint="copy slurm/sites/template.yaml to sites/NAME.yaml beside the run file, or name a file with its path",
+        )
+    return read_site(known[name_or_path])
+
+
+def read_site(path: Path) -> Site:
+    """The site in the file at `path`.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds problems: all of them.
+    """
+    config, problems = validate(SiteConfig, read_document(path))
+    if config is None:
+        raise ConfigError(f"{path}: {len(problems)} problems", problems=problems)
+    return Site(path.stem, path, config)
+
+
+def site_layer(site: Site) -> Node:
+    """What the site gives to a run that does not say otherwise, in the shape of a run file."""
+    config = site.config
+    given = {
+        "slurm": {
+            "time_limit": config.default_time_limit,
+            "partition": config.default_partition,
+            "account": config.account,
+            "qos": config.qos,
+            "reservation": config.reservation,
+            "constraint": config.constraint,
+        },
+        "monitor": {"peak_tflops_per_rank": config.gpu.peak_tflops if config.gpu else None},
+        "env": {name: variable.model_dump() for name, variable in config.environment.items()},
+    }
+    sections = {
+        section: {key: value for key, value in values.items() if value is not None} for section, values in given.items()
+    }
+    return at_one_place(sections, f"site {site.name}")
