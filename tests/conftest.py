@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,3 +22,40 @@ def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if (name.startswith(FOREIGN) and name != "SLURM_CONF") or name in RANK_VARIABLES:
             monkeypatch.delenv(name)
+
+
+@dataclass(frozen=True)
+class FakeSlurm:
+    """Slurm commands that answer what a test prepares, as real processes on PATH."""
+
+    folder: Path
+
+    def answer(self, command: str, stdout: str = "", *, stderr: str = "", rc: int = 0, sleep_s: float = 0) -> None:
+        """Prepare what `command` says from now on."""
+        for kind, text in {"stdout": stdout, "stderr": stderr, "rc": str(rc), "sleep": str(sleep_s)}.items():
+            (self.folder / f"{command}.{kind}").write_text(text)
+
+    def calls(self, command: str) -> list[dict[str, Any]]:
+        """Each call so far: its `argv`, `cwd` and `env`."""
+        log = self.folder / "calls.jsonl"
+        records = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        return [record for record in records if record["argv"][0] == command]
+
+
+@pytest.fixture
+def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeSlurm]:
+    """`fake_slurm("sbatch", "squeue")` puts those commands on PATH, and no other of Slurm's."""
+
+    def install(*commands: str) -> FakeSlurm:
+        folder = tmp_path / "fake-slurm"
+        bin_folder = folder / "bin"
+        bin_folder.mkdir(parents=True)
+        for command in commands:
+            (bin_folder / command).symlink_to(Path(__file__).parent / "slurm_fake" / "fake")
+        # `env python3` of the fakes; nothing of the machine's own Slurm.
+        (bin_folder / "python3").symlink_to(sys.executable)
+        monkeypatch.setenv("PATH", str(bin_folder))
+        monkeypatch.setenv("FAKE_SLURM", str(folder))
+        return FakeSlurm(folder)
+
+    return install

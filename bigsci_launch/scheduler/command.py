@@ -1,0 +1,152 @@
+"""The only door to Slurm's commands. Every call has a time limit and keeps what was run and what it said.
+
+Slurm's commands read many options from the environment (SLURM_*, SBATCH_*, SQUEUE_*, ...); inside an allocation
+those of the outer job would change the meaning of a call. They are taken out, but for those that say which cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigsci_launch.errors import SlurmRefused, SlurmUnavailable
+
+DEFAULT_TIMEOUT_S = 30.0
+_SCRUBBED = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC|SCONTROL|PMI|PMIX)_.*")
+_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"})
+# Words of Slurm 20.11 to 24.11 for "the cluster is not there", as opposed to "the cluster says no".
+_UNAVAILABLE = re.compile(
+    r"Unable to contact slurm controller|Could not establish a configuration source|cannot stat file"
+    r"|Socket timed out|slurmctld in standby mode|Connection refused|authentication error"
+    r"|failed to fetch config|Could not find config file|If munged is up|Invalid authentication credential",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A command that ended: what was run, its exit status, and all it printed."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def has_command(name: str) -> bool:
+    """Whether the command is installed; says nothing of a cluster behind it."""
+    return shutil.which(name) is not None
+
+
+def scrubbed_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without the variables that Slurm's commands take options from."""
+    return {name: value for name, value in environment.items() if not is_scrubbed(name)}
+
+
+def is_scrubbed(name: str) -> bool:
+    """Whether Slurm's commands must not see the variable `name`."""
+    return _SCRUBBED.fullmatch(name) is not None and name not in _KEPT
+
+
+def run_slurm(
+    argv: Sequence[str],
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    check: bool = True,
+    cwd: Path | None = None,
+    extra_environment: Mapping[str, str] | None = None,
+) -> Completed:
+    """Run one of Slurm's commands and return what it said.
+
+    With `check` False any exit status is returned, unless its words say that Slurm is not there.
+
+    Raises:
+        SlurmUnavailable: the command is missing, Slurm is not configured here, or its controller does not answer.
+        SlurmRefused: the command ended with another status than 0; the message holds Slurm's own words.
+    """
+    if not has_command(argv[0]):
+        raise SlurmUnavailable(
+            f"{argv[0]}: command not found", hint=f"run on a machine with Slurm, or {_LOCAL_HINT}", argv=argv
+        )
+    environment = {**scrubbed_environment(os.environ), **(extra_environment or {})}
+    completed = _run(tuple(argv), timeout_s, cwd, environment)
+    if completed.returncode != 0:
+        if _UNAVAILABLE.search(completed.stderr):
+            raise unavailable(completed, slurm_words(completed.stderr))
+        if check:
+            raise refused(completed)
+    return completed
+
+
+_LOCAL_HINT = "use `bsl submit --local` to run without it (`bsl cluster up` starts a small Slurm to try)"
+
+
+def unavailable(completed: Completed, why: str) -> SlurmUnavailable:
+    """The error for a command that found no cluster."""
+    return SlurmUnavailable(
+        f"{completed.argv[0]}: Slurm is not available: {why}",
+        hint=f"check SLURM_CONF and that slurmctld runs (`scontrol ping`), or {_LOCAL_HINT}",
+        argv=completed.argv,
+        returncode=completed.returncode,
+        stderr=completed.stderr,
+    )
+
+
+def refused(completed: Completed) -> SlurmRefused:
+    """The error for a command that Slurm answered with no."""
+    words = slurm_words(completed.stderr) or f"exit status {completed.returncode} and no message"
+    return SlurmRefused(
+        f"{completed.argv[0]}: Slurm refused: {words}",
+        argv=completed.argv,
+        returncode=completed.returncode,
+        stderr=completed.stderr,
+    )
+
+
+def slurm_words(stderr: str) -> str:
+    """Slurm's own message on one line: its last lines without the `sbatch: error: ` before each."""
+    lines = [re.sub(r"^[a-z_]+: (?:error|fatal): ", "", line).strip() for line in stderr.splitlines()]
+    return "; ".join(_distinct(line for line in lines if line)[-3:])
+
+
+def _distinct(lines: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(lines))
+
+
+def _run(argv: tuple[str, ...], timeout_s: float, cwd: Path | None, environment: Mapping[str, str]) -> Completed:
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        cwd=cwd,
+        env=dict(environment),
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        stderr = _stop(process)
+        words = slurm_words(stderr)
+        said = f" ({words})" if words else ""
+        raise unavailable(Completed(argv, -1, "", stderr), f"no answer in {timeout_s:g} s{said}") from None
+    except BaseException:
+        _stop(process)
+        raise
+    return Completed(argv, process.returncode, stdout, stderr)
+
+
+def _stop(process: subprocess.Popen[str]) -> str:
+    """End `process`: TERM first, so that srun takes its step with it. Returns what it wrote to stderr."""
+    process.terminate()
+    try:
+        return process.communicate(timeout=2)[1] or ""
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()[1] or ""

@@ -1,0 +1,95 @@
+"""Slurm's compressed node lists, in Slurm's order: the order of SLURM_NODEID, and so of ranks. Never sorted.
+
+An expression is `n[01-04,7],gpu-a001`. `expand_hostlist` answers as `scontrol show hostnames` does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+
+_BRACKETS = re.compile(r"\[([^\]]*)\]")
+_RANGE = re.compile(r"(?P<first>[0-9]+)(?:-(?P<last>[0-9]+))?")
+_NUMBERED = re.compile(r"(?P<prefix>.*?)(?P<number>[0-9]+)")
+MAX_NODES = 65536
+
+
+def expand_hostlist(expression: str) -> list[str]:
+    """Every node name of `expression`, in its order, repeats kept.
+
+    Raises:
+        ValueError: brackets that do not match, a range that is none, or more than `MAX_NODES` names.
+    """
+    names: list[str] = []
+    for part in _split_outside_brackets(expression):
+        names.extend(_expand_part(part))
+        if len(names) > MAX_NODES:
+            raise ValueError(f"{expression!r} names more than {MAX_NODES} nodes")
+    return names
+
+
+def compress_hostlist(names: Iterable[str]) -> str:
+    """`names` as one expression in the same order; neighbours that count up share a bracket."""
+    pieces: list[str] = []
+    for (prefix, is_numbered), group in itertools.groupby(names, key=_prefix):
+        members = list(group)
+        if not is_numbered:
+            pieces.extend(members)
+        elif len(members) == 1:
+            pieces.append(members[0])
+        else:
+            pieces.append(f"{prefix}[{_compress_numbers([name[len(prefix) :] for name in members])}]")
+    return ",".join(pieces)
+
+
+def _split_outside_brackets(expression: str) -> list[str]:
+    if expression.count("[") != expression.count("]") or re.search(r"\[[^\]]*\[|^[^\[]*\]", expression):
+        raise ValueError(f"{expression!r}: brackets do not match")
+    return [part for part in re.split(r",(?![^\[]*\])", expression.strip()) if part]
+
+
+def _expand_part(part: str) -> list[str]:
+    if re.search(r"\s", part):
+        raise ValueError(f"{part!r} is not a node name")
+    pieces: list[list[str]] = []
+    num_names = 1
+    for index, text in enumerate(_BRACKETS.split(part)):
+        pieces.append(_expand_ranges(text, part) if index % 2 else [text])
+        num_names *= len(pieces[-1])
+        if num_names > MAX_NODES:
+            raise ValueError(f"{part!r} names more than {MAX_NODES} nodes")
+    return ["".join(combination) for combination in itertools.product(*pieces)]
+
+
+def _expand_ranges(text: str, part: str) -> list[str]:
+    numbers: list[str] = []
+    for item in text.split(","):
+        match = _RANGE.fullmatch(item)
+        if match is None:
+            raise ValueError(f"{part!r}: {item!r} is neither a number nor a range of numbers")
+        first, last, width = int(match["first"]), int(match["last"] or match["first"]), len(match["first"])
+        if not 0 <= last - first < MAX_NODES:
+            raise ValueError(f"{part!r}: {item!r} is not a range")
+        numbers.extend(f"{number:0{width}d}" for number in range(first, last + 1))
+    return numbers
+
+
+def _prefix(name: str) -> tuple[str, bool]:
+    match = _NUMBERED.fullmatch(name)
+    return (match["prefix"], True) if match else (name, False)
+
+
+def _compress_numbers(numbers: Sequence[str]) -> str:
+    runs: list[list[str]] = []
+    for number in numbers:
+        if runs and _follows(runs[-1], number):
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(first if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _follows(run: list[str], number: str) -> bool:
+    """Whether `number` is what counting on from `run` in the width of its first number would print."""
+    return number == f"{int(run[1]) + 1:0{len(run[0])}d}"

@@ -1,0 +1,205 @@
+"""What a scheduler knows of a job: its state, and where it runs. Values and parsers of text, nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from urllib.parse import quote, unquote
+
+from bigsci_launch.units import parse_slurm_duration
+
+COMMENT_PREFIX = "bsl:"
+
+
+class JobState(Enum):
+    """Every job state and flag that Slurm 20.11 to 24.11 prints, and UNKNOWN: no source knows."""
+
+    BOOT_FAIL = "BOOT_FAIL"
+    CANCELLED = "CANCELLED"
+    COMPLETED = "COMPLETED"
+    COMPLETING = "COMPLETING"
+    CONFIGURING = "CONFIGURING"
+    DEADLINE = "DEADLINE"
+    EXPEDITING = "EXPEDITING"
+    FAILED = "FAILED"
+    LAUNCH_FAILED = "LAUNCH_FAILED"
+    NODE_FAIL = "NODE_FAIL"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    PENDING = "PENDING"
+    POWER_UP_NODE = "POWER_UP_NODE"
+    PREEMPTED = "PREEMPTED"
+    RECONFIG_FAIL = "RECONFIG_FAIL"
+    REQUEUED = "REQUEUED"
+    REQUEUE_FED = "REQUEUE_FED"
+    REQUEUE_HOLD = "REQUEUE_HOLD"
+    RESIZING = "RESIZING"
+    RESV_DEL_HOLD = "RESV_DEL_HOLD"
+    REVOKED = "REVOKED"
+    RUNNING = "RUNNING"
+    SIGNALING = "SIGNALING"
+    SPECIAL_EXIT = "SPECIAL_EXIT"
+    STAGE_OUT = "STAGE_OUT"
+    STOPPED = "STOPPED"
+    SUSPENDED = "SUSPENDED"
+    TIMEOUT = "TIMEOUT"
+    UPDATE_DB = "UPDATE_DB"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the job still waits for its nodes."""
+        return self in _QUEUED
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the job waits, runs, or has not wholly gone: its run must not be started a second time."""
+        return self in _QUEUED or self in _ON_NODES
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended. UNKNOWN is neither active nor over."""
+        return not self.is_active and self is not JobState.UNKNOWN
+
+
+_QUEUED = frozenset(
+    {
+        JobState.PENDING,
+        JobState.REQUEUED,
+        JobState.REQUEUE_FED,
+        JobState.REQUEUE_HOLD,
+        JobState.RESV_DEL_HOLD,
+        JobState.SPECIAL_EXIT,
+    }
+)
+_ON_NODES = frozenset(
+    {
+        JobState.COMPLETING,
+        JobState.CONFIGURING,
+        JobState.EXPEDITING,
+        JobState.POWER_UP_NODE,
+        JobState.RESIZING,
+        JobState.RUNNING,
+        JobState.SIGNALING,
+        JobState.STAGE_OUT,
+        JobState.STOPPED,
+        JobState.SUSPENDED,
+        JobState.UPDATE_DB,
+    }
+)
+
+
+def parse_state(text: str) -> JobState:
+    """The state in Slurm's text: `RUNNING`, `CANCELLED by 1000`, `OUT_OF_ME+`. A word of a later Slurm: UNKNOWN."""
+    word = text.strip().split(" ")[0]
+    if word.endswith("+"):
+        found = [state for state in JobState if state.value.startswith(word[:-1]) and word != "+"]
+        return found[0] if len(found) == 1 else JobState.UNKNOWN
+    return JobState.__members__.get(word, JobState.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class JobInfo:
+    """What one source says of one job. Times are seconds since the epoch; None where the source does not say."""
+
+    job_id: str
+    state: JobState
+    raw_state: str
+    source: str
+    """`squeue`, `sacct`, `exit.json`, `launcher`, or `none` where nobody knows."""
+    name: str = ""
+    user: str = ""
+    partition: str = ""
+    num_nodes: int | None = None
+    hostlist: str = ""
+    reason: str = ""
+    """Slurm's reason (why it waits, or `NodeDown`, `TimeLimit`, ...); with UNKNOWN, why nobody knows."""
+    started: float | None = None
+    ends: float | None = None
+    elapsed_s: int | None = None
+    comment: str = ""
+
+    @property
+    def run_directory(self) -> str | None:
+        """The run directory that the job's comment names; None for a job that `bsl` did not submit."""
+        return parse_comment(self.comment)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """One node as sinfo sees it. `raw_state` is Slurm's word, such as `mixed` or `down*`."""
+
+    name: str
+    raw_state: str
+    reason: str
+
+    @property
+    def is_responding(self) -> bool:
+        """False once slurmctld has missed the node (`*`) or holds it for dead."""
+        return not (self.raw_state.endswith("*") or self.raw_state.startswith(("down", "fail", "unknown")))
+
+
+def format_comment(run_directory: str) -> str:
+    """The job comment that leads from a job id to its run. Blanks and separators are percent-encoded."""
+    return COMMENT_PREFIX + quote(run_directory, safe="/:@!$&'()*+,;=~-._")
+
+
+def parse_comment(comment: str) -> str | None:
+    """The run directory in a job comment; None where the comment is somebody else's."""
+    return unquote(comment[len(COMMENT_PREFIX) :]) if comment.startswith(COMMENT_PREFIX + "/") else None
+
+
+def parse_time(text: str) -> float | None:
+    """Seconds since the epoch of Slurm's `2026-11-21T01:02:03` (local time); None for `Unknown`, `N/A` and the like."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def parse_elapsed(text: str) -> int | None:
+    """Seconds of Slurm's elapsed time (`D-HH:MM:SS`, `HH:MM:SS` or `MM:SS`); None for anything else."""
+    try:
+        return parse_slurm_duration(text)
+    except ValueError:
+        return None
+
+
+SQUEUE_FORMAT = "%i|%T|%u|%P|%D|%N|%r|%S|%e|%M|%j|%k"
+SACCT_FIELDS = "JobID,State,User,Partition,NNodes,NodeList,Reason,Start,End,Elapsed,JobName,Comment"
+_NUM_FIELDS = 12
+
+
+def parse_job_line(line: str, source: str) -> JobInfo | None:
+    """One line of squeue with `SQUEUE_FORMAT`, or of `sacct -P` with `SACCT_FIELDS`; None for any other line.
+
+    The two fields in which people write freely come last: a `|` in them cannot move the others.
+    """
+    fields = line.split("|", _NUM_FIELDS - 1)
+    if len(fields) != _NUM_FIELDS:
+        return None
+    job_id, state, user, partition, nodes, hostlist, reason, start, end, elapsed, name, comment = fields
+    return JobInfo(
+        job_id=job_id,
+        state=parse_state(state),
+        raw_state=state,
+        source=source,
+        name=name,
+        user=user,
+        partition=partition,
+        num_nodes=int(nodes) if nodes.isdigit() else None,
+        hostlist="" if hostlist in ("None assigned", "(null)") else hostlist,
+        reason="" if reason in ("None", "(null)") else reason,
+        started=parse_time(start),
+        ends=parse_time(end),
+        elapsed_s=parse_elapsed(elapsed),
+        comment="" if comment == "(null)" else comment,
+    )
+
+
+def parse_node_line(line: str) -> NodeInfo | None:
+    """One line of `sinfo -N -o %N|%T|%E`; None for any other line."""
+    fields = line.split("|", 2)
+    if len(fields) != 3:
+        return None
+    return NodeInfo(name=fields[0], raw_state=fields[1], reason="" if fields[2] == "none" else fields[2])

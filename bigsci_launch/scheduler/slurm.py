@@ -1,0 +1,157 @@
+"""What `bsl` asks of Slurm: submit, query, cancel, and a step inside a running job.
+
+Text with explicit formats only. squeue is asked first, for all jobs at once; sacct only where it is installed and
+keeps records; "unknown" is an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from bigsci_launch.errors import JobNotFound, SlurmRefused, SlurmUnavailable
+from bigsci_launch.scheduler.command import Completed, has_command, run_slurm
+from bigsci_launch.scheduler.job import (
+    SACCT_FIELDS,
+    SQUEUE_FORMAT,
+    JobInfo,
+    NodeInfo,
+    parse_job_line,
+    parse_node_line,
+)
+
+SUBMIT_TIMEOUT_S = 120.0
+_NO_SUCH_JOB = re.compile(r"Invalid job id", re.IGNORECASE)
+
+
+def submit_script(argv: Sequence[str], *, cwd: Path | None = None) -> str:
+    """Run `sbatch --parsable ...` and return the job id alone (`--parsable` may add `;cluster`).
+
+    Raises:
+        SlurmUnavailable, SlurmRefused: as `run_slurm`.
+    """
+    completed = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S, cwd=cwd)
+    last_line = (completed.stdout.strip().splitlines() or [""])[-1]
+    job_id = last_line.split(";")[0].strip()
+    if not job_id.isdigit():
+        raise SlurmRefused(
+            f"sbatch: no job id in its answer {completed.stdout.strip()!r}", argv=argv, stderr=completed.stderr
+        )
+    return job_id
+
+
+def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
+    """What squeue, and then sacct, know of the jobs; jobs that nobody knows are left out.
+
+    Raises:
+        SlurmUnavailable: squeue could not be asked.
+    """
+    wanted = list(dict.fromkeys(job_ids))
+    found = _ask_squeue(wanted) if wanted else {}
+    if missing := [job_id for job_id in wanted if job_id not in found]:
+        found |= _ask_sacct(missing)
+    return found
+
+
+def query_job(job_id: str) -> JobInfo:
+    """What squeue, or else sacct, knows of one job.
+
+    Raises:
+        SlurmUnavailable: squeue could not be asked.
+        JobNotFound: neither knows the job.
+    """
+    found = query_jobs([job_id])
+    if job_id not in found:
+        accounting = "nor does sacct" if has_command("sacct") else "and there is no sacct here"
+        raise JobNotFound(
+            f"job {job_id}: squeue does not know it {accounting}",
+            hint="jobs leave squeue some minutes after their end; `bsl list` shows the runs that can be found",
+        )
+    return found[job_id]
+
+
+def query_nodes(hostlist: str) -> list[NodeInfo]:
+    """The state of each node of `hostlist`, each node once."""
+    completed = run_slurm(["sinfo", "-h", "-N", "-n", hostlist, "-o", "%N|%T|%E"])
+    nodes = (parse_node_line(line) for line in completed.stdout.splitlines())
+    return list({node.name: node for node in nodes if node is not None}.values())
+
+
+def cancel_job(job_id: str) -> None:
+    """Ask Slurm to end the job: TERM to its processes now, KILL after the site's KillWait.
+
+    Raises:
+        SlurmUnavailable, SlurmRefused: as `run_slurm`; JobNotFound: there is no such job.
+    """
+    completed = run_slurm(["scancel", job_id], check=False)
+    if _NO_SUCH_JOB.search(completed.stderr):
+        raise JobNotFound(f"scancel: there is no job {job_id}", argv=completed.argv, stderr=completed.stderr)
+    if completed.returncode != 0:
+        raise SlurmRefused(
+            f"scancel: Slurm refused to cancel job {job_id}: {completed.stderr.strip()}",
+            hint="only the owner of a job and operators may cancel it",
+            argv=completed.argv,
+            returncode=completed.returncode,
+            stderr=completed.stderr,
+        )
+
+
+def run_step(job_id: str, argv: Sequence[str], *, nodes: Sequence[str], timeout_s: float) -> Completed:
+    """Run `argv` once on each of `nodes`, beside what the job runs, and return what all of them printed.
+
+    `--overlap` and `--gres=gpu:0` are both needed: without them the step waits until the training ends. The exit
+    status is srun's, the highest of all nodes.
+
+    Raises:
+        SlurmUnavailable: srun is missing, or did not end in `timeout_s`.
+    """
+    return run_slurm(step_argv(job_id, argv, nodes=nodes), timeout_s=timeout_s, check=False)
+
+
+def step_argv(job_id: str, argv: Sequence[str], *, nodes: Sequence[str]) -> list[str]:
+    """The srun command of `run_step`."""
+    return [
+        "srun",
+        f"--jobid={job_id}",
+        "--overlap",
+        "--gres=gpu:0",
+        f"--nodes={len(nodes)}",
+        f"--ntasks={len(nodes)}",
+        "--ntasks-per-node=1",
+        f"--nodelist={','.join(nodes)}",
+        "--kill-on-bad-exit=0",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--input=none",
+        *argv,
+    ]
+
+
+def _ask_squeue(job_ids: Sequence[str]) -> dict[str, JobInfo]:
+    completed = run_slurm(
+        # All states: a job stays in squeue for MinJobAge after its end.
+        ["squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-o", SQUEUE_FORMAT],
+        check=False,
+    )
+    if completed.returncode != 0 and not _NO_SUCH_JOB.search(completed.stderr):
+        raise SlurmUnavailable(
+            f"squeue: {completed.stderr.strip()}", argv=completed.argv, returncode=completed.returncode
+        )
+    return _parse_jobs(completed.stdout, "squeue")
+
+
+def _ask_sacct(job_ids: Sequence[str]) -> dict[str, JobInfo]:
+    """sacct's answer; nothing where it is missing, switched off or does not answer: it is a second source only."""
+    if not has_command("sacct"):
+        return {}
+    try:
+        completed = run_slurm(["sacct", "-n", "-X", "-P", "-j", ",".join(job_ids), "-o", SACCT_FIELDS], check=False)
+    except SlurmUnavailable:
+        return {}
+    return _parse_jobs(completed.stdout, "sacct") if completed.returncode == 0 else {}
+
+
+def _parse_jobs(text: str, source: str) -> dict[str, JobInfo]:
+    jobs = (parse_job_line(line, source) for line in text.splitlines())
+    return {job.job_id: job for job in jobs if job is not None}

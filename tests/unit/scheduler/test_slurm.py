@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bigsci_launch.errors import JobNotFound, SlurmRefused, SlurmUnavailable
+from bigsci_launch.scheduler import slurm
+from bigsci_launch.scheduler.command import run_slurm, scrubbed_environment
+from bigsci_launch.scheduler.job import JobState
+
+Install = Callable[..., Any]
+LINE = "12|RUNNING|root|debug|4|n[1-4]|None|2026-11-21T01:02:03|N/A|1:00|demo|bsl:/runs/demo\n"
+
+
+def test_a_missing_command_is_unavailable_with_a_hint(fake_slurm: Install) -> None:
+    fake_slurm()
+    with pytest.raises(SlurmUnavailable, match="squeue: command not found") as caught:
+        slurm.query_job("1")
+    assert "--local" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "squeue: fatal: Could not establish a configuration source",
+        "slurm_load_jobs error: Socket timed out on send/recv operation",
+    ],
+)
+def test_an_absent_controller_is_unavailable(fake_slurm: Install, words: str) -> None:
+    fake_slurm("squeue").answer("squeue", stderr=words + "\n", rc=1)
+    with pytest.raises(SlurmUnavailable) as caught:
+        slurm.query_job("1")
+    assert words.split(": ")[-1] in caught.value.message
+    assert caught.value.returncode == 1 and caught.value.argv[0] == "squeue"
+
+
+def test_a_command_that_hangs_is_ended_and_quoted(fake_slurm: Install) -> None:
+    fake_slurm("squeue").answer("squeue", sleep_s=60)
+    began = time.monotonic()
+    with pytest.raises(SlurmUnavailable, match=r"no answer in 0\.3 s"):
+        run_slurm(["squeue"], timeout_s=0.3)
+    assert time.monotonic() - began < 5
+
+
+def test_refusal_shows_slurms_own_words(fake_slurm: Install) -> None:
+    words = (
+        "sbatch: error: invalid partition specified: gpu_p6\n"
+        "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
+    )
+    fake_slurm("sbatch").answer("sbatch", stderr=words, rc=1)
+    with pytest.raises(SlurmRefused) as caught:
+        slurm.submit_script(["sbatch", "--parsable", "x.sh"])
+    assert caught.value.message == (
+        "sbatch: Slurm refused: invalid partition specified: gpu_p6; "
+        "Batch job submission failed: Invalid partition name specified"
+    )
+    assert caught.value.stderr == words
+
+
+@pytest.mark.parametrize("said", ["77\n", "77;cluster2\n", "a plugin talks\n77\n"])
+def test_submission_returns_the_job_id_alone(fake_slurm: Install, said: str) -> None:
+    fake_slurm("sbatch").answer("sbatch", said)
+    assert slurm.submit_script(["sbatch", "--parsable", "x.sh"]) == "77"
+
+
+def test_an_answer_without_a_job_id_is_refused(fake_slurm: Install) -> None:
+    fake_slurm("sbatch").answer("sbatch", "Submitted batch job 77\n")
+    with pytest.raises(SlurmRefused, match="no job id"):
+        slurm.submit_script(["sbatch", "--parsable", "x.sh"])
+
+
+def test_the_outer_jobs_variables_do_not_reach_slurm(fake_slurm: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = fake_slurm("sbatch")
+    fake.answer("sbatch", "77\n")
+    for name in ("SLURM_JOB_ID", "SLURM_NTASKS", "SBATCH_PARTITION", "SLURM_CONF", "SQUEUE_USERS"):
+        monkeypatch.setenv(name, "outer")
+    slurm.submit_script(["sbatch", "--parsable", "x.sh"])
+    [call] = fake.calls("sbatch")
+    assert {name for name in call["env"] if name.startswith(("SLURM", "SBATCH", "SQUEUE"))} == {"SLURM_CONF"}
+
+
+def test_scrubbing_keeps_what_is_not_slurms() -> None:
+    kept = {"PATH": "p", "SLURM_CONF": "c", "MY_SLURM_THING": "x"}
+    assert scrubbed_environment({**kept, "SLURM_PROCID": "3", "PMIX_RANK": "3"}) == kept
+
+
+def test_squeue_is_asked_once_for_all_jobs(fake_slurm: Install) -> None:
+    fake = fake_slurm("squeue")
+    fake.answer("squeue", LINE + LINE.replace("12|", "13|", 1))
+    assert set(slurm.query_jobs(["12", "13", "12", "14"])) == {"12", "13"}
+    [call] = fake.calls("squeue")
+    assert call["argv"][1:6] == ["-h", "-t", "all", "-j", "12,13,14"]
+
+
+def test_sacct_answers_for_a_job_that_left_the_queue(fake_slurm: Install) -> None:
+    fake = fake_slurm("squeue", "sacct")
+    fake.answer("squeue", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
+    fake.answer("sacct", LINE.replace("RUNNING", "CANCELLED by 0"))
+    job = slurm.query_job("12")
+    assert (job.state, job.source, job.raw_state) == (JobState.CANCELLED, "sacct", "CANCELLED by 0")
+
+
+def test_a_job_that_nobody_knows_is_not_found(fake_slurm: Install) -> None:
+    fake = fake_slurm("squeue", "sacct")
+    fake.answer("squeue", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
+    fake.answer("sacct", stderr="Slurm accounting storage is disabled\n", rc=1)
+    with pytest.raises(JobNotFound, match="job 12"):
+        slurm.query_job("12")
+
+
+def test_cancelling_somebody_elses_job_is_refused(fake_slurm: Install) -> None:
+    words = "scancel: error: Kill job error on job id 12: Access/permission denied\n"
+    fake_slurm("scancel").answer("scancel", stderr=words, rc=1)
+    with pytest.raises(SlurmRefused, match="permission denied"):
+        slurm.cancel_job("12")
+
+
+def test_cancelling_no_job(fake_slurm: Install) -> None:
+    words = "scancel: error: Kill job error on job id 12: Invalid job id specified\n"
+    fake_slurm("scancel").answer("scancel", stderr=words, rc=1)
+    with pytest.raises(JobNotFound):
+        slurm.cancel_job("12")
+
+
+def test_a_step_overlaps_and_takes_no_gpu(fake_slurm: Install) -> None:
+    fake = fake_slurm("srun")
+    fake.answer("srun", "hello\n", rc=3)
+    completed = slurm.run_step("12", ["sh", "-c", 'echo "$HOME"'], nodes=["n1", "n4"], timeout_s=5)
+    [call] = fake.calls("srun")
+    assert (completed.stdout, completed.returncode) == ("hello\n", 3)
+    assert {"--overlap", "--gres=gpu:0", "--jobid=12", "--nodelist=n1,n4", "--ntasks=2"} < set(call["argv"])
+    assert call["argv"][-3:] == ["sh", "-c", 'echo "$HOME"']
+
+
+def test_nodes_are_listed_once(fake_slurm: Install) -> None:
+    fake_slurm("sinfo").answer("sinfo", "n1|allocated|none\nn1|allocated|none\nn2|down*|Not responding\n")
+    assert [(node.name, node.is_responding) for node in slurm.query_nodes("n[1-2]")] == [("n1", True), ("n2", False)]
