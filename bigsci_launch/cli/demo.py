@@ -1,0 +1,34 @@
+"""`bsl demo`: the whole tool on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from bigsci_launch.cli.console import answer, progress
+
+
+@click.command(epilog="Example: bsl demo")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), default=Path(".demo"), show_default=True, help="Where to work."
+)
+def demo(folder: Path) -> None:
+    """Train on 8 local ranks, stop, resume, hang, and find the rank that hung.
+
+    Needs neither Slurm nor root; takes a few minutes on two cores. Needs the `train` extra.
+    """
+    import shutil
+    from importlib.resources import as_file, files
+
+    from bigsci_launch.demo.screen import last_screen
+    from bigsci_launch.demo.story import Demo
+
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        as_file(files("bigsci_launch") / "assets" / "configs" / "demo.yaml") as config,
+        progress("bsl demo", Demo.NUM_PARTS) as advance,
+    ):
+        shown = Demo(folder.resolve(), config, lambda done, text: advance(done, text)).play()
+    answer(last_screen(shown, folder))

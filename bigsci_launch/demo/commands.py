@@ -1,0 +1,70 @@
+"""Runs `bsl` as a person would, and keeps what it printed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigsci_launch.errors import BslError
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A command that has ended: its words, its output and its exit code."""
+
+    words: tuple[str, ...]
+    stdout: str
+    stderr: str
+    returncode: int
+
+    @property
+    def line(self) -> str:
+        """The command as a person types it."""
+        return shlex.join(("bsl", *self.words))
+
+
+def speak(words: Sequence[str], *, timeout_s: float, log: Path) -> Spoken:
+    """Run `bsl WORDS`, appending its output to `log`; a command that outlives `timeout_s` is ended with its children.
+
+    Raises:
+        BslError: it took too long.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bigsci_launch", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.communicate(timeout=30)
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise BslError(
+                f"`bsl {shlex.join(words)}` took longer than {timeout_s:.0f} s", hint=f"see {log}"
+            ) from error
+        raise
+    spoken = Spoken(tuple(words), stdout, stderr, process.returncode)
+    with log.open("a", encoding="utf-8") as stream:
+        stream.write(f"$ {spoken.line}\n{stdout}{stderr}[exit {process.returncode}]\n\n")
+    return spoken
+
+
+def require_success(spoken: Spoken, log: Path) -> Spoken:
+    """`spoken` itself when it exited 0.
+
+    Raises:
+        BslError: it did not; the last line that it said is quoted.
+    """
+    if spoken.returncode != 0:
+        words = (spoken.stderr or spoken.stdout).strip().splitlines() or ["(it said nothing)"]
+        raise BslError(f"`{spoken.line}` exited with {spoken.returncode}: {words[-1]}", hint=f"all output is in {log}")
+    return spoken

@@ -1,0 +1,38 @@
+"""The last screen of the demonstration: what was shown, and what to type next."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from bigsci_launch.demo.story import FAULTY_RANK, FAULTY_STEP, NUM_STEPS, Shown
+
+
+def last_screen(shown: Shown, folder: Path) -> str:
+    """The screen, without colour; at most 100 columns but for what other commands printed."""
+    runs = folder / "runs"
+    return "\n".join(
+        [
+            "",
+            f"What was shown, on this machine, in {shown.seconds:.0f} s:",
+            "",
+            f"  1  Corpus: {shown.corpus_tokens}",
+            f"  2  A GPT trained {NUM_STEPS} steps on 8 ranks (tp2 x pp2 x dp2, bf16, ZeRO-1, tied embeddings):",
+            f"     loss {shown.losses[0]:.4f} -> {shown.losses[-1]:.4f}",
+            f"  3  Stopped at step {shown.stopped_at} and resumed: {NUM_STEPS} of {NUM_STEPS} losses equal to the last bit.",
+            f"     bsl diff-weights: {shown.diff_sentence}",
+            f"  4  Rank {FAULTY_RANK} skipped a collective in step {FAULTY_STEP} and the job hung. bsl spy:",
+            "",
+            textwrap.indent(shown.spy_report, "     | "),
+            "",
+            "What to type next:",
+            "",
+            f"  bsl list {runs}",
+            f"  bsl status {runs / 'stopped'}",
+            f"  bsl logs {runs / 'undisturbed'} --rank 6",
+            "  bsl plan configs/bloom-176b.yaml          a 176B model on 48 nodes, without a cluster",
+            "  bsl submit configs/bloom-176b.yaml --dry-run",
+            "",
+            f"Every command and its output: {folder / 'demo.log'}",
+        ]
+    )

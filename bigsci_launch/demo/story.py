@@ -1,0 +1,175 @@
+"""What the demonstration shows, step by step, each with the commands that a person would type.
+
+1. a corpus is made from the Python standard library's source text;
+2. a small GPT trains on 8 ranks (tp2 x pp2 x dp2, bf16, ZeRO-1, tied embeddings), undisturbed;
+3. the same run is stopped half-way and resumed: every loss is the same to the last bit, and so is every weight;
+4. one rank skips a collective: the job hangs, and `bsl spy` names the rank.
+"""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigsci_launch.demo.commands import Spoken, require_success, speak
+from bigsci_launch.errors import BslError
+from bigsci_launch.runs.events import read_events
+from bigsci_launch.runs.layout import AttemptDir, RunDir
+
+NUM_STEPS = 20
+STOP_AFTER = 8
+FAULTY_RANK = 5
+FAULTY_STEP = 4
+STILL_S = 6.0
+Tell = Callable[[int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the demonstration has shown; every field was measured in this run of it."""
+
+    corpus_tokens: str
+    losses: tuple[float, ...]
+    stopped_at: int
+    diff_sentence: str
+    spy_report: str
+    suspect: str
+    seconds: float
+    commands: tuple[str, ...]
+
+
+class Demo:
+    """One run of the demonstration in `folder`, which is emptied of earlier runs first."""
+
+    NUM_PARTS = 5
+
+    def __init__(self, folder: Path, config: Path, tell: Tell) -> None:
+        self.folder = folder
+        self.config = config
+        self.log = folder / "demo.log"
+        self._tell = tell
+        self._commands: list[str] = []
+
+    def play(self) -> Shown:
+        """Show everything.
+
+        Raises:
+            BslError: something that should have been shown was not; says what.
+        """
+        began = time.monotonic()
+        self._tell(0, "making a corpus from the standard library's source text")
+        corpus = self._make_corpus()
+        self._tell(1, f"training {NUM_STEPS} steps on 8 ranks, undisturbed")
+        undisturbed = self._train("undisturbed")
+        self._tell(2, f"the same run, stopped after {STOP_AFTER} steps")
+        stopped = self._train("stopped", f"training.stop_after_steps={STOP_AFTER}")
+        stopped_at = max(losses_by_step(stopped))
+        self._tell(3, "and resumed")
+        self._train("stopped")
+        losses = self._require_equal_losses(undisturbed, stopped)
+        diff = self._require_equal_weights(undisturbed, stopped)
+        self._tell(4, f"once more; rank {FAULTY_RANK} will skip a collective in step {FAULTY_STEP}")
+        report, suspect = self._hang_and_spy()
+        self._tell(5, "done")
+        return Shown(corpus, losses, stopped_at, diff, report, suspect, time.monotonic() - began, tuple(self._commands))
+
+    def _bsl(self, *words: str, timeout_s: float = 180.0) -> Spoken:
+        spoken = require_success(speak(words, timeout_s=timeout_s, log=self.log), self.log)
+        self._commands.append(spoken.line)
+        return spoken
+
+    def _make_corpus(self) -> str:
+        source = Path(sysconfig.get_path("stdlib")) / "asyncio"
+        prefix = self.folder / "corpus" / "stdlib"
+        spoken = self._bsl(
+            "data", "prepare", str(source), "--output", str(prefix), "--vocab-size", "512", "--glob", "*.py"
+        )
+        return spoken.stdout.strip().splitlines()[-1]
+
+    def _settings(self, name: str, *more: str) -> list[str]:
+        values = (
+            f"run.name={name}",
+            f"run.root={self.folder / 'runs'}",
+            f"data.prefix={self.folder / 'corpus' / 'stdlib'}",
+            f"training.steps={NUM_STEPS}",
+            *more,
+        )
+        return [word for value in values for word in ("--set", value)]
+
+    def _train(self, name: str, *more: str) -> RunDir:
+        self._bsl("submit", str(self.config), "--local", *self._settings(name, *more))
+        return RunDir(self.folder / "runs" / name)
+
+    def _require_equal_losses(self, one: RunDir, other: RunDir) -> tuple[float, ...]:
+        expected, found = losses_by_step(one), losses_by_step(other)
+        if sorted(expected) != list(range(1, NUM_STEPS + 1)):
+            raise BslError(f"the undisturbed run logged steps {sorted(expected)}", hint=f"see {self.log}")
+        for step, loss in expected.items():
+            if found.get(step) != loss:
+                raise BslError(f"loss of step {step}: {found.get(step)} after the resume, {loss} undisturbed")
+        return tuple(expected[step] for step in sorted(expected))
+
+    def _require_equal_weights(self, one: RunDir, other: RunDir) -> str:
+        spoken = self._bsl("diff-weights", str(one.checkpoints), str(other.checkpoints))
+        return spoken.stdout.strip().splitlines()[0]
+
+    def _hang_and_spy(self) -> tuple[str, str]:
+        fault = f"faults=[{{kind: skip, rank: {FAULTY_RANK}, step: {FAULTY_STEP}}}]"
+        name = "hangs"
+        self._bsl("submit", str(self.config), "--local", "--detach", *self._settings(name, fault))
+        run = RunDir(self.folder / "runs" / name)
+        try:
+            wait_until_still(run, timeout_s=90.0)
+            document = json.loads(self._bsl("spy", str(run.path), "--json").stdout)
+            bundle = str(newest(run.bundles))
+            report = self._bsl("spy", "--bundle", bundle).stdout
+        finally:
+            speak(("cancel", str(run.path)), timeout_s=60.0, log=self.log)
+        suspects = document["verdict"]["suspects"]
+        if [suspect["rank"] for suspect in suspects] != [FAULTY_RANK]:
+            raise BslError(f"`bsl spy` named {suspects or 'nobody'}, not rank {FAULTY_RANK}", hint=f"see {self.log}")
+        return report.rstrip(), f"rank {FAULTY_RANK}"
+
+
+def losses_by_step(run: RunDir) -> dict[int, float]:
+    """The loss of every step that any attempt of `run` logged; a later attempt wins."""
+    losses: dict[int, float] = {}
+    for attempt in run.attempts():
+        for path in sorted(attempt.events.glob("*.jsonl")):
+            for record in read_events(path):
+                if record["kind"] == "step" and "loss_hex" in record:
+                    losses[int(record["step"])] = float.fromhex(record["loss_hex"])
+    return losses
+
+
+def wait_until_still(run: RunDir, *, timeout_s: float) -> None:
+    """Return once every rank has trained and none has written a record for `STILL_S` seconds.
+
+    Raises:
+        BslError: that did not happen in `timeout_s` seconds.
+    """
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        attempt = run.latest_attempt()
+        if attempt and _is_still(attempt):
+            return
+        time.sleep(0.5)
+    raise BslError(f"the run did not come to a standstill within {timeout_s:.0f} s")
+
+
+def _is_still(attempt: AttemptDir) -> bool:
+    files: Sequence[Path] = sorted(attempt.events.glob("*.jsonl"))
+    if len(files) < 8:
+        return False
+    latest = [max(record["time"] for record in read_events(path)) for path in files if path.stat().st_size]
+    trained = any(record["kind"] == "step" for path in files for record in read_events(path))
+    return trained and len(latest) == len(files) and time.time() - max(latest) > STILL_S
+
+
+def newest(folder: Path) -> Path:
+    """The newest entry of `folder`."""
+    return max(folder.iterdir(), key=lambda path: path.stat().st_mtime)
