@@ -9,6 +9,9 @@ import sys
 import click
 
 from bigsci_launch import __version__
+from bigsci_launch.cli.cluster import cluster
+from bigsci_launch.cli.config import config
+from bigsci_launch.cli.diff_weights import diff_weights
 from bigsci_launch.errors import BslError, ConfigError
 
 
@@ -49,6 +52,11 @@ def bsl(verbose: int) -> None:
     """Launch 3D-parallel training on Slurm, see what every rank is doing, and compare weights."""
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+
+
+bsl.add_command(cluster)
+bsl.add_command(config)
+bsl.add_command(diff_weights)
 
 
 def main() -> None:

@@ -1,0 +1,134 @@
+"""The network of an isolated cluster, 10.213.N.0/24.
+
+    this machine, bslN [.254] === uplink (switch namespace: br0 [.1], slurmctld) n0 === eth0 [.10] (node n0), ...
+
+Only `bslN` is seen outside, and it is one end of a cable: it goes when the switch's namespace goes, that is with the
+one process in it. No bridge, route or named namespace is left to clean up. Making `bslN` also reserves subnet N: the
+kernel refuses a second interface of that name. Its hardware address says which cluster's it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from ipaddress import IPv4Network, ip_network
+from pathlib import Path
+
+from bigsci_launch.errors import ClusterError
+from bigsci_launch.minicluster.directory import ClusterDir
+from bigsci_launch.minicluster.processes import Started, require_tool, run_tool, wait_until
+from bigsci_launch.minicluster.settings import Cluster, Subnet
+
+NAMESPACE_TIMEOUT_S = 20.0
+INTERFACES = Path("/sys/class/net")
+
+
+def subnet(number: int) -> Subnet:
+    """Test subnet `number`, 0 to 255."""
+    return Subnet(interface=f"bsl{number}", prefix=f"10.213.{number}")
+
+
+def free_subnets(used: Sequence[IPv4Network]) -> Iterable[Subnet]:
+    """Every test subnet that overlaps none of `used`."""
+    candidates = (subnet(number) for number in range(256))
+    return (one for one in candidates if not any(IPv4Network(one.network).overlaps(other) for other in used))
+
+
+def parse_routes(text: str) -> list[IPv4Network]:
+    """The networks that `ip -json -4 route show table all` names, the default route left out."""
+    destinations = [route["dst"] for route in json.loads(text or "[]")]
+    return [IPv4Network(ip_network(dst, strict=False)) for dst in destinations if dst != "default"]
+
+
+def reserve_subnet(switch: Started, directory: ClusterDir) -> Subnet:
+    """Plug a cable from this machine into the switch, in the first test subnet that is free.
+
+    Raises:
+        ClusterError: none is free, or the kernel refuses.
+    """
+    used = parse_routes(require_tool(["ip", "-json", "-4", "route", "show", "table", "all"]))
+    for candidate in free_subnets(used):
+        ours = ["ip", "link", "add", candidate.interface, "address", hardware_address(directory)]
+        done = run_tool([*ours, "type", "veth", "peer", "name", "uplink", "netns", str(switch.pid)])
+        if done.returncode == 0:
+            require_tool(["ip", "-batch", "-"], text=login_batch(candidate))
+            return candidate
+        if "File exists" not in done.stderr:
+            raise ClusterError(f"ip link add {candidate.interface}: {done.stderr.strip()}")
+    raise ClusterError("no test subnet 10.213.N.0/24 is free", hint="`ip route` shows what is in use")
+
+
+def hardware_address(directory: ClusterDir) -> str:
+    """The hardware address of the interface that belongs to the cluster in `directory`: locally administered."""
+    digest = hashlib.sha256(str(directory.path).encode()).digest()
+    return ":".join(f"{byte:02x}" for byte in (0x02, *digest[:5]))
+
+
+def wait_interface_gone(directory: ClusterDir) -> None:
+    """Wait until the kernel has freed the cluster's interface: it does so a moment after the last process has ended.
+
+    Raises:
+        ClusterError: it stays.
+    """
+    address = hardware_address(directory)
+    if not wait_until(lambda: address not in _hardware_addresses(), NAMESPACE_TIMEOUT_S):
+        raise ClusterError(f"the interface with address {address} stays", hint="`ip link` shows it")
+
+
+def _hardware_addresses() -> set[str]:
+    found = set()
+    for interface in INTERFACES.glob("bsl*"):
+        with suppress(OSError):
+            found.add((interface / "address").read_text(encoding="ascii").strip())
+    return found
+
+
+def login_batch(subnet: Subnet) -> str:
+    """`ip -batch` lines that give this machine its address in the subnet."""
+    name = subnet.interface
+    return f"address add {subnet.login_address}/24 dev {name}\nlink set {name} up\n"
+
+
+def switch_batch(cluster: Cluster, node_pids: Sequence[int]) -> str:
+    """`ip -batch` lines, for the switch's namespace, that plug every node in; `node_pids` in the nodes' order."""
+    lines = [
+        "link set lo up",
+        "link add br0 type bridge",
+        "link set uplink master br0",
+        "link set uplink up",
+        f"address add {cluster.controller_address}/24 dev br0",
+        "link set br0 up",
+    ]
+    for node, pid in zip(cluster.nodes, node_pids, strict=True):
+        lines += [
+            f"link add {node.name} type veth peer name eth0 netns {pid}",
+            f"link set {node.name} master br0",
+            f"link set {node.name} up",
+        ]
+    return "\n".join([*lines, ""])
+
+
+def connect_nodes(cluster: Cluster, switch: Started, nodes: Sequence[Started]) -> None:
+    """Plug the nodes into the switch."""
+    enter = ["nsenter", f"--net=/proc/{switch.pid}/ns/net"]
+    require_tool([*enter, "ip", "-batch", "-"], text=switch_batch(cluster, [node.pid for node in nodes]))
+
+
+def require_own_network(started: Started) -> None:
+    """Wait until the process has a network namespace of its own: a cable plugged in before would land in ours.
+
+    Raises:
+        ClusterError: it ended, or takes too long.
+    """
+    ours = str(Path("/proc/self/ns/net").readlink())
+    if not wait_until(lambda: _network_of(started.pid) not in (ours, None), NAMESPACE_TIMEOUT_S):
+        raise ClusterError(f"{started.name}: the kernel gives it no network namespace")
+
+
+def _network_of(pid: int) -> str | None:
+    try:
+        return str(Path(f"/proc/{pid}/ns/net").readlink())
+    except OSError:
+        return None

@@ -1,0 +1,252 @@
+"""Starting and ending the cluster's daemons: the only module here that starts programs.
+
+Rule: a process is in the record before it does anything. A shell is started, its PID recorded, and only then told to
+become the daemon. When `up` dies before that, the shell reads the end of its input and ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bigsci_launch.errors import ClusterError
+from bigsci_launch.minicluster.directory import ClusterDir
+from bigsci_launch.minicluster.proctree import Process, descendants, read_process, read_processes, step_daemons
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+TOOL_TIMEOUT_S = 20.0
+KILL_TIMEOUT_S = 20.0
+POLL_S = 0.02
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+INSTALL_HINT = "install them with `apt-get install slurm-wlm munge iproute2` (slurm/minicluster/install.sh does)"
+GATE = 'read -r _ && exec "$@"'
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One line of the record: a process that was started. `boot_id` tells this boot's PIDs from an earlier one's."""
+
+    name: str
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A daemon that has just been started by this process, with its input still open."""
+
+    name: str
+    popen: subprocess.Popen[str]
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def tell(self) -> None:
+        """Write a line to its input: the next gate opens."""
+        assert self.popen.stdin is not None
+        # A process that has ended by itself is found when the cluster is waited for, with its output.
+        with suppress(BrokenPipeError):
+            self.popen.stdin.write("\n")
+            self.popen.stdin.flush()
+
+    def release(self) -> None:
+        """Close its input."""
+        assert self.popen.stdin is not None
+        with suppress(BrokenPipeError):
+            self.popen.stdin.close()
+
+
+def search_path() -> str:
+    """PATH with the system's sbin folders, which an ordinary user's lacks."""
+    return f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
+
+
+def require_programs(names: Sequence[str]) -> dict[str, str]:
+    """Program name -> its path.
+
+    Raises:
+        ClusterError: names every one that is missing.
+    """
+    paths = {name: shutil.which(name, path=search_path()) for name in names}
+    missing = [name for name, path in paths.items() if path is None]
+    if missing:
+        raise ClusterError(f"not installed: {', '.join(missing)}", hint=INSTALL_HINT)
+    return {name: path for name, path in paths.items() if path is not None}
+
+
+def start_daemon(directory: ClusterDir, name: str, argv: Sequence[str]) -> Started:
+    """Start `argv` in a session of its own, recorded before it becomes the daemon; input stays open."""
+    with directory.output(name).open("ab") as output:
+        popen = subprocess.Popen(
+            ["/bin/sh", "-c", GATE, "sh", *argv],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            env=_daemon_environment(directory),
+            start_new_session=True,
+            text=True,
+        )
+    started = Started(name, popen)
+    _append_record(directory, started)
+    started.tell()
+    return started
+
+
+def _daemon_environment(directory: ClusterDir) -> dict[str, str]:
+    # Nothing of the caller's: inside a job its SLURM_* would reach the daemons, and from them every task.
+    return {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(directory.slurm_conf)}
+
+
+def _append_record(directory: ClusterDir, started: Started) -> None:
+    process = read_process(started.pid)
+    assert process is not None, "a child that nobody has waited for has an entry in /proc"
+    line = json.dumps(asdict(Recorded(started.name, process.pid, process.start_ticks, boot_id())))
+    with directory.processes.open("a", encoding="utf-8") as stream:
+        stream.write(line + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def boot_id() -> str:
+    """The kernel's name for this boot."""
+    return BOOT_ID.read_text(encoding="ascii").strip()
+
+
+def read_record(directory: ClusterDir) -> list[Recorded]:
+    """Every process that was started, oldest first. A torn last line is a shell that was never released: it ends."""
+    try:
+        lines = directory.processes.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        return []
+    return [Recorded(**json.loads(line)) for line in lines[:-1]]
+
+
+def living(recorded: Sequence[Recorded], processes: dict[int, Process]) -> list[Recorded]:
+    """Those of `recorded` that still run, not mistaking a later process with the same PID for one."""
+    boot = boot_id()
+    return [r for r in recorded if r.boot_id == boot and _start_ticks(processes, r.pid) == r.start_ticks]
+
+
+def _start_ticks(processes: dict[int, Process], pid: int) -> int | None:
+    process = processes.get(pid)
+    return process.start_ticks if process else None
+
+
+def kill_cluster_processes(directory: ClusterDir) -> int:
+    """End every process of the cluster, and say how many there were.
+
+    All are stopped first, until a look finds none that runs: so none can start another behind our back. A node's
+    PID 1 takes its namespaces along, and with them its interfaces and mounts.
+
+    Raises:
+        ClusterError: some do not end; PIDs and states are named.
+    """
+    stopped = _stop_all(directory)
+    for process in stopped.values():
+        _signal(process.pid, signal.SIGKILL)
+    _wait_gone(stopped)
+    return len(stopped)
+
+
+def _stop_all(directory: ClusterDir) -> dict[int, Process]:
+    stopped: dict[int, Process] = {}
+    while True:
+        processes = read_processes()
+        roots = {recorded.pid for recorded in living(read_record(directory), processes)}
+        roots |= step_daemons(directory.path, processes) | stopped.keys()
+        new = descendants(roots, processes) - stopped.keys()
+        if not new:
+            return stopped
+        for pid in new:
+            _signal(pid, signal.SIGSTOP)
+            stopped[pid] = processes[pid]
+
+
+def kill_descendants(pid: int) -> int:
+    """End what descends from `pid`, leaving `pid` itself to notice; how many there were."""
+    processes = read_processes()
+    children = [process for process in processes.values() if process.parent_pid == pid]
+    for child in children:
+        _signal(child.pid, signal.SIGKILL)
+    _wait_gone({child.pid: child for child in children})
+    return len(children)
+
+
+def _signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _wait_gone(processes: dict[int, Process]) -> None:
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    left = dict(processes)
+    while left:
+        left = {pid: process for pid, process in left.items() if _is_still_there(process)}
+        if left and time.monotonic() > deadline:
+            raise ClusterError(
+                f"{len(left)} processes do not end: " + ", ".join(f"{p.command} {p.pid}" for p in left.values()),
+                hint="`cat /proc/PID/wchan` says what such a process waits for; `bsl cluster down` may be repeated",
+            )
+        time.sleep(POLL_S if left else 0)
+
+
+def _is_still_there(process: Process) -> bool:
+    now = read_process(process.pid)
+    return now is not None and now.is_alive and now.start_ticks == process.start_ticks
+
+
+def run_tool(argv: Sequence[str], *, text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a program of the system to its end with `text` as input; its exit status is the caller's business.
+
+    Raises:
+        ClusterError: no answer in time.
+    """
+    try:
+        return subprocess.run(
+            argv,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=TOOL_TIMEOUT_S,
+            check=False,
+            env=_tool_environment(),
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ClusterError(f"{argv[0]}: no answer in {TOOL_TIMEOUT_S:.0f} s") from error
+
+
+def _tool_environment() -> dict[str, str]:
+    return {"PATH": search_path(), "LANG": "C.UTF-8"}
+
+
+def require_tool(argv: Sequence[str], *, text: str = "") -> str:
+    """What the program printed.
+
+    Raises:
+        ClusterError: it failed; its own words are in the message.
+    """
+    done = run_tool(argv, text=text)
+    if done.returncode != 0:
+        raise ClusterError(f"{' '.join(argv)}: {done.stderr.strip() or f'exit status {done.returncode}'}")
+    return done.stdout
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Whether `condition` came true within `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True

@@ -1,0 +1,171 @@
+"""What a mini cluster is, as values, and the text of its files. Nothing here touches the machine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from typing import Any
+
+from bigsci_launch.errors import ClusterError
+from bigsci_launch.minicluster.directory import ClusterDir
+
+CONTROLLER = "ctl"
+MAX_NODES = 200
+CPUS_PER_GPU = 8
+# Where each daemon of an isolated cluster listens: its namespace is its own.
+CONTROLLER_PORT = 6817
+NODE_PORT = 6818
+TEMPLATES = ("slurm.conf", "gres.conf", "cgroup.conf")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node: its Slurm name, the host name that slurmd sees, and where it listens."""
+
+    name: str
+    hostname: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Subnet:
+    """A /24 of which only the namespaces of one cluster know, and this machine's own interface in it."""
+
+    interface: str
+    prefix: str
+
+    @property
+    def network(self) -> str:
+        return f"{self.prefix}.0/24"
+
+    @property
+    def controller_address(self) -> str:
+        return f"{self.prefix}.1"
+
+    @property
+    def login_address(self) -> str:
+        """The address of this machine, where users call sbatch and srun."""
+        return f"{self.prefix}.254"
+
+    def node_address(self, index: int) -> str:
+        return f"{self.prefix}.{10 + index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What was asked for."""
+
+    num_nodes: int
+    gpus_per_node: int
+    is_isolated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A cluster, whole. `interface` is None where nodes share the machine's network."""
+
+    shape: Shape
+    user: str
+    controller_hostname: str
+    controller_address: str
+    controller_port: int
+    nodes: tuple[Node, ...]
+    interface: str | None
+
+    def node(self, name: str) -> Node:
+        """The node of that name.
+
+        Raises:
+            ClusterError: there is none.
+        """
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise ClusterError(
+            f"no node {name} in this cluster", hint=f"its nodes: {', '.join(n.name for n in self.nodes)}"
+        )
+
+
+def require_shape(shape: Shape) -> None:
+    """Refuse numbers that cannot work.
+
+    Raises:
+        ClusterError: the number is named.
+    """
+    if not 1 <= shape.num_nodes <= MAX_NODES:
+        raise ClusterError(f"{shape.num_nodes} nodes: a mini cluster has 1 to {MAX_NODES}")
+    if not 0 <= shape.gpus_per_node <= 64:
+        raise ClusterError(f"{shape.gpus_per_node} GPUs a node: 0 to 64 are possible")
+
+
+def node_names(num_nodes: int) -> tuple[str, ...]:
+    """`n0`, `n1`, ... all of one width, so that they sort as they count."""
+    width = len(str(num_nodes - 1))
+    return tuple(f"n{index:0{width}d}" for index in range(num_nodes))
+
+
+def isolated_cluster(shape: Shape, subnet: Subnet, user: str) -> Cluster:
+    """A cluster whose nodes are namespaces with addresses in `subnet`."""
+    return Cluster(
+        shape=shape,
+        user=user,
+        controller_hostname=CONTROLLER,
+        controller_address=subnet.controller_address,
+        controller_port=CONTROLLER_PORT,
+        nodes=tuple(
+            Node(name, name, subnet.node_address(index), NODE_PORT)
+            for index, name in enumerate(node_names(shape.num_nodes))
+        ),
+        interface=subnet.interface,
+    )
+
+
+def shared_cluster(shape: Shape, first_port: int, hostname: str, user: str) -> Cluster:
+    """A cluster whose nodes are slurmds of this host: ports `first_port`, `first_port` + 1, ... on the loopback."""
+    return Cluster(
+        shape=shape,
+        user=user,
+        controller_hostname=hostname,
+        controller_address="127.0.0.1",
+        controller_port=first_port,
+        nodes=tuple(
+            Node(name, hostname, "127.0.0.1", first_port + 1 + index)
+            for index, name in enumerate(node_names(shape.num_nodes))
+        ),
+        interface=None,
+    )
+
+
+def hosts_text(cluster: Cluster) -> str:
+    """What isolated nodes see as /etc/hosts: every name of the cluster leads to its address, as a site's DNS does."""
+    lines = ["127.0.0.1 localhost", f"{cluster.controller_address} {cluster.controller_hostname}"]
+    return "\n".join([*lines, *(f"{node.address} {node.name}" for node in cluster.nodes), ""])
+
+
+def configuration_texts(cluster: Cluster, directory: ClusterDir) -> dict[str, str]:
+    """File name -> text of slurm.conf, gres.conf and cgroup.conf."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False
+    )
+    folder = files("bigsci_launch") / "assets" / "slurm" / "minicluster"
+    values = {"cluster": cluster, "directory": directory, "cpus": max(1, cluster.shape.gpus_per_node) * CPUS_PER_GPU}
+    return {
+        name: environment.from_string((folder / f"{name}.j2").read_text(encoding="utf-8")).render(values)
+        for name in TEMPLATES
+    }
+
+
+def cluster_document(cluster: Cluster) -> dict[str, Any]:
+    """The cluster as a JSON document; `parse_cluster` reads it."""
+    return asdict(cluster)
+
+
+def parse_cluster(document: dict[str, Any]) -> Cluster:
+    """The value behind `cluster_document`."""
+    values = dict(document)
+    values["shape"] = Shape(**values["shape"])
+    values["nodes"] = tuple(Node(**node) for node in values["nodes"])
+    return Cluster(**values)

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Installs what a mini cluster needs (Slurm, munge, iproute2) and shellcheck for the tests, where that is allowed:
+# Debian or Ubuntu, as root or with passwordless sudo. Says why when it cannot, and then exits 1. Quick when all is there.
+set -euo pipefail
+
+programs=(sbatch slurmctld slurmd munged ip nsenter unshare shellcheck)
+packages=(slurm-wlm munge iproute2 util-linux shellcheck)
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+
+missing=()
+for program in "${programs[@]}"; do
+    command -v "$program" >/dev/null || missing+=("$program")
+done
+if [ "${#missing[@]}" -eq 0 ]; then
+    exit 0
+fi
+
+refuse() {
+    echo "bsl: not installed: ${missing[*]}. $1" >&2
+    echo "bsl: tests that need a real Slurm will be skipped; by hand: apt-get install ${packages[*]}" >&2
+    exit 1
+}
+
+command -v apt-get >/dev/null || refuse "This script knows apt-get only, and it is not here."
+if [ "$(id -u)" -eq 0 ]; then
+    as_root=()
+elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+    as_root=(sudo -n)
+else
+    refuse "You are not root, and sudo asks for a password."
+fi
+
+echo "bsl: installing ${packages[*]}" >&2
+# slurmctld and slurmd do not start with their packages, for there is no /etc/slurm/slurm.conf. Where systemd runs, munge
+# does; a mini cluster has its own and leaves that one alone.
+install() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 "$@"; }
+install update -qq || echo "bsl: apt-get update failed; trying with the lists that are here" >&2
+install install -y -qq --no-install-recommends "${packages[@]}" >&2 || refuse "apt-get install failed."

@@ -1,0 +1,137 @@
+"""Real Slurm clusters for tests; what they need is checked, and what is missing is the reason of a skip.
+
+A module uses one of `isolated_cluster` and `many_nodes_cluster`: SLURM_CONF then points at it from the module's first
+fixture to its last. A test that breaks its cluster makes one of its own with `make_cluster`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SESSION_CLUSTERS = frozenset({"isolated_cluster", "many_nodes_cluster"})
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "ip", "nsenter", "unshare")
+SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmCluster:
+    """A running mini cluster; partition `debug`, nodes `n0`, `n1`, ... with `gres gpu:<gpus_per_node>`."""
+
+    directory: Path
+    nodes: tuple[str, ...]
+    gpus_per_node: int
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.directory / "slurm.conf"
+
+    def environment(self) -> dict[str, str]:
+        """The caller's environment, pointing at this cluster."""
+        return {**os.environ, "SLURM_CONF": str(self.slurm_conf), "BSL_CLUSTER_DIR": str(self.directory)}
+
+    def run(self, *argv: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Run a program against this cluster; its status is the caller's business."""
+        return subprocess.run(
+            argv, env=self.environment(), capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+
+    def bsl(self, *argv: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """Run `bsl ARGV` against this cluster."""
+        return self.run(sys.executable, "-m", "bigsci_launch", *argv, timeout_s=timeout_s)
+
+
+MakeCluster = Callable[..., SlurmCluster]
+
+
+def _reason_to_skip() -> str | None:
+    path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
+    missing = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
+    if missing:
+        return f"Slurm tests need {', '.join(missing)} (slurm/minicluster/install.sh installs them)"
+    if os.geteuid() != 0:
+        return "Slurm tests need root: nodes are namespaces"
+    done = subprocess.run(
+        ["unshare", "--net", "--pid", "--mount", "--uts", "--fork", "true"], capture_output=True, check=False, text=True
+    )
+    return f"Slurm tests need namespaces: {done.stderr.strip()}" if done.returncode else None
+
+
+@pytest.fixture(scope="session")
+def slurm_packages() -> None:
+    """Skips where no real Slurm can be started."""
+    if reason := _reason_to_skip():
+        pytest.skip(reason)
+
+
+def _start(nodes: int, gpus_per_node: int, isolated: bool) -> SlurmCluster:
+    directory = Path(tempfile.mkdtemp(prefix="bsl-", dir="/tmp"))  # short: Unix sockets are made in it
+    width = len(str(nodes - 1))
+    cluster = SlurmCluster(directory, tuple(f"n{i:0{width}d}" for i in range(nodes)), gpus_per_node)
+    options = ["--nodes", str(nodes), "--gpus-per-node", str(gpus_per_node), *(["--isolated"] if isolated else [])]
+    done = cluster.bsl("cluster", "up", *options)
+    if done.returncode != 0:
+        cluster.bsl("cluster", "down")
+        pytest.fail(f"bsl cluster up: {done.stderr}")
+    return cluster
+
+
+def _stop(cluster: SlurmCluster) -> None:
+    done = cluster.bsl("cluster", "down")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="session")
+def isolated_cluster(slurm_packages: None) -> Iterator[SlurmCluster]:
+    """4 nodes `n0` to `n3` with 2 "GPUs" each, each node with its own PIDs, host name and address."""
+    cluster = _start(4, 2, isolated=True)
+    yield cluster
+    _stop(cluster)
+
+
+@pytest.fixture(scope="session")
+def many_nodes_cluster(slurm_packages: None) -> Iterator[SlurmCluster]:
+    """48 nodes `n00` to `n47` with 8 "GPUs" each: slurmds of one host, which share its PIDs and its network."""
+    cluster = _start(48, 8, isolated=False)
+    yield cluster
+    _stop(cluster)
+
+
+@pytest.fixture
+def make_cluster(slurm_packages: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeCluster]:
+    """`make_cluster(nodes=2, gpus_per_node=2, isolated=True)`: a cluster for one test, which may break it.
+
+    SLURM_CONF points at the newest until the test ends.
+    """
+    made: list[SlurmCluster] = []
+
+    def make(nodes: int = 2, gpus_per_node: int = 2, isolated: bool = True) -> SlurmCluster:
+        cluster = _start(nodes, gpus_per_node, isolated)
+        made.append(cluster)
+        monkeypatch.setenv("SLURM_CONF", str(cluster.slurm_conf))
+        return cluster
+
+    yield make
+    for cluster in made:
+        _stop(cluster)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slurm_conf(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Points SLURM_CONF at the session cluster that the module's tests ask for, also for its module fixtures."""
+    items = [item for item in request.session.items if getattr(item, "module", None) is request.module]
+    wanted = {name for item in items for name in SESSION_CLUSTERS.intersection(getattr(item, "fixturenames", ()))}
+    if len(wanted) > 1:
+        pytest.fail("a module uses one session cluster: split it")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in wanted:
+            patch.setenv("SLURM_CONF", str(request.getfixturevalue(name).slurm_conf))
+        yield
