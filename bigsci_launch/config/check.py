@@ -201,9 +201,8 @@ def check_partition(config: RunConfig, site: Site) -> Iterator[Finding]:
         text = f"site {site.name} has no default partition: name one of {listed}"
     else:
         meant = closest(name, partitions)
-        text = (
-            f"site {site.name} has no partition {name!r}{f'; did you mean {meant}?' if meant else ''} (it has {listed})"
-        )
+        ending = f"did you mean {meant}?" if meant else f"it has {listed}"
+        text = f"site {site.name} has no partition {name!r}; {ending}"
     yield error("partition", "slurm.partition", "slurm.site", text)
 
 
@@ -242,9 +241,7 @@ def check_exit_margin(config: RunConfig, site: Site) -> Iterator[Finding]:
     needed_s = monitor.step_time_s + monitor.save_time_s
     if monitor.exit_margin_s is None:
         if 2 * needed_s >= limit_s:
-            text = (
-                f"2 x (step {monitor.step_time_s:g} s + save {monitor.save_time_s:g} s) is the whole limit of {limit}"
-            )
+            text = f"two steps and two saves take {2 * needed_s:g} s, which is all of the limit {limit}"
             yield warning("exit_margin", "monitor.step_time_s", "slurm.time_limit", text)
     elif monitor.exit_margin_s >= limit_s:
         text = f"{format_slurm_duration(monitor.exit_margin_s)} before the limit of {limit} is before the start"

@@ -21,6 +21,7 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
+MAX_DEPTH = 50
 
 _PREFIX = "tag:yaml.org,2002:"
 _PLAIN = {
@@ -161,6 +162,8 @@ class _Builder:
             raise _error(where, f"more than {MAX_NODES} values once its aliases are written out")
         if id(node) in self._open:
             raise _error(where, "an alias that contains itself")
+        if len(self._open) == MAX_DEPTH:
+            raise _error(where, "nested too deeply")
         self._open.add(id(node))
         built = Node(self._value(node, where), where)
         self._open.discard(id(node))

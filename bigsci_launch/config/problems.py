@@ -117,7 +117,7 @@ def section_in(annotation: Any) -> type[BaseModel] | None:
     return next((found for part in get_args(annotation) if (found := section_in(part))), None)
 
 
-def sections(model: type[BaseModel], path: KeyPath = ()) -> Iterator[tuple[KeyPath, type[BaseModel]]]:
+def sections(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], type[BaseModel]]]:
     """Every section class below `model`, depth first, with its path; lists and free names add no step."""
     for name, field in model.model_fields.items():
         section = section_in(field.annotation)

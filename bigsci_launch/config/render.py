@@ -10,7 +10,9 @@ from bigsci_launch.config.document import KeyPath, Scalar, resolve_plain
 
 Remark = Callable[[KeyPath], str]
 
-_BARE = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+=|-]*")
+_BARE = re.compile(r"\.?[A-Za-z_/][A-Za-z0-9_./+=|-]*")
+# Text to us and to YAML 1.2; quoted so that readers of YAML 1.1 agree.
+_OLD_BOOLEANS = frozenset(("y", "n", "yes", "no", "on", "off"))
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 REMARK_COLUMN = 60
 
@@ -58,7 +60,7 @@ def render_scalar(value: Scalar) -> str:
         return "null" if value is None else str(value).lower()
     if isinstance(value, (int, float)):
         return repr(value)
-    if _BARE.fullmatch(value) and resolve_plain(value) == "str":
+    if _BARE.fullmatch(value) and resolve_plain(value) == "str" and value.lower() not in _OLD_BOOLEANS:
         return value
     return f'"{"".join(_escape(char) for char in value)}"'
 

@@ -444,8 +444,8 @@ class SiteConfig(Section):
     @field_validator("default_partition")
     @classmethod
     def _is_listed(cls, value: str | None, info: ValidationInfo) -> str | None:
-        partitions = info.data.get("partitions", {})
-        if value is not None and value not in partitions:
+        partitions = info.data.get("partitions")
+        if value is not None and partitions is not None and value not in partitions:
             raise ValueError(f"must be one of `partitions`: {', '.join(partitions) or 'none is listed'}")
         return value
 

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from bigsci_launch.config.document import Node, at_one_place, read_document
 from bigsci_launch.config.problems import closest, validate
@@ -14,6 +15,7 @@ from bigsci_launch.errors import ConfigError
 from bigsci_launch.topology import Topology
 
 TEMPLATE = "template"
+_HINT = "copy slurm/sites/template.yaml to sites/NAME.yaml beside the run file, or name a file with its path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,10 @@ def load_site(name_or_path: str, near: Path | None = None) -> Site:
         ConfigError: there is no such site, or its file is wrong.
     """
     if is_path(name_or_path):
-        return read_site((near or Path()) / name_or_path)
+        path = (near or Path()) / name_or_path
+        if not path.is_file():
+            raise ConfigError(f"no such site file: {path}", hint=_HINT)
+        return read_site(path)
     known = find_sites(near)
     if name_or_path not in known:
         near_miss = closest(name_or_path, known)
@@ -103,7 +108,7 @@ def load_site(name_or_path: str, near: Path | None = None) -> Site:
         searched = ", ".join(str(folder) for folder in search_path(near))
         raise ConfigError(
             f"unknown site {name_or_path!r}{meant} (known: {', '.join(known) or 'none'}; searched: {searched})",
-            hint="copy slurm/sites/template.yaml to sites/NAME.yaml beside the run file, or name a file with its path",
+            hint=_HINT,
         )
     return read_site(known[name_or_path])
 
@@ -123,7 +128,7 @@ def read_site(path: Path) -> Site:
 def site_layer(site: Site) -> Node:
     """What the site gives to a run that does not say otherwise, in the shape of a run file."""
     config = site.config
-    given = {
+    given: dict[str, dict[str, Any]] = {
         "slurm": {
             "time_limit": config.default_time_limit,
             "partition": config.default_partition,

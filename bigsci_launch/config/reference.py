@@ -1,0 +1,146 @@
+"""The schema for editors and the manual of keys, both made from the docstrings in `schema`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from bigsci_launch.config.problems import sections
+from bigsci_launch.config.schema import RunConfig, SiteConfig
+
+SchemaName = Literal["run", "site"]
+Schema = dict[str, Any]
+
+EXTENDS = "Path of one run file, relative to this one, whose values stand where this file leaves them out."
+
+_INTRODUCTION = """# Keys of run files and site files
+
+A key that is left out has the default shown; a required key has none. Values stand in layers, weakest first: defaults,
+the site, the file that `extends` names, the file itself, `--set key=value`. `bsl config show FILE` tells the origin of
+each. YAML is read by the rules of version 1.2: only `true` and `false` are booleans, and `20:00:00` is text.
+"""
+
+
+def json_schema(name: SchemaName) -> Schema:
+    """JSON Schema, draft 7, of a run file or a site file, for editors.
+
+    A run file that extends another may leave out what that one has, so required keys of a run file are demanded only
+    where `extends` is absent.
+    """
+    model = RunConfig if name == "run" else SiteConfig
+    schema = model.model_json_schema(ref_template="#/definitions/{model}")
+    schema["definitions"] = schema.pop("$defs", {})
+    schema = _without_titles(schema)
+    if name == "run":
+        _allow_extends(schema)
+    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": f"bsl {name} file", **schema}
+
+
+def json_schema_text(name: SchemaName) -> str:
+    """The schema as it stands in `configs/schema/NAME.schema.json`."""
+    return json.dumps(json_schema(name), indent=2) + "\n"
+
+
+def _without_titles(schema: Any) -> Any:
+    """`schema` without pydantic's titles, which repeat the names of keys."""
+    if isinstance(schema, list):
+        return [_without_titles(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _without_titles(value) for key, value in schema.items() if not (key == "title" and isinstance(value, str))
+    }
+
+
+def _allow_extends(schema: Schema) -> None:
+    schema["properties"] = {"extends": {"type": "string", "description": EXTENDS}, **schema["properties"]}
+    demanded = {}
+    for path, section in sections(RunConfig):
+        required = schema["definitions"][section.__name__].get("required")
+        if required and len(path) == 1 and path[0] in schema["required"]:
+            demanded[path[0]] = {"required": schema["definitions"][section.__name__].pop("required")}
+    schema["if"] = {"required": ["extends"]}
+    schema["else"] = {"required": schema.pop("required"), "properties": demanded}
+
+
+def config_reference() -> str:
+    """Markdown: every key of a run file and of a site file, with type, default and meaning."""
+    run, site = json_schema("run"), json_schema("site")
+    parts = [_INTRODUCTION, "## The run file\n", _sentence(run)]
+    parts += _table("", {"properties": {"extends": run["properties"]["extends"]}}, run, frozenset())
+    parts += _chapters(run, frozenset(run["else"]["required"]), run["else"]["properties"])
+    parts += ["## The site file\n", _sentence(site)]
+    parts += _table("", site, site, frozenset(site["required"]))
+    parts += _chapters(site, frozenset(), {})
+    return "\n".join(parts)
+
+
+def _chapters(root: Schema, required: frozenset[str], demanded: Schema) -> Iterator[str]:
+    """A chapter for every section below `root`, depth first."""
+    model = RunConfig if "extends" in root["properties"] else SiteConfig
+    for path, section in sections(model):
+        shown = "".join(_step(root, path, index) for index in range(len(path)))
+        definition = root["definitions"][section.__name__]
+        needs = demanded.get(path[0], {}).get("required") if len(path) == 1 else None
+        note = " Required." if shown in required else ""
+        yield f"### `{shown}`\n"
+        yield _sentence(definition).rstrip() + note + "\n"
+        yield from _table(f"{shown}.", definition, root, frozenset(needs or definition.get("required", ())))
+
+
+def _step(root: Schema, path: tuple[str, ...], index: int) -> str:
+    """One step of a section's name: `.rampup`, `[]` behind a list, `.NAME` behind a section of free names."""
+    properties = root["properties"]
+    for step in path[:index]:
+        properties = root["definitions"][_reference(properties[step])]["properties"]
+    name, field = path[index], properties[path[index]]
+    ending = "[]" if field.get("type") == "array" else ".NAME" if field.get("type") == "object" else ""
+    return f"{'.' if index else ''}{name}{ending}"
+
+
+def _reference(schema: Schema) -> str:
+    """The name of the definition that `schema` leads to; an empty text when it leads to none."""
+    if "$ref" in schema:
+        return str(schema["$ref"]).rsplit("/", 1)[-1]
+    below = [*schema.get("anyOf", ()), *schema.get("patternProperties", {}).values()]
+    below += [schema[key] for key in ("items", "additionalProperties") if isinstance(schema.get(key), dict)]
+    return next((found for part in below if (found := _reference(part))), "")
+
+
+def _table(prefix: str, section: Schema, root: Schema, required: frozenset[str]) -> Iterator[str]:
+    """A table of the section's own keys; keys that are sections have a chapter of their own."""
+    rows = []
+    for name, field in section["properties"].items():
+        if _reference(field):
+            continue
+        default = "required" if name in required else _value(field.get("default"))
+        rows.append(f"| `{prefix}{name}` | {_type(field, root)} | {default} | {_cell(field.get('description', ''))} |")
+    if rows:
+        yield "\n".join(["| key | value | default | meaning |", "|---|---|---|---|", *rows, ""])
+
+
+def _type(schema: Schema, root: Schema) -> str:
+    """The kind of value in words, with its limits."""
+    if "anyOf" in schema:
+        return " or ".join(_type(part, root) for part in schema["anyOf"])
+    if "enum" in schema:
+        return " or ".join(f"`{value}`" for value in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of: {_type(schema['items'], root)}"
+    words = {"integer": "whole number", "number": "number", "boolean": "`true` or `false`", "null": "`null`"}
+    limits = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    shown = " and ".join(f"{sign} {schema[key]:g}" for key, sign in limits.items() if key in schema)
+    return f"{words.get(schema.get('type', ''), 'text')} {shown}".strip()
+
+
+def _value(value: Any) -> str:
+    return "" if value is None else f"`{json.dumps(value)}`" if not isinstance(value, str) else f"`{_cell(value)}`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _sentence(schema: Schema) -> str:
+    return " ".join(schema.get("description", "").split()) + "\n"

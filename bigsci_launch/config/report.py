@@ -1,0 +1,82 @@
+"""What `bsl config` says of a run file: values with their origins, problems, warnings. Text and JSON, no printing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from bigsci_launch.config.document import KeyPath, dotted
+from bigsci_launch.config.load import LoadedRun
+from bigsci_launch.config.render import render_yaml
+from bigsci_launch.config.site import Site
+from bigsci_launch.errors import ConfigError
+
+SCHEMA_VERSION = 1
+
+
+def summary(run: LoadedRun) -> str:
+    """One line: how many ranks, where, in which topology."""
+    layout, axes = run.layout, run.layout.topology
+    nodes = f"{layout.nodes} node{'s'[: layout.nodes > 1]} x {layout.ranks_per_node}"
+    return f"{axes.world_size} ranks ({nodes}) on site {run.site.name}: tp {axes.tp} x pp {axes.pp} x dp {axes.dp}"
+
+
+def warning_lines(run: LoadedRun) -> list[str]:
+    """One line per warning, beginning with its key."""
+    return [f"{finding.key}: {finding.text}" for finding in run.warnings]
+
+
+def show_text(run: LoadedRun) -> str:
+    """The resolved config as YAML, with the origin of each value behind it; can be used as a run file."""
+
+    def origin(path: KeyPath) -> str:
+        key = dotted(path)
+        below = [place for leaf, place in run.origins.items() if leaf == key or leaf.startswith(f"{key}.")]
+        return ", ".join(dict.fromkeys(below))
+
+    return f"# {summary(run)}\n" + render_yaml(run.config.model_dump(mode="json"), origin)
+
+
+def show_document(run: LoadedRun) -> dict[str, Any]:
+    """The resolved config, its origins and its warnings, for `--json`."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "file": str(run.path),
+        "site": {"name": run.site.name, "file": str(run.site.path)},
+        "layout": asdict(run.layout),
+        "config": run.config.model_dump(mode="json"),
+        "origins": run.origins,
+        "warnings": [asdict(finding) for finding in run.warnings],
+    }
+
+
+def check_document(file: str, run: LoadedRun | None, error: ConfigError | None = None) -> dict[str, Any]:
+    """What a check found, for `--json`: `run` where it holds, `error` where it does not."""
+    problems = [asdict(problem) for problem in error.problems] if error else []
+    if error and not problems:
+        problems = [{"where": file, "key": "", "text": error.message}]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "file": file,
+        "ok": error is None,
+        "problems": problems,
+        "warnings": [asdict(finding) for finding in run.warnings] if run else [],
+        "layout": asdict(run.layout) if run else None,
+    }
+
+
+def site_rows(sites: Sequence[Site]) -> list[tuple[str, str, str, str, str]]:
+    """Name, scheduler, ranks per node, description and file of each site."""
+    return [
+        (site.name, site.config.scheduler, str(site.config.ranks_per_node), site.config.description, str(site.path))
+        for site in sites
+    ]
+
+
+def sites_document(sites: Sequence[Site]) -> dict[str, Any]:
+    """Every site that can be named, for `--json`."""
+    entries = [
+        {"name": site.name, "file": str(site.path), "config": site.config.model_dump(mode="json")} for site in sites
+    ]
+    return {"schema_version": SCHEMA_VERSION, "sites": entries}
