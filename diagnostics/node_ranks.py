@@ -1,0 +1,248 @@
+"""Which processes of a node are ranks, for node_agent.py. Standard library only, Python 3.8 or newer.
+
+Asked in this order: pid files of the launcher; `scontrol listpids`; cgroup.procs; the environment of all processes;
+the descendants of a launcher. Never ps, pgrep or /proc/PID/cmdline: they block on a process whose memory map is locked.
+A rank is a record {rank, pid, source, step, world_size, ...}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+from node_processes import ask_child, descendants, parents, parse_stat, read_text
+
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+OTHER_VARIABLES = ("SLURM_JOB_ID", "SLURMD_NODENAME", "BSL_RUN_DIR", "BSL_ATTEMPT")
+PID_FILES_TIMEOUT_S = 5.0
+LISTPIDS_TIMEOUT_S = 5.0
+
+
+def find_ranks(request, node):
+    """The ranks of this node, how they were found, and problems on the way."""
+    problems = []
+    job_id, launcher_pid = request.get("job_id"), request.get("launcher_pid")
+    if request.get("pid_files"):
+        ranks = from_pid_files(request["pid_files"], node, None if job_id else os.uname().nodename, problems)
+        if ranks or not job_id:
+            return ranks, "pid files", problems
+    if job_id:
+        return from_job(job_id, node, problems)
+    if launcher_pid:
+        return from_launcher(launcher_pid, problems)
+    return [], "nothing", problems
+
+
+def from_pid_files(folder, node, host, problems):
+    """Ranks of this node from pid files, which may lie on a file system that does not answer."""
+    facts, finished = ask_child(lambda: read_pid_files(folder, node, host), PID_FILES_TIMEOUT_S)
+    error = facts.pop("error", None if finished else f"no answer in {PID_FILES_TIMEOUT_S:g} s")
+    if error:
+        problems.append(f"pid files: {error}")
+    return [dict(document, source="pid file", step=document.get("step_id")) for document in facts.values()]
+
+
+def read_pid_files(folder, node, host):
+    """(name, document) of every pid file of `node`, or, where `host` is given, of that host."""
+    for name in sorted(os.listdir(folder)):
+        if name.startswith("rank-") and name.endswith(".json"):
+            document = json.loads(read_text(f"{folder}/{name}") or "null")
+            if document and (document["node"] == node or (host and document["host"] == host)):
+                yield name, document
+
+
+def from_job(job_id, node, problems):
+    """The ranks of a Slurm job on this node, prepared or not."""
+    rows, how = list_tasks(job_id, node, problems), "scontrol listpids"
+    if not rows:
+        rows, how = list_cgroup(job_id), "cgroup.procs"
+    if not rows:
+        rows, how = list_environment(job_id, node), "environment"
+    own_step = os.environ.get("SLURM_STEP_ID")
+    tasks = {pid: (step, task) for pid, step, task in rows if step not in (own_step, "extern")}
+    known = identify(sorted(tasks), problems)
+    return assign_ranks(known, tasks), how, problems
+
+
+def from_launcher(launcher_pid, problems):
+    """The ranks among the descendants of a launcher, numbered by it or, failing that, in order of their start."""
+    known = identify(sorted({launcher_pid} | descendants(launcher_pid, parents())), problems)
+    return assign_ranks(known, {}) or count_ranks(launcher_pid, known), f"descendants of {launcher_pid}", problems
+
+
+def list_tasks(job_id, node, problems):
+    """Processes of a Slurm job on this node as slurmd knows them: [(pid, step, global task id or None)]."""
+    argv = ["scontrol", "listpids", str(job_id), node]
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=LISTPIDS_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problems.append(f"scontrol listpids: {error}")
+        return []
+    rows = parse_listpids(done.stdout.decode("utf-8", "replace"))
+    if not rows:
+        problems.append(f"scontrol listpids: {done.stderr.decode('utf-8', 'replace').strip()[-200:] or 'no process'}")
+    return rows
+
+
+def parse_listpids(text):
+    """Rows of `scontrol listpids` (PID JOBID STEPID LOCALID GLOBALID; `-` where a number is unknown)."""
+    rows = [line.split() for line in text.splitlines()[1:]]
+    return [
+        (int(row[0]), row[2], int(row[4]) if row[4].isdigit() else None)
+        for row in rows
+        if len(row) == 5 and row[0].isdigit() and int(row[0]) > 0
+    ]
+
+
+def list_cgroup(job_id):
+    """Processes of a Slurm job on this node from cgroup.procs, v1 or v2, found through our own cgroup."""
+    rows, marker = set(), f"/job_{job_id}"
+    for line in (read_text("/proc/self/cgroup") or "").splitlines():
+        controllers, path = line.split(":", 2)[1:]
+        above, found, _ = (path + "/").partition(marker + "/")
+        if found:
+            base = "/sys/fs/cgroup" + ("/" + controllers.replace("name=", "") if controllers else "")
+            rows.update(walk_cgroup(base + above + marker))
+    return sorted(rows)
+
+
+def walk_cgroup(top):
+    """(pid, step, None) of every process in the steps below `top`."""
+    for folder, _, files in os.walk(top):
+        steps = [part[5:] for part in folder.split("/") if part.startswith("step_")]
+        if steps and "cgroup.procs" in files:
+            for pid in (read_text(folder + "/cgroup.procs") or "").split():
+                yield int(pid), steps[0], None
+
+
+def list_environment(job_id, node):
+    """Processes whose environment names the job and this node: the last resort, for sites that track no processes."""
+    wanted = {"SLURM_JOB_ID": str(job_id), "SLURMD_NODENAME": node}
+    known = identify(sorted(set(parents()) - {os.getpid()}), [])
+    return [
+        (pid, "unknown", None)
+        for pid, process in sorted(known.items())
+        if all(process["env"].get(name) == value for name, value in wanted.items())
+    ]
+
+
+def identify(pids, problems):
+    """{pid: {comm, ppid, start_ticks, exe, env}}; one whose environment gives no answer has an empty one."""
+    known, left = {}, list(pids)
+    while left:
+        facts, _ = ask_child(lambda rest=tuple(left): ((str(pid), exe_and_environment(pid)) for pid in rest), 1.0)
+        read = [pid for pid in left if str(pid) in facts]
+        for pid in read:
+            add_known(known, pid, facts[str(pid)])
+        left = left[len(read) :]
+        if left:
+            problems.append(f"pid {left[0]}: its environment cannot be read")
+            add_known(known, left.pop(0), {"exe": "", "env": {}})
+    return known
+
+
+def add_known(known, pid, facts):
+    stat = read_text(f"/proc/{pid}/stat")
+    if stat:
+        known[pid] = dict(parse_stat(stat), **facts)
+
+
+def exe_and_environment(pid):
+    """Program and the few variables that number ranks. May block on a process whose memory map is locked."""
+    try:
+        exe = os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        exe = ""
+    wanted = RANK_VARIABLES + SIZE_VARIABLES + OTHER_VARIABLES
+    pairs = (entry.partition("=")[::2] for entry in (read_text(f"/proc/{pid}/environ", 1 << 20) or "").split("\0"))
+    return {"exe": exe, "env": {name: value for name, value in pairs if name in wanted}}
+
+
+def is_python(process):
+    """Whether the program looks like a Python interpreter (torch renames its main thread)."""
+    program = os.path.basename(process["exe"])
+    return program.startswith("python") or process["comm"].startswith(("python", "pt_main"))
+
+
+def leader(group, known):
+    """The process of `group` that is the rank: the topmost Python, else the topmost; wrappers stand above it."""
+    pythons = {pid for pid in group if is_python(known[pid])} or set(group)
+    return min((known[pid]["start_ticks"], pid) for pid in pythons if not has_ancestor(pid, pythons, known))[1]
+
+
+def has_ancestor(pid, group, known):
+    """Whether a process of `group` stands above `pid`."""
+    seen = {pid}
+    while pid in known and known[pid]["ppid"] not in seen:
+        pid = known[pid]["ppid"]
+        seen.add(pid)
+        if pid in group:
+            return True
+    return False
+
+
+def first_number(env, names):
+    """The first of the variables `names` that holds a number, or None."""
+    return next((int(env[name]) for name in names if env.get(name, "").isdigit()), None)
+
+
+def assign_ranks(known, tasks):
+    """Who is which rank. `tasks` gives {pid: (step, global task id or None)}.
+
+    A rank variable in the environment wins: then tasks may be launchers (one torchrun per node). Without one, each
+    task is a rank.
+    """
+    by_rank, by_task = {}, {}
+    for pid, process in known.items():
+        step, task = tasks.get(pid, (None, None))
+        rank = first_number(process["env"], RANK_VARIABLES)
+        if rank is not None:
+            by_rank.setdefault((step, rank), []).append(pid)
+        elif task is not None:
+            by_task.setdefault((step, task), []).append(pid)
+    launchers = {tasks[pid] for group in by_rank.values() for pid in group if pid in tasks}
+    groups = [("environment", key, group) for key, group in by_rank.items()]
+    groups += [("task id", key, group) for key, group in by_task.items() if key not in launchers]
+    return sorted((as_rank(*group, known) for group in groups), key=lambda rank: (str(rank["step"]), rank["rank"]))
+
+
+def as_rank(source, key, group, known):
+    """The record of one rank; `key` is (step, rank)."""
+    pid = leader(group, known)
+    env = known[pid]["env"]
+    return {
+        "rank": key[1],
+        "pid": pid_of_run(key[1], env) or pid,
+        "source": source,
+        "step": key[0],
+        "world_size": first_number(env, SIZE_VARIABLES),
+        "attempt": attempt_of_run(env),
+    }
+
+
+def attempt_of_run(env):
+    """Folder of the attempt when the rank belongs to a `bsl` run, or None."""
+    names = ("BSL_RUN_DIR", "BSL_ATTEMPT")
+    return "{}/attempts/{}".format(*(env[name] for name in names)) if all(name in env for name in names) else None
+
+
+def pid_of_run(rank, env):
+    """What a `bsl` run says about the process of `rank`, if that process lives."""
+    attempt = attempt_of_run(env)
+    if attempt is None:
+        return None
+    path = f"{attempt}/pids/rank-{rank:04d}.json"
+    facts, _ = ask_child(lambda: [("pid", json.loads(read_text(path) or "{}").get("pid"))], 1.0)
+    pid = facts.get("pid")
+    return pid if pid and os.path.exists(f"/proc/{pid}") else None
+
+
+def count_ranks(launcher_pid, known):
+    """Ranks of a launcher that numbers nothing: its Python children in order of their start, or itself."""
+    below = {pid for pid in known if pid != launcher_pid and is_python(known[pid])}
+    tops = sorted((known[pid]["start_ticks"], pid) for pid in below if not has_ancestor(pid, below, known))
+    pids = [pid for _, pid in tops] or [pid for pid in (launcher_pid,) if pid in known]
+    nothing = {"source": "order of start", "step": None, "world_size": None, "attempt": None}
+    return [dict(nothing, rank=rank, pid=pid) for rank, pid in enumerate(pids)]
