@@ -1,0 +1,291 @@
+"""Starts one rank and keeps its record: who it is, what it prints, how it ends. Stand-alone, standard library only.
+
+    python -I -S rank_runner.py --attempt-dir DIR --topology tp=2,pp=2,dp=2 --ranks-per-node 2 -- PROGRAM ARGS
+
+srun starts one of these for every task; the local launcher starts one for every rank and says which with `--rank`.
+The program finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, BSL_RUN_DIR and BSL_ATTEMPT in its
+environment. The runner writes `pids/rank-NNNN.json`, `logs/rank-NNNN.log` (each line with its time, UTC) and
+`exits/rank-NNNN.json` under DIR, and ends as the program did: its exit code, or 128 + signal.
+
+It must never be the reason why a training ends: records that cannot be written are said on stderr and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+# What a signal to the runner becomes for the program. Slurm signals every process of a step itself, and SIGUSR2 kills
+# those that do not expect it (data loaders, compilers). All but this runner ignore SIGURG: job scripts send that.
+FORWARDED_UNDER_SLURM = {signal.SIGURG: signal.SIGUSR2}
+FORWARDED_LOCALLY = {signal.SIGUSR2: signal.SIGUSR2, signal.SIGTERM: signal.SIGTERM, signal.SIGURG: signal.SIGUSR2}
+PR_SET_PDEATHSIG = 1
+DRAIN_TIMEOUT_S = 2.0
+"""How long to wait for output after the program has ended: a process it left behind may hold the pipe for ever."""
+EVENT_TAIL_BYTES = 8192
+ORPHAN_GRACE_S = 60
+"""How long a program may take to end after TERM when its local launcher has died."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse_arguments(arguments)
+    if options.rank is not None:
+        end_with_launcher()
+    rank = Rank(options)
+    return rank.run(options.program)
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Start one rank and keep its record.")
+    parser.add_argument("--attempt-dir", type=Path, required=True)
+    parser.add_argument("--topology", type=parse_topology, required=True, help="tp=2,pp=2,dp=2")
+    parser.add_argument("--ranks-per-node", type=int, required=True)
+    parser.add_argument("--rank", type=int, help="global rank; default: Slurm's variables")
+    parser.add_argument("program", nargs="+")
+    return parser.parse_args(arguments)
+
+
+def parse_topology(text: str) -> dict[str, int]:
+    """Axis sizes of `tp=2,pp=2,dp=2`."""
+    sizes = {axis: int(size) for axis, _, size in (part.partition("=") for part in text.split(","))}
+    return {"tp": sizes["tp"], "pp": sizes["pp"], "dp": sizes["dp"]}
+
+
+def coordinate(rank: int, topology: dict[str, int]) -> dict[str, int]:
+    """Where `rank` stands: tp fastest, then dp, then pp."""
+    rest, tp_rank = divmod(rank, topology["tp"])
+    pp_rank, dp_rank = divmod(rest, topology["dp"])
+    return {"pp": pp_rank, "tp": tp_rank, "dp": dp_rank}
+
+
+def end_with_launcher() -> None:
+    """Have the kernel send TERM when the local launcher dies: no rank outlives it. (Slurm sees to that itself.)"""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def place(options: argparse.Namespace) -> dict[str, int]:
+    """Global rank, local rank, node rank and their counts, from `--rank` or from Slurm's variables."""
+    if options.rank is not None:
+        world_size = options.topology["tp"] * options.topology["pp"] * options.topology["dp"]
+        return {"rank": options.rank, "local_rank": options.rank, "node_rank": 0, "world_size": world_size,
+                "local_world_size": world_size}  # fmt: skip
+    variable = os.environ
+    return {"rank": int(variable["SLURM_PROCID"]), "local_rank": int(variable["SLURM_LOCALID"]),
+            "node_rank": int(variable["SLURM_NODEID"]), "world_size": int(variable["SLURM_NTASKS"]),
+            "local_world_size": options.ranks_per_node}  # fmt: skip
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot: with the pid it names one process for ever."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return int(text.rpartition(")")[2].split()[19])
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; `SIG40` for a real-time signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write `record` beside `path` and rename it into place; a full disk is said, not raised."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        print(f"rank_runner: cannot write {path}: {error}", file=sys.stderr, flush=True)
+
+
+class StampedLog:
+    """Appends bytes to a file with the time before each line. Parts of a line show at once: a hang may follow them."""
+
+    def __init__(self, path: Path) -> None:
+        self._at_line_start = True
+        self._descriptor: int | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            print(f"rank_runner: cannot write {path}: {error}", file=sys.stderr, flush=True)
+
+    def feed(self, chunk: bytes) -> None:
+        stamp = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ ").encode()
+        pieces = []
+        for line in split_lines(chunk):
+            pieces.append(stamp + line if self._at_line_start else line)
+            self._at_line_start = line.endswith(b"\n")
+        self._write(b"".join(pieces))
+
+    def end_line(self) -> None:
+        if not self._at_line_start:
+            self.feed(b"\n")
+
+    def _write(self, data: bytes) -> None:
+        # A full disk must not stop the program: what cannot be written is lost, the pipe is still emptied.
+        with contextlib.suppress(OSError):
+            if self._descriptor is not None:
+                os.write(self._descriptor, data)
+
+
+def split_lines(chunk: bytes) -> list[bytes]:
+    """Lines of `chunk` at newlines alone: a carriage return belongs to its line (progress bars)."""
+    lines = [line + b"\n" for line in chunk.split(b"\n")]
+    lines[-1] = lines[-1][:-1]
+    return [line for line in lines if line]
+
+
+class Rank:
+    """One rank: its place, its process and its records."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.attempt: Path = options.attempt_dir.absolute()
+        self.place = place(options)
+        self.name = f"rank-{self.place['rank']:04d}"
+        self.coordinate = coordinate(self.place["rank"], options.topology)
+        self.host = socket.gethostname()
+        self.node = os.environ.get("SLURMD_NODENAME", self.host) if options.rank is None else self.host
+        self.process: subprocess.Popen[bytes] | None = None
+        self.received: list[int] = []
+        self.terminated: float | None = None
+        self.parent = os.getppid()
+        self.forwarded = FORWARDED_UNDER_SLURM if options.rank is None else FORWARDED_LOCALLY
+        self.log = StampedLog(self.attempt / "logs" / f"{self.name}.log")
+
+    def run(self, program: list[str]) -> int:
+        """Start the program, keep its output, wait for its end, and return the exit code to end with."""
+        for number in FORWARDED_LOCALLY:
+            signal.signal(number, self.receive)
+        try:
+            self.process = self.start(program)
+        except OSError as error:
+            self.log.feed(f"rank_runner: cannot start {program[0]}: {error.strerror}\n".encode())
+            code = 127 if isinstance(error, FileNotFoundError) else 126
+            self.write_exit(code, None, error=f"cannot start {program[0]}: {error.strerror}")
+            return code
+        self.write_pid()
+        for early in self.received:
+            self.process.send_signal(early)
+        output = threading.Thread(target=self.copy_output, args=(self.process.stdout,), daemon=True)
+        output.start()
+        status = self.process.wait()
+        output.join(DRAIN_TIMEOUT_S)
+        self.log.end_line()
+        return self.end(status)
+
+    def start(self, program: list[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            program,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **self.environment()},
+            # The warning before the time limit must not end a program that has not, or not yet, asked for it.
+            preexec_fn=lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
+        )
+
+    def environment(self) -> dict[str, str]:
+        numbers = {name.upper(): str(value) for name, value in self.place.items()}
+        return {**numbers, "BSL_RUN_DIR": str(self.attempt.parent.parent), "BSL_ATTEMPT": self.attempt.name}
+
+    def receive(self, number: int, _frame: FrameType | None) -> None:
+        """Pass a signal on to the program, or keep it until there is one."""
+        if number == signal.SIGTERM and self.terminated is None:
+            self.note_termination()
+        if self.process is None:
+            self.received.append(FORWARDED_LOCALLY[signal.Signals(number)])
+        elif number in self.forwarded and self.process.returncode is None:
+            self.process.send_signal(self.forwarded[signal.Signals(number)])
+
+    def note_termination(self) -> None:
+        """Record at once that this rank was told to end: KILL may follow, and only a lost node leaves no record."""
+        self.terminated = time.time()
+        self.write_exit(None, None)
+        if os.getppid() != self.parent:
+            signal.signal(signal.SIGALRM, lambda *_: self.process.kill() if self.process else None)
+            signal.alarm(ORPHAN_GRACE_S)
+
+    def copy_output(self, stream: IO[bytes]) -> None:
+        while chunk := os.read(stream.fileno(), 65536):
+            self.log.feed(chunk)
+
+    def write_pid(self) -> None:
+        assert self.process is not None
+        write_record(
+            self.attempt / "pids" / f"{self.name}.json",
+            {
+                "rank": self.place["rank"],
+                "local_rank": self.place["local_rank"],
+                "node_rank": self.place["node_rank"],
+                "node": self.node,
+                "host": self.host,
+                "pid": self.process.pid,
+                "runner_pid": os.getpid(),
+                "start_ticks": start_ticks(self.process.pid),
+                "coordinate": self.coordinate,
+                "started": time.time(),
+                "job_id": os.environ.get("SLURM_JOB_ID"),
+                "step_id": os.environ.get("SLURM_STEP_ID"),
+            },
+        )
+
+    def end(self, status: int) -> int:
+        """Write the exit record of wait status `status` (negative: signal) and return the code to end with."""
+        if status >= 0:
+            self.write_exit(status, None)
+            return status
+        has_ended_cleanly = -status == signal.SIGABRT and self.has_ended()
+        self.write_exit(None, signal_name(-status), clean_end=has_ended_cleanly)
+        # gloo and NCCL may abort while they are torn down, after the training has ended well and said so.
+        return 0 if has_ended_cleanly else 128 - status
+
+    def has_ended(self) -> bool:
+        """Whether the last event of the rank is `end`: the training was over."""
+        try:
+            with (self.attempt / "events" / f"{self.name}.jsonl").open("rb") as stream:
+                stream.seek(max(0, stream.seek(0, os.SEEK_END) - EVENT_TAIL_BYTES))
+                lines = stream.read().splitlines()
+            return bool(json.loads(lines[-1])["kind"] == "end")
+        except (OSError, ValueError, LookupError, TypeError):
+            return False
+
+    def write_exit(self, code: int | None, ended_by: str | None, **more: Any) -> None:
+        write_record(
+            self.attempt / "exits" / f"{self.name}.json",
+            {
+                "rank": self.place["rank"],
+                "node": self.node,
+                "host": self.host,
+                "pid": self.process.pid if self.process else None,
+                "code": code,
+                "signal": ended_by,
+                "time": time.time(),
+                "terminated": self.terminated,
+                "coordinate": self.coordinate,
+                **more,
+            },
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""Why an attempt ended, told from records as ranks leave them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bigsci_launch
+from bigsci_launch.runs.layout import AttemptDir, write_json
+from bigsci_launch.topology import Topology
+
+PROGRAM = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics" / "exit_reason.py"
+TOPOLOGY = Topology(tp=2, pp=2, dp=2)
+
+
+class Attempt:
+    """An attempt of 8 ranks on 4 nodes, whose records a test writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.dir = AttemptDir(path)
+        self.dir.make()
+        for rank in range(8):
+            write_json(self.dir.pid_file(rank), {**self.identity(rank), "pid": 1000 + rank, "started": 10.0})
+
+    def identity(self, rank: int) -> dict[str, Any]:
+        return {"rank": rank, "node": f"n{rank // 2 + 1}", "coordinate": TOPOLOGY.coordinate(rank).as_dict()}
+
+    def exits(self, *ranks: int, code: int | None = 0, signal: str | None = None, **more: Any) -> None:
+        for rank in ranks:
+            record = {**self.identity(rank), "code": code, "signal": signal, "time": 100.0, "terminated": None, **more}
+            write_json(self.dir.exit_file(rank), record)
+
+    def fails(self, rank: int, message: str, *, time: float, kind: str = "RuntimeError") -> None:
+        record = {**self.identity(rank), "step": 7, "type": kind, "message": message, "time": time}
+        write_json(self.dir.error_file(rank), record)
+        self.exits(rank, code=1, time=time + 0.5)
+
+    def event(self, *ranks: int, **fields: Any) -> None:
+        for rank in ranks:
+            self.dir.event_file(rank).write_text(json.dumps({"time": 50.0, "step": 7, **fields}) + "\n")
+
+    def describe(self, *options: str, code: int | None) -> dict[str, Any]:
+        argv = [sys.executable, "-I", "-S", str(PROGRAM), "--attempt-dir", str(self.dir.path), "--world-size", "8"]
+        argv += ["--started", "10", *(["--exit-code", str(code)] if code is not None else []), *options]
+        self.line = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=20).stdout
+        return json.loads(self.dir.exit.read_text())
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    return Attempt(tmp_path / "0001")
+
+
+def test_all_well(attempt: Attempt) -> None:
+    attempt.exits(*range(8))
+    attempt.event(*range(8), kind="end", reason="finished")
+    found = attempt.describe("--job-id", "42", "--restart-count", "1", code=0)
+    assert (found["reason"], found["exit_code"], found["first_failure"]) == ("finished", 0, None)
+    assert (found["job_id"], found["restart_count"], found["attempt"], found["started"]) == ("42", 1, "0001", 10.0)
+    assert attempt.line == "bsl: attempt 0001 ended: finished (exit code 0)\n"
+
+
+@pytest.mark.parametrize("reason", ["signal", "stop_after_steps"])
+def test_a_stop_before_the_last_step(attempt: Attempt, reason: str) -> None:
+    attempt.exits(*range(8))
+    attempt.event(*range(8), kind="end", reason=reason)
+    assert attempt.describe(code=0)["reason"] == "stopped"
+
+
+def test_a_program_without_events_stopped_when_asked(attempt: Attempt) -> None:
+    attempt.exits(*range(8))
+    assert attempt.describe("--stop-requested", code=0)["reason"] == "stopped"
+    assert attempt.describe(code=0)["reason"] == "finished"
+
+
+def test_a_killed_rank_comes_before_the_cascade_even_with_clocks_apart(attempt: Attempt) -> None:
+    for rank in (0, 1, 2, 3, 4, 6, 7):
+        attempt.fails(rank, "[gloo] Connection closed by peer [10.0.0.3]:5123", time=90.0 + rank)
+    attempt.exits(5, code=None, signal="SIGKILL", time=99.0)
+    found = attempt.describe(code=143)
+    assert found["reason"] == "crashed"
+    assert found["first_failure"] == {
+        "rank": 5,
+        "node": "n3",
+        "coordinate": {"pp": 1, "tp": 1, "dp": 0},
+        "signal": "SIGKILL",
+        "code": None,
+        "step": None,
+        "error": None,
+        "time": 99.0,
+    }
+    assert found["failed_ranks"] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert "first failure: rank 5 (dp0 pp1 tp1) on n3: SIGKILL" in attempt.line
+
+
+def test_the_earliest_of_two_exceptions_is_first(attempt: Attempt) -> None:
+    attempt.fails(6, "CUDA out of memory", time=95.0, kind="OutOfMemoryError")
+    attempt.fails(2, "loss is NaN", time=90.0, kind="FloatingPointError")
+    attempt.exits(0, 1, 3, 4, 5, 7, code=None, signal="SIGTERM", terminated=99.0)
+    found = attempt.describe(code=143)
+    assert found["first_failure"]["rank"] == 2
+    assert found["first_failure"]["error"] == "FloatingPointError: loss is NaN"
+    assert found["first_failure"]["step"] == 7
+    assert found["failed_ranks"] == [2, 6]
+
+
+def test_only_broken_connections_still_name_the_earliest(attempt: Attempt) -> None:
+    for rank in range(8):
+        attempt.fails(rank, "Broken pipe", time=100.0 - rank)
+    assert attempt.describe(code=1)["first_failure"]["rank"] == 7
+
+
+def test_a_program_without_error_records_is_quoted_from_its_log(attempt: Attempt) -> None:
+    attempt.dir.log_file(4).write_text(
+        "2026-11-21T01:02:03.000001Z Traceback\n2026-11-21T01:02:03.000002Z KeyError: 'x'\n\n"
+    )
+    attempt.exits(4, code=1)
+    attempt.exits(0, 1, 2, 3, 5, 6, 7, code=None, signal="SIGTERM", terminated=99.0)
+    assert attempt.describe(code=1)["first_failure"]["error"] == "KeyError: 'x'"
+
+
+def test_a_node_that_left_nothing_was_lost(attempt: Attempt) -> None:
+    for rank in (0, 1):
+        attempt.fails(rank, "Connection reset by peer", time=90.0)
+    attempt.exits(2, 3, 6, 7, code=None, signal=None, terminated=91.0, time=91.0)
+    attempt.event(4, 5, kind="heartbeat", phase="step")
+    found = attempt.describe(code=143)
+    assert found["reason"] == "node_failure"
+    assert (found["first_failure"]["node"], found["first_failure"]["rank"]) == ("n3", 4)
+    assert found["first_failure"]["time"] == 50.0
+    assert "none of the 2 ranks on n3" in found["first_failure"]["error"]
+
+
+def test_slurms_word_on_the_node_counts(attempt: Attempt) -> None:
+    attempt.exits(*range(8), code=None, signal="SIGTERM", terminated=91.0)
+    found = attempt.describe("--terminated", "91", "--slurm-reason", "NodeDown", code=143)
+    assert (found["reason"], found["slurm_reason"]) == ("node_failure", "NodeDown")
+
+
+def test_one_killed_runner_is_no_lost_node(attempt: Attempt) -> None:
+    attempt.exits(0, 1, 2, 3, 5, 6, 7, code=None, signal="SIGTERM", terminated=91.0)
+    found = attempt.describe(code=137)
+    assert found["reason"] == "crashed"
+    assert (found["first_failure"]["rank"], found["first_failure"]["node"]) == (4, "n3")
+    assert "runner was killed" in found["first_failure"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ((), "cancelled"),
+        (("--slurm-reason", "None"), "cancelled"),
+        (("--slurm-reason", "TimeLimit"), "time_limit"),
+        (("--slurm-restarts", "1"), "requeued"),
+    ],
+)
+def test_termination_from_outside(attempt: Attempt, options: tuple[str, ...], reason: str) -> None:
+    attempt.exits(*range(8), code=None, signal="SIGTERM", terminated=91.0)
+    found = attempt.describe("--terminated", "91", *options, code=143)
+    assert (found["reason"], found["first_failure"]) == (reason, None)
+    assert found["slurm_reason"] != "None"
+
+
+def test_a_crash_during_termination_is_the_terminations(attempt: Attempt) -> None:
+    attempt.exits(*range(8), code=1, terminated=91.0, time=92.0)
+    assert attempt.describe("--terminated", "91", code=1)["reason"] == "cancelled"
+
+
+def test_a_provisional_record_has_no_exit_code(attempt: Attempt) -> None:
+    found = attempt.describe("--terminated", "91", "--slurm-reason", "TimeLimit", code=None)
+    assert (found["reason"], found["exit_code"]) == ("time_limit", None)
+    assert "not yet seen to the end" in attempt.line
+
+
+def test_an_abort_after_the_end_is_no_failure(attempt: Attempt) -> None:
+    attempt.exits(*range(7))
+    attempt.exits(7, code=None, signal="SIGABRT", clean_end=True)
+    attempt.event(*range(8), kind="end", reason="finished")
+    assert attempt.describe(code=0)["reason"] == "finished"
+
+
+def test_nothing_was_started(tmp_path: Path) -> None:
+    attempt = Attempt(tmp_path / "0001")
+    for rank in range(8):
+        attempt.dir.pid_file(rank).unlink()
+    found = attempt.describe(code=1)
+    assert (found["reason"], found["first_failure"]) == ("launch_failed", None)
+    assert (found["num_started"], found["world_size"]) == (0, 8)
+
+
+def test_torn_records_are_left_out(attempt: Attempt) -> None:
+    attempt.exits(*range(8), code=None, signal="SIGTERM", terminated=91.0)
+    attempt.dir.exit_file(3).write_text('{"rank": 3, ')
+    attempt.dir.event_file(2).write_bytes(b'{"kind": "end", "rea')
+    assert attempt.describe(code=137)["first_failure"]["rank"] == 3
