@@ -17,7 +17,7 @@
         errors/rank-0003.json     the uncaught exception of rank 3
         exits/rank-0003.json      exit code or signal of rank 3
       checkpoints/                global_step20/, latest, latest_checkpointed_iteration.txt
-      dumps/                      per-rank weight dumps
+      dumps/                      per-rank weight dumps: step-000005-before/rank-0003.safetensors
       spy/                        evidence bundles
 """
 
@@ -177,6 +177,10 @@ class RunDir:
     @property
     def dumps(self) -> Path:
         return self.path / "dumps"
+
+    def dump_file(self, step: int, when: str, rank: int) -> Path:
+        """The weights of `rank` around `step`; `when` is `before` or `after`."""
+        return self.dumps / f"step-{step:06d}-{when}" / f"{rank_name(rank)}.safetensors"
 
     @property
     def bundles(self) -> Path:

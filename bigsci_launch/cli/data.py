@@ -1,0 +1,63 @@
+"""`bsl data`: datasets that `bsl train` reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from bigsci_launch.cli import console
+
+
+@click.group()
+def data() -> None:
+    """Make datasets for training.
+
+    \b
+    Example:
+      bsl data prepare corpus/ --output data/corpus --vocab-size 32000
+    """
+
+
+@data.command(
+    epilog="Example: bsl data prepare /usr/lib/python3.11 --output data/stdlib --vocab-size 1024 --glob '*.py'"
+)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--output",
+    "prefix",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="PREFIX",
+    help="Write PREFIX.bin, PREFIX.idx and PREFIX.tokenizer.json; data.prefix of a run file names it.",
+)
+@click.option("--vocab-size", required=True, type=click.IntRange(min=257), help="Tokens of the vocabulary.")
+@click.option("--glob", "pattern", default="*", show_default=True, help="Which files under FOLDER to read.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was made as one JSON document.")
+def prepare(folder: Path, prefix: Path, vocab_size: int, pattern: str, as_json: bool) -> None:
+    """Make an indexed dataset (Megatron's .bin/.idx) from the texts of FOLDER.
+
+    A byte-level BPE tokenizer is trained on the texts themselves; nothing is downloaded. Every file becomes one
+    document, closed by an end-of-document token. The same folder gives the same bytes.
+    """
+    from bigsci_launch.data.prepare import find_texts, prepare_dataset
+
+    total = 2 * len(find_texts(folder, pattern))
+    with console.progress("prepare", total) as advance:
+        made = prepare_dataset(folder, prefix, vocab_size, pattern, advance)
+    if as_json:
+        console.answer_json(
+            {
+                "schema_version": 1,
+                "prefix": str(made.prefix),
+                "num_documents": made.num_documents,
+                "num_tokens": made.num_tokens,
+                "num_bytes": made.num_bytes,
+                "vocab_size": made.vocab_size,
+            }
+        )
+        return
+    console.answer(
+        f"{made.prefix}: {made.num_documents} documents, {made.num_tokens} tokens "
+        f"({made.num_bytes / made.num_tokens:.2f} bytes each), vocabulary {made.vocab_size}"
+    )

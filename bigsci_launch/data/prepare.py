@@ -1,0 +1,134 @@
+"""From a folder of text to an indexed dataset, with a byte-level BPE tokenizer trained on that very text.
+
+Nothing is downloaded, and the same folder gives the same bytes: files are taken in the order of their relative paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bigsci_launch.data.indexed import IndexedWriter, token_dtype, tokenizer_path, write_beside
+from bigsci_launch.errors import DataError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+END_OF_DOCUMENT = "<|endoftext|>"
+SMALLEST_VOCABULARY = 257
+"""256 bytes and the end-of-document token."""
+
+_FILES_PER_BATCH = 64
+
+Advance = Callable[[int, str], None]
+"""`advance(done, text)`: how many files of two passes over the corpus are done, and what is done now."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDataset:
+    """What `prepare_dataset` made."""
+
+    prefix: Path
+    num_documents: int
+    num_tokens: int
+    num_bytes: int
+    vocab_size: int
+
+
+def find_texts(folder: Path, pattern: str) -> tuple[Path, ...]:
+    """Every file under `folder` whose name matches the glob `pattern`, in the order of relative paths.
+
+    Raises:
+        DataError: no such folder, or no such file in it.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    files = sorted(path for path in folder.rglob(pattern) if path.is_file())
+    if not files:
+        raise DataError(f"{folder}: holds no file that matches {pattern!r}", hint="--glob chooses the files")
+    return tuple(files)
+
+
+def prepare_dataset(
+    folder: Path, prefix: Path, vocab_size: int, pattern: str = "*", advance: Advance | None = None
+) -> PreparedDataset:
+    """Train a tokenizer on the texts of `folder` and write `prefix.bin`, `.idx` and `.tokenizer.json`.
+
+    One document per file, each closed by the end-of-document token (id 0). Bytes that are not UTF-8 are replaced.
+
+    Raises:
+        DataError: nothing to read, an unreadable file, or too little text for `vocab_size` tokens.
+    """
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise DataError(f"a vocabulary of {vocab_size} is too small: bytes alone need {SMALLEST_VOCABULARY}")
+    files = find_texts(folder, pattern)
+    tell: Advance = advance or (lambda done, text: None)
+    tokenizer, num_bytes = _train_tokenizer(files, vocab_size, tell)
+    if tokenizer.get_vocab_size() < vocab_size:
+        raise DataError(
+            f"{folder}: {num_bytes} bytes of text give a vocabulary of {tokenizer.get_vocab_size()}, not {vocab_size}",
+            hint="add text, or ask for a smaller --vocab-size",
+        )
+    try:
+        with IndexedWriter(prefix, token_dtype(vocab_size)) as writer:
+            for done, tokens in enumerate(_encode(files, tokenizer), start=1):
+                writer.add_document(tokens)
+                tell(len(files) + done, "encode")
+            write_beside(tokenizer_path(prefix), tokenizer.to_str(pretty=True).encode())
+    except OSError as error:
+        raise DataError(f"{prefix}: cannot be written: {error.strerror or error}") from error
+    return PreparedDataset(prefix, writer.num_documents, writer.num_tokens, num_bytes, vocab_size)
+
+
+def _train_tokenizer(files: tuple[Path, ...], vocab_size: int, tell: Advance) -> tuple[Tokenizer, int]:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_DOCUMENT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    num_bytes = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal num_bytes
+        for done, path in enumerate(files, start=1):
+            text = read_text(path)
+            num_bytes += len(text.encode())
+            yield text
+            tell(done, "read")
+
+    tokenizer.train_from_iterator(texts(), trainer)
+    # A text that speaks of the token must not end a document.
+    tokenizer.encode_special_tokens = True
+    return tokenizer, num_bytes
+
+
+def _encode(files: tuple[Path, ...], tokenizer: Tokenizer) -> Iterator[list[int]]:
+    end = tokenizer.token_to_id(END_OF_DOCUMENT)
+    assert end is not None
+    remaining = iter(files)
+    while batch := list(islice(remaining, _FILES_PER_BATCH)):
+        for encoding in tokenizer.encode_batch_fast([read_text(path) for path in batch]):
+            yield [*encoding.ids, end]
+
+
+def read_text(path: Path) -> str:
+    """The text of a file; bytes that are not UTF-8 are replaced.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        return path.read_bytes().decode("utf-8", errors="replace")
+    except OSError as error:
+        raise DataError(
+            f"{path}: {error.strerror or error}", hint="make it readable, or leave it out with --glob"
+        ) from error

@@ -1,0 +1,82 @@
+"""Micro batches of one data-parallel rank, cut from the token stream of an indexed dataset."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.data.indexed import IndexedDataset, open_dataset, tokenizer_path
+from bigsci_launch.errors import DataError
+from bigsci_launch.topology import Coordinate, Topology
+from bigsci_launch.train.sampler import SampleOrder, Share, num_samples
+
+
+class Batches:
+    """The samples of one rank."""
+
+    def __init__(self, dataset: IndexedDataset, config: RunConfig, share: Share) -> None:
+        self._dataset = dataset
+        self._length = config.model.sequence_length
+        self._vocab_size = config.model.vocab_size
+        self._order = SampleOrder(num_samples(dataset.num_tokens, self._length), config.run.seed)
+        self._share = share
+
+    def step(self, consumed_samples: int, num_micro_batches: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Tokens and labels, each (micro batch, length) int64, of every micro batch of one step.
+
+        Raises:
+            DataError: a token outside the model's vocabulary.
+        """
+        for positions in self._share.positions(consumed_samples, num_micro_batches):
+            windows = torch.from_numpy(np.stack([self._window(self._order.sample(p)) for p in positions]))
+            yield windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+    def _window(self, sample: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        start = sample * self._length
+        window = self._dataset.tokens[start : start + self._length + 1].astype(np.int64)
+        if window.max() >= self._vocab_size or window.min() < 0:
+            raise DataError(
+                f"{self._dataset.prefix}: token {window.max()} at {start}..{start + self._length}, but "
+                f"model.vocab_size is {self._vocab_size}",
+                hint="set model.vocab_size to that of the tokenizer which made the dataset",
+            )
+        return window
+
+
+def open_batches(config: RunConfig, topology: Topology, coordinate: Coordinate) -> Batches:
+    """The batches of the rank at `coordinate`, from `data.prefix`.
+
+    Raises:
+        DataError: the dataset is missing, broken, too short for one sample, or made with a larger vocabulary.
+    """
+    prefix = Path(config.data.prefix)
+    dataset = open_dataset(prefix)
+    if num_samples(dataset.num_tokens, config.model.sequence_length) < 1:
+        raise DataError(
+            f"{prefix}: {dataset.num_tokens} tokens, but one sample of model.sequence_length "
+            f"{config.model.sequence_length} needs {config.model.sequence_length + 1}"
+        )
+    vocab_size = tokenizer_vocab_size(prefix)
+    if vocab_size is not None and vocab_size > config.model.vocab_size:
+        raise DataError(
+            f"{prefix}: made with a vocabulary of {vocab_size}, larger than model.vocab_size {config.model.vocab_size}",
+            hint=f"set model.vocab_size to {vocab_size}, or prepare the data with a smaller --vocab-size",
+        )
+    share = Share(config.training.micro_batch_size, coordinate.dp_rank, topology.dp)
+    return Batches(dataset, config, share)
+
+
+def tokenizer_vocab_size(prefix: Path) -> int | None:
+    """Tokens of the tokenizer that lies beside the dataset, or None where there is none."""
+    try:
+        return len(json.loads(tokenizer_path(prefix).read_text(encoding="utf-8"))["model"]["vocab"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{tokenizer_path(prefix)}: cannot be read: {error}") from error

@@ -1,0 +1,169 @@
+"""Saves and loads the whole state of a run: DeepSpeed's files, random states per rank, and what they are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.errors import CheckpointError
+from bigsci_launch.runs.checkpoints import (
+    CheckpointRecord,
+    CheckpointsDir,
+    begin_checkpoint,
+    checkpoint_tag,
+    commit_checkpoint,
+    find_checkpoint,
+    finish_interrupted,
+    list_files,
+    read_record,
+    require_complete,
+    sync_path,
+    write_record,
+)
+from bigsci_launch.topology import Topology
+from bigsci_launch.train.collective import on_first_rank
+from bigsci_launch.train.optimizer import apply_settings
+from bigsci_launch.train.report import is_lost_peer
+from bigsci_launch.train.rng import capture_generators, restore_generators
+from bigsci_launch.train.startup import talk_as_debug
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is: optimizer steps done, and samples consumed by them."""
+
+    step: int = 0
+    consumed_samples: int = 0
+
+
+class DurableCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
+    """Writes as DeepSpeed does, and syncs each file before the checkpoint gets its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.zipfile_serialization = True
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Write `state_dict` to `path`."""
+        super().save(state_dict, path)
+        sync_path(Path(path))
+
+
+def describe(config: RunConfig, topology: Topology, progress: Progress) -> CheckpointRecord:
+    """What a checkpoint of this run is, its files left out."""
+    model = config.model
+    return CheckpointRecord(
+        step=progress.step,
+        consumed_samples=progress.consumed_samples,
+        topology={"tp": topology.tp, "pp": topology.pp, "dp": topology.dp},
+        precision=config.training.precision,
+        model={
+            "num_layers": model.num_layers,
+            "hidden_size": model.hidden_size,
+            "num_attention_heads": model.num_attention_heads,
+            "ffn_hidden_size": config.ffn_hidden_size,
+            "sequence_length": model.sequence_length,
+            "vocab_size": model.vocab_size,
+            "padded_vocab_size": config.padded_vocab_size,
+            "tied_embeddings": model.tied_embeddings,
+            "partition_method": config.parallelism.partition_method,
+        },
+        files={},
+    )
+
+
+def generators_path(folder: Path, rank: int) -> Path:
+    """The file of a checkpoint that holds the random states of `rank`."""
+    return folder / f"rng_rank_{rank:04d}.pt"
+
+
+def save_checkpoint(engine: PipelineEngine, checkpoints: CheckpointsDir, record: CheckpointRecord) -> Path:
+    """Save the state after `record.step`; a collective call, done when `latest` names it. The folder it is in."""
+    tag = checkpoint_tag(record.step)
+    staging = on_first_rank(lambda: _begin(checkpoints, tag))
+    client_state = {"iteration": record.step, "consumed_train_samples": record.consumed_samples}
+    with talk_as_debug():
+        engine.save_checkpoint(str(staging), tag=tag, client_state=client_state, save_latest=False)
+    generators = generators_path(staging / tag, dist.get_rank())
+    torch.save(capture_generators(), generators)
+    sync_path(generators)
+    dist.barrier()
+    on_first_rank(lambda: _commit(checkpoints, staging / tag, record))
+    return checkpoints.folder(tag)
+
+
+def _begin(checkpoints: CheckpointsDir, tag: str) -> Path:
+    with _disk_errors(checkpoints.path):
+        return begin_checkpoint(checkpoints, tag)
+
+
+def _commit(checkpoints: CheckpointsDir, staged: Path, record: CheckpointRecord) -> None:
+    with _disk_errors(checkpoints.path):
+        write_record(staged, replace(record, files=list_files(staged)))
+        commit_checkpoint(checkpoints, staged.name, record.step)
+
+
+@contextlib.contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or path}: {error.strerror or error}") from error
+
+
+def choose_checkpoint(load: str, own: CheckpointsDir, run: CheckpointRecord) -> tuple[Path, CheckpointRecord] | None:
+    """The checkpoint that `checkpoint.load` means, checked against the run, or None to start at step 0.
+
+    A collective call: rank 0 looks, all agree.
+
+    Raises:
+        CheckpointError: there is none where one is meant, it is incomplete, or it is of another model or topology.
+    """
+    return on_first_rank(lambda: _choose(load, own, run))
+
+
+def _choose(load: str, own: CheckpointsDir, run: CheckpointRecord) -> tuple[Path, CheckpointRecord] | None:
+    with _disk_errors(own.path):
+        finish_interrupted(own)
+        folder = find_checkpoint(load, own)
+    if folder is None:
+        return None
+    record = read_record(folder)
+    if differences := record.differences(run):
+        raise CheckpointError(
+            f"{folder}: of another run: {'; '.join(differences)}",
+            hint="use the model, parallelism and precision of the run that saved it, or set checkpoint.load: none",
+        )
+    require_complete(folder, record)
+    return folder, record
+
+
+def load_checkpoint(engine: PipelineEngine, folder: Path, record: CheckpointRecord, config: RunConfig) -> Progress:
+    """Load model, optimizer and random states; a collective call. How far the run was.
+
+    Raises:
+        CheckpointError: DeepSpeed could not load it, or loaded nothing.
+    """
+    try:
+        with talk_as_debug():
+            path, _ = engine.load_checkpoint(str(folder.parent), tag=folder.name)
+        generators = torch.load(generators_path(folder, dist.get_rank()), weights_only=True)
+    except Exception as error:
+        if is_lost_peer(error):
+            raise
+        raise CheckpointError(f"{folder}: cannot be loaded: {type(error).__name__}: {error}") from error
+    if path is None:
+        raise CheckpointError(f"{folder}: DeepSpeed loaded nothing from it")
+    restore_generators(generators)
+    apply_settings(engine.optimizer.param_groups, config.optimizer)
+    engine.optimizer.clip_grad = config.optimizer.clip_grad
+    return Progress(record.step, record.consumed_samples)

@@ -1,0 +1,30 @@
+"""One rank looks, all ranks know: decisions that must be the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from bigsci_launch.errors import BslError
+
+Result = TypeVar("Result")
+
+
+def on_first_rank(work: Callable[[], Result]) -> Result:
+    """What `work()` gives on rank 0, on every rank; a collective call.
+
+    Raises:
+        BslError: what it raised there, on every rank.
+    """
+    outcome: list[object] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            outcome[0] = work()
+        except BslError as error:
+            outcome[1] = error
+    dist.broadcast_object_list(outcome, src=0)
+    if isinstance(outcome[1], BslError):
+        raise outcome[1]
+    return outcome[0]  # type: ignore[return-value]

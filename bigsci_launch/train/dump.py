@@ -1,0 +1,31 @@
+"""Weights of one rank as a safetensors file, for `bsl diff-weights`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import nn
+
+from bigsci_launch.topology import Coordinate
+
+
+def dump_weights(module: nn.Module, path: Path, *, rank: int, coordinate: Coordinate, step: int, when: str) -> None:
+    """Write every parameter that this rank holds, under its name, to `path`; all at once.
+
+    `when` is `before` or `after` the step. The file's metadata says whose weights they are, as text.
+    """
+    # Parameters are views of one flat buffer; the format wants tensors that share nothing.
+    weights = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in module.named_parameters()}
+    metadata = {
+        "rank": str(rank),
+        "dp": str(coordinate.dp_rank),
+        "pp": str(coordinate.pp_rank),
+        "tp": str(coordinate.tp_rank),
+        "step": str(step),
+        "when": when,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}")
+    save_file(weights, beside, metadata)
+    beside.replace(path)

@@ -1,0 +1,211 @@
+"""The training loop of one rank."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.runs.checkpoints import CheckpointRecord, CheckpointsDir
+from bigsci_launch.topology import Coordinate, Topology
+from bigsci_launch.train.batches import Batches, open_batches
+from bigsci_launch.train.checkpoint import (
+    DurableCheckpointEngine,
+    Progress,
+    choose_checkpoint,
+    describe,
+    load_checkpoint,
+    save_checkpoint,
+)
+from bigsci_launch.train.dump import dump_weights
+from bigsci_launch.train.faults import Faults
+from bigsci_launch.train.flops import FlopCounter
+from bigsci_launch.train.log_line import StepResult, format_step, step_record
+from bigsci_launch.train.optimizer import set_learning_rate
+from bigsci_launch.train.parallel.pipeline import build_engine, describe_stages, stage_layers
+from bigsci_launch.train.parallel.tensor import make_tensor_parallel
+from bigsci_launch.train.place import Place
+from bigsci_launch.train.report import RankReport
+from bigsci_launch.train.rng import seed_generators
+from bigsci_launch.train.schedule import BatchSize, LearningRate
+from bigsci_launch.train.startup import join_ranks
+from bigsci_launch.train.stop import StopFlag
+
+EndReason = Literal["finished", "signal", "stop_after_steps"]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One rank's part of a run: what does not change from step to step."""
+
+    config: RunConfig
+    topology: Topology
+    coordinate: Coordinate
+    place: Place
+    report: RankReport
+    engine: PipelineEngine
+    batches: Batches
+    faults: Faults
+    stop: StopFlag
+    checkpoints: CheckpointsDir
+    learning_rate: LearningRate
+    batch_size: BatchSize
+    flops: FlopCounter
+
+    @property
+    def tells(self) -> bool:
+        """Whether this rank prints the lines of the run: one of the last stage's."""
+        is_first = self.coordinate.dp_rank == 0 and self.coordinate.tp_rank == 0
+        return is_first and self.coordinate.pp_rank == self.topology.pp - 1
+
+
+def train(config: RunConfig, topology: Topology, place: Place, report: RankReport, stop: StopFlag) -> EndReason:
+    """Train until the run's end, or until this attempt is asked to stop; a collective call of all ranks."""
+    coordinate = topology.coordinate(place.rank)
+    batches = open_batches(config, topology, coordinate)
+    join_ranks()
+    checkpoints = CheckpointsDir(place.run.checkpoints)
+    report.phase("load")
+    chosen = choose_checkpoint(config.checkpoint.load, checkpoints, describe(config, topology, Progress()))
+    report.phase("init")
+    seed_generators(config.run.seed, coordinate)
+    batch_size = BatchSize.of_config(config.training)
+    ranks = make_tensor_parallel(topology.groups("tp"), place.rank)
+    engine = build_engine(config, topology, ranks, batch_size.at(chosen[1].consumed_samples if chosen else 0))
+    engine.checkpoint_engine = DurableCheckpointEngine()
+    training = Training(
+        config=config,
+        topology=topology,
+        coordinate=coordinate,
+        place=place,
+        report=report,
+        engine=engine,
+        batches=batches,
+        faults=Faults(config.faults, place.rank, report, engine),
+        stop=stop,
+        checkpoints=checkpoints,
+        learning_rate=LearningRate.of_config(config.optimizer, config.training),
+        batch_size=batch_size,
+        flops=FlopCounter.of_config(config),
+    )
+    return _run(training, chosen)
+
+
+def _run(training: Training, chosen: tuple[Path, CheckpointRecord] | None) -> EndReason:
+    progress = _resume(training, *chosen) if chosen else Progress()
+    if training.tells:
+        _announce(training, progress)
+    first_step, steps = progress.step, training.config.training.steps
+    while progress.step < steps:
+        progress = _step(training, progress)
+        reason = _stop_reason(training, progress.step - first_step)
+        if reason or progress.step == steps or _is_save_due(training.config, progress.step):
+            _save(training, progress)
+        if reason and progress.step < steps:
+            return reason
+    return "finished"
+
+
+def _resume(training: Training, folder: Path, record: CheckpointRecord) -> Progress:
+    training.report.phase("load")
+    progress = load_checkpoint(training.engine, folder, record, training.config)
+    training.report.step = progress.step
+    training.report.event("load", path=str(folder), checkpoint_step=progress.step)
+    return progress
+
+
+def _announce(training: Training, progress: Progress) -> None:
+    lines = describe_stages(stage_layers(training.engine.module))
+    print(f"topology {training.topology}: {training.place.world_size} ranks", *lines, sep="\n", flush=True)
+    print(f"starting after step {progress.step} of {training.config.training.steps}", flush=True)
+
+
+def _is_save_due(config: RunConfig, step: int) -> bool:
+    interval = config.checkpoint.save_interval
+    return interval is not None and step % interval == 0
+
+
+def _stop_reason(training: Training, num_own_steps: int) -> EndReason | None:
+    if training.stop.agree(training.engine.device):
+        return "signal"
+    limit = training.config.training.stop_after_steps
+    return "stop_after_steps" if limit is not None and num_own_steps >= limit else None
+
+
+def _save(training: Training, progress: Progress) -> None:
+    training.report.phase("save")
+    started = time.monotonic()
+    record = describe(training.config, training.topology, progress)
+    folder = save_checkpoint(training.engine, training.checkpoints, record)
+    seconds = time.monotonic() - started
+    training.report.event("save", path=str(folder), seconds=seconds)
+    if training.tells:
+        print(f"saved {folder} in {seconds:.2f} s", flush=True)
+
+
+def _step(training: Training, progress: Progress) -> Progress:
+    """Train one step; how far the run is then."""
+    engine, report = training.engine, training.report
+    step = report.step = progress.step + 1
+    batch_size = training.batch_size.at(progress.consumed_samples)
+    learning_rate = training.learning_rate.at(step)
+    engine.set_train_batch_size(batch_size)
+    set_learning_rate(engine.optimizer.param_groups, learning_rate)
+    num_skipped = engine.skipped_steps
+    _dump(training, step, "before")
+    report.phase("step")
+    started = time.monotonic()
+    training.faults.before_step(step)
+    loss = float(engine.train_batch(training.batches.step(progress.consumed_samples, engine.micro_batches)))
+    seconds = time.monotonic() - started
+    _dump(training, step, "after")
+    progress = Progress(step, progress.consumed_samples + batch_size)
+    if training.tells:
+        _tell(training, progress, batch_size, learning_rate, loss, engine.skipped_steps - num_skipped, seconds)
+    return progress
+
+
+def _dump(training: Training, step: int, when: str) -> None:
+    if step not in training.config.monitor.dump_weights_steps:
+        return
+    training.report.phase("dump")
+    rank = training.place.rank
+    path = training.place.run.dump_file(step, when, rank)
+    dump_weights(training.engine.module, path, rank=rank, coordinate=training.coordinate, step=step, when=when)
+
+
+def _tell(
+    training: Training,
+    progress: Progress,
+    batch_size: int,
+    learning_rate: float,
+    loss: float,
+    num_skipped: int,
+    seconds: float,
+) -> None:
+    """Print and record what a step gave."""
+    config = training.config
+    tflops = training.flops.tflops_per_rank(batch_size, seconds, training.place.world_size)
+    peak = config.monitor.peak_tflops_per_rank
+    result = StepResult(
+        step=progress.step,
+        num_steps=config.training.steps,
+        consumed_samples=progress.consumed_samples,
+        sequence_length=config.model.sequence_length,
+        learning_rate=learning_rate,
+        global_batch_size=batch_size,
+        loss=loss,
+        grad_norm=float(training.engine.get_global_grad_norm() or 0.0),
+        num_skipped=num_skipped,
+        num_nan=int(math.isnan(loss)),
+        seconds=seconds,
+        tflops=tflops,
+        utilization=tflops / peak if peak else None,
+    )
+    print(format_step(result), flush=True)
+    training.report.event("step", **step_record(result))

@@ -1,0 +1,171 @@
+"""The GPT that `bsl train` trains, as a list of pipeline layers.
+
+    VocabularyEmbedding, LearnedPositions, TransformerLayer x L, FinalNorm,
+    VocabularyEmbedding again (tied) or OutputEmbedding
+
+Class names are what `parallelism.partition_method` matches: `type:transformer|embedding` gives a slot to each layer and
+to both ends of the vocabulary, none to positions and the final norm.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.train.initial import Draw
+from bigsci_launch.train.parallel.tensor import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    TensorParallel,
+    VocabularyParallelTable,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GptSizes:
+    """Sizes of the model, counts of elements."""
+
+    num_layers: int
+    hidden: int
+    heads: int
+    ffn_hidden: int
+    length: int
+    vocab: int
+    padded_vocab: int
+    dropout: float
+    epsilon: float
+    std: float
+
+    @classmethod
+    def of_config(cls, config: RunConfig) -> GptSizes:
+        """The sizes of a run file, with the vocabulary padded for its tp."""
+        model = config.model
+        return cls(
+            num_layers=model.num_layers,
+            hidden=model.hidden_size,
+            heads=model.num_attention_heads,
+            ffn_hidden=config.ffn_hidden_size,
+            length=model.sequence_length,
+            vocab=model.vocab_size,
+            padded_vocab=config.padded_vocab_size,
+            dropout=model.dropout,
+            epsilon=model.layernorm_epsilon,
+            std=model.init_std,
+        )
+
+    @property
+    def output_std(self) -> float:
+        """Spread of the layers that write into the residual stream: smaller, since 2 x L of them add up (GPT-2)."""
+        return self.std / math.sqrt(2 * self.num_layers)
+
+
+class VocabularyEmbedding(VocabularyParallelTable):
+    """Tokens -> vectors. Tied, the last stage holds a copy and uses it through `tied_logits`."""
+
+    def __init__(self, sizes: GptSizes, draw: Draw, ranks: TensorParallel) -> None:
+        super().__init__(sizes.vocab, sizes.padded_vocab, sizes.hidden, sizes.std, draw, ranks)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, length) -> (batch, length, hidden)."""
+        return self.embed(tokens)
+
+
+def tied_logits(embedding: VocabularyEmbedding, x: Tensor) -> Tensor:
+    """The output layer that shares the embedding's weight: (batch, length, hidden) -> (.., padded vocabulary / tp)."""
+    return embedding.logits(x)
+
+
+class OutputEmbedding(VocabularyParallelTable):
+    """The output layer with a weight of its own."""
+
+    def __init__(self, sizes: GptSizes, draw: Draw, ranks: TensorParallel) -> None:
+        super().__init__(sizes.vocab, sizes.padded_vocab, sizes.hidden, sizes.std, draw, ranks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, hidden) -> (batch, length, padded vocabulary / tp)."""
+        return self.logits(x)
+
+
+class LearnedPositions(nn.Module):
+    """Adds a vector per position; the same on every tensor-parallel rank."""
+
+    def __init__(self, sizes: GptSizes, draw: Draw) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(draw.normal("weight", (sizes.length, sizes.hidden), sizes.std))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, hidden) -> the same."""
+        return x + self.weight[: x.shape[1]]
+
+
+class SelfAttention(nn.Module):
+    """Causal attention; heads are shared out, q, k and v of one head lie together in the weight."""
+
+    def __init__(self, sizes: GptSizes, draw: Draw, ranks: TensorParallel) -> None:
+        super().__init__()
+        self.head_dim = sizes.hidden // sizes.heads
+        self.num_local_heads = sizes.heads // ranks.size
+        self.qkv = ColumnParallelLinear(sizes.hidden, 3 * sizes.hidden, sizes.std, draw.inside("qkv"), ranks)
+        self.output = RowParallelLinear(sizes.hidden, sizes.hidden, sizes.output_std, draw.inside("output"), ranks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, hidden) -> the same."""
+        batch, length, _ = x.shape
+        qkv = self.qkv(x).view(batch, length, self.num_local_heads, 3, self.head_dim)
+        query, key, value = qkv.permute(3, 0, 2, 1, 4)
+        context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        result: Tensor = self.output(context.transpose(1, 2).reshape(batch, length, -1))
+        return result
+
+
+class Mlp(nn.Module):
+    """Two linear layers with a GELU between."""
+
+    def __init__(self, sizes: GptSizes, draw: Draw, ranks: TensorParallel) -> None:
+        super().__init__()
+        self.up = ColumnParallelLinear(sizes.hidden, sizes.ffn_hidden, sizes.std, draw.inside("up"), ranks)
+        self.down = RowParallelLinear(sizes.ffn_hidden, sizes.hidden, sizes.output_std, draw.inside("down"), ranks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, hidden) -> the same."""
+        result: Tensor = self.down(F.gelu(self.up(x)))
+        return result
+
+
+class TransformerLayer(nn.Module):
+    """A pre-norm layer: attention and MLP, each added to the residual stream after dropout."""
+
+    def __init__(self, sizes: GptSizes, draw: Draw, ranks: TensorParallel) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(sizes.hidden, eps=sizes.epsilon)
+        self.attention = SelfAttention(sizes, draw.inside("attention"), ranks)
+        self.mlp_norm = nn.LayerNorm(sizes.hidden, eps=sizes.epsilon)
+        self.mlp = Mlp(sizes, draw.inside("mlp"), ranks)
+        self.dropout = sizes.dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, hidden) -> the same."""
+        x = x + F.dropout(self.attention(self.attention_norm(x)), self.dropout, self.training)
+        return x + F.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
+
+
+class FinalNorm(nn.Module):
+    """The layer norm before the output layer."""
+
+    def __init__(self, sizes: GptSizes) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(sizes.hidden, eps=sizes.epsilon)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, hidden) -> the same."""
+        result: Tensor = self.norm(x)
+        return result
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Elements of all parameters that this rank holds."""
+    return sum(parameter.numel() for parameter in module.parameters())

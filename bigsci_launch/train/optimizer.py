@@ -1,0 +1,73 @@
+"""AdamW in two groups on every rank, chosen by shape: matrices are decayed, vectors (biases, norms) are not.
+
+A rule on classes or names can be fooled by an alias; a shape cannot. DeepSpeed drops empty groups and then computes one
+norm per group, so ranks with different numbers of groups would wait for each other for ever: `require_both_groups`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from bigsci_launch.config.schema import OptimizerSection
+from bigsci_launch.errors import ConfigError
+
+
+def _without_compiler_hooks(name: str) -> Any:
+    return inspect.unwrap(getattr(torch.optim.AdamW, name))
+
+
+class EagerAdamW(torch.optim.AdamW):
+    """torch's AdamW without the hooks for torch.compile: they import the compiler, 0.9 s of CPU on every rank."""
+
+    step = torch.no_grad()(_without_compiler_hooks("step"))
+    zero_grad = _without_compiler_hooks("zero_grad")
+    state_dict = _without_compiler_hooks("state_dict")
+    load_state_dict = _without_compiler_hooks("load_state_dict")
+    add_param_group = _without_compiler_hooks("add_param_group")
+
+
+def make_optimizer(module: nn.Module, config: OptimizerSection) -> torch.optim.Optimizer:
+    """AdamW over the parameters of one rank's stage."""
+    parameters = list(module.parameters())
+    groups = [
+        {"name": "decay", "params": [parameter for parameter in parameters if parameter.ndim >= 2]},
+        {"name": "no_decay", "params": [parameter for parameter in parameters if parameter.ndim < 2]},
+    ]
+    optimizer = EagerAdamW(groups, lr=config.learning_rate)
+    apply_settings(optimizer.param_groups, config)
+    return optimizer
+
+
+def apply_settings(groups: Sequence[dict[str, Any]], config: OptimizerSection) -> None:
+    """Set what the run file says; a loaded checkpoint brings the settings of the run that saved it."""
+    for group in groups:
+        group["betas"] = (config.betas[0], config.betas[1])
+        group["eps"] = config.epsilon
+        group["weight_decay"] = config.weight_decay if group["name"] == "decay" else 0.0
+
+
+def set_learning_rate(groups: Sequence[dict[str, Any]], learning_rate: float) -> None:
+    """Use `learning_rate` in the next step."""
+    for group in groups:
+        group["lr"] = learning_rate
+
+
+def require_both_groups(stages: Iterable[Sequence[str]]) -> None:
+    """Refuse stages, given by the class names of their layers, that would lack one of the two groups.
+
+    Raises:
+        ConfigError: a stage is empty or holds no layer norm and no bias.
+    """
+    for stage, names in enumerate(stages):
+        if not {"TransformerLayer", "FinalNorm"} & set(names):
+            held = ", ".join(names) or "nothing"
+            raise ConfigError(
+                f"parallelism.pipeline_parallel_size: stage {stage} would hold {held}: no layer norm and no bias. Its "
+                "optimizer would have fewer parameter groups than the others', and the gradient norm would hang",
+                hint="use fewer stages, more layers, or another parallelism.partition_method",
+            )

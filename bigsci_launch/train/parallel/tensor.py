@@ -1,0 +1,207 @@
+"""Layers that share their weights over the tensor-parallel ranks.
+
+Two functions, conjugate to each other, hold all the communication: `copy_to_ranks` (identity forward, sum backward)
+goes before a column-parallel layer, `sum_over_ranks` (sum forward, identity backward) after a row-parallel one. Weights
+of one rank carry `model_parallel = True`: DeepSpeed counts those on every rank in the gradient norm, others once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigsci_launch.train.initial import Draw
+
+
+class TensorParallel:
+    """This rank's place among the `size` ranks that share every layer; `group` is None where it is alone."""
+
+    def __init__(self, rank: int, size: int, group: dist.ProcessGroup | None) -> None:
+        self.rank = rank
+        self.size = size
+        self.group = group
+
+    def all_reduce(self, tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
+        """Reduce `tensor` over the tensor-parallel ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor, op=operation, group=self.group)
+
+    def part(self, size: int) -> slice:
+        """This rank's part of a dimension of `size` elements.
+
+        Raises:
+            ValueError: the ranks do not divide it.
+        """
+        if size % self.size:
+            raise ValueError(f"{self.size} tensor-parallel ranks do not divide {size}")
+        width = size // self.size
+        return slice(self.rank * width, (self.rank + 1) * width)
+
+
+def make_tensor_parallel(groups: tuple[tuple[int, ...], ...], rank: int) -> TensorParallel:
+    """The tensor-parallel place of `rank`; a collective call, every rank with the same `groups`."""
+    mine = None
+    for ranks in groups:
+        group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+        if rank in ranks:
+            mine = TensorParallel(ranks.index(rank), len(ranks), group)
+    assert mine is not None
+    return mine
+
+
+class _CopyToRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, ranks: TensorParallel) -> Tensor:
+        ctx.ranks = ranks
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+        # A copy: the caller's gradient may be shared with the residual branch.
+        total = gradients[0].clone(memory_format=torch.contiguous_format)
+        ctx.ranks.all_reduce(total)
+        return total, None
+
+
+class _SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, ranks: TensorParallel) -> Tensor:
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        ranks.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def copy_to_ranks(tensor: Tensor, ranks: TensorParallel) -> Tensor:
+    """`tensor` as every rank's input: forward as it is, backward the sum of the ranks' gradients."""
+    return _apply(_CopyToRanks.apply, tensor, ranks)
+
+
+def sum_over_ranks(tensor: Tensor, ranks: TensorParallel) -> Tensor:
+    """The sum of the ranks' partial results; backward as it is."""
+    return _apply(_SumOverRanks.apply, tensor, ranks)
+
+
+def _apply(function: Callable[..., Any], tensor: Tensor, ranks: TensorParallel) -> Tensor:
+    if ranks.size == 1:
+        return tensor
+    result: Tensor = function(tensor, ranks)
+    return result
+
+
+def _sharded(values: Tensor) -> nn.Parameter:
+    parameter = nn.Parameter(values)
+    parameter.model_parallel = True  # type: ignore[attr-defined]
+    return parameter
+
+
+class ColumnParallelLinear(nn.Module):
+    """y = x A^T + b with the rows of A (outputs) shared out: x is whole on every rank, y is this rank's part."""
+
+    def __init__(self, inputs: int, outputs: int, std: float, draw: Draw, ranks: TensorParallel) -> None:
+        super().__init__()
+        rows = ranks.part(outputs)
+        self.ranks = ranks
+        self.weight = _sharded(draw.normal("weight", (outputs, inputs), std, rows=rows))
+        self.bias = _sharded(torch.zeros(rows.stop - rows.start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., inputs), the same on every rank -> (..., outputs / tp)."""
+        return F.linear(copy_to_ranks(x, self.ranks), self.weight, self.bias)
+
+
+class RowParallelLinear(nn.Module):
+    """y = x A^T + b with the columns of A (inputs) shared out: x is this rank's part, y is whole on every rank."""
+
+    def __init__(self, inputs: int, outputs: int, std: float, draw: Draw, ranks: TensorParallel) -> None:
+        super().__init__()
+        self.ranks = ranks
+        self.weight = _sharded(draw.normal("weight", (outputs, inputs), std, columns=ranks.part(inputs)))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., inputs / tp) -> (..., outputs), the same on every rank. The bias is added once, after the sum."""
+        return sum_over_ranks(F.linear(x, self.weight), self.ranks) + self.bias
+
+
+class VocabularyParallelTable(nn.Module):
+    """A table of one row per token, the rows shared out; rows of the padding are zero and stay so.
+
+    `weight` is its only parameter: it is what tied stages share, and a passenger would drift.
+    """
+
+    def __init__(
+        self, vocab_size: int, padded_vocab_size: int, hidden: int, std: float, draw: Draw, ranks: TensorParallel
+    ) -> None:
+        super().__init__()
+        rows = ranks.part(padded_vocab_size)
+        self.ranks = ranks
+        self.first_token = rows.start
+        self.weight = _sharded(
+            draw.normal("weight", (padded_vocab_size, hidden), std, rows=rows, num_drawn_rows=vocab_size)
+        )
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token numbers (batch, length) -> their rows (batch, length, hidden), the same on every rank."""
+        if self.ranks.size == 1:
+            return F.embedding(tokens, self.weight)
+        rows = tokens - self.first_token
+        is_elsewhere = (rows < 0) | (rows >= len(self.weight))
+        mine = F.embedding(rows.masked_fill(is_elsewhere, 0), self.weight)
+        return sum_over_ranks(mine.masked_fill(is_elsewhere.unsqueeze(-1), 0.0), self.ranks)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(batch, length, hidden), the same on every rank -> (batch, length, padded vocabulary / tp)."""
+        return F.linear(copy_to_ranks(x, self.ranks), self.weight)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, ranks: TensorParallel, first_token: int) -> Tensor:
+        largest = logits.amax(dim=-1)
+        ranks.all_reduce(largest, dist.ReduceOp.MAX)
+        shifted = logits - largest.unsqueeze(-1)
+        columns = labels - first_token
+        is_elsewhere = (columns < 0) | (columns >= logits.shape[-1])
+        columns = columns.masked_fill(is_elsewhere, 0).unsqueeze(-1)
+        target = shifted.gather(-1, columns).squeeze(-1).masked_fill(is_elsewhere, 0.0)
+        exponentials = shifted.exp_()
+        sums = torch.stack([exponentials.sum(dim=-1), target])
+        ranks.all_reduce(sums)
+        ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(-1)), columns, is_elsewhere)
+        return sums[0].log() - sums[1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
+        probabilities, columns, is_elsewhere = ctx.saved_tensors
+        here = (~is_elsewhere).to(probabilities.dtype).unsqueeze(-1)
+        gradient = probabilities.scatter_add(-1, columns, -here)
+        return gradient.mul_(gradients[0].unsqueeze(-1)), None, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyParallelLoss:
+    """Mean cross-entropy of logits whose vocabulary is shared out; logits are never gathered, padding never counts."""
+
+    vocab_size: int
+    ranks: TensorParallel
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Logits (batch, length, padded vocabulary / tp) and labels (batch, length) -> a scalar, in fp32."""
+        first_token = self.ranks.rank * logits.shape[-1]
+        num_columns = max(0, min(logits.shape[-1], self.vocab_size - first_token))
+        scores = logits.float()
+        if num_columns < logits.shape[-1]:
+            is_padding = torch.arange(logits.shape[-1], device=logits.device) >= num_columns
+            scores = scores.masked_fill(is_padding, torch.finfo(scores.dtype).min)
+        losses: Tensor = _CrossEntropy.apply(scores, labels, self.ranks, first_token)  # type: ignore[no-untyped-call]
+        return losses.mean()

@@ -1,0 +1,73 @@
+"""Which sample comes when: a pure function of the seed and of how many samples were consumed, at every topology.
+
+A sample is a window of `sequence_length + 1` tokens of the stream; neighbours share one token. Each epoch is a
+permutation that is computed, not stored (a Feistel network over the sample numbers), so it costs no memory and can be
+entered anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_MASK64 = (1 << 64) - 1
+_ROUNDS = 6
+
+
+def mix(value: int) -> int:
+    """A 64-bit hash of a 64-bit integer (splitmix64's finaliser)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOrder:
+    """The order in which the `num_samples` samples of a dataset are drawn, epoch after epoch."""
+
+    num_samples: int
+    seed: int
+
+    def sample(self, position: int) -> int:
+        """The sample at `position`, counted from the beginning of the run."""
+        epoch, index = divmod(position, self.num_samples)
+        key = mix(mix(self.seed) ^ epoch)
+        half_bits = max(1, ((self.num_samples - 1).bit_length() + 1) // 2)
+        # The network permutes a power of four of numbers; those outside the dataset are walked through.
+        while (index := _permute(index, half_bits, key)) >= self.num_samples:
+            pass
+        return index
+
+
+def _permute(value: int, half_bits: int, key: int) -> int:
+    mask = (1 << half_bits) - 1
+    left, right = value >> half_bits, value & mask
+    for round_number in range(_ROUNDS):
+        left, right = right, left ^ (mix(key ^ mix(right * _ROUNDS + round_number)) & mask)
+    return left << half_bits | right
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of every global batch that one data-parallel rank takes."""
+
+    micro_batch_size: int
+    dp_rank: int
+    dp: int
+
+    def positions(self, consumed_samples: int, num_micro_batches: int) -> Iterator[range]:
+        """The positions of each micro batch of the step that begins after `consumed_samples`.
+
+        Micro batches lie one after the other, in each the ranks one after the other: every topology that has the same
+        global batch size draws the same samples in the same step.
+        """
+        stride = self.micro_batch_size * self.dp
+        for micro_batch in range(num_micro_batches):
+            start = consumed_samples + micro_batch * stride + self.dp_rank * self.micro_batch_size
+            yield range(start, start + self.micro_batch_size)
+
+
+def num_samples(num_tokens: int, sequence_length: int) -> int:
+    """How many samples a stream of tokens holds; the last token is only ever a label."""
+    return max(0, (num_tokens - 1) // sequence_length)

@@ -1,0 +1,73 @@
+"""What changes from step to step: the learning rate and the global batch size. Pure functions of the run's progress."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from bigsci_launch.config.schema import OptimizerSection, TrainingSection
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRate:
+    """Linear warm-up from zero to `peak`, cosine decay to `floor` at `decay_steps`, `floor` from then on."""
+
+    peak: float
+    floor: float
+    warmup_steps: int
+    decay_steps: int
+
+    @classmethod
+    def of_config(cls, optimizer: OptimizerSection, training: TrainingSection) -> LearningRate:
+        """The schedule of a run file; without `decay_steps` it ends with the training."""
+        return cls(
+            peak=optimizer.learning_rate,
+            floor=optimizer.min_learning_rate,
+            warmup_steps=optimizer.warmup_steps,
+            decay_steps=optimizer.decay_steps or training.steps,
+        )
+
+    def at(self, step: int) -> float:
+        """The rate of optimizer step `step`, counted from 1."""
+        if step <= self.warmup_steps:
+            return self.peak * step / self.warmup_steps
+        if step >= self.decay_steps:
+            return self.floor
+        done = (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps)
+        return self.floor + (self.peak - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """Global batch size by consumed samples: `start`, one `increment` more every `samples / increments` samples.
+
+    Megatron's `--rampup-batch-size START INCREMENT SAMPLES`; without a ramp, `start` is `full`.
+    """
+
+    full: int
+    start: int
+    increment: int = 0
+    samples: int = 0
+
+    @classmethod
+    def of_config(cls, training: TrainingSection) -> BatchSize:
+        """The batch sizes of a run file."""
+        ramp = training.rampup
+        if ramp is None:
+            return cls(full=training.global_batch_size, start=training.global_batch_size)
+        return cls(training.global_batch_size, ramp.start, ramp.increment, ramp.samples)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Every size that occurs, in order."""
+        if self.start >= self.full:
+            return (self.full,)
+        return (*range(self.start, self.full, self.increment), self.full)
+
+    def at(self, consumed_samples: int) -> int:
+        """The size of the step that begins after `consumed_samples`."""
+        if self.start >= self.full:
+            return self.full
+        num_increments = (self.full - self.start) // self.increment
+        passed = consumed_samples * num_increments // self.samples
+        return min(self.full, self.start + self.increment * passed)

@@ -1,0 +1,81 @@
+"""What a rank settles before it trains: device, threads, noise, and the process group.
+
+Import it before DeepSpeed: the accelerator is chosen by an environment variable that DeepSpeed reads once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+
+import torch
+
+log = logging.getLogger(__name__)
+
+
+def start_torch() -> None:
+    """Choose the device of this rank, one thread per rank on a CPU, and keep known noise out of the log."""
+    if torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cuda")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    else:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    # DeepSpeed broadcasts the initial weights outside of autograd, and gathers by a name that torch has replaced.
+    warnings.filterwarnings("ignore", message=r".*c10d::.*autograd kernel.*")
+    warnings.filterwarnings("ignore", message=r".*all_gather_into_tensor.*", category=FutureWarning)
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+
+
+def start_deepspeed() -> None:
+    """Import DeepSpeed and take out what costs seconds on every rank and serves nothing here."""
+    import deepspeed.ops
+    from deepspeed.runtime import compiler
+    from deepspeed.runtime.zero import utils as zero_utils
+
+    from bigsci_launch.train.optimizer import EagerAdamW
+
+    # On a CPU the first process group would compile a C++ operator: 27 s, and a compiler on every node.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Both ZeRO optimizers import Muon, whose kernels call torch.compile when imported: 1 s of CPU for no use.
+    compiler.compile = lambda: compiler.dummy_decorator
+    zero_utils.ZERO_SUPPORTED_OPTIMIZERS.append(EagerAdamW)
+    # BF16_Optimizer reports memory nine times with a full collection each; frozen objects are not walked.
+    gc.collect()
+    gc.freeze()
+
+
+def join_ranks() -> None:
+    """Make the default process group from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; blocks until all have come."""
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+
+    backend = get_accelerator().communication_backend_name()
+    with talk_as_debug():
+        deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+
+
+@contextlib.contextmanager
+def talk_as_debug() -> Iterator[None]:
+    """Hand what a library prints meanwhile to the log at level DEBUG, line by line."""
+    with contextlib.redirect_stdout(_DebugStream()):
+        yield
+    sys.stdout.flush()
+
+
+class _DebugStream:
+    """A text stream that logs each line."""
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines():
+            if line.strip():
+                log.debug("%s", line)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
