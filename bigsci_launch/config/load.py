@@ -35,7 +35,7 @@ from bigsci_launch.errors import ConfigError, Problem
 DEFAULT, OVERRIDE, COMPUTED = "default", "--set", "computed"
 HINT = "`bsl config schema` shows every key; docs/reference/config.md says what each means"
 
-_PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+):(?P<column>\d+)")
+_PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+):(?P<column>\d+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from bigsci_launch.config.document import KeyPath, dotted
 from bigsci_launch.config.load import LoadedRun
 from bigsci_launch.config.render import render_yaml
 from bigsci_launch.config.site import Site
-from bigsci_launch.errors import ConfigError
+from bigsci_launch.errors import ConfigError, Problem
 
 SCHEMA_VERSION = 1
 
@@ -23,8 +23,8 @@ def summary(run: LoadedRun) -> str:
 
 
 def warning_lines(run: LoadedRun) -> list[str]:
-    """One line per warning, beginning with its key."""
-    return [f"{finding.key}: {finding.text}" for finding in run.warnings]
+    """One line per warning: the origin of the value, its key, and why it was not meant so."""
+    return [str(Problem(run.origins.get(each.key, ""), each.key, each.text)) for each in run.warnings]
 
 
 def show_text(run: LoadedRun) -> str:

@@ -26,7 +26,9 @@ def test_check_says_ok_and_the_topology(run_file: Path) -> None:
 def test_check_talks_of_warnings_and_still_succeeds(run_file: Path) -> None:
     done = call("check", run_file, "--set", "checkpoint.save_interval=99")
     assert done.exit_code == 0
-    assert done.stderr.startswith("warning: checkpoint.save_interval: no effect")
+    assert done.stderr.startswith("warning: --set: checkpoint.save_interval: no effect")
+    run_file.write_text(run_file.read_text() + "checkpoint:\n  save_interval: 99\n")
+    assert call("check", run_file).stderr.startswith(f"warning: {run_file}:23:3: checkpoint.save_interval: no effect")
 
 
 def test_check_names_every_problem_and_exits_with_2(run_file: Path) -> None:

@@ -178,6 +178,7 @@ def test_one_wrong_value_gives_one_clear_problem(spoil: Spoil, old: str, new: st
         ("training.steps=", "must be a whole number (got nothing)"),
         ("slurm.time_limit=72000", "bare number"),
         ("faults.1.kind=hang", "the list has 0 items"),
+        ("run.root=\udcff", "U+DCFF"),
     ],
 )
 def test_wrong_overrides(run_file: Path, override: str, words: str) -> None:
@@ -308,3 +309,5 @@ def test_hostile_file_names(run_file: Path) -> None:
         path = run_file.parent / name
         path.write_text(run_file.read_text().replace("steps: 20", "steps: 0"))
         assert str(refusal(path).problems[0]).startswith(f"{path}:17:3: training.steps")
+        path.write_text(run_file.read_text().replace("site: lake", "site: ./sites/lake.yaml"))
+        assert load_run(path).site.name == "lake"
