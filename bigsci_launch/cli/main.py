@@ -11,7 +11,9 @@ import click
 from bigsci_launch import __version__
 from bigsci_launch.cli.cluster import cluster
 from bigsci_launch.cli.config import config
+from bigsci_launch.cli.data import data
 from bigsci_launch.cli.diff_weights import diff_weights
+from bigsci_launch.cli.train import train
 from bigsci_launch.errors import BslError, ConfigError
 
 
@@ -56,7 +58,9 @@ def bsl(verbose: int) -> None:
 
 bsl.add_command(cluster)
 bsl.add_command(config)
+bsl.add_command(data)
 bsl.add_command(diff_weights)
+bsl.add_command(train)
 
 
 def main() -> None:
