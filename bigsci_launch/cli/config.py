@@ -73,7 +73,7 @@ def sites(as_json: bool) -> None:
     if as_json:
         console.answer_json(sites_document(found))
     else:
-        console.answer_table(("site", "scheduler", ">ranks per node", "what it is", "file"), site_rows(found))
+        console.answer_table(("site", "scheduler", ">ranks per node", "what it is"), site_rows(found))
 
 
 @config.command(epilog="Example: bsl config schema run > run.schema.json")

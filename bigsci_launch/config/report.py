@@ -66,11 +66,10 @@ def check_document(file: str, run: LoadedRun | None, error: ConfigError | None =
     }
 
 
-def site_rows(sites: Sequence[Site]) -> list[tuple[str, str, str, str, str]]:
-    """Name, scheduler, ranks per node, description and file of each site."""
+def site_rows(sites: Sequence[Site]) -> list[tuple[str, str, str, str]]:
+    """Name, scheduler, ranks per node and description of each site."""
     return [
-        (site.name, site.config.scheduler, str(site.config.ranks_per_node), site.config.description, str(site.path))
-        for site in sites
+        (site.name, site.config.scheduler, str(site.config.ranks_per_node), site.config.description) for site in sites
     ]
 
 
