@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import click
@@ -73,6 +74,22 @@ def progress(title: str, total: int | None) -> Iterator[Progress]:
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda done, text="": bar.update(task, completed=done, description=text)
+
+
+@contextmanager
+def late_progress(title: str, total: int | None, *, after_s: float = 2.0) -> Iterator[Progress]:
+    """Like `progress`, from `after_s` seconds on: what is done before then shows nothing and loads no rich."""
+    began = time.monotonic()
+    shown: list[Progress] = []
+    with ExitStack() as stack:
+
+        def advance(done: int, text: str = "") -> None:
+            if not shown and time.monotonic() - began > after_s:
+                shown.append(stack.enter_context(progress(title, total)))
+            if shown:
+                shown[0](done, text)
+
+        yield advance
 
 
 def _plain_progress(title: str, total: int | None) -> Progress:

@@ -1,0 +1,283 @@
+"""Compare two sets of weights: bits first, by memory mapping; statistics only for what differs."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+from bigsci_launch.errors import BslError, CheckpointError
+from bigsci_launch.weights.comparison import Comparison, Difference, Kind, Selection, names_text
+from bigsci_launch.weights.mapped import FilePool, equal_segments
+from bigsci_launch.weights.pairing import Bundle, Pair, bundles
+from bigsci_launch.weights.sources import OptimizerGroup, Unreadable, Weights
+from bigsci_launch.weights.tensors import Place, StoredTensor, UnreadableFile
+
+if TYPE_CHECKING:
+    from bigsci_launch.weights.statistics import Statistics
+
+EVERYTHING = Selection()
+# Bytes that one task compares, so that many small tensors cost no more than a large one.
+BATCH_BYTES = 16 << 20
+# Elements that one task measures.
+MEASURE_ELEMENTS = 4 << 20
+# Bundles of files that are open at a time.
+MAX_AHEAD = 4
+
+
+class Advance(Protocol):
+    """Told after each bundle how many are done."""
+
+    def __call__(self, done: int, text: str = "") -> None: ...
+
+
+def silent(done: int, text: str = "") -> None:
+    """No progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    pair: Pair
+    is_equal: bool
+
+
+@dataclass
+class _Tally:
+    """What a running comparison has found so far."""
+
+    num_compared: int = 0
+    num_within_tolerance: int = 0
+    num_bytes: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    unreadable: list[Unreadable] = field(default_factory=list)
+    places: dict[str, set[Place]] = field(default_factory=dict)
+    groups_a: dict[Place, tuple[OptimizerGroup, ...]] = field(default_factory=dict)
+    groups_b: dict[Place, tuple[OptimizerGroup, ...]] = field(default_factory=dict)
+
+
+def compare_weights(
+    a: Weights,
+    b: Weights,
+    *,
+    selection: Selection = EVERYTHING,
+    tolerance: float | None = None,
+    advance: Advance = silent,
+) -> Comparison:
+    """Every tensor of `a` against its counterpart in `b`.
+
+    A tensor whose relative L2 distance is at most `tolerance` counts as equal; None: every bit counts. Files that
+    cannot be read are listed, and the rest is compared.
+
+    Raises:
+        CheckpointError: the sides have no tensor in common, or none is selected.
+        BslError: something differs and numpy, which measures how far, is not installed.
+    """
+    tally = _Tally(unreadable=[*a.broken, *b.broken])
+    files = FilePool()
+    threads = min(4, os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads) as pool:
+        _, found = bundles(a, b)
+        for done, (bundle, compared) in enumerate(_ahead(found, selection, files, pool)):
+            _note(bundle, tally)
+            for outcome in compared:
+                _settle(outcome, tolerance, tally, files, pool)
+            _close(bundle, files)
+            advance(done + 1, bundle.title)
+    files.close_all()
+    _require_something(a, b, tally)
+    return Comparison(
+        a=a.path,
+        b=b.path,
+        num_compared=tally.num_compared,
+        num_within_tolerance=tally.num_within_tolerance,
+        num_bytes=tally.num_bytes,
+        differences=tuple(tally.differences),
+        unreadable=tuple(tally.unreadable),
+        places={name: frozenset(places) for name, places in tally.places.items()},
+        groups_a=tally.groups_a,
+        groups_b=tally.groups_b,
+    )
+
+
+def _require_something(a: Weights, b: Weights, tally: _Tally) -> None:
+    """Refuse an answer about nothing.
+
+    Raises:
+        CheckpointError: no tensor of one side has a counterpart on the other, or none was selected.
+    """
+    if tally.num_compared or tally.unreadable:
+        return
+    only_a, only_b = (
+        [difference.name for difference in tally.differences if difference.kind == kind]
+        for kind in ("missing", "extra")
+    )
+    if not only_a and not only_b:
+        raise CheckpointError(
+            f"{a.path} and {b.path}: no tensor is left to compare", hint="see --include and --exclude"
+        )
+    raise CheckpointError(
+        f"{a.path} and {b.path} have no tensor in common",
+        hint=f"one holds {names_text(tuple(only_a)) or 'none'}, the other {names_text(tuple(only_b)) or 'none'}",
+    )
+
+
+def _ahead(
+    found: Iterable[Bundle], selection: Selection, files: FilePool, pool: ThreadPoolExecutor
+) -> Iterator[tuple[Bundle, list[_Compared]]]:
+    """Bundles in order with their outcomes, while the threads compare those that follow."""
+    waiting: deque[tuple[Bundle, list[Future[list[_Compared]]]]] = deque()
+    for bundle in found:
+        pairs = [pair for pair in bundle.pairs if selection.takes(_either(pair).name)]
+        waiting.append((bundle, [pool.submit(_compare_batch, batch, files) for batch in _batches(pairs)]))
+        if len(waiting) >= MAX_AHEAD:
+            yield _outcome(*waiting.popleft())
+    while waiting:
+        yield _outcome(*waiting.popleft())
+
+
+def _outcome(bundle: Bundle, futures: Sequence[Future[list[_Compared]]]) -> tuple[Bundle, list[_Compared]]:
+    compared: list[_Compared] = []
+    lost: list[Unreadable] = []
+    for future in futures:
+        try:
+            compared += future.result()
+        except UnreadableFile as error:
+            lost.append(Unreadable(error.path, error.why))
+    return replace(bundle, unreadable=(*bundle.unreadable, *lost)), compared
+
+
+def _either(pair: Pair) -> StoredTensor:
+    tensor = pair[0] or pair[1]
+    assert tensor is not None
+    return tensor
+
+
+def _batches(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
+    batch: list[Pair] = []
+    size = 0
+    for pair in pairs:
+        batch.append(pair)
+        size += _either(pair).num_bytes
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _compare_batch(batch: Sequence[Pair], files: FilePool) -> list[_Compared]:
+    return [_Compared(pair, _is_equal(pair, files)) for pair in batch]
+
+
+def _is_equal(pair: Pair, files: FilePool) -> bool:
+    a, b = pair
+    if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape or a.strides != b.strides:
+        return False
+    # Strided tensors span bytes that belong to others: equal spans prove them equal, unequal ones prove nothing.
+    return equal_segments(a.segments, b.segments, files)
+
+
+def _note(bundle: Bundle, tally: _Tally) -> None:
+    tally.unreadable += bundle.unreadable
+    for place, groups_a, groups_b in bundle.groups:
+        tally.groups_a[place] = groups_a
+        tally.groups_b[place] = groups_b
+
+
+def _settle(
+    outcome: _Compared, tolerance: float | None, tally: _Tally, files: FilePool, pool: ThreadPoolExecutor
+) -> None:
+    tensor = _either(outcome.pair)
+    tally.places.setdefault(tensor.name, set()).add(tensor.place)
+    if None not in outcome.pair:
+        tally.num_compared += 1
+        tally.num_bytes += tensor.num_bytes
+    if outcome.is_equal:
+        return
+    difference = _difference(outcome.pair, files, pool)
+    if difference is None:
+        return
+    if _is_within(difference, tolerance):
+        tally.num_within_tolerance += 1
+    else:
+        tally.differences.append(difference)
+
+
+def _is_within(difference: Difference, tolerance: float | None) -> bool:
+    statistics = difference.statistics
+    if tolerance is None or statistics is None or statistics.num_nan_on_one_side:
+        return False
+    relative = statistics.relative
+    return statistics.num_unequal == 0 or (relative is not None and relative <= tolerance)
+
+
+def _difference(pair: Pair, files: FilePool, pool: ThreadPoolExecutor) -> Difference | None:
+    """What separates a pair that is not known to be equal; None: nothing does."""
+    a, b = pair
+    tensor = _either(pair)
+    if a is None or b is None:
+        return Difference(tensor.name, tensor.role, tensor.place, "missing" if b is None else "extra", a, b)
+    if a.shape != b.shape:
+        return Difference(a.name, a.role, a.place, "shape", a, b)
+    statistics = measure_pair(a, b, files, pool)
+    if statistics.num_differing == 0 and a.dtype == b.dtype:
+        return None
+    return Difference(a.name, a.role, a.place, _kind(a, b, statistics), a, b, statistics)
+
+
+def _kind(a: StoredTensor, b: StoredTensor, statistics: Statistics) -> Kind:
+    if a.dtype != b.dtype:
+        return "dtype"
+    if statistics.num_nan_on_one_side:
+        return "nan"
+    return "value" if statistics.num_unequal else "bits"
+
+
+def measure_pair(a: StoredTensor, b: StoredTensor, files: FilePool, pool: ThreadPoolExecutor) -> Statistics:
+    """Statistics of two tensors of equal shape, measured by all threads.
+
+    Raises:
+        BslError: numpy is not installed.
+    """
+    require_numpy(f"{a.name} differs")
+    from bigsci_launch.weights.statistics import NOTHING, measure, ranges
+
+    parts = [pool.submit(measure, a, b, files, *part) for part in ranges(a.num_elements, MEASURE_ELEMENTS)]
+    return sum((part.result() for part in parts), NOTHING)
+
+
+def require_numpy(why: str) -> None:
+    """Refuse, in words, to go on without numpy.
+
+    Raises:
+        BslError: it is not installed.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("numpy") is None:
+        raise BslError(
+            f"{why}, and numpy, which measures how far, is not installed", hint="pip install 'bigsci-launch[weights]'"
+        )
+
+
+def explain(comparison: Comparison) -> Comparison:
+    """The comparison with what its differences have in common. Costs nothing where nothing differs.
+
+    Raises:
+        BslError: something differs and numpy is not installed.
+    """
+    if not comparison.differences:
+        return comparison
+    require_numpy(f"{comparison.differences[0].name} differs")
+    from bigsci_launch.weights.patterns import find_patterns
+
+    return find_patterns(comparison)
+
+
+def _close(bundle: Bundle, files: FilePool) -> None:
+    paths = {segment.path for pair in bundle.pairs for tensor in pair if tensor for segment in tensor.segments}
+    for path in paths:
+        files.close(path)

@@ -1,0 +1,142 @@
+"""The outcome of a comparison, as values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from bigsci_launch.errors import ConfigError, Problem
+from bigsci_launch.weights.places import describe_places
+from bigsci_launch.weights.sources import OptimizerGroup, Unreadable
+from bigsci_launch.weights.tensors import Place, Role, StoredTensor
+
+if TYPE_CHECKING:  # numpy is loaded only once something differs
+    from bigsci_launch.weights.statistics import Statistics
+
+Kind = Literal["value", "bits", "missing", "extra", "shape", "dtype", "nan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One tensor at one place that is not the same on both sides.
+
+    `missing`: only `a` has it; `extra`: only `b` has it. `bits`: equal values stored as other bits (0.0 and -0.0, NaN
+    payloads). `nan`: NaN on one side where the other has a number. `likely` names the cause, where one was found.
+    """
+
+    name: str
+    role: Role
+    place: Place
+    kind: Kind
+    a: StoredTensor | None
+    b: StoredTensor | None
+    statistics: Statistics | None = None
+    likely: str | None = None
+
+    @property
+    def title(self) -> str:
+        """The tensor's name, and what of it: `layer.weight`, `layer.weight exp_avg`."""
+        return self.name if self.role in ("weight", "other") else f"{self.name} {self.role}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One statement of the answer: a pattern, the tensors and places that show it, and a claim in words."""
+
+    pattern: str
+    tensors: tuple[str, ...]
+    places: tuple[Place, ...]
+    claim: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which tensors are compared: those that match one of `include` (all, if empty) and none of `exclude`."""
+
+    include: tuple[re.Pattern[str], ...] = ()
+    exclude: tuple[re.Pattern[str], ...] = ()
+
+    def takes(self, name: str) -> bool:
+        if any(pattern.search(name) for pattern in self.exclude):
+            return False
+        return not self.include or any(pattern.search(name) for pattern in self.include)
+
+
+def parse_selection(include: Sequence[str], exclude: Sequence[str]) -> Selection:
+    """A selection from regular expressions.
+
+    Raises:
+        ConfigError: an expression cannot be compiled.
+    """
+    compiled: dict[str, list[re.Pattern[str]]] = {"--include": [], "--exclude": []}
+    for option, texts in (("--include", include), ("--exclude", exclude)):
+        for text in texts:
+            try:
+                compiled[option].append(re.compile(text))
+            except re.error as error:
+                problem = Problem(option, "", f"{text!r} is no regular expression ({error})")
+                raise ConfigError(str(problem), problems=(problem,)) from error
+    return Selection(tuple(compiled["--include"]), tuple(compiled["--exclude"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was compared and what differs, in the order of the files.
+
+    `places` holds every place at which a tensor was compared, by name; `groups_a` and `groups_b` the optimizer groups
+    of every shard that was read.
+    """
+
+    a: Path
+    b: Path
+    num_compared: int
+    num_within_tolerance: int
+    num_bytes: int
+    differences: tuple[Difference, ...]
+    unreadable: tuple[Unreadable, ...]
+    places: Mapping[str, frozenset[Place]]
+    groups_a: Mapping[Place, tuple[OptimizerGroup, ...]]
+    groups_b: Mapping[Place, tuple[OptimizerGroup, ...]]
+    notes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        return not self.differences and not self.unreadable
+
+    @property
+    def num_equal(self) -> int:
+        compared = sum(difference.a is not None and difference.b is not None for difference in self.differences)
+        return self.num_compared - compared
+
+    @property
+    def exit_code(self) -> int:
+        """0 equal, 1 different, 4 something could not be read."""
+        return 4 if self.unreadable else 1 if self.differences else 0
+
+
+def where_text(comparison: Comparison, differences: Iterable[Difference]) -> str:
+    """The places of some differences in words, against all places that hold these tensors."""
+    chosen = list(differences)
+    holders = {place for difference in chosen for place in comparison.places[difference.name]}
+    everywhere = {place for places in comparison.places.values() for place in places}
+    return describe_places({difference.place for difference in chosen}, holders, everywhere)
+
+
+PLURALS = {"is": "are", "differs": "differ", "holds": "hold"}
+
+
+def agree(words: str, count: int) -> str:
+    """The words with their first, a verb, in the plural for more than one subject."""
+    verb, _, rest = words.partition(" ")
+    return f"{PLURALS[verb]} {rest}" if count > 1 else words
+
+
+def names_text(titles: tuple[str, ...], limit: int = 3) -> str:
+    """`x.weight`, or `x.weight, y.weight and 7 more`."""
+    if len(titles) <= limit:
+        return ", ".join(titles)
+    return f"{', '.join(titles[:limit])} and {len(titles) - limit} more"

@@ -1,0 +1,256 @@
+"""What the differences have in common: each pattern is one function from a comparison to marks.
+
+A mark says of one difference what it likely is. Marks of one pattern and the same words become one finding. The first
+pattern that marks a difference keeps it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from bigsci_launch.weights.comparison import Comparison, Difference, Finding, agree, names_text, where_text
+from bigsci_launch.weights.elements import as_floats, read_elements, round_to
+from bigsci_launch.weights.mapped import FilePool, equal_segments
+from bigsci_launch.weights.places import describe_places
+from bigsci_launch.weights.statistics import ranges
+from bigsci_launch.weights.tensors import DTYPE_BYTES, Place, Segment, StoredTensor
+
+# Share of a tensor that rounding to its own dtype may leave between it and its multiple, with room for the sums.
+ROUNDING = {"BF16": 4e-3, "F16": 1e-3, "F32": 1e-3, "F64": 1e-6}
+FINGERPRINT_BYTES = 4096
+CHECK_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What one difference likely is; `words` follow the tensor's name in a sentence and begin with a verb."""
+
+    difference: Difference
+    pattern: str
+    words: str
+
+
+Detector = Callable[[Comparison, FilePool], Iterator[Mark]]
+
+
+def find_patterns(comparison: Comparison) -> Comparison:
+    """The comparison with the likely cause of each difference, and the findings that sum them up."""
+    files = FilePool()
+    marks: dict[int, Mark] = {}
+    for detect in DETECTORS:
+        for mark in detect(comparison, files):
+            marks.setdefault(id(mark.difference), mark)
+    files.close_all()
+    differences = tuple(
+        replace(difference, likely=marks[id(difference)].pattern) if id(difference) in marks else difference
+        for difference in comparison.differences
+    )
+    findings = (*_sum_up(comparison, marks.values()), *_optimizer_steps(comparison))
+    return replace(comparison, differences=differences, findings=(*comparison.findings, *findings))
+
+
+def _sum_up(comparison: Comparison, marks: Iterable[Mark]) -> Iterator[Finding]:
+    by_words: dict[tuple[str, str], list[Difference]] = {}
+    for mark in marks:
+        by_words.setdefault((mark.pattern, mark.words), []).append(mark.difference)
+    for (pattern, words), differences in by_words.items():
+        titles = tuple(dict.fromkeys(difference.title for difference in differences))
+        places = tuple(dict.fromkeys(difference.place for difference in differences))
+        where = where_text(comparison, differences)
+        claim = f"{names_text(titles)} {agree(words, len(titles))}{f' ({where})' if where else ''}"
+        yield Finding(pattern, titles, places, claim)
+
+
+def constant_of(tensor: StoredTensor, files: FilePool) -> float | None:
+    """The value of every element, if they all have the same bits; None otherwise, and for an empty tensor."""
+    width = DTYPE_BYTES[tensor.dtype]
+    if tensor.strides is not None or len(tensor.segments) != 1 or tensor.num_elements == 0 or width > 8:
+        return None
+    whole = tensor.segments[0]
+    shifted = Segment(whole.path, whole.offset + width, whole.num_bytes - width)
+    head = Segment(whole.path, whole.offset, whole.num_bytes - width)
+    if not equal_segments((head,), (shifted,), files):
+        return None
+    return float(as_floats(read_elements(tensor, 0, 1, files), tensor.dtype)[0])
+
+
+def _missing_and_extra(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    for difference in comparison.differences:
+        if difference.kind == "missing":
+            yield Mark(difference, "missing", "is missing in B")
+        elif difference.kind == "extra":
+            yield Mark(difference, "extra", "is in B only")
+
+
+def _resets(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    for difference in comparison.differences:
+        a, b = difference.a, difference.b
+        if a is None or b is None or difference.kind not in ("value", "nan") or a.num_elements < 2:
+            continue
+        before, after = constant_of(a, files), constant_of(b, files)
+        if after == 0 and difference.role in ("exp_avg", "exp_avg_sq"):
+            yield Mark(difference, "optimizer state lost", "is zero in B: the optimizer's state is lost")
+        elif before == 0 and difference.role in ("exp_avg", "exp_avg_sq"):
+            yield Mark(difference, "optimizer state lost", "is zero in A: the optimizer's state is lost")
+        elif after in (0.0, 1.0):
+            yield Mark(difference, "reset to default", f"is reset to its default {after:g} in B{_history(before)}")
+        elif before in (0.0, 1.0):
+            yield Mark(difference, "reset to default", f"is at its default {before:g} in A, not in B")
+
+
+def _history(before: float | None) -> str:
+    if before is None:
+        return ""
+    decayed = ": never trained, moved by weight decay only" if 0 < before < 1 else ""
+    return f" (was {before:.4g} everywhere{decayed})"
+
+
+def _other_bits(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    for difference in comparison.differences:
+        if difference.kind == "bits" and difference.statistics is not None:
+            is_nan = difference.statistics.num_nan_a > 0
+            what = "NaN payloads or signs of zero" if is_nan else "0.0 and -0.0"
+            yield Mark(difference, "equal values, other bits", f"is equal in value, stored as other bits ({what})")
+
+
+def _nans(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    for difference in comparison.differences:
+        if difference.kind == "nan" and difference.statistics is not None:
+            side = "B" if difference.statistics.num_nan_b >= difference.statistics.num_nan_a else "A"
+            yield Mark(difference, "NaN", f"is NaN in {side} where the other side has numbers")
+
+
+def _roundings(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    for difference in comparison.differences:
+        a, b = difference.a, difference.b
+        if difference.kind != "dtype" or a is None or b is None or a.shape != b.shape:
+            continue
+        wide, narrow = (a, b) if DTYPE_BYTES[a.dtype] >= DTYPE_BYTES[b.dtype] else (b, a)
+        if is_rounded(wide, narrow, files):
+            words = f"is {a.dtype} in A and {b.dtype} in B, equal after rounding"
+            yield Mark(difference, "dtype rounding only", words)
+
+
+def is_rounded(wide: StoredTensor, narrow: StoredTensor, files: FilePool) -> bool:
+    """Whether each element of `narrow` is that of `wide` rounded to nearest even. False for other formats."""
+    if wide.dtype not in ("F64", "F32") or narrow.dtype not in ("F32", "F16", "BF16"):
+        return False
+    width = f"u{DTYPE_BYTES[narrow.dtype]}"
+    for start, stop in ranges(wide.num_elements, CHECK_ELEMENTS):
+        rounded = round_to(read_elements(wide, start, stop, files), narrow.dtype)
+        if not bool((rounded.view(width) == read_elements(narrow, start, stop, files).view(width)).all()):
+            return False
+    return True
+
+
+def _permutations(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    """Tensors of B that are bit for bit another tensor of A: shards or layers that changed places."""
+    candidates = [
+        difference
+        for difference in comparison.differences
+        if difference.kind in ("value", "nan") and difference.a and difference.b and difference.a.num_elements > 1
+    ]
+    origins: dict[tuple[str, tuple[int, ...], bytes], list[Difference]] = {}
+    for difference in candidates:
+        assert difference.a is not None
+        origins.setdefault(_fingerprint(difference.a, files), []).append(difference)
+    for difference in candidates:
+        b = difference.b
+        assert b is not None
+        for origin in origins.get(_fingerprint(b, files), ()):
+            if origin is not difference and origin.a and equal_segments(origin.a.segments, b.segments, files):
+                yield Mark(difference, "permuted shards", f"holds in B what {_source_text(origin, difference)} in A")
+                break
+
+
+def _source_text(origin: Difference, difference: Difference) -> str:
+    if origin.name == difference.name:
+        return f"{origin.place} holds"
+    return f"{origin.title} holds"
+
+
+def _fingerprint(tensor: StoredTensor, files: FilePool) -> tuple[str, tuple[int, ...], bytes]:
+    count = min(tensor.num_elements, FINGERPRINT_BYTES // DTYPE_BYTES[tensor.dtype])
+    head = read_elements(tensor, 0, count, files).tobytes()
+    tail = read_elements(tensor, tensor.num_elements - count, tensor.num_elements, files).tobytes()
+    return tensor.dtype, tensor.shape, head + tail
+
+
+def _scalings(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    for difference in comparison.differences:
+        factor = scale_of(difference)
+        if factor is not None:
+            yield Mark(difference, "scaled by a constant", f"is scaled by {factor:.4g} in B")
+
+
+def scale_of(difference: Difference) -> float | None:
+    """The constant c with `b = c * a` up to rounding; None if there is none, or it is too close to 1 to tell."""
+    statistics = difference.statistics
+    if difference.kind != "value" or statistics is None or difference.a is None or difference.a.num_elements < 8:
+        return None
+    cosine, ratio = statistics.cosine, statistics.norm_ratio
+    if cosine is None or ratio is None:
+        return None
+    residual = math.sqrt(max(0.0, 1 - cosine * cosine))
+    rounding = ROUNDING.get(difference.a.dtype, 0.0)
+    factor = math.copysign(ratio, cosine)
+    return factor if residual < rounding and abs(factor - 1) > 5 * rounding else None
+
+
+def _one_index_apart(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    """Tensors that several ranks of an axis hold and that differ on one of them alone."""
+    by_title: dict[str, list[Difference]] = {}
+    for difference in comparison.differences:
+        if difference.kind == "value":
+            by_title.setdefault(difference.title, []).append(difference)
+    for differences in by_title.values():
+        holders = comparison.places[differences[0].name]
+        for axis in ("tp", "dp"):
+            index = _only_index(differences, holders, axis)
+            if index is not None:
+                words = f"differs on {axis} {index} only"
+                yield from (Mark(difference, f"one {axis} rank apart", words) for difference in differences)
+                break
+
+
+def _only_index(differences: list[Difference], holders: Iterable[Place], axis: str) -> int | None:
+    here = {getattr(difference.place, axis) for difference in differences}
+    known = {getattr(place, axis) for place in holders}
+    index: int | None = next(iter(here)) if len(here) == 1 else None
+    return index if len(known - {None}) > 1 else None
+
+
+def _optimizer_steps(comparison: Comparison) -> Iterator[Finding]:
+    """Optimizer groups whose step is not the same on both sides, or is lost on one."""
+    apart: dict[tuple[float | None, float | None], set[Place]] = {}
+    for place, groups_a in comparison.groups_a.items():
+        groups_b = comparison.groups_b.get(place, ())
+        for group_a, group_b in zip(groups_a, groups_b, strict=False):
+            if group_a.step != group_b.step:
+                apart.setdefault((group_a.step, group_b.step), set()).add(place)
+    for (step_a, step_b), places in apart.items():
+        where = describe_places(places, comparison.groups_a, comparison.groups_a)
+        claim = f"the optimizer's step is {_step_text(step_a)} in A and {_step_text(step_b)} in B"
+        lost = step_b is None or (step_a is not None and step_b <= 1 < step_a)
+        tail = ": lost on load, so that Adam's bias correction starts again" if lost else ""
+        pattern = "optimizer step restarted" if lost else "optimizer step differs"
+        yield Finding(pattern, (), tuple(places), claim + (f" ({where})" if where else "") + tail)
+
+
+def _step_text(step: float | None) -> str:
+    return "missing" if step is None else f"{step:g}"
+
+
+# In the order of what each pattern explains: the first that marks a difference keeps it.
+DETECTORS: tuple[Detector, ...] = (
+    _missing_and_extra,
+    _other_bits,
+    _resets,
+    _roundings,
+    _permutations,
+    _nans,
+    _scalings,
+    _one_index_apart,
+)

@@ -1,0 +1,51 @@
+"""Sets of places in words: `pp 11, every tp and dp`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from bigsci_launch.topology import compress_ranks
+from bigsci_launch.weights.tensors import Place
+
+AXES = ("pp", "tp", "dp")
+MAX_LISTED = 4
+
+
+def describe_places(places: Collection[Place], holders: Collection[Place], everywhere: Collection[Place]) -> str:
+    """Where `places` are, as short as it is exact.
+
+    `holders` are all places that hold the tensors in question, `everywhere` all places that were compared: an axis of
+    one index is not worth a word. An empty text: nothing is known, or there is only one place.
+    """
+    chosen = {axis: _indices(places, axis) for axis in AXES}
+    inside = {place for place in holders if all(_index(place, axis) in chosen[axis] for axis in AXES)}
+    if inside - set(places):
+        return _listed(places)
+    parts, whole = [], []
+    for axis in AXES:
+        known = _indices(everywhere, axis) - {None}
+        here = {index for index in chosen[axis] if index is not None}
+        if len(known) < 2 or not here:
+            continue
+        if here == known:
+            whole.append(axis)
+        else:
+            parts.append(f"{axis} {compress_ranks(here)}")
+    if whole:
+        parts.append(f"every {' and '.join(whole)}")
+    return ", ".join(parts)
+
+
+def _index(place: Place, axis: str) -> int | None:
+    index: int | None = getattr(place, axis)
+    return index
+
+
+def _indices(places: Iterable[Place], axis: str) -> set[int | None]:
+    return {_index(place, axis) for place in places}
+
+
+def _listed(places: Collection[Place]) -> str:
+    texts = sorted(str(place) for place in places)
+    more = f" and {len(texts) - MAX_LISTED} more" if len(texts) > MAX_LISTED else ""
+    return "; ".join(texts[:MAX_LISTED]) + more
