@@ -18,6 +18,8 @@ from bigsci_launch.weights.tensors import StoredTensor
 
 # Temporary arrays of float32 stay below the size from which malloc asks the system for pages each time.
 CHUNK = 1 << 14
+# Second moments of 1e-15 are common, and their squares leave float32.
+SAFE_SQUARES = (1e-24, 1e36)
 SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
@@ -112,28 +114,37 @@ def measure(a: StoredTensor, b: StoredTensor, files: FilePool, start: int = 0, s
 def _chunk(a: Array, b: Array, dtype_a: str, dtype_b: str) -> Statistics:
     values_a, values_b = as_floats(a, dtype_a), as_floats(b, dtype_b)
     difference = values_a - values_b
+    num_unequal = int(np.count_nonzero(difference))
+    squares_a, squares_b = float(np.dot(values_a, values_a)), float(np.dot(values_b, values_b))
     squares = float(np.dot(difference, difference))
-    if not math.isfinite(squares):
-        return _chunk_with_specials(a, b, dtype_a, dtype_b)
+    if not (_is_exact(squares_a, values_a) and _is_exact(squares_b, values_b) and _is_exact(squares, num_unequal)):
+        return _chunk_in_float64(a, b, dtype_a, dtype_b)
     return Statistics(
         num_elements=a.size,
         num_differing=_num_differing(a, b, dtype_a, dtype_b),
-        num_unequal=int(np.count_nonzero(difference)),
+        num_unequal=num_unequal,
         num_nan_a=0,
         num_nan_b=0,
         num_nan_on_one_side=0,
         max_abs=float(np.max(np.abs(difference, out=difference), initial=0.0)),
         max_ulp=_max_ulp(a, b) if dtype_a == dtype_b and dtype_a in FLOATS else None,
-        sum_squares_a=float(np.dot(values_a, values_a)),
-        sum_squares_b=float(np.dot(values_b, values_b)),
+        sum_squares_a=squares_a,
+        sum_squares_b=squares_b,
         sum_products=float(np.dot(values_a, values_b)),
         sum_squared_differences=squares,
     )
 
 
+def _is_exact(sum_of_squares: float, values: Array | int) -> bool:
+    """Whether a sum of squares in float32 neither overflowed, nor lost to underflow what is not zero."""
+    if sum_of_squares < SAFE_SQUARES[0]:
+        return not np.any(values)
+    return sum_of_squares < SAFE_SQUARES[1]
+
+
 @np.errstate(all="ignore")
-def _chunk_with_specials(a: Array, b: Array, dtype_a: str, dtype_b: str) -> Statistics:
-    """A chunk that holds NaN, infinities or numbers whose squares overflow: slower, and right."""
+def _chunk_in_float64(a: Array, b: Array, dtype_a: str, dtype_b: str) -> Statistics:
+    """A chunk that holds NaN, infinities, or numbers whose squares leave float32: slower, and right."""
     values_a, values_b = as_floats(a, dtype_a).astype(np.float64), as_floats(b, dtype_b).astype(np.float64)
     nan_a, nan_b = np.isnan(values_a), np.isnan(values_b)
     is_finite = np.isfinite(values_a) & np.isfinite(values_b)
