@@ -17,26 +17,28 @@ if TYPE_CHECKING:
 def _directory() -> ClusterDir:
     from bigsci_launch.minicluster.directory import default_directory
 
-    return default_directory(dict(os.environ))
+    return default_directory(os.environ)
 
 
 @click.group(epilog="Example: bsl cluster up --nodes 4 --isolated")
 def cluster() -> None:
     """A real Slurm on this machine, to try and to test with.
 
-    All of it lives in $BSL_CLUSTER_DIR (default ~/.cache/bsl/cluster). It has its own munge, ports and addresses, so a
+    All of it lives in $BSL_CLUSTER_DIR (default ~/.bsl-cluster). It has its own munge, ports and addresses, so a
     Slurm that the machine has is not touched.
     """
 
 
 @cluster.command(epilog="Example: bsl cluster up --nodes 4 --isolated")
-@click.option("--nodes", type=int, required=True, metavar="N", help="Number of nodes.")
-@click.option("--gpus-per-node", type=int, default=2, show_default=True, metavar="N", help="GPUs that a node claims.")
+@click.option("--nodes", type=click.IntRange(1, 200), required=True, metavar="N", help="Number of nodes.")
+@click.option(
+    "--gpus-per-node", type=click.IntRange(0, 64), default=2, show_default=True, metavar="N", help="GPUs of each node."
+)
 @click.option("--isolated", is_flag=True, help="Nodes with PIDs, host name and address of their own. Needs root.")
 def up(nodes: int, gpus_per_node: int, isolated: bool) -> None:
     """Start a cluster and wait until its nodes are idle."""
-    from bigsci_launch.minicluster.cluster import start_cluster
     from bigsci_launch.minicluster.settings import Shape
+    from bigsci_launch.minicluster.startup import start_cluster
 
     directory = _directory()
     with console.progress("starting the cluster", total=nodes) as advance:
@@ -79,9 +81,9 @@ def _status_document(found: ClusterStatus) -> dict[str, Any]:
     whole = found.cluster
     return {
         "schema_version": 1,
-        "directory": str(found.directory),
+        "directory": str(found.directory.path),
         "problem": found.problem,
-        "slurm_conf": str(found.directory / "slurm.conf") if whole else None,
+        "slurm_conf": str(found.directory.slurm_conf) if whole else None,
         "isolated": whole.shape.is_isolated if whole else None,
         "gpus_per_node": whole.shape.gpus_per_node if whole else None,
         "nodes": [
@@ -100,7 +102,7 @@ def _print_status(found: ClusterStatus) -> None:
     if found.problem:
         console.answer(found.problem)
     else:
-        console.talk(f"export SLURM_CONF={found.directory / 'slurm.conf'}")
+        console.talk(f"export SLURM_CONF={found.directory.slurm_conf}")
 
 
 @cluster.command("kill-node", epilog="Example: bsl cluster kill-node n2")

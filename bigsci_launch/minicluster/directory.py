@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from bigsci_launch.errors import ClusterError
 
 # sockaddr_un holds 108 bytes; slurmd's own sockets in spool/NODE/ are the longest: NODE_JOBID.STEPID.
 MAX_PATH_LENGTH = 60
+PLAIN_PATH = re.compile(r"/[A-Za-z0-9/._+-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,18 @@ class ClusterDir:
         return self.path / "munge.sock"
 
     @property
+    def munge_pid(self) -> Path:
+        return self.path / "munge.pid"
+
+    @property
+    def munge_seed(self) -> Path:
+        return self.path / "munge.seed"
+
+    @property
+    def munge_log(self) -> Path:
+        return self.logs / "munged.log"
+
+    @property
     def logs(self) -> Path:
         return self.path / "log"
 
@@ -78,6 +91,13 @@ class ClusterDir:
 
     def node_devices(self, node: str) -> Path:
         return self.devices / node
+
+    def device(self, node: str, number: int) -> Path:
+        return self.node_devices(node) / f"gpu{number}"
+
+    def configuration(self, name: str) -> Path:
+        """One of slurm.conf, gres.conf, cgroup.conf."""
+        return self.path / name
 
     def output(self, process: str) -> Path:
         """Where a daemon's stdout and stderr go."""
@@ -104,14 +124,20 @@ class ClusterDir:
         self.processes.touch(mode=0o600)
 
     def remove(self) -> None:
-        """Delete the directory; a cluster's only.
+        """Delete the directory of a cluster whose processes have ended."""
+        # The mark goes last: a removal that is cut short can be repeated.
+        for path in self.path.iterdir():
+            if path != self.processes:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        self.processes.unlink()
+        self.path.rmdir()
+
+    def remove_if_empty(self) -> None:
+        """Delete what an `up` leaves that ended before it made the mark.
 
         Raises:
             ClusterError: it holds files, and none says that `up` made them.
         """
-        if self.is_cluster:
-            shutil.rmtree(self.path)
-            return
         try:
             self.path.rmdir()
         except OSError as error:
@@ -147,18 +173,19 @@ class ClusterDir:
             raise ClusterError(f"another `bsl cluster` is at work in {self.path}", hint="try again when it has ended")
 
 
-def default_directory(environment: dict[str, str]) -> ClusterDir:
-    """`$BSL_CLUSTER_DIR`, else `~/.cache/bsl/cluster`.
+def default_directory(environment: Mapping[str, str]) -> ClusterDir:
+    """`$BSL_CLUSTER_DIR`, else `~/.bsl-cluster`.
 
     Raises:
-        ClusterError: the path is too long for the sockets that are made in it.
+        ClusterError: the path has characters that slurm.conf cannot hold, or is too long for the sockets made in it.
     """
-    named = environment.get("BSL_CLUSTER_DIR")
-    home = environment.get("HOME") or tempfile.gettempdir()
-    path = Path(named).absolute() if named else Path(home) / ".cache" / "bsl" / "cluster"
-    if len(str(path)) > MAX_PATH_LENGTH:
+    named = environment.get("BSL_CLUSTER_DIR") or str(Path(environment.get("HOME", "/tmp")) / ".bsl-cluster")
+    path = str(Path(named).absolute())
+    hint = "set BSL_CLUSTER_DIR to a short and plain path, such as /tmp/bsl-cluster"
+    if not PLAIN_PATH.fullmatch(path):
+        raise ClusterError(f"{path!r}: Slurm's files take letters, digits and /._+- in a path only", hint=hint)
+    if len(path) > MAX_PATH_LENGTH:
         raise ClusterError(
-            f"{path} is too long for Unix sockets ({len(str(path))} characters, at most {MAX_PATH_LENGTH})",
-            hint="set BSL_CLUSTER_DIR to a short path, such as /tmp/bsl-cluster",
+            f"{path}: {len(path)} characters are too many for Unix sockets (at most {MAX_PATH_LENGTH})", hint=hint
         )
-    return ClusterDir(path)
+    return ClusterDir(Path(path))

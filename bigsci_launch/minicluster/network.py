@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from ipaddress import IPv4Network, ip_network
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from bigsci_launch.minicluster.processes import Started, require_tool, run_tool,
 from bigsci_launch.minicluster.settings import Cluster, Subnet
 
 NAMESPACE_TIMEOUT_S = 20.0
-INTERFACES = Path("/sys/class/net")
 
 
 def subnet(number: int) -> Subnet:
@@ -78,11 +77,10 @@ def wait_interface_gone(directory: ClusterDir) -> None:
 
 
 def _hardware_addresses() -> set[str]:
-    found = set()
-    for interface in INTERFACES.glob("bsl*"):
-        with suppress(OSError):
-            found.add((interface / "address").read_text(encoding="ascii").strip())
-    return found
+    # /sys/class/net is not asked: in a network namespace it may still show another one's interfaces.
+    if not any(name.startswith("bsl") for _, name in socket.if_nameindex()):
+        return set()
+    return {link.get("address", "") for link in json.loads(require_tool(["ip", "-json", "link", "show"]))}
 
 
 def login_batch(subnet: Subnet) -> str:
@@ -123,8 +121,15 @@ def require_own_network(started: Started) -> None:
         ClusterError: it ended, or takes too long.
     """
     ours = str(Path("/proc/self/ns/net").readlink())
-    if not wait_until(lambda: _network_of(started.pid) not in (ours, None), NAMESPACE_TIMEOUT_S):
-        raise ClusterError(f"{started.name}: the kernel gives it no network namespace")
+
+    def is_settled() -> bool:
+        return started.popen.poll() is not None or _network_of(started.pid) not in (ours, None)
+
+    if not wait_until(is_settled, NAMESPACE_TIMEOUT_S) or started.popen.poll() is not None:
+        raise ClusterError(
+            f"{started.name}: the kernel gives it no network namespace",
+            hint="containers often forbid that: run on the machine itself, or leave out --isolated",
+        )
 
 
 def _network_of(pid: int) -> str | None:

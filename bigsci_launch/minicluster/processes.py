@@ -59,12 +59,6 @@ class Started:
             self.popen.stdin.write("\n")
             self.popen.stdin.flush()
 
-    def release(self) -> None:
-        """Close its input."""
-        assert self.popen.stdin is not None
-        with suppress(BrokenPipeError):
-            self.popen.stdin.close()
-
 
 def search_path() -> str:
     """PATH with the system's sbin folders, which an ordinary user's lacks."""
@@ -150,7 +144,7 @@ def kill_cluster_processes(directory: ClusterDir) -> int:
     PID 1 takes its namespaces along, and with them its interfaces and mounts.
 
     Raises:
-        ClusterError: some do not end; PIDs and states are named.
+        ClusterError: we are one of them, or some do not end; their PIDs are named.
     """
     stopped = _stop_all(directory)
     for process in stopped.values():
@@ -166,6 +160,8 @@ def _stop_all(directory: ClusterDir) -> dict[int, Process]:
         roots = {recorded.pid for recorded in living(read_record(directory), processes)}
         roots |= step_daemons(directory.path, processes) | stopped.keys()
         new = descendants(roots, processes) - stopped.keys()
+        if os.getpid() in new:
+            raise ClusterError("this is a job of the cluster: it cannot end the cluster", hint="call it from outside")
         if not new:
             return stopped
         for pid in new:
@@ -173,13 +169,12 @@ def _stop_all(directory: ClusterDir) -> dict[int, Process]:
             stopped[pid] = processes[pid]
 
 
-def kill_descendants(pid: int) -> int:
-    """End what descends from `pid`, leaving `pid` itself to notice; how many there were."""
-    processes = read_processes()
-    children = [process for process in processes.values() if process.parent_pid == pid]
+def kill_children(pid: int) -> int:
+    """Kill the children of `pid` and wait for their end; how many there were."""
+    children = {process.pid: process for process in read_processes().values() if process.parent_pid == pid}
     for child in children:
-        _signal(child.pid, signal.SIGKILL)
-    _wait_gone({child.pid: child for child in children})
+        _signal(child, signal.SIGKILL)
+    _wait_gone(children)
     return len(children)
 
 

@@ -10,7 +10,6 @@ from bigsci_launch.errors import ClusterError
 from bigsci_launch.minicluster.directory import ClusterDir
 
 CONTROLLER = "ctl"
-MAX_NODES = 200
 CPUS_PER_GPU = 8
 # Where each daemon of an isolated cluster listens: its namespace is its own.
 CONTROLLER_PORT = 6817
@@ -85,18 +84,6 @@ class Cluster:
         raise ClusterError(
             f"no node {name} in this cluster", hint=f"its nodes: {', '.join(n.name for n in self.nodes)}"
         )
-
-
-def require_shape(shape: Shape) -> None:
-    """Refuse numbers that cannot work.
-
-    Raises:
-        ClusterError: the number is named.
-    """
-    if not 1 <= shape.num_nodes <= MAX_NODES:
-        raise ClusterError(f"{shape.num_nodes} nodes: a mini cluster has 1 to {MAX_NODES}")
-    if not 0 <= shape.gpus_per_node <= 64:
-        raise ClusterError(f"{shape.gpus_per_node} GPUs a node: 0 to 64 are possible")
 
 
 def node_names(num_nodes: int) -> tuple[str, ...]:

@@ -71,9 +71,10 @@ def query_job(job_id: str) -> JobInfo:
     return found[job_id]
 
 
-def query_nodes(hostlist: str) -> list[NodeInfo]:
-    """The state of each node of `hostlist`, each node once."""
-    completed = run_slurm(["sinfo", "-h", "-N", "-n", hostlist, "-o", "%N|%T|%E"])
+def query_nodes(hostlist: str, *, slurm_conf: Path | None = None) -> list[NodeInfo]:
+    """The state of each node of `hostlist`, each node once; of the cluster that `slurm_conf` describes, if given."""
+    environment = {"SLURM_CONF": str(slurm_conf)} if slurm_conf else {}
+    completed = run_slurm(["sinfo", "-h", "-N", "-n", hostlist, "-o", "%N|%T|%E"], extra_environment=environment)
     nodes = (parse_node_line(line) for line in completed.stdout.splitlines())
     return list({node.name: node for node in nodes if node is not None}.values())
 

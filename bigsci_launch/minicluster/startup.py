@@ -1,0 +1,194 @@
+"""Starting a cluster: in the order that each daemon needs, and all removed again when one of them fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+
+from bigsci_launch.errors import ClusterError
+from bigsci_launch.minicluster import network, ports
+from bigsci_launch.minicluster.cluster import node_states, remove_cluster
+from bigsci_launch.minicluster.directory import ClusterDir
+from bigsci_launch.minicluster.processes import Started, require_programs, start_daemon, wait_until
+from bigsci_launch.minicluster.settings import (
+    Cluster,
+    Shape,
+    cluster_document,
+    configuration_texts,
+    hosts_text,
+    isolated_cluster,
+    shared_cluster,
+)
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sinfo")
+ISOLATION_PROGRAMS = ("ip", "nsenter", "unshare", "mount", "hostname")
+START_TIMEOUT_S = 60.0
+
+# Told how far the start is: nodes that are ready, and what is done now.
+Report = Callable[[int, str], None]
+
+
+def start_cluster(directory: ClusterDir, shape: Shape, report: Report) -> Cluster:
+    """Start a cluster and wait until every node is idle. Leaves nothing when that fails.
+
+    Raises:
+        ClusterError: root or a program is missing, a cluster is there already, or a daemon does not start.
+    """
+    _require_rights(shape)
+    programs = require_programs([*PROGRAMS, *(ISOLATION_PROGRAMS if shape.is_isolated else ())])
+    with directory.locked():
+        directory.claim()
+        try:
+            return _start(directory, shape, programs, report)
+        except OSError as error:
+            remove_cluster(directory)
+            raise ClusterError(f"{error.filename or 'starting the cluster'}: {error.strerror}") from error
+        except BaseException:
+            remove_cluster(directory)
+            raise
+
+
+def _require_rights(shape: Shape) -> None:
+    if shape.is_isolated and os.geteuid() != 0:
+        raise ClusterError(
+            "isolated nodes are namespaces, and only root may make those",
+            hint="run it as root, or leave out --isolated",
+        )
+
+
+def _start(directory: ClusterDir, shape: Shape, programs: dict[str, str], report: Report) -> Cluster:
+    report(0, "starting munged")
+    for folder in (directory.logs, directory.state, directory.spool, directory.devices):
+        folder.mkdir()
+    directory.munge_key.touch(mode=0o600)
+    directory.munge_key.write_bytes(secrets.token_bytes(128))
+    munged = start_daemon(directory, "munged", munged_argv(directory, programs["munged"]))
+    start = _start_isolated if shape.is_isolated else _start_shared
+    return start(directory, shape, programs, report, munged)
+
+
+def _start_isolated(
+    directory: ClusterDir, shape: Shape, programs: dict[str, str], report: Report, munged: Started
+) -> Cluster:
+    switch = start_daemon(directory, "switch", [programs["unshare"], "--net", "sleep", "infinity"])
+    network.require_own_network(switch)
+    cluster = isolated_cluster(shape, network.reserve_subnet(switch, directory), _user())
+    _write_files(directory, cluster)
+    report(0, "starting nodes")
+    argvs = {node.name: isolated_node_argv(directory, node.name, node.address, programs) for node in cluster.nodes}
+    nodes = [start_daemon(directory, name, argv) for name, argv in argvs.items()]
+    for node in nodes:
+        network.require_own_network(node)
+    network.connect_nodes(cluster, switch, nodes)
+    for node in nodes:
+        node.tell()
+    controller = start_daemon(directory, "slurmctld", isolated_controller_argv(cluster, switch, programs))
+    _wait_ready(directory, cluster, [munged, switch, controller, *nodes], report)
+    return cluster
+
+
+def _start_shared(
+    directory: ClusterDir, shape: Shape, programs: dict[str, str], report: Report, munged: Started
+) -> Cluster:
+    with ports.port_mutex():
+        hostname = socket.gethostname().partition(".")[0]
+        cluster = shared_cluster(shape, ports.find_ports(shape.num_nodes + 1), hostname, _user())
+        _write_files(directory, cluster)
+        report(0, "starting nodes")
+        controller = start_daemon(directory, "slurmctld", [programs["slurmctld"], "-D"])
+        argvs = {node.name: [programs["slurmd"], "-D", "-N", node.name] for node in cluster.nodes}
+        nodes = [start_daemon(directory, name, argv) for name, argv in argvs.items()]
+        _wait_ready(directory, cluster, [munged, controller, *nodes], report)
+    return cluster
+
+
+def _user() -> str:
+    """The name of the user we are: not $USER, which `su` may have left as it was."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def _write_files(directory: ClusterDir, cluster: Cluster) -> None:
+    directory.record.write_text(json.dumps(cluster_document(cluster), indent=2) + "\n", encoding="utf-8")
+    directory.hosts.write_text(hosts_text(cluster), encoding="utf-8")
+    for name, text in configuration_texts(cluster, directory).items():
+        directory.configuration(name).write_text(text, encoding="utf-8")
+    for node in cluster.nodes:
+        directory.node_spool(node.name).mkdir()
+        directory.node_devices(node.name).mkdir()
+        for number in range(cluster.shape.gpus_per_node):
+            directory.device(node.name, number).touch()
+
+
+def munged_argv(directory: ClusterDir, program: str) -> list[str]:
+    """A munged of our own; `--force` because it would rather run as user munge, in system directories."""
+    paths = {
+        "socket": directory.munge_socket,
+        "key-file": directory.munge_key,
+        "pid-file": directory.munge_pid,
+        "seed-file": directory.munge_seed,
+        "log-file": directory.munge_log,
+    }
+    return [program, "--foreground", "--force", "--num-threads=4", *(f"--{key}={path}" for key, path in paths.items())]
+
+
+def isolated_node_argv(directory: ClusterDir, name: str, address: str, programs: dict[str, str]) -> list[str]:
+    """An isolated node: namespaces of its own, with node-init.sh as PID 1."""
+    script = files("bigsci_launch") / "assets" / "slurm" / "minicluster" / "node-init.sh"
+    namespaces = ["--pid", "--fork", "--kill-child", "--mount", "--uts", "--net"]
+    arguments = [name, f"{address}/24", str(directory.hosts), programs["slurmd"]]
+    return [programs["unshare"], *namespaces, "/bin/sh", str(script), *arguments]
+
+
+def isolated_controller_argv(cluster: Cluster, switch: Started, programs: dict[str, str]) -> list[str]:
+    """slurmctld inside the switch's network, under the host name that slurm.conf says."""
+    become_controller = f'hostname {cluster.controller_hostname} && exec "$0" -D'
+    enter = [programs["nsenter"], f"--net=/proc/{switch.pid}/ns/net", programs["unshare"], "--uts"]
+    return [*enter, "/bin/sh", "-c", become_controller, programs["slurmctld"]]
+
+
+def _wait_ready(directory: ClusterDir, cluster: Cluster, started: Sequence[Started], report: Report) -> None:
+    states: dict[str, str] = {}
+
+    def is_ready() -> bool:
+        for daemon in started:
+            _require_running(directory, daemon)
+        states.update(node_states(directory, cluster))
+        num_ready = sum(state == "idle" for state in states.values())
+        report(num_ready, "waiting for nodes")
+        return num_ready == len(cluster.nodes)
+
+    if not wait_until(is_ready, START_TIMEOUT_S):
+        raise _not_ready(directory, cluster, states)
+
+
+def _not_ready(directory: ClusterDir, cluster: Cluster, states: dict[str, str]) -> ClusterError:
+    if not states:
+        return ClusterError(
+            f"slurmctld does not answer after {START_TIMEOUT_S:.0f} s", hint=f"it said: {_tail(directory, 'slurmctld')}"
+        )
+    late = [node.name for node in cluster.nodes if states.get(node.name) != "idle"]
+    return ClusterError(
+        f"{len(late)} of {len(cluster.nodes)} nodes are not idle after {START_TIMEOUT_S:.0f} s: {', '.join(late)}",
+        hint=f"{late[0]} is {states.get(late[0], 'unknown')}, and said: {_tail(directory, late[0])}",
+    )
+
+
+def _require_running(directory: ClusterDir, daemon: Started) -> None:
+    status = daemon.popen.poll()
+    if status is not None:
+        raise ClusterError(
+            f"{daemon.name} ended with exit status {status}", hint=f"it said: {_tail(directory, daemon.name)}"
+        )
+
+
+def _tail(directory: ClusterDir, process: str) -> str:
+    lines = directory.output(process).read_text(encoding="utf-8", errors="replace").splitlines()
+    return " / ".join(lines[-3:]) or "nothing"
