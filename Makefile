@@ -12,8 +12,8 @@ READY := $(VENV)/.ready
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt slurm/setup-python.sh
-	bash slurm/setup-python.sh "$(PYTHON)" "$(VENV)"
+$(READY): pyproject.toml constraints.txt .ci/setup-python.sh
+	bash .ci/setup-python.sh "$(PYTHON)" "$(VENV)"
 	@touch $@
 
 demo: $(READY)
