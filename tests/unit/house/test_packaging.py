@@ -18,7 +18,8 @@ import bigsci_launch
 from bigsci_launch.config.site import list_sites
 assets = files("bigsci_launch") / "assets"
 print(bigsci_launch.__file__)
-for path in ("configs/demo.yaml", "slurm/templates/slurm.sbatch.j2", "slurm/sites/local.yaml", "diagnostics/node_agent.py"):
+content = ("configs/demo.yaml", "slurm/templates/slurm.sbatch.j2", "slurm/sites/local.yaml")
+for path in content:
     assert (assets / path).read_text(), path
 assert list_sites()
 """
