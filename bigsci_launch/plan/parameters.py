@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.plan.partition import Layer, PartitionRule, Stages, cut_layers
+
+Framework = Literal["bsl", "megatron"]
+"""The program that trains: `bsl train`, or Megatron-DeepSpeed. Decides the layer list and what kernels ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,34 +76,58 @@ def count_parameters(shape: ModelShape, tp: int = 1) -> int:
     return layers + embeddings + shape.sequence_length * h + 2 * h
 
 
-def pipeline_layers(shape: ModelShape) -> tuple[Layer, ...]:
-    """The layer list that the pipeline is cut from, with Megatron-DeepSpeed's class names.
+def pipeline_layers(shape: ModelShape, tp: int = 1, framework: Framework = "bsl") -> tuple[Layer, ...]:
+    """The layer list that the pipeline is cut from, with the class names of the program that trains.
 
-    `bsl train` builds the same list: the weightless items matter, because a cut may fall on either side of them.
+    DeepSpeed counts the parameters that one rank holds, so counts are those of a tensor-parallel rank. The weightless
+    items matter: a cut may fall on either side of them.
     """
-    h, vocab = shape.hidden_size, shape.padded_vocab(1)
-    block = Layer("ParallelTransformerLayerPipe", layer_parameters(h, shape.ffn_hidden_size), is_transformer=True)
-    head = "EmbeddingPipe" if shape.tied_embeddings else "LMHeadPipe"
+    h, table = shape.hidden_size, shape.padded_vocab(tp) // tp * shape.hidden_size
+    sharded, replicated = _layer_parts(h, shape.ffn_hidden_size)
+    first, block, last = _FRAMEWORK_LAYERS[framework]
+    sizes = {
+        "VocabularyEmbedding": table,
+        "OutputEmbedding": table,
+        "LearnedPositions": shape.sequence_length * h,
+        "EmbeddingPipe": table + shape.sequence_length * h,
+        "FinalNorm": 2 * h,
+        "MixedFusedLayerNorm": 2 * h,
+    }
+    if framework == "bsl" and not shape.tied_embeddings:
+        last = (*last[:-1], "OutputEmbedding")
     return (
-        Layer("function"),
-        Layer("EmbeddingPipe", vocab * h + shape.sequence_length * h),
-        Layer("function"),
-        *(block for _ in range(shape.num_layers)),
-        Layer("function"),
-        Layer("LayerNorm", 2 * h),
-        Layer(head, vocab * h),
-        Layer("function"),
+        *(Layer(name, sizes.get(name, 0)) for name in first),
+        *(Layer(block, sharded // tp + replicated, is_transformer=True) for _ in range(shape.num_layers)),
+        *(Layer(name, sizes.get(name, 0)) for name in last),
     )
 
 
-@lru_cache(maxsize=1024)
-def cut_model(shape: ModelShape, method: str, pp: int, rule: PartitionRule = PartitionRule.BALANCE) -> Stages:
+# Class names before, of, and after the transformer layers. `function` stands for a lambda in Megatron-DeepSpeed's list.
+_FRAMEWORK_LAYERS: dict[Framework, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
+    "bsl": (("VocabularyEmbedding", "LearnedPositions"), "TransformerLayer", ("FinalNorm", "VocabularyEmbedding")),
+    "megatron": (
+        ("function", "EmbeddingPipe", "function"),
+        "ParallelTransformerLayerPipe",
+        ("function", "MixedFusedLayerNorm", "EmbeddingPipe", "function"),
+    ),
+}
+
+
+@lru_cache(maxsize=4096)
+def cut_model(
+    shape: ModelShape,
+    method: str,
+    pp: int,
+    rule: PartitionRule = PartitionRule.BALANCE,
+    tp: int = 1,
+    framework: Framework = "bsl",
+) -> Stages:
     """The stages of `shape` under DeepSpeed's partition method.
 
     Raises:
         ValueError: the method is unknown or matches no layer.
     """
-    return cut_layers(pipeline_layers(shape), method, pp, rule)
+    return cut_layers(pipeline_layers(shape, tp, framework), method, pp, rule)
 
 
 @dataclass(frozen=True, slots=True)
