@@ -24,6 +24,8 @@ def read_contents(source: Source, model: Model) -> Contents:
         return optimizer_tensors(source)
     if source.kind == "model_states":
         return model_tensors(source)
+    if source.kind == "aside":
+        return _read_aside(source)
     tensors = _read_safetensors(source) if source.path.suffix == ".safetensors" else _read_torch(source)
     return layer_tensors(tensors, source, model) if source.kind == "layer" else Contents(tensors)
 
@@ -53,6 +55,17 @@ def _read_torch(source: Source) -> tuple[StoredTensor, ...]:
     return tuple(
         stored(file, weights.get(id(node), name), "weight" if id(node) in weights else "other", source.place, node)
         for name, node in found
+    )
+
+
+def _read_aside(source: Source) -> Contents:
+    """Tensors that a trainer keeps beside the weights, such as random states: `rng_rank_0003.torch`."""
+    file = read_torch_file(source.path)
+    return Contents(
+        tuple(
+            stored(file, f"{source.label}.{name}", "other", source.place, node)
+            for name, node in walk_tensors(file.tree)
+        )
     )
 
 

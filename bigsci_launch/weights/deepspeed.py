@@ -47,8 +47,8 @@ def locate_deepspeed(folder: Path, files: Sequence[Path], path: Path) -> Weights
     topology = _topology(trees, files)
     tp_size = topology.tp if topology else _guess_tp(files)
     model = _model(trees, tp_size)
-    sources = tuple(source for file in sorted(files) if (source := _source(file, tp_size)))
-    lost = tuple(_missing(folder, topology, {file.name for file in files})) if topology else ()
+    sources = tuple(_source(file, tp_size) for file in sorted(files))
+    lost = tuple(_missing(folder, topology, model, {file.name for file in files})) if topology else ()
     unreadable = {item.path for item in broken}
     kept = tuple(source for source in sources if source.path not in unreadable)
     return Weights(path, "deepspeed", kept, topology, model, (*broken, *lost))
@@ -96,7 +96,7 @@ def _model(trees: Mapping[int, Mapping[str, Any]], tp_size: int) -> Model:
     return Model(shapes, steps if isinstance(steps, int) else None, info if isinstance(info, dict) else {})
 
 
-def _source(file: Path, tp_size: int) -> Source | None:
+def _source(file: Path, tp_size: int) -> Source:
     label = file.stem
     if match := LAYER.fullmatch(file.name):
         return Source(file, label, "layer", Place(tp=int(match[2])))
@@ -105,21 +105,30 @@ def _source(file: Path, tp_size: int) -> Source | None:
     if match := OPTIMIZER.fullmatch(file.name):
         pp, tp = divmod(int(match[2]), tp_size)
         return Source(file, label[label.index("zero_pp_rank") :], "optimizer", Place(pp, tp, int(match[1])))
-    return None
+    return Source(file, label, "aside")
 
 
-def _missing(folder: Path, topology: Topology, present: set[str]) -> Iterator[Unreadable]:
-    """Files that the topology calls for and that are not there."""
-    num_stages_by_tp = range(topology.pp * topology.tp)
-    names = [f"mp_rank_{mp:02d}_model_states.pt" for mp in num_stages_by_tp]
+def _missing(folder: Path, topology: Topology, model: Model, present: set[str]) -> Iterator[Unreadable]:
+    """Files that the topology and the model call for and that are not there."""
+    model_parallel_ranks = range(topology.pp * topology.tp)
+    names = [f"mp_rank_{mp:02d}_model_states.pt" for mp in model_parallel_ranks]
     if (prefix := _shard_prefix(present)) is not None:
-        shards = ((dp, mp) for mp in num_stages_by_tp for dp in range(topology.dp))
+        shards = ((dp, mp) for mp in model_parallel_ranks for dp in range(topology.dp))
         names += [f"{prefix}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt" for dp, mp in shards]
-    layers = sorted({match[1] for name in present if (match := LAYER.fullmatch(name)) and name.endswith(".pt")})
-    names += [f"layer_{layer}-model_{tp:02d}-model_states.pt" for layer in layers for tp in range(topology.tp)]
+    layers = sorted(_layers_on_disk(present) | (_layers_of_model(model) if _layers_on_disk(present) else set()))
+    names += [f"layer_{layer:02d}-model_{tp:02d}-model_states.pt" for layer in layers for tp in range(topology.tp)]
     for name in names:
         if name not in present:
             yield Unreadable(folder / name, f"missing: the topology {topology} calls for it")
+
+
+def _layers_on_disk(present: set[str]) -> set[int]:
+    return {int(match[1]) for name in present if (match := LAYER.fullmatch(name)) and name.endswith(".pt")}
+
+
+def _layers_of_model(model: Model) -> set[int]:
+    heads = (name.partition(".")[0] for shapes in model.shapes.values() for name in shapes)
+    return {int(head) for head in heads if head.isdigit()}
 
 
 def _shard_prefix(present: set[str]) -> str | None:

@@ -11,7 +11,7 @@ from bigsci_launch.topology import Topology
 from bigsci_launch.weights.tensors import NOWHERE, Place, StoredTensor
 
 Layout = Literal["deepspeed", "universal", "rank dumps", "files"]
-Kind = Literal["layer", "model_states", "optimizer", "universal", "dump", "plain"]
+Kind = Literal["layer", "model_states", "optimizer", "universal", "dump", "aside", "plain"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,134 @@
+"""`bsl diff-weights` on checkpoints and dumps that DeepSpeed wrote, healthy and with one defect at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bigsci_launch.cli.main import bsl
+
+pytestmark = pytest.mark.torch
+PROGRAM = Path(__file__).parent / "programs" / "defects.py"
+AFTER, BEFORE = "dumps/step-000012-after", "dumps/step-000013-before"
+
+
+def run_ranks(out: Path, world_size: int, tp: int, *scenarios: str) -> Path:
+    """Run the program on local ranks; its output is shown where a rank fails."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, str(PROGRAM), str(out), str(tp), *scenarios]
+    ranks = []
+    for rank in range(world_size):
+        environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        log = (out / f"rank-{rank}.log").open("w")
+        ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+        log.close()
+    try:
+        codes = [rank.wait(timeout=240) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    tails = [(out / f"rank-{rank}.log").read_text()[-2000:] for rank, code in enumerate(codes) if code]
+    assert not tails, "\n".join(tails)
+    return out
+
+
+@pytest.fixture(scope="module")
+def two_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """pp 2: every defect of the tied embedding."""
+    return run_ranks(tmp_path_factory.mktemp("two"), 2, 1, "healthy", "B1", "B2", "B3", "B4")
+
+
+@pytest.fixture(scope="module")
+def two_tp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """pp 2 x tp 2: the defect of the replicas over tp."""
+    return run_ranks(tmp_path_factory.mktemp("tp"), 4, 2, "healthy", "B5")
+
+
+def diff(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(bsl, ["diff-weights", *map(str, arguments)], catch_exceptions=False)
+    return result.exit_code, result.stdout
+
+
+def document(*arguments: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(diff(*arguments, "--json")[1])
+    return found
+
+
+@pytest.mark.parametrize("scenario", ["healthy", "B2", "B3"])
+def test_a_resume_that_is_exact_is_called_equal(two_stages: Path, scenario: str) -> None:
+    code, text = diff(two_stages / scenario / "continued", two_stages / scenario / "resumed")
+    assert code == (0 if scenario != "B3" else code), text
+    if scenario == "healthy":
+        assert text.endswith("all equal, bit for bit.\n")
+        assert diff(two_stages / scenario / AFTER, two_stages / scenario / BEFORE)[0] == 0
+
+
+def test_another_step_differs_nearly_everywhere(two_stages: Path) -> None:
+    found = document(two_stages / "healthy/checkpoints", two_stages / "healthy/continued")
+    assert len(found["different"]) > 0.9 * found["compared"]
+
+
+@pytest.mark.parametrize("defect", ["B1", "B4"])
+def test_the_tied_copy_of_the_last_stage_is_named(two_stages: Path, defect: str) -> None:
+    found = document(two_stages / defect / AFTER, two_stages / defect / BEFORE)
+    (entry,) = found["different"]
+    assert (entry["tensor"], entry["coordinate"]["pp"]) == ("tied_modules.embed.weight", 1)
+    assert entry["fraction"] > 0.9
+    code, text = diff(two_stages / defect / AFTER, two_stages / defect / BEFORE)
+    assert code == 1
+    assert "1 differs, all on pp 1" in text
+
+
+def test_the_norm_that_load_resets_is_named(two_stages: Path) -> None:
+    _, text = diff(two_stages / "B3" / AFTER, two_stages / "B3" / BEFORE)
+    assert "tied_modules.embed.norm.weight is reset to its default 1 in B (was 0.9883 everywhere" in text
+    assert "moved by weight decay only" in text
+
+
+@pytest.mark.parametrize("scenario", ["healthy", "B5"])
+def test_drift_over_tp_is_invisible_between_two_sides(two_tp: Path, scenario: str) -> None:
+    assert diff(two_tp / scenario / AFTER, two_tp / scenario / BEFORE)[0] == 0
+    assert diff(two_tp / scenario / "continued", two_tp / scenario / "resumed")[0] == 0
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
+def test_a_damaged_checkpoint_is_named(
+    two_stages: Path, tmp_path: Path, damage: str, copy_tree: Callable[[Path, Path], None]
+) -> None:
+    copy_tree(two_stages / "healthy/checkpoints", tmp_path / "b")
+    victim = tmp_path / "b/global_step12/layer_02-model_00-model_states.pt"
+    if damage == "missing":
+        victim.unlink()
+    else:
+        victim.write_bytes(victim.read_bytes()[:-100])
+    code, text = diff(two_stages / "healthy/checkpoints", tmp_path / "b")
+    assert code == 4
+    assert f"could not read {victim}: {damage}" in text
+
+
+@pytest.fixture
+def copy_tree() -> Callable[[Path, Path], None]:
+    import shutil
+
+    def copy(source: Path, target: Path) -> None:
+        shutil.copytree(source, target)
+
+    return copy
