@@ -1,0 +1,278 @@
+"""What was seen of a job, as values: samples of ranks, nodes that kept silent, records of the run.
+
+Built from the plain documents of a bundle, so that a live look and a later one go through the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bigsci_launch.spy.recorder import Recorder, parse_recorder
+from bigsci_launch.spy.stacks import ThreadStack, decisive_thread, parse_threads
+from bigsci_launch.topology import Coordinate, Topology
+
+GONE_STATES = ("gone", "Z", "X")
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A child process of a rank, such as a data-loader worker. `state` is the kernel's letter."""
+
+    pid: int
+    comm: str
+    state: str
+    wchan: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at a process. `mono` is the node's monotonic clock, seconds; `cpu_ticks` its CPU time so far.
+
+    `state` is the kernel's letter for the main thread, or `gone`; `threads` is None where the stacks could not be
+    read, and `why` says why. `sequences` are the recorder's newest numbers per group.
+    """
+
+    mono: float
+    state: str
+    wchan: str
+    cpu_ticks: int
+    switches: int
+    tracer_pid: int
+    kill_pending: bool
+    thread_times: Mapping[str, int]
+    system_call: str
+    children: tuple[Child, ...]
+    written_bytes: int
+    threads: tuple[ThreadStack, ...] | None
+    why: str | None
+    sequences: Mapping[str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a rank ended, from the record of its runner: exit code, or name of the signal; when (wall clock, seconds).
+
+    `was_told`: the runner had been told to end before, so that this is a consequence and not the cause.
+    """
+
+    code: int | None
+    signal: str | None
+    time: float
+    was_told: bool
+
+    @property
+    def is_clean(self) -> bool:
+        return self.code == 0
+
+    def __str__(self) -> str:
+        return f"killed by {self.signal}" if self.signal else f"exit code {self.code}"
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvidence:
+    """All that was seen of one rank. Without samples it is known of, but was not reached: `unreached` says why."""
+
+    rank: int
+    node: str
+    pid: int | None
+    clock_ticks_per_s: int
+    samples: tuple[Sample, ...]
+    recorder: Recorder | None
+    exit: Exit | None = None
+    error: str | None = None
+    """Type and message of the uncaught exception that the rank recorded."""
+    unreached: str | None = None
+    found_by: str = ""
+
+    @property
+    def last(self) -> Sample | None:
+        return self.samples[-1] if self.samples else None
+
+    @property
+    def threads(self) -> tuple[ThreadStack, ...] | None:
+        """The newest stacks."""
+        return next((sample.threads for sample in reversed(self.samples) if sample.threads is not None), None)
+
+    @property
+    def thread(self) -> ThreadStack | None:
+        """The thread that decides, in the newest sample that has stacks."""
+        return decisive_thread(self.threads, self.pid or 0) if self.threads else None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process has ended."""
+        return self.exit is not None or (self.last is not None and self.last.state in GONE_STATES)
+
+    @property
+    def why_unreadable(self) -> str | None:
+        """Why there is no stack of a process that lives, or None."""
+        if self.threads or self.is_gone:
+            return None
+        if self.last is None:
+            return self.unreached or "it was not found"
+        kernel = f"state {self.last.state}" + (f", {self.last.wchan}" if self.last.wchan.strip("0") else "")
+        return f"{self.last.why or 'no stack'} ({kernel})"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that the engine judges."""
+
+    job: str | None
+    world_size: int
+    topology: Topology | None
+    ranks: tuple[RankEvidence, ...]
+    nodes_silent: tuple[tuple[str, str], ...]
+    problems: tuple[str, ...]
+
+    def coordinate(self, rank: int) -> Coordinate | None:
+        """The coordinate of `rank`, where the topology is known."""
+        known = self.topology is not None and rank < self.topology.world_size
+        return self.topology.coordinate(rank) if known and self.topology else None
+
+    def name(self, rank: int) -> str:
+        """`rank 5 (n2, dp0 pp1 tp1)`: how every sentence calls a rank."""
+        node = next((seen.node for seen in self.ranks if seen.rank == rank), "")
+        parts = [part for part in (node, str(self.coordinate(rank) or "")) if part]
+        return f"rank {rank} ({', '.join(parts)})" if parts else f"rank {rank}"
+
+
+def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, Any]]) -> Evidence:
+    """The evidence in the documents of a bundle: `collection`, and one document per node that answered."""
+    nodes = sorted(nodes, key=lambda node: str(node["node"]))
+    exits = {int(record["rank"]): record for record in collection.get("exits", [])}
+    errors = {int(record["rank"]): record for record in collection.get("errors", [])}
+    found: dict[int, RankEvidence] = {}
+    for node in nodes:
+        for document in _ranks_of_main_step(node, nodes):
+            rank = int(document["rank"])
+            found.setdefault(rank, _parse_rank(document, node, exits.get(rank), errors.get(rank)))
+    for record in collection.get("expected", []):
+        rank = int(record["rank"])
+        found.setdefault(rank, _unreached_rank(record, collection, exits.get(rank), errors.get(rank)))
+    world_size = _world_size(collection, nodes, found)
+    for rank in range(world_size):
+        found.setdefault(rank, _unreached_rank({"rank": rank}, collection, exits.get(rank), errors.get(rank)))
+    topology = collection.get("topology")
+    return Evidence(
+        job=collection.get("job"),
+        world_size=world_size,
+        topology=Topology.parse(topology) if topology else None,
+        ranks=tuple(found[rank] for rank in sorted(found)),
+        nodes_silent=tuple((str(silent["node"]), str(silent["why"])) for silent in collection.get("nodes_silent", [])),
+        problems=tuple(f"{node['node']}: {problem}" for node in nodes for problem in node.get("problems", [])),
+    )
+
+
+def _ranks_of_main_step(node: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The ranks of `node`; where several steps of a job hold ranks, those of the step that holds most."""
+    counts: dict[Any, int] = {}
+    for other in nodes:
+        for rank in other.get("ranks", []):
+            counts[rank.get("step")] = counts.get(rank.get("step"), 0) + 1
+    order = sorted(counts, key=lambda step: (-counts[step], str(step)))
+    return sorted(node.get("ranks", []), key=lambda rank: order.index(rank.get("step")))
+
+
+def _world_size(
+    collection: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], found: Mapping[int, RankEvidence]
+) -> int:
+    said = [int(rank["world_size"]) for node in nodes for rank in node.get("ranks", []) if rank.get("world_size")]
+    expected = int(collection.get("world_size") or 0) or max(said, default=0)
+    return max([expected, *(rank + 1 for rank in found)], default=0)
+
+
+def _unreached_rank(
+    record: Mapping[str, Any],
+    collection: Mapping[str, Any],
+    exit_record: Mapping[str, Any] | None,
+    error: Mapping[str, Any] | None,
+) -> RankEvidence:
+    silent = {str(item["node"]): str(item["why"]) for item in collection.get("nodes_silent", [])}
+    node = str(record.get("node") or "")
+    if not node and len(silent) == 1:
+        node = next(iter(silent))
+    return RankEvidence(
+        rank=int(record["rank"]),
+        node=node,
+        pid=record.get("pid"),
+        clock_ticks_per_s=100,
+        samples=(),
+        recorder=None,
+        exit=_parse_exit(exit_record),
+        error=_parse_error(error),
+        unreached=f"node {node} is silent: {silent[node]}" if node in silent else "no process of it was found",
+    )
+
+
+def _parse_rank(
+    document: Mapping[str, Any],
+    node: Mapping[str, Any],
+    exit_record: Mapping[str, Any] | None,
+    error: Mapping[str, Any] | None,
+) -> RankEvidence:
+    samples: list[Sample] = []
+    for sample in document["samples"]:
+        samples.append(_parse_sample(sample, samples[-1] if samples else None))
+    recorders = [sample["recorder"] for sample in document["samples"] if "stream" in sample.get("recorder", {})]
+    return RankEvidence(
+        rank=int(document["rank"]),
+        node=str(node["node"]),
+        pid=document.get("pid"),
+        clock_ticks_per_s=int(node.get("clock_ticks_per_s") or 100),
+        samples=tuple(samples),
+        recorder=parse_recorder(recorders[-1]) if recorders else None,
+        exit=_parse_exit(exit_record),
+        error=_parse_error(error),
+        found_by=str(document.get("source") or ""),
+    )
+
+
+def _parse_sample(document: Mapping[str, Any], previous: Sample | None) -> Sample:
+    stack = document.get("stack")
+    threads = parse_threads(stack["threads"]) if stack else None
+    if document.get("same_stack") and previous is not None:
+        threads = previous.threads
+    recorder = document.get("recorder") or {}
+    return Sample(
+        mono=float(document["mono"]),
+        state=str(document["state"]),
+        wchan=str(document.get("wchan") or ""),
+        cpu_ticks=int(document.get("cpu_ticks") or 0),
+        switches=int(document.get("voluntary") or 0) + int(document.get("involuntary") or 0),
+        tracer_pid=int(document.get("tracer_pid") or 0),
+        kill_pending=bool(document.get("kill_pending")),
+        thread_times=document.get("thread_times") or {},
+        system_call=_describe_call(document.get("system_call")),
+        children=tuple(
+            Child(int(child["pid"]), str(child.get("comm") or ""), str(child["state"]), str(child.get("wchan") or ""))
+            for child in document.get("children") or []
+        ),
+        written_bytes=int((document.get("io") or {}).get("wchar") or 0),
+        threads=threads,
+        why=document.get("why"),
+        sequences=recorder.get("last_sequence"),
+    )
+
+
+def _describe_call(call: Mapping[str, Any] | None) -> str:
+    """`write on fd 1 (pipe:[4711])`, or nothing."""
+    if not call or not call.get("name"):
+        return ""
+    target = f" ({call['target']})" if call.get("target") else ""
+    return f"{call['name']} on fd {call['fd']}{target}"
+
+
+def _parse_exit(record: Mapping[str, Any] | None) -> Exit | None:
+    if record is None:
+        return None
+    time, was_told = float(record.get("time") or 0), record.get("terminated") is not None
+    if record.get("clean_end"):
+        return Exit(0, None, time, was_told)
+    return Exit(record.get("code"), record.get("signal"), time, was_told)
+
+
+def _parse_error(record: Mapping[str, Any] | None) -> str | None:
+    return f"{record.get('type')}: {record.get('message')}".strip() if record else None

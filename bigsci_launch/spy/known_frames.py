@@ -1,0 +1,141 @@
+"""What frames of known libraries mean: which are plumbing, which communicate, and over which ranks.
+
+Sources: torch 2.4 to 2.13 `distributed_c10d.py`; DeepSpeed 0.16 to 0.19 `runtime/pipe/engine.py`, `runtime/utils.py`,
+`runtime/bf16_optimizer.py`, `runtime/zero/stage_1_and_2.py`; Megatron-LM and Megatron-DeepSpeed `mpu`, `core`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WRAPPER_FILES = (
+    "torch/distributed/c10d_logger.py",
+    "torch/utils/_contextlib.py",
+    "torch/_dynamo/",
+    "torch/nn/modules/module.py",
+    "torch/autograd/",
+    "torch/_tensor.py",
+    "torch/_compile.py",
+    "deepspeed/comm/",
+    "deepspeed/utils/nvtx.py",
+    "deepspeed/utils/timer.py",
+    "contextlib.py",
+    "<string>",
+)
+
+# The innermost frame of a thread that waits for another thread.
+IDLE_FUNCTIONS = (
+    ("wait", "/threading.py"),
+    ("_wait_for_tstate_lock", "/threading.py"),
+    ("join", "/threading.py"),
+    ("get", "/queue.py"),
+    ("_worker", "/concurrent/futures/thread.py"),
+)
+
+_OPERATIONS = frozenset(
+    {
+        "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_reduce",
+        "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast",
+        "broadcast_object_list", "gather", "gather_object", "irecv", "isend", "monitored_barrier", "recv", "reduce",
+        "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send",
+        "_all_gather_base", "_reduce_scatter_base",
+    }
+)  # fmt: skip
+POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
+_SETUP = {
+    "new_group": "new_group",
+    "_new_process_group_helper": "new_group",
+    "init_process_group": "init_process_group",
+    "_store_based_barrier": "init_process_group",
+}
+
+
+def operation_of(function: str, file: str) -> str | None:
+    """The communication that a frame stands for, or None. Set-up calls count: they wait for all ranks too."""
+    if not file.endswith("torch/distributed/distributed_c10d.py"):
+        return None
+    return function if function in _OPERATIONS else _SETUP.get(function)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Over which ranks a known function communicates.
+
+    `group` is an axis (`tp`, `dp`, `pp`), `model` (one replica: tp x pp), `tied` (the stages that hold the tied
+    embedding: first and last), `world`, or for point-to-point calls `next stage` and `previous stage`.
+    """
+
+    function: str
+    file: str
+    group: str
+    operation: str | None = None
+
+
+# The first match counts, looked up frame by frame from the innermost.
+_REACHES = (
+    Reach("_exec_reduce_tied_grads", "pipe/engine.py", "tied"),
+    Reach("allreduce_tied_weight_gradients", "pipe/module.py", "tied"),
+    Reach("_synchronize_tied_weights", "pipe/module.py", "tied"),
+    Reach("_exec_send_activations", "pipe/engine.py", "next stage"),
+    Reach("_exec_recv_activations", "pipe/engine.py", "previous stage"),
+    Reach("_exec_send_grads", "pipe/engine.py", "previous stage"),
+    Reach("_exec_recv_grads", "pipe/engine.py", "next stage"),
+    Reach("_aggregate_total_loss", "pipe/engine.py", "dp", "all_reduce"),
+    Reach("_aggregate_total_loss", "pipe/engine.py", "pp", "broadcast"),
+    Reach("_exec_reduce_grads", "pipe/engine.py", "dp"),
+    Reach("get_global_norm_of_tensors", "runtime/utils.py", "model"),
+    Reach("get_grad_norm_direct", "zero/stage_1_and_2.py", "model"),
+    Reach("all_gather_dp_groups", "runtime/utils.py", "dp"),
+    Reach("all_gather_into_tensor_dp_groups", "runtime/utils.py", "dp"),
+    Reach("allreduce_gradients", "runtime/engine.py", "dp"),
+    Reach("buffered_allreduce_fallback", "runtime/engine.py", "dp"),
+    Reach("average_tensor", "zero/stage_1_and_2.py", "dp"),
+    Reach("reduce_ipg_grads", "zero/stage_1_and_2.py", "dp"),
+    Reach("", "bigsci_launch/train/parallel/tensor.py", "tp"),
+    Reach("", "megatron/mpu/mappings.py", "tp"),
+    Reach("", "megatron/mpu/cross_entropy.py", "tp"),
+    Reach("", "megatron/core/tensor_parallel/mappings.py", "tp"),
+    Reach("", "megatron/core/tensor_parallel/layers.py", "tp"),
+    Reach("", "megatron/core/tensor_parallel/cross_entropy.py", "tp"),
+    Reach("recv_forward", "p2p_communication.py", "previous stage"),
+    Reach("recv_backward", "p2p_communication.py", "next stage"),
+    Reach("send_forward", "p2p_communication.py", "next stage"),
+    Reach("send_backward", "p2p_communication.py", "previous stage"),
+)
+
+
+def reach_of(function: str, file: str, operation: str) -> str | None:
+    """The group over which `operation`, called from this frame, goes; None where that is not known."""
+    for reach in _REACHES:
+        if reach.function in ("", function) and file.endswith(reach.file) and reach.operation in (None, operation):
+            return reach.group
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A known place in which a process waits outside of any communication, and what that means.
+
+    `kind` is a class of the taxonomy (H30 to H68); `words` completes "rank 3 ...".
+    """
+
+    kind: str
+    words: str
+    function: str = ""
+    file: str = ""
+    wchan: str = ""
+
+
+STALLS = (
+    Stall("H40", "waits for a build lock that nobody releases", function="wait", file="file_baton.py"),
+    Stall("H42", "stands in a debugger", function="interaction", file="pdb.py"),
+    Stall("H37", "waits for its data loader", function="_try_get_data"),
+    Stall("H36", "waits for its data loader", function="_next_data"),
+    Stall("H38", "waits for a process pool", file="multiprocessing/pool.py"),
+    Stall("H41", "waits for a file lock", wchan="locks_lock_inode_wait"),
+    Stall("H39", "writes to a pipe that nobody empties", wchan="anon_pipe_write"),
+    Stall("H39", "writes to a pipe that nobody empties", wchan="pipe_write"),
+    Stall("H35", "waits for a child process", wchan="do_wait"),
+    Stall("H43", "waits for the network", wchan="wait_woken"),
+    Stall("H31", "sleeps", wchan="hrtimer_nanosleep"),
+)

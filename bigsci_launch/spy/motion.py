@@ -1,0 +1,76 @@
+"""What moved between the samples: the difference between hung, slow and at work."""
+
+from __future__ import annotations
+
+from bigsci_launch.spy.evidence import Evidence, RankEvidence, Sample
+from bigsci_launch.spy.stacks import Frame, decisive_thread
+from bigsci_launch.spy.waits import WaitGraph
+
+BUSY_SHARE = 0.5
+INNER_FRAMES = 2
+"""A loop that goes nowhere still changes its innermost calls: so many frames may differ."""
+
+
+def named_frames(seen: RankEvidence, sample: Sample) -> tuple[Frame, ...]:
+    """The frames of the thread that decides in this sample; nothing where there are none."""
+    thread = decisive_thread(sample.threads, seen.pid or 0) if sample.threads else None
+    return thread.named_frames if thread else ()
+
+
+def cpu_share(seen: RankEvidence) -> float:
+    """CPU time of the process between first and last sample, as a share of one core."""
+    if len(seen.samples) < 2:
+        return 0.0
+    first, last = seen.samples[0], seen.samples[-1]
+    elapsed_s = max(last.mono - first.mono, 1e-3)
+    return (last.cpu_ticks - first.cpu_ticks) / seen.clock_ticks_per_s / elapsed_s
+
+
+def is_busy(seen: RankEvidence) -> bool:
+    """Whether the process computed for most of the time."""
+    return cpu_share(seen) >= BUSY_SHARE
+
+
+def collectives_moved(seen: RankEvidence) -> bool:
+    """Whether the recorder counted new collectives between the samples."""
+    numbers = [sample.sequences for sample in seen.samples if sample.sequences is not None]
+    return len(numbers) >= 2 and numbers[0] != numbers[-1]
+
+
+def frames_moved(seen: RankEvidence) -> bool:
+    """Whether the deciding thread stood elsewhere in different samples; lines count."""
+    stacks = {named_frames(seen, sample) for sample in seen.samples if sample.threads}
+    return len(stacks) > 1
+
+
+def outer_frames_moved(seen: RankEvidence) -> bool:
+    """Whether the thread moved by more than its innermost calls."""
+    stacks = [
+        [frame.function for frame in reversed(named_frames(seen, sample))] for sample in seen.samples if sample.threads
+    ]
+    outer = {tuple(stack[: max(1, min(map(len, stacks)) - INNER_FRAMES)]) for stack in stacks}
+    return len(outer) > 1
+
+
+def was_communicating(seen: RankEvidence) -> bool:
+    """Whether the rank stood in a communication in its first sample."""
+    first = next((sample for sample in seen.samples if sample.threads), None)
+    thread = decisive_thread(first.threads, seen.pid or 0) if first and first.threads else None
+    return thread is not None and thread.operation is not None
+
+
+def moving_ranks(evidence: Evidence, graph: WaitGraph) -> tuple[int, ...]:
+    """Ranks that show that the job gets on: new collectives, or a communication that was left.
+
+    A rank that computes does not count while others wait: it may be the one that never ends. Where nobody waits in a
+    communication, any change of the outer frames counts.
+    """
+    alive = [seen for seen in evidence.ranks if not seen.is_gone]
+    counted = [seen.rank for seen in alive if collectives_moved(seen)]
+    has_recorder = {seen.rank for seen in alive if seen.recorder}
+    left = [
+        seen.rank for seen in alive if seen.rank not in has_recorder and was_communicating(seen) and frames_moved(seen)
+    ]
+    if counted or left or graph.waits:
+        return tuple(sorted({*counted, *left}))
+    return tuple(seen.rank for seen in alive if outer_frames_moved(seen))

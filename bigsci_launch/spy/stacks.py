@@ -1,0 +1,109 @@
+"""Stacks as values: frames, threads, which frames name the work, and which thread of a process decides.
+
+Frames stand innermost first, as py-spy gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bigsci_launch.spy.known_frames import IDLE_FUNCTIONS, WRAPPER_FILES, operation_of
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call: function, path of its file, current line."""
+
+    function: str
+    file: str
+    line: int
+
+    @property
+    def short_file(self) -> str:
+        return self.file.rpartition("/")[2]
+
+    @property
+    def place(self) -> str:
+        """`train.py:915`."""
+        return f"{self.short_file}:{self.line}"
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.place})"
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStack:
+    """The frames of one thread at one moment. `tid` is the kernel's number: the main thread has the pid."""
+
+    tid: int
+    name: str | None
+    owns_gil: bool
+    active: bool
+    frames: tuple[Frame, ...]
+
+    @property
+    def named_frames(self) -> tuple[Frame, ...]:
+        """The frames without wrappers; all of them where nothing would be left."""
+        return tuple(frame for frame in self.frames if not is_wrapper(frame)) or self.frames
+
+    @property
+    def operation(self) -> str | None:
+        """The collective or point-to-point call that the thread is in, such as `all_reduce`, or None."""
+        return next((name for frame in self.frames if (name := operation_of(frame.function, frame.file))), None)
+
+    @property
+    def site(self) -> Frame | None:
+        """The innermost frame that is neither a wrapper nor the communication library: where the work stands."""
+        frames = [frame for frame in self.named_frames if operation_of(frame.function, frame.file) is None]
+        return frames[0] if frames else (self.named_frames[0] if self.frames else None)
+
+    @property
+    def label(self) -> str:
+        """The thread's name without a number that differs from rank to rank."""
+        return (self.name or "MainThread").rstrip("0123456789-_ ") or "MainThread"
+
+
+def parse_threads(documents: Sequence[Mapping[str, Any]]) -> tuple[ThreadStack, ...]:
+    """Threads as the node agent writes them."""
+    return tuple(
+        ThreadStack(
+            tid=int(thread["tid"]),
+            name=thread.get("name"),
+            owns_gil=bool(thread.get("owns_gil")),
+            active=bool(thread.get("active")),
+            frames=tuple(Frame(frame["function"], frame["file"], int(frame["line"])) for frame in thread["frames"]),
+        )
+        for thread in documents
+    )
+
+
+def is_wrapper(frame: Frame) -> bool:
+    """Whether the frame only passes a call on: torch's, DeepSpeed's and the interpreter's own plumbing."""
+    return frame.file.startswith("<frozen ") or any(part in frame.file for part in WRAPPER_FILES)
+
+
+def decisive_thread(threads: Sequence[ThreadStack], pid: int) -> ThreadStack | None:
+    """The thread that tells what the process waits for.
+
+    A thread inside a collective, the main thread before others. Else the main thread, unless it only waits for
+    another thread of the process: then that one, if there is one whose work is not waiting too.
+    """
+    with_frames = [thread for thread in threads if thread.frames]
+    main = next((thread for thread in with_frames if thread.tid == pid), with_frames[0] if with_frames else None)
+    if main is None:
+        return None
+    in_order = [main, *(thread for thread in with_frames if thread is not main)]
+    communicating = next((thread for thread in in_order if thread.operation), None)
+    if communicating is not None:
+        return communicating
+    if is_idle(main):
+        return next((thread for thread in in_order if not is_idle(thread)), main)
+    return main
+
+
+def is_idle(thread: ThreadStack) -> bool:
+    """Whether the thread only waits for other threads: its innermost frames are the standard library's waiting code."""
+    innermost = thread.frames[0]
+    return any(innermost.function == name and innermost.file.endswith(file) for name, file in IDLE_FUNCTIONS)

@@ -1,0 +1,250 @@
+"""From evidence to one verdict, in the order of gates: ended, moving, somebody stays away, all wait for each other.
+
+The victim is never blamed: a rank is a suspect only when others wait for it and its own process or its own collectives
+say why. Where the evidence looks the same from both sides, both sides are shown and nobody is accused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bigsci_launch.spy.circle import judge_circle, sides_of
+from bigsci_launch.spy.conclusion import Conclusion, Side, State, Suspect, count_ranks, where_shared
+from bigsci_launch.spy.evidence import Evidence, RankEvidence
+from bigsci_launch.spy.merge import merge_stacks
+from bigsci_launch.spy.motion import is_busy, moving_ranks, named_frames, outer_frames_moved
+from bigsci_launch.spy.stacks import decisive_thread
+from bigsci_launch.spy.stalls import Stall, explain_stall
+from bigsci_launch.spy.waits import WaitGraph, build_graph
+from bigsci_launch.topology import compress_ranks
+
+ODD_SHARE = 0.25
+"""Without any collective in sight, so few ranks of all may be called odd."""
+
+
+def judge(evidence: Evidence) -> Conclusion:
+    """The verdict on `evidence`. Pure: the same evidence gives the same verdict."""
+    graph = build_graph(evidence)
+    for gate in (_nothing, _ended, _moving, _stays_away, judge_circle, _together, _no_collectives):
+        conclusion = gate(evidence, graph)
+        if conclusion is not None:
+            return _complete(conclusion, evidence)
+    return _complete(Conclusion(State.UNKNOWN, "the evidence does not say what the ranks wait for", 0.0), evidence)
+
+
+def _complete(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
+    """Add what is missing for every verdict alike, and the next command."""
+    missing = list(conclusion.missing)
+    unreadable = [seen.rank for seen in evidence.ranks if seen.why_unreadable]
+    if unreadable:
+        missing.append(f"the stacks of {count_ranks(unreadable)} ({compress_ranks(unreadable)})")
+    if conclusion.state in (State.HANG, State.UNKNOWN):
+        if not any(seen.recorder for seen in evidence.ranks):
+            missing.append("sequence numbers of collectives: no rank has a flight recorder that can be asked")
+        if evidence.topology is None:
+            missing.append("which ranks form a group: give --topology tp=..,pp=..,dp=..")
+    next_steps = conclusion.next or _next_commands(conclusion, evidence)
+    return replace(conclusion, missing=tuple(dict.fromkeys(missing)), next=next_steps)
+
+
+def _next_commands(conclusion: Conclusion, evidence: Evidence) -> tuple[str, ...]:
+    if conclusion.state in (State.PROGRESSING, State.FINISHED) or not conclusion.suspects:
+        return ()
+    seen = next(seen for seen in evidence.ranks if seen.rank == conclusion.suspects[0].rank)
+    if seen.is_gone or seen.pid is None:
+        return ()
+    return (f"py-spy dump --native --pid {seen.pid}  # on {seen.node}",)
+
+
+def _nothing(evidence: Evidence, _graph: WaitGraph) -> Conclusion | None:
+    if any(seen.samples or seen.exit for seen in evidence.ranks):
+        return None
+    return Conclusion(State.UNKNOWN, "no rank was found, so nothing is known of what they do", 0.0)
+
+
+def _ended(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
+    """Ranks whose processes have ended: the job finished, or crashed, or the others wait for the dead."""
+    gone = [seen for seen in evidence.ranks if seen.is_gone]
+    if not gone:
+        return None
+    failed = sorted((seen for seen in gone if not (seen.exit and seen.exit.is_clean)), key=_order_of_failure)
+    if len(gone) == evidence.world_size and not failed:
+        return Conclusion(State.FINISHED, f"all {evidence.world_size} ranks have ended with exit code 0", 1.0)
+    awaited = [seen for seen in gone if seen.rank in graph.roots]
+    first = (failed or awaited or gone)[0]
+    stall = explain_stall(first)
+    others = sum(not seen.is_gone for seen in evidence.ranks)
+    claim = f"{evidence.name(first.rank)} {stall.words}"
+    if others:
+        claim += f"; {others} of {evidence.world_size} ranks still run, {len(graph.waits)} of them wait in a collective"
+    if not failed and not awaited:
+        return None
+    return Conclusion(
+        state=State.CRASHED if failed else State.HANG,
+        claim=claim,
+        confidence=stall.confidence,
+        kind=stall.kind,
+        suspects=(Suspect(first.rank, stall.words),),
+        evidence=tuple(f"{evidence.name(seen.rank)} {explain_stall(seen).words}" for seen in failed[1:4]),
+        missing=(stall.missing,) if stall.missing else (),
+    )
+
+
+def _order_of_failure(seen: RankEvidence) -> tuple[bool, float, int]:
+    """The first failure is the cause: ranks that were told to end, and those without a record, come later."""
+    if seen.exit is None:
+        return (True, float("inf"), seen.rank)
+    return (seen.exit.was_told, seen.exit.time, seen.rank)
+
+
+def _moving(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
+    """Whether the job gets on; then whether one rank holds up the others."""
+    moving = moving_ranks(evidence, graph)
+    if not moving:
+        return None
+    fact = f"{count_ranks(moving)} of {evidence.world_size} moved on between the samples"
+    slow = _straggler(evidence)
+    if slow is None:
+        return Conclusion(State.PROGRESSING, f"the job gets on: {fact}", 0.9, evidence=(fact,))
+    stall = explain_stall(slow)
+    words = f"is late: it {stall.words}, in every sample, while all others wait"
+    return Conclusion(
+        state=State.SLOW,
+        claim=f"the job gets on, but {evidence.name(slow.rank)} {words}",
+        confidence=0.6,
+        kind="H101" if is_busy(slow) else "H100",
+        suspects=(Suspect(slow.rank, words),),
+        evidence=(fact,),
+        missing=("more samples: run `bsl spy` again and see whether the same rank is late",),
+    )
+
+
+def _straggler(evidence: Evidence) -> RankEvidence | None:
+    """The one rank that was outside of any communication in every sample, at one place, all others being inside."""
+    outside = [
+        {seen.rank for seen in evidence.ranks if not _communicates(seen, index)}
+        for index in range(_num_samples(evidence))
+    ]
+    late = outside[0] if outside else set()
+    if len(late) != 1 or any(ranks != late for ranks in outside):
+        return None
+    seen = next(seen for seen in evidence.ranks if seen.rank in late)
+    places = {frames[0].place for sample in seen.samples if (frames := named_frames(seen, sample))}
+    return seen if len(places) == 1 else None
+
+
+def _num_samples(evidence: Evidence) -> int:
+    return min((len(seen.samples) for seen in evidence.ranks), default=0)
+
+
+def _communicates(seen: RankEvidence, index: int) -> bool:
+    threads = seen.samples[index].threads
+    thread = decisive_thread(threads, seen.pid or 0) if threads else None
+    return thread is not None and thread.operation is not None
+
+
+def _stays_away(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
+    """Ranks that others wait for and that wait in no communication themselves."""
+    by_rank = {seen.rank: seen for seen in evidence.ranks}
+    roots = [by_rank[rank] for rank in graph.roots]
+    if not roots:
+        return None
+    if all(is_busy(seen) and outer_frames_moved(seen) for seen in roots):
+        words = f"{count_ranks(graph.roots)} ({compress_ranks(graph.roots)}) compute, and the others wait for them"
+        return Conclusion(State.PROGRESSING, words, 0.6, missing=("whether it takes longer than it should",))
+    stalls = [explain_stall(seen) for seen in roots]
+    waiting = graph.leading_to(frozenset(graph.roots))
+    many = len(roots) > len(waiting)
+    return Conclusion(
+        state=State.HANG,
+        claim=_claim_away(evidence, graph, stalls, len(waiting)),
+        confidence=round(min(stall.confidence for stall in stalls) * (0.6 if many else 1.0), 2),
+        kind=stalls[0].kind if len({stall.kind for stall in stalls}) == 1 else None,
+        suspects=tuple(Suspect(stall.rank, stall.words) for stall in stalls),
+        sides=sides_of(graph, tuple(graph.waits)),
+        evidence=_evidence_away(evidence, graph, stalls),
+        missing=tuple(dict.fromkeys(stall.missing for stall in stalls if stall.missing)),
+        next=tuple(dict.fromkeys(stall.next for stall in stalls if stall.next)),
+    )
+
+
+def _claim_away(evidence: Evidence, graph: WaitGraph, stalls: list[Stall], num_waiting: int) -> str:
+    first = stalls[0]
+    verb = "waits" if num_waiting == 1 else "wait"
+    if len(stalls) == 1:
+        wait = graph.direct_waiter(first.rank)
+        where = f", first of them rank {wait.rank} in {wait}" if wait else ""
+        return f"{evidence.name(first.rank)} {first.words}; {_ranks(num_waiting)} {verb} for it{where}"
+    who = f"ranks {compress_ranks(stall.rank for stall in stalls)}"
+    shared = where_shared(evidence, [stall.rank for stall in stalls])
+    words = {stall.words for stall in stalls}
+    said = f"each {first.words}" if len(words) == 1 else f"rank {first.rank} {first.words}, the others are listed below"
+    return f"{who}{f' ({shared})' if shared else ''} stay away while {_ranks(num_waiting)} {verb} for them: {said}"
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def _evidence_away(evidence: Evidence, graph: WaitGraph, stalls: list[Stall]) -> tuple[str, ...]:
+    lines = []
+    for stall in stalls[:4]:
+        wait = graph.direct_waiter(stall.rank)
+        if wait is not None:
+            lines.append(f"{evidence.name(wait.rank)} waits in {wait}; rank {stall.rank} has not come there")
+    endless = graph.endless
+    if endless:
+        lines.append(f"ranks {compress_ranks(endless)} wait in a circle besides, which this does not explain")
+    if not any(is_busy(seen) for seen in evidence.ranks):
+        lines.append("no rank used the CPU or moved between the samples")
+    return tuple(lines)
+
+
+def _together(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
+    """Everybody who waits is joined by all others of the group: then it is not a rank that is missing."""
+    alive = [seen for seen in evidence.ranks if not seen.is_gone]
+    if not graph.waits or len(graph.waits) < len(alive):
+        return None
+    where = "; ".join(
+        f"ranks {compress_ranks(side.ranks)} in {side.where}" for side in sides_of(graph, tuple(graph.waits))[:3]
+    )
+    return Conclusion(
+        state=State.HANG,
+        claim=f"every rank is inside its collective and none is missing, yet none gets on: {where}",
+        confidence=0.4,
+        kind="H80",
+        sides=sides_of(graph, tuple(graph.waits)),
+        evidence=("no rank moved between the samples",),
+        missing=("unacknowledged bytes on the connections between the nodes", "the state of the devices"),
+        next=("ss -tin  # on the nodes: look for unacked bytes and retransmits",),
+    )
+
+
+def _no_collectives(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
+    """No communication in sight: plain programs, or ranks that all compute. Only numbers can make a rank odd."""
+    classes = merge_stacks(evidence.ranks)
+    if graph.waits or not classes:
+        return None
+    sides = tuple(Side(found.ranks, str(found.frames[0])) for found in classes)
+    num_read = sum(len(found.ranks) for found in classes)
+    odd = sorted(rank for found in classes[1:] for rank in found.ranks)
+    most = f"{_ranks(len(classes[0].ranks))} stand in {classes[0].frames[0]}"
+    if len(classes) == 1:
+        return Conclusion(State.UNKNOWN, f"all {most}, and none is in a collective", 0.2, sides=sides)
+    if len(odd) > ODD_SHARE * num_read:
+        return Conclusion(
+            State.UNKNOWN, f"the ranks stand in {len(classes)} places, none in a collective", 0.2, sides=sides
+        )
+    by_rank = {seen.rank: seen for seen in evidence.ranks}
+    stalls = [explain_stall(by_rank[rank]) for rank in odd]
+    first = f"{evidence.name(odd[0])} {stalls[0].words}"
+    claim = first if len(odd) == 1 else f"ranks {compress_ranks(odd)} stand elsewhere than the rest, the first: {first}"
+    return Conclusion(
+        state=State.HANG,
+        claim=f"{claim}; the other {most}",
+        confidence=0.5,
+        kind=stalls[0].kind,
+        suspects=tuple(Suspect(stall.rank, stall.words) for stall in stalls),
+        sides=sides,
+        evidence=("they differ from the others, that is all: no rank is in a collective that would say who waits",),
+    )

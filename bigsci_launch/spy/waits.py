@@ -1,0 +1,195 @@
+"""Who waits for whom: the communication that each rank stands in, and the ranks that have not come to it.
+
+Two sources. Where torch's recorder could be read, group and sequence number say exactly who is missing. Where it could
+not, the stacks say the operation, known frames and the topology say the group, and a rank that stands elsewhere has
+not come, or has left it behind: stacks alone cannot tell which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bigsci_launch.spy.evidence import Evidence, RankEvidence
+from bigsci_launch.spy.groups import group_kind, group_members, group_words, smallest_group
+from bigsci_launch.spy.known_frames import POINT_TO_POINT, reach_of
+from bigsci_launch.spy.recorder import Call
+from bigsci_launch.spy.stacks import Frame, ThreadStack
+
+_SETUP_OPERATIONS = ("init_process_group", "new_group")
+DEFAULT_GROUP = "0"
+"""Name that torch gives to the group of all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A communication in which a rank stands. `call` is its recorder entry; without one, the stack is the source.
+
+    `members` is None where the group is not known; `recorded_group` is torch's name of it.
+    """
+
+    rank: int
+    operation: str
+    kind: str | None
+    members: tuple[int, ...] | None
+    site: Frame | None
+    call: Call | None
+
+    @property
+    def is_point_to_point(self) -> bool:
+        return self.operation in POINT_TO_POINT
+
+    @property
+    def place(self) -> tuple[str, str | None, str]:
+        """What ranks share that stand in the same communication, as far as a stack tells."""
+        site = f"{self.site.function} {self.site.file}" if self.site and self.members is None else ""
+        return (self.operation, self.kind, site)
+
+    def __str__(self) -> str:
+        number = f" number {self.call.sequence}" if self.call else ""
+        return f"{self.operation}{number} of {group_words(self.kind, self.members)}"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitGraph:
+    """`waits` per waiting rank; `blockers` are the ranks that a waiting rank has not been joined by."""
+
+    waits: Mapping[int, Wait]
+    blockers: Mapping[int, frozenset[int]]
+    ranks: tuple[int, ...]
+
+    @property
+    def roots(self) -> tuple[int, ...]:
+        """Ranks that others wait for and that wait in no communication themselves."""
+        awaited = frozenset().union(*self.blockers.values()) if self.blockers else frozenset()
+        return tuple(rank for rank in self.ranks if rank in awaited and rank not in self.waits)
+
+    def leading_to(self, goals: frozenset[int], without: int | None = None) -> frozenset[int]:
+        """Waiting ranks from which a chain of waits ends in `goals`; `without` is taken out of the graph."""
+        waiting_for: dict[int, list[int]] = {}
+        for rank, blockers in self.blockers.items():
+            if rank != without:
+                for blocker in blockers:
+                    waiting_for.setdefault(blocker, []).append(rank)
+        found: set[int] = set()
+        left = [goal for goal in goals if goal != without]
+        while left:
+            for rank in waiting_for.get(left.pop(), ()):
+                if rank not in found and rank not in goals:
+                    found.add(rank)
+                    left.append(rank)
+        return frozenset(found)
+
+    @property
+    def endless(self) -> tuple[int, ...]:
+        """Waiting ranks from which no chain of waits ends at a root: they wait in a circle."""
+        explained = self.leading_to(frozenset(self.roots))
+        return tuple(rank for rank in self.waits if rank not in explained and self.blockers[rank])
+
+    def is_acyclic_without(self, removed: int) -> bool:
+        """Whether every circle of waits goes through `removed`."""
+        left = {rank: set(blockers) - {removed} for rank, blockers in self.blockers.items() if rank != removed}
+        while True:
+            free = [rank for rank, blockers in left.items() if not blockers & left.keys()]
+            if not free:
+                return not left
+            for rank in free:
+                del left[rank]
+
+    def direct_waiter(self, rank: int) -> Wait | None:
+        """A rank that waits for `rank` itself: the one that waits for the fewest others."""
+        waiters = [other for other, blockers in self.blockers.items() if rank in blockers]
+        return self.waits[min(waiters, key=lambda other: (len(self.blockers[other]), other))] if waiters else None
+
+
+def build_graph(evidence: Evidence) -> WaitGraph:
+    """The wait-for graph of all ranks."""
+    found = {seen.rank: wait for seen in evidence.ranks if (wait := find_wait(seen, evidence)) is not None}
+    by_rank = {seen.rank: seen for seen in evidence.ranks}
+    return WaitGraph(
+        waits=found,
+        blockers={rank: find_blockers(wait, found, by_rank) for rank, wait in found.items()},
+        ranks=tuple(by_rank),
+    )
+
+
+def find_wait(seen: RankEvidence, evidence: Evidence) -> Wait | None:
+    """The communication that a rank stands in, or None."""
+    thread = seen.thread
+    if seen.is_gone or is_halted(seen):
+        return None
+    operation = thread.operation if thread else None
+    calls = seen.recorder.open_calls if seen.recorder else ()
+    if operation in POINT_TO_POINT or operation in _SETUP_OPERATIONS or (operation and not calls):
+        return _wait_from_stack(seen, thread, operation, evidence)
+    if calls and (operation or waits_for_handle(seen)):
+        return _wait_from_call(seen, thread, calls[-1] if operation else calls[0], evidence)
+    return None
+
+
+def is_halted(seen: RankEvidence) -> bool:
+    """Whether the process is stopped or sleeps in the kernel: then it is not its collective that holds it."""
+    return seen.last is not None and seen.last.state in ("T", "t", "D")
+
+
+def waits_for_handle(seen: RankEvidence) -> bool:
+    """Whether a process without a communication in its stack may wait for one that it began before.
+
+    `Work.wait()` is C++ and shows no frame; it sleeps on a futex, as nothing that computes or does I/O does. Without
+    stacks an unfinished collective is the best that is known.
+    """
+    if seen.last is None:
+        return False
+    return seen.threads is None or seen.last.wchan.startswith("futex")
+
+
+def _wait_from_stack(seen: RankEvidence, thread: ThreadStack | None, operation: str | None, evidence: Evidence) -> Wait:
+    assert thread is not None and operation is not None
+    reaches = (reach_of(frame.function, frame.file, operation) for frame in thread.frames)
+    kind = next((reach for reach in reaches if reach is not None), None)
+    if operation in _SETUP_OPERATIONS or operation == "monitored_barrier":
+        kind = "world"
+    members = group_members(kind, seen.rank, evidence.world_size, evidence.topology) if kind else None
+    return Wait(seen.rank, operation, kind, members, thread.site, None)
+
+
+def _wait_from_call(seen: RankEvidence, thread: ThreadStack | None, call: Call, evidence: Evidence) -> Wait:
+    members = recorded_members(seen, call.token.group, evidence)
+    kind = group_kind(members, evidence.world_size, evidence.topology) if members else None
+    reaches = (reach_of(frame.function, frame.file, call.token.operation) for frame in thread.frames) if thread else ()
+    said = next((reach for reach in reaches if reach is not None), None)
+    if said and members and group_members(said, seen.rank, evidence.world_size, evidence.topology) == members:
+        kind = said
+    return Wait(seen.rank, call.token.operation, kind, members, thread.site if thread else None, call)
+
+
+def recorded_members(seen: RankEvidence, group: str, evidence: Evidence) -> tuple[int, ...] | None:
+    """The ranks of a recorded group: as the run says, else guessed from who has used it."""
+    if seen.recorder and group in seen.recorder.members:
+        return seen.recorder.members[group]
+    if group == DEFAULT_GROUP:
+        return tuple(range(evidence.world_size))
+    users = [other.rank for other in evidence.ranks if other.recorder and group in other.recorder.last_sequence]
+    return smallest_group(users, evidence.world_size, evidence.topology) or tuple(users)
+
+
+def find_blockers(wait: Wait, waits: Mapping[int, Wait], by_rank: Mapping[int, RankEvidence]) -> frozenset[int]:
+    """The members of the group that have not come to the communication that `wait` stands in."""
+    members = wait.members if wait.members is not None else tuple(by_rank)
+    return frozenset(
+        other
+        for other in members
+        if other != wait.rank and other in by_rank and not _has_come(other, wait, waits, by_rank)
+    )
+
+
+def _has_come(other: int, wait: Wait, waits: Mapping[int, Wait], by_rank: Mapping[int, RankEvidence]) -> bool:
+    recorder = by_rank[other].recorder
+    if wait.call is not None and recorder is not None:
+        return recorder.last_sequence.get(wait.call.token.group, 0) >= wait.call.sequence
+    theirs = waits.get(other)
+    if theirs is None:
+        return False
+    if wait.is_point_to_point:
+        return theirs.is_point_to_point and theirs.members == wait.members and theirs.operation != wait.operation
+    return theirs.place == wait.place and (wait.members is None or theirs.members == wait.members)
