@@ -16,6 +16,22 @@ FOREIGN = ("SLURM_", "SBATCH_", "BSL_", "TORCHELASTIC_")
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write golden files anew; review them as text")
+
+
+@pytest.fixture
+def check_golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """`check_golden(path, text)`: the golden file holds exactly this text; `--update-golden` writes it."""
+
+    def check(path: Path, text: str) -> None:
+        if request.config.getoption("--update-golden"):
+            path.write_text(text)
+        assert text == path.read_text(), f"{path.name} differs: look at it, then run pytest --update-golden"
+
+    return check
+
+
 @pytest.fixture(autouse=True)
 def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees the variables of a job or of bsl that the caller's shell happens to hold."""

@@ -1,36 +1,40 @@
 """Every path of a run directory. No other module joins one.
 
-    RUN/
-      run.json                    RunRecord: name, run id, when made, topology
-      attempts/0001/              one Slurm job, or one start of the local launcher; a requeue adds `0001.r1`
-        config.yaml               the resolved config; ranks read this and nothing else
-        origins.json              where each value came from
-        provenance.json           git revision, package versions, redacted environment, command line
-        dirty.diff                uncommitted changes of the code, when there are any
-        script.sh                 the rendered sbatch script
-        job.json                  scheduler, job id, when submitted
-        job.out                   output of the batch step (start and end markers, srun's own messages)
-        exit.json                 why the attempt ended
-        pids/rank-0003.json       who runs rank 3: host, pid, coordinate
-        logs/rank-0003.log        output of rank 3, each line with its time
-        events/rank-0003.jsonl    heartbeats and events of rank 3
-        errors/rank-0003.json     the uncaught exception of rank 3
-        exits/rank-0003.json      exit code or signal of rank 3
-      checkpoints/                global_step20/, latest, latest_checkpointed_iteration.txt
-      dumps/                      per-rank weight dumps: step-000005-before/rank-0003.safetensors
-      spy/                        evidence bundles
+RUN/
+  run.json                    RunRecord: name, run id, when made, topology
+  attempts/0001/              one Slurm job, or one start of the local launcher; a requeue adds `0001.r1`
+    config.yaml               the resolved config; ranks read this and nothing else
+    origins.json              where each value came from
+    provenance.json           git revision, package versions, redacted environment, command line
+    dirty.diff                uncommitted changes of the code, when there are any
+    script.sh                 the rendered sbatch script
+    tools/                    the stand-alone helpers that the script runs, as they were at submission
+    job.json                  scheduler, job id, when submitted
+    job.out                   output of the batch step (start and end markers, srun's own messages)
+    exit.json                 why the attempt ended
+    pids/rank-0003.json       who runs rank 3: host, pid, coordinate
+    logs/rank-0003.log        output of rank 3, each line with its time
+    events/rank-0003.jsonl    heartbeats and events of rank 3
+    errors/rank-0003.json     the uncaught exception of rank 3
+    exits/rank-0003.json      exit code or signal of rank 3
+  checkpoints/                global_step20/, latest, latest_checkpointed_iteration.txt
+  dumps/                      per-rank weight dumps: step-000005-before/rank-0003.safetensors
+  spy/                        evidence bundles
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import RunDirError
+
+_ATTEMPT = re.compile(r"[0-9]+(\.r[0-9]+)?")
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -109,7 +113,17 @@ class AttemptDir:
 
     @property
     def job_output(self) -> Path:
-        return self.path / "job.out"
+        """Output of the batch step; a requeue goes on in the file of the attempt that it belongs to."""
+        return self.path.parent / self.base_name / "job.out"
+
+    @property
+    def base_name(self) -> str:
+        """`0001` for attempt `0001` and for each of its requeues `0001.rK`."""
+        return self.name.partition(".")[0]
+
+    @property
+    def tools(self) -> Path:
+        return self.path / "tools"
 
     @property
     def exit(self) -> Path:
@@ -197,7 +211,8 @@ class RunDir:
         """Every attempt, oldest first; requeues follow the attempt that they belong to."""
         if not self.attempts_folder.is_dir():
             return []
-        return [AttemptDir(path) for path in sorted(self.attempts_folder.iterdir(), key=_attempt_order) if path.is_dir()]
+        folders = (path for path in self.attempts_folder.iterdir() if _ATTEMPT.fullmatch(path.name) and path.is_dir())
+        return [AttemptDir(path) for path in sorted(folders, key=_attempt_order)]
 
     def latest_attempt(self) -> AttemptDir | None:
         attempts = self.attempts()
@@ -210,7 +225,7 @@ class RunDir:
 
 def _attempt_order(path: Path) -> tuple[int, int]:
     number, _, requeue = path.name.partition(".r")
-    return (int(number) if number.isdigit() else 0, int(requeue) if requeue.isdigit() else 0)
+    return (int(number), int(requeue or 0))
 
 
 def find_runs(root: Path) -> list[RunDir]:

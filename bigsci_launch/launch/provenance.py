@@ -1,0 +1,156 @@
+"""What an attempt was made from: code revision, uncommitted changes, package versions, environment, command line.
+
+Secrets are taken out by the name of a variable and by the look of a value: run directories are read by a group.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import bigsci_launch
+
+REDACTED = "<redacted>"
+GIT_TIMEOUT_S = 20.0
+MAX_DIFF_BYTES = 5_000_000
+_SECRET_NAME = re.compile(
+    r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|PRIVATE|AUTHORIZATION|(^|_)(AUTH|PAT|PWD|PASS|JWT|DSN)(_|$)",
+    re.IGNORECASE,
+)
+_NO_SECRET = frozenset({"PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY"})
+# Tokens that name their issuer, key blocks, signed tokens, passwords inside addresses.
+_SECRET_VALUE = re.compile(
+    r"\b(gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_\w{16,}|sk-[\w-]{16,}|xox[abeoprs]-[\w-]{10,}"
+    r"|A(KIA|SIA)[A-Z0-9]{16}|AIza[\w-]{30,}|npm_\w{30,}|pypi-\w{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
+)
+# Long random hexadecimal: a key in an environment, but in a diff as likely a checksum.
+_LONG_HEX = re.compile(r"\b[0-9a-fA-F]{32,}\b")
+_ASSIGNMENT = re.compile(r"(?P<name>[\w.-]+)=(?P<value>[\s\S]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """The document of `provenance.json`, and the text of `dirty.diff` (empty: nothing uncommitted)."""
+
+    document: dict[str, Any]
+    diff: str
+
+
+def collect_provenance(argv: Sequence[str], working_directory: Path) -> Provenance:
+    """Everything that says what is about to run. Takes some tenths of a second, most of it git's."""
+    folders = {"bigsci_launch": Path(bigsci_launch.__file__).parent, "working_directory": working_directory}
+    repositories = {name: describe_repository(folder) for name, folder in folders.items()}
+    roots = {entry["root"]: Path(entry["root"]) for entry in repositories.values() if entry.get("root")}
+    document = {
+        "schema_version": 1,
+        "collected": time.time(),
+        "command": [redact_argument(word) for word in argv],
+        "working_directory": str(working_directory),
+        "user": _user(),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "python": {"executable": sys.executable, "version": platform.python_version()},
+        "bigsci_launch": bigsci_launch.__version__,
+        "repositories": repositories,
+        "packages": installed_packages(),
+        "environment": redact_environment(os.environ),
+    }
+    return Provenance(document, "".join(uncommitted_changes(root) for root in roots.values()))
+
+
+def describe_repository(folder: Path) -> dict[str, Any]:
+    """Revision and state of the git repository around `folder`; where there is none, `why`."""
+    root = run_git(folder, "rev-parse", "--show-toplevel")
+    if root is None:
+        return {"root": None, "why": f"{folder} is in no git repository, or git cannot be run"}
+    changed = run_git(folder, "status", "--porcelain", "--untracked-files=normal")
+    return {
+        "root": root.strip(),
+        "revision": _line(run_git(folder, "rev-parse", "HEAD")),
+        "branch": _line(run_git(folder, "rev-parse", "--abbrev-ref", "HEAD")),
+        "description": _line(run_git(folder, "describe", "--always", "--dirty", "--tags")),
+        "changed_files": changed.splitlines() if changed is not None else None,
+    }
+
+
+def uncommitted_changes(root: Path) -> str:
+    """`git diff HEAD` of the repository at `root`, under a line that names it; empty when there is nothing."""
+    diff = run_git(root, "diff", "--no-ext-diff", "--no-color", "HEAD")
+    if not diff:
+        return ""
+    cut = "" if len(diff) <= MAX_DIFF_BYTES else f"\n# cut after {MAX_DIFF_BYTES} of {len(diff)} characters\n"
+    return f"# repository: {root}\n{redact_text(diff[:MAX_DIFF_BYTES])}{cut}"
+
+
+def run_git(folder: Path, *arguments: str) -> str | None:
+    """What git prints; None when it fails, is missing, or takes too long (a repository on a slow file system)."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=GIT_TIMEOUT_S,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def installed_packages() -> dict[str, str]:
+    """Version of every installed distribution, by name."""
+    found = {each.metadata["Name"]: each.version for each in metadata.distributions() if each.metadata["Name"]}
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without secrets: whole values of variables with telling names, telling parts of the others."""
+    return {name: redact_variable(name, value) for name, value in sorted(environment.items())}
+
+
+def redact_variable(name: str, value: str) -> str:
+    return REDACTED if is_secret_name(name) and value else _LONG_HEX.sub(REDACTED, redact_text(value))
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name usually holds a secret."""
+    return _SECRET_NAME.search(name) is not None and name not in _NO_SECRET
+
+
+def redact_argument(word: str) -> str:
+    """One word of a command line; of `name=value` with a telling name only the name is left."""
+    match = _ASSIGNMENT.fullmatch(word)
+    if match and is_secret_name(match["name"].replace(".", "_").replace("-", "_")):
+        return f"{match['name']}={REDACTED}"
+    return redact_text(word)
+
+
+def redact_text(text: str) -> str:
+    """`text` with everything that looks like a secret replaced."""
+    return _SECRET_VALUE.sub(REDACTED, text)
+
+
+def _line(text: str | None) -> str | None:
+    return text.strip() if text else None
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -1,0 +1,251 @@
+"""Ranks as processes of this machine: what stands in for Slurm where there is none, and for small trials.
+
+Run as a program by the attempt's script, it is the launcher: one runner for each rank, the others ended when one
+fails, `exit.json` written at the end. The functions above `main` are for whoever starts, asks or stops a launcher.
+
+    python -m bigsci_launch.scheduler.local --attempt-dir DIR --world-size 8 --exit-reason FILE
+        -- PYTHON rank_runner.py OPTIONS -- PROGRAM
+
+Signals to the launcher: USR2 asks ranks to save and stop; TERM or INT ends them, KILL following after a grace; a
+second one kills at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+KILL_GRACE_S = 10.0
+"""From TERM to KILL for ranks that are left when one has failed."""
+STOP_GRACE_S = 30.0
+"""From TERM to KILL when somebody ends the attempt: Slurm's default KillWait."""
+STRAGGLER_WAIT_S = 60.0
+"""How long ranks may run on after the first has ended well: as `srun --wait=60`."""
+POLL_S = 0.05
+FIRST_PORT, NUM_PORTS = 10000, 20000
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A launcher process; with the start time its pid names one process for ever. `host` is where it runs."""
+
+    pid: int
+    start_ticks: int
+    host: str
+
+    @property
+    def is_here(self) -> bool:
+        return self.host == socket.gethostname()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs; only this machine can tell."""
+        return self.is_here and start_ticks(self.pid) == self.start_ticks
+
+    def terminate(self) -> None:
+        """Ask it to end its ranks."""
+        if self.is_alive:
+            os.kill(self.pid, signal.SIGTERM)
+
+
+def start_launcher(script: Path, output: Path, working_directory: Path) -> tuple[Launcher, subprocess.Popen[bytes]]:
+    """Start the script of an attempt in a session of its own, its output appended to `output`."""
+    with output.open("ab") as stream:
+        process = subprocess.Popen(
+            ["/bin/bash", str(script)],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            cwd=working_directory,
+            start_new_session=True,
+        )
+    return Launcher(process.pid, start_ticks(process.pid) or 0, socket.gethostname()), process
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot; None when it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port for the rendezvous, below the ephemeral range, that no other launcher of this machine will choose.
+
+    The port itself must be free for rank 0, so it cannot be held; what is held is a name that all launchers agree on
+    (an abstract socket, gone with its process). Connections to anywhere never sit on ports of this range.
+    """
+    for offset in range(NUM_PORTS):
+        port = FIRST_PORT + (os.getpid() * 7 + offset) % NUM_PORTS
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as name:
+            try:
+                name.bind(f"\0bsl-port-{port}")
+            except OSError:
+                continue
+            if is_free(port):
+                yield port
+                return
+    raise OSError("no free port below the ephemeral range")
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on `port` on every address."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+class Ranks:
+    """The runners of one attempt, from start to end."""
+
+    def __init__(self, command: Sequence[str], world_size: int) -> None:
+        self._before, self._after = split_command(command)
+        self._world_size = world_size
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._deadline: float | None = None
+        self._is_ending = False
+        self._is_cut_short = False
+        self.exit_code = 0
+        """Of the first rank that failed; 0 while none has."""
+        self.terminated: float | None = None
+        self.stop_requested = False
+
+    def run(self, environment: dict[str, str]) -> int:
+        """Start every rank and wait for all; the exit code of the first that failed, or 0."""
+        for rank in range(self._world_size):
+            if not self._is_ending:
+                self._running[rank] = self._start(rank, environment)
+        if self._is_ending:
+            self.signal(signal.SIGTERM)  # also to the rank that was being started when the request came
+        while self._running:
+            self._reap()
+            self._enforce_deadline()
+            time.sleep(POLL_S)
+        return 128 + signal.SIGTERM if self._is_cut_short and self.exit_code == 0 else self.exit_code
+
+    def _start(self, rank: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        argv = [*self._before, "--rank", str(rank), *self._after]
+        # A session of its own: Ctrl-C on the terminal is for the launcher, and KILL reaches all that a rank started.
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+
+    def _reap(self) -> None:
+        for rank, process in list(self._running.items()):
+            if (status := process.poll()) is not None:
+                del self._running[rank]
+                self._note_end(status if status >= 0 else 128 - status)
+
+    def _note_end(self, code: int) -> None:
+        if code != 0 and not self._is_ending:
+            self.exit_code = code
+            self.end(KILL_GRACE_S)
+        elif code != 0 and self.terminated is not None:
+            self._is_cut_short = True
+        elif self._deadline is None:
+            self._deadline = time.monotonic() + STRAGGLER_WAIT_S
+
+    def end(self, grace_s: float) -> None:
+        """TERM to every rank now, KILL after `grace_s`."""
+        self._is_ending = True
+        self._deadline = time.monotonic() + grace_s
+        self.signal(signal.SIGTERM)
+
+    def _enforce_deadline(self) -> None:
+        if self._deadline is None or time.monotonic() < self._deadline:
+            return
+        if self._is_ending:
+            self.kill()
+            return
+        say(f"ranks {sorted(self._running)} still run {STRAGGLER_WAIT_S:g} s after the first has ended: ending them")
+        self.exit_code = 1
+        self.end(KILL_GRACE_S)
+
+    def signal(self, number: int) -> None:
+        for process in list(self._running.values()):
+            process.send_signal(number)
+
+    def kill(self) -> None:
+        """KILL to every session that is left."""
+        for process in list(self._running.values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def on_termination(self, _number: int, _frame: FrameType | None) -> None:
+        if self.terminated is not None:
+            self.kill()
+            return
+        self.terminated = time.time()
+        self.end(STOP_GRACE_S)
+
+    def on_stop_request(self, _number: int, _frame: FrameType | None) -> None:
+        self.stop_requested = True
+        self.signal(signal.SIGUSR2)
+
+
+def split_command(command: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The runner's words, and the program with the `--` before it: `--rank N` goes between."""
+    at = list(command).index("--")
+    return list(command[:at]), list(command[at:])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse_arguments(arguments)
+    started = time.time()
+    ranks = Ranks(options.command, options.world_size)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, ranks.on_termination)
+    signal.signal(signal.SIGUSR2, ranks.on_stop_request)
+    with reserved_port() as port:
+        say(f"start attempt={options.attempt_dir.name} ranks={options.world_size} rendezvous=127.0.0.1:{port}")
+        code = ranks.run({**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    write_exit(options, ranks, started, code)
+    say(f"end attempt={options.attempt_dir.name} exit_code={code}")
+    return code
+
+
+def write_exit(options: argparse.Namespace, ranks: Ranks, started: float, code: int) -> None:
+    """Have `exit.json` written by the same helper as on Slurm."""
+    argv = [sys.executable, "-I", "-S", str(options.exit_reason), "--attempt-dir", str(options.attempt_dir)]
+    argv += ["--world-size", str(options.world_size), "--started", str(started), "--exit-code", str(code)]
+    argv += ["--terminated", str(ranks.terminated)] if ranks.terminated else []
+    argv += ["--stop-requested"] if ranks.stop_requested else []
+    if subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode != 0:
+        say("exit.json could not be written")
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Start the ranks of an attempt on this machine.")
+    parser.add_argument("--attempt-dir", type=Path, required=True)
+    parser.add_argument("--world-size", type=int, required=True)
+    parser.add_argument("--exit-reason", type=Path, required=True, help="the helper that writes exit.json")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    at = words.index("--")
+    options = parser.parse_args(words[:at])
+    options.command = words[at + 1 :]
+    return options
+
+
+def say(text: str) -> None:
+    """A line of the attempt's output, in the form of the job script's."""
+    sys.stdout.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} bsl: {text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

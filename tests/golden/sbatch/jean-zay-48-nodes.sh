@@ -1,0 +1,155 @@
+#!/bin/bash
+# Run tr11-176B-ml, attempt 0001, written by bsl submit. The config is beside this file.
+# 384 ranks = 48 nodes x 8 on site jean-zay-a100; tp=4,pp=12,dp=8
+#SBATCH --job-name=tr11-176B-ml
+# leads from the job id to the run directory (bsl status --jobid)
+#SBATCH --comment=bsl:/home/alice/runs/my%20run
+#SBATCH --chdir=/home/alice/llm
+#SBATCH --output="/home/alice/runs/my run/attempts/0001/job.out"
+# a requeued job goes on in the same file
+#SBATCH --open-mode=append
+#SBATCH --nodes=48
+# one task for each GPU: a task is a rank
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --gres=gpu:8
+#SBATCH --partition=gpu_p5
+#SBATCH --account=six@a100
+#SBATCH --qos=qos_gpu-gc
+#SBATCH --reservation=hug
+#SBATCH --constraint=a100
+#SBATCH --time=20:00:00
+# 350 s = 2 x (step 105 s + save 40 s) + slack 60 s
+#SBATCH --signal=B:USR2@350
+# slurm.requeue is false: a job that lost a node ends, and is yours to submit again
+#SBATCH --no-requeue
+#SBATCH --hint=nomultithread
+
+# shellcheck disable=SC2016,SC2317  # values stand as they are, and functions are called by traps
+# A command that fails ends the job, an unset variable is an error, and no pipe hides the status of what is before it.
+set -euo pipefail
+
+run_dir='/home/alice/runs/my run'
+first_attempt=0001
+host_python=/opt/bsl/bin/python
+rank_python=python3
+
+frozen="$run_dir/attempts/$first_attempt"
+attempt="$first_attempt"
+restarts="${SLURM_RESTART_COUNT:-0}"
+if [ "$restarts" -gt 0 ]; then
+  # Slurm started the job again: an attempt of its own, with the same frozen files.
+  attempt="$first_attempt.r$restarts"
+  mkdir -p -- "$run_dir/attempts/$attempt"
+  cp -p -- "$frozen"/*.json "$frozen"/config.yaml "$frozen"/script.sh "$run_dir/attempts/$attempt/"
+  rm -f -- "$run_dir/attempts/$attempt/exit.json"
+fi
+attempt_dir="$run_dir/attempts/$attempt"
+started="$(date +%s)"
+facts=(--restart-count "$restarts")
+
+say() {
+  TZ=UTC0 printf '%(%Y-%m-%dT%H:%M:%SZ)T bsl: %s\n' -1 "$*"
+}
+
+# Writes exit.json: why the attempt ended, and the first rank and node that failed.
+conclude() {
+  "$host_python" -I -S "$frozen/tools/exit_reason.py" --attempt-dir "$attempt_dir" \
+    --world-size 384 --job-id "$SLURM_JOB_ID" --started "$started" \
+    "${facts[@]}" "$@" || say "exit.json could not be written"
+}
+
+on_exit() {
+  local code="$?"
+  trap '' TERM USR2
+  conclude --exit-code "$code"
+  say "end attempt=$attempt job=$SLURM_JOB_ID restart=$restarts exit_code=$code"
+  exit "$code"
+}
+
+# The time limit is near: ranks save at the next step and end with 0. SIGURG, which the rank runners turn into SIGUSR2
+# for the program alone: Slurm signals every process of a step, and SIGUSR2 would kill those that do not expect it.
+on_time_limit_near() {
+  say "the time limit is near: telling ranks to save and stop"
+  facts+=(--stop-requested)
+  scancel --signal=URG "$SLURM_JOB_ID" || say "ranks could not be told"
+}
+
+# Slurm ends the job, and will kill this script too after KillWait: write down now what is known. squeue still says why.
+on_termination() {
+  local known reason slurm_restarts
+  trap '' TERM USR2
+  say "terminated by Slurm"
+  known="$(timeout 5 squeue --noheader --states=all --jobs="$SLURM_JOB_ID" --Format=Reason,RestartCnt || true)"
+  read -r reason slurm_restarts _ <<<"$known" || true
+  facts+=(--terminated "$(date +%s)" --slurm-reason "${reason:-}" --slurm-restarts "${slurm_restarts:-0}")
+  conclude
+}
+
+trap on_exit EXIT
+trap on_time_limit_near USR2
+trap on_termination TERM
+
+say "start attempt=$attempt job=$SLURM_JOB_ID restart=$restarts nodes=$SLURM_JOB_NODELIST"
+
+# The site's own lines. What they call may use unset variables.
+set +u
+# shellcheck disable=all
+{
+source $six_ALL_CCFRWORK/start-tr11-176B-ml
+}
+set -u
+
+# what a rank prints is in its log at once, also when it hangs or is killed next
+export PYTHONUNBUFFERED=1
+# a rank that dies of SIGSEGV, SIGFPE, SIGABRT or SIGBUS prints its stack first
+export PYTHONFAULTHANDLER=1
+# do not remove, or training on 20 to 40 nodes and more hangs and nodes are lost
+export CUDA_LAUNCH_BLOCKING=1
+# a rank whose collective failed ends, so that Slurm sees the crash (name before torch 2.2)
+export NCCL_ASYNC_ERROR_HANDLING=1
+# the same under its name since torch 2.2
+export TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+# compute nodes have no internet; without it every look-up waits for a time-out
+export HF_DATASETS_OFFLINE=1
+# compute nodes have no internet; without it every look-up waits for a time-out
+export TRANSFORMERS_OFFLINE=1
+
+# Ranks meet on the first host. The port is below the ephemeral range (32768 and up), where any connection may sit on
+# it, and follows from the job id: two jobs on one node do not meet.
+hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
+export MASTER_ADDR="${hosts%%$'\n'*}"
+export MASTER_PORT="$((10000 + SLURM_JOB_ID % 20000))"
+say "rendezvous at $MASTER_ADDR:$MASTER_PORT"
+
+step_options=(
+  # one dead rank ends the step: the others would wait for it in a collective until the time limit
+  --kill-on-bad-exit=1
+  # ranks that still run a minute after the first has ended well are hung: end them
+  --wait=60
+  # ranks fill one node after the other: coordinates and LOCAL_RANK rely on it
+  --distribution=block
+  # ranks find each other by MASTER_ADDR; MPI's own start-up would only slow the step down
+  --mpi=none
+  # ranks see what this script exports, whatever the site's default is
+  --export=ALL
+  # srun's own messages say which task they are about
+  --label
+  # srun takes it over from sbatch no more (since 22.05)
+  --cpus-per-task=8
+)
+# RANK, LOCAL_RANK and WORLD_SIZE are set by the runner inside the step: here there is one shell, not 384 ranks.
+srun "${step_options[@]}" "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
+  --attempt-dir "$attempt_dir" --topology tp=4,pp=12,dp=8 --ranks-per-node 8 \
+  -- python3 -m bigsci_launch.train &
+step=$!
+
+# A signal ends `wait` early, with 128 + signal; while srun lives the wait begins again. Its status is then the job's.
+while true; do
+  code=0
+  wait "$step" || code=$?
+  kill -0 "$step" 2>/dev/null || break
+done
+code=0
+wait "$step" || code=$?
+exit "$code"

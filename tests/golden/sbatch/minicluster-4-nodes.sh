@@ -1,0 +1,134 @@
+#!/bin/bash
+# Run mini, attempt 0001, written by bsl submit. The config is beside this file.
+# 8 ranks = 4 nodes x 2 on site minicluster; tp=2,pp=2,dp=2
+#SBATCH --job-name=mini
+# leads from the job id to the run directory (bsl status --jobid)
+#SBATCH --comment=bsl:/home/alice/runs/my%20run
+#SBATCH --chdir=/home/alice/llm
+#SBATCH --output="/home/alice/runs/my run/attempts/0001/job.out"
+# a requeued job goes on in the same file
+#SBATCH --open-mode=append
+#SBATCH --nodes=4
+# one task for each GPU: a task is a rank
+#SBATCH --ntasks-per-node=2
+#SBATCH --gres=gpu:2
+#SBATCH --partition=debug
+#SBATCH --time=00:05:00
+# 150 s: half of the time limit, which is shorter than 420 s = 2 x (step 120 s + save 60 s) + slack 60 s
+#SBATCH --signal=B:USR2@150
+# slurm.requeue is true: Slurm starts the job again after a node failure
+#SBATCH --requeue
+
+# shellcheck disable=SC2016,SC2317  # values stand as they are, and functions are called by traps
+# A command that fails ends the job, an unset variable is an error, and no pipe hides the status of what is before it.
+set -euo pipefail
+
+run_dir='/home/alice/runs/my run'
+first_attempt=0001
+host_python=/opt/bsl/bin/python
+rank_python=/opt/bsl/bin/python
+
+frozen="$run_dir/attempts/$first_attempt"
+attempt="$first_attempt"
+restarts="${SLURM_RESTART_COUNT:-0}"
+if [ "$restarts" -gt 0 ]; then
+  # Slurm started the job again: an attempt of its own, with the same frozen files.
+  attempt="$first_attempt.r$restarts"
+  mkdir -p -- "$run_dir/attempts/$attempt"
+  cp -p -- "$frozen"/*.json "$frozen"/config.yaml "$frozen"/script.sh "$run_dir/attempts/$attempt/"
+  rm -f -- "$run_dir/attempts/$attempt/exit.json"
+fi
+attempt_dir="$run_dir/attempts/$attempt"
+started="$(date +%s)"
+facts=(--restart-count "$restarts")
+
+say() {
+  TZ=UTC0 printf '%(%Y-%m-%dT%H:%M:%SZ)T bsl: %s\n' -1 "$*"
+}
+
+# Writes exit.json: why the attempt ended, and the first rank and node that failed.
+conclude() {
+  "$host_python" -I -S "$frozen/tools/exit_reason.py" --attempt-dir "$attempt_dir" \
+    --world-size 8 --job-id "$SLURM_JOB_ID" --started "$started" \
+    "${facts[@]}" "$@" || say "exit.json could not be written"
+}
+
+on_exit() {
+  local code="$?"
+  trap '' TERM USR2
+  conclude --exit-code "$code"
+  say "end attempt=$attempt job=$SLURM_JOB_ID restart=$restarts exit_code=$code"
+  exit "$code"
+}
+
+# The time limit is near: ranks save at the next step and end with 0. SIGURG, which the rank runners turn into SIGUSR2
+# for the program alone: Slurm signals every process of a step, and SIGUSR2 would kill those that do not expect it.
+on_time_limit_near() {
+  say "the time limit is near: telling ranks to save and stop"
+  facts+=(--stop-requested)
+  scancel --signal=URG "$SLURM_JOB_ID" || say "ranks could not be told"
+}
+
+# Slurm ends the job, and will kill this script too after KillWait: write down now what is known. squeue still says why.
+on_termination() {
+  local known reason slurm_restarts
+  trap '' TERM USR2
+  say "terminated by Slurm"
+  known="$(timeout 5 squeue --noheader --states=all --jobs="$SLURM_JOB_ID" --Format=Reason,RestartCnt || true)"
+  read -r reason slurm_restarts _ <<<"$known" || true
+  facts+=(--terminated "$(date +%s)" --slurm-reason "${reason:-}" --slurm-restarts "${slurm_restarts:-0}")
+  conclude
+}
+
+trap on_exit EXIT
+trap on_time_limit_near USR2
+trap on_termination TERM
+
+say "start attempt=$attempt job=$SLURM_JOB_ID restart=$restarts nodes=$SLURM_JOB_NODELIST"
+
+# what a rank prints is in its log at once, also when it hangs or is killed next
+export PYTHONUNBUFFERED=1
+# a rank that dies of SIGSEGV, SIGFPE, SIGABRT or SIGBUS prints its stack first
+export PYTHONFAULTHANDLER=1
+# all nodes share the cores of one machine
+export OMP_NUM_THREADS=1
+# a value of two words and more,
+# with a reason of two lines
+export GREETING='it'"'"'s "quoted" $HOME `id`'
+
+# Ranks meet on the first host. The port is below the ephemeral range (32768 and up), where any connection may sit on
+# it, and follows from the job id: two jobs on one node do not meet.
+hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
+export MASTER_ADDR="${hosts%%$'\n'*}"
+export MASTER_PORT="$((10000 + SLURM_JOB_ID % 20000))"
+say "rendezvous at $MASTER_ADDR:$MASTER_PORT"
+
+step_options=(
+  # one dead rank ends the step: the others would wait for it in a collective until the time limit
+  --kill-on-bad-exit=1
+  # ranks that still run a minute after the first has ended well are hung: end them
+  --wait=60
+  # ranks fill one node after the other: coordinates and LOCAL_RANK rely on it
+  --distribution=block
+  # ranks find each other by MASTER_ADDR; MPI's own start-up would only slow the step down
+  --mpi=none
+  # ranks see what this script exports, whatever the site's default is
+  --export=ALL
+  # srun's own messages say which task they are about
+  --label
+)
+# RANK, LOCAL_RANK and WORLD_SIZE are set by the runner inside the step: here there is one shell, not 8 ranks.
+srun "${step_options[@]}" "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
+  --attempt-dir "$attempt_dir" --topology tp=2,pp=2,dp=2 --ranks-per-node 2 \
+  -- /opt/bsl/bin/python -m bigsci_launch.train &
+step=$!
+
+# A signal ends `wait` early, with 128 + signal; while srun lives the wait begins again. Its status is then the job's.
+while true; do
+  code=0
+  wait "$step" || code=$?
+  kill -0 "$step" 2>/dev/null || break
+done
+code=0
+wait "$step" || code=$?
+exit "$code"

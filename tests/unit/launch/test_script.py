@@ -1,0 +1,165 @@
+"""Job scripts: whole golden files, and the laws that hold for any values."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2 import UndefinedError
+
+from bigsci_launch.config.load import load_run
+from bigsci_launch.errors import ConfigError
+from bigsci_launch.launch.request import JobRequest, Option, Variable, make_request
+from bigsci_launch.launch.script import (
+    comment_lines,
+    header_lines,
+    quote,
+    quote_directive,
+    render_script,
+    template_environment,
+)
+from bigsci_launch.runs.layout import RunDir
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "sbatch"
+SHAPES = sorted(path.stem for path in GOLDEN.glob("*-*.yaml"))
+
+
+def request_of(shape: str, *overrides: str, run: str = "/home/alice/runs/my run", local: bool = False) -> JobRequest:
+    return make_request(
+        load_run(GOLDEN / f"{shape}.yaml", overrides),
+        run=RunDir(Path(run)),
+        attempt="0001",
+        working_directory=Path("/home/alice/llm"),
+        python="/opt/bsl/bin/python",
+        local=local,
+    )
+
+
+def test_there_are_several_sites_and_shapes() -> None:
+    assert len(SHAPES) == 5
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_golden_script(shape: str, check_golden: Callable[[Path, str], None]) -> None:
+    check_golden(GOLDEN / f"{shape}.sh", render_script(request_of(shape)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bash_reads_it(shape: str) -> None:
+    subprocess.run(["bash", "-n", str(GOLDEN / f"{shape}.sh")], check=True, timeout=10)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shellcheck_finds_nothing(shape: str) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run(["shellcheck", str(GOLDEN / f"{shape}.sh")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_foreign_sites_modules_and_container_are_left_out_locally() -> None:
+    request = request_of("apptainer-own-program", local=True)
+    assert (request.scheduler, request.activation, request.step_prefix) == ("local", (), ())
+    assert request.rank_python == "/opt/bsl/bin/python"
+    assert "module load" not in render_script(request)
+
+
+def test_no_time_limit_no_signal() -> None:
+    request = request_of("apptainer-own-program")
+    assert request.exit_margin is None
+    assert "#SBATCH --signal" not in render_script(request)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "margin_s", "how"),
+    [
+        ((), 350, "350 s = 2 x (step 105 s + save 40 s) + slack 60 s"),
+        (("slurm.time_limit=00:10:00",), 300, "half of the time limit"),
+        (("monitor.exit_margin_s=900",), 900, "monitor.exit_margin_s"),
+    ],
+)
+def test_the_margin_and_its_terms_are_in_the_header(overrides: tuple[str, ...], margin_s: int, how: str) -> None:
+    script = render_script(request_of("jean-zay-48-nodes", *overrides))
+    header = script[: script.index("set -euo pipefail")].splitlines()
+    at = header.index(f"#SBATCH --signal=B:USR2@{margin_s}")
+    assert how in header[at - 1]
+
+
+def test_a_misspelt_name_in_a_template_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "slurm.sbatch.j2").write_text("{{ request.nodez }}")
+    with pytest.raises(UndefinedError, match="nodez"):
+        render_script(request_of("minicluster-4-nodes"), tmp_path)
+
+
+@pytest.mark.parametrize("bad", ["/runs/a\nb", "/runs/a\\b", "/runs/a\x7fb"])
+def test_a_path_that_slurm_cannot_take_is_refused(bad: str) -> None:
+    with pytest.raises(ConfigError, match=r"run\.root"):
+        request_of("minicluster-4-nodes", run=bad)
+
+
+def test_a_path_that_a_container_cannot_mount_is_refused() -> None:
+    with pytest.raises(ConfigError, match="comma or a colon"):
+        request_of("pyxis-2-nodes", run="/runs/a,b")
+
+
+@pytest.mark.parametrize("run", ["/runs/it's", '/runs/q"uote', "/runs/$HOME `id`", "/runs/100%j", "/runs/#hash;"])
+def test_hostile_run_directories_reach_bash_unchanged(run: str) -> None:
+    script = render_script(request_of("minicluster-4-nodes", run=run))
+    assignment = next(line for line in script.splitlines() if line.startswith("run_dir="))
+    said = subprocess.run(["bash", "-c", assignment + '\nprintf %s "$run_dir"'], capture_output=True, check=True)
+    assert said.stdout.decode() == run
+
+
+def test_only_the_output_file_doubles_percent_signs() -> None:
+    script = render_script(request_of("minicluster-4-nodes", run="/runs/100%j"))
+    assert "#SBATCH --output=/runs/100%%j/attempts/0001/job.out" in script
+
+
+texts = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(texts, min_size=1, max_size=5))
+def test_any_text_survives_the_quoting_and_bash(values: list[str]) -> None:
+    environment = template_environment(Path())
+    template = environment.from_string("printf '%s\\0' {% for value in values %}{{ value | sh }} {% endfor %}\n")
+    said = subprocess.run(["bash", "-c", template.render(values=values)], capture_output=True, check=True, timeout=10)
+    assert said.stdout.split(b"\0")[:-1] == [value.encode() for value in values]
+
+
+@settings(max_examples=30, deadline=None)
+@given(value=texts, reason=texts)
+def test_any_variable_and_its_reason_survive_a_whole_script(value: str, reason: str) -> None:
+    request = replace(request_of("local-8-ranks"), variables=(Variable("GREETING", value, reason),))
+    script = render_script(request)
+    lines = script[script.index("# Only") if "# Only" in script else script.index("cd --") :]
+    head = lines[lines.index("\n") : lines.index("# The launcher takes")]
+    said = subprocess.run(["bash", "-c", head + 'printf %s "$GREETING"'], capture_output=True, check=True, timeout=10)
+    assert said.stdout == value.encode()
+    assert said.stderr == b""
+
+
+@given(texts)
+def test_a_reason_can_never_become_a_command(text: str) -> None:
+    assert all(line.startswith("#") for line in comment_lines(text).split("\n"))
+
+
+@given(texts)
+def test_a_directive_is_one_line_or_refused(text: str) -> None:
+    try:
+        quoted = quote_directive(text)
+    except ValueError:
+        assert not text.isprintable()
+    else:
+        assert "\n" not in quoted and "\r" not in quoted
+
+
+def test_options_without_a_value() -> None:
+    assert header_lines((Option("requeue", None, "why"),)) == "# why\n#SBATCH --requeue"
+    assert quote("a b") == "'a b'"
