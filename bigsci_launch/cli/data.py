@@ -19,9 +19,7 @@ def data() -> None:
     """
 
 
-@data.command(
-    epilog="Example: bsl data prepare /usr/lib/python3.11 --output data/stdlib --vocab-size 1024 --glob '*.py'"
-)
+@data.command(epilog="Example: bsl data prepare src/ --output data/src --vocab-size 1024 --glob '*.py'")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--output",
@@ -40,8 +38,14 @@ def prepare(folder: Path, prefix: Path, vocab_size: int, pattern: str, as_json: 
     A byte-level BPE tokenizer is trained on the texts themselves; nothing is downloaded. Every file becomes one
     document, closed by an end-of-document token. The same folder gives the same bytes.
     """
-    from bigsci_launch.data.prepare import find_texts, prepare_dataset
+    from bigsci_launch.errors import DataError
 
+    try:
+        from bigsci_launch.data.prepare import find_texts, prepare_dataset, require_tokenizers
+
+        require_tokenizers()
+    except ModuleNotFoundError as error:
+        raise DataError(f"{error.name} is not installed", hint="pip install 'bigsci-launch[train]'") from error
     total = 2 * len(find_texts(folder, pattern))
     with console.progress("prepare", total) as advance:
         made = prepare_dataset(folder, prefix, vocab_size, pattern, advance)

@@ -52,6 +52,15 @@ def find_texts(folder: Path, pattern: str) -> tuple[Path, ...]:
     return tuple(files)
 
 
+def require_tokenizers() -> None:
+    """Fail early where the tokenizer library is missing.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    import tokenizers  # noqa: F401
+
+
 def prepare_dataset(
     folder: Path, prefix: Path, vocab_size: int, pattern: str = "*", advance: Advance | None = None
 ) -> PreparedDataset:

@@ -5,9 +5,10 @@
       latest                                name of the newest one
       latest_checkpointed_iteration.txt     its step (Megatron's name for it)
       .saving-global_step20/global_step20/  one that is being written
+      .saving-global_step20/commit          it is complete: only its name is missing
 
 A checkpoint is written whole in its `.saving-` folder, then renamed; `latest` comes last. So at every moment, whatever
-is killed, `latest` names a complete checkpoint or does not exist.
+is killed, `latest` names a complete checkpoint or does not exist, and `finish_interrupted` can finish or forget.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from bigsci_launch.runs.layout import write_atomically
 
 SCHEMA_VERSION = 1
 _STAGING = ".saving-"
+_COMMIT = "commit"
 _OTHER_CHECKPOINT = "resume from another checkpoint: set checkpoint.load to its global_stepN folder"
 
 
@@ -201,36 +203,38 @@ def begin_checkpoint(checkpoints: CheckpointsDir, tag: str) -> Path:
 def commit_checkpoint(checkpoints: CheckpointsDir, tag: str, step: int) -> None:
     """Give the checkpoint that was written its name, and point `latest` to it. Its files are synced already."""
     staging = checkpoints.staging(tag)
-    staged, final = staging / tag, checkpoints.folder(tag)
-    for folder in _folders(staged):
+    for folder in _folders(staging / tag):
         sync_path(folder)
-    if final.exists():
-        # Replacing what `latest` may name: let it name the staged one, which is complete, meanwhile.
-        write_atomically(checkpoints.latest, f"{staging.name}/{tag}")
-        shutil.rmtree(final)
-    staged.rename(final)
-    for script in staging.iterdir():
+    write_atomically(staging / _COMMIT, str(step))
+    _finish_commit(checkpoints, tag, step)
+
+
+def _finish_commit(checkpoints: CheckpointsDir, tag: str, step: int) -> None:
+    """What is left of a commit that has begun; each part may have been done already."""
+    staging = checkpoints.staging(tag)
+    staged, final = staging / tag, checkpoints.folder(tag)
+    if staged.is_dir():
+        if final.exists():
+            # Replacing what `latest` may name: let it name the staged one, which is complete, meanwhile.
+            write_atomically(checkpoints.latest, f"{staging.name}/{tag}")
+            shutil.rmtree(final)
+        staged.rename(final)
+    for script in staging.glob("*.py"):
         script.replace(checkpoints.path / script.name)
     sync_path(checkpoints.path)
     write_atomically(checkpoints.latest_iteration, f"{step}\n")
     write_atomically(checkpoints.latest, tag)
-    staging.rmdir()
+    shutil.rmtree(staging)
 
 
 def finish_interrupted(checkpoints: CheckpointsDir) -> None:
-    """Tidy up after a save that was killed: finish the one that `latest` names already, remove the others."""
-    try:
-        named = checkpoints.latest.read_text(encoding="utf-8").strip()
-    except OSError:
-        named = ""
-    if named.startswith(_STAGING):
-        tag = Path(named).name
-        if checkpoints.folder(named).is_dir():
-            commit_checkpoint(checkpoints, tag, read_record(checkpoints.folder(named)).step)
-        elif checkpoints.folder(tag).is_dir():
-            write_atomically(checkpoints.latest, tag)
+    """Tidy up after a save that was killed: finish it where only the naming is left, else remove it."""
     for staging in checkpoints.stagings():
-        shutil.rmtree(staging, ignore_errors=True)
+        commit = staging / _COMMIT
+        if commit.is_file():
+            _finish_commit(checkpoints, staging.name.removeprefix(_STAGING), int(commit.read_text(encoding="utf-8")))
+        else:
+            shutil.rmtree(staging, ignore_errors=True)
 
 
 def _folders(top: Path) -> Iterator[Path]:

@@ -9,6 +9,8 @@ import os
 
 # Before anything imports numpy or torch: ranks that share a machine must not each start a thread per core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# torch's C++ side warns of its own doings (sockets, servers) on every rank.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import sys
 import traceback
@@ -48,12 +50,14 @@ def _train(place: Place, report: RankReport, stop: StopFlag) -> str:
     report.start(topology.coordinate(place.rank))
     report.phase("init")
     # Only now: a wrong config must not cost the seconds that torch takes to import.
-    from bigsci_launch.train import startup
+    try:
+        from bigsci_launch.train import startup
 
-    startup.start_torch()
-    startup.start_deepspeed()
-    from bigsci_launch.train.loop import train
-
+        startup.start_torch()
+        startup.start_deepspeed()
+        from bigsci_launch.train.loop import train
+    except ModuleNotFoundError as error:
+        raise BslError(f"{error.name} is not installed", hint="pip install 'bigsci-launch[train]'") from error
     return train(config, topology, place, report, stop)
 
 

@@ -1,0 +1,185 @@
+"""Real ranks on this machine: a small dataset, a launcher of N processes, and what they left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bigsci_launch.config.load import dump_resolved
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.data.indexed import IndexedWriter
+from bigsci_launch.runs.events import read_events
+from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
+from bigsci_launch.topology import Topology
+
+VOCABULARY = 300
+LIMIT_S = 150
+
+
+def free_port() -> int:
+    """A port that is free now and lies outside the range from which gloo's own connections draw."""
+    while True:
+        port = random.randrange(20000, 30000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of all ranks of a run."""
+
+    run: RunDir
+    folder: AttemptDir
+    processes: tuple[subprocess.Popen[bytes], ...]
+
+    def events(self, rank: int, kind: str | None = None) -> list[dict[str, Any]]:
+        records = read_events(self.folder.event_file(rank))
+        return [record for record in records if kind is None or record["kind"] == kind]
+
+    def steps(self) -> dict[int, dict[str, Any]]:
+        """The `step` records of the attempt, whichever rank wrote them."""
+        ranks = range(len(self.processes))
+        return {record["step"]: record for rank in ranks for record in self.events(rank, "step")}
+
+    def error(self, rank: int) -> dict[str, Any] | None:
+        path = self.folder.error_file(rank)
+        return read_json(path) if path.exists() else None
+
+    def log(self, rank: int) -> str:
+        return self.folder.log_file(rank).read_text()
+
+    def logs(self) -> str:
+        return "\n".join(f"--- rank {rank}\n{self.log(rank)[-3000:]}" for rank in range(len(self.processes)))
+
+    def wait(self, limit_s: float = LIMIT_S) -> list[int]:
+        """Exit codes of all ranks."""
+        until = time.monotonic() + limit_s
+        return [process.wait(max(0.1, until - time.monotonic())) for process in self.processes]
+
+    def kill(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+        for process in self.processes:
+            process.wait(10)
+
+    def until(self, condition: Callable[[], bool], limit_s: float = 60) -> None:
+        """Wait until `condition()` holds."""
+        end = time.monotonic() + limit_s
+        while not condition():
+            assert time.monotonic() < end, f"not within {limit_s} s:\n{self.logs()}"
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An indexed dataset of 60,000 tokens with something to learn: each token mostly follows from the one before."""
+    prefix = tmp_path_factory.mktemp("data") / "tokens"
+    draw = np.random.default_rng(0)
+    with IndexedWriter(prefix, np.dtype(np.uint16)) as writer:
+        for _ in range(30):
+            tokens = np.empty(2000, np.int64)
+            tokens[0] = draw.integers(VOCABULARY)
+            noise = np.where(draw.random(2000) < 0.2, draw.integers(VOCABULARY, size=2000), 0)
+            for index in range(1, 2000):
+                tokens[index] = (7 * tokens[index - 1] + 3 + noise[index]) % VOCABULARY
+            writer.add_document(tokens)
+    return prefix
+
+
+Start = Callable[..., Attempt]
+
+
+@pytest.fixture(scope="session")
+def start(dataset: Path) -> Iterator[Start]:
+    """`start(folder, "tp=2,dp=2", training={...}, ...)`: start all ranks of a new attempt of the run in `folder`."""
+    started: list[Attempt] = []
+
+    def start_attempt(folder: Path, topology: str = "tp=1", **sections: Any) -> Attempt:
+        shape = Topology.parse(topology)
+        run = RunDir(folder)
+        attempt = run.attempt(run.next_attempt_name())
+        attempt.make()
+        attempt.config.write_text(dump_resolved(make_config(shape, dataset, sections)))
+        port = free_port()
+        processes = tuple(start_rank(run, attempt, rank, shape.world_size, port) for rank in range(shape.world_size))
+        started.append(Attempt(run, attempt, processes))
+        return started[-1]
+
+    yield start_attempt
+    for attempt in started:
+        attempt.kill()
+
+
+@pytest.fixture(scope="session")
+def finish(start: Start) -> Start:
+    """As `start`, and wait until all ranks have ended with status 0."""
+
+    def finish_attempt(*args: Any, **kwargs: Any) -> Attempt:
+        attempt = start(*args, **kwargs)
+        codes = attempt.wait()
+        # A rank may abort while the interpreter goes down, after all is done and said (pytorch#190489).
+        bad = [rank for rank, code in enumerate(codes) if code not in (0, -signal.SIGABRT)]
+        assert not bad, f"ranks {bad} of {codes} failed\n{attempt.logs()}"
+        assert all(attempt.events(rank)[-1]["kind"] == "end" for rank in range(len(codes)))
+        return attempt
+
+    return finish_attempt
+
+
+def start_rank(run: RunDir, attempt: AttemptDir, rank: int, world_size: int, port: int) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "BSL_RUN_DIR": str(run.path),
+        "BSL_ATTEMPT": attempt.name,
+    }
+    with attempt.log_file(rank).open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "bigsci_launch.train"], env=environment, stdout=log, stderr=subprocess.STDOUT
+        )
+
+
+def make_config(shape: Topology, dataset: Path, sections: dict[str, Any]) -> RunConfig:
+    """A tiny run; `sections` are laid over it."""
+    base: dict[str, Any] = {
+        "run": {"name": "test"},
+        "parallelism": {
+            "tensor_parallel_size": shape.tp,
+            "pipeline_parallel_size": shape.pp,
+            "data_parallel_size": shape.dp,
+        },
+        "model": {
+            "num_layers": 4,
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "sequence_length": 32,
+            "vocab_size": VOCABULARY,
+        },
+        "training": {"steps": 8, "micro_batch_size": 2, "global_batch_size": 16, "precision": "fp32"},
+        "optimizer": {"learning_rate": 1e-3, "warmup_steps": 2, "clip_grad": 0.5},
+        "data": {"prefix": str(dataset)},
+    }
+    for section, values in sections.items():
+        base[section] = {**base.get(section, {}), **values} if isinstance(values, dict) else values
+    return RunConfig.model_validate(base)

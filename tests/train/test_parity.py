@@ -1,0 +1,104 @@
+"""Every topology trains the same model: losses and gradient norms against one process, step by step."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+STEPS = 20
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def alone(finish: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return finish(tmp_path_factory.mktemp("alone"), training={"steps": STEPS})
+
+
+@pytest.fixture(scope="module")
+def eight(finish: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return finish(tmp_path_factory.mktemp("eight"), "tp=2,pp=2,dp=2", training={"steps": STEPS})
+
+
+def assert_same(one: Any, other: Any, num_steps: int) -> None:
+    mine, theirs = one.steps(), other.steps()
+    assert sorted(mine) == sorted(theirs) == list(range(1, num_steps + 1))
+    for step in mine:
+        for key in ("loss", "grad_norm"):
+            assert theirs[step][key] == pytest.approx(mine[step][key], rel=TOLERANCE), (step, key)
+        assert theirs[step]["consumed_samples"] == mine[step]["consumed_samples"]
+
+
+def test_eight_ranks_train_as_one(alone: Any, eight: Any) -> None:
+    assert_same(alone, eight, STEPS)
+
+
+def test_the_model_learns(alone: Any) -> None:
+    steps = alone.steps()
+    assert steps[1]["loss"] == pytest.approx(5.704, abs=0.05)  # log 300: padding takes no part
+    assert steps[STEPS]["loss"] < steps[1]["loss"] - 0.1
+
+
+def test_clipping_took_part(alone: Any) -> None:
+    """Otherwise the comparison would say nothing of the norm that clips."""
+    assert max(step["grad_norm"] for step in alone.steps().values()) > 0.5
+
+
+def test_one_rank_of_the_last_stage_tells(eight: Any) -> None:
+    """Rank order is tensor, data, pipeline: dp0 pp1 tp0 of 2 x 2 x 2 is rank 4."""
+    lines = {rank: re.findall(r"(?m)^ iteration .*$", eight.log(rank)) for rank in range(8)}
+    assert [rank for rank in lines if lines[rank]] == [4]
+    assert len(lines[4]) == STEPS
+    assert [rank for rank in range(8) if eight.events(rank, "step")] == [4]
+    assert "stage 0: VocabularyEmbedding, LearnedPositions, 2 x TransformerLayer" in eight.log(4)
+
+
+def test_ranks_say_nothing_else(eight: Any) -> None:
+    """DeepSpeed's and torch's own talk is kept out of the logs."""
+    for rank in range(8):
+        if rank != 4:
+            assert eight.log(rank) == "", rank
+
+
+def test_every_rank_leaves_its_phases(eight: Any) -> None:
+    for rank in range(8):
+        records = eight.events(rank)
+        first, last = records[0], records[-1]
+        assert (first["kind"], first["world_size"]) == ("start", 8)
+        assert first["coordinate"] == {"pp": rank // 4, "dp": rank // 2 % 2, "tp": rank % 2}
+        assert (last["kind"], last["reason"]) == ("end", "finished")
+        phases = [record["phase"] for record in records if record["kind"] == "heartbeat"]
+        assert phases == ["init", "load", "init", *["step"] * STEPS, "save", "end"]
+
+
+CASES = {
+    "untied, activation checkpointing, other cut": (
+        "pp=2",
+        {
+            "model": {"tied_embeddings": False},
+            "training": {"steps": 6, "activation_checkpointing": True},
+            "parallelism_method": "parameters",
+        },
+    ),
+    "ramp-up over dp": (
+        "dp=2",
+        {"training": {"steps": 8, "rampup": {"start": 4, "increment": 4, "samples": 40}}},
+    ),
+    "tp, odd vocabulary": ("tp=2", {"training": {"steps": 6}, "model": {"vocab_size": 301, "vocab_size_multiple": 64}}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_axis_trains_as_one(case: str, finish: Any, tmp_path: Path) -> None:
+    topology, sections = CASES[case]
+    sections = dict(sections)
+    method = sections.pop("parallelism_method", "type:transformer|embedding")
+    one = finish(tmp_path / "one", **sections)
+    other = finish(tmp_path / "other", topology, parallelism={"partition_method": method}, **sections)
+    assert_same(one, other, sections["training"]["steps"])
+    if "rampup" in sections["training"]:
+        assert [step["global_batch_size"] for step in one.steps().values()] == [4, 4, 4, 4, 8, 8, 12, 16]

@@ -1,0 +1,138 @@
+"""Checkpoints on disk: what `latest` names is always complete, and what is wrong is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bigsci_launch.errors import CheckpointError
+from bigsci_launch.runs.checkpoints import (
+    CheckpointRecord,
+    CheckpointsDir,
+    begin_checkpoint,
+    checkpoint_tag,
+    commit_checkpoint,
+    find_checkpoint,
+    finish_interrupted,
+    list_files,
+    read_record,
+    require_complete,
+    write_record,
+)
+
+RECORD = CheckpointRecord(
+    step=20,
+    consumed_samples=320,
+    topology={"tp": 2, "pp": 2, "dp": 2},
+    precision="bf16",
+    model={"num_layers": 4, "vocab_size": 512},
+    files={},
+)
+
+
+def save(checkpoints: CheckpointsDir, step: int, content: bytes = b"weights") -> Path:
+    tag = checkpoint_tag(step)
+    staging = begin_checkpoint(checkpoints, tag)
+    (staging / tag / "mp_rank_00_model_states.pt").write_bytes(content)
+    (staging / "zero_to_fp32.py").write_text("# recovers weights\n")
+    write_record(staging / tag, replace(RECORD, step=step, files=list_files(staging / tag)))
+    commit_checkpoint(checkpoints, tag, step)
+    return checkpoints.folder(tag)
+
+
+def newest(checkpoints: CheckpointsDir) -> tuple[Path, CheckpointRecord]:
+    folder = find_checkpoint("auto", checkpoints)
+    assert folder is not None
+    record = read_record(folder)
+    require_complete(folder, record)
+    return folder, record
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> CheckpointsDir:
+    return CheckpointsDir(tmp_path / "checkpoints")
+
+
+def test_a_saved_checkpoint_is_the_newest(checkpoints: CheckpointsDir) -> None:
+    save(checkpoints, 9)
+    folder = save(checkpoints, 20)
+    assert newest(checkpoints) == (folder, replace(RECORD, files={"mp_rank_00_model_states.pt": 7}))
+    assert checkpoints.latest.read_text() == "global_step20"
+    assert checkpoints.latest_iteration.read_text() == "20\n"
+    assert checkpoints.tags() == ["global_step9", "global_step20"]
+    assert not checkpoints.stagings()
+    assert (checkpoints.path / "zero_to_fp32.py").is_file()
+
+
+def test_a_checkpoint_may_be_replaced(checkpoints: CheckpointsDir) -> None:
+    save(checkpoints, 20)
+    folder = save(checkpoints, 20, b"other weights")
+    assert newest(checkpoints)[0] == folder
+    assert (folder / "mp_rank_00_model_states.pt").read_bytes() == b"other weights"
+
+
+def test_a_run_without_checkpoints_starts_at_0(checkpoints: CheckpointsDir) -> None:
+    assert find_checkpoint("auto", checkpoints) is None
+    checkpoints.path.mkdir()
+    assert find_checkpoint("auto", checkpoints) is None
+    save(checkpoints, 20)
+    assert find_checkpoint("none", checkpoints) is None
+
+
+def test_a_path_may_be_a_checkpoint_or_a_folder_of_them(checkpoints: CheckpointsDir, tmp_path: Path) -> None:
+    older, newer = save(checkpoints, 10), save(checkpoints, 20)
+    elsewhere = CheckpointsDir(tmp_path / "other-run")
+    assert find_checkpoint(str(older), elsewhere) == older
+    assert find_checkpoint(str(checkpoints.path), elsewhere) == newer
+
+
+def test_what_is_not_there_is_an_error_not_step_0(checkpoints: CheckpointsDir, tmp_path: Path) -> None:
+    save(checkpoints, 20)
+    checkpoints.latest.unlink()
+    with pytest.raises(CheckpointError, match=r"latest: missing, although global_step20 are there"):
+        find_checkpoint("auto", checkpoints)
+    checkpoints.latest.write_text("global_step30")
+    with pytest.raises(CheckpointError, match=r"latest: names global_step30, which is not there"):
+        find_checkpoint("auto", checkpoints)
+    checkpoints.latest.write_text("")
+    with pytest.raises(CheckpointError, match=r"latest: names nothing"):
+        find_checkpoint("auto", checkpoints)
+    with pytest.raises(CheckpointError, match=r"checkpoint.load: .*nowhere: holds no checkpoint"):
+        find_checkpoint(str(tmp_path / "nowhere"), checkpoints)
+
+
+def test_incomplete_checkpoints_are_named(checkpoints: CheckpointsDir) -> None:
+    folder = save(checkpoints, 20)
+    states = folder / "mp_rank_00_model_states.pt"
+    states.write_bytes(b"weig")
+    with pytest.raises(CheckpointError, match=r"mp_rank_00_model_states.pt: 4 bytes, but 7 were saved"):
+        newest(checkpoints)
+    states.unlink()
+    with pytest.raises(CheckpointError, match=r"mp_rank_00_model_states.pt: No such file"):
+        newest(checkpoints)
+    (folder / "checkpoint.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"checkpoint.json: cannot be read"):
+        read_record(folder)
+    (folder / "checkpoint.json").unlink()
+    with pytest.raises(CheckpointError, match=r"not a checkpoint of `bsl train`"):
+        read_record(folder)
+
+
+def test_differences_name_both_sides() -> None:
+    other = replace(RECORD, topology={"tp": 1, "pp": 2, "dp": 4}, model={"num_layers": 4}, step=3)
+    assert RECORD.differences(other) == [
+        "tp is 2 in the checkpoint and 1 in the run",
+        "dp is 2 in the checkpoint and 4 in the run",
+        "vocab_size is 512 in the checkpoint and absent in the run",
+    ]
+    assert RECORD.differences(replace(RECORD, step=3, files={"a": 1})) == []
+
+
+def test_what_a_killed_save_left_is_removed(checkpoints: CheckpointsDir) -> None:
+    save(checkpoints, 10)
+    begin_checkpoint(checkpoints, "global_step20")
+    finish_interrupted(checkpoints)
+    assert not checkpoints.stagings()
+    assert newest(checkpoints)[1].step == 10

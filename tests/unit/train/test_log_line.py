@@ -1,0 +1,51 @@
+"""The console line, as Megatron's parsers read it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from bigsci_launch.train.log_line import StepResult, format_step, step_record
+
+RESULT = StepResult(
+    step=805,
+    num_steps=115311,
+    consumed_samples=154560,
+    sequence_length=2048,
+    learning_rate=5.065e-05,
+    global_batch_size=192,
+    loss=4.5310721397399902,
+    grad_norm=1.0213,
+    num_skipped=0,
+    num_nan=0,
+    seconds=13.1894,
+    tflops=110.478,
+    utilization=None,
+)
+LINE = (
+    " iteration      805/  115311 | consumed samples:       154560 | consumed tokens:    316538880 | "
+    "elapsed time per iteration (s): 13.19 | learning rate: 5.065E-05 | global batch size:   192 | "
+    "lm loss: 4.531072E+00 | grad norm: 1.021 | num zeros: 0.0 | number of skipped iterations:   0 | "
+    "number of nan iterations:   0 | samples per second: 14.557 | TFLOPs: 110.48 |"
+)
+
+
+def test_line_is_bigsciences() -> None:
+    assert format_step(RESULT) == LINE
+
+
+def test_a_parser_of_megatron_logs_reads_it() -> None:
+    """Megatron-DeepSpeed's tools split at ` | ` and take `name: value`."""
+    fields = dict(re.findall(r"([a-z][\w ()]*?):\s+([-+.\dE]+) \|", format_step(RESULT), re.IGNORECASE))
+    assert float(fields["lm loss"]) == 4.531072
+    assert float(fields["elapsed time per iteration (s)"]) == 13.19
+    assert float(fields["TFLOPs"]) == 110.48
+
+
+def test_utilization_shows_where_the_peak_is_known() -> None:
+    assert format_step(replace(RESULT, utilization=0.3541)).endswith("TFLOPs: 110.48 | utilization: 35.4 % |")
+
+
+def test_the_record_holds_the_loss_to_the_last_bit() -> None:
+    record = step_record(RESULT)
+    assert float.fromhex(record["loss_hex"]) == RESULT.loss
