@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import traceback
@@ -52,23 +53,22 @@ class RankReport:
         self.event("end", reason=reason)
 
     def fail(self, error: BaseException) -> None:
-        """Write why this rank dies, at once."""
-        write_json(
-            self._place.attempt.error_file(self._place.rank),
-            {
-                "rank": self._place.rank,
-                "host": self._place.host,
-                "node": self._place.node,
-                "coordinate": self.coordinate.as_dict() if self.coordinate else None,
-                "step": self.step,
-                "type": type(error).__name__,
-                "message": str(error),
-                "hint": error.hint if isinstance(error, BslError) else None,
-                "lost_peer": is_lost_peer(error),
-                "traceback": "".join(traceback.format_exception(error)),
-                "time": time.time(),
-            },
-        )
+        """Write why this rank dies, at once. A disk that cannot take it must not keep the rank from dying."""
+        record = {
+            "rank": self._place.rank,
+            "host": self._place.host,
+            "node": self._place.node,
+            "coordinate": self.coordinate.as_dict() if self.coordinate else None,
+            "step": self.step,
+            "type": type(error).__name__,
+            "message": str(error),
+            "hint": error.hint if isinstance(error, BslError) else None,
+            "lost_peer": is_lost_peer(error),
+            "traceback": "".join(traceback.format_exception(error)),
+            "time": time.time(),
+        }
+        with contextlib.suppress(OSError):
+            write_json(self._place.attempt.error_file(self._place.rank), record)
 
     def close(self) -> None:
         """Write what is queued."""

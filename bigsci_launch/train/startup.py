@@ -43,7 +43,8 @@ def start_deepspeed() -> None:
     # On a CPU the first process group would compile a C++ operator: 27 s, and a compiler on every node.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # Both ZeRO optimizers import Muon, whose kernels call torch.compile when imported: 1 s of CPU for no use.
-    compiler.compile = lambda: compiler.dummy_decorator
+    if hasattr(compiler, "dummy_decorator"):
+        compiler.compile = lambda: compiler.dummy_decorator
     zero_utils.ZERO_SUPPORTED_OPTIMIZERS.append(EagerAdamW)
     # BF16_Optimizer reports memory nine times with a full collection each; frozen objects are not walked.
     gc.collect()

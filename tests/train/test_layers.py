@@ -1,0 +1,162 @@
+"""Layers, initial weights, random states and the optimizer, in one process."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from torch.nn import functional  # noqa: E402
+
+from bigsci_launch.config.schema import OptimizerSection  # noqa: E402
+from bigsci_launch.errors import ConfigError  # noqa: E402
+from bigsci_launch.topology import Coordinate  # noqa: E402
+from bigsci_launch.train.initial import BLOCK_ROWS, Draw  # noqa: E402
+from bigsci_launch.train.model import GptSizes, TransformerLayer, VocabularyEmbedding  # noqa: E402
+from bigsci_launch.train.optimizer import apply_settings, make_optimizer, require_both_groups  # noqa: E402
+from bigsci_launch.train.parallel.tensor import TensorParallel, VocabularyParallelLoss  # noqa: E402
+from bigsci_launch.train.rng import capture_generators, restore_generators, seed_generators  # noqa: E402
+
+SIZES = GptSizes(
+    num_layers=2,
+    hidden=16,
+    heads=4,
+    ffn_hidden=64,
+    length=8,
+    vocab=300,
+    padded_vocab=512,
+    dropout=0.0,
+    epsilon=1e-5,
+    std=0.02,
+)
+
+
+def rank_of(rank: int, size: int) -> TensorParallel:
+    """The place of a rank whose layers are only built, not run."""
+    return TensorParallel(rank, size, None)
+
+
+@pytest.mark.parametrize("shape", [(2 * BLOCK_ROWS, 12), (BLOCK_ROWS + 100, 8), (40, 6)])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_slices_of_initial_weights_make_the_whole(shape: tuple[int, int], size: int) -> None:
+    draw = Draw(7, "layer")
+    whole = draw.normal("weight", shape, 0.5)
+    rows = [draw.normal("weight", shape, 0.5, rows=rank_of(rank, size).part(shape[0])) for rank in range(size)]
+    assert torch.equal(torch.cat(rows), whole)
+    if shape[1] % size == 0:
+        parts = [rank_of(rank, size).part(shape[1]) for rank in range(size)]
+        columns = [draw.normal("weight", shape, 0.5, columns=part) for part in parts]
+        assert torch.equal(torch.cat(columns, dim=1), whole)
+
+
+def test_initial_weights_differ_by_name_and_seed_and_have_their_spread() -> None:
+    whole = Draw(7, "layer").normal("weight", (600, 50), 0.5)
+    assert whole.std() == pytest.approx(0.5, rel=0.02)
+    assert abs(whole.mean()) < 0.01
+    assert not torch.equal(whole, Draw(8, "layer").normal("weight", (600, 50), 0.5))
+    assert not torch.equal(whole, Draw(7, "other").normal("weight", (600, 50), 0.5))
+    assert not torch.equal(whole[:BLOCK_ROWS], whole[BLOCK_ROWS : 2 * BLOCK_ROWS])
+
+
+def test_padding_rows_are_zero_and_do_not_change_the_others() -> None:
+    draw = Draw(7, "embedding")
+    small = VocabularyEmbedding(SIZES, draw, rank_of(0, 1)).weight
+    assert torch.count_nonzero(small[300:]) == 0
+    assert torch.count_nonzero(small[:300]) == 300 * 16
+    unpadded = draw.normal("weight", (300, 16), 0.02)
+    assert torch.equal(small[:300], unpadded)
+
+
+def test_loss_is_the_cross_entropy_of_the_unpadded_vocabulary() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(2, 8, 512, requires_grad=True)
+    labels = torch.randint(0, 300, (2, 8))
+    loss = VocabularyParallelLoss(300, rank_of(0, 1))(logits, labels)
+    loss.backward()
+    assert logits.grad is not None
+    mine, logits.grad = logits.grad, None
+    expected = functional.cross_entropy(logits[..., :300].reshape(-1, 300), labels.reshape(-1))
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    torch.testing.assert_close(mine, logits.grad, rtol=1e-5, atol=1e-8)
+    assert torch.count_nonzero(mine[..., 300:]) == 0
+
+
+def test_attention_is_causal() -> None:
+    layer = TransformerLayer(SIZES, Draw(7, "layer"), rank_of(0, 1))
+    x = torch.randn(1, 8, 16)
+    changed = x.clone()
+    changed[0, 5:] += 1.0
+    before, after = layer(x), layer(changed)
+    assert torch.equal(before[0, :5], after[0, :5])
+    assert not torch.equal(before[0, 5:], after[0, 5:])
+
+
+def test_random_states_come_back() -> None:
+    seed_generators(3, Coordinate(dp_rank=1, pp_rank=0, tp_rank=0))
+    state = capture_generators()
+
+    def draws() -> tuple[Any, ...]:
+        return torch.rand(3).tolist(), random.random(), np.random.rand(), np.random.standard_normal()
+
+    first = draws()
+    assert draws() != first
+    restore_generators(state)
+    assert draws() == first
+
+
+def test_seeds_differ_by_stage_and_replica_but_not_by_tensor_rank() -> None:
+    def first_draw(pp: int, dp: int, tp: int) -> float:
+        seed_generators(3, Coordinate(dp_rank=dp, pp_rank=pp, tp_rank=tp))
+        return float(torch.rand(()))
+
+    assert first_draw(0, 0, 0) == first_draw(0, 0, 1)
+    assert len({first_draw(pp, dp, 0) for pp in range(2) for dp in range(2)}) == 4
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    layer = TransformerLayer(SIZES, Draw(7, "layer"), rank_of(0, 1))
+    optimizer = make_optimizer(layer, OptimizerSection(weight_decay=0.3, betas=[0.8, 0.9]))
+    decay, no_decay = optimizer.param_groups
+    assert (decay["weight_decay"], no_decay["weight_decay"]) == (0.3, 0.0)
+    assert {parameter.ndim for parameter in decay["params"]} == {2}
+    assert {parameter.ndim for parameter in no_decay["params"]} == {1}
+    assert len(decay["params"]) + len(no_decay["params"]) == len(list(layer.parameters()))
+    apply_settings(optimizer.param_groups, OptimizerSection(weight_decay=0.1))
+    assert (decay["weight_decay"], no_decay["weight_decay"], decay["betas"]) == (0.1, 0.0, (0.9, 0.95))
+
+
+def test_the_optimizer_steps_as_torchs_own() -> None:
+    """It only leaves out hooks for the compiler."""
+    torch.manual_seed(1)
+    ours, theirs = (torch.nn.Linear(5, 3) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    config = OptimizerSection(learning_rate=0.01, weight_decay=0.3, betas=[0.9, 0.95])
+    mine = make_optimizer(ours, config)
+    reference = torch.optim.AdamW(
+        [{"params": [theirs.weight], "weight_decay": 0.3}, {"params": [theirs.bias], "weight_decay": 0.0}],
+        lr=0.01,
+        betas=(0.9, 0.95),
+        eps=config.epsilon,
+    )
+    for _ in range(3):
+        x = torch.randn(4, 5)
+        for module, optimizer in ((ours, mine), (theirs, reference)):
+            optimizer.zero_grad()
+            module(x).square().sum().backward()
+            optimizer.step()
+    assert torch.equal(ours.weight, theirs.weight)
+    assert torch.equal(ours.bias, theirs.bias)
+
+
+def test_stages_without_vectors_are_refused() -> None:
+    require_both_groups([["VocabularyEmbedding", "TransformerLayer"], ["FinalNorm", "VocabularyEmbedding"]])
+    with pytest.raises(ConfigError, match="stage 1 would hold VocabularyEmbedding"):
+        require_both_groups([["TransformerLayer"], ["VocabularyEmbedding"]])
+    with pytest.raises(ConfigError, match="stage 0 would hold nothing"):
+        require_both_groups([[], ["TransformerLayer"]])
