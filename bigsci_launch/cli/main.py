@@ -9,10 +9,15 @@ import sys
 import click
 
 from bigsci_launch import __version__
+from bigsci_launch.cli.cancel import cancel
 from bigsci_launch.cli.cluster import cluster
 from bigsci_launch.cli.config import config
 from bigsci_launch.cli.data import data
 from bigsci_launch.cli.diff_weights import diff_weights
+from bigsci_launch.cli.list import list_
+from bigsci_launch.cli.logs import logs
+from bigsci_launch.cli.status import status
+from bigsci_launch.cli.submit import submit
 from bigsci_launch.cli.train import train
 from bigsci_launch.errors import BslError, ConfigError
 
@@ -28,6 +33,9 @@ class Boundary(click.Group):
                 raise
             click.echo(error_text(error), err=True)
             ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(130)
         except BrokenPipeError:
             # The reader went away (`bsl logs | head`): not an error, but Python must not complain at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -56,10 +64,15 @@ def bsl(verbose: int) -> None:
     logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
 
 
+bsl.add_command(cancel)
 bsl.add_command(cluster)
 bsl.add_command(config)
 bsl.add_command(data)
 bsl.add_command(diff_weights)
+bsl.add_command(list_)
+bsl.add_command(logs)
+bsl.add_command(status)
+bsl.add_command(submit)
 bsl.add_command(train)
 
 

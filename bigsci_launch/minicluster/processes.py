@@ -140,40 +140,40 @@ def _start_ticks(processes: dict[int, Process], pid: int) -> int | None:
 def kill_cluster_processes(directory: ClusterDir) -> int:
     """End every process of the cluster, and say how many there were.
 
-    All are stopped first, until a look finds none that runs: so none can start another behind our back. A node's
-    PID 1 takes its namespaces along, and with them its interfaces and mounts.
+    All are stopped first, until a look finds none that runs: so none can start another behind our back. Children are
+    killed before their parents: when we are killed meanwhile, those that are left can still be found by their parents.
 
     Raises:
         ClusterError: we are one of them, or some do not end; their PIDs are named.
     """
     stopped = _stop_all(directory)
-    for process in stopped.values():
+    for process in stopped:
         _signal(process.pid, signal.SIGKILL)
     _wait_gone(stopped)
     return len(stopped)
 
 
-def _stop_all(directory: ClusterDir) -> dict[int, Process]:
-    stopped: dict[int, Process] = {}
+def _stop_all(directory: ClusterDir) -> list[Process]:
+    """Stop every process of the cluster; all of them, children before parents."""
+    stopped: set[int] = set()
     while True:
         processes = read_processes()
         roots = {recorded.pid for recorded in living(read_record(directory), processes)}
-        roots |= step_daemons(directory.path, processes) | stopped.keys()
-        new = descendants(roots, processes) - stopped.keys()
-        if os.getpid() in new:
+        ours = descendants(roots | step_daemons(directory.path, processes) | stopped, processes)
+        if os.getpid() in ours:
             raise ClusterError("this is a job of the cluster: it cannot end the cluster", hint="call it from outside")
-        if not new:
-            return stopped
-        for pid in new:
+        if stopped.issuperset(ours):
+            return [processes[pid] for pid in ours]
+        for pid in ours:
             _signal(pid, signal.SIGSTOP)
-            stopped[pid] = processes[pid]
+        stopped.update(ours)
 
 
 def kill_children(pid: int) -> int:
     """Kill the children of `pid` and wait for their end; how many there were."""
-    children = {process.pid: process for process in read_processes().values() if process.parent_pid == pid}
+    children = [process for process in read_processes().values() if process.parent_pid == pid]
     for child in children:
-        _signal(child, signal.SIGKILL)
+        _signal(child.pid, signal.SIGKILL)
     _wait_gone(children)
     return len(children)
 
@@ -183,17 +183,14 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _wait_gone(processes: dict[int, Process]) -> None:
-    deadline = time.monotonic() + KILL_TIMEOUT_S
-    left = dict(processes)
-    while left:
-        left = {pid: process for pid, process in left.items() if _is_still_there(process)}
-        if left and time.monotonic() > deadline:
-            raise ClusterError(
-                f"{len(left)} processes do not end: " + ", ".join(f"{p.command} {p.pid}" for p in left.values()),
-                hint="`cat /proc/PID/wchan` says what such a process waits for; `bsl cluster down` may be repeated",
-            )
-        time.sleep(POLL_S if left else 0)
+def _wait_gone(processes: Sequence[Process]) -> None:
+    if wait_until(lambda: not any(map(_is_still_there, processes)), KILL_TIMEOUT_S):
+        return
+    left = [process for process in processes if _is_still_there(process)]
+    raise ClusterError(
+        f"{len(left)} processes do not end: " + ", ".join(f"{process.command} {process.pid}" for process in left),
+        hint="`cat /proc/PID/wchan` says what such a process waits for; `bsl cluster down` may be repeated",
+    )
 
 
 def _is_still_there(process: Process) -> bool:

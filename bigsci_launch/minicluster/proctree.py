@@ -52,19 +52,18 @@ def read_processes() -> dict[int, Process]:
     return {process.pid: process for process in found if process is not None and process.is_alive}
 
 
-def descendants(roots: Iterable[int], processes: dict[int, Process]) -> set[int]:
-    """`roots` and all that descends from them in `processes`."""
+def descendants(roots: Iterable[int], processes: dict[int, Process]) -> list[int]:
+    """`roots` and all that descends from them in `processes`, every child before its parent."""
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent_pid, []).append(process.pid)
-    found: set[int] = set()
-    waiting = [pid for pid in roots if pid in processes]
-    while waiting:
-        pid = waiting.pop()
-        if pid not in found:
-            found.add(pid)
-            waiting.extend(children.get(pid, ()))
-    return found
+    found: list[int] = []
+    generation = {pid for pid in roots if pid in processes}
+    while generation:
+        # A root may be found again as a descendant of another: its later place counts.
+        found = [pid for pid in found if pid not in generation] + sorted(generation)
+        generation = {child for pid in generation for child in children.get(pid, ())}
+    return found[::-1]
 
 
 def step_daemons(directory: Path, processes: dict[int, Process]) -> set[int]:

@@ -124,6 +124,13 @@ def make_cluster(slurm_packages: None, monkeypatch: pytest.MonkeyPatch) -> Itera
         _stop(cluster)
 
 
+@pytest.fixture
+def short_tmp_path() -> Iterator[Path]:
+    """An empty directory whose path is short enough for a cluster in it."""
+    with tempfile.TemporaryDirectory(prefix="bsl-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def slurm_conf(request: pytest.FixtureRequest) -> Iterator[None]:
     """Points SLURM_CONF at the session cluster that the module's tests ask for, also for its module fixtures."""

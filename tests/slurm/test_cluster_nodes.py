@@ -1,0 +1,116 @@
+"""`bsl cluster` beside other clusters, with a dead node, with a dead controller."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from bigsci_launch.minicluster.proctree import read_processes
+
+pytestmark = pytest.mark.slurm
+
+
+def status(cluster) -> dict:
+    return json.loads(cluster.bsl("cluster", "status", "--json").stdout)
+
+
+def states(cluster) -> dict[str, str]:
+    return {node["name"]: node["state"] for node in status(cluster)["nodes"]}
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.2)
+
+
+def test_a_killed_node_takes_its_ranks_along_and_slurm_calls_it_down(make_cluster, tmp_path):
+    cluster = make_cluster(nodes=2)
+    # Seen from here a rank has another PID than in its node: a program name that is ours alone finds it.
+    rank = tmp_path / f"rank-{os.getpid()}"
+    shutil.copy(str(shutil.which("sleep")), rank)
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\nsrun -N2 --ntasks-per-node=1 {rank} 999\n")
+    job = cluster.run("sbatch", "--parsable", "-N2", "-o", "/dev/null", "--no-requeue", str(script)).stdout.strip()
+    wait_until(lambda: count_processes(rank.name) == 2, 20)
+
+    assert cluster.bsl("cluster", "kill-node", "n1").returncode == 0
+    assert count_processes(rank.name) == 1
+
+    again = cluster.bsl("cluster", "kill-node", "n1")
+    assert (again.returncode, again.stderr) == (3, "error: n1 is dead already\n")
+    running = {node["name"]: node["running"] for node in status(cluster)["nodes"]}
+    assert running == {"n0": True, "n1": False}
+    wait_until(lambda: states(cluster)["n1"].startswith("down"), 60)
+    assert states(cluster)["n0"] in ("idle", "allocated", "mixed", "completing")
+    wait_until(lambda: "JobState=NODE_FAIL" in cluster.run("scontrol", "show", "job", job).stdout, 20)
+
+
+def count_processes(name: str) -> int:
+    return sum(process.command == name for process in read_processes().values())
+
+
+def test_a_node_that_is_not_there_cannot_be_killed(isolated_cluster):
+    done = isolated_cluster.bsl("cluster", "kill-node", "n9")
+    assert (done.returncode, done.stderr) == (
+        3,
+        "error: no node n9 in this cluster\nhint: its nodes: n0, n1, n2, n3\n",
+    )
+
+
+def test_a_node_that_shares_the_host_cannot_be_killed(make_cluster):
+    done = make_cluster(nodes=1, isolated=False).bsl("cluster", "kill-node", "n0")
+    assert done.returncode == 3
+    assert "n0 cannot be killed" in done.stderr
+    assert "--isolated" in done.stderr
+
+
+def test_a_dead_controller_is_said_and_removed(make_cluster):
+    cluster = make_cluster(nodes=1, isolated=False)
+    records = [json.loads(line) for line in (cluster.directory / "processes.jsonl").read_text().splitlines()]
+    os.kill(next(record["pid"] for record in records if record["name"] == "slurmctld"), signal.SIGKILL)
+    wait_until(lambda: status(cluster)["problem"] == "slurmctld does not answer", 10)
+    done = cluster.bsl("cluster", "status")
+    assert done.returncode == 1
+    assert "unknown" in done.stdout
+
+
+def test_clusters_stand_beside_each_other(isolated_cluster, make_cluster):
+    shared, other = make_cluster(nodes=3, isolated=False), make_cluster(nodes=2)
+    second_shared = make_cluster(nodes=1, isolated=False)
+    addresses = [
+        {(node["address"], line) for node, line in zip(status(one)["nodes"], ports(one), strict=True)}
+        for one in (isolated_cluster, shared, other, second_shared)
+    ]
+    assert sum(map(len, addresses)) == len(set.union(*addresses)) == 4 + 3 + 2 + 1
+    for one, num_nodes in ((isolated_cluster, 4), (shared, 3), (other, 2), (second_shared, 1)):
+        done = one.run("srun", f"-N{num_nodes}", "--ntasks-per-node=1", "printenv", "SLURMD_NODENAME")
+        assert sorted(done.stdout.split()) == list(one.nodes)
+
+
+def ports(cluster) -> list[str]:
+    lines = cluster.slurm_conf.read_text().splitlines()
+    return [line.split("Port=")[1].split()[0] for line in lines if line.startswith("NodeName=")]
+
+
+def test_a_cluster_is_not_started_over_another(isolated_cluster):
+    done = isolated_cluster.bsl("cluster", "up", "--nodes", "1")
+    assert done.returncode == 3
+    assert f"a cluster is in {isolated_cluster.directory} already" in done.stderr
+    assert "`bsl cluster down`" in done.stderr
+    assert status(isolated_cluster)["problem"] is None
+
+
+def test_a_job_of_the_cluster_cannot_end_it(make_cluster):
+    cluster = make_cluster(nodes=1, isolated=False)
+    done = cluster.run("srun", "-n1", sys.executable, "-m", "bigsci_launch", "cluster", "down")
+    assert "this is a job of the cluster" in done.stderr
+    assert status(cluster)["problem"] is None

@@ -1,0 +1,30 @@
+"""48 slurmds on one host: what the tests of scale stand on."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.slurm
+
+
+def test_384_ranks_run_on_48_nodes(many_nodes_cluster):
+    done = many_nodes_cluster.run(
+        "srun",
+        "-N48",
+        "--ntasks-per-node=8",
+        "--gres=gpu:8",
+        "sh",
+        "-c",
+        'echo "$SLURM_PROCID $SLURMD_NODENAME"',
+        timeout_s=120,
+    )
+    rows = sorted((int(rank), node) for rank, node in map(str.split, done.stdout.splitlines()))
+    assert [rank for rank, _ in rows] == list(range(384))
+    assert [node for _, node in rows] == [many_nodes_cluster.nodes[rank // 8] for rank in range(384)]
+
+
+def test_listpids_names_the_ranks_of_a_node(many_nodes_cluster):
+    script = "sleep 1; scontrol listpids $SLURM_JOB_ID.$SLURM_STEP_ID $SLURMD_NODENAME; sleep 1"
+    done = many_nodes_cluster.run("srun", "-w", "n07", "-N1", "-n2", "sh", "-c", script)
+    rows = [line.split() for line in done.stdout.splitlines() if not line.startswith("PID")]
+    assert {row[4] for row in rows if row[4].isdigit()} == {"0", "1"}
