@@ -154,7 +154,7 @@ def failure_of(number: int, rank: Record) -> Record | None:
         "step": error.get("step"),
         "error": None if was_killed and not error else words or None,
         "time": failed_at,
-        "is_cascade": bool(CASCADE.search(words or "")) and not was_killed,
+        "is_cascade": bool(error.get("lost_peer") or CASCADE.search(words or "")) and not was_killed,
     }
 
 

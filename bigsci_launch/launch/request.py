@@ -72,6 +72,8 @@ class JobRequest:
     rank_python: str
     """The Python of the ranks: that of `bsl`, or what the site's activation lines or container bring."""
     program: tuple[str, ...]
+    total_steps: int | None
+    """Optimizer steps of the whole run; None where another program than `bsl train` counts."""
     exit_margin: ExitMargin | None
 
 
@@ -127,6 +129,7 @@ def make_request(
         host_python=python,
         rank_python=rank_python,
         program=tuple(config.run.command or (rank_python, "-m", "bigsci_launch.train")),
+        total_steps=None if config.run.command else config.training.steps,
         exit_margin=margin,
     )
 

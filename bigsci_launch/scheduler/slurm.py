@@ -25,6 +25,11 @@ SUBMIT_TIMEOUT_S = 120.0
 _NO_SUCH_JOB = re.compile(r"Invalid job id", re.IGNORECASE)
 
 
+def submit_argv(script: Path) -> list[str]:
+    """The command that submits `script`: all options are in its header."""
+    return ["sbatch", "--parsable", str(script)]
+
+
 def submit_script(argv: Sequence[str], *, cwd: Path | None = None) -> str:
     """Run `sbatch --parsable ...` and return the job id alone (`--parsable` may add `;cluster`).
 

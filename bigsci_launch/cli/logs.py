@@ -1,0 +1,37 @@
+"""`bsl logs`: one view of what all ranks print."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from bigsci_launch.cli import console
+
+
+@click.command(epilog="Example: bsl logs demo --rank 0-3 --grep 'loss|error'")
+@click.argument("run", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on as ranks write, until the attempt has ended.")
+@click.option("--rank", "ranks", metavar="RANKS", help="Only these global ranks, such as 3 or 0-3,7.")
+@click.option("--node", help="Only ranks on this node.")
+@click.option("--grep", "pattern", metavar="RE", help="Only lines in which this regular expression is found.")
+def logs(run: str | None, follow: bool, ranks: str | None, node: str | None, pattern: str | None) -> None:
+    """Print the logs of RUN's newest attempt, merged by time (UTC), each line with node, rank and coordinate."""
+    from bigsci_launch.errors import RunDirError
+    from bigsci_launch.runs.find import find_run
+    from bigsci_launch.runs.logs import MergedLogs, Selection, end_detector, parse_ranks
+
+    try:
+        wanted = parse_ranks(ranks) if ranks is not None else None
+        compiled = re.compile(pattern) if pattern is not None else None
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--rank") from error
+    except re.error as error:
+        raise click.BadParameter(f"{pattern!r}: {error}", param_hint="--grep") from error
+    found = find_run(run)
+    attempt = found.latest_attempt()
+    if attempt is None:
+        raise RunDirError(f"{found.path}: nothing was submitted yet")
+    merged = MergedLogs(attempt, Selection(wanted, node, compiled))
+    for line in merged.follow(end_detector(attempt)) if follow else merged.lines():
+        console.answer(line)

@@ -1,0 +1,50 @@
+"""`bsl status`: what a run is doing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from bigsci_launch.cli import console
+from bigsci_launch.errors import RunDirError
+
+
+@click.command(epilog="Example: bsl status demo")
+@click.argument("run", required=False)
+@click.option("--jobid", help="Show the run of this Slurm job; any job, also one that bsl did not submit.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def status(run: str | None, jobid: str | None, as_json: bool) -> None:
+    """Show the state of RUN (a name or a directory; default: the run submitted last) and of its slowest rank."""
+    from bigsci_launch.runs.find import find_run
+    from bigsci_launch.runs.report import status_document, status_lines
+    from bigsci_launch.runs.status import read_status
+
+    if run is not None and jobid is not None:
+        raise click.UsageError("give a run or --jobid, not both")
+    try:
+        found = find_run(run, jobid)
+    except RunDirError:
+        if jobid is None or not _show_foreign(jobid, as_json):
+            raise
+        return
+    known = read_status(found)
+    _show(status_document(known) if as_json else status_lines(known))
+
+
+def _show_foreign(jobid: str, as_json: bool) -> bool:
+    """Show Slurm's part of a job that has no run directory; False for one that has (and it cannot be read)."""
+    from bigsci_launch.runs.report import foreign_job_document, job_lines
+    from bigsci_launch.scheduler.slurm import query_job
+
+    job = query_job(jobid)
+    if job.run_directory is None:
+        _show(foreign_job_document(job) if as_json else job_lines(job))
+    return job.run_directory is None
+
+
+def _show(answer: dict[str, Any] | list[str]) -> None:
+    if isinstance(answer, dict):
+        console.answer_json(answer)
+    else:
+        console.answer("\n".join(answer))

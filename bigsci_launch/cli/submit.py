@@ -1,0 +1,106 @@
+"""`bsl submit`: from a run file to a job, on Slurm or on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bigsci_launch.cli import console
+
+if TYPE_CHECKING:
+    from bigsci_launch.launch.submit import Submission
+    from bigsci_launch.scheduler.job import JobInfo
+
+
+@click.command(epilog="Example: bsl submit configs/demo.yaml --set training.steps=100 --dry-run")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's.")
+@click.option("--dry-run", "--dryrun", "dry_run", is_flag=True, help="Print the script and the rank map; do nothing.")
+@click.option("--local", is_flag=True, help="Run on this machine, without Slurm (default where there is no sbatch).")
+@click.option("--detach", is_flag=True, help="With --local: leave the ranks in the background.")
+@click.option("--wait", is_flag=True, help="Wait for the end of the job; exit as it did.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def submit(
+    ctx: click.Context,
+    config: Path,
+    overrides: tuple[str, ...],
+    dry_run: bool,
+    local: bool,
+    detach: bool,
+    wait: bool,
+    as_json: bool,
+) -> None:
+    """Submit the run in CONFIG; the same run again adds an attempt, which goes on from the last checkpoint.
+
+    In a pipe prints the job id alone (the launcher's pid for a local attempt). A local attempt stays in the
+    foreground unless --detach is given: Ctrl-C ends its ranks, and its exit code is theirs.
+    """
+    from bigsci_launch.config.load import load_run
+    from bigsci_launch.config.report import warning_lines
+    from bigsci_launch.launch import report
+    from bigsci_launch.launch import submit as launch
+
+    loaded = load_run(config, overrides)
+    for line in warning_lines(loaded):
+        console.talk(f"warning: {line}")
+    is_local = local or launch.is_local_by_default(loaded)
+    request = launch.plan_submission(loaded, working_directory=Path.cwd(), python=sys.executable, local=is_local)
+    if dry_run:
+        console.answer_json(report.dry_run_document(request)) if as_json else console.answer(
+            report.dry_run_text(request)
+        )
+        return
+    if detach and not is_local:
+        raise click.UsageError("--detach is for local attempts: a Slurm job is in the background anyway")
+    for line in launch.notes(loaded, is_local=is_local, was_asked=local):
+        console.talk(line)
+    submission = launch.submit(loaded, request, sys.argv)
+    if not as_json:
+        show(submission)
+    code = wait_for(submission, wait=wait, detach=detach)
+    if as_json:
+        console.answer_json(
+            report.submission_document(submission, launch.exit_of(submission) if code is not None else None)
+        )
+    ctx.exit(code or 0)
+
+
+def show(submission: Submission) -> None:
+    """Print the id alone into a pipe, and what to do next on a terminal."""
+    from bigsci_launch.launch import report
+
+    if console.is_interactive():
+        for line in report.submission_lines(submission):
+            console.answer(line)
+    else:
+        console.answer(report.submission_id(submission))
+        sys.stdout.flush()
+
+
+def wait_for(submission: Submission, *, wait: bool, detach: bool) -> int | None:
+    """Wait as far as it was asked for; the exit code of the training, or None without waiting."""
+    from bigsci_launch.launch.foreground import watch
+    from bigsci_launch.launch.submit import exit_code_of, wait_for_end
+
+    if submission.process is not None:
+        if detach:
+            return None
+        ending = watch(submission, console.talk)
+        return 130 if ending.was_interrupted else ending.exit_code
+    if not wait:
+        return None
+    try:
+        job = wait_for_end(submission.request.run, tell_state)
+    except KeyboardInterrupt:
+        console.talk(f"no longer waiting; {submission.record.label} goes on")
+        return 130
+    return exit_code_of(submission, job)
+
+
+def tell_state(job: JobInfo) -> None:
+    """Say that the job has entered another state."""
+    console.talk(f"job {job.job_id}: {job.state.value}" + (f" ({job.reason})" if job.reason else ""))

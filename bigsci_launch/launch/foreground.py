@@ -1,0 +1,72 @@
+"""Watching a local attempt from the terminal that started it: its lines as they come, Ctrl-C, its exit code."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from bigsci_launch.launch.submit import Submission
+from bigsci_launch.runs.logs import BATCH, LogReader
+from bigsci_launch.topology import Coordinate, Topology
+
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a watched attempt ended."""
+
+    exit_code: int
+    was_interrupted: bool
+
+
+def watch(submission: Submission, tell: Callable[[str], None]) -> Ending:
+    """Tell each line of the launcher and of the rank that reports steps until the attempt has ended.
+
+    Ctrl-C, TERM and the loss of the terminal are passed on to the launcher as TERM; a second one makes it kill.
+    """
+    assert submission.process is not None, "only a local attempt can be watched"
+    attempt, rank = submission.request.attempt, reporting_rank(submission.request.topology)
+    readers = (LogReader(attempt.job_output, BATCH), LogReader(attempt.log_file(rank), rank))
+    num_interrupts = 0
+    with interrupts_on(signal.SIGTERM, signal.SIGHUP):
+        while submission.process.poll() is None:
+            try:
+                _tell_new(readers, tell)
+                time.sleep(POLL_S)
+            except KeyboardInterrupt:
+                num_interrupts += 1
+                tell("ending the ranks (once more: kill them)" if num_interrupts == 1 else "killing the ranks")
+                submission.process.terminate()
+        _tell_new(readers, tell)
+    return Ending(submission.process.returncode, num_interrupts > 0)
+
+
+def reporting_rank(topology: Topology) -> int:
+    """The rank that prints a line per step: the first of the last pipeline stage."""
+    return topology.rank(Coordinate(dp_rank=0, pp_rank=topology.pp - 1, tp_rank=0))
+
+
+def _tell_new(readers: tuple[LogReader, ...], tell: Callable[[str], None]) -> None:
+    for reader in readers:
+        for line in reader.new_lines():
+            tell(line.text)
+
+
+@contextmanager
+def interrupts_on(*numbers: signal.Signals) -> Iterator[None]:
+    """Within it, these signals raise KeyboardInterrupt, as Ctrl-C does."""
+    before = {number: signal.signal(number, _interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,87 @@
+"""What `bsl submit` says: lines and JSON documents of requests and submissions. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from bigsci_launch.launch.rank_map import rank_map, rank_map_lines
+from bigsci_launch.launch.request import JobRequest
+from bigsci_launch.launch.script import option_text, render_script
+from bigsci_launch.launch.submit import Submission
+from bigsci_launch.runs.find import run_argument
+from bigsci_launch.scheduler.slurm import submit_argv
+
+SCHEMA_VERSION = 1
+
+
+def dry_run_text(request: JobRequest) -> str:
+    """The whole script and the rank map."""
+    axes = request.topology
+    title = f"# rank map: {axes.world_size} ranks, {axes}; tp fastest, then dp, then pp"
+    return "\n".join([render_script(request), title, *rank_map_lines(axes, request.ranks_per_node)])
+
+
+def dry_run_document(request: JobRequest) -> dict[str, Any]:
+    """The JSON document of a dry run."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "dry_run": True,
+        **_request_document(request),
+        "options": [option_text(option) for option in request.options],
+        "step_options": [option_text(option) for option in request.step_options],
+        "environment": [asdict(variable) for variable in request.variables],
+        "program": list(request.program),
+        "exit_margin": asdict(request.exit_margin) if request.exit_margin else None,
+        "rank_map": [asdict(entry) for entry in rank_map(request.topology, request.ranks_per_node)],
+        "script": render_script(request),
+    }
+
+
+def submission_document(submission: Submission, ended: dict[str, Any] | None) -> dict[str, Any]:
+    """The JSON document of a submission; `ended` is exit.json's, where the end was waited for."""
+    record = submission.record
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "dry_run": False,
+        **_request_document(submission.request),
+        "job_id": record.job_id,
+        "pid": record.launcher.pid if record.launcher else None,
+        "exit": ended,
+    }
+
+
+def _request_document(request: JobRequest) -> dict[str, Any]:
+    is_slurm = request.scheduler == "slurm"
+    return {
+        "scheduler": request.scheduler,
+        "site": request.site,
+        "run": {"name": request.name, "directory": str(request.run.path)},
+        "attempt": {"name": request.attempt.name, "directory": str(request.attempt.path)},
+        "command": submit_argv(request.attempt.script) if is_slurm else ["/bin/bash", str(request.attempt.script)],
+        "nodes": request.nodes,
+        "ranks_per_node": request.ranks_per_node,
+        "world_size": request.topology.world_size,
+        "topology": asdict(request.topology),
+    }
+
+
+def submission_id(submission: Submission) -> str:
+    """What a pipe gets: the job id, or the pid of a local attempt's launcher."""
+    launcher = submission.record.launcher
+    return str(launcher.pid) if launcher else str(submission.record.job_id)
+
+
+def submission_lines(submission: Submission) -> list[str]:
+    """What a person reads: the job, where its records are, and what to type next."""
+    run = run_argument(submission.request.run)
+    spy = f"bsl spy {run}"
+    return [
+        f"{submission.record.label}: attempt {submission.request.attempt.name} of run {submission.request.name}",
+        f"run directory {submission.request.run.path}",
+        "next:",
+        f"  bsl status {run}",
+        f"  bsl logs {run} -f",
+        f"  {spy:<24}  when it hangs",
+        f"  bsl cancel {run}",
+    ]

@@ -1,0 +1,91 @@
+"""From what a person types to a run directory: a path, a name, a job id, or nothing."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from bigsci_launch.errors import JobNotFound, RunDirError, SlurmUnavailable
+from bigsci_launch.runs.attempts import JobRecord, read_job
+from bigsci_launch.runs.layout import RunDir, find_runs, open_run
+from bigsci_launch.scheduler.slurm import query_job
+
+LIST_HINT = "`bsl list` shows the runs that can be found; BSL_RUNS names another folder of runs"
+
+
+def runs_root() -> Path:
+    """Where runs are looked up by name: `$BSL_RUNS`, or `runs` in the current folder."""
+    return Path(os.environ.get("BSL_RUNS") or "runs")
+
+
+def run_argument(run: RunDir) -> str:
+    """What to type for `run` from here: its name where that is enough, else its path, as one word of a shell."""
+    return run.name if (runs_root() / run.name).resolve() == run.path else shlex.quote(str(run.path))
+
+
+def find_run(argument: str | None, job_id: str | None = None) -> RunDir:
+    """The run of a job id, or the run that `argument` names by path or by name; of neither: the run submitted last.
+
+    Raises:
+        RunDirError: there is no such run; SlurmUnavailable, JobNotFound: the job could not be found anywhere.
+    """
+    if job_id is not None:
+        return find_run_of_job(job_id)
+    if argument is None:
+        return latest_run()
+    if _is_path(argument):
+        return open_run(Path(argument))
+    if (named := runs_root() / argument).is_dir():
+        return open_run(named)
+    raise RunDirError(f"no run {argument!r} under {runs_root()} (nor is it a path)", hint=LIST_HINT)
+
+
+def find_run_of_job(job_id: str) -> RunDir:
+    """The run that a Slurm job belongs to: by the job's comment, else by the job records of the runs that are here.
+
+    Raises:
+        RunDirError: the job is none that `bsl` submitted; JobNotFound, SlurmUnavailable: no source knows it.
+    """
+    try:
+        directory = query_job(job_id).run_directory
+    except (JobNotFound, SlurmUnavailable):
+        if run := _find_by_record(job_id):
+            return run
+        raise
+    if directory is not None:
+        return open_run(Path(directory))
+    if run := _find_by_record(job_id):
+        return run
+    raise RunDirError(f"job {job_id} was not submitted by bsl: it has no run directory")
+
+
+def latest_run() -> RunDir:
+    """The run whose newest attempt is the newest of all."""
+    submitted = [(_last_submission(run), run.name, run) for run in find_runs(runs_root())]
+    if not submitted:
+        raise RunDirError(f"there are no runs under {runs_root()}", hint=LIST_HINT)
+    return max(submitted, key=lambda entry: entry[:2])[2]
+
+
+def _is_path(argument: str) -> bool:
+    return "/" in argument or argument in (".", "..") or RunDir(Path(argument)).record.is_file()
+
+
+def _last_submission(run: RunDir) -> float:
+    return max((record.submitted for record in _records(run)), default=0.0)
+
+
+def _find_by_record(job_id: str) -> RunDir | None:
+    runs = find_runs(runs_root())
+    return next((run for run in runs if any(record.job_id == job_id for record in _records(run))), None)
+
+
+def _records(run: RunDir) -> Iterator[JobRecord]:
+    """The job records of a run; a broken one is passed over, for it is another run that is looked for."""
+    for attempt in run.attempts():
+        with suppress(RunDirError):
+            if record := read_job(attempt):
+                yield record

@@ -1,0 +1,170 @@
+"""One view of the logs of all ranks: merged by time, each line with its host, rank and coordinate."""
+
+from __future__ import annotations
+
+import heapq
+import re
+import resource
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigsci_launch.errors import RunDirError
+from bigsci_launch.runs.attempts import query_attempt, read_exit
+from bigsci_launch.runs.layout import AttemptDir, read_json
+
+FOLLOW_POLL_S = 0.5
+ASK_SLURM_EVERY_S = 30.0
+_STAMPED = re.compile(r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6})Z (?P<text>.*)", re.DOTALL)
+BATCH = -1
+"""Stands for a rank number in lines of the batch script."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LogLine:
+    """A line of a rank's log. `stamp` is the time in UTC, to the microsecond; as text it sorts by time."""
+
+    stamp: str
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which lines are wanted; None means all of them."""
+
+    ranks: Collection[int] | None = None
+    node: str | None = None
+    pattern: re.Pattern[str] | None = None
+
+
+class MergedLogs:
+    """The logs of an attempt's ranks, as one sequence of printable lines."""
+
+    def __init__(self, attempt: AttemptDir, selection: Selection) -> None:
+        self._attempt = attempt
+        self._selection = selection
+        self._readers: dict[int, LogReader] = {}
+        self._labels: dict[int, str] = {BATCH: "batch"}
+        _allow_many_files()
+
+    def lines(self) -> Iterator[str]:
+        """Every whole line that has not been given yet, merged by time."""
+        self._find_ranks()
+        for line in heapq.merge(*(reader.new_lines() for reader in self._readers.values())):
+            if self._selection.pattern is None or self._selection.pattern.search(line.text):
+                yield self._format(line)
+
+    def follow(self, has_ended: Callable[[], bool]) -> Iterator[str]:
+        """Lines as ranks write them, until `has_ended` says so and nothing is left."""
+        while True:
+            is_last = has_ended()
+            yield from self.lines()
+            if is_last:
+                return
+            time.sleep(FOLLOW_POLL_S)
+
+    def _find_ranks(self) -> None:
+        """Take in the logs that are there by now. Before any rank has one, the batch script's output stands in."""
+        paths = sorted(self._attempt.logs.glob("rank-*.log"))
+        for path in paths:
+            rank = int(path.stem.partition("-")[2])
+            if rank not in self._readers and self._is_wanted(rank):
+                self._readers[rank] = LogReader(path, rank)
+        if paths:
+            self._readers.pop(BATCH, None)
+        elif self._selection.ranks is None and self._selection.node is None:
+            self._readers.setdefault(BATCH, LogReader(self._attempt.job_output, BATCH))
+
+    def _is_wanted(self, rank: int) -> bool:
+        if self._selection.ranks is not None and rank not in self._selection.ranks:
+            return False
+        node, self._labels[rank] = describe_rank(self._attempt, rank)
+        return self._selection.node is None or node == self._selection.node
+
+    def _format(self, line: LogLine) -> str:
+        when = f"{line.stamp[5:10]} {line.stamp[11:23]} " if line.stamp else ""
+        return f"{when}[{self._labels[line.rank]}] {line.text}"
+
+
+class LogReader:
+    """Reads one log from where it was left, whole lines only; a missing file has none yet."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self._path = path
+        self._rank = rank
+        self._offset = 0
+        self._last_stamp = ""
+
+    def new_lines(self) -> Iterator[LogLine]:
+        try:
+            stream = self._path.open("rb")
+        except OSError:
+            return
+        with stream:
+            stream.seek(self._offset)
+            for raw in stream:
+                if not raw.endswith(b"\n"):
+                    return  # the rest is still to come
+                self._offset += len(raw)
+                yield self._parse(raw.decode("utf-8", "replace").rstrip("\r\n"))
+
+    def _parse(self, text: str) -> LogLine:
+        match = _STAMPED.fullmatch(text)
+        if match is not None:
+            # A clock that was set back must not break the merge.
+            self._last_stamp = max(self._last_stamp, match["stamp"])
+        shown = match["text"] if match else text
+        return LogLine(self._last_stamp, self._rank, shown.rpartition("\r")[2])
+
+
+def describe_rank(attempt: AttemptDir, rank: int) -> tuple[str, str]:
+    """The node of a rank, and its label `n3 rank 5 dp0 pp1 tp1`, from its pid record."""
+    try:
+        identity = read_json(attempt.pid_file(rank))
+        node, at = str(identity["node"]), identity["coordinate"]
+        return node, f"{node} rank {rank} dp{at['dp']} pp{at['pp']} tp{at['tp']}"
+    except (RunDirError, KeyError, TypeError):
+        return "", f"rank {rank}"
+
+
+def parse_ranks(text: str) -> frozenset[int]:
+    """The ranks in `0-3,7`.
+
+    Raises:
+        ValueError: anything else.
+    """
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,7})(?:-([0-9]{1,7}))?\s*", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise ValueError(f"{part.strip()!r} is neither a rank nor a range of ranks")
+        ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(ranks)
+
+
+def end_detector(attempt: AttemptDir) -> Callable[[], bool]:
+    """A function that says whether the attempt has ended: by its exit.json, else by asking each half minute at most."""
+    asked = time.monotonic() - ASK_SLURM_EVERY_S + 2
+
+    def has_ended() -> bool:
+        nonlocal asked
+        ended = read_exit(attempt)
+        if ended is not None and ended.get("exit_code") is not None:
+            return True
+        if time.monotonic() - asked < ASK_SLURM_EVERY_S:
+            return False
+        asked = time.monotonic()
+        return not query_attempt(attempt).state.is_active
+
+    return has_ended
+
+
+def _allow_many_files() -> None:
+    """Raise the limit of open files as far as allowed: merging reads a file per rank."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,255 @@
+"""What a run is doing: its job, how far training is, which rank is slowest, and why an attempt ended.
+
+Read from the run directory and from one question to Slurm. Ranks are judged by their own records alone: a rank whose
+newest record is oldest is the slowest, whatever the others say.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.errors import RunDirError, SlurmError
+from bigsci_launch.runs.attempts import JobRecord, ask_about, attempt_state, query_attempt, read_exit, read_job
+from bigsci_launch.runs.checkpoints import CheckpointsDir
+from bigsci_launch.runs.events import read_last_events
+from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, read_json
+from bigsci_launch.scheduler.job import JobInfo, JobState, NodeInfo
+from bigsci_launch.scheduler.slurm import query_nodes
+from bigsci_launch.topology import Topology
+
+EVENT_TAIL_BYTES = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class RankSign:
+    """The newest sign of life of a rank: when (seconds since the epoch), in which phase, at which step."""
+
+    rank: int
+    node: str
+    coordinate: str
+    time: float
+    phase: str
+    step: int | None
+    has_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """The newest optimizer step that a rank has reported. Times in seconds."""
+
+    step: int
+    time: float
+    seconds: float | None
+    tflops: float | None
+    loss: float | None
+    consumed_samples: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The newest whole checkpoint. `time` is when it was finished, seconds since the epoch."""
+
+    path: Path
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """All that is known of a run at `asked` (seconds since the epoch), about its newest attempt."""
+
+    run: RunDir
+    asked: float
+    attempt: AttemptDir
+    num_attempts: int
+    record: JobRecord | None
+    job: JobInfo
+    topology: Topology | None
+    num_started: int
+    slowest: RankSign | None
+    last_step: StepRecord | None
+    checkpoint: Checkpoint | None
+    exit: dict[str, Any] | None
+    lost_nodes: tuple[NodeInfo, ...]
+
+
+def read_status(run: RunDir) -> RunStatus:
+    """The status of the run's newest attempt.
+
+    Raises:
+        RunDirError: the run has no attempt, or its records cannot be read.
+    """
+    attempt = run.latest_attempt()
+    if attempt is None:
+        raise RunDirError(f"{run.path}: nothing was submitted yet", hint="`bsl submit CONFIG` submits a run")
+    job = query_attempt(attempt)
+    events = read_rank_events(attempt)
+    signs = read_signs(attempt, events)
+    return RunStatus(
+        run=run,
+        asked=time.time(),
+        attempt=attempt,
+        num_attempts=len(run.attempts()),
+        record=read_job(attempt),
+        job=job,
+        topology=read_topology(run),
+        num_started=len(signs),
+        slowest=find_slowest(signs),
+        last_step=find_last_step(events.values()),
+        checkpoint=find_last_checkpoint(run),
+        exit=read_exit(attempt),
+        lost_nodes=find_lost_nodes(job),
+    )
+
+
+def read_topology(run: RunDir) -> Topology | None:
+    """The topology in `run.json`; None where it has none."""
+    document = read_json(run.record)
+    try:
+        return Topology(**document["topology"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def read_rank_events(attempt: AttemptDir) -> dict[int, list[dict[str, Any]]]:
+    """The newest records of every rank that has written any, oldest first."""
+    return {_rank_of(path): read_last_events(path, EVENT_TAIL_BYTES) for path in attempt.events.glob("rank-*.jsonl")}
+
+
+def read_signs(attempt: AttemptDir, events: dict[int, list[dict[str, Any]]]) -> list[RankSign]:
+    """The newest sign of life of every rank that was started. Its start counts where it has written nothing."""
+    signs = []
+    for path in sorted(attempt.pids.glob("rank-*.json")):
+        try:
+            signs.append(_sign(read_json(path), events.get(_rank_of(path), [])))
+        except (RunDirError, KeyError, TypeError):
+            continue  # being written at this moment
+    return signs
+
+
+def _sign(identity: dict[str, Any], events: list[dict[str, Any]]) -> RankSign:
+    at = identity["coordinate"]
+    last = events[-1] if events else {}
+    phases = [event["phase"] for event in events if event.get("kind") == "heartbeat" and "phase" in event]
+    return RankSign(
+        rank=identity["rank"],
+        node=identity["node"],
+        coordinate=f"dp{at['dp']} pp{at['pp']} tp{at['tp']}",
+        time=last.get("time") or identity["started"],
+        phase=phases[-1] if phases else "started",
+        step=last.get("step"),
+        has_ended=last.get("kind") == "end",
+    )
+
+
+def find_slowest(signs: Iterable[RankSign]) -> RankSign | None:
+    """The rank whose newest record is oldest, among those that have not ended; None where all have."""
+    running = [sign for sign in signs if not sign.has_ended]
+    return min(running, key=lambda sign: (sign.time, sign.rank), default=None)
+
+
+def find_last_step(events: Iterable[list[dict[str, Any]]]) -> StepRecord | None:
+    """The newest `step` record of any rank."""
+    records = [event for tail in events for event in tail if event.get("kind") == "step" and event.get("step")]
+    if not records:
+        return None
+    last = max(records, key=lambda event: (event["step"], event["time"]))
+    return StepRecord(
+        step=last["step"],
+        time=last["time"],
+        seconds=last.get("seconds"),
+        tflops=last.get("tflops"),
+        loss=last.get("loss"),
+        consumed_samples=last.get("consumed_samples"),
+    )
+
+
+def find_last_checkpoint(run: RunDir) -> Checkpoint | None:
+    """The checkpoint that `latest` names; None where there is none."""
+    folder = CheckpointsDir(run.checkpoints)
+    try:
+        path = folder.folder(folder.latest.read_text(encoding="utf-8").strip())
+        return Checkpoint(path, folder.latest.stat().st_mtime) if path.is_dir() else None
+    except OSError:
+        return None
+
+
+def find_lost_nodes(job: JobInfo) -> tuple[NodeInfo, ...]:
+    """Nodes of a running job that Slurm cannot reach: squeue calls the job RUNNING until the node's time-out."""
+    if job.source != "squeue" or job.state.is_queued or not job.state.is_active or not job.hostlist:
+        return ()
+    try:
+        return tuple(node for node in query_nodes(job.hostlist) if not node.is_responding)
+    except SlurmError:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One line of `bsl list`. `problem` says why the run could not be read; the fields after `run` are then empty."""
+
+    run: RunDir
+    attempt: str = ""
+    state: JobState = JobState.UNKNOWN
+    label: str = ""
+    step: int | None = None
+    total_steps: int | None = None
+    last_sign: float | None = None
+    problem: str = ""
+
+
+def list_runs(root: Path) -> list[RunSummary]:
+    """Every run directly under `root`, the one that moved last first. Slurm is asked once for all that may be alive."""
+    attempts = [(run, run.latest_attempt()) for run in find_runs(root)]
+    records = {attempt.path: _record_or_none(attempt) for _, attempt in attempts if attempt}
+    open_jobs = [record.job_id for path, record in records.items() if record and record.job_id and not _has_ended(path)]
+    jobs, why = ask_about(open_jobs)
+    summaries = [_summarize(run, attempt, records, jobs, why) for run, attempt in attempts]
+    return sorted(summaries, key=lambda summary: summary.last_sign or 0.0, reverse=True)
+
+
+def _summarize(
+    run: RunDir,
+    attempt: AttemptDir | None,
+    records: dict[Path, JobRecord | None],
+    jobs: dict[str, JobInfo],
+    why_unknown: str,
+) -> RunSummary:
+    if attempt is None:
+        return RunSummary(run, problem="nothing was submitted yet")
+    record = records[attempt.path]
+    try:
+        state = attempt_state(attempt, record, jobs, why_unknown).state
+        events = read_rank_events(attempt)
+    except RunDirError as error:
+        return RunSummary(run, attempt.name, problem=error.message)
+    last_step = find_last_step(events.values())
+    times = [tail[-1]["time"] for tail in events.values() if tail and "time" in tail[-1]]
+    return RunSummary(
+        run,
+        attempt.name,
+        state,
+        record.label if record else "",
+        last_step.step if last_step else None,
+        record.total_steps if record else None,
+        max(times, default=record.submitted if record else None),
+    )
+
+
+def _record_or_none(attempt: AttemptDir) -> JobRecord | None:
+    try:
+        return read_job(attempt)
+    except RunDirError:
+        return None
+
+
+def _has_ended(path: Path) -> bool:
+    ended = read_exit(AttemptDir(path))
+    return ended is not None and ended.get("exit_code") is not None and ended["reason"] != "requeued"
+
+
+def _rank_of(path: Path) -> int:
+    return int(path.stem.partition("-")[2])
