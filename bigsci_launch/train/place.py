@@ -59,8 +59,18 @@ def read_place(environ: Mapping[str, str]) -> Place:
 
 
 def this_place() -> Place:
-    """The place of this very process."""
-    return read_place(os.environ)
+    """The place of this very process.
+
+    Raises:
+        ConfigError: as `read_place`, or the attempt is not there: nothing must be made where a name is misspelt.
+    """
+    place = read_place(os.environ)
+    if not place.attempt.path.is_dir():
+        raise ConfigError(
+            f"{place.attempt.path}: no such attempt",
+            hint="`bsl submit` makes one; BSL_RUN_DIR and BSL_ATTEMPT, or --run-dir and --attempt, name it",
+        )
+    return place
 
 
 def require_topology(config: RunConfig, world_size: int) -> Topology:
