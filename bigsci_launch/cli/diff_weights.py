@@ -50,7 +50,7 @@ def diff_weights(
     from bigsci_launch.weights.locate import open_weights
 
     selection = parse_selection(include, exclude)
-    left, right = open_weights(_weights_folder(a)), open_weights(_weights_folder(b))
+    left, right = open_weights(_weights_folder(a), "a"), open_weights(_weights_folder(b), "b")
     with console.late_progress("comparing", max(len(left.sources), len(right.sources))) as advance:
         found = compare_weights(left, right, selection=selection, tolerance=tolerance, advance=advance)
     _answer(explain(found), as_json)

@@ -7,12 +7,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from bigsci_launch.errors import BslError, CheckpointError
 from bigsci_launch.weights.comparison import Comparison, Difference, Kind, Selection, names_text
+from bigsci_launch.weights.digests import digest_of
+from bigsci_launch.weights.logical import Pair
 from bigsci_launch.weights.mapped import FilePool, equal_segments
-from bigsci_launch.weights.pairing import Bundle, Pair, bundles
+from bigsci_launch.weights.pairing import Bundle, pair_weights
 from bigsci_launch.weights.sources import OptimizerGroup, Unreadable, Weights
 from bigsci_launch.weights.tensors import Place, StoredTensor, UnreadableFile
 
@@ -54,6 +57,8 @@ class _Tally:
     differences: list[Difference] = field(default_factory=list)
     unreadable: list[Unreadable] = field(default_factory=list)
     places: dict[str, set[Place]] = field(default_factory=dict)
+    # The printed tensors of the first file that has any: they tell how little such a file shows.
+    printed: dict[Path, list[StoredTensor]] = field(default_factory=dict)
     groups_a: dict[Place, tuple[OptimizerGroup, ...]] = field(default_factory=dict)
     groups_b: dict[Place, tuple[OptimizerGroup, ...]] = field(default_factory=dict)
 
@@ -79,12 +84,13 @@ def compare_weights(
     files = FilePool()
     threads = min(4, os.cpu_count() or 1)
     with ThreadPoolExecutor(threads) as pool:
-        _, found = bundles(a, b)
-        for done, (bundle, compared) in enumerate(_ahead(found, selection, files, pool)):
-            _note(bundle, tally)
+        pairing = pair_weights(a, b)
+        for done, (bundle, compared) in enumerate(_ahead(pairing.bundles, selection, files, pool)):
+            _note(bundle, selection, tally)
             for outcome in compared:
                 _settle(outcome, tolerance, tally, files, pool)
-            _close(bundle, files)
+            if bundle.owns_files:
+                _close(bundle, files)
             advance(done + 1, bundle.title)
     files.close_all()
     _require_something(a, b, tally)
@@ -99,6 +105,7 @@ def compare_weights(
         places={name: frozenset(places) for name, places in tally.places.items()},
         groups_a=tally.groups_a,
         groups_b=tally.groups_b,
+        notes=(*pairing.notes, *_precision_notes(tally)),
     )
 
 
@@ -176,12 +183,22 @@ def _is_equal(pair: Pair, files: FilePool) -> bool:
     a, b = pair
     if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape or a.strides != b.strides:
         return False
+    if a.printed is not None or b.printed is not None:
+        return a.printed == b.printed
+    if a.digest is not None or b.digest is not None:
+        return digest_of(a, files) == digest_of(b, files)
+    if a.parts or b.parts:
+        return False
     # Strided tensors span bytes that belong to others: equal spans prove them equal, unequal ones prove nothing.
     return equal_segments(a.segments, b.segments, files)
 
 
-def _note(bundle: Bundle, tally: _Tally) -> None:
+def _note(bundle: Bundle, selection: Selection, tally: _Tally) -> None:
     tally.unreadable += bundle.unreadable
+    for name in bundle.equal:
+        if selection.takes(name):
+            tally.num_compared += 1
+            tally.places.setdefault(name, set()).add(bundle.place)
     for place, groups_a, groups_b in bundle.groups:
         tally.groups_a[place] = groups_a
         tally.groups_b[place] = groups_b
@@ -192,9 +209,11 @@ def _settle(
 ) -> None:
     tensor = _either(outcome.pair)
     tally.places.setdefault(tensor.name, set()).add(tensor.place)
+    if (printed := next((one for one in outcome.pair if one and one.printed is not None), None)) is not None:
+        _keep_printed(printed, tally)
     if None not in outcome.pair:
         tally.num_compared += 1
-        tally.num_bytes += tensor.num_bytes
+        tally.num_bytes += tensor.num_bytes if tensor.has_bytes else 0
     if outcome.is_equal:
         return
     difference = _difference(outcome.pair, files, pool)
@@ -204,6 +223,11 @@ def _settle(
         tally.num_within_tolerance += 1
     else:
         tally.differences.append(difference)
+
+
+def _keep_printed(tensor: StoredTensor, tally: _Tally) -> None:
+    if tensor.path in tally.printed or not tally.printed:
+        tally.printed.setdefault(tensor.path, []).append(tensor)
 
 
 def _is_within(difference: Difference, tolerance: float | None) -> bool:
@@ -220,12 +244,36 @@ def _difference(pair: Pair, files: FilePool, pool: ThreadPoolExecutor) -> Differ
     tensor = _either(pair)
     if a is None or b is None:
         return Difference(tensor.name, tensor.role, tensor.place, "missing" if b is None else "extra", a, b)
+    if a.printed is not None or b.printed is not None:
+        return _printed_difference(a, b, files)
     if a.shape != b.shape:
         return Difference(a.name, a.role, a.place, "shape", a, b)
+    if a.digest is not None or b.digest is not None:
+        return Difference(a.name, a.role, a.place, "dtype" if a.dtype != b.dtype else "value", a, b)
     statistics = measure_pair(a, b, files, pool)
     if statistics.num_differing == 0 and a.dtype == b.dtype:
         return None
     return Difference(a.name, a.role, a.place, _kind(a, b, statistics), a, b, statistics)
+
+
+def _printed_difference(a: StoredTensor, b: StoredTensor, files: FilePool) -> Difference | None:
+    require_numpy(f"{a.name} differs")
+    from bigsci_launch.weights.printed import measure_printed
+
+    statistics = measure_printed(a, b, files)
+    if statistics is None:
+        return Difference(a.name, a.role, a.place, "shape", a, b)
+    if not statistics.num_differing and a.dtype == b.dtype:
+        return None
+    return Difference(a.name, a.role, a.place, _kind(a, b, statistics), a, b, statistics)
+
+
+def _precision_notes(tally: _Tally) -> tuple[str, ...]:
+    if not tally.printed:
+        return ()
+    from bigsci_launch.weights.text_dump import printed_note
+
+    return (printed_note(next(iter(tally.printed.values()))),)
 
 
 def _kind(a: StoredTensor, b: StoredTensor, statistics: Statistics) -> Kind:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bigsci_launch.weights.mapped import FilePool
-from bigsci_launch.weights.tensors import DTYPE_BYTES, Segment, StoredTensor, UnreadableFile
+from bigsci_launch.weights.tensors import DTYPE_BYTES, Segment, StoredTensor, UnreadableFile, cut_segments
 
 Array = npt.NDArray[Any]
 
@@ -44,22 +45,13 @@ def read_elements(tensor: StoredTensor, start: int, stop: int, files: FilePool) 
     Raises:
         UnreadableFile: the file is gone or has become shorter.
     """
+    if tensor.parts:
+        return _interleaved(tensor, start, stop, files)
     if tensor.strides is not None:
         return _strided(tensor, start, stop, files)
     width = DTYPE_BYTES[tensor.dtype]
-    pieces = [_view(tensor, segment, files) for segment in _cut(tensor.segments, start * width, stop * width)]
+    pieces = [_view(tensor, segment, files) for segment in cut_segments(tensor.segments, start * width, stop * width)]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.empty(0, STORED_AS[tensor.dtype])])
-
-
-def _cut(segments: tuple[Segment, ...], first: int, last: int) -> list[Segment]:
-    """The part of the segments' bytes between two positions."""
-    found, begin = [], 0
-    for segment in segments:
-        low, high = max(first, begin), min(last, begin + segment.num_bytes)
-        if low < high:
-            found.append(Segment(segment.path, segment.offset + low - begin, high - low))
-        begin += segment.num_bytes
-    return found
 
 
 def _view(tensor: StoredTensor, segment: Segment, files: FilePool) -> Array:
@@ -76,6 +68,21 @@ def _strided(tensor: StoredTensor, start: int, stop: int, files: FilePool) -> Ar
     strides = [stride * width for stride in tensor.strides or ()]
     lying = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)
     return np.asarray(lying.flat[start:stop])
+
+
+def _interleaved(tensor: StoredTensor, start: int, stop: int, files: FilePool) -> Array:
+    """Elements of a tensor cut along a dimension: whole rows (all that has one outer index) are put together."""
+    inner = math.prod(tensor.shape[tensor.dim + 1 :])
+    widths = [part.shape[tensor.dim] * inner for part in tensor.parts]
+    row = sum(widths)
+    first, last = start // row, -(-stop // row)
+    rows = np.empty((last - first, row), STORED_AS[tensor.dtype])
+    begin = 0
+    for part, width in zip(tensor.parts, widths, strict=True):
+        piece = read_elements(part, first * width, last * width, files)
+        rows[:, begin : begin + width] = piece.reshape(last - first, width)
+        begin += width
+    return rows.reshape(-1)[start - first * row : stop - first * row]
 
 
 def as_floats(stored: Array, dtype: str) -> Array:

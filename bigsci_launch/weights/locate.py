@@ -4,33 +4,50 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from bigsci_launch.errors import CheckpointError
+from bigsci_launch.topology import Topology
+from bigsci_launch.weights.contents import dump_place
 from bigsci_launch.weights.deepspeed import is_deepspeed_name, locate_deepspeed
-from bigsci_launch.weights.sources import Kind, Source, Unreadable, Weights
-from bigsci_launch.weights.tensors import Place, os_reason
+from bigsci_launch.weights.sources import Kind, Layout, Source, Unreadable, Weights
+from bigsci_launch.weights.tensors import Place, UnreadableFile, os_reason
+from bigsci_launch.weights.text_dump import is_text_dump, moment_of
+
+Side = Literal["a", "b"]
+Moment = tuple[int, str]
 
 TENSOR_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 STEP_FOLDER = re.compile(r"global_step(\d+)")
 DUMP_FOLDER = re.compile(r"step-(\d+)-(before|after)")
 RANK_FILE = re.compile(r"rank-(\d+)")
+DIGEST_FILE = re.compile(r"rank-(\d+)\.digests\.json")
 AXIS = {axis: re.compile(rf"(?:^|[-_.]){axis}[-_]?(\d+)(?=$|[-_.])") for axis in ("pp", "tp", "dp")}
-# Megatron-LM nests iter_0000100/mp_rank_00/model_optim_rng.pt.
+# Megatron-LM nests iter_0000100/mp_rank_00_001/model_optim_rng.pt: tp rank, pp rank.
 MAX_DEPTH = 2
-KNOWN = "a DeepSpeed checkpoint, a folder of .pt or .safetensors files, one such file, or a folder of weight dumps"
+MEGATRON_FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
+MEGATRON_STEP = re.compile(r"iter_\d+/")
+KNOWN = (
+    "a DeepSpeed or universal checkpoint, a folder of .pt or .safetensors files, one such file, or a folder of "
+    "weight dumps or digests"
+)
 
 
-def open_weights(path: Path) -> Weights:
+def open_weights(path: Path, side: Side = "a") -> Weights:
     """The weights at `path`: a file, a folder, or a folder of checkpoints whose `latest` names one.
+
+    Of a folder with dumps of several moments, side `a` stands for the last dump after a step, side `b` for the first
+    before one: a restart lies between them.
 
     Raises:
         CheckpointError: nothing there, not readable, or nothing that holds weights.
     """
     try:
         if path.is_dir():
-            return _open_folder(path)
+            return _open_folder(path, side)
         if path.exists():
             return _open_file(path)
     except OSError as error:
@@ -39,22 +56,63 @@ def open_weights(path: Path) -> Weights:
 
 
 def _open_file(path: Path) -> Weights:
-    if path.suffix not in TENSOR_SUFFIXES:
-        raise CheckpointError(f"{path}: not weights", hint=f"name {KNOWN}")
-    return Weights(path, "files", (Source(path, "", "plain"),))
+    if path.suffix in TENSOR_SUFFIXES:
+        return Weights(path, "files", (Source(path, "", "plain"),))
+    if DIGEST_FILE.fullmatch(path.name):
+        return Weights(path, "digests", (Source(path, "", "digests"),))
+    if path.suffix == ".txt" and is_text_dump(path):
+        return Weights(path, "text dumps", (Source(path, "", "text", place_in_name(path.stem)),))
+    raise CheckpointError(f"{path}: not weights", hint=f"name {KNOWN}")
 
 
-def _open_folder(path: Path) -> Weights:
-    folder = _chosen(path)
+def _open_folder(path: Path, side: Side) -> Weights:
+    folder, notes = _chosen(path, side)
+    for attempt in (_open_universal, _open_tensors, _open_digests, _open_texts):
+        weights = attempt(folder, path, side)
+        if weights is not None:
+            return replace(weights, notes=(*notes, *weights.notes))
+    raise CheckpointError(f"{path}: not a checkpoint ({_holds(folder)})", hint=f"name {KNOWN}")
+
+
+def _open_universal(folder: Path, path: Path, side: Side) -> Weights | None:
+    files = sorted((folder / "zero").glob("*/*.pt"))
+    if not any(file.name == "fp32.pt" for file in files):
+        return None
+    return Weights(
+        path, "universal", tuple(Source(file, f"{file.parent.name}/{file.stem}", "universal") for file in files)
+    )
+
+
+def _open_tensors(folder: Path, path: Path, side: Side) -> Weights | None:
     files = _tensor_files(folder)
     if len({file.parent for file in files}) == 1 and any(is_deepspeed_name(file.name) for file in files):
         return locate_deepspeed(files[0].parent, files, path)
-    if not files:
-        raise CheckpointError(f"{path}: not a checkpoint ({_holds(folder)})", hint=f"name {KNOWN}")
     if any(RANK_FILE.fullmatch(file.stem) for file in files):
-        return Weights(path, "rank dumps", tuple(_plain(folder, file, "dump") for file in files))
+        return _by_rank(path, "rank dumps", tuple(_plain(folder, file, "dump") for file in files))
+    if not files:
+        return None
     sources = tuple(_plain(folder, file, "plain") for file in files)
-    return Weights(path, "files", sources, broken=tuple(_missing_shards(folder)))
+    return Weights(path, "files", sources, _topology(sources), broken=tuple(_missing_shards(folder)))
+
+
+def _open_digests(folder: Path, path: Path, side: Side) -> Weights | None:
+    files = sorted(file for file in folder.iterdir() if DIGEST_FILE.fullmatch(file.name))
+    sources = tuple(Source(file, file.name.partition(".")[0], "digests") for file in files)
+    return _by_rank(path, "digests", sources) if sources else None
+
+
+def _open_texts(folder: Path, path: Path, side: Side) -> Weights | None:
+    files = sorted(file for file in folder.glob("*.txt") if is_text_dump(file))
+    if not files:
+        return None
+    moments = {moment for file in files if (moment := moment_of(file.stem))}
+    moment, notes = _choose_moment(moments, side)
+    chosen = [file for file in files if moment is None or moment_of(file.stem) == moment]
+    places = [place_in_name(file.stem) for file in chosen]
+    sources = tuple(
+        Source(file, str(place) or file.stem, "text", place) for file, place in zip(chosen, places, strict=True)
+    )
+    return Weights(path, "text dumps", sources, _topology(sources), notes=notes)
 
 
 def _tensor_files(folder: Path) -> list[Path]:
@@ -66,18 +124,40 @@ def _tensor_files(folder: Path) -> list[Path]:
     return []
 
 
-def _chosen(path: Path) -> Path:
-    """The folder that `latest` names; without one, the only checkpoint or dump in `path`, else `path` itself.
+def _by_rank(path: Path, layout: Layout, sources: tuple[Source, ...]) -> Weights:
+    """Sources of one file per rank: the last rank stands at the far corner of the topology."""
+    for source in reversed(sources):
+        try:
+            last = replace(source, place=dump_place(source))
+        except UnreadableFile:
+            continue
+        return Weights(path, layout, sources, _topology((last,)))
+    return Weights(path, layout, sources)
+
+
+def _topology(sources: Sequence[Source]) -> Topology | None:
+    """The smallest topology that has all places; None where one is not known on all axes."""
+    sizes = {}
+    for axis in ("tp", "pp", "dp"):
+        indices = [getattr(source.place, axis) for source in sources]
+        if not indices or None in indices:
+            return None
+        sizes[axis] = max(indices) + 1
+    return Topology(**sizes)
+
+
+def _chosen(path: Path, side: Side) -> tuple[Path, tuple[str, ...]]:
+    """The folder that `latest` names; without one, the only checkpoint or the dump of the side, else `path` itself.
 
     Raises:
-        CheckpointError: `latest` names a folder that is not there, or there are several and no `latest`.
+        CheckpointError: `latest` names a folder that is not there, or there are several checkpoints and no `latest`.
     """
     pointer = path / "latest"
     if not pointer.is_file():
-        return _only_choice(path)
+        return _only_choice(path, side)
     tag = pointer.read_text(encoding="utf-8", errors="replace").strip()
     if tag and (path / tag).is_dir():
-        return path / tag
+        return path / tag, ()
     there = sorted(item.name for item in path.iterdir() if STEP_FOLDER.fullmatch(item.name))
     raise CheckpointError(
         f"{pointer}: names {tag or 'nothing'}, which is not there",
@@ -85,12 +165,30 @@ def _chosen(path: Path) -> Path:
     )
 
 
-def _only_choice(path: Path) -> Path:
-    folders = [item for item in path.iterdir() if STEP_FOLDER.fullmatch(item.name) or DUMP_FOLDER.fullmatch(item.name)]
-    if len(folders) > 1:
-        names = ", ".join(sorted(folder.name for folder in folders))
-        raise CheckpointError(f"{path}: several checkpoints or dumps, and no `latest`", hint=f"name one of {names}")
-    return folders[0] if folders else path
+def _only_choice(path: Path, side: Side) -> tuple[Path, tuple[str, ...]]:
+    checkpoints = [item for item in path.iterdir() if STEP_FOLDER.fullmatch(item.name)]
+    if len(checkpoints) > 1:
+        names = ", ".join(sorted(folder.name for folder in checkpoints))
+        raise CheckpointError(f"{path}: several checkpoints, and no `latest`", hint=f"name one of {names}")
+    if checkpoints:
+        return checkpoints[0], ()
+    dumps = {(int(match[1]), match[2]): item for item in path.iterdir() if (match := DUMP_FOLDER.fullmatch(item.name))}
+    moment, notes = _choose_moment(set(dumps), side)
+    return (dumps[moment], notes) if moment is not None else (path, ())
+
+
+def _choose_moment(moments: set[Moment], side: Side) -> tuple[Moment | None, tuple[str, ...]]:
+    """The last moment after a step for side `a`, the first before one for `b`; a note where there was a choice."""
+    if not moments:
+        return None, ()
+    when, choose = _SIDES[side]
+    moment = choose([moment for moment in moments if moment[1] == when] or sorted(moments))
+    if len(moments) == 1:
+        return moment, ()
+    return moment, (f"{side.upper()} is the dump {moment[1]} step {moment[0]}, of {len(moments)} dumps there",)
+
+
+_SIDES: dict[Side, tuple[str, Callable[[Iterable[Moment]], Moment]]] = {"a": ("after", max), "b": ("before", min)}
 
 
 def _holds(folder: Path) -> str:
@@ -101,9 +199,14 @@ def _holds(folder: Path) -> str:
 
 
 def _plain(folder: Path, file: Path, kind: Kind) -> Source:
-    place = place_in_name(file.stem)
     relative = file.relative_to(folder).with_suffix("").as_posix()
-    return Source(file, str(place) if place.is_known else relative, kind, place)
+    place = place_in_name(file.stem)
+    if place.is_known:
+        return Source(file, str(place), kind, place)
+    match = MEGATRON_FOLDER.fullmatch(file.parent.name)
+    if match:
+        place = Place(pp=int(match[2] or 0), tp=int(match[1]))
+    return Source(file, MEGATRON_STEP.sub("", relative), kind, place)
 
 
 def place_in_name(stem: str) -> Place:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections import OrderedDict
+import resource
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -72,14 +72,10 @@ class MappedFile:
 
 
 class FilePool:
-    """Mapped files, opened when first asked for; the least recently used are closed beyond `limit`.
+    """Mapped files, opened when first asked for, and open until they are closed. Threads may share a pool."""
 
-    Threads may share a pool. `limit` keeps the number of open files under the usual limit of 1,024.
-    """
-
-    def __init__(self, limit: int = 256) -> None:
-        self._files: OrderedDict[Path, MappedFile] = OrderedDict()
-        self._limit = limit
+    def __init__(self) -> None:
+        self._files: dict[Path, MappedFile] = {}
         self._lock = Lock()
 
     def get(self, path: Path) -> MappedFile:
@@ -89,16 +85,10 @@ class FilePool:
             UnreadableFile: it cannot be opened, or is empty.
         """
         with self._lock:
-            file = self._files.get(path) or MappedFile(path)
-            self._files[path] = file
-            self._files.move_to_end(path)
+            file = self._files.get(path)
+            if file is None:
+                file = self._files[path] = MappedFile(path)
             return file
-
-    def trim(self) -> None:
-        """Close what is beyond the limit; call it while no other thread compares."""
-        with self._lock:
-            while len(self._files) > self._limit:
-                _close_quietly(self._files.popitem(last=False)[1])
 
     def close(self, path: Path) -> None:
         """Close one file, if it is open."""
@@ -118,6 +108,12 @@ def _close_quietly(file: MappedFile) -> None:
     except BufferError:
         # A numpy view still looks into the mapping: it goes when the view goes.
         return
+
+
+def allow_many_files() -> None:
+    """Raise the limit on open files to what the system grants this process without asking."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def equal_segments(a: tuple[Segment, ...], b: tuple[Segment, ...], files: FilePool) -> bool:

@@ -6,30 +6,55 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bigsci_launch.weights.contents import read_contents
+from bigsci_launch.weights.digests import digest_tensor, read_digests
 from bigsci_launch.weights.locate import labels
+from bigsci_launch.weights.logical import Hints, Pair, as_weights, join_dp, pair_logically, shared_roles
+from bigsci_launch.weights.mapped import allow_many_files
 from bigsci_launch.weights.sources import Contents, Model, OptimizerGroup, Source, Unreadable, Weights
-from bigsci_launch.weights.tensors import Place, StoredTensor, UnreadableFile
+from bigsci_launch.weights.tensors import NOWHERE, Place, StoredTensor, UnreadableFile
 
-Pair = tuple[StoredTensor | None, StoredTensor | None]
+# Pairs that travel together where they do not come from one file.
+PAIRS_AT_A_TIME = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Pairs that are compared together: those of a file of each side. None on one side: the other alone has it."""
+    """Pairs that are compared together. None on one side: the other alone has it.
+
+    `equal` names tensors at `place` that are known to be equal already. `owns_files`: no other bundle needs its files.
+    """
 
     title: str
     pairs: tuple[Pair, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()
     groups: tuple[tuple[Place, tuple[OptimizerGroup, ...], tuple[OptimizerGroup, ...]], ...] = ()
+    equal: tuple[str, ...] = ()
+    place: Place = NOWHERE
+    owns_files: bool = True
 
 
-def bundles(a: Weights, b: Weights) -> tuple[int, Iterator[Bundle]]:
-    """How many bundles there are, and the bundles: by file where the sides share file names, else all by name."""
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """How many bundles there will be, the bundles, and what must be said of them."""
+
+    num_bundles: int
+    bundles: Iterator[Bundle]
+    notes: tuple[str, ...] = ()
+
+
+def pair_weights(a: Weights, b: Weights) -> Pairing:
+    """File by file where both sides are cut alike, else by the names of the parameters."""
     left, right = labels(a.sources), labels(b.sources)
-    if left.keys() & right.keys():
+    notes = (*a.notes, *b.notes, *_steps_note(a, b))
+    if a.layout == b.layout and a.topology == b.topology and left.keys() & right.keys():
         names = list(dict.fromkeys([*left, *right]))
-        return len(names), _by_file(a, b, left, right, names)
-    return 1, iter([_by_name(a, b)])
+        return Pairing(len(names), _by_file(a, b, left, right, names), notes)
+    return _by_name(a, b, notes)
+
+
+def _steps_note(a: Weights, b: Weights) -> tuple[str, ...]:
+    steps = a.model.global_steps, b.model.global_steps
+    return (f"A is at step {steps[0]}, B at step {steps[1]}",) if None not in steps and steps[0] != steps[1] else ()
 
 
 def _by_file(
@@ -41,12 +66,15 @@ def _by_file(
         source_a, source_b = left.get(name), right.get(name)
         if (source_a is None or source_b is None) and name in lost:
             continue
-        yield _file_bundle(name, source_a, source_b, model_a, model_b)
+        if source_a and source_b and source_a.kind == source_b.kind == "digests":
+            yield _digest_bundle(name, source_a, source_b)
+        else:
+            yield _file_bundle(name, source_a, source_b, model_a, model_b)
 
 
 def _models(a: Weights, b: Weights) -> tuple[Model, Model]:
     """The models of both sides; where one lost files that name its parameters, the other's stands in."""
-    if a.topology != b.topology or len(a.model.shapes) == len(b.model.shapes):
+    if len(a.model.shapes) == len(b.model.shapes):
         return a.model, b.model
     fuller = max(a.model, b.model, key=lambda model: len(model.shapes))
     return fuller, fuller
@@ -78,11 +106,42 @@ def pair_tensors(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> Iterat
         yield None, tensor
 
 
-def _by_name(a: Weights, b: Weights) -> Bundle:
-    """All tensors of both sides by name: for sides whose files are cut differently."""
+def _digest_bundle(name: str, a: Source, b: Source) -> Bundle:
+    """Digests of one rank on both sides: only what differs becomes a pair of tensors."""
+    try:
+        left, right = read_digests(a.path), read_digests(b.path)
+    except UnreadableFile as error:
+        return Bundle(name, unreadable=(Unreadable(error.path, error.why),))
+    equal = tuple(name for name, entry in left.entries.items() if right.entries.get(name) == entry)
+    known = set(equal)
+    pairs: list[Pair] = [
+        (digest_tensor(left, name), digest_tensor(right, name) if name in right.entries else None)
+        for name in left.entries
+        if name not in known
+    ]
+    pairs += [(None, digest_tensor(right, name)) for name in right.entries if name not in left.entries]
+    return Bundle(name, tuple(pairs), equal=equal, place=left.place)
+
+
+def _by_name(a: Weights, b: Weights, notes: tuple[str, ...]) -> Pairing:
+    """All tensors of both sides by name: for sides whose files or topologies are not the same."""
     unreadable: list[Unreadable] = []
     left, right = _all_tensors(a, unreadable), _all_tensors(b, unreadable)
-    return Bundle("", tuple(pair_tensors(left, right)), tuple(unreadable))
+    held = {tensor.role for tensor in left} & {tensor.role for tensor in right} & {"weight", "fp32"}
+    if not held:
+        left, right = as_weights(left), as_weights(right)
+    roles, lacking = shared_roles(left, right)
+    left, right = ([tensor for tensor in side if tensor.role in roles] for side in (left, right))
+    pairs = list(pair_logically(left, right, Hints.of_model(a.model if a.model.universal_info else b.model)))
+    allow_many_files()
+    count = max(1, -(-len(pairs) // PAIRS_AT_A_TIME))
+    return Pairing(count, _cut(pairs, tuple(unreadable)), (*notes, *_topology_note(a, b), *lacking))
+
+
+def _topology_note(a: Weights, b: Weights) -> tuple[str, ...]:
+    if a.topology is None or b.topology is None or a.topology == b.topology:
+        return ()
+    return (f"A is {a.topology}, B is {b.topology}: shards are joined before they are compared",)
 
 
 def _all_tensors(weights: Weights, unreadable: list[Unreadable]) -> list[StoredTensor]:
@@ -92,4 +151,11 @@ def _all_tensors(weights: Weights, unreadable: list[Unreadable]) -> list[StoredT
             tensors += read_contents(source, weights.model).tensors
         except UnreadableFile as error:
             unreadable.append(Unreadable(error.path, error.why))
-    return tensors
+    return join_dp(tensors, weights.model)
+
+
+def _cut(pairs: Sequence[Pair], unreadable: tuple[Unreadable, ...]) -> Iterator[Bundle]:
+    if unreadable or not pairs:
+        yield Bundle("", unreadable=unreadable)
+    for start in range(0, len(pairs), PAIRS_AT_A_TIME):
+        yield Bundle("", tuple(pairs[start : start + PAIRS_AT_A_TIME]), owns_files=False)

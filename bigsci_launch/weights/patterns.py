@@ -16,6 +16,7 @@ from bigsci_launch.weights.mapped import FilePool, equal_segments
 from bigsci_launch.weights.places import describe_places
 from bigsci_launch.weights.statistics import ranges
 from bigsci_launch.weights.tensors import DTYPE_BYTES, Place, Segment, StoredTensor
+from bigsci_launch.weights.text_dump import shown_elements
 
 # Share of a tensor that rounding to its own dtype may leave between it and its multiple, with room for the sums.
 ROUNDING = {"BF16": 4e-3, "F16": 1e-3, "F32": 1e-3, "F64": 1e-6}
@@ -65,8 +66,13 @@ def _sum_up(comparison: Comparison, marks: Iterable[Mark]) -> Iterator[Finding]:
 
 def constant_of(tensor: StoredTensor, files: FilePool) -> float | None:
     """The value of every element, if they all have the same bits; None otherwise, and for an empty tensor."""
+    if tensor.printed is not None:
+        values = {element.value for element in shown_elements(tensor.printed)}
+        return next(iter(values)) if len(values) == 1 else None
     width = DTYPE_BYTES[tensor.dtype]
-    if tensor.strides is not None or len(tensor.segments) != 1 or tensor.num_elements == 0 or width > 8:
+    if not tensor.has_bytes or tensor.strides is not None or len(tensor.segments) != 1:
+        return None
+    if tensor.num_elements == 0 or width > 8:
         return None
     whole = tensor.segments[0]
     shifted = Segment(whole.path, whole.offset + width, whole.num_bytes - width)
@@ -87,7 +93,10 @@ def _missing_and_extra(comparison: Comparison, files: FilePool) -> Iterator[Mark
 def _resets(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
     for difference in comparison.differences:
         a, b = difference.a, difference.b
-        if a is None or b is None or difference.kind not in ("value", "nan") or a.num_elements < 2:
+        statistics = difference.statistics
+        if a is None or b is None or difference.kind not in ("value", "nan") or statistics is None:
+            continue
+        if statistics.num_elements < 2:
             continue
         before, after = constant_of(a, files), constant_of(b, files)
         if after == 0 and difference.role in ("exp_avg", "exp_avg_sq"):
@@ -125,7 +134,9 @@ def _nans(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
 def _roundings(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
     for difference in comparison.differences:
         a, b = difference.a, difference.b
-        if difference.kind != "dtype" or a is None or b is None or a.shape != b.shape:
+        if difference.kind != "dtype" or a is None or b is None or difference.statistics is None:
+            continue
+        if not (a.has_bytes and b.has_bytes):
             continue
         wide, narrow = (a, b) if DTYPE_BYTES[a.dtype] >= DTYPE_BYTES[b.dtype] else (b, a)
         if is_rounded(wide, narrow, files):
@@ -150,7 +161,7 @@ def _permutations(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
     candidates = [
         difference
         for difference in comparison.differences
-        if difference.kind in ("value", "nan") and difference.a and difference.b and difference.a.num_elements > 1
+        if difference.kind in ("value", "nan") and difference.a and difference.b and _is_comparable(difference.a)
     ]
     origins: dict[tuple[str, tuple[int, ...], bytes], list[Difference]] = {}
     for difference in candidates:
@@ -160,9 +171,20 @@ def _permutations(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
         b = difference.b
         assert b is not None
         for origin in origins.get(_fingerprint(b, files), ()):
-            if origin is not difference and origin.a and equal_segments(origin.a.segments, b.segments, files):
+            if origin is not difference and origin.a and _is_same(origin.a, b, files):
                 yield Mark(difference, "permuted shards", f"holds in B what {_source_text(origin, difference)} in A")
                 break
+
+
+def _is_comparable(tensor: StoredTensor) -> bool:
+    return tensor.digest is not None or (tensor.printed is None and not tensor.parts and tensor.num_elements > 1)
+
+
+def _is_same(a: StoredTensor, b: StoredTensor, files: FilePool) -> bool:
+    """Whether two tensors of one fingerprint are equal; digests are their own fingerprint."""
+    if a.digest is not None and b.digest is not None:
+        return True
+    return a.strides == b.strides is None and equal_segments(a.segments, b.segments, files)
 
 
 def _source_text(origin: Difference, difference: Difference) -> str:
@@ -172,6 +194,8 @@ def _source_text(origin: Difference, difference: Difference) -> str:
 
 
 def _fingerprint(tensor: StoredTensor, files: FilePool) -> tuple[str, tuple[int, ...], bytes]:
+    if tensor.digest is not None:
+        return tensor.dtype, tensor.shape, tensor.digest.encode()
     count = min(tensor.num_elements, FINGERPRINT_BYTES // DTYPE_BYTES[tensor.dtype])
     head = read_elements(tensor, 0, count, files).tobytes()
     tail = read_elements(tensor, tensor.num_elements - count, tensor.num_elements, files).tobytes()
@@ -188,7 +212,7 @@ def _scalings(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
 def scale_of(difference: Difference) -> float | None:
     """The constant c with `b = c * a` up to rounding; None if there is none, or it is too close to 1 to tell."""
     statistics = difference.statistics
-    if difference.kind != "value" or statistics is None or difference.a is None or difference.a.num_elements < 8:
+    if difference.kind != "value" or statistics is None or difference.a is None or statistics.num_elements < 8:
         return None
     cosine, ratio = statistics.cosine, statistics.norm_ratio
     if cosine is None or ratio is None:

@@ -10,8 +10,8 @@ from typing import Literal
 from bigsci_launch.topology import Topology
 from bigsci_launch.weights.tensors import NOWHERE, Place, StoredTensor
 
-Layout = Literal["deepspeed", "universal", "rank dumps", "files"]
-Kind = Literal["layer", "model_states", "optimizer", "universal", "dump", "aside", "plain"]
+Layout = Literal["deepspeed", "universal", "rank dumps", "text dumps", "digests", "files"]
+Kind = Literal["layer", "model_states", "optimizer", "universal", "dump", "text", "digests", "aside", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +81,4 @@ class Weights:
     topology: Topology | None = None
     model: Model = Model()
     broken: tuple[Unreadable, ...] = ()
+    notes: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -72,7 +73,9 @@ class StoredTensor:
     """A tensor in a file, or in several.
 
     `segments` hold its elements in row-major order, one after the other. `strides` (in elements) is set where the
-    elements lie otherwise; then there is one segment, which begins at the first element.
+    elements lie otherwise; then there is one segment, which begins at the first element. `parts` are the shards of a
+    tensor that is cut along `dim`, in order; then there are no segments. A tensor of which only a `digest`, or the
+    text that torch `printed`, is known has one empty segment, for its file's name; a printed one has no known shape.
     """
 
     name: str
@@ -82,6 +85,15 @@ class StoredTensor:
     shape: tuple[int, ...]
     segments: tuple[Segment, ...]
     strides: tuple[int, ...] | None = None
+    parts: tuple[StoredTensor, ...] = ()
+    dim: int = 0
+    digest: str | None = None
+    printed: str | None = None
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether the elements themselves are in a file, not only a digest or a printed text."""
+        return self.digest is None and self.printed is None
 
     @property
     def num_elements(self) -> int:
@@ -93,7 +105,18 @@ class StoredTensor:
 
     @property
     def path(self) -> Path:
-        return self.segments[0].path
+        return self.segments[0].path if self.segments else self.parts[0].path
+
+
+def cut_segments(segments: Sequence[Segment], first: int, last: int) -> tuple[Segment, ...]:
+    """The part of the segments' bytes between two positions."""
+    found, begin = [], 0
+    for segment in segments:
+        low, high = max(first, begin), min(last, begin + segment.num_bytes)
+        if low < high:
+            found.append(Segment(segment.path, segment.offset + low - begin, high - low))
+        begin += segment.num_bytes
+    return tuple(found)
 
 
 class UnreadableFile(CheckpointError):

@@ -50,7 +50,7 @@ def test_latest_chooses_and_a_dangling_latest_is_an_error(tmp_path: Path, tiny: 
         open_weights(tmp_path)
     assert caught.value.hint == "name one of global_step10, global_step20"
     (tmp_path / "latest").unlink()
-    with pytest.raises(CheckpointError, match="several checkpoints or dumps, and no `latest`"):
+    with pytest.raises(CheckpointError, match="several checkpoints, and no `latest`"):
         open_weights(tmp_path)
 
 
@@ -63,8 +63,9 @@ def test_the_only_checkpoint_needs_no_latest(tmp_path: Path, tiny: Callable[...,
 def test_nested_files_of_megatron_are_found(tmp_path: Path, save_arrays: Callable[..., Path]) -> None:
     for rank in range(2):
         save_arrays(tmp_path / f"iter_0000100/mp_rank_0{rank}/w.safetensors", {"w": np.zeros(2)})
-    labels = [source.label for source in open_weights(tmp_path).sources]
-    assert labels == ["iter_0000100/mp_rank_00/w", "iter_0000100/mp_rank_01/w"]
+    sources = open_weights(tmp_path).sources
+    assert [source.label for source in sources] == ["mp_rank_00/w", "mp_rank_01/w"]
+    assert [source.place for source in sources] == [Place(pp=0, tp=0), Place(pp=0, tp=1)]
 
 
 def test_shards_that_an_index_lists_must_be_there(tmp_path: Path, save_arrays: Callable[..., Path]) -> None:
@@ -106,7 +107,7 @@ def test_a_folder_without_weights_says_what_it_holds(tmp_path: Path, content: di
     with pytest.raises(CheckpointError) as caught:
         open_weights(tmp_path)
     assert message in caught.value.message
-    assert "a DeepSpeed checkpoint" in (caught.value.hint or "")
+    assert "a DeepSpeed or universal checkpoint" in (caught.value.hint or "")
 
 
 def test_a_missing_path_and_a_foreign_file_are_errors(tmp_path: Path) -> None:
