@@ -19,7 +19,7 @@ def last_screen(shown: Shown, folder: Path) -> str:
             f"  1  Corpus: {shown.corpus_tokens}",
             f"  2  A GPT trained {NUM_STEPS} steps on 8 ranks (tp2 x pp2 x dp2, bf16, ZeRO-1, tied embeddings):",
             f"     loss {shown.losses[0]:.4f} -> {shown.losses[-1]:.4f}",
-            f"  3  Stopped at step {shown.stopped_at} and resumed: {NUM_STEPS} of {NUM_STEPS} losses equal to the last bit.",
+            f"  3  Stopped after step {shown.stopped_at} and resumed: all {NUM_STEPS} losses equal to the last bit.",
             f"     bsl diff-weights: {shown.diff_sentence}",
             f"  4  Rank {FAULTY_RANK} skipped a collective in step {FAULTY_STEP} and the job hung. bsl spy:",
             "",

@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 import sysconfig
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from bigsci_launch.demo.commands import Spoken, require_success, speak
 from bigsci_launch.errors import BslError
 from bigsci_launch.runs.events import read_events
-from bigsci_launch.runs.layout import AttemptDir, RunDir
+from bigsci_launch.runs.layout import RunDir
 
 NUM_STEPS = 20
 STOP_AFTER = 8
@@ -65,8 +65,8 @@ class Demo:
         corpus = self._make_corpus()
         self._tell(1, f"training {NUM_STEPS} steps on 8 ranks, undisturbed")
         undisturbed = self._train("undisturbed")
-        self._tell(2, f"the same run, stopped after {STOP_AFTER} steps")
-        stopped = self._train("stopped", f"training.stop_after_steps={STOP_AFTER}")
+        self._tell(2, f"the same run, told to stop after step {STOP_AFTER}")
+        stopped = self._train_and_stop("stopped")
         stopped_at = max(losses_by_step(stopped))
         self._tell(3, "and resumed")
         self._train("stopped")
@@ -104,6 +104,17 @@ class Demo:
         self._bsl("submit", str(self.config), "--local", *self._settings(name, *more))
         return RunDir(self.folder / "runs" / name)
 
+    def _train_and_stop(self, name: str) -> RunDir:
+        run = self._start(name)
+        wait_until("the run has made some steps", lambda: max(losses_by_step(run), default=0) >= STOP_AFTER)
+        self._bsl("cancel", str(run.path))
+        wait_until("the stopped run has ended", lambda: has_ended(run))
+        return run
+
+    def _start(self, name: str, *more: str) -> RunDir:
+        self._bsl("submit", str(self.config), "--local", "--detach", *self._settings(name, *more))
+        return RunDir(self.folder / "runs" / name)
+
     def _require_equal_losses(self, one: RunDir, other: RunDir) -> tuple[float, ...]:
         expected, found = losses_by_step(one), losses_by_step(other)
         if sorted(expected) != list(range(1, NUM_STEPS + 1)):
@@ -119,11 +130,9 @@ class Demo:
 
     def _hang_and_spy(self) -> tuple[str, str]:
         fault = f"faults=[{{kind: skip, rank: {FAULTY_RANK}, step: {FAULTY_STEP}}}]"
-        name = "hangs"
-        self._bsl("submit", str(self.config), "--local", "--detach", *self._settings(name, fault))
-        run = RunDir(self.folder / "runs" / name)
+        run = self._start("hangs", fault)
         try:
-            wait_until_still(run, timeout_s=90.0)
+            wait_until("every rank stands still", lambda: is_still(run))
             document = json.loads(self._bsl("spy", str(run.path), "--json").stdout)
             bundle = str(newest(run.bundles))
             report = self._bsl("spy", "--bundle", bundle).stdout
@@ -146,28 +155,32 @@ def losses_by_step(run: RunDir) -> dict[int, float]:
     return losses
 
 
-def wait_until_still(run: RunDir, *, timeout_s: float) -> None:
-    """Return once every rank has trained and none has written a record for `STILL_S` seconds.
+def wait_until(what: str, holds: Callable[[], bool], *, timeout_s: float = 90.0) -> None:
+    """Return once `holds` does.
 
     Raises:
-        BslError: that did not happen in `timeout_s` seconds.
+        BslError: it did not in `timeout_s` seconds.
     """
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        attempt = run.latest_attempt()
-        if attempt and _is_still(attempt):
-            return
-        time.sleep(0.5)
-    raise BslError(f"the run did not come to a standstill within {timeout_s:.0f} s")
+    while not holds():
+        if time.monotonic() > deadline:
+            raise BslError(f"waited {timeout_s:.0f} s in vain until {what}", hint="look at demo.log and `bsl list`")
+        time.sleep(0.3)
 
 
-def _is_still(attempt: AttemptDir) -> bool:
-    files: Sequence[Path] = sorted(attempt.events.glob("*.jsonl"))
-    if len(files) < 8:
+def has_ended(run: RunDir) -> bool:
+    """Whether the newest attempt has ended."""
+    attempt = run.latest_attempt()
+    return attempt is not None and attempt.exit.is_file()
+
+
+def is_still(run: RunDir) -> bool:
+    """Whether every rank has written records and none of them a new one for `STILL_S` seconds, after a first step."""
+    attempt = run.latest_attempt()
+    if attempt is None or not losses_by_step(run):
         return False
-    latest = [max(record["time"] for record in read_events(path)) for path in files if path.stat().st_size]
-    trained = any(record["kind"] == "step" for path in files for record in read_events(path))
-    return trained and len(latest) == len(files) and time.time() - max(latest) > STILL_S
+    latest = [max((record["time"] for record in read_events(path)), default=None) for path in attempt.events.iterdir()]
+    return None not in latest and time.time() - max(time for time in latest if time) > STILL_S
 
 
 def newest(folder: Path) -> Path:

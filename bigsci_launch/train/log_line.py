@@ -36,7 +36,6 @@ def format_step(result: StepResult) -> str:
         f"global batch size: {result.global_batch_size:5d}",
         f"lm loss: {result.loss:.6E}",
         f"grad norm: {result.grad_norm:.3f}",
-        "num zeros: 0.0",
         f"number of skipped iterations: {result.num_skipped:3d}",
         f"number of nan iterations: {result.num_nan:3d}",
         f"samples per second: {result.global_batch_size / result.seconds:.3f}",

@@ -25,7 +25,7 @@ RESULT = StepResult(
 LINE = (
     " iteration      805/  115311 | consumed samples:       154560 | consumed tokens:    316538880 | "
     "elapsed time per iteration (s): 13.19 | learning rate: 5.065E-05 | global batch size:   192 | "
-    "lm loss: 4.531072E+00 | grad norm: 1.021 | num zeros: 0.0 | number of skipped iterations:   0 | "
+    "lm loss: 4.531072E+00 | grad norm: 1.021 | number of skipped iterations:   0 | "
     "number of nan iterations:   0 | samples per second: 14.557 | TFLOPs: 110.48 |"
 )
 
