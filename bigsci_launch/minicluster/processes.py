@@ -59,6 +59,12 @@ class Started:
             self.popen.stdin.write("\n")
             self.popen.stdin.flush()
 
+    def dismiss(self) -> None:
+        """Close its input, which ends it when a gate is still shut, and wait for its end."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
+        self.popen.wait()
+
 
 def search_path() -> str:
     """PATH with the system's sbin folders, which an ordinary user's lacks."""
@@ -92,7 +98,11 @@ def start_daemon(directory: ClusterDir, name: str, argv: Sequence[str]) -> Start
             text=True,
         )
     started = Started(name, popen)
-    _append_record(directory, started)
+    try:
+        _append_record(directory, started)
+    except BaseException:
+        started.dismiss()
+        raise
     started.tell()
     return started
 

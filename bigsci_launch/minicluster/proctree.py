@@ -77,7 +77,14 @@ def _is_step_daemon(process: Process) -> bool:
 
 def _holds_file_in(pid: int, directory: Path) -> bool:
     try:
-        links = [str(link.readlink()) for link in (PROC / str(pid) / "fd").iterdir()]
+        handles = list((PROC / str(pid) / "fd").iterdir())
     except OSError:
         return False
-    return any(link.startswith(f"{directory}/") for link in links)
+    return any(_target(handle).startswith(f"{directory}/") for handle in handles)
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:  # closed meanwhile
+        return ""

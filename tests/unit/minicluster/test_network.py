@@ -1,0 +1,91 @@
+"""The addresses of an isolated cluster."""
+
+from __future__ import annotations
+
+import json
+import socket
+from ipaddress import IPv4Network
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from bigsci_launch.errors import ClusterError
+from bigsci_launch.minicluster import ports
+from bigsci_launch.minicluster.directory import ClusterDir
+from bigsci_launch.minicluster.network import (
+    free_subnets,
+    hardware_address,
+    login_batch,
+    parse_routes,
+    subnet,
+    switch_batch,
+)
+from bigsci_launch.minicluster.settings import Shape, isolated_cluster
+
+ROUTES = [
+    {"dst": "default", "gateway": "192.0.2.1", "dev": "eth0"},
+    {"dst": "192.0.2.0/24", "dev": "eth0", "scope": "link"},
+    {"type": "local", "dst": "192.0.2.2", "dev": "eth0", "table": "local"},
+    {"dst": "10.213.1.0/24", "dev": "bsl1"},
+]
+
+
+def test_routes_are_read_without_the_default():
+    assert parse_routes(json.dumps(ROUTES)) == [
+        IPv4Network("192.0.2.0/24"),
+        IPv4Network("192.0.2.2/32"),
+        IPv4Network("10.213.1.0/24"),
+    ]
+    assert parse_routes("") == []
+
+
+def test_a_subnet_that_overlaps_a_route_is_left_out():
+    used = [IPv4Network("10.213.1.7/32"), IPv4Network("10.213.2.0/23")]
+    assert [one.interface for one in islice(free_subnets(used), 3)] == ["bsl0", "bsl4", "bsl5"]
+    assert list(free_subnets([IPv4Network("10.0.0.0/8")])) == []
+
+
+def test_interface_names_are_short_enough_for_the_kernel():
+    assert all(len(subnet(number).interface) < 16 for number in range(256))
+
+
+def test_hardware_addresses_are_local_and_differ():
+    one, other = (hardware_address(ClusterDir(Path(path))) for path in ("/tmp/a", "/tmp/b"))
+    assert one != other
+    for address in (one, other):
+        octets = [int(octet, 16) for octet in address.split(":")]
+        assert len(octets) == 6
+        assert octets[0] & 0b11 == 0b10  # locally administered, not a group
+
+
+def test_every_node_is_plugged_into_the_switch():
+    cluster = isolated_cluster(Shape(2, 0, True), subnet(3), "root")
+    text = switch_batch(cluster, [111, 222])
+    assert "link add n1 type veth peer name eth0 netns 222\nlink set n1 master br0\nlink set n1 up\n" in text
+    assert "address add 10.213.3.1/24 dev br0\n" in text
+    assert login_batch(subnet(3)) == "address add 10.213.3.254/24 dev bsl3\nlink set bsl3 up\n"
+
+
+def test_ports_in_use_are_left_out():
+    first = ports.find_ports(3)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first + 1))
+        taken.listen()
+        assert not set(range(ports.find_ports(3), ports.find_ports(3) + 3)) & {first + 1}
+        assert ports.is_listening("127.0.0.1", first + 1)
+    assert not ports.is_listening("127.0.0.1", first + 1)
+
+
+def test_more_ports_than_there_are_is_an_error():
+    with pytest.raises(ClusterError, match="no 4000 free ports"):
+        ports.find_ports(4000)
+
+
+def test_two_clusters_do_not_choose_ports_at_once(monkeypatch):
+    monkeypatch.setattr(ports, "MUTEX", "\0bsl-test-of-the-mutex")
+    monkeypatch.setattr(ports, "MUTEX_TIMEOUT_S", 0.05)
+    with ports.port_mutex(), pytest.raises(ClusterError, match="another mini cluster"), ports.port_mutex():
+        pass
+    with ports.port_mutex():
+        pass
