@@ -104,7 +104,9 @@ def ask_recorder(folder, rank):
     head, _, body = b"".join(parts).partition(b"\r\n\r\n")
     if b" 200 " not in head[:20]:
         raise OSError(f"answer {head[:40]!r}")
-    return compact_records(json.loads(body)["entries"])
+    records = compact_records(json.loads(body)["entries"])
+    groups = json.loads(read_text(f"rank-{rank:04d}.json", 1 << 22) or "{}")
+    return dict(records, members=groups.get("members", {}))
 
 
 def compact_records(entries):

@@ -17,6 +17,7 @@ RUN/
     events/rank-0003.jsonl    heartbeats and events of rank 3
     errors/rank-0003.json     the uncaught exception of rank 3
     exits/rank-0003.json      exit code or signal of rank 3
+    recorder/rank-0003.sock   where rank 3 answers with its recorded collectives; rank-0003.json: who is in which group
   checkpoints/                global_step20/, latest, latest_checkpointed_iteration.txt
   dumps/                      per-rank weight dumps: step-000005-before/rank-0003.safetensors
   spy/                        evidence bundles
@@ -149,6 +150,10 @@ class AttemptDir:
     def exits(self) -> Path:
         return self.path / "exits"
 
+    @property
+    def recorder(self) -> Path:
+        return self.path / "recorder"
+
     def pid_file(self, rank: int) -> Path:
         return self.pids / f"{rank_name(rank)}.json"
 
@@ -163,6 +168,12 @@ class AttemptDir:
 
     def exit_file(self, rank: int) -> Path:
         return self.exits / f"{rank_name(rank)}.json"
+
+    def recorder_socket(self, rank: int) -> Path:
+        return self.recorder / f"{rank_name(rank)}.sock"
+
+    def recorder_groups(self, rank: int) -> Path:
+        return self.recorder / f"{rank_name(rank)}.json"
 
     def make(self) -> None:
         """Create the directory and those that ranks write into."""

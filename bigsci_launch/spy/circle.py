@@ -84,7 +84,7 @@ def _conclude_departed(
         rest = ", ".join(evidence.name(rank) for rank in departed[1:])
         claim += f"; so did {rest}"
     if wait is not None:
-        claim += f"; {evidence.name(wait.rank)} waits there, and {others} ranks in all"
+        claim += f"; {evidence.name(wait.rank)} waits there, {others} of {evidence.world_size} ranks wait in all"
     return Conclusion(
         state=State.HANG,
         claim=claim,
@@ -138,11 +138,10 @@ def _departed_evidence(
         if rank in departures.from_past:
             departure = departures.from_past[rank]
             expected = _kind_words(departure.expected, rank, evidence)
-            lines.append(
-                f"rank {rank} did the same in every step before: {expected} was due, it issued {departure.did[1]}"
-            )
+            did = _kind_words(departure.did, rank, evidence)
+            lines.append(f"rank {rank} did the same in the steps before: {expected} was due, it issued {did}")
         if rank in departures.from_peers:
-            lines.append(f"ranks with the same part in the schedule did not do as rank {rank} did")
+            lines.append(f"no other rank with the same part in the schedule did as rank {rank}")
         wait = graph.direct_waiter(rank)
         if wait is not None and wait.call is not None:
             seen = next(seen for seen in evidence.ranks if seen.rank == rank)

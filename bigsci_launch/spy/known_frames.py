@@ -19,7 +19,8 @@ WRAPPER_FILES = (
     "deepspeed/comm/",
     "deepspeed/utils/nvtx.py",
     "deepspeed/utils/timer.py",
-    "contextlib.py",
+    "/contextlib.py",
+    "/typing_extensions.py",
     "<string>",
 )
 
@@ -34,10 +35,11 @@ IDLE_FUNCTIONS = (
 
 _OPERATIONS = frozenset(
     {
-        "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_reduce",
+        "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single",
+        "all_reduce",
         "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast",
         "broadcast_object_list", "gather", "gather_object", "irecv", "isend", "monitored_barrier", "recv", "reduce",
-        "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send",
+        "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send",
         "_all_gather_base", "_reduce_scatter_base",
     }
 )  # fmt: skip
@@ -54,7 +56,13 @@ def operation_of(function: str, file: str) -> str | None:
     """The communication that a frame stands for, or None. Set-up calls count: they wait for all ranks too."""
     if not file.endswith("torch/distributed/distributed_c10d.py"):
         return None
+    function = bare_name(function)
     return function if function in _OPERATIONS else _SETUP.get(function)
+
+
+def bare_name(function: str) -> str:
+    """The name without its class: Python 3.11 and newer show `PipelineEngine.train_batch`."""
+    return function.rpartition(".")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,7 @@ _REACHES = (
     Reach("_aggregate_total_loss", "pipe/engine.py", "dp", "all_reduce"),
     Reach("_aggregate_total_loss", "pipe/engine.py", "pp", "broadcast"),
     Reach("_exec_reduce_grads", "pipe/engine.py", "dp"),
+    Reach("full", "runtime/utils.py", "tp"),
     Reach("get_global_norm_of_tensors", "runtime/utils.py", "model"),
     Reach("get_grad_norm_direct", "zero/stage_1_and_2.py", "model"),
     Reach("all_gather_dp_groups", "runtime/utils.py", "dp"),
@@ -106,6 +115,7 @@ _REACHES = (
 
 def reach_of(function: str, file: str, operation: str) -> str | None:
     """The group over which `operation`, called from this frame, goes; None where that is not known."""
+    function = bare_name(function)
     for reach in _REACHES:
         if reach.function in ("", function) and file.endswith(reach.file) and reach.operation in (None, operation):
             return reach.group

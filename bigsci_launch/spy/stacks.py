@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bigsci_launch.spy.known_frames import IDLE_FUNCTIONS, WRAPPER_FILES, operation_of
+from bigsci_launch.spy.known_frames import IDLE_FUNCTIONS, WRAPPER_FILES, bare_name, operation_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Frame:
         return f"{self.short_file}:{self.line}"
 
     def __str__(self) -> str:
-        return f"{self.function} ({self.place})"
+        return f"{bare_name(self.function)} ({self.place})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +106,4 @@ def decisive_thread(threads: Sequence[ThreadStack], pid: int) -> ThreadStack | N
 def is_idle(thread: ThreadStack) -> bool:
     """Whether the thread only waits for other threads: its innermost frames are the standard library's waiting code."""
     innermost = thread.frames[0]
-    return any(innermost.function == name and innermost.file.endswith(file) for name, file in IDLE_FUNCTIONS)
+    return any(bare_name(innermost.function) == name and innermost.file.endswith(file) for name, file in IDLE_FUNCTIONS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence import Child, RankEvidence
-from bigsci_launch.spy.known_frames import STALLS
+from bigsci_launch.spy.known_frames import STALLS, bare_name
 from bigsci_launch.spy.known_frames import Stall as KnownStall
 from bigsci_launch.spy.motion import cpu_share, is_busy
 from bigsci_launch.spy.stacks import ThreadStack
@@ -126,5 +126,5 @@ def _fits(stall: KnownStall, seen: RankEvidence, thread: ThreadStack | None) -> 
     if stall.wchan:
         return seen.last is not None and seen.last.wchan == stall.wchan
     return thread is not None and any(
-        stall.function in ("", frame.function) and frame.file.endswith(stall.file) for frame in thread.frames
+        stall.function in ("", bare_name(frame.function)) and frame.file.endswith(stall.file) for frame in thread.frames
     )

@@ -24,6 +24,7 @@ from bigsci_launch.train.checkpoint import (
 )
 from bigsci_launch.train.dump import dump_weights
 from bigsci_launch.train.faults import Faults
+from bigsci_launch.train.flight_recorder import offered_recorder
 from bigsci_launch.train.flops import FlopCounter
 from bigsci_launch.train.log_line import StepResult, format_step, step_record
 from bigsci_launch.train.optimizer import set_learning_rate
@@ -93,7 +94,8 @@ def train(config: RunConfig, topology: Topology, place: Place, report: RankRepor
         batch_size=batch_size,
         flops=FlopCounter.of_config(config),
     )
-    return _run(training, chosen)
+    with offered_recorder(place):
+        return _run(training, chosen)
 
 
 def _run(training: Training, chosen: tuple[Path, CheckpointRecord] | None) -> EndReason:

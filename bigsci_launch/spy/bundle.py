@@ -1,0 +1,85 @@
+"""Evidence on disk: plain JSON that the same engine reads again, on any machine, at any time.
+
+BUNDLE/
+  collection.json      what was asked, who was expected, which nodes kept silent, how ranks ended
+  nodes/NODE.json      what the node agent said, as it said it
+  verdict.json         the answer of the version that collected it
+  report.txt           the same for people
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.errors import CollectError
+from bigsci_launch.runs.layout import write_atomically
+from bigsci_launch.spy.evidence import Evidence, read_evidence
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The documents of one look at a job."""
+
+    collection: Mapping[str, Any]
+    nodes: tuple[Mapping[str, Any], ...]
+
+    def evidence(self, topology: str | None = None) -> Evidence:
+        """The evidence for the engine; `topology` replaces that of the bundle."""
+        collection = {**self.collection, "topology": topology} if topology else self.collection
+        return read_evidence(collection, self.nodes)
+
+
+def write_bundle(folder: Path, bundle: Bundle, verdict: Mapping[str, Any], report: str) -> None:
+    """Write everything under `folder`, about 5 KB per rank.
+
+    Raises:
+        CollectError: it cannot be written.
+    """
+    try:
+        for node in bundle.nodes:
+            _write(folder / "nodes" / f"{node['node']}.json", node)
+        _write(folder / "collection.json", {"schema_version": SCHEMA_VERSION, **bundle.collection})
+        write_atomically(folder / "verdict.json", json.dumps(verdict, indent=2) + "\n")
+        write_atomically(folder / "report.txt", report + "\n")
+    except OSError as error:
+        raise CollectError(
+            f"{folder}: the evidence cannot be stored: {error.strerror}", hint="name another place with --output DIR"
+        ) from error
+
+
+def _write(path: Path, document: Mapping[str, Any]) -> None:
+    write_atomically(path, json.dumps(document, separators=(",", ":")) + "\n")
+
+
+def read_bundle(folder: Path) -> Bundle:
+    """The bundle in `folder`.
+
+    Raises:
+        CollectError: it is none, or one of its files is damaged.
+    """
+    path = folder / "collection.json"
+    if not path.is_file():
+        raise CollectError(
+            f"{folder}: not a bundle of `bsl spy` (it has no collection.json)",
+            hint="`bsl spy` stores one for each look: it prints where, on stderr",
+        )
+    collection = _read(path)
+    if collection.get("schema_version") != SCHEMA_VERSION:
+        raise CollectError(f"{path}: schema_version {collection.get('schema_version')} is not {SCHEMA_VERSION}")
+    return Bundle(collection, tuple(_read(node) for node in sorted((folder / "nodes").glob("*.json"))))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CollectError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(document, dict):
+        raise CollectError(f"{path}: not a JSON object")
+    return document

@@ -1,0 +1,58 @@
+"""Lets `bsl spy` ask a rank which collectives it has begun, even while the rank hangs and holds the GIL.
+
+torch records the last 2000 collectives of every rank by default; its worker server, a C++ thread, answers on a socket
+in the run directory. Who belongs to which group is not recorded on gloo and is written beside the socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from bigsci_launch.runs.layout import write_json
+from bigsci_launch.train.place import Place
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def offered_recorder(place: Place) -> Iterator[None]:
+    """Answer for this rank meanwhile. Where torch or the file system cannot do it, the training runs without."""
+    socket = place.attempt.recorder_socket(place.rank)
+    try:
+        write_json(place.attempt.recorder_groups(place.rank), {"members": group_members()})
+        server = _start_server(socket)
+    except (ImportError, OSError, RuntimeError) as error:
+        log.warning("no flight recorder for `bsl spy`: %s", error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        server.shutdown()  # type: ignore[attr-defined]
+        socket.unlink(missing_ok=True)
+
+
+def group_members() -> dict[str, list[int]]:
+    """The global ranks of every process group that this rank knows, by torch's name of the group."""
+    groups = distributed_c10d._world.pg_group_ranks
+    return {str(group.group_name): sorted(ranks) for group, ranks in groups.items() if dist.get_rank() in ranks}
+
+
+def _start_server(socket: Path) -> object:
+    """Listen on `socket`, which is given by name: the path of a socket has 107 bytes, that of a run may have more."""
+    from torch._C._distributed_c10d import _WorkerServer
+
+    socket.unlink(missing_ok=True)
+    here = Path.cwd()
+    os.chdir(socket.parent)
+    try:
+        return _WorkerServer(socket.name)
+    finally:
+        os.chdir(here)
