@@ -59,6 +59,15 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> LoadedRun:
     Raises:
         ConfigError: with every problem of the file, its parents, its site and the overrides.
     """
+    return _checked(path, *resolve_run(path, overrides))
+
+
+def resolve_run(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, Site, Node]:
+    """The run in the file at `path` with its site and its values' places, before the rules across sections.
+
+    Raises:
+        ConfigError: with every problem that a value has by itself.
+    """
     written = read_chain(path)
     defaults = default_layer(RunConfig)
     site, problems, hint = _site_of(_override(overlay(defaults, written), overrides)[0], path)
@@ -68,7 +77,7 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> LoadedRun:
     problems = [_placed(problem, written) for problem in (*problems, *unusable, *invalid)]
     if config is None or site is None or problems:
         raise _refuse(path, problems, hint)
-    return _checked(path, config, site, tree)
+    return config, site, tree
 
 
 def _checked(path: Path, config: RunConfig, site: Site, tree: Node) -> LoadedRun:

@@ -262,6 +262,12 @@ class MonitorSection(Section):
     save_time_s: PositiveFloat = 60.0
     """Expected seconds of one save: a term of the exit margin."""
 
+    eval_interval: PositiveInt | None = None
+    """Steps between evaluations, for `bsl plan check`, where the program makes them; `bsl train` makes none."""
+
+    eval_time_s: NonNegativeFloat = 0.0
+    """Expected seconds of one evaluation."""
+
     step_time_s: PositiveFloat = 120.0
     """Expected seconds of one step: a term of the exit margin."""
 
@@ -440,6 +446,15 @@ class SiteConfig(Section):
 
     network_interface: Word | None = None
     """Interface for rendezvous and gloo (`GLOO_SOCKET_IFNAME`), where the default is wrong."""
+
+    calibration: str | None = None
+    """File with the constants that `bsl plan` goes by, relative to the site file; `bsl plan calibrate` makes one."""
+
+    node_mtbf_h: PositiveFloat | None = None
+    """Mean hours between failures of one node; a job on n nodes fails n times as often."""
+
+    allocation_ends: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None = None
+    """Last day on which the account may compute, YYYY-MM-DD."""
 
     @field_validator("default_partition")
     @classmethod

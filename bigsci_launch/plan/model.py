@@ -23,6 +23,7 @@ class Price:
     band: float
     terms: tuple[float, ...]
     stage_seconds: tuple[float, ...]
+    micro_batch_seconds: float
     bubble: float
     closeness: float
     first: StageMemory
@@ -56,7 +57,8 @@ def price_setup(setup: Setup, calibration: Calibration) -> Price:
         seconds=step.seconds * time_factor,
         band=calibration.time_errors.band(closeness),
         terms=(*step.terms, once, step.seconds * (time_factor - 1)),
-        stage_seconds=step.stage_seconds,
+        stage_seconds=tuple(seconds * time_factor for seconds in step.stage_seconds),
+        micro_batch_seconds=step.micro_batch_seconds * time_factor,
         bubble=step.bubble,
         closeness=closeness,
         first=stages[0],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
+from typing import Any
 
 from bigsci_launch.plan.calibration import quantile
 from bigsci_launch.plan.rows import Row, setup_of
@@ -152,3 +153,38 @@ def _tflops_pairs(rows: Sequence[Row], *, is_newer: bool) -> list[Pair]:
         if (row.day >= CONVENTION_DAY) == is_newer:
             pairs.append((printed, tflops_of(setup, row.seconds).of_day(row.day)))
     return pairs
+
+
+def score_document(score: Score) -> dict[str, Any]:
+    """The score for JSON; errors and regret in percent."""
+    return {"schema_version": 1, **asdict(score)}
+
+
+def score_lines(score: Score) -> list[str]:
+    """The score in words."""
+    ranking, oom = score.ranking, score.oom
+    lines = [
+        f"seconds per step: {_figures(score.time)}",
+        f"order inside sections: Kendall tau {_number(ranking.tau)} over {ranking.num_pairs} pairs, "
+        f"{_number(ranking.tau_of_sections)} as the mean of sections",
+        f"best found within 1 %: in {ranking.num_found} of {ranking.num_sections} sections, "
+        f"mean regret {_number(ranking.regret)} %",
+        f"memory: {_figures(score.memory)}",
+        f"out of memory: {oom.num_caught} of {oom.num_oom} caught, {oom.num_false} of {oom.num_fitting} false",
+        f"TFLOP/s from the measured seconds, before 2022-02-21: {_figures(score.tflops_weights)}",
+        f"TFLOP/s from the measured seconds, since: {_figures(score.tflops_full)}",
+    ]
+    if score.num_unpriced:
+        lines.append(f"{score.num_unpriced} rows are not priced")
+    return lines
+
+
+def _figures(errors: ErrorFigures) -> str:
+    return (
+        f"{errors.num_rows} rows, error mean {_number(errors.mean)}, median {_number(errors.median)}, "
+        f"p90 {_number(errors.p90)} %"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

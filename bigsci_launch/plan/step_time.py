@@ -59,12 +59,13 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """A predicted step: seconds in all, per term, and per stage and micro batch. `bubble` is the slowest stage's idle
-    share."""
+    """A predicted step: seconds in all, per term, and per stage and micro batch; what one micro batch more adds; and
+    `bubble`, the slowest stage's idle share."""
 
     seconds: float
     terms: tuple[float, ...]
     stage_seconds: tuple[float, ...]
+    micro_batch_seconds: float
     bubble: float
 
 
@@ -231,5 +232,6 @@ def predict_step(work: StepWork, constants: Constants, drift_from: int | None = 
         seconds=(sum(terms) + STEP_CONSTANT_S) * factor,
         terms=tuple(term * factor for term in terms),
         stage_seconds=tuple(seconds * factor for seconds in stage_seconds),
+        micro_batch_seconds=(stage_seconds[slowest] + sum(hop)) * factor,
         bubble=1 - m * (stage_seconds[slowest] + sum(hop)) / pipeline if pipeline else 0.0,
     )

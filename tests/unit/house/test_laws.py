@@ -12,14 +12,14 @@ PACKAGE = Path(bigsci_launch.__file__).parent
 ROOT = PACKAGE.parent
 # Arrows point down: a room may import rooms of a lower layer, or itself.
 LAYERS = {
-    "cli": 5,
-    "demo": 4,
-    "train": 4,
-    "launch": 3,
-    "spy": 3,
-    "minicluster": 3,
+    "cli": 6,
+    "demo": 5,
+    "train": 5,
+    "launch": 4,
+    "spy": 4,
+    "minicluster": 4,
+    "plan": 3,
     "runs": 2,
-    "plan": 2,
     "weights": 2,
     "data": 2,
     "scheduler": 1,

@@ -1,0 +1,261 @@
+"""`bsl plan`: rank every layout of a model on a site; calibrate, predict, score and check.
+
+`bsl plan FILE` is the search; the other verbs are subcommands. A run file that is called like one is `./calibrate`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from bigsci_launch.cli import console
+
+if TYPE_CHECKING:
+    from bigsci_launch.plan.answer import Answer
+    from bigsci_launch.plan.calibration import Calibration
+    from bigsci_launch.plan.search import SearchResult
+
+SEARCH = "search"
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's.")
+PATH = click.Path(path_type=Path)
+FROM_FILE = click.Path(path_type=Path, exists=True)
+
+
+class SearchByDefault(click.Group):
+    """A group whose first word may be a file: then the command is `search`, whose options the group's help shows."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [SEARCH, *args]
+        return super().parse_args(ctx, args)
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(ctx.command_path, "[OPTIONS] CONFIG")
+        formatter.write_usage(ctx.command_path, "COMMAND [ARGS]...", prefix="   or: ")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.commands[SEARCH].format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
+@click.group(
+    cls=SearchByDefault, epilog="Example: bsl plan configs/bloom-176b.yaml --top 5 --explain --html bloom.html"
+)
+def plan() -> None:
+    """Rank every legal 3D layout of a run by the time to finish, before anyone waits in a queue.
+
+    Each plan shows predicted seconds per step with its band, TFLOP/s with attention and head counted (in brackets
+    without, as logs before 2022-02-21), memory of the first, middle and last stage, the bubble, days and GPU-hours.
+    """
+
+
+@plan.command(SEARCH, hidden=True, epilog="Example: bsl plan configs/bloom-176b.yaml --top 5 --explain")
+@click.argument("config", type=PATH)
+@click.option("--nodes", metavar="N|A:B", help="Numbers of nodes to try; default: slurm.nodes.")
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Plans to show.")
+@SET
+@click.option("--calibration", type=PATH, metavar="FILE", help="Constants to go by; default: the site's.")
+@click.option("--free", type=click.Choice(["layers", "heads"]), help="Try nearby layer counts or head counts too.")
+@click.option("--explain", is_flag=True, help="Show the winner against the runner-up, term by term.")
+@click.option("--rejected", is_flag=True, help="Show how many each rule refused, with an example.")
+@click.option("--html", type=PATH, metavar="FILE", help="Write a page with the plots.")
+@JSON
+@click.pass_context
+def search(
+    ctx: click.Context,
+    config: Path,
+    nodes: str | None,
+    top: int,
+    overrides: tuple[str, ...],
+    calibration: Path | None,
+    free: Literal["layers", "heads"] | None,
+    explain: bool,
+    rejected: bool,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Rank every legal layout of the run in CONFIG. Exit 1: none fits."""
+    from bigsci_launch.config.load import resolve_run
+    from bigsci_launch.plan.answer import find_plans
+
+    run, site, _ = resolve_run(config, overrides)
+    answer = find_plans(run, site, nodes=nodes, calibration=calibration, free=free)
+    if html:
+        _write_page(answer, html)
+    if as_json:
+        _answer_json(answer, top)
+    else:
+        _answer_text(answer, top, explain=explain, rejected=rejected)
+    if answer.result is not None and not answer.result.plans:
+        ctx.exit(1)
+
+
+def _answer_json(answer: Answer, top: int) -> None:
+    from bigsci_launch.plan import report
+
+    if answer.result is None or answer.calibration is None:
+        document = {"schema_version": report.SCHEMA_VERSION, **report.request_document(answer.request), "plans": None}
+        console.answer_json(document)
+        return
+    console.answer_json(
+        report.search_document(answer.request, answer.result, answer.calibration, top, answer.configured)
+    )
+
+
+def _answer_text(answer: Answer, top: int, *, explain: bool, rejected: bool) -> None:
+    from bigsci_launch.plan import report
+
+    request = answer.request
+    setup = request.configured
+    console.answer(f"{request.name}: {report.model_line(setup.shape, setup.topology.tp)}")
+    if request.refusal:
+        console.answer(f"as configured: refused: {request.refusal.text}")
+    else:
+        for line in ("as configured:", *(f"  {line}" for line in report.sizes_lines(setup))):
+            console.answer(line)
+    if answer.result is None or answer.calibration is None:
+        console.answer(f"site {request.site_name} has no GPU: time and memory are not predicted")
+        return
+    console.answer(f"site {request.site_name}, {answer.calibration.gpu.name}: {_trust(answer.calibration)}")
+    _answer_plans(answer, answer.result, answer.calibration, top)
+    if rejected:
+        console.answer_table(report.REFUSED_COLUMNS, report.refused_cells(answer.result))
+    if explain and len(answer.result.plans) > 1:
+        best, other = answer.result.plans[:2]
+        console.answer_table(report.EXPLAIN_COLUMNS, report.explain_cells(best, other))
+        for line in report.explain_lines(best, other):
+            console.answer(line)
+
+
+def _trust(calibration: Calibration) -> str:
+    from bigsci_launch.plan.report import calibration_line
+
+    return calibration_line(calibration)
+
+
+def _answer_plans(answer: Answer, result: SearchResult, calibration: Calibration, top: int) -> None:
+    from bigsci_launch.plan import report
+
+    rows = [report.plan_cells(rank, one, calibration) for rank, one in enumerate(result.plans[:top], 1)]
+    if rows:
+        console.answer_table(report.PLAN_COLUMNS, rows)
+    console.answer(f"{report.summary_line(result)} (--rejected lists them)")
+    rank = report.rank_of(result, answer.configured.setup) if answer.configured else None
+    if rank:
+        console.answer(f"the configured layout is number {rank} of {len(result.plans)}")
+    elif answer.configured:
+        console.answer("the configured layout runs out of memory or is on other nodes")
+    if not result.plans:
+        console.talk("hint: --rejected shows the rules; more nodes, or training.activation_checkpointing, save memory")
+
+
+def _write_page(answer: Answer, path: Path) -> None:
+    from bigsci_launch.plan.page import render_page
+
+    path.write_text(render_page(answer), encoding="utf-8")
+    console.talk(f"wrote {path}")
+
+
+@plan.command(epilog="Example: bsl plan calibrate rows.csv --site jean-zay-a100 -o jean-zay-a100.json")
+@click.argument("sources", nargs=-1, required=True, metavar="(ROWS.csv|RUN|LOG)...", type=FROM_FILE)
+@click.option("-o", "--output", type=PATH, required=True, metavar="FILE", help="Where to write the calibration.")
+@click.option("--site", "site_name", metavar="NAME", help="Site whose GPU the runs used; default: A100-80GB.")
+def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) -> None:
+    """Fit the ten constants of a cluster to measured runs.
+
+    A source is a CSV of measured rows, a run directory of bsl, or a log in Megatron's format that begins with its
+    arguments. Prints each constant with its interval, the error of left-out runs, drift, and what more runs would help.
+    """
+    from bigsci_launch.plan.calibrate import calibrate as fit
+    from bigsci_launch.plan.calibration import dump_calibration
+    from bigsci_launch.plan.calibration_report import CONSTANT_COLUMNS, constant_cells, fit_lines
+    from bigsci_launch.plan.sources import gpu_of_site, read_sources
+
+    measurements, left = read_sources(sources)
+    for reason in left:
+        console.talk(f"not used: {reason}")
+    command = " ".join(["bsl", "plan", *sys.argv[2:]])
+    with console.late_progress("calibrating", 100) as progress:
+        found = fit(
+            measurements, gpu_of_site(site_name), sources=[str(path) for path in sources], command=command,
+            progress=progress,
+        )  # fmt: skip
+    output.write_text(dump_calibration(found), encoding="utf-8")
+    console.answer_table(CONSTANT_COLUMNS, constant_cells(found))
+    for line in fit_lines(found):
+        console.answer(line)
+    console.talk(f"wrote {output}")
+
+
+@plan.command(epilog="Example: bsl plan predict rows.csv --calibration jean-zay-a100.json -o predicted.csv")
+@click.argument("rows", type=PATH)
+@click.option("--calibration", type=PATH, required=True, metavar="FILE", help="Constants to go by.")
+@click.option("-o", "--output", type=PATH, required=True, metavar="FILE", help="Where to write the table.")
+def predict(rows: Path, calibration: Path, output: Path) -> None:
+    """Append predictions to every row that can be priced, and say why for those that cannot."""
+    from bigsci_launch.plan.calibration import read_calibration
+    from bigsci_launch.plan.predict import predict_row, predicted_csv
+    from bigsci_launch.plan.rows import read_rows
+
+    known = read_calibration(calibration)
+    columns, table = read_rows(rows)
+    predicted = [predict_row(row, known) for row in table]
+    output.write_text(predicted_csv(columns, predicted), encoding="utf-8")
+    missing = [one for one in predicted if one.reason]
+    for one in missing:
+        console.talk(f"not priced: {one.row.name}: {one.reason}")
+    console.answer(f"{len(predicted) - len(missing)} of {len(predicted)} rows priced: {output}")
+
+
+@plan.command(epilog="Example: bsl plan score predicted.csv --json")
+@click.argument("predicted", type=PATH)
+@JSON
+def score(predicted: Path, as_json: bool) -> None:
+    """Compare predictions with measurements: errors, order inside sections, memory, out of memory."""
+    from bigsci_launch.plan.rows import read_rows
+    from bigsci_launch.plan.score import score_document, score_lines, score_rows
+
+    found = score_rows(read_rows(predicted)[1])
+    if as_json:
+        console.answer_json(score_document(found))
+        return
+    for line in score_lines(found):
+        console.answer(line)
+
+
+@plan.command(epilog="Example: bsl plan check configs/bloom-176b.yaml --starts 2022-03-11")
+@click.argument("config", type=PATH)
+@SET
+@click.option("--starts", type=click.DateTime(["%Y-%m-%d"]), help="First day of the run; default: today.")
+@click.option("--calibration", type=PATH, metavar="FILE", help="Constants to go by; default: the site's.")
+@JSON
+@click.pass_context
+def check(
+    ctx: click.Context,
+    config: Path,
+    overrides: tuple[str, ...],
+    starts: click.DateTime | None,
+    calibration: Path | None,
+    as_json: bool,
+) -> None:
+    """Check the arithmetic of the whole run: each finding with its two keys and its price. Exit 1: an error."""
+    from datetime import datetime
+
+    from bigsci_launch.config.load import resolve_run
+    from bigsci_launch.plan.answer import calibration_of
+    from bigsci_launch.plan.check import check_document, check_everything, check_lines
+
+    run, site, _ = resolve_run(config, overrides)
+    day = starts.date() if isinstance(starts, datetime) else None
+    findings = check_everything(run, site, calibration=calibration_of(site, calibration), starts=day)
+    if as_json:
+        console.answer_json(check_document(run.run.name, findings))
+    else:
+        for line in check_lines(run.run.name, findings):
+            console.answer(line)
+    if any(finding.severity == "error" for finding in findings):
+        ctx.exit(1)

@@ -1,0 +1,161 @@
+"""Small SVG charts as text: no script, no font, no file beside them. Every mark says in words what it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from typing import Literal
+
+WIDTH, HEIGHT = 860, 380
+LEFT, RIGHT, TOP, BOTTOM = 64, 20, 16, 46
+
+Shape = Literal["dot", "cross", "ring"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Values to pixels along one axis."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """About six round values."""
+        span = self.high - self.low
+        step = 10 ** math.floor(math.log10(span / 5))
+        step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= 7)
+        first = math.ceil(self.low / step)
+        return [step * index for index in range(first, math.floor(self.high / step) + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point: `kind` is a CSS class, `title` what a reader sees when pointing at it."""
+
+    x: float
+    y: float
+    kind: str
+    shape: Shape
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar of a row of bars."""
+
+    label: str
+    value: float
+    title: str
+
+
+def axis_scales(
+    xs: Sequence[float], ys: Sequence[float], *, width: int = WIDTH, height: int = HEIGHT, from_zero: bool = False
+) -> tuple[Scale, Scale]:
+    """Scales that hold all points with a little room."""
+    return (
+        _scale(xs, LEFT, width - RIGHT, from_zero=from_zero),
+        _scale(ys, height - BOTTOM, TOP, from_zero=from_zero),
+    )
+
+
+def _scale(values: Sequence[float], start: float, end: float, *, from_zero: bool) -> Scale:
+    low, high = (0.0 if from_zero else min(values)), max(values)
+    room = (high - low or abs(high) or 1.0) * 0.05
+    return Scale(low if from_zero else low - room, high + room, start, end)
+
+
+def scatter(marks: Sequence[Mark], x_label: str, y_label: str, *, limit: tuple[float, str] | None = None) -> str:
+    """Points over two axes; `limit` draws a vertical line with its name."""
+    xs = [mark.x for mark in marks] + ([limit[0]] if limit else [])
+    x, y = axis_scales(xs, [mark.y for mark in marks])
+    body = _axes(x, y, x_label, y_label)
+    if limit:
+        body += _vertical(x(limit[0]), limit[1])
+    body += "".join(_mark(x(mark.x), y(mark.y), mark) for mark in marks)
+    return _svg(body, f"{y_label} against {x_label}")
+
+
+def bars(rows: Sequence[Bar], y_label: str, kind: str, *, limit: tuple[float, str] | None = None) -> str:
+    """One bar for each row, side by side, from zero."""
+    height, width = 220, WIDTH // 2 - 10
+    tallest = [row.value for row in rows] + ([limit[0]] if limit else [])
+    y = _scale(tallest, height - BOTTOM, TOP, from_zero=True)
+    slot = (width - LEFT - RIGHT) / len(rows)
+    body = _y_axis(y, y_label, width, height)
+    every = max(1, len(rows) // 12)
+    for index, row in enumerate(rows):
+        left, top = LEFT + index * slot + slot * 0.1, y(row.value)
+        body += (
+            f'<rect class="{kind}" x="{left:.1f}" y="{top:.1f}" width="{slot * 0.8:.1f}" '
+            f'height="{height - BOTTOM - top:.1f}"><title>{escape(row.title)}</title></rect>'
+        )
+        if index % every == 0:
+            body += _text(left + slot * 0.4, height - BOTTOM + 16, row.label, "middle")
+    if limit:
+        body += f'<line class="limit" x1="{LEFT}" x2="{width - RIGHT}" y1="{y(limit[0]):.1f}" y2="{y(limit[0]):.1f}"/>'
+        body += _text(width - RIGHT, y(limit[0]) - 4, limit[1], "end")
+    return _svg(body, y_label, width, height)
+
+
+def stairs(
+    points: Sequence[tuple[float, float]], x_label: str, y_label: str, kind: str, *, limit: tuple[float, str] | None
+) -> str:
+    """A line that holds each value until the next point; `limit` draws a horizontal line with its name."""
+    height = 260
+    ys = [value for _, value in points] + ([limit[0]] if limit else [])
+    x, y = axis_scales([value for value, _ in points], ys, height=height, from_zero=True)
+    path = f"M{x(points[0][0]):.1f},{y(points[0][1]):.1f}"
+    for (_, held), (at, value) in pairwise(points):
+        path += f"L{x(at):.1f},{y(held):.1f}L{x(at):.1f},{y(value):.1f}"
+    body = _axes(x, y, x_label, y_label, height=height) + f'<path class="{kind}" d="{path}"/>'
+    if limit:
+        body += f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(limit[0]):.1f}" y2="{y(limit[0]):.1f}"/>'
+        body += _text(WIDTH - RIGHT, y(limit[0]) - 4, limit[1], "end")
+    return _svg(body, f"{y_label} against {x_label}", WIDTH, height)
+
+
+def _mark(x: float, y: float, mark: Mark) -> str:
+    title = f"<title>{escape(mark.title)}</title>"
+    if mark.shape == "cross":
+        path = f"M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8"
+        return f'<path class="{mark.kind}" d="{path}">{title}</path>'
+    radius = 8 if mark.shape == "ring" else 4.5
+    return f'<circle class="{mark.kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{title}</circle>'
+
+
+def _axes(x: Scale, y: Scale, x_label: str, y_label: str, *, height: int = HEIGHT) -> str:
+    body = _y_axis(y, y_label, WIDTH, height)
+    for tick in x.ticks():
+        body += f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>'
+        body += _text(x(tick), height - BOTTOM + 16, f"{tick:g}", "middle")
+    return body + _text((LEFT + WIDTH - RIGHT) / 2, height - 8, x_label, "middle")
+
+
+def _y_axis(y: Scale, label: str, width: int, height: int) -> str:
+    body = ""
+    for tick in y.ticks():
+        body += f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
+        body += _text(LEFT - 6, y(tick) + 4, f"{tick:g}", "end")
+    middle = (TOP + height - BOTTOM) / 2
+    return body + f'<text class="label" transform="translate(14,{middle:.0f}) rotate(-90)">{escape(label)}</text>'
+
+
+def _vertical(x: float, name: str) -> str:
+    line = f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+    return line + _text(x + 4, TOP + 12, name, "start")
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _svg(body: str, name: str, width: int = WIDTH, height: int = HEIGHT) -> str:
+    return f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" aria-label="{escape(name)}">{body}</svg>'
