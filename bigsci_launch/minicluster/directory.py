@@ -4,7 +4,7 @@ DIR/
   processes.jsonl     who was started; made first, so that it also says "this directory is a cluster's"
   cluster.json        what the cluster is: nodes, addresses, ports
   slurm.conf gres.conf cgroup.conf
-  hosts               what isolated nodes see as /etc/hosts
+  hosts               what nodes see as /etc/hosts
   munge.key munge.sock munge.seed munge.pid
   gpu/n0/gpu0         empty files that stand for devices
   log/ state/ spool/  Slurm's and munge's own files

@@ -124,10 +124,17 @@ def shared_cluster(shape: Shape, first_port: int, hostname: str, user: str) -> C
     )
 
 
-def hosts_text(cluster: Cluster) -> str:
-    """What isolated nodes see as /etc/hosts: every name of the cluster leads to its address, as a site's DNS does."""
-    lines = ["127.0.0.1 localhost", f"{cluster.controller_address} {cluster.controller_hostname}"]
-    return "\n".join([*lines, *(f"{node.address} {node.name}" for node in cluster.nodes), ""])
+def hosts_text(cluster: Cluster, machine_hosts: str) -> str:
+    """What nodes see as /etc/hosts: every node's name leads to its address, as a site's DNS does.
+
+    Nodes that share the host also see what is in the machine's own file, `machine_hosts`.
+    """
+    lines = [f"{node.address} {node.name}" for node in cluster.nodes]
+    if cluster.shape.is_isolated:
+        lines = ["127.0.0.1 localhost", f"{cluster.controller_address} {cluster.controller_hostname}", *lines]
+    else:
+        lines = [*machine_hosts.splitlines(), *lines]
+    return "\n".join([*lines, ""])
 
 
 def configuration_texts(cluster: Cluster, directory: ClusterDir) -> dict[str, str]:

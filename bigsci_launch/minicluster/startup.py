@@ -9,6 +9,7 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 from importlib.resources import files
+from pathlib import Path
 
 from bigsci_launch.errors import ClusterError
 from bigsci_launch.minicluster import network, ports
@@ -28,6 +29,8 @@ from bigsci_launch.minicluster.settings import (
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sinfo")
 ISOLATION_PROGRAMS = ("ip", "nsenter", "unshare", "mount", "hostname")
 START_TIMEOUT_S = 60.0
+MACHINE_HOSTS = Path("/etc/hosts")
+SCRIPTS = files("bigsci_launch") / "assets" / "slurm" / "minicluster"
 
 # Told how far the start is: nodes that are ready, and what is done now.
 Report = Callable[[int, str], None]
@@ -101,7 +104,7 @@ def _start_shared(
         _write_files(directory, cluster)
         report(0, "starting nodes")
         controller = start_daemon(directory, "slurmctld", [programs["slurmctld"], "-D"])
-        argvs = {node.name: [programs["slurmd"], "-D", "-N", node.name] for node in cluster.nodes}
+        argvs = {node.name: shared_node_argv(directory, node.name, programs) for node in cluster.nodes}
         nodes = [start_daemon(directory, name, argv) for name, argv in argvs.items()]
         _wait_ready(directory, cluster, [munged, controller, *nodes], report)
     return cluster
@@ -117,7 +120,7 @@ def _user() -> str:
 
 def _write_files(directory: ClusterDir, cluster: Cluster) -> None:
     directory.record.write_text(json.dumps(cluster_document(cluster), indent=2) + "\n", encoding="utf-8")
-    directory.hosts.write_text(hosts_text(cluster), encoding="utf-8")
+    directory.hosts.write_text(hosts_text(cluster, _machine_hosts()), encoding="utf-8")
     for name, text in configuration_texts(cluster, directory).items():
         directory.configuration(name).write_text(text, encoding="utf-8")
     for node in cluster.nodes:
@@ -125,6 +128,13 @@ def _write_files(directory: ClusterDir, cluster: Cluster) -> None:
         directory.node_devices(node.name).mkdir()
         for number in range(cluster.shape.gpus_per_node):
             directory.device(node.name, number).touch()
+
+
+def _machine_hosts() -> str:
+    try:
+        return MACHINE_HOSTS.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "127.0.0.1 localhost\n"
 
 
 def munged_argv(directory: ClusterDir, program: str) -> list[str]:
@@ -140,11 +150,15 @@ def munged_argv(directory: ClusterDir, program: str) -> list[str]:
 
 
 def isolated_node_argv(directory: ClusterDir, name: str, address: str, programs: dict[str, str]) -> list[str]:
-    """An isolated node: namespaces of its own, with node-init.sh as PID 1."""
-    script = files("bigsci_launch") / "assets" / "slurm" / "minicluster" / "node-init.sh"
+    """An isolated node: namespaces of its own, with isolated-node.sh as PID 1."""
     namespaces = ["--pid", "--fork", "--kill-child", "--mount", "--uts", "--net"]
     arguments = [name, f"{address}/24", str(directory.hosts), programs["slurmd"]]
-    return [programs["unshare"], *namespaces, "/bin/sh", str(script), *arguments]
+    return [programs["unshare"], *namespaces, "/bin/sh", str(SCRIPTS / "isolated-node.sh"), *arguments]
+
+
+def shared_node_argv(directory: ClusterDir, name: str, programs: dict[str, str]) -> list[str]:
+    """A node among others of this host."""
+    return ["/bin/sh", str(SCRIPTS / "shared-node.sh"), name, str(directory.hosts), programs["slurmd"]]
 
 
 def isolated_controller_argv(cluster: Cluster, switch: Started, programs: dict[str, str]) -> list[str]:

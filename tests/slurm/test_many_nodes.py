@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 pytestmark = pytest.mark.slurm
@@ -28,3 +31,10 @@ def test_listpids_names_the_ranks_of_a_node(many_nodes_cluster):
     done = many_nodes_cluster.run("srun", "-w", "n07", "-N1", "-n2", "sh", "-c", script)
     rows = [line.split() for line in done.stdout.splitlines() if not line.startswith("PID")]
     assert {row[4] for row in rows if row[4].isdigit()} == {"0", "1"}
+
+
+def test_ranks_find_every_node_by_name(many_nodes_cluster):
+    script = "import socket; print(socket.gethostbyname('n00'), socket.gethostbyname('n47'))"
+    done = many_nodes_cluster.run("srun", "-N2", "--ntasks-per-node=1", sys.executable, "-c", script)
+    assert done.stdout == "127.0.0.1 127.0.0.1\n" * 2
+    assert "n47" not in Path("/etc/hosts").read_text()

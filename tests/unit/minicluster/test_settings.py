@@ -64,8 +64,13 @@ def test_configuration_files_are_as_reviewed(cluster: Cluster, folder: str):
         assert text == (GOLDEN / folder / name).read_text(), f"{folder}/{name}"
 
 
-def test_only_the_nodes_and_the_controller_are_in_the_hosts_file():
-    assert hosts_text(isolated()) == "127.0.0.1 localhost\n10.213.7.1 ctl\n10.213.7.10 n0\n10.213.7.11 n1\n"
+def test_only_the_cluster_is_in_the_hosts_file_of_isolated_nodes():
+    expected = "127.0.0.1 localhost\n10.213.7.1 ctl\n10.213.7.10 n0\n10.213.7.11 n1\n"
+    assert hosts_text(isolated(), "192.0.2.9 printer\n") == expected
+
+
+def test_shared_nodes_are_added_to_the_machines_hosts_file():
+    assert hosts_text(shared(), "192.0.2.9 printer") == "192.0.2.9 printer\n127.0.0.1 n0\n127.0.0.1 n1\n"
 
 
 @pytest.mark.parametrize("cluster", [isolated(), shared()])
