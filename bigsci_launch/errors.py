@@ -10,6 +10,7 @@
       ClusterError               3   the mini cluster could not be started or stopped
       CollectError               4   no rank could be read at all
       CheckpointError            4   a checkpoint or a weight dump cannot be read
+      LabError                   2   a hang cannot be reproduced: the name, the ranks or this machine
       DataError                  2   a corpus or an indexed dataset is missing or broken
 
 `cli.main` holds the only `except BslError`: it prints `error: MESSAGE`, then `hint: HINT`, and exits with
@@ -68,6 +69,12 @@ class RunDirError(BslError):
 
 class DataError(BslError):
     """A corpus or an indexed dataset is missing or broken."""
+
+    exit_code = 2
+
+
+class LabError(BslError):
+    """A hang of the laboratory cannot be reproduced here, or did not come to stand."""
 
     exit_code = 2
 

@@ -1,0 +1,76 @@
+"""What a reproduction needs of the machine, and why it is not available where it is not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from bigsci_launch.hang_lab.catalogue import Need, Reproduction
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
+
+
+def missing_need(reproduction: Reproduction) -> str | None:
+    """Why `reproduction` cannot be run here, or None."""
+    return next((reason for need in reproduction.needs if (reason := CHECKS[need]())), None)
+
+
+def search_path() -> str:
+    """PATH, and where system programs are for those who do not have that in theirs."""
+    return f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
+
+
+def _root() -> str | None:
+    return None if os.geteuid() == 0 else "needs root"
+
+
+def _not_root() -> str | None:
+    return "root may read every process" if os.geteuid() == 0 else None
+
+
+def _loop_device() -> str | None:
+    return _programs("mkfs.ext4", "mount") or _device("/dev/loop-control")
+
+
+def _fuse() -> str | None:
+    return _device("/dev/fuse")
+
+
+def _network_namespaces() -> str | None:
+    return _programs("ip", "nsenter", "unshare")
+
+
+def _traffic_control() -> str | None:
+    return _programs("tc")
+
+
+def _compiler() -> str | None:
+    return _programs("cc")
+
+
+def _core_files_here() -> str | None:
+    pattern = Path("/proc/sys/kernel/core_pattern").read_text(encoding="utf-8").strip()
+    return None if "/" not in pattern and "|" not in pattern else f"cores go elsewhere (core_pattern is {pattern!r})"
+
+
+def _programs(*names: str) -> str | None:
+    missing = [name for name in names if shutil.which(name, path=search_path()) is None]
+    return f"needs {', '.join(missing)}" if missing else None
+
+
+def _device(path: str) -> str | None:
+    return None if os.access(path, os.R_OK | os.W_OK) else f"needs {path}"
+
+
+CHECKS: dict[Need, Callable[[], str | None]] = {
+    "root": _root,
+    "not root": _not_root,
+    "loop device": _loop_device,
+    "fuse": _fuse,
+    "network namespaces": _network_namespaces,
+    "traffic control": _traffic_control,
+    "compiler": _compiler,
+    "core files here": _core_files_here,
+}

@@ -1,0 +1,205 @@
+"""Starts the ranks of a reproduction on this machine, waits until it stands, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigsci_launch.errors import LabError
+from bigsci_launch.hang_lab.catalogue import Reproduction
+from bigsci_launch.hang_lab.needs import missing_need
+from bigsci_launch.hang_lab.nursery import Nursery
+from bigsci_launch.hang_lab.processes import kill_sessions, wait_until_gone
+from bigsci_launch.hang_lab.programs import lab_program, rank_runner
+from bigsci_launch.hang_lab.stage import SetStage, Surroundings, set_stage
+from bigsci_launch.hang_lab.stand import Job, wait_for_stand
+from bigsci_launch.runs.layout import RunDir, write_json
+from bigsci_launch.scheduler.local import reserved_port
+from bigsci_launch.topology import Topology
+
+STAND_TIMEOUT_S = 90.0
+ATTEMPT = "0001"
+DEFAULTS = {
+    "MASTER_ADDR": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A reproduction that stands. `launcher_pid` is the process whose descendants the ranks are."""
+
+    reproduction: Reproduction
+    run: RunDir
+    job: Job
+    topology: Topology
+    launcher_pid: int
+
+    @property
+    def pids(self) -> dict[int, int]:
+        return self.job.pids()
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What to reproduce: ranks, culprit, and what the ranks find in their environment beside the usual.
+
+    `arguments` are more options for the rank program; `timeout_s` is how long the reproduction may take to stand.
+    """
+
+    reproduction: Reproduction
+    num_ranks: int
+    culprit: int
+    environment: Mapping[str, str]
+    arguments: tuple[str, ...] = ()
+    timeout_s: float = STAND_TIMEOUT_S
+
+    def program(self, topology: Topology) -> list[str]:
+        """The argv of a rank."""
+        recipe, file = self.reproduction.recipe, lab_program(self.reproduction.program)
+        options = ["--topology", str(topology), "--culprit", str(self.culprit), *self.arguments]
+        return [sys.executable, str(file), recipe, *options]
+
+
+@contextmanager
+def reproduce(trial: Trial, *, nursery: Nursery | None = None) -> Iterator[Standing]:
+    """The reproduction, standing; all of it is gone after the block, however that ends.
+
+    Raises:
+        LabError: this machine cannot do it, or it does not come to stand.
+    """
+    reproduction = trial.reproduction
+    topology = reproduction.topology(trial.num_ranks)
+    if reason := missing_need(reproduction):
+        raise LabError(f"{reproduction.name} ({reproduction.title}) {reason}")
+    if not 0 <= trial.culprit < trial.num_ranks:
+        raise LabError(f"there is no rank {trial.culprit} among {trial.num_ranks}")
+    with made_folder(reproduction.name) as folder, set_stage(reproduction.stage) as stage:
+        run = prepare_run(folder, reproduction, topology)
+        with started(trial, topology, run, stage, nursery) as launcher_pid:
+            job = Job(run.attempt(ATTEMPT), run.path / "lab", trial.num_ranks, trial.culprit)
+            wait_for_stand(job, reproduction.stand, trial.timeout_s)
+            yield Standing(reproduction, run, job, topology, launcher_pid)
+
+
+@contextmanager
+def made_folder(name: str) -> Iterator[Path]:
+    """A temporary folder for the run. Its name is short: the path of a socket has 107 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="bsl-lab-"))
+    try:
+        yield folder / name.lower()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def prepare_run(folder: Path, reproduction: Reproduction, topology: Topology) -> RunDir:
+    """A run directory with one attempt, as much of it as a diagnosis reads."""
+    run = RunDir(folder.resolve())
+    record = {
+        "schema_version": 1,
+        "name": run.name,
+        "run_id": f"lab-{os.getpid()}-{time.time_ns():x}",
+        "made": time.time(),
+        "site": "hang-lab",
+        "topology": {"tp": topology.tp, "pp": topology.pp, "dp": topology.dp},
+    }
+    run.attempt(ATTEMPT).make()
+    (run.path / "lab").mkdir()
+    write_json(run.record, record)
+    return run
+
+
+@contextmanager
+def started(
+    trial: Trial, topology: Topology, run: RunDir, stage: SetStage | None, nursery: Nursery | None
+) -> Iterator[int]:
+    """All ranks, each runner in a session of its own; yields the launcher's process id."""
+    runners: list[subprocess.Popen[bytes]] = []
+    sessions: set[int] = set()
+    surroundings = stage.surroundings if stage else Surroundings()
+    try:
+        with reserved_port() as port:
+            for rank in range(trial.num_ranks):
+                environment = {
+                    **DEFAULTS,
+                    "MASTER_PORT": str(port),
+                    **surroundings.environment(rank, trial.num_ranks),
+                    **trial.environment,
+                }
+                arguments = runner_arguments(trial, topology, run, rank)
+                output = run.attempt(ATTEMPT).job_output
+                if nursery:
+                    sessions.add(nursery.start(arguments, environment, output))
+                else:
+                    runners.append(start_runner(arguments, environment, output))
+                    sessions.add(runners[-1].pid)
+            yield nursery.pid if nursery else os.getpid()
+    finally:
+        with undisturbed():
+            end_all(sessions, runners, stage)
+
+
+def runner_arguments(trial: Trial, topology: Topology, run: RunDir, rank: int) -> list[str]:
+    """The arguments of rank_runner.py for `rank`."""
+    where = ["--attempt-dir", str(run.attempt(ATTEMPT).path), "--topology", str(topology)]
+    return [
+        *where,
+        "--ranks-per-node",
+        str(trial.num_ranks),
+        "--rank",
+        str(rank),
+        "--",
+        *trial.program(topology),
+    ]
+
+
+def start_runner(arguments: list[str], environment: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
+    with output.open("ab") as stream:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(rank_runner()), *arguments],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def end_all(sessions: set[int], runners: list[subprocess.Popen[bytes]], stage: SetStage | None) -> None:
+    """Kill every process of `sessions`. What waits for the stage dies only when that is undone.
+
+    Raises:
+        LabError: processes are left.
+    """
+    kill_sessions(sessions)
+    if stage:
+        stage.undo()
+        kill_sessions(sessions)
+    left = wait_until_gone(sessions)
+    for runner in runners:
+        if runner.pid not in left:
+            runner.wait()
+    if left:
+        raise LabError(f"processes {left} cannot be ended", hint="they wait in the kernel: see /proc/PID/wchan")
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hold Ctrl-C and TERM back meanwhile: nothing may be left behind by who is impatient."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
