@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,11 @@ def answer(text: str = "") -> None:
 def talk(text: str) -> None:
     """Print a line of talk on stderr."""
     click.echo(text, err=True)
+
+
+def answer_styled(text: str, style: dict[str, Any]) -> None:
+    """Print a line of the answer in click's `style`; plain where stdout is no terminal or NO_COLOR is set."""
+    click.echo(click.style(text, **style) if style and is_interactive() and not os.environ.get("NO_COLOR") else text)
 
 
 def answer_json(document: Any) -> None:

@@ -17,6 +17,7 @@ from bigsci_launch.cli.diff_weights import diff_weights
 from bigsci_launch.cli.list import list_
 from bigsci_launch.cli.logs import logs
 from bigsci_launch.cli.plan import plan
+from bigsci_launch.cli.spy import spy
 from bigsci_launch.cli.status import status
 from bigsci_launch.cli.submit import submit
 from bigsci_launch.cli.train import train
@@ -73,6 +74,7 @@ bsl.add_command(diff_weights)
 bsl.add_command(list_)
 bsl.add_command(logs)
 bsl.add_command(plan)
+bsl.add_command(spy)
 bsl.add_command(status)
 bsl.add_command(submit)
 bsl.add_command(train)

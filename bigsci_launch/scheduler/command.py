@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import selectors
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,6 +143,65 @@ def _run(argv: tuple[str, ...], timeout_s: float, cwd: Path | None, environment:
         _stop(process)
         raise
     return Completed(argv, process.returncode, stdout, stderr)
+
+
+def stream_slurm(
+    argv: Sequence[str], *, stdin: str, timeout_s: float, on_line: Callable[[str], None]
+) -> tuple[int | None, str]:
+    """Run a Slurm command that may not end, handing on each line of its output as it comes.
+
+    After `timeout_s` the command is ended; what it printed until then has been handed on. Returns its exit status, or
+    None when it ran out of time, and what it wrote to stderr.
+
+    Raises:
+        SlurmUnavailable: the command is missing.
+    """
+    if not has_command(argv[0]):
+        raise SlurmUnavailable(f"{argv[0]}: command not found", hint="run on a machine with Slurm", argv=argv)
+    with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as words:
+        source.write(stdin.encode())
+        source.seek(0)
+        environment = scrubbed_environment(os.environ)
+        process = subprocess.Popen(argv, stdin=source, stdout=subprocess.PIPE, stderr=words, env=environment)
+        try:
+            status = _pass_lines(process, time.monotonic() + timeout_s, on_line)
+        finally:
+            if process.poll() is None:
+                _end(process)
+            if process.stdout is not None:
+                process.stdout.close()
+        words.seek(0)
+        return status, words.read().decode("utf-8", "replace")
+
+
+def _pass_lines(process: subprocess.Popen[bytes], deadline: float, on_line: Callable[[str], None]) -> int | None:
+    assert process.stdout is not None
+    tail = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while selector.select(max(0.0, deadline - time.monotonic())):
+            data = os.read(process.stdout.fileno(), 1 << 16)
+            if not data:
+                return _wait(process, max(1.0, deadline - time.monotonic()))
+            *lines, tail = (tail + data).split(b"\n")
+            for line in lines:
+                on_line(line.decode("utf-8", "replace"))
+    return None
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """TERM first, so that srun takes its step with it."""
+    process.terminate()
+    if _wait(process, 2.0) is None:
+        process.kill()
+        process.wait()
 
 
 def _stop(process: subprocess.Popen[str]) -> str:

@@ -7,11 +7,12 @@ keeps records; "unknown" is an answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from bigsci_launch.errors import JobNotFound, SlurmRefused, SlurmUnavailable
-from bigsci_launch.scheduler.command import Completed, has_command, run_slurm
+from bigsci_launch.scheduler.command import Completed, has_command, run_slurm, slurm_words, stream_slurm
 from bigsci_launch.scheduler.job import (
     SACCT_FIELDS,
     SQUEUE_FORMAT,
@@ -132,6 +133,39 @@ def step_argv(job_id: str, argv: Sequence[str], *, nodes: Sequence[str]) -> list
         "--input=none",
         *argv,
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorStep:
+    """A step beside the job's own that came to its end or was ended: nodes where it could not start, Slurm's words."""
+
+    is_finished: bool
+    refused_nodes: tuple[str, ...]
+    words: str
+
+
+def run_monitor_step(
+    job_id: str,
+    argv: Sequence[str],
+    *,
+    nodes: Sequence[str],
+    stdin: str,
+    timeout_s: float,
+    on_line: Callable[[str], None],
+) -> MonitorStep:
+    """Run `argv` once on each of `nodes` with `stdin`, beside what the job runs; `on_line` gets each line they print.
+
+    A node that does not answer delays nobody: the step is ended after `timeout_s`, and lines come as they are printed.
+
+    Raises:
+        SlurmUnavailable: srun is missing.
+    """
+    command = [word for word in step_argv(job_id, (), nodes=nodes) if word != "--input=none"]
+    # --wait=0: a site's WaitTime must not end slower nodes when the first is done.
+    options = ("--input=all", "--wait=0", "--no-kill", "--quiet")
+    status, words = stream_slurm([*command, *options, *argv], stdin=stdin, timeout_s=timeout_s, on_line=on_line)
+    refused = re.findall(r"[Tt]ask launch for \S+ failed on node (\S+?):", words)
+    return MonitorStep(status is not None, tuple(dict.fromkeys(refused)), slurm_words(words))
 
 
 def _ask_squeue(job_ids: Sequence[str]) -> dict[str, JobInfo]:

@@ -1,0 +1,128 @@
+"""`bsl spy`: what every rank of a job is doing, and which of them the others wait for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bigsci_launch.cli import console
+from bigsci_launch.errors import ConfigError
+from bigsci_launch.topology import Topology
+
+if TYPE_CHECKING:
+    from bigsci_launch.spy.bundle import Bundle
+    from bigsci_launch.spy.conclusion import Conclusion
+    from bigsci_launch.spy.evidence import Evidence
+    from bigsci_launch.spy.target import Target
+
+EXIT_FOUND, EXIT_INCOMPLETE = 1, 4
+STYLES: dict[str, dict[str, Any]] = {
+    "bad": {"fg": "red"},
+    "good": {"fg": "green"},
+    "head": {"bold": True},
+    "muted": {"dim": True},
+}
+
+
+@click.command(epilog="Example: bsl spy --jobid 1234 --topology tp=4,pp=12,dp=8")
+@click.argument("run", required=False)
+@click.option("--jobid", metavar="ID", help="Look at this Slurm job; bsl need not have submitted it.")
+@click.option("--local", is_flag=True, help="Look at this machine: the local run, or the launcher of --pid.")
+@click.option(
+    "--pid", type=click.IntRange(min=1), help="Launcher whose descendants are the ranks: torchrun, a script."
+)
+@click.option("--bundle", type=click.Path(path_type=Path), help="Analyse stored evidence again.")
+@click.option("--topology", metavar="tp=2,pp=2,dp=2", help="Sizes of the axes, for a job that bsl did not submit.")
+@click.option("--output", type=click.Path(path_type=Path), help="Folder for the evidence; default: a new one.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON document.")
+@click.option("--exit-code", is_flag=True, help="Exit with 1 when a hang or a crash was found.")
+def spy(
+    run: str | None,
+    jobid: str | None,
+    local: bool,
+    pid: int | None,
+    bundle: Path | None,
+    topology: str | None,
+    output: Path | None,
+    as_json: bool,
+    exit_code: bool,
+) -> None:
+    """Read the stacks of all ranks of RUN (a name or a directory; default: the run submitted last) and say who waits
+    for whom.
+
+    Nothing needs to be prepared, nothing is paused. The evidence is stored, and --bundle analyses it again offline.
+    """
+    from bigsci_launch.spy.bundle import read_bundle
+    from bigsci_launch.spy.verdict import judge
+
+    _require_one_place(run, jobid, local or pid is not None, bundle)
+    axes = _parse_topology(topology)
+    if bundle is not None:
+        evidence = read_bundle(bundle).evidence(axes)
+        conclusion = judge(evidence)
+    else:
+        target = _find_target(run, jobid, local, pid)
+        found = _collect(target)
+        evidence = found.evidence(axes)
+        conclusion = judge(evidence)
+        _store(found, evidence, conclusion, output or target.bundles / time.strftime("%Y%m%d-%H%M%S"), axes)
+    _show(evidence, conclusion, as_json)
+    if exit_code and conclusion.state.value in ("hang", "crashed"):
+        sys.exit(EXIT_FOUND)
+    if evidence.nodes_silent:
+        sys.exit(EXIT_INCOMPLETE)
+
+
+def _require_one_place(run: str | None, jobid: str | None, here: bool, bundle: Path | None) -> None:
+    if sum((run is not None, jobid is not None, here, bundle is not None)) > 1:
+        raise click.UsageError("give one of RUN, --jobid, --local/--pid and --bundle")
+
+
+def _parse_topology(text: str | None) -> str | None:
+    try:
+        return str(Topology.parse(text)) if text is not None else None
+    except ValueError as error:
+        raise ConfigError(f"--topology: {error}", hint="for example --topology tp=4,pp=12,dp=8") from error
+
+
+def _find_target(run: str | None, jobid: str | None, local: bool, pid: int | None) -> Target:
+    from bigsci_launch.spy.target import find_local_target, find_target, target_of_process
+
+    if pid is not None:
+        return target_of_process(pid)
+    return find_local_target() if local else find_target(run, jobid)
+
+
+def _collect(target: Target) -> Bundle:
+    from bigsci_launch.spy.collect import collect
+
+    if not target.job_id:
+        return collect(target)
+    with console.progress("spy: nodes", len(target.nodes)) as advance:
+        return collect(target, advance)
+
+
+def _store(found: Bundle, evidence: Evidence, conclusion: Conclusion, folder: Path, axes: str | None) -> None:
+    from bigsci_launch.spy.bundle import Bundle, write_bundle
+    from bigsci_launch.spy.document import to_document
+    from bigsci_launch.spy.report import to_lines, to_text
+
+    kept = Bundle({**found.collection, "topology": axes}, found.nodes) if axes else found
+    report = to_text(to_lines(evidence, conclusion))
+    write_bundle(folder, kept, to_document(evidence, conclusion), report)
+    console.talk(f"evidence: {folder}")
+
+
+def _show(evidence: Evidence, conclusion: Conclusion, as_json: bool) -> None:
+    from bigsci_launch.spy.document import to_document
+    from bigsci_launch.spy.report import to_lines
+
+    if as_json:
+        console.answer_json(to_document(evidence, conclusion))
+        return
+    for line in to_lines(evidence, conclusion):
+        console.answer_styled(line.text, STYLES.get(line.role, {}))

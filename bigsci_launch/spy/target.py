@@ -1,0 +1,190 @@
+"""What to look at: from what a person types to nodes, processes and what is known of them beforehand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.errors import BslError, CollectError, JobNotFound, RunDirError
+from bigsci_launch.runs.attempts import query_attempt, read_job
+from bigsci_launch.runs.find import find_run, run_argument, runs_root
+from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, open_run, read_json
+from bigsci_launch.runs.status import read_topology
+from bigsci_launch.scheduler.hostlist import expand_hostlist
+from bigsci_launch.scheduler.job import JobInfo, JobState
+from bigsci_launch.scheduler.slurm import query_job, query_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A job to look at. `job_id` and `nodes` for one on Slurm; `request` is what the node agent is asked.
+
+    `label` is what reports call it; `run` and `attempt` are None for a job that `bsl` did not submit.
+    """
+
+    label: str
+    request: Mapping[str, Any]
+    job_id: str | None = None
+    nodes: tuple[str, ...] = ()
+    down: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that Slurm itself holds for dead, with its word for it: they are not asked."""
+    run: RunDir | None = None
+    attempt: AttemptDir | None = None
+    topology: str | None = None
+
+    @property
+    def bundles(self) -> Path:
+        """Folder for the evidence."""
+        return self.run.bundles if self.run else Path("spy")
+
+
+def find_target(argument: str | None, job_id: str | None) -> Target:
+    """The newest attempt of a run by name or path, or a Slurm job, whoever submitted it.
+
+    Raises:
+        RunDirError, JobNotFound, SlurmUnavailable: there is no such run or job.
+        CollectError: it does not run.
+    """
+    if job_id is not None:
+        job = query_job(job_id)
+        if job.run_directory is None:
+            return target_of_job(job, None, None)
+        run = open_run(Path(job.run_directory))
+        return target_of_job(job, run, _attempt_of(run, job_id))
+    run = find_run(argument, None)
+    attempt = run.latest_attempt()
+    record = read_job(attempt) if attempt else None
+    if attempt is None or record is None:
+        raise CollectError(f"{run.path}: nothing of this run was started", hint="`bsl submit CONFIG` starts it")
+    if record.job_id is not None:
+        return target_of_job(query_job(record.job_id), run, attempt)
+    return target_of_local_run(run, attempt)
+
+
+def _attempt_of(run: RunDir, job_id: str) -> AttemptDir | None:
+    """The newest attempt that is this job; a requeue keeps the job id."""
+    attempts = reversed(run.attempts())
+    found = next((each for each in attempts if (record := read_job(each)) and record.job_id == job_id), None)
+    return found or run.latest_attempt()
+
+
+def target_of_job(job: JobInfo, run: RunDir | None, attempt: AttemptDir | None) -> Target:
+    """A job on Slurm, with its nodes as squeue names them."""
+    if job.state is not JobState.RUNNING or not job.hostlist:
+        raise CollectError(
+            f"job {job.job_id} is not running: {job.raw_state or job.state.value}",
+            hint=f"`bsl status --jobid {job.job_id}` says more; stacks can only be read while a job runs",
+        )
+    nodes = expand_hostlist(job.hostlist)
+    down = {node.name: node.raw_state for node in query_nodes(job.hostlist) if not node.is_responding}
+    request: dict[str, Any] = {"job_id": job.job_id}
+    if attempt is not None:
+        request |= {"pid_files": str(attempt.pids), "recorder_folder": str(attempt.recorder)}
+    return Target(
+        label=job.job_id,
+        request=request,
+        job_id=job.job_id,
+        nodes=tuple(node for node in nodes if node not in down),
+        down={node: f"Slurm holds it for {state}" for node, state in down.items()},
+        run=run,
+        attempt=attempt,
+        topology=_topology_text(run),
+    )
+
+
+def target_of_local_run(run: RunDir, attempt: AttemptDir) -> Target:
+    """A run under the local launcher of this machine."""
+    record = read_job(attempt)
+    if record is not None and record.launcher is not None and not record.launcher.is_here:
+        raise CollectError(
+            f"{run.name} runs on {record.launcher.host}", hint=f"on that machine: bsl spy {run_argument(run)}"
+        )
+    return Target(
+        label=run.name,
+        request={"pid_files": str(attempt.pids), "recorder_folder": str(attempt.recorder)},
+        run=run,
+        attempt=attempt,
+        topology=_topology_text(run),
+    )
+
+
+def target_of_process(pid: int) -> Target:
+    """The ranks among the descendants of a launcher on this machine.
+
+    Raises:
+        CollectError: there is no such process.
+    """
+    if not Path(f"/proc/{pid}").exists():
+        raise CollectError(f"there is no process {pid} on this machine", hint="--pid wants the pid of the launcher")
+    return Target(label=f"local:{pid}", request={"launcher_pid": pid})
+
+
+def find_local_target() -> Target:
+    """The one run of this machine's local launcher that is under way.
+
+    Raises:
+        CollectError: there is none, or more than one.
+    """
+    running = [run for run in find_runs(runs_root()) if _is_running_here(run)]
+    if len(running) == 1:
+        attempt = running[0].latest_attempt()
+        assert attempt is not None
+        return target_of_local_run(running[0], attempt)
+    if running:
+        names = ", ".join(run.name for run in running)
+        raise CollectError(f"{len(running)} local runs are under way: {names}", hint="name one: bsl spy NAME")
+    raise CollectError(
+        f"no local run is under way under {runs_root()}",
+        hint="for another launcher (torchrun, mpirun, a script) give its pid: bsl spy --local --pid PID",
+    )
+
+
+def _is_running_here(run: RunDir) -> bool:
+    attempt = run.latest_attempt()
+    try:
+        record = read_job(attempt) if attempt else None
+        is_local = record is not None and record.launcher is not None and record.launcher.is_here
+        return attempt is not None and is_local and query_attempt(attempt).state is JobState.RUNNING
+    except (RunDirError, JobNotFound):
+        return False
+
+
+def _topology_text(run: RunDir | None) -> str | None:
+    try:
+        topology = read_topology(run) if run else None
+    except RunDirError:
+        return None
+    return str(topology) if topology else None
+
+
+def read_records(attempt: AttemptDir | None) -> dict[str, list[dict[str, Any]]]:
+    """What the run's own records say of its ranks: `expected` from pid files, `exits`, and `errors`.
+
+    Only who and how it ended: what a rank was told to do wrong on purpose is not evidence.
+    """
+    if attempt is None:
+        return {}
+    return {
+        "expected": [_pick(item, "rank", "node", "host", "pid") for item in _read_all(attempt.pids)],
+        "exits": _read_all(attempt.exits),
+        "errors": [_pick(item, "rank", "node", "type", "message") for item in _read_all(attempt.errors)],
+    }
+
+
+def _read_all(folder: Path) -> list[dict[str, Any]]:
+    found = []
+    for name in sorted(os.listdir(folder) if folder.is_dir() else ()):  # noqa: PTH208 (names are enough)
+        try:
+            document = read_json(folder / name) if name.startswith("rank-") else None
+        except BslError:
+            continue  # being written at this moment
+        if isinstance(document, dict) and "rank" in document:
+            found.append(document)
+    return found
+
+
+def _pick(document: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: document.get(key) for key in keys}
