@@ -1,0 +1,118 @@
+"""The main job on a real Slurm: 8 ranks over 4 isolated nodes train, are cancelled, resume, crash, and lose a rank."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsci_launch.runs.events import read_events
+from bigsci_launch.runs.layout import RunDir
+
+from .conftest import SlurmCluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.torch]
+CONFIG = Path(__file__).parents[2] / "configs" / "minicluster.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The cluster with a corpus and a folder of runs."""
+
+    cluster: SlurmCluster
+    folder: Path
+
+    def settings(self, name: str, *more: str) -> list[str]:
+        values = (f"run.name={name}", f"run.root={self.folder}", f"data.prefix={self.folder}/corpus/text", *more)
+        return [word for value in values for word in ("--set", value)]
+
+    def submit(self, name: str, *more: str, wait: bool = True) -> tuple[RunDir, int]:
+        """Submit the main job under `name`; the run and the exit code of `bsl submit`."""
+        options = ["--wait"] if wait else []
+        done = self.cluster.bsl("submit", str(CONFIG), *options, *self.settings(name, *more), timeout_s=180)
+        assert done.stdout.strip().isdigit(), done.stderr
+        return RunDir(self.folder / name), done.returncode
+
+    def status(self, run: RunDir) -> dict[str, Any]:
+        done = self.cluster.bsl("status", str(run.path), "--json")
+        assert done.returncode == 0, done.stderr
+        status: dict[str, Any] = json.loads(done.stdout)
+        return status
+
+
+def losses(run: RunDir) -> dict[int, str]:
+    """The exact loss of each step; a later attempt wins."""
+    found = {}
+    for attempt in run.attempts():
+        for path in sorted(attempt.events.glob("*.jsonl")):
+            for record in read_events(path):
+                if record["kind"] == "step":
+                    found[record["step"]] = record["loss_hex"]
+    return found
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 90.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.3)
+
+
+@pytest.fixture(scope="module")
+def site(isolated_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    folder = tmp_path_factory.mktemp("runs")
+    source = Path(json.__file__).parent.parent / "asyncio"
+    command = ["data", "prepare", str(source), "--output", f"{folder}/corpus/text", "--vocab-size", "512"]
+    done = isolated_cluster.bsl(*command, "--glob", "*.py")
+    assert done.returncode == 0, done.stderr
+    return Site(isolated_cluster, folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(site: Site) -> RunDir:
+    run, code = site.submit("undisturbed")
+    assert code == 0
+    return run
+
+
+def test_the_job_trains_over_four_nodes(site: Site, undisturbed: RunDir) -> None:
+    status = site.status(undisturbed)
+    assert status["job"]["state"] == "COMPLETED"
+    assert status["step"]["step"] == 20
+    assert status["checkpoint"]["path"].endswith("global_step20")
+    logs = site.cluster.bsl("logs", str(undisturbed.path), "--node", "n2").stdout.splitlines()
+    assert any("[n2 rank 4 dp0 pp1 tp0]" in line and "iteration       20/" in line for line in logs)
+    assert all("[n2 rank " in line for line in logs if "rank " in line)
+
+
+def test_a_cancelled_job_resumes_with_the_very_same_losses_and_weights(site: Site, undisturbed: RunDir) -> None:
+    run, _ = site.submit("cancelled", wait=False)
+    wait_until(lambda: max(losses(run), default=0) >= 12)
+    done = site.cluster.bsl("cancel", str(run.path))
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: site.status(run)["job"]["state"] in ("CANCELLED", "COMPLETED"))
+    stopped_at = max(losses(run))
+    assert stopped_at < 20
+    _, code = site.submit("cancelled")
+    assert code == 0
+    assert losses(run) == losses(undisturbed)
+    assert len(run.attempts()) == 2
+    same = site.cluster.bsl("diff-weights", str(run.checkpoints), str(undisturbed.checkpoints))
+    assert (same.returncode, "all equal" in same.stdout) == (0, True), same.stdout
+
+
+def test_a_killed_rank_is_a_failed_job_with_the_rank_and_node_in_the_exit_reason(site: Site) -> None:
+    run, code = site.submit("killed", "faults=[{kind: die, rank: 5, step: 3}]")
+    assert code != 0
+    status = site.status(run)
+    assert status["job"]["state"] == "FAILED"
+    failure = status["exit"]["first_failure"]
+    assert (failure["rank"], failure["node"], failure["signal"]) == (5, "n2", "SIGKILL")
+    assert failure["coordinate"] == {"pp": 1, "tp": 1, "dp": 0}
+    shown = site.cluster.run("scontrol", "show", "job", status["job"]["job_id"]).stdout
+    assert "JobState=FAILED" in shown
