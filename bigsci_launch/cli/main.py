@@ -13,6 +13,7 @@ from bigsci_launch.cli.cancel import cancel
 from bigsci_launch.cli.cluster import cluster
 from bigsci_launch.cli.config import config
 from bigsci_launch.cli.data import data
+from bigsci_launch.cli.demo import demo
 from bigsci_launch.cli.diff_weights import diff_weights
 from bigsci_launch.cli.list import list_
 from bigsci_launch.cli.logs import logs
@@ -70,6 +71,7 @@ bsl.add_command(cancel)
 bsl.add_command(cluster)
 bsl.add_command(config)
 bsl.add_command(data)
+bsl.add_command(demo)
 bsl.add_command(diff_weights)
 bsl.add_command(list_)
 bsl.add_command(logs)
