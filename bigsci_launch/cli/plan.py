@@ -140,9 +140,8 @@ def _trust(calibration: Calibration) -> str:
 def _answer_plans(answer: Answer, result: SearchResult, calibration: Calibration, top: int) -> None:
     from bigsci_launch.plan import report
 
-    rows = [report.plan_cells(rank, one, calibration) for rank, one in enumerate(result.plans[:top], 1)]
-    if rows:
-        console.answer_table(report.PLAN_COLUMNS, rows)
+    if result.plans:
+        console.answer_table(*report.plan_table(result.plans[:top], calibration, answer.request.configured))
     console.answer(f"{report.summary_line(result)} (--rejected lists them)")
     rank = report.rank_of(result, answer.configured.setup) if answer.configured else None
     if rank:

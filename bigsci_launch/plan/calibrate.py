@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 
 from bigsci_launch.plan.calibration import Calibration, ErrorSummary
@@ -93,37 +93,48 @@ def calibrate(
     command: str = "",
     progress: Progress = lambda done: None,
 ) -> Calibration:
-    """The calibration of the cluster on which `measurements` were made.
+    """The calibration of the cluster on which `measurements` were made, with the errors of left-out rows.
 
     `progress` is told how many of 100 parts are done.
     """
-    timed = [measurement for measurement in measurements if measurement.seconds]
-    weighed = [measurement for measurement in measurements if measurement.memory_gib]
-    drift_from = find_drift(timed, gpu)
-    progress(10)
-    time_task = _time_task(timed, gpu, drift_from)
-    time_fit = _fit(time_task)
+    fitted, time_task, time_fit, memory_task, memory_fit = _fit_both(measurements, gpu)
+    progress(20)
     time_errors = _left_out_errors(time_task, time_fit)
-    progress(50)
-    memory_task = _memory_task(weighed, gpu)
-    memory_fit = _fit(memory_task)
+    progress(60)
     memory_errors = _left_out_errors(memory_task, memory_fit)
-    progress(70)
+    progress(80)
     learning = _learning_curve(time_task)
     progress(100)
-    return Calibration(
-        gpu=gpu,
-        constants=Constants.of({**_values(time_task, time_fit.fit), **_values(memory_task, memory_fit.fit)}),
-        spreads=_spreads(time_task, time_fit.fit, memory_task, memory_fit.fit),
-        drift_from=drift_from,
-        time=time_fit.neighbours,
-        memory=memory_fit.neighbours,
+    return replace(
+        fitted,
         time_errors=time_errors,
         memory_errors=memory_errors,
         learning=learning,
         sources=tuple(sources),
         command=command,
     )
+
+
+def fit_calibration(measurements: Sequence[Measurement], gpu: GpuModel) -> Calibration:
+    """The same constants and neighbours, quicker: without errors, so without bands."""
+    return _fit_both(measurements, gpu)[0]
+
+
+def _fit_both(measurements: Sequence[Measurement], gpu: GpuModel) -> tuple[Calibration, _Task, _Fitted, _Task, _Fitted]:
+    timed = [measurement for measurement in measurements if measurement.seconds]
+    weighed = [measurement for measurement in measurements if measurement.memory_gib]
+    drift_from = find_drift(timed, gpu)
+    time_task, memory_task = _time_task(timed, gpu, drift_from), _memory_task(weighed, gpu)
+    time_fit, memory_fit = _fit(time_task), _fit(memory_task)
+    calibration = Calibration(
+        gpu=gpu,
+        constants=Constants.of({**_values(time_task, time_fit.fit), **_values(memory_task, memory_fit.fit)}),
+        spreads=_spreads(time_task, time_fit.fit, memory_task, memory_fit.fit),
+        drift_from=drift_from,
+        time=time_fit.neighbours,
+        memory=memory_fit.neighbours,
+    )
+    return calibration, time_task, time_fit, memory_task, memory_fit
 
 
 def _values(task: _Task, fit: Fit) -> dict[str, float]:

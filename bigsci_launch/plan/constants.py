@@ -53,7 +53,7 @@ CONSTANTS: tuple[Constant, ...] = (
     Constant("misaligned_heads", "times", "attention products where the head size is no multiple of 8", 22.0, 0.7),
     Constant("drift", "times", "step time after the day on which the cluster changed", 1.0, 0.05),
     Constant("base_gib", "GiB", "context, kernels and communication buffers of a rank", 8.0, 1.0),
-    Constant("optimizer_bytes", "B", "optimizer state per parameter, shared out over dp", 16.0, 0.3),
+    Constant("optimizer_bytes", "B", "optimizer state per parameter, shared out over dp", 14.0, 0.3),
     Constant("activation_factor", "times", "kept activations with the allocator's slack, over their size", 1.2, 0.3),
 )
 TIME_CONSTANTS = tuple(constant.name for constant in CONSTANTS[:7])

@@ -15,13 +15,12 @@ from bigsci_launch.plan.neighbours import point_of
 from bigsci_launch.plan.ramp import filling_batch_size
 from bigsci_launch.plan.report import (
     EXPLAIN_COLUMNS,
-    PLAN_COLUMNS,
     REFUSED_COLUMNS,
     calibration_line,
     explain_cells,
     explain_lines,
     model_line,
-    plan_cells,
+    plan_table,
     refused_cells,
     summary_line,
 )
@@ -88,9 +87,9 @@ def _sections(answer: Answer, result: SearchResult, calibration: Calibration) ->
     shown = reference_plans(answer)
     if result.plans or result.out_of_memory:
         parts += ["<h2>Time against memory</h2>", _KEY, _time_against_memory(answer, result, calibration)]
-    cells = [plan_cells(rank, plan, calibration) for rank, plan in enumerate(result.plans[:SHOWN_PLANS], 1)]
-    if cells:
-        parts += ["<h2>The best plans</h2>", _table(PLAN_COLUMNS, cells)]
+    if result.plans:
+        table = plan_table(result.plans[:SHOWN_PLANS], calibration, answer.request.configured)
+        parts += ["<h2>The best plans</h2>", _table(*table)]
     for plan in shown:
         parts += _balance(plan, calibration)
     if shown:

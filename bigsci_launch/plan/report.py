@@ -17,8 +17,21 @@ from bigsci_launch.units import format_bytes, format_count
 
 SCHEMA_VERSION = 1
 PLAN_COLUMNS = (
-    *(">#", ">nodes", ">tp", ">pp", ">dp", ">mbs", "partition", "layers per stage", ">s/step", ">TFLOP/s"),
-    *(">GiB first", ">middle", ">last", ">bubble", ">days", ">GPU-hours"),
+    *(
+        ">#",
+        ">layers",
+        ">heads",
+        ">nodes",
+        ">tp",
+        ">pp",
+        ">dp",
+        ">mbs",
+        "partition",
+        "layers per stage",
+        ">s/step",
+        ">TFLOP/s",
+    ),
+    *(">GiB 1st", ">mid", ">last", ">bubble", ">days", ">GPU-hours"),
 )
 REFUSED_COLUMNS = ("rule", ">refused", "asks", "source", "example")
 EXPLAIN_COLUMNS = ("seconds of a step", ">winner", ">runner-up", ">runner-up pays")
@@ -103,11 +116,24 @@ def plan_cells(rank: int, plan: Plan, calibration: Calibration) -> tuple[str, ..
     )
 
 
+def plan_table(
+    plans: Sequence[Plan], calibration: Calibration, configured: Setup
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns and lines of the table of plans; layers and heads are shown where they vary."""
+    cells = [plan_cells(rank, plan, calibration) for rank, plan in enumerate(plans, 1)]
+    if all(plan.setup.shape == configured.shape for plan in plans):
+        return PLAN_COLUMNS, cells
+    shapes = [f"{plan.setup.shape.num_layers}/{plan.setup.shape.num_attention_heads}" for plan in plans]
+    wider = [(*line[:1], shape, *line[1:]) for line, shape in zip(cells, shapes, strict=True)]
+    return (*PLAN_COLUMNS[:1], ">L/heads", *PLAN_COLUMNS[1:]), wider
+
+
 def rank_of(result: SearchResult, setup: Setup) -> int | None:
-    """The place of a setup among the plans that fit, by its cut; 1 is the best."""
+    """The place of a setup among the plans that fit; 1 is the best. Methods that cut alike are the same."""
+    alike = (setup.shape, setup.topology, setup.micro_batch_size, setup.layers_per_stage)
     for rank, plan in enumerate(result.plans, 1):
-        same_cut = plan.setup.layers_per_stage == setup.layers_per_stage
-        if plan.setup.topology == setup.topology and plan.setup.micro_batch_size == setup.micro_batch_size and same_cut:
+        other = plan.setup
+        if alike == (other.shape, other.topology, other.micro_batch_size, other.layers_per_stage):
             return rank
     return None
 

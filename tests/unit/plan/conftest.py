@@ -1,0 +1,54 @@
+"""Measured rows, a calibration and BLOOM's setup, read once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bigsci_launch.plan.calibrate import calibrate
+from bigsci_launch.plan.calibration import Calibration
+from bigsci_launch.plan.constants import A100
+from bigsci_launch.plan.parameters import ModelShape
+from bigsci_launch.plan.rows import Measurement, Row, measurements_of, read_rows
+from bigsci_launch.plan.setup import Setup
+from bigsci_launch.topology import Topology
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def chronicle_rows() -> list[Row]:
+    return read_rows(ROOT / "benchmarks/rows/chronicle.csv")[1]
+
+
+@pytest.fixture(scope="session")
+def chronicle(chronicle_rows: list[Row]) -> list[Measurement]:
+    return measurements_of(chronicle_rows)[0]
+
+
+@pytest.fixture(scope="session")
+def vtrain() -> list[Measurement]:
+    return measurements_of(read_rows(ROOT / "benchmarks/rows/vtrain.csv")[1])[0]
+
+
+@pytest.fixture(scope="session")
+def jean_zay(chronicle: list[Measurement]) -> Calibration:
+    return calibrate(chronicle, A100)
+
+
+@pytest.fixture(scope="session")
+def bloom() -> Setup:
+    return Setup(
+        shape=ModelShape(70, 14336, 112, 4 * 14336, 2048, 250680),
+        topology=Topology(tp=4, pp=12, dp=8),
+        micro_batch_size=2,
+        global_batch_size=2048,
+        ranks_per_node=8,
+        partition_method="type:transformer|embedding",
+    )
