@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from dataclasses import dataclass
 
-from bigsci_launch.errors import ClusterError, SlurmError
+from bigsci_launch.errors import ClusterError, SlurmError, SlurmUnavailable
 from bigsci_launch.minicluster import network
 from bigsci_launch.minicluster.directory import ClusterDir
 from bigsci_launch.minicluster.ports import is_listening
@@ -53,14 +52,16 @@ def read_cluster(directory: ClusterDir) -> Cluster:
 
 
 def node_states(directory: ClusterDir, cluster: Cluster) -> dict[str, str]:
-    """Node name -> state in Slurm's word, such as `idle` or `down*`; empty when slurmctld does not answer."""
+    """Node name -> state in Slurm's word, such as `idle` or `down*`.
+
+    Raises:
+        SlurmError: slurmctld does not answer.
+    """
     # sinfo would try again for many seconds.
     if not is_listening(cluster.controller_address, cluster.controller_port):
-        return {}
+        raise SlurmUnavailable("slurmctld does not answer")
     hostlist = ",".join(node.name for node in cluster.nodes)
-    with suppress(SlurmError):
-        return {node.name: node.raw_state for node in query_nodes(hostlist, slurm_conf=directory.slurm_conf)}
-    return {}
+    return {node.name: node.raw_state for node in query_nodes(hostlist, slurm_conf=directory.slurm_conf)}
 
 
 def cluster_status(directory: ClusterDir) -> ClusterStatus:
@@ -69,13 +70,20 @@ def cluster_status(directory: ClusterDir) -> ClusterStatus:
         cluster = read_cluster(directory)
     except ClusterError as error:
         return ClusterStatus(directory, None, (), error.message)
-    states = node_states(directory, cluster)
+    states, problem = _ask(directory, cluster)
     running = {recorded.name for recorded in living(read_record(directory), read_processes())}
     nodes = tuple(
         NodeStatus(node.name, node.address, states.get(node.name, "unknown"), node.name in running)
         for node in cluster.nodes
     )
-    return ClusterStatus(directory, cluster, nodes, None if states else "slurmctld does not answer")
+    return ClusterStatus(directory, cluster, nodes, problem)
+
+
+def _ask(directory: ClusterDir, cluster: Cluster) -> tuple[dict[str, str], str | None]:
+    try:
+        return node_states(directory, cluster), None
+    except SlurmError as error:
+        return {}, error.message
 
 
 def kill_node(directory: ClusterDir, name: str) -> None:

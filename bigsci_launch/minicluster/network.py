@@ -22,6 +22,9 @@ from bigsci_launch.minicluster.processes import Started, require_tool, run_tool,
 from bigsci_launch.minicluster.settings import Cluster, Subnet
 
 NAMESPACE_TIMEOUT_S = 20.0
+# Fixed: by itself a bridge takes its lowest port's address, and another one when that node dies. Everybody would then
+# talk to the old address for a while, and slurmctld would be out of reach.
+BRIDGE_ADDRESS = "02:00:00:00:00:01"
 
 
 def subnet(number: int) -> Subnet:
@@ -93,7 +96,7 @@ def switch_batch(cluster: Cluster, node_pids: Sequence[int]) -> str:
     """`ip -batch` lines, for the switch's namespace, that plug every node in; `node_pids` in the nodes' order."""
     lines = [
         "link set lo up",
-        "link add br0 type bridge",
+        f"link add br0 address {BRIDGE_ADDRESS} type bridge",
         "link set uplink master br0",
         "link set uplink up",
         f"address add {cluster.controller_address}/24 dev br0",

@@ -8,10 +8,11 @@ import pwd
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
-from bigsci_launch.errors import ClusterError
+from bigsci_launch.errors import ClusterError, SlurmError
 from bigsci_launch.minicluster import network, ports
 from bigsci_launch.minicluster.cluster import node_states, remove_cluster
 from bigsci_launch.minicluster.directory import ClusterDir
@@ -174,7 +175,8 @@ def _wait_ready(directory: ClusterDir, cluster: Cluster, started: Sequence[Start
     def is_ready() -> bool:
         for daemon in started:
             _require_running(directory, daemon)
-        states.update(node_states(directory, cluster))
+        with suppress(SlurmError):
+            states.update(node_states(directory, cluster))
         num_ready = sum(state == "idle" for state in states.values())
         report(num_ready, "waiting for nodes")
         return num_ready == len(cluster.nodes)

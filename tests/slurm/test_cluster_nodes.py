@@ -58,6 +58,13 @@ def count_processes(name: str) -> int:
     return sum(process.command == name for process in read_processes().values())
 
 
+def test_the_controller_is_in_reach_whichever_nodes_die(make_cluster):
+    cluster = make_cluster(nodes=4, gpus_per_node=0)
+    for name in cluster.nodes:
+        assert cluster.bsl("cluster", "kill-node", name).returncode == 0
+        assert status(cluster)["problem"] is None
+
+
 def test_a_node_that_is_not_there_cannot_be_killed(isolated_cluster):
     done = isolated_cluster.bsl("cluster", "kill-node", "n9")
     assert (done.returncode, done.stderr) == (
