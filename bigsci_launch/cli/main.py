@@ -15,6 +15,7 @@ from bigsci_launch.cli.config import config
 from bigsci_launch.cli.data import data
 from bigsci_launch.cli.demo import demo
 from bigsci_launch.cli.diff_weights import diff_weights
+from bigsci_launch.cli.hang_lab import hang_lab
 from bigsci_launch.cli.list import list_
 from bigsci_launch.cli.logs import logs
 from bigsci_launch.cli.plan import plan
@@ -73,6 +74,7 @@ bsl.add_command(config)
 bsl.add_command(data)
 bsl.add_command(demo)
 bsl.add_command(diff_weights)
+bsl.add_command(hang_lab)
 bsl.add_command(list_)
 bsl.add_command(logs)
 bsl.add_command(plan)

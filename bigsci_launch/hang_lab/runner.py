@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bigsci_launch.errors import LabError
@@ -22,8 +23,9 @@ from bigsci_launch.hang_lab.processes import kill_sessions, wait_until_gone
 from bigsci_launch.hang_lab.programs import lab_program, rank_runner
 from bigsci_launch.hang_lab.stage import SetStage, Surroundings, set_stage
 from bigsci_launch.hang_lab.stand import Job, wait_for_stand
+from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.layout import RunDir, write_json
-from bigsci_launch.scheduler.local import reserved_port
+from bigsci_launch.scheduler.local import Launcher, reserved_port, start_ticks
 from bigsci_launch.topology import Topology
 
 STAND_TIMEOUT_S = 90.0
@@ -62,7 +64,7 @@ class Trial:
     reproduction: Reproduction
     num_ranks: int
     culprit: int
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
     timeout_s: float = STAND_TIMEOUT_S
 
@@ -115,9 +117,12 @@ def prepare_run(folder: Path, reproduction: Reproduction, topology: Topology) ->
         "site": "hang-lab",
         "topology": {"tp": topology.tp, "pp": topology.pp, "dp": topology.dp},
     }
-    run.attempt(ATTEMPT).make()
+    attempt = run.attempt(ATTEMPT)
+    attempt.make()
     (run.path / "lab").mkdir()
     write_json(run.record, record)
+    launcher = Launcher(os.getpid(), start_ticks(os.getpid()) or 0, socket.gethostname())
+    write_job(attempt, JobRecord("local", time.time(), launcher=launcher))
     return run
 
 

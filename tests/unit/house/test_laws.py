@@ -14,6 +14,7 @@ ROOT = PACKAGE.parent
 LAYERS = {
     "cli": 6,
     "demo": 5,
+    "hang_lab": 5,
     "train": 5,
     "launch": 4,
     "spy": 4,

@@ -1,0 +1,83 @@
+"""`bsl hang-lab`: real hangs on demand, to see what they look like and what `bsl spy` makes of them."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from bigsci_launch.cli.console import answer, answer_json, answer_table, talk
+
+if TYPE_CHECKING:
+    from bigsci_launch.hang_lab.runner import Standing
+
+
+@click.group("hang-lab", epilog="Example: bsl hang-lab run H36")
+def hang_lab() -> None:
+    """Reproduce hangs of distributed training on this machine, without a GPU.
+
+    Each reproduction is real: processes on gloo that hang, wait in the kernel, or only look as if they did.
+    """
+
+
+@hang_lab.command("list", epilog="Example: bsl hang-lab list --json")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def list_classes(as_json: bool) -> None:
+    """List the classes, what can be reproduced here, and why the rest cannot."""
+    from bigsci_launch.hang_lab.listing import catalogue_document, catalogue_rows
+
+    if as_json:
+        answer_json(catalogue_document())
+        return
+    columns = ("class", "what", "right answer", "can be reproduced here")
+    answer_table(columns, catalogue_rows())
+
+
+@hang_lab.command(epilog="Example: bsl hang-lab run H01 --ranks 8 --culprit 5")
+@click.argument("name", metavar="CLASS")
+@click.option("--ranks", default=4, show_default=True, help="How many ranks: even, 4 or more for most classes.")
+@click.option("--culprit", default=1, show_default=True, help="The rank that does it.")
+@click.option("--local/--slurm", "is_local", default=True, show_default=True, help="Where the ranks run.")
+@click.option("--hold", is_flag=True, help="Keep it standing until Enter or Ctrl-C, and look at it yourself.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def run(name: str, ranks: int, culprit: int, is_local: bool, hold: bool, as_json: bool) -> None:
+    """Reproduce CLASS, run `bsl spy` on it, and compare its verdict with the truth.
+
+    Leaves nothing behind. Ends with 1 when the verdict accuses an innocent rank, takes what is no hang for one, or
+    is not the right one.
+    """
+    from bigsci_launch.hang_lab.catalogue import find_reproduction
+    from bigsci_launch.hang_lab.comparison import compare
+    from bigsci_launch.hang_lab.runner import Trial, reproduce
+
+    signal.signal(signal.SIGTERM, _end)
+    trial = Trial(find_reproduction(name), ranks, culprit)
+    talk(f"{trial.reproduction.name}: {trial.reproduction.title}")
+    with reproduce(trial) as standing:
+        if hold:
+            _hold(standing)
+            return
+        comparison = compare(standing)
+    if as_json:
+        answer_json(comparison.document())
+    else:
+        answer("\n".join(comparison.lines()))
+    sys.exit(0 if comparison.is_right else 1)
+
+
+def _hold(standing: Standing) -> None:
+    """Say where to look, and wait."""
+    talk(f"{standing.reproduction.name} stands: {standing.reproduction.title}, {standing.topology}")
+    for rank, pid in standing.pids.items():
+        answer(f"rank {rank}  pid {pid}")
+    answer(f"bsl spy {standing.run.path}")
+    talk("Enter or Ctrl-C ends it.")
+    sys.stdin.readline()
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    """TERM must clean up too."""
+    sys.exit(128 + signal.SIGTERM)

@@ -1,0 +1,76 @@
+"""A verdict beside the truth, as text and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bigsci_launch.hang_lab.judgement import Judgement, Verdict, expectation, judge, read_verdict
+from bigsci_launch.hang_lab.runner import Standing
+from bigsci_launch.hang_lab.spying import spy
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What `bsl spy` said of a reproduction, and what is true of it."""
+
+    name: str
+    title: str
+    topology: str
+    culprit: int
+    expected: str
+    verdict: Verdict
+    judgement: Judgement
+
+    @property
+    def is_right(self) -> bool:
+        return self.judgement is Judgement.RIGHT
+
+    def lines(self) -> list[str]:
+        confidence = f" (confidence {self.verdict.confidence:.2f})" if self.verdict.confidence is not None else ""
+        return [
+            f"{self.name}: {self.title}, {self.topology}, culprit {self.culprit}",
+            f"  expected   {self.expected}",
+            f"  bsl spy    {self.verdict}{confidence}",
+            f"             {self.verdict.claim}",
+            f"  judgement  {self.judgement.value}",
+        ]
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "class": self.name,
+            "title": self.title,
+            "topology": self.topology,
+            "culprit": self.culprit,
+            "expected": self.expected,
+            "verdict": {
+                "state": self.verdict.state,
+                "class": self.verdict.hang_class,
+                "suspects": sorted(self.verdict.suspects),
+                "confidence": self.verdict.confidence,
+                "claim": self.verdict.claim,
+            },
+            "judgement": self.judgement.value,
+        }
+
+
+def compare(standing: Standing, *options: str) -> Comparison:
+    """Run `bsl spy` on `standing`, with more `options` of its own, and judge what it says.
+
+    Raises:
+        LabError: it says nothing.
+    """
+    reproduction, culprit = standing.reproduction, standing.job.culprit
+    verdict = read_verdict(spy(standing.run.path, *options))
+    return Comparison(
+        name=reproduction.name,
+        title=reproduction.title,
+        topology=str(standing.topology),
+        culprit=culprit,
+        expected=expectation(reproduction, culprit, standing.topology),
+        verdict=verdict,
+        judgement=judge(verdict, reproduction, culprit, standing.topology),
+    )

@@ -1,0 +1,84 @@
+"""Compares a verdict with what is known to be true."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from bigsci_launch.hang_lab.catalogue import Ranks, Reproduction
+from bigsci_launch.topology import Topology, compress_ranks
+
+
+class Judgement(Enum):
+    """How good a verdict is, best first. The last two are what must never happen."""
+
+    RIGHT = "right"
+    OTHER_CLASS = "other class"
+    NOBODY_NAMED = "nobody named"
+    UNKNOWN = "unknown"
+    OTHER_STATE = "other state"
+    FALSE_ALARM = "false alarm"
+    WRONG_ACCUSATION = "wrong accusation"
+
+    @property
+    def is_harmful(self) -> bool:
+        """Whether somebody who believes the verdict does damage."""
+        return self in (Judgement.FALSE_ALARM, Judgement.WRONG_ACCUSATION)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What `bsl spy --json` says, or a peer, as much as is compared."""
+
+    state: str
+    hang_class: str | None
+    suspects: Ranks
+    claim: str
+    confidence: float | None = None
+
+    def __str__(self) -> str:
+        named = f", rank {compress_ranks(self.suspects)}" if self.suspects else ", nobody accused"
+        return f"{self.state} {self.hang_class or '-'}{named}"
+
+
+def read_verdict(document: Mapping[str, Any]) -> Verdict:
+    """The verdict in a document of `bsl spy --json`."""
+    verdict = document["verdict"]
+    return Verdict(
+        state=verdict["state"],
+        hang_class=verdict["class"],
+        suspects=frozenset(suspect["rank"] for suspect in verdict["suspects"]),
+        claim=verdict["claim"],
+        confidence=verdict["confidence"],
+    )
+
+
+def judge(verdict: Verdict, reproduction: Reproduction, culprit: int, topology: Topology) -> Judgement:
+    """How good `verdict` is on `reproduction` with this culprit."""
+    allowed = reproduction.suspects(culprit, topology)
+    if verdict.suspects - allowed:
+        return Judgement.WRONG_ACCUSATION
+    if verdict.state == "hang" and not reproduction.is_hang:
+        return Judgement.FALSE_ALARM
+    if verdict.state == "unknown":
+        return Judgement.UNKNOWN
+    if verdict.state not in reproduction.states:
+        return Judgement.OTHER_STATE
+    if reproduction.must_accuse and verdict.suspects != allowed:
+        return Judgement.NOBODY_NAMED if not verdict.suspects else Judgement.OTHER_CLASS
+    # A class that is none of a hang has to be named by nobody.
+    if verdict.hang_class not in reproduction.classes and (verdict.hang_class or reproduction.is_hang):
+        return Judgement.OTHER_CLASS
+    return Judgement.RIGHT
+
+
+def expectation(reproduction: Reproduction, culprit: int, topology: Topology) -> str:
+    """The right answer in words."""
+    ranks = reproduction.suspects(culprit, topology)
+    if not ranks:
+        who = "nobody accused"
+    else:
+        who = f"rank {compress_ranks(ranks)}" + ("" if reproduction.must_accuse else " or nobody")
+    return f"{' or '.join(reproduction.states)} {reproduction.classes[0]}, {who}"
