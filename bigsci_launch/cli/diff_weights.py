@@ -3,39 +3,55 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bigsci_launch.cli import console
 
 if TYPE_CHECKING:
-    from bigsci_launch.weights.comparison import Comparison
+    from bigsci_launch.weights.comparison import Comparison, Selection
+    from bigsci_launch.weights.seam import Seam
+
+PATH = click.Path(path_type=Path)
 
 
 @click.command("diff-weights")
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
+@click.argument("a", type=PATH, required=False)
+@click.argument("b", type=PATH, required=False)
+@click.option("--audit", type=PATH, metavar="DIR", help="Check one checkpoint against itself instead.")
+@click.option(
+    "--seam",
+    nargs=2,
+    type=PATH,
+    metavar="LOG_A LOG_B",
+    help="Measure the loss jump between two logs; alone or with A B.",
+)
 @click.option(
     "--tolerance", type=click.FloatRange(min=0.0), metavar="REL", help="Relative L2 distance that counts as equal."
 )
 @click.option("--include", multiple=True, metavar="REGEX", help="Compare only tensors whose name matches (repeatable).")
 @click.option("--exclude", multiple=True, metavar="REGEX", help="Leave out tensors whose name matches (repeatable).")
+@click.option("--html", type=PATH, metavar="FILE", help="Write the answer as a page with a heat map over (pp, tp).")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @click.pass_context
 def diff_weights(
     ctx: click.Context,
-    a: Path,
-    b: Path,
+    a: Path | None,
+    b: Path | None,
+    audit: Path | None,
+    seam: tuple[Path, Path] | None,
     tolerance: float | None,
     include: tuple[str, ...],
     exclude: tuple[str, ...],
+    html: Path | None,
     as_json: bool,
 ) -> None:
     """Compare the weights in A with those in B, tensor by tensor and bit by bit.
 
-    A and B are DeepSpeed checkpoints, folders of .pt or .safetensors files, single files, per-rank weight dumps, or
-    runs (their latest checkpoint). Neither torch nor any code inside the files is run.
+    A and B are DeepSpeed or universal checkpoints, folders of .pt or .safetensors files, single files, per-rank weight
+    dumps or digests of them, dumps as torch prints them, or runs (their latest checkpoint). Neither torch nor any code
+    inside the files is run.
 
     Exit code: 0 equal, 1 different, 4 something could not be read (the rest is still compared).
 
@@ -43,18 +59,50 @@ def diff_weights(
     Examples:
       bsl diff-weights runs/demo/checkpoints/global_step10 runs/again/checkpoints/global_step10
       bsl diff-weights runs/demo/dumps/step-000010-after runs/again/dumps/step-000011-before
-      bsl diff-weights a/ b/ --json | jq .findings
+      bsl diff-weights --audit runs/demo
+      bsl diff-weights a/ b/ --seam first.log second.log --json | jq .findings
     """
-    from bigsci_launch.weights.compare import compare_weights, explain
     from bigsci_launch.weights.comparison import parse_selection
+
+    _require_sides(ctx, a, b, audit, seam)
+    selection = parse_selection(include, exclude)
+    found = _audited(audit, selection) if audit else _compared(a, b, selection, tolerance) if a and b else None
+    jump = _seam(seam) if seam else None
+    _answer(ctx, found, jump, html, as_json)
+
+
+def _require_sides(
+    ctx: click.Context, a: Path | None, b: Path | None, audit: Path | None, seam: tuple[Path, Path] | None
+) -> None:
+    if audit and a:
+        raise click.UsageError("--audit looks at one checkpoint alone: leave out A and B", ctx)
+    if a and not b:
+        raise click.UsageError("B is missing: name two sides, or one with --audit", ctx)
+    if not (a or audit or seam):
+        raise click.UsageError("name A and B, or --audit DIR, or --seam LOG_A LOG_B", ctx)
+
+
+def _compared(a: Path, b: Path, selection: Selection, tolerance: float | None) -> Comparison:
+    from bigsci_launch.weights.compare import compare_weights
+    from bigsci_launch.weights.explain import explain
     from bigsci_launch.weights.locate import open_weights
 
-    selection = parse_selection(include, exclude)
     left, right = open_weights(_weights_folder(a), "a"), open_weights(_weights_folder(b), "b")
     with console.late_progress("comparing", max(len(left.sources), len(right.sources))) as advance:
         found = compare_weights(left, right, selection=selection, tolerance=tolerance, advance=advance)
-    _answer(explain(found), as_json)
-    ctx.exit(found.exit_code)
+    return explain(found, left, right)
+
+
+def _audited(path: Path, selection: Selection) -> Comparison:
+    from bigsci_launch.weights.compare import require_numpy
+    from bigsci_launch.weights.locate import open_weights
+
+    require_numpy("an audit measures tensors")
+    from bigsci_launch.weights.audit import audit_weights
+
+    weights = open_weights(_weights_folder(path), "a")
+    with console.late_progress("auditing", len(weights.sources)) as advance:
+        return audit_weights(weights, selection=selection, advance=advance)
 
 
 def _weights_folder(path: Path) -> Path:
@@ -65,13 +113,31 @@ def _weights_folder(path: Path) -> Path:
     return run.checkpoints if run.record.is_file() else path
 
 
-def _answer(comparison: Comparison, as_json: bool) -> None:
-    from bigsci_launch.weights.report import COLUMNS, as_document, summary_lines, table_rows
+def _seam(logs: tuple[Path, Path]) -> Seam:
+    from bigsci_launch.weights.seam import measure_seam, read_log
 
+    return measure_seam(read_log(logs[0]), read_log(logs[1]))
+
+
+def _answer(ctx: click.Context, found: Comparison | None, jump: Seam | None, html: Path | None, as_json: bool) -> None:
+    from bigsci_launch.weights.comparison import with_finding
+    from bigsci_launch.weights.report import COLUMNS, as_document, summary_lines, table_rows
+    from bigsci_launch.weights.seam import seam_document, seam_finding
+
+    document: dict[str, Any] | None = None
+    if jump is not None:
+        document = seam_document(jump)
+        found = with_finding(found, seam_finding(jump, is_equal=found.is_equal if found else None))
+    assert found is not None
+    if html is not None:
+        from bigsci_launch.weights.html import write_page
+
+        write_page(found, html)
     if as_json:
-        console.answer_json(as_document(comparison))
-        return
-    for line in summary_lines(comparison):
-        console.answer(line)
-    if comparison.differences:
-        console.answer_table(COLUMNS, table_rows(comparison))
+        console.answer_json(as_document(found, document))
+    else:
+        for line in summary_lines(found):
+            console.answer(line)
+        if found.differences:
+            console.answer_table(COLUMNS, table_rows(found))
+    ctx.exit(found.exit_code)

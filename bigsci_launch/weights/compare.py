@@ -176,10 +176,11 @@ def _batches(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
 
 
 def _compare_batch(batch: Sequence[Pair], files: FilePool) -> list[_Compared]:
-    return [_Compared(pair, _is_equal(pair, files)) for pair in batch]
+    return [_Compared(pair, is_equal(pair, files)) for pair in batch]
 
 
-def _is_equal(pair: Pair, files: FilePool) -> bool:
+def is_equal(pair: Pair, files: FilePool) -> bool:
+    """Whether two tensors are known to be equal to the bit, without looking at their values."""
     a, b = pair
     if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape or a.strides != b.strides:
         return False
@@ -216,7 +217,7 @@ def _settle(
         tally.num_bytes += tensor.num_bytes if tensor.has_bytes else 0
     if outcome.is_equal:
         return
-    difference = _difference(outcome.pair, files, pool)
+    difference = difference_of_pair(outcome.pair, files, pool)
     if difference is None:
         return
     if _is_within(difference, tolerance):
@@ -238,7 +239,7 @@ def _is_within(difference: Difference, tolerance: float | None) -> bool:
     return statistics.num_unequal == 0 or (relative is not None and relative <= tolerance)
 
 
-def _difference(pair: Pair, files: FilePool, pool: ThreadPoolExecutor) -> Difference | None:
+def difference_of_pair(pair: Pair, files: FilePool, pool: ThreadPoolExecutor) -> Difference | None:
     """What separates a pair that is not known to be equal; None: nothing does."""
     a, b = pair
     tensor = _either(pair)
@@ -309,20 +310,6 @@ def require_numpy(why: str) -> None:
         raise BslError(
             f"{why}, and numpy, which measures how far, is not installed", hint="pip install 'bigsci-launch[weights]'"
         )
-
-
-def explain(comparison: Comparison) -> Comparison:
-    """The comparison with what its differences have in common. Costs nothing where nothing differs.
-
-    Raises:
-        BslError: something differs and numpy is not installed.
-    """
-    if not comparison.differences:
-        return comparison
-    require_numpy(f"{comparison.differences[0].name} differs")
-    from bigsci_launch.weights.patterns import find_patterns
-
-    return find_patterns(comparison)
 
 
 def _close(bundle: Bundle, files: FilePool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -25,6 +25,7 @@ class Difference:
 
     `missing`: only `a` has it; `extra`: only `b` has it. `bits`: equal values stored as other bits (0.0 and -0.0, NaN
     payloads). `nan`: NaN on one side where the other has a number. `likely` names the cause, where one was found.
+    `relation` says of an audit what the two copies are to each other.
     """
 
     name: str
@@ -35,11 +36,13 @@ class Difference:
     b: StoredTensor | None
     statistics: Statistics | None = None
     likely: str | None = None
+    relation: str = ""
 
     @property
     def title(self) -> str:
         """The tensor's name, and what of it: `layer.weight`, `layer.weight exp_avg`."""
-        return self.name if self.role in ("weight", "other") else f"{self.name} {self.role}"
+        named = self.name if self.role in ("weight", "other") else f"{self.name} {self.role}"
+        return f"{named} ({self.relation})" if self.relation else named
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class Finding:
     tensors: tuple[str, ...]
     places: tuple[Place, ...]
     claim: str
+    is_fault: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +106,12 @@ class Comparison:
     groups_b: Mapping[Place, tuple[OptimizerGroup, ...]]
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    is_audit: bool = False
+    is_empty: bool = False
 
     @property
     def is_equal(self) -> bool:
-        return not self.differences and not self.unreadable
+        return not self.differences and not self.unreadable and not any(finding.is_fault for finding in self.findings)
 
     @property
     def num_equal(self) -> int:
@@ -115,7 +121,7 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """0 equal, 1 different, 4 something could not be read."""
-        return 4 if self.unreadable else 1 if self.differences else 0
+        return 4 if self.unreadable else 0 if self.is_equal else 1
 
 
 def where_text(comparison: Comparison, differences: Iterable[Difference]) -> str:
@@ -126,13 +132,20 @@ def where_text(comparison: Comparison, differences: Iterable[Difference]) -> str
     return describe_places({difference.place for difference in chosen}, holders, everywhere)
 
 
-PLURALS = {"is": "are", "differs": "differ", "holds": "hold"}
+def with_finding(comparison: Comparison | None, finding: Finding) -> Comparison:
+    """A comparison with one more finding at its end; None: a comparison of nothing but the finding."""
+    if comparison is None:
+        comparison = Comparison(Path(), Path(), 0, 0, 0, (), (), {}, {}, {}, is_empty=True)
+    return replace(comparison, findings=(*comparison.findings, finding))
+
+
+PLURALS = {"is": "are", "differs": "differ", "holds": "hold", "has": "have", "rides": "ride"}
 
 
 def agree(words: str, count: int) -> str:
     """The words with their first, a verb, in the plural for more than one subject."""
-    verb, _, rest = words.partition(" ")
-    return f"{PLURALS[verb]} {rest}" if count > 1 else words
+    verb, space, rest = words.partition(" ")
+    return f"{PLURALS[verb]}{space}{rest.replace('its ', 'their ')}" if count > 1 else words
 
 
 def names_text(titles: tuple[str, ...], limit: int = 3) -> str:

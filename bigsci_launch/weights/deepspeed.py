@@ -92,8 +92,14 @@ def _model(trees: Mapping[int, Mapping[str, Any]], tp_size: int) -> Model:
             groups = tree.get("param_shapes") or ()
             shapes[index // tp_size] = {name: tuple(shape) for group in groups for name, shape in group.items()}
     first = next(iter(trees.values()), {})
-    steps, info = first.get("global_steps"), first.get("universal_checkpoint_info")
-    return Model(shapes, steps if isinstance(steps, int) else None, info if isinstance(info, dict) else {})
+    steps, skipped = first.get("global_steps"), first.get("skipped_steps")
+    info = first.get("universal_checkpoint_info")
+    return Model(
+        shapes=shapes,
+        global_steps=steps if isinstance(steps, int) else None,
+        skipped_steps=skipped if isinstance(skipped, int) else 0,
+        universal_info=info if isinstance(info, dict) else {},
+    )
 
 
 def _source(file: Path, tp_size: int) -> Source:

@@ -7,6 +7,7 @@ pattern that marks a difference keeps it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,8 @@ from bigsci_launch.weights.text_dump import shown_elements
 ROUNDING = {"BF16": 4e-3, "F16": 1e-3, "F32": 1e-3, "F64": 1e-6}
 FINGERPRINT_BYTES = 4096
 CHECK_ELEMENTS = 1 << 20
+RANDOM_STATE = re.compile(r"rng|random", re.IGNORECASE)
+GRADIENT_COSINE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +40,29 @@ Detector = Callable[[Comparison, FilePool], Iterator[Mark]]
 
 
 def find_patterns(comparison: Comparison) -> Comparison:
-    """The comparison with the likely cause of each difference, and the findings that sum them up."""
+    """The comparison with the likely cause of each difference, and the findings that sum them up.
+
+    Findings that are there already stay in front, and keep what they say of their tensors.
+    """
     files = FilePool()
     marks: dict[int, Mark] = {}
     for detect in DETECTORS:
         for mark in detect(comparison, files):
             marks.setdefault(id(mark.difference), mark)
     files.close_all()
+    told = {name: finding.pattern for finding in comparison.findings for name in finding.tensors}
     differences = tuple(
-        replace(difference, likely=marks[id(difference)].pattern) if id(difference) in marks else difference
+        replace(difference, likely=_likely(difference, marks.get(id(difference)), told))
         for difference in comparison.differences
     )
     findings = (*_sum_up(comparison, marks.values()), *_optimizer_steps(comparison))
     return replace(comparison, differences=differences, findings=(*comparison.findings, *findings))
+
+
+def _likely(difference: Difference, mark: Mark | None, told: dict[str, str]) -> str | None:
+    if mark is not None:
+        return mark.pattern
+    return told.get(difference.name)
 
 
 def _sum_up(comparison: Comparison, marks: Iterable[Mark]) -> Iterator[Finding]:
@@ -223,6 +236,66 @@ def scale_of(difference: Difference) -> float | None:
     return factor if residual < rounding and abs(factor - 1) > 5 * rounding else None
 
 
+def _corrupted_bytes(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    """The only differing tensor, of which one byte of one element differs: bits turned, not training."""
+    alone = comparison.differences[0] if len(comparison.differences) == 1 else None
+    if alone is None or alone.a is None or alone.b is None or alone.statistics is None or alone.kind == "dtype":
+        return
+    if alone.statistics.num_differing != 1 or not alone.a.has_bytes or not alone.b.has_bytes:
+        return
+    at = next(_differing(alone.a, alone.b, files))
+    raw_a, raw_b = (read_elements(side, at, at + 1, files).tobytes() for side in (alone.a, alone.b))
+    if sum(x != y for x, y in zip(raw_a, raw_b, strict=True)) == 1:
+        yield Mark(
+            alone, "corrupted byte", f"differs in one byte of element {at:,} and nowhere else: a byte was changed"
+        )
+
+
+def _differing(a: StoredTensor, b: StoredTensor, files: FilePool) -> Iterator[int]:
+    """Positions of the elements with other bits."""
+    for start, stop in ranges(a.num_elements, CHECK_ELEMENTS):
+        left, right = (read_elements(side, start, stop, files).view(f"u{DTYPE_BYTES[a.dtype]}") for side in (a, b))
+        yield from (start + int(at) for at in (left != right).nonzero()[0])
+
+
+def _random_states(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    for difference in comparison.differences:
+        if difference.role == "other" and RANDOM_STATE.search(difference.name) and difference.kind == "value":
+            words = "differs: dropout, and all that draws random numbers, goes another way"
+            yield Mark(difference, "random state differs", words)
+
+
+def _scaled_gradients(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    """Moments of one direction and another length, the second as the square of the first: gradients were scaled."""
+    moments: dict[tuple[str, Place], dict[str, Difference]] = {}
+    for difference in comparison.differences:
+        if difference.role in ("exp_avg", "exp_avg_sq") and difference.kind == "value":
+            moments.setdefault((difference.name, difference.place), {})[difference.role] = difference
+    for pair in moments.values():
+        ratio = _gradient_ratio(pair.get("exp_avg"), pair.get("exp_avg_sq"))
+        if ratio is not None:
+            words = f"has gradients {_about(ratio)} as long in B"
+            yield from (Mark(difference, "gradients scaled", words) for difference in pair.values())
+
+
+def _gradient_ratio(first: Difference | None, second: Difference | None) -> float | None:
+    """Length of the gradients in B over that in A, where the moments agree on one; None if they do not."""
+    if first is None or second is None or first.statistics is None or second.statistics is None:
+        return None
+    cosine, ratio, squares = first.statistics.cosine, first.statistics.norm_ratio, second.statistics.norm_ratio
+    if not cosine or not ratio or not squares or cosine < GRADIENT_COSINE or abs(math.log(ratio)) < math.log(1.25):
+        return None
+    return ratio if abs(math.log(squares / ratio**2)) < math.log(1.5) else None
+
+
+def _about(ratio: float) -> str:
+    """A ratio near a power of two as such (`1/2`, `4 times`): tp sizes are powers of two."""
+    power = round(math.log2(ratio))
+    if power and abs(math.log2(ratio) - power) < 0.3:
+        return f"about 1/{2**-power}" if power < 0 else f"about {2**power} times"
+    return f"{ratio:.1g} times"
+
+
 def _one_index_apart(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
     """Tensors that several ranks of an axis hold and that differ on one of them alone."""
     by_title: dict[str, list[Difference]] = {}
@@ -271,10 +344,13 @@ def _step_text(step: float | None) -> str:
 DETECTORS: tuple[Detector, ...] = (
     _missing_and_extra,
     _other_bits,
+    _random_states,
     _resets,
     _roundings,
+    _corrupted_bytes,
     _permutations,
     _nans,
     _scalings,
+    _scaled_gradients,
     _one_index_apart,
 )

@@ -21,7 +21,7 @@ MAX_SENTENCES = 12
 
 def summary_lines(comparison: Comparison) -> list[str]:
     """The answer in words, the most important first."""
-    lines = [_headline(comparison), *comparison.notes]
+    lines = [] if comparison.is_empty else [_headline(comparison)]
     lines += [f"could not read {item.path}: {item.why}" for item in comparison.unreadable[:MAX_SENTENCES]]
     if len(comparison.unreadable) > MAX_SENTENCES:
         lines.append(f"... and {len(comparison.unreadable) - MAX_SENTENCES} more files that could not be read")
@@ -29,21 +29,23 @@ def summary_lines(comparison: Comparison) -> list[str]:
     lines += sentences[:MAX_SENTENCES]
     if len(sentences) > MAX_SENTENCES:
         lines.append(f"... and {len(sentences) - MAX_SENTENCES} more statements: --json has all")
-    return lines
+    return [*lines, *(f"note: {note}" for note in comparison.notes)]
 
 
 def _headline(comparison: Comparison) -> str:
     if not comparison.num_compared and not comparison.differences:
-        return "no tensor was compared"
-    count = f"{comparison.num_compared:,} tensor{'s' if comparison.num_compared != 1 else ''} compared"
-    size = format_bytes(comparison.num_bytes)
+        return "no two copies to compare." if comparison.is_audit else "no tensor was compared."
+    thing = "pair of copies" if comparison.is_audit else "tensor"
+    things = thing if comparison.num_compared == 1 else "pairs of copies" if comparison.is_audit else "tensors"
+    size = f" ({format_bytes(comparison.num_bytes)})" if comparison.num_bytes else ""
+    count = f"{comparison.num_compared:,} {things} compared{size}"
     within = f", {comparison.num_within_tolerance:,} of them within the tolerance" * bool(
         comparison.num_within_tolerance
     )
     if not comparison.differences:
         exactly = within or ", bit for bit"
-        return f"{count} ({size}), all equal{exactly}."
-    head = f"{count} ({size}), {comparison.num_equal:,} equal{within}."
+        return f"{count}, all equal{exactly}."
+    head = f"{count}, {comparison.num_equal:,} equal{within}."
     return f"{head} {_count_of_differing(comparison)}."
 
 
@@ -58,7 +60,12 @@ def _count_of_differing(comparison: Comparison) -> str:
 
 def _unexplained(comparison: Comparison) -> Iterator[str]:
     """A sentence for each group of places whose differences no pattern explains."""
-    rest = [difference for difference in comparison.differences if difference.likely is None]
+    told = {name for finding in comparison.findings for name in finding.tensors}
+    rest = [
+        difference
+        for difference in comparison.differences
+        if difference.likely is None and not (comparison.is_audit and difference.name in told)
+    ]
     for where, differences in group_by_place(comparison, rest):
         titles = tuple(dict.fromkeys(difference.title for difference in differences))
         worst = max(differences, key=lambda difference: _relative(difference.statistics))
@@ -152,8 +159,8 @@ def _row(difference: Difference) -> tuple[str, ...]:
     return (difference.title, difference.kind, *numbers, likely)
 
 
-def as_document(comparison: Comparison) -> dict[str, Any]:
-    """The JSON document of `bsl diff-weights --json`."""
+def as_document(comparison: Comparison, seam: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON document of `bsl diff-weights --json`; `seam`: what two logs show, where they were asked."""
     return {
         "schema_version": SCHEMA_VERSION,
         "a": str(comparison.a),
@@ -165,6 +172,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
         "findings": [_finding_document(finding) for finding in comparison.findings],
         "unreadable": [{"file": str(item.path), "why": item.why} for item in comparison.unreadable],
         "notes": list(comparison.notes),
+        "seam": seam,
     }
 
 
@@ -182,6 +190,7 @@ def _difference_document(difference: Difference) -> dict[str, Any]:
         "max_ulp": statistics.max_ulp if statistics else None,
         "fraction": statistics.fraction if statistics else None,
         "likely": difference.likely,
+        "relation": difference.relation or None,
     }
 
 

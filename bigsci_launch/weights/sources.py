@@ -59,6 +59,7 @@ class Model:
 
     shapes: Mapping[int, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
     global_steps: int | None = None
+    skipped_steps: int = 0
     universal_info: Mapping[str, object] = field(default_factory=dict)
 
     def stage_of(self, name: str) -> int | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bigsci_launch.weights.elements import Array, as_floats, read_elements
+from bigsci_launch.weights.elements import Array, as_floats, read_elements, round_to
 from bigsci_launch.weights.mapped import FilePool
 from bigsci_launch.weights.tensors import StoredTensor
 
@@ -107,6 +107,17 @@ def measure(a: StoredTensor, b: StoredTensor, files: FilePool, start: int = 0, s
         left = read_elements(a, start + first, start + last, files)
         right = read_elements(b, start + first, start + last, files)
         total += _chunk(left, right, a.dtype, b.dtype)
+    return total
+
+
+def measure_rounded(master: StoredTensor, weight: StoredTensor, files: FilePool) -> Statistics | None:
+    """Statistics of a 16-bit weight against its fp32 master rounded to nearest even; None for other dtypes."""
+    if master.dtype != "F32" or weight.dtype not in ("BF16", "F16"):
+        return None
+    total = NOTHING
+    for start, stop in ranges(weight.num_elements, CHUNK):
+        rounded = round_to(read_elements(master, start, stop, files), weight.dtype)
+        total += _chunk(rounded, read_elements(weight, start, stop, files), weight.dtype, weight.dtype)
     return total
 
 

@@ -1,0 +1,84 @@
+"""One checkpoint against itself: copies that must agree, masters and their 16-bit weights, moments, groups, bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from bigsci_launch.errors import CheckpointError
+from bigsci_launch.weights.compare import EVERYTHING, Advance, silent
+from bigsci_launch.weights.comparison import Comparison, Difference, Finding, Selection
+from bigsci_launch.weights.copies import CopyPair, dp_pairs, master_pairs, tied_pairs, tp_pairs
+from bigsci_launch.weights.drift import Holdings, compare_pairs, describe, hold
+from bigsci_launch.weights.health import broken_records, decayed_norms, lost_steps, non_finite
+from bigsci_launch.weights.logical import Hints
+from bigsci_launch.weights.mapped import FilePool, allow_many_files
+from bigsci_launch.weights.sources import Weights
+from bigsci_launch.weights.tensors import Place, StoredTensor
+
+
+def audit_weights(weights: Weights, *, selection: Selection = EVERYTHING, advance: Advance = silent) -> Comparison:
+    """What contradicts itself in one checkpoint or dump.
+
+    The differences are between copies: `a` is the copy at the lowest index of the axis, `b` the other.
+
+    Raises:
+        CheckpointError: no tensor is there, or none is selected.
+    """
+    holdings = hold(weights, selection, advance)
+    if not holdings.tensors and not holdings.unreadable:
+        raise CheckpointError(f"{weights.path}: no tensor to audit", hint="see --include and --exclude")
+    pairs = list(all_pairs(holdings.tensors, Hints.of_model(weights.model)))
+    allow_many_files()
+    files = FilePool()
+    with ThreadPoolExecutor(2) as pool:
+        differences = compare_pairs(pairs, files, pool)
+        findings = [
+            *describe(differences, holdings, files, pool),
+            *non_finite(holdings.tensors, files, pool),
+            *broken_records(weights.sources, pool),
+        ]
+    files.close_all()
+    findings += [*lost_steps(holdings.groups, weights.model), *decayed_norms(holdings.groups)]
+    return _as_comparison(weights, holdings, pairs, differences, findings)
+
+
+def all_pairs(tensors: Sequence[StoredTensor], hints: Hints) -> Iterator[CopyPair]:
+    """Every pair of tensors that must agree."""
+    yield from tied_pairs(tensors)
+    yield from tp_pairs(tensors, hints)
+    yield from dp_pairs(tensors)
+    yield from master_pairs(tensors)
+
+
+def _as_comparison(
+    weights: Weights,
+    holdings: Holdings,
+    pairs: Sequence[CopyPair],
+    differences: Sequence[Difference],
+    findings: Sequence[Finding],
+) -> Comparison:
+    likely = {
+        (name, place): finding.pattern for finding in findings for name in finding.tensors for place in finding.places
+    }
+    places: dict[str, set[Place]] = {}
+    for tensor in holdings.tensors:
+        places.setdefault(tensor.name, set()).add(tensor.place)
+    return Comparison(
+        a=weights.path,
+        b=weights.path,
+        num_compared=len(pairs),
+        num_within_tolerance=0,
+        num_bytes=sum(pair.other.num_bytes for pair in pairs if pair.other.has_bytes),
+        differences=tuple(
+            replace(difference, likely=likely.get((difference.name, difference.place))) for difference in differences
+        ),
+        unreadable=holdings.unreadable,
+        places={name: frozenset(held) for name, held in places.items()},
+        groups_a=holdings.groups,
+        groups_b=holdings.groups,
+        notes=weights.notes,
+        findings=tuple(findings),
+        is_audit=True,
+    )
