@@ -2,8 +2,9 @@
 
     python -I -S exit_reason.py --attempt-dir DIR --world-size 8 --started 1795226527 --exit-code 137
 
-Writes `exit.json` under DIR and prints one line. Without `--exit-code` the end has not been seen yet: the record is
-provisional, for a batch script that may be killed before it can write another.
+Writes `exit.json` under DIR, says why on stderr, and prints the exit code of the training on stdout: that of the first
+rank that failed, where srun's is the highest of all, those included that it killed itself. Without `--exit-code` the
+end has not been seen yet: the record is provisional, for a batch script that may be killed before the end.
 
 The first failure is what an operator needs and what 383 later messages bury: a rank that dies takes the others down
 with "connection closed", and the launcher then ends the rest with TERM. So ranks that were told to end are no
@@ -16,6 +17,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -41,7 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
     ranks = read_ranks(options.attempt_dir)
     document = describe(options, ranks)
     write_record(options.attempt_dir / "exit.json", document)
-    print(summary(document), flush=True)
+    print(summary(document), file=sys.stderr, flush=True)
+    if document["exit_code"] is not None:
+        print(document["exit_code"], flush=True)
     return 0
 
 
@@ -50,12 +54,13 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--attempt-dir", type=Path, required=True)
     parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument("--started", type=float, required=True, help="seconds since the epoch")
-    parser.add_argument("--exit-code", type=int, help="of the training; left out: not known yet")
+    parser.add_argument("--exit-code", type=int, help="of srun or the launcher; left out: not known yet")
     parser.add_argument("--job-id")
     parser.add_argument("--restart-count", type=int, default=0)
     parser.add_argument("--terminated", type=float, help="when the script itself got TERM, seconds since the epoch")
     parser.add_argument("--stop-requested", action="store_true", help="ranks were told to save and stop")
     parser.add_argument("--slurm-reason", default="", help="squeue's reason when TERM came")
+    parser.add_argument("--lost-nodes", default="", help="nodes that Slurm held for dead when TERM came, one per word")
     parser.add_argument("--slurm-restarts", type=int, default=0, help="squeue's restart count when TERM came")
     return parser.parse_args(arguments)
 
@@ -79,6 +84,7 @@ def read_rank(attempt: Path, name: str) -> Record:
 def describe(options: argparse.Namespace, ranks: dict[int, Record]) -> Record:
     """The document of `exit.json`."""
     lost, killed = find_silent(ranks) if options.exit_code else ([], [])
+    lost = find_lost(ranks, options.lost_nodes.split()) or lost
     failures = find_failures(ranks) + killed
     failures.sort(key=lambda failure: (failure["is_cascade"], failure["time"] or 0.0))
     reason = decide_reason(options, ranks, failures, lost)
@@ -86,7 +92,7 @@ def describe(options: argparse.Namespace, ranks: dict[int, Record]) -> Record:
     return {
         "schema_version": SCHEMA_VERSION,
         "reason": reason,
-        "exit_code": options.exit_code,
+        "exit_code": exit_code_of(first) if options.exit_code and first else options.exit_code,
         "first_failure": first,
         "failed_ranks": sorted(failure["rank"] for failure in failures),
         "world_size": options.world_size,
@@ -154,8 +160,16 @@ def failure_of(number: int, rank: Record) -> Record | None:
         "step": error.get("step"),
         "error": None if was_killed and not error else words or None,
         "time": failed_at,
-        "is_cascade": bool(error.get("lost_peer") or CASCADE.search(words or "")) and not was_killed,
+        # TERM may reach the program before its runner: nobody dies of it by himself.
+        "is_cascade": end.get("signal") == "SIGTERM"
+        or (not was_killed and bool(error.get("lost_peer") or CASCADE.search(words or ""))),
     }
+
+
+def find_lost(ranks: dict[int, Record], nodes: list[str]) -> list[Record]:
+    """One failure for each node that Slurm lost."""
+    members = {node: [(n, rank) for n, rank in ranks.items() if identity(n, rank)["node"] == node] for node in nodes}
+    return [silent_failure(found, f"Slurm lost the node {node}") for node, found in members.items() if found]
 
 
 def find_silent(ranks: dict[int, Record]) -> tuple[list[Record], list[Record]]:
@@ -200,6 +214,13 @@ def first_failure(reason: str, failures: list[Record], lost: list[Record]) -> Re
     if reason not in ("crashed", "node_failure") or not found:
         return None
     return {key: value for key, value in found[0].items() if key != "is_cascade"}
+
+
+def exit_code_of(failure: Record) -> int:
+    """The exit code of the rank that failed first, 128 + signal where one ended it; 1 for a rank that was lost."""
+    if failure["signal"] is not None:
+        return 128 + getattr(signal, failure["signal"], 0)
+    return int(failure["code"] or 1)
 
 
 def identity(number: int, rank: Record) -> Record:

@@ -36,6 +36,8 @@ PR_SET_PDEATHSIG = 1
 DRAIN_TIMEOUT_S = 2.0
 """How long to wait for output after the program has ended: a process it left behind may hold the pipe for ever."""
 EVENT_TAIL_BYTES = 8192
+TERMINATION_LAG_S = 0.1
+"""Slurm sends TERM to every process of a step, one after the other: the program's may come before the runner's."""
 ORPHAN_GRACE_S = 60
 """How long a program may take to end after TERM when its local launcher has died."""
 
@@ -189,6 +191,8 @@ class Rank:
         output = threading.Thread(target=self.copy_output, args=(self.process.stdout,), daemon=True)
         output.start()
         status = self.process.wait()
+        if status != 0 and self.terminated is None:
+            time.sleep(TERMINATION_LAG_S)
         output.join(DRAIN_TIMEOUT_S)
         self.log.end_line()
         return self.end(status)

@@ -214,19 +214,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with reserved_port() as port:
         say(f"start attempt={options.attempt_dir.name} ranks={options.world_size} rendezvous=127.0.0.1:{port}")
         code = ranks.run({**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
-    write_exit(options, ranks, started, code)
+    code = write_exit(options, ranks, started, code)
     say(f"end attempt={options.attempt_dir.name} exit_code={code}")
     return code
 
 
-def write_exit(options: argparse.Namespace, ranks: Ranks, started: float, code: int) -> None:
-    """Have `exit.json` written by the same helper as on Slurm."""
+def write_exit(options: argparse.Namespace, ranks: Ranks, started: float, code: int) -> int:
+    """Have `exit.json` written by the same helper as on Slurm; the exit code that it finds, which is the training's."""
     argv = [sys.executable, "-I", "-S", str(options.exit_reason), "--attempt-dir", str(options.attempt_dir)]
     argv += ["--world-size", str(options.world_size), "--started", str(started), "--exit-code", str(code)]
     argv += ["--terminated", str(ranks.terminated)] if ranks.terminated else []
     argv += ["--stop-requested"] if ranks.stop_requested else []
-    if subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode != 0:
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
         say("exit.json could not be written")
+    return int(done.stdout) if done.stdout.strip().isdigit() else code
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -47,7 +47,8 @@ class Attempt:
     def describe(self, *options: str, code: int | None) -> dict[str, Any]:
         argv = [sys.executable, "-I", "-S", str(PROGRAM), "--attempt-dir", str(self.dir.path), "--world-size", "8"]
         argv += ["--started", "10", *(["--exit-code", str(code)] if code is not None else []), *options]
-        self.line = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=20).stdout
+        done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=20)
+        self.line, self.code = done.stderr, done.stdout.strip()
         return json.loads(self.dir.exit.read_text())
 
 
@@ -95,6 +96,7 @@ def test_a_killed_rank_comes_before_the_cascade_even_with_clocks_apart(attempt: 
         "time": 99.0,
     }
     assert found["failed_ranks"] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert (found["exit_code"], attempt.code) == (137, "137")
     assert "first failure: rank 5 (dp0 pp1 tp1) on n3: SIGKILL" in attempt.line
 
 
@@ -121,7 +123,9 @@ def test_a_program_without_error_records_is_quoted_from_its_log(attempt: Attempt
     )
     attempt.exits(4, code=1)
     attempt.exits(0, 1, 2, 3, 5, 6, 7, code=None, signal="SIGTERM", terminated=99.0)
-    assert attempt.describe(code=1)["first_failure"]["error"] == "KeyError: 'x'"
+    found = attempt.describe(code=143)
+    assert found["first_failure"]["error"] == "KeyError: 'x'"
+    assert (found["exit_code"], attempt.code) == (1, "1")
 
 
 def test_a_node_that_left_nothing_was_lost(attempt: Attempt) -> None:
@@ -140,6 +144,20 @@ def test_slurms_word_on_the_node_counts(attempt: Attempt) -> None:
     attempt.exits(*range(8), code=None, signal="SIGTERM", terminated=91.0)
     found = attempt.describe("--terminated", "91", "--slurm-reason", "NodeDown", code=143)
     assert (found["reason"], found["slurm_reason"]) == ("node_failure", "NodeDown")
+
+
+def test_a_node_that_slurm_lost_is_named_before_the_end_is_seen(attempt: Attempt) -> None:
+    found = attempt.describe("--terminated", "91", "--lost-nodes", "n2\nn9", "--slurm-restarts", "1", code=None)
+    assert found["reason"] == "node_failure"
+    assert (found["first_failure"]["rank"], found["first_failure"]["error"]) == (2, "Slurm lost the node n2")
+
+
+def test_a_rank_whose_term_came_before_its_runners_did_not_crash(attempt: Attempt) -> None:
+    attempt.exits(*range(7), code=None, signal="SIGTERM", terminated=91.0)
+    attempt.exits(7, code=None, signal="SIGTERM", time=90.9)
+    assert attempt.describe("--terminated", "91", code=143)["reason"] == "cancelled"
+    attempt.fails(3, "loss is NaN", time=90.95)
+    assert attempt.describe(code=143)["first_failure"]["rank"] == 3
 
 
 def test_one_killed_runner_is_no_lost_node(attempt: Attempt) -> None:
@@ -175,6 +193,7 @@ def test_a_provisional_record_has_no_exit_code(attempt: Attempt) -> None:
     found = attempt.describe("--terminated", "91", "--slurm-reason", "TimeLimit", code=None)
     assert (found["reason"], found["exit_code"]) == ("time_limit", None)
     assert "not yet seen to the end" in attempt.line
+    assert attempt.code == ""
 
 
 def test_an_abort_after_the_end_is_no_failure(attempt: Attempt) -> None:

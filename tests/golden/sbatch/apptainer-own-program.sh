@@ -42,17 +42,19 @@ say() {
   TZ=UTC0 printf '%(%Y-%m-%dT%H:%M:%SZ)T bsl: %s\n' -1 "$*"
 }
 
-# Writes exit.json: why the attempt ended, and the first rank and node that failed.
+# Writes exit.json: why the attempt ended, and the first rank and node that failed. Prints the training's exit code.
 conclude() {
   "$host_python" -I -S "$frozen/tools/exit_reason.py" --attempt-dir "$attempt_dir" \
     --world-size 2 --job-id "$SLURM_JOB_ID" --started "$started" \
-    "${facts[@]}" "$@" || say "exit.json could not be written"
+    "${facts[@]}" "$@" || say "exit.json could not be written" >&2
 }
 
 on_exit() {
-  local code="$?"
+  local code="$?" told
   trap '' TERM USR2
-  conclude --exit-code "$code"
+  # srun's status is the highest of all ranks, those included that it killed because one had failed.
+  told="$(conclude --exit-code "$code")"
+  [[ "$told" =~ ^[0-9]+$ ]] && code="$told"
   say "end attempt=$attempt job=$SLURM_JOB_ID restart=$restarts exit_code=$code"
   exit "$code"
 }
@@ -67,12 +69,13 @@ on_time_limit_near() {
 
 # Slurm ends the job, and will kill this script too after KillWait: write down now what is known. squeue still says why.
 on_termination() {
-  local known reason slurm_restarts
+  local known reason slurm_restarts lost
   trap '' TERM USR2
   say "terminated by Slurm"
   known="$(timeout 5 squeue --noheader --states=all --jobs="$SLURM_JOB_ID" --Format=Reason,RestartCnt || true)"
   read -r reason slurm_restarts _ <<<"$known" || true
-  facts+=(--terminated "$(date +%s)" --slurm-reason "${reason:-}" --slurm-restarts "${slurm_restarts:-0}")
+  lost="$(timeout 5 sinfo --noheader --Node --nodes="$SLURM_JOB_NODELIST" --states=down --format=%N || true)"
+  facts+=(--terminated "$(date +%s)" --lost-nodes "$lost" --slurm-reason "${reason:-}" --slurm-restarts "${slurm_restarts:-0}")
   conclude
 }
 

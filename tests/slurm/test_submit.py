@@ -1,0 +1,296 @@
+"""A run on a real Slurm of four nodes: submitted, watched, stopped, crashed, cancelled, started again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+PROGRAM = Path(__file__).parent / "programs" / "rank.py"
+MODEL = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
+
+
+@dataclass
+class Run:
+    """A run file whose ranks execute programs/rank.py, and what `bsl` says of the run."""
+
+    cluster: Any
+    folder: Path
+    config: Path
+    directory: Path
+
+    def bsl(self, *argv: str, rc: int = 0, timeout_s: float = 100) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "bigsci_launch", *argv],
+            cwd=self.folder,
+            env=self.cluster.environment(),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        self.stderr = done.stderr
+        assert done.returncode == rc, (done.returncode, done.stdout, done.stderr)
+        return done.stdout
+
+    def submit(self, *argv: str, rc: int = 0) -> str:
+        return self.bsl("submit", str(self.config), *argv, rc=rc).strip()
+
+    def status(self) -> dict[str, Any]:
+        return json.loads(self.bsl("status", str(self.directory), "--json"))
+
+    def exit(self, attempt: str = "0001") -> dict[str, Any]:
+        return json.loads((self.directory / "attempts" / attempt / "exit.json").read_text())
+
+    def output(self) -> str:
+        return (self.directory / "attempts" / "0001" / "job.out").read_text()
+
+    def log(self, rank: int, attempt: str = "0001") -> str:
+        path = self.directory / "attempts" / attempt / "logs" / f"rank-{rank:04d}.log"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for(self, is_so: Callable[[], bool], timeout_s: float = 60) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not is_so():
+            assert time.monotonic() < deadline, (self.bsl("status", str(self.directory)), self.output())
+            time.sleep(0.2)
+
+    def wait_for_state(self, *states: str, timeout_s: float = 60) -> dict[str, Any]:
+        """Wait for a state by asking squeue itself, which is quick; then everything that `bsl status` knows."""
+        job_id = json.loads((self.directory / "attempts" / "0001" / "job.json").read_text())["job_id"]
+        argv = ["squeue", "-h", "-t", "all", "-j", job_id, "-o", "%T"]
+        self.wait_for(lambda: self.cluster.run(*argv).stdout.strip() in states, timeout_s)
+        status = self.status()
+        assert status["job"]["state"] in states
+        return status
+
+    def wait_for_ranks(self, attempt: str = "0001", num: int = 4) -> None:
+        self.wait_for(lambda: all("iteration 1\n" in self.log(rank, attempt) for rank in range(num)))
+
+
+def write_run(cluster: Any, folder: Path, *words: str, name: str, nodes: int = 2, root: str = "runs") -> Run:
+    """A run of `nodes` x 2 ranks in `folder`, each of them programs/rank.py with `words`."""
+    config = {
+        "run": {"name": name, "root": root, "command": [sys.executable, str(PROGRAM), *words]},
+        "slurm": {"site": "minicluster", "nodes": nodes, "time_limit": "00:10:00"},
+        "parallelism": {"tensor_parallel_size": 2},
+        "model": MODEL,
+        "training": {"steps": 10, "micro_batch_size": 1, "global_batch_size": nodes},
+        "monitor": {"step_time_s": 1, "save_time_s": 1},
+        "data": {"prefix": "none"},
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(config))
+    return Run(cluster, folder, path, (folder / root / name).resolve())
+
+
+@pytest.fixture
+def make_run(isolated_cluster: Any, tmp_path: Path) -> Callable[..., Run]:
+    def make(*words: str, nodes: int = 2, root: str = "runs", cluster: Any = None) -> Run:
+        return write_run(cluster or isolated_cluster, tmp_path, *words, name="run", nodes=nodes, root=root)
+
+    return make
+
+
+MakeRun = Callable[..., Run]
+
+
+def first_failure(document: dict[str, Any]) -> tuple[Any, ...]:
+    failure = document["first_failure"]
+    return failure["rank"], failure["node"], failure["signal"], failure["code"]
+
+
+def test_a_run_from_submission_to_its_end(make_run: MakeRun) -> None:
+    run = make_run("steps=5", nodes=4)
+    job_id = run.submit()
+    assert job_id.isdigit()
+    status = run.wait_for_state("COMPLETED")
+    assert (status["job"]["source"], status["job"]["hostlist"]) == ("squeue", "n[0-3]")
+    assert (run.exit()["reason"], run.exit()["exit_code"], run.exit()["job_id"]) == ("finished", 0, job_id)
+    places = [json.loads(run.log(rank).split("up ", 1)[1].splitlines()[0]) for rank in range(8)]
+    assert [(p["RANK"], p["LOCAL_RANK"], p["NODE_RANK"], p["host"]) for p in places] == [
+        (str(rank), str(rank % 2), str(rank // 2), f"n{rank // 2}") for rank in range(8)
+    ]
+    assert {(p["WORLD_SIZE"], p["LOCAL_WORLD_SIZE"], p["MASTER_ADDR"]) for p in places} == {("8", "2", "n0")}
+    assert {p["MASTER_PORT"] for p in places} == {str(10000 + int(job_id))}
+    assert {p["cwd"] for p in places} == {str(run.folder)}
+    output = run.output()
+    assert f"bsl: start attempt=0001 job={job_id} restart=0 nodes=n[0-3]" in output
+    assert f"bsl: end attempt=0001 job={job_id} restart=0 exit_code=0" in output
+
+    assert json.loads(run.bsl("status", "--jobid", job_id, "--json"))["run"]["directory"] == str(run.directory)
+    logs = run.bsl("logs", str(run.directory), "--rank", "0,5", "--grep", "iteration [45]$").splitlines()
+    assert sorted(line.split(" ", 2)[2] for line in logs) == [
+        "[n0 rank 0 dp0 pp0 tp0] iteration 4",
+        "[n0 rank 0 dp0 pp0 tp0] iteration 5",
+        "[n2 rank 5 dp2 pp0 tp1] iteration 4",
+        "[n2 rank 5 dp2 pp0 tp1] iteration 5",
+    ]
+    assert {
+        line.split("[")[1].split()[0] for line in run.bsl("logs", str(run.directory), "--node", "n3").splitlines()
+    } == {"n3"}
+    [listed] = json.loads(run.bsl("list", "--json"))["runs"]
+    assert (listed["name"], listed["state"], listed["job"]) == ("run", "COMPLETED", f"job {job_id}")
+
+
+def test_a_killed_rank_makes_the_job_fail_and_is_named(make_run: MakeRun) -> None:
+    run = make_run("die=2")
+    job_id = run.submit()
+    status = run.wait_for_state("FAILED")
+    assert (status["job"]["state"], status["job"]["source"]) == ("FAILED", "squeue")
+    assert (run.exit()["reason"], run.exit()["exit_code"], run.exit()["failed_ranks"]) == ("crashed", 137, [2])
+    assert first_failure(run.exit()) == (2, "n1", "SIGKILL", None)
+    text = run.bsl("status", "--jobid", job_id)
+    assert "first failure  rank 2 (dp1 pp0 tp0) on n1: SIGKILL" in text
+    assert "bsl logs run --rank 2" in text
+
+
+def test_an_exit_code_and_the_last_words_are_kept(make_run: MakeRun) -> None:
+    run = make_run("die=3:41", "ignore-term")
+    run.submit()
+    run.wait_for_state("FAILED")
+    assert run.cluster.run("scontrol", "show", "job", run.exit()["job_id"]).stdout.count("ExitCode=41:0") == 1
+    assert first_failure(run.exit()) == (3, "n1", None, 41)
+    assert run.exit()["first_failure"]["error"] == "ValueError: something is wrong here"
+
+
+@pytest.fixture(scope="module")
+def slow_runs(isolated_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Runs that wait for Slurm's own clocks, side by side on a node each."""
+    folder = tmp_path_factory.mktemp("slow")
+    runs = {
+        name: write_run(isolated_cluster, folder, *words, name=name, nodes=1)
+        for name, words in {"warned": ("stop-on-usr2", "helper"), "limited": (), "requeued": ("stop-on-usr2",)}.items()
+    }
+    runs["warned"].submit("--set", "slurm.time_limit=00:02:00", "--set", "monitor.exit_margin_s=112")
+    job_id = runs["limited"].submit("--set", "monitor.exit_margin_s=1")
+    requeued = runs["requeued"].submit("--set", "slurm.requeue=true")
+    for run in (runs["limited"], runs["requeued"]):
+        run.wait_for_ranks(num=2)
+    for argv in (("update", f"JobId={job_id}", "EndTime=now"), ("requeue", requeued)):
+        done = isolated_cluster.run("scontrol", *argv)
+        assert done.returncode == 0, done.stderr
+    return runs
+
+
+def test_ranks_are_told_before_the_time_limit_and_their_helpers_live(slow_runs: dict[str, Run]) -> None:
+    run = slow_runs["warned"]
+    status = run.wait_for_state("COMPLETED", timeout_s=90)
+    assert (run.exit()["reason"], run.exit()["exit_code"]) == ("stopped", 0)
+    assert "the time limit is near" in run.output()
+    assert [run.log(rank).splitlines()[-1].split("Z ")[1].strip() for rank in range(2)] == ["asked to stop"] * 2
+    assert status["exit"]["first_failure"] is None
+
+
+def test_the_time_limit_itself(slow_runs: dict[str, Run]) -> None:
+    run = slow_runs["limited"]
+    run.wait_for_state("TIMEOUT", timeout_s=100)
+    assert (run.exit()["reason"], run.exit()["slurm_reason"]) == ("time_limit", "TimeLimit")
+    assert run.exit()["exit_code"] not in (0, None)
+
+
+def test_a_requeued_job_is_an_attempt_of_its_own(slow_runs: dict[str, Run]) -> None:
+    run = slow_runs["requeued"]
+    run.wait_for_ranks("0001.r1", num=2)
+    status = run.status()
+    assert (status["attempt"]["name"], status["job"]["state"]) == ("0001.r1", "RUNNING")
+    assert run.exit("0001")["reason"] == "requeued"
+    assert '"BSL_ATTEMPT": "0001.r1"' in run.log(0, "0001.r1")
+    assert run.output().count("bsl: start attempt=") == 2
+    run.cluster.run("scancel", "--signal=URG", status["job"]["job_id"])
+    run.wait_for_state("COMPLETED")
+    assert (run.exit("0001.r1")["restart_count"], run.exit("0001.r1")["reason"]) == (1, "finished")
+    assert run.exit("0001")["reason"] == "requeued"
+
+
+def test_cancel_and_submit_again(make_run: MakeRun) -> None:
+    run = make_run()
+    job_id = run.submit()
+    run.wait_for_ranks()
+    run.submit(rc=2)
+    assert f"attempt 0001 (job {job_id}) is RUNNING" in run.stderr and "bsl cancel" in run.stderr
+    assert f"job {job_id}: asked to end" in run.bsl("cancel", str(run.directory))
+    run.wait_for_state("CANCELLED")
+    assert (run.exit()["reason"], run.exit()["first_failure"]) == ("cancelled", None)
+    assert run.exit()["exit_code"] not in (0, None)
+    run.bsl("cancel", str(run.directory), rc=2)
+    second = run.submit()
+    assert int(second) > int(job_id)
+    assert run.status()["attempt"]["name"] == "0002"
+    run.bsl("cancel", str(run.directory))
+    run.wait_for_state("CANCELLED")
+
+
+def test_ranks_that_do_not_end_are_killed_and_the_reason_is_known_already(make_run: MakeRun) -> None:
+    run = make_run("ignore-term")
+    run.submit()
+    run.wait_for_ranks()
+    run.bsl("cancel", str(run.directory))
+    run.wait_for_state("CANCELLED")
+    assert run.exit()["reason"] == "cancelled"
+    assert "TERM" in run.log(3)
+
+
+def test_a_hostile_run_directory(make_run: MakeRun) -> None:
+    run = make_run("steps=1", nodes=1, root='we ird\'s "q" $HOME `id` #x 100%j;%% ünï&|')
+    job_id = run.submit()
+    run.wait_for_state("COMPLETED")
+    assert run.exit()["reason"] == "finished"
+    assert json.loads(run.bsl("status", "--jobid", job_id, "--json"))["run"]["directory"] == str(run.directory)
+    assert "bsl: end" in run.output()
+
+
+def test_a_refused_submission_leaves_nothing(make_run: MakeRun) -> None:
+    run = make_run()
+    run.submit("--set", "slurm.constraint=no-such-feature", rc=3)
+    assert "error: sbatch: Slurm refused: " in run.stderr and "feature" in run.stderr
+    assert not run.directory.exists()
+
+
+def test_a_submission_from_inside_a_job(make_run: MakeRun, isolated_cluster: Any) -> None:
+    run = make_run("steps=1")
+    argv = ["srun", "-N1", "-n1", "--job-name=outer", "--chdir", str(run.folder), sys.executable, "-m", "bigsci_launch"]
+    inner = isolated_cluster.run(*argv, "submit", str(run.config))
+    assert inner.returncode == 0, inner.stderr
+    run.wait_for_state("COMPLETED")
+    assert (run.exit()["job_id"], run.exit()["world_size"], run.exit()["num_started"]) == (inner.stdout.strip(), 4, 4)
+
+
+def test_a_job_that_bsl_did_not_submit(isolated_cluster: Any) -> None:
+    job_id = isolated_cluster.run("sbatch", "--parsable", "-N1", "-o", "/dev/null", "--wrap", "sleep 60").stdout.strip()
+    try:
+        document = json.loads(isolated_cluster.bsl("status", "--jobid", job_id, "--json").stdout)
+        assert document["run"] is None and document["job"]["job_id"] == job_id
+        assert "not submitted by bsl" in isolated_cluster.bsl("status", "--jobid", job_id).stdout
+        unknown = isolated_cluster.bsl("status", "--jobid", "999999")
+        assert unknown.returncode == 3 and "job 999999" in unknown.stderr
+    finally:
+        isolated_cluster.run("scancel", job_id)
+
+
+def test_a_program_that_does_not_exist(make_run: MakeRun) -> None:
+    run = make_run()
+    run.submit("--set", "run.command=[/no/such/program]", "--wait", rc=127)
+    assert "cannot start /no/such/program" in run.exit()["first_failure"]["error"]
+
+
+def test_a_killed_node_is_noticed(make_run: MakeRun, make_cluster: Callable[..., Any]) -> None:
+    cluster = make_cluster(nodes=3)
+    run = make_run("ignore-term", nodes=3, cluster=cluster)
+    run.submit()
+    run.wait_for_ranks(num=6)
+    killed = cluster.bsl("cluster", "kill-node", "n1")
+    assert killed.returncode == 0, killed.stderr
+    run.wait_for(lambda: [node["name"] for node in run.status()["lost_nodes"]] == ["n1"])
+    assert "lost node" in run.bsl("status", str(run.directory))
+    run.wait_for_state("NODE_FAIL", timeout_s=90)
+    assert run.exit()["reason"] == "node_failure"
+    assert run.exit()["first_failure"]["node"] == "n1"
