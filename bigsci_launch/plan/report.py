@@ -17,20 +17,7 @@ from bigsci_launch.units import format_bytes, format_count
 
 SCHEMA_VERSION = 1
 PLAN_COLUMNS = (
-    *(
-        ">#",
-        ">layers",
-        ">heads",
-        ">nodes",
-        ">tp",
-        ">pp",
-        ">dp",
-        ">mbs",
-        "partition",
-        "layers per stage",
-        ">s/step",
-        ">TFLOP/s",
-    ),
+    *(">#", ">tp", ">pp", ">dp", ">mbs", "partition", "stages", ">s/step", ">TFLOP/s"),
     *(">GiB 1st", ">mid", ">last", ">bubble", ">days", ">GPU-hours"),
 )
 REFUSED_COLUMNS = ("rule", ">refused", "asks", "source", "example")
@@ -104,7 +91,7 @@ def plan_cells(rank: int, plan: Plan, calibration: Calibration) -> tuple[str, ..
     middle = stage_memory(setup, topology.pp // 2, calibration)
     tflops = tflops_of(setup, price.seconds)
     return (
-        *(str(rank), str(setup.num_nodes), str(topology.tp), str(topology.pp), str(topology.dp)),
+        *(str(rank), str(topology.tp), str(topology.pp), str(topology.dp)),
         str(setup.micro_batch_size),
         *(setup.partition_method.removeprefix("type:"), describe_stages(setup.layers_per_stage)),
         f"{price.seconds:.1f} ±{100 * price.band:.0f}%",
@@ -119,13 +106,17 @@ def plan_cells(rank: int, plan: Plan, calibration: Calibration) -> tuple[str, ..
 def plan_table(
     plans: Sequence[Plan], calibration: Calibration, configured: Setup
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns and lines of the table of plans; layers and heads are shown where they vary."""
-    cells = [plan_cells(rank, plan, calibration) for rank, plan in enumerate(plans, 1)]
-    if all(plan.setup.shape == configured.shape for plan in plans):
-        return PLAN_COLUMNS, cells
-    shapes = [f"{plan.setup.shape.num_layers}/{plan.setup.shape.num_attention_heads}" for plan in plans]
-    wider = [(*line[:1], shape, *line[1:]) for line, shape in zip(cells, shapes, strict=True)]
-    return (*PLAN_COLUMNS[:1], ">L/heads", *PLAN_COLUMNS[1:]), wider
+    """Columns and lines of the table of plans; nodes and shapes are shown where they vary."""
+    columns, lines = list(PLAN_COLUMNS), [list(plan_cells(*pair, calibration)) for pair in enumerate(plans, 1)]
+    if any(plan.setup.num_nodes != configured.num_nodes for plan in plans):
+        columns.insert(1, ">nodes")
+        for line, plan in zip(lines, plans, strict=True):
+            line.insert(1, str(plan.setup.num_nodes))
+    if any(plan.setup.shape != configured.shape for plan in plans):
+        columns.insert(1, ">L/heads")
+        for line, plan in zip(lines, plans, strict=True):
+            line.insert(1, f"{plan.setup.shape.num_layers}/{plan.setup.shape.num_attention_heads}")
+    return tuple(columns), [tuple(line) for line in lines]
 
 
 def rank_of(result: SearchResult, setup: Setup) -> int | None:
