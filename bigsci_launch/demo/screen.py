@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import textwrap
 from pathlib import Path
 
@@ -27,12 +29,19 @@ def last_screen(shown: Shown, folder: Path) -> str:
             "",
             "What to type next:",
             "",
+            *_activation(),
             f"  bsl list {runs}",
             f"  bsl status {runs / 'stopped'}",
-            f"  bsl logs {runs / 'undisturbed'} --rank 6",
+            f"  bsl logs {runs / 'undisturbed'} --rank 4",
             "  bsl plan configs/bloom-176b.yaml          a 176B model on 48 nodes, without a cluster",
             "  bsl submit configs/bloom-176b.yaml --dry-run",
             "",
             f"Every command and its output: {folder / 'demo.log'}",
         ]
     )
+
+
+def _activation() -> list[str]:
+    """The line that puts `bsl` on the path, where it is not."""
+    activate = Path(sys.executable).parent / "activate"
+    return [f"  source {activate}"] if shutil.which("bsl") is None and activate.is_file() else []

@@ -138,6 +138,7 @@ class Demo:
             report = self._bsl("spy", "--bundle", bundle).stdout
         finally:
             speak(("cancel", str(run.path)), timeout_s=60.0, log=self.log)
+            wait_until("the hung run has been ended", lambda: has_ended(run))
         suspects = document["verdict"]["suspects"]
         if [suspect["rank"] for suspect in suspects] != [FAULTY_RANK]:
             raise BslError(f"`bsl spy` named {suspects or 'nobody'}, not rank {FAULTY_RANK}", hint=f"see {self.log}")
