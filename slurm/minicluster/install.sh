@@ -27,7 +27,7 @@ if [ "$(id -u)" -eq 0 ]; then
 elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
     as_root=(sudo -n)
 else
-    refuse "You are not root, and sudo asks for a password."
+    refuse "You are not root, and there is no sudo without a password."
 fi
 
 echo "bsl: installing ${packages[*]}" >&2
