@@ -50,6 +50,7 @@ def plan() -> None:
 
     Each plan shows predicted seconds per step with its band, TFLOP/s with attention and head counted (in brackets
     without, as logs before 2022-02-21), memory of the first, middle and last stage, the bubble, days and GPU-hours.
+    Plans are in the order of the days that 3 of 4 such plans keep.
     """
 
 

@@ -18,7 +18,7 @@ from bigsci_launch.units import format_bytes, format_count
 SCHEMA_VERSION = 1
 PLAN_COLUMNS = (
     *(">#", ">tp", ">pp", ">dp", ">mbs", "partition", "stages", ">s/step", ">TFLOP/s"),
-    *(">GiB 1st", ">mid", ">last", ">bubble", ">days", ">GPU-hours"),
+    *(">GiB 1st", ">mid", ">last", ">bubble", ">days", ">3 of 4", ">GPU-hours"),
 )
 REFUSED_COLUMNS = ("rule", ">refused", "asks", "source", "example")
 EXPLAIN_COLUMNS = ("seconds of a step", ">winner", ">runner-up", ">runner-up pays")
@@ -99,6 +99,7 @@ def plan_cells(rank: int, plan: Plan, calibration: Calibration) -> tuple[str, ..
         *(f"{stage.predicted_gib:.0f}" for stage in (price.first, middle, price.last)),
         f"{100 * price.bubble:.0f}%",
         f"{plan.days:.1f}",
+        f"{plan.likely_days:.1f}",
         f"{plan.gpu_hours:,.0f}",
     )
 
@@ -172,13 +173,14 @@ def explain_lines(best: Plan, other: Plan) -> list[str]:
         f"whole run, ramp-up included: {best.days:.1f} days against {other.days:.1f}",
     ]
     gap = other.run_seconds / best.run_seconds - 1
+    bands = f"±{100 * best.price.band:.0f} % against ±{100 * other.price.band:.0f} %"
     if gap < 0:
         lines.append(
-            f"the other is predicted {-100 * gap:.1f} % faster, inside what repeated measurements differ by; it comes "
-            f"second because its band is ±{100 * other.price.band:.0f} % against ±{100 * best.price.band:.0f} %"
+            f"the other is predicted {-100 * gap:.1f} % faster, but less surely ({bands}): 3 of 4 such plans keep "
+            f"{other.likely_days:.1f} days, of the winner's kind {best.likely_days:.1f}; measure it before a long run"
         )
     elif gap < best.price.band + other.price.band:
-        lines.append(f"the gap of {100 * gap:.1f} % is inside the two bands: measure both before a long run")
+        lines.append(f"the gap of {100 * gap:.1f} % is inside the bands ({bands}): measure both before a long run")
     lines += [f"the winner: {remark}" for remark in advise(best.setup)]
     lines += [f"the other: {remark}" for remark in advise(other.setup)]
     return lines
@@ -214,6 +216,7 @@ def plan_document(plan: Plan, calibration: Calibration) -> dict[str, Any]:
         "bubble": price.bubble,
         "terms": dict(zip(TERM_NAMES, price.terms, strict=True)),
         "days": plan.days,
+        "likely_days": plan.likely_days,
         "gpu_hours": plan.gpu_hours,
         "checkpoint_bytes": checkpoint_bytes(setup.shape, setup.topology.tp),
         "advice": list(advise(setup)),
