@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from typing import Any
 import pytest
 
 FOREIGN = ("SLURM_", "SBATCH_", "BSL_", "TORCHELASTIC_")
+SLURM_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "ip", "nsenter", "unshare")
+SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -75,3 +79,23 @@ def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         return FakeSlurm(folder)
 
     return install
+
+
+def _reason_to_skip() -> str | None:
+    path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
+    missing = [name for name in SLURM_PROGRAMS if shutil.which(name, path=path) is None]
+    if missing:
+        return f"Slurm tests need {', '.join(missing)} (slurm/minicluster/install.sh installs them)"
+    if os.geteuid() != 0:
+        return "Slurm tests need root: nodes are namespaces"
+    done = subprocess.run(
+        ["unshare", "--net", "--pid", "--mount", "--uts", "--fork", "true"], capture_output=True, check=False, text=True
+    )
+    return f"Slurm tests need namespaces: {done.stderr.strip()}" if done.returncode else None
+
+
+@pytest.fixture(scope="session")
+def slurm_packages() -> None:
+    """Skips where no real Slurm can be started."""
+    if reason := _reason_to_skip():
+        pytest.skip(reason)

@@ -7,7 +7,6 @@ fixture to its last. A test that breaks its cluster makes one of its own with `m
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,8 +17,6 @@ from pathlib import Path
 import pytest
 
 SESSION_CLUSTERS = frozenset({"isolated_cluster", "many_nodes_cluster"})
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "ip", "nsenter", "unshare")
-SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +47,6 @@ class SlurmCluster:
 
 
 MakeCluster = Callable[..., SlurmCluster]
-
-
-def _reason_to_skip() -> str | None:
-    path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
-    missing = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
-    if missing:
-        return f"Slurm tests need {', '.join(missing)} (slurm/minicluster/install.sh installs them)"
-    if os.geteuid() != 0:
-        return "Slurm tests need root: nodes are namespaces"
-    done = subprocess.run(
-        ["unshare", "--net", "--pid", "--mount", "--uts", "--fork", "true"], capture_output=True, check=False, text=True
-    )
-    return f"Slurm tests need namespaces: {done.stderr.strip()}" if done.returncode else None
-
-
-@pytest.fixture(scope="session")
-def slurm_packages() -> None:
-    """Skips where no real Slurm can be started."""
-    if reason := _reason_to_skip():
-        pytest.skip(reason)
 
 
 def _start(nodes: int, gpus_per_node: int, isolated: bool) -> SlurmCluster:
