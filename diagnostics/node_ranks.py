@@ -63,7 +63,23 @@ def from_job(job_id, node, problems):
     own_step = os.environ.get("SLURM_STEP_ID")
     tasks = {pid: (step, task) for pid, step, task in rows if step not in (own_step, "extern")}
     known = identify(sorted(tasks), problems)
-    return assign_ranks(known, tasks), how, problems
+    return assign_ranks(known, spread_tasks(known, tasks)), how, problems
+
+
+def spread_tasks(known, tasks):
+    """`tasks` with the task id of their nearest ancestor for processes that have none: slurmd numbers only its own.
+
+    The batch script is no rank, unless the job has no step besides.
+    """
+    steps = {step for step, _ in tasks.values()} - {"batch"}
+    spread = {}
+    for pid, (step, task) in tasks.items():
+        above = pid
+        while task is None and above in known and known[above]["ppid"] in tasks:
+            above = known[above]["ppid"]
+            task = tasks[above][1]
+        spread[pid] = (step, None if step == "batch" and steps else task)
+    return spread
 
 
 def from_launcher(launcher_pid, problems):

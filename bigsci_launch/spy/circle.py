@@ -6,14 +6,13 @@ peers), then the only place through which every circle of waits goes, then both 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from bigsci_launch.spy.conclusion import Conclusion, Side, State, Suspect
+from bigsci_launch.spy.conclusion import Conclusion, Side, State, Suspect, name_ranks
 from bigsci_launch.spy.departure import Departure, Departures, Kind, find_departures
 from bigsci_launch.spy.evidence import Evidence
 from bigsci_launch.spy.groups import group_words
 from bigsci_launch.spy.waits import Wait, WaitGraph, recorded_members
-from bigsci_launch.topology import compress_ranks
 
 MIN_GROUP_TO_STAND_ALONE = 3
 
@@ -29,6 +28,8 @@ def judge_circle(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         return _conclude_departed(evidence, graph, departures, departed, mismatch)
     if mismatch is not None:
         return _conclude_mismatch(evidence, graph, mismatch)
+    if not graph.is_certain:
+        return _conclude_places(evidence, graph)
     alone = _stands_alone(graph)
     if alone is not None and not departures.compared:
         return _conclude_alone(evidence, graph, alone)
@@ -36,13 +37,22 @@ def judge_circle(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
 
 
 def sides_of(graph: WaitGraph, ranks: Sequence[int]) -> tuple[Side, ...]:
-    """`ranks` by the communication that they stand in, the fewest first."""
-    found: dict[str, list[int]] = {}
+    """`ranks` by operation, kind of group and place in the code, the fewest first."""
+    found: dict[tuple[str, str | None, str], list[Wait]] = {}
     for rank in ranks:
         wait = graph.waits[rank]
-        found.setdefault(f"{wait} at {wait.site}" if wait.site else str(wait), []).append(rank)
-    sides = (Side(tuple(sorted(members)), where) for where, members in found.items())
+        found.setdefault((wait.operation, wait.kind, str(wait.site or "")), []).append(wait)
+    sides = (Side(tuple(sorted(wait.rank for wait in waits)), _where(waits)) for waits in found.values())
     return tuple(sorted(sides, key=lambda side: (len(side.ranks), side.ranks)))
+
+
+def _where(waits: Sequence[Wait]) -> str:
+    """`all_reduce number 41 of the tensor-parallel group (ranks 4-5) at backward (tensor.py:68)`."""
+    first = waits[0]
+    is_one_group = all(wait.members == first.members for wait in waits)
+    of_kind = f" of {group_words(first.kind, None)}" if first.kind else ""
+    what = str(first) if is_one_group else f"{first.operation}{of_kind}"
+    return f"{what} at {first.site}" if first.site else what
 
 
 def find_mismatch(evidence: Evidence, graph: WaitGraph) -> dict[str, tuple[int, ...]] | None:
@@ -83,8 +93,8 @@ def _conclude_departed(
     if len(departed) > 1:
         rest = ", ".join(evidence.name(rank) for rank in departed[1:])
         claim += f"; so did {rest}"
-    if wait is not None:
-        claim += f"; {evidence.name(wait.rank)} waits there, {others} of {evidence.world_size} ranks wait in all"
+    claim += f"; {evidence.name(wait.rank)} waits there, {others}" if wait is not None else f"; {others}"
+    claim += f" of {evidence.world_size} ranks wait in all"
     return Conclusion(
         state=State.HANG,
         claim=claim,
@@ -108,26 +118,31 @@ def _departed_words(departure: Departure, evidence: Evidence, graph: WaitGraph) 
     """`left out all_reduce number 41 of the tensor-parallel group (ranks 4-5) and went on to ...`."""
     wait = graph.direct_waiter(departure.rank)
     here = graph.waits.get(departure.rank)
-    expected = _kind_words(departure.expected, departure.rank, evidence)
+    expected = _expected_words(departure, evidence)
     if departure.form == "skip":
         if wait is not None and wait.call and wait.operation == departure.expected[1]:
             expected = str(wait)
         return f"left out {expected}" + (f" and stands in {here}" if here else "")
-    did = _kind_words(departure.did, departure.rank, evidence)
+    did = _did_words(departure, evidence)
     if departure.form == "extra":
         return f"issued {did} once more than its schedule has it, before {expected}"
     return f"issued {did} where {expected} was due"
 
 
-def _kind_words(kind: Kind, rank: int, evidence: Evidence) -> str:
-    """`all_reduce of the tensor-parallel group (ranks 4-5)`, from the recorder of `rank`."""
+def _kind_words(kind: Kind, group: str | None, rank: int, evidence: Evidence) -> str:
+    """`all_reduce of the tensor-parallel group (ranks 4-5)`; `group` is the name that `rank` knows it by."""
     seen = next(seen for seen in evidence.ranks if seen.rank == rank)
-    groups = {token.group for token in seen.recorder.tokens if token.shape == kind[1:]} if seen.recorder else set()
-    members = {recorded_members(seen, group, evidence) for group in groups}
-    fitting = [ranks for ranks in members if ranks and (kind[0] == "world") == (len(ranks) == evidence.world_size)]
-    ranks = fitting[0] if len(fitting) == 1 else None
+    members = recorded_members(seen, group, evidence) if group is not None else None
     name = kind[0] if kind[0] in ("world", "tp", "dp", "pp", "model", "tied") else None
-    return f"{kind[1]} of {group_words(name, ranks)}"
+    return f"{kind[1]} of {group_words(name, members)}"
+
+
+def _expected_words(departure: Departure, evidence: Evidence) -> str:
+    return _kind_words(departure.expected, departure.expected_group, departure.rank, evidence)
+
+
+def _did_words(departure: Departure, evidence: Evidence) -> str:
+    return _kind_words(departure.did, departure.did_group, departure.rank, evidence)
 
 
 def _departed_evidence(
@@ -137,9 +152,8 @@ def _departed_evidence(
     for rank in departed[:3]:
         if rank in departures.from_past:
             departure = departures.from_past[rank]
-            expected = _kind_words(departure.expected, rank, evidence)
-            did = _kind_words(departure.did, rank, evidence)
-            lines.append(f"rank {rank} did the same in the steps before: {expected} was due, it issued {did}")
+            due, did = _expected_words(departure, evidence), _did_words(departure, evidence)
+            lines.append(f"rank {rank} did the same in the steps before: {due} was due, it issued {did}")
         if rank in departures.from_peers:
             lines.append(f"no other rank with the same part in the schedule did as rank {rank}")
         wait = graph.direct_waiter(rank)
@@ -153,7 +167,7 @@ def _departed_evidence(
 def _conclude_mismatch(evidence: Evidence, graph: WaitGraph, mismatch: dict[str, tuple[int, ...]]) -> Conclusion:
     """Members of a group disagree, and no schedule says who is right: a minority is odd, a tie is nobody's fault."""
     by_size = sorted(mismatch.items(), key=lambda item: (len(item[1]), item[1]))
-    what = "; ".join(f"ranks {compress_ranks(ranks)} issued {operation}" for operation, ranks in by_size)
+    what = "; ".join(f"{name_ranks(ranks)} issued {operation}" for operation, ranks in by_size)
     odd = by_size[0][1] if len(by_size) == 2 and len(by_size[0][1]) < len(by_size[1][1]) else ()
     return Conclusion(
         state=State.HANG,
@@ -172,20 +186,14 @@ def _stands_alone(graph: WaitGraph) -> int | None:
 
     Only in a group of three or more: of two ranks that miss each other, either may be the one that left.
     """
-    for rank in graph.endless:
-        wait = graph.waits[rank]
-        is_alone = not any(
-            other.place == wait.place and other.members == wait.members for other in _others(graph, rank)
-        )
-        missed = len(graph.blockers[rank])
-        if is_alone and missed + 1 >= MIN_GROUP_TO_STAND_ALONE and graph.is_acyclic_without(rank):
-            rivals = [other for other in graph.endless if other != rank and graph.is_acyclic_without(other)]
-            return rank if not rivals else None
-    return None
-
-
-def _others(graph: WaitGraph, rank: int) -> list[Wait]:
-    return [wait for other, wait in graph.waits.items() if other != rank]
+    breaking = graph.breaking_ranks()
+    if len(breaking) != 1:
+        return None
+    rank = breaking[0]
+    wait = graph.waits[rank]
+    others = (graph.waits[other] for other in graph.waits if other != rank)
+    is_alone = not any(other.place == wait.place and other.members == wait.members for other in others)
+    return rank if is_alone and len(graph.blockers[rank]) + 1 >= MIN_GROUP_TO_STAND_ALONE else None
 
 
 def _conclude_alone(evidence: Evidence, graph: WaitGraph, rank: int) -> Conclusion:
@@ -204,26 +212,64 @@ def _conclude_alone(evidence: Evidence, graph: WaitGraph, rank: int) -> Conclusi
     )
 
 
+def _conclude_places(evidence: Evidence, graph: WaitGraph) -> Conclusion:
+    """All ranks wait, and the stacks do not show over which ranks each of the collectives goes."""
+    sides = sides_of(graph, tuple(graph.waits))
+    how_many = f"{len(graph.waits)} of {evidence.world_size} ranks"
+    return Conclusion(
+        state=State.HANG,
+        claim=f"{how_many} wait in collectives, and none gets on: {_name_sides(sides)}",
+        confidence=0.3,
+        kind="H10",
+        sides=sides,
+        evidence=("no rank moved between the samples, and none is outside of a collective",),
+        missing=("over which ranks each collective goes: so who waits for whom is not known",),
+    )
+
+
+def _name_sides(sides: Sequence[Side]) -> str:
+    what = ", ".join(f"{name_ranks(side.ranks)} in {side.where}" for side in sides[:2])
+    return what + (f", and in {len(sides) - 2} more places" if len(sides) > 2 else "")
+
+
 def _conclude_sides(evidence: Evidence, graph: WaitGraph) -> Conclusion:
     """The ranks wait in a circle, and the evidence looks the same from each side."""
     core = _core(graph)
     sides = sides_of(graph, core)
-    pair = sides[:2]
-    what = ", ".join(f"ranks {compress_ranks(side.ranks)} in {side.where}" for side in pair)
-    more = f" and {len(sides) - 2} more places" if len(sides) > 2 else ""
     is_point_to_point = all(graph.waits[rank].is_point_to_point for rank in core)
     return Conclusion(
         state=State.HANG,
-        claim=f"ranks {compress_ranks(core)} wait for each other, and the evidence does not say who left: {what}{more}",
+        claim=f"{name_ranks(core)} wait for each other, and the evidence does not say who left: {_name_sides(sides)}",
         confidence=0.4,
         kind="H08" if is_point_to_point else "H10",
         sides=sides,
-        evidence=(f"{len(graph.waits)} of {evidence.world_size} ranks wait, all of them for these in the end",),
+        evidence=(f"{len(graph.waits)} of {evidence.world_size} ranks wait for these", *_chain(graph, core[0])),
         missing=("which of the sides departs from its schedule",),
     )
 
 
+def _chain(graph: WaitGraph, start: int) -> tuple[str, ...]:
+    """The shortest circle through `start`, in words, if it is short."""
+    came_from: dict[int, int] = {}
+    left = [start]
+    for rank in left:
+        for blocker in sorted(graph.blockers.get(rank, ())):
+            if blocker == start:
+                return (_chain_words(start, rank, came_from),)
+            if blocker not in came_from:
+                came_from[blocker] = rank
+                left.append(blocker)
+    return ()
+
+
+def _chain_words(start: int, last: int, came_from: Mapping[int, int]) -> str:
+    path = [start, last] if last != start else [start]
+    while path[-1] in came_from:
+        path.append(came_from[path[-1]])
+    return "a circle: rank " + ", which waits for rank ".join(map(str, reversed(path)))
+
+
 def _core(graph: WaitGraph) -> tuple[int, ...]:
     """The ranks without which no circle would be: those whose removal alone breaks it, else all that are in one."""
-    breaking = [rank for rank in graph.endless if graph.is_acyclic_without(rank)]
-    return tuple(breaking) if len(breaking) > 1 else tuple(graph.endless)
+    breaking = graph.breaking_ranks()
+    return breaking if len(breaking) > 1 else graph.endless

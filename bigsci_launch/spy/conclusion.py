@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from bigsci_launch.spy.evidence import Evidence
+from bigsci_launch.topology import compress_ranks
 
 
 class State(Enum):
@@ -52,6 +53,11 @@ class Conclusion:
     evidence: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     next: tuple[str, ...] = ()
+
+
+def name_ranks(ranks: Collection[int]) -> str:
+    """`rank 3`, `ranks 0-3,7`."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {compress_ranks(ranks)}"
 
 
 def count_ranks(ranks: Collection[int]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bigsci_launch.spy.evidence import Evidence, RankEvidence
 from bigsci_launch.spy.groups import group_kind
@@ -22,13 +22,18 @@ Kind = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """At `position` of its stream a rank did `did` where `expected` was due. `form`: skip, extra or other."""
+    """At `position` of its stream a rank did `did` where `expected` was due. `form`: skip, extra or other.
+
+    `expected_group` and `did_group` are torch's names of the rank's own groups, where it has used such a one.
+    """
 
     rank: int
     position: int
     expected: Kind
     did: Kind
     form: str
+    expected_group: str | None = None
+    did_group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +60,21 @@ def find_departures(evidence: Evidence) -> Departures:
         departure for group in peer_groups(streams, evidence) for departure in depart_from_peers(group, streams, firsts)
     ]
     own = {rank: departure for rank, stream in streams.items() if (departure := depart_from_past(rank, stream))}
+    alike = {rank for rank in own if _all_did_alike(rank, own, streams, evidence)}
     return Departures(
-        from_past={rank: own[rank] for rank in own if not _all_did_alike(rank, own, streams, evidence)},
-        from_peers={departure.rank: departure for departure in peers},
+        from_past={rank: _with_groups(own[rank], streams, evidence) for rank in own if rank not in alike},
+        from_peers={departure.rank: _with_groups(departure, streams, evidence) for departure in peers},
         compared=frozenset(streams),
     )
+
+
+def _with_groups(departure: Departure, streams: Mapping[int, Sequence[Kind]], evidence: Evidence) -> Departure:
+    """`departure` with the names of the rank's own groups."""
+    recorder = next(seen.recorder for seen in evidence.ranks if seen.rank == departure.rank)
+    stream = streams[departure.rank]
+    assert recorder is not None
+    groups = {kind: recorder.tokens[index].group for kind, index in zip(stream, recorder.stream, strict=True)}
+    return replace(departure, expected_group=groups.get(departure.expected), did_group=groups.get(departure.did))
 
 
 def kinds_of(seen: RankEvidence, evidence: Evidence) -> list[Kind]:

@@ -126,6 +126,12 @@ class Evidence:
     ranks: tuple[RankEvidence, ...]
     nodes_silent: tuple[tuple[str, str], ...]
     problems: tuple[str, ...]
+    """What the node agents could not do, each with the name of its node."""
+
+    @property
+    def unidentified(self) -> bool:
+        """Whether processes were seen of which nobody knows whether they are ranks."""
+        return any("cannot be read" in problem for problem in self.problems)
 
     def coordinate(self, rank: int) -> Coordinate | None:
         """The coordinate of `rank`, where the topology is known."""

@@ -53,8 +53,10 @@ def _unreadable(seen: RankEvidence) -> Stall | None:
     if seen.last is not None:
         return None
     why = seen.unreached or "it was not found"
-    kind, confidence = ("H73", 0.7) if "silent" in why else ("H72", 0.6)
-    return Stall(seen.rank, kind, f"was not seen: {why}", confidence, f"anything about rank {seen.rank}")
+    if "silent" not in why:
+        words = "has no process on any node: it has ended, or was never started"
+        return Stall(seen.rank, "H72", words, 0.7, f"how rank {seen.rank} ended: see the job's output")
+    return Stall(seen.rank, "H73", f"was not seen: {why}", 0.7, f"anything about rank {seen.rank}")
 
 
 def _stopped(seen: RankEvidence) -> Stall | None:

@@ -88,7 +88,7 @@ def target_of_job(job: JobInfo, run: RunDir | None, attempt: AttemptDir | None) 
         request=request,
         job_id=job.job_id,
         nodes=tuple(node for node in nodes if node not in down),
-        down={node: f"Slurm holds it for {state}" for node, state in down.items()},
+        down={node: f"it does not respond to Slurm ({state})" for node, state in down.items()},
         run=run,
         attempt=attempt,
         topology=_topology_text(run),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bigsci_launch.spy.circle import judge_circle, sides_of
-from bigsci_launch.spy.conclusion import Conclusion, Side, State, Suspect, count_ranks, where_shared
+from bigsci_launch.spy.conclusion import Conclusion, Side, State, Suspect, count_ranks, name_ranks, where_shared
 from bigsci_launch.spy.evidence import Evidence, RankEvidence
 from bigsci_launch.spy.merge import merge_stacks
 from bigsci_launch.spy.motion import is_busy, moving_ranks, named_frames, outer_frames_moved
@@ -64,7 +64,7 @@ def _nothing(evidence: Evidence, _graph: WaitGraph) -> Conclusion | None:
 
 def _ended(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     """Ranks whose processes have ended: the job finished, or crashed, or the others wait for the dead."""
-    gone = [seen for seen in evidence.ranks if seen.is_gone]
+    gone = [seen for seen in evidence.ranks if seen.is_gone or has_vanished(seen, evidence)]
     if not gone:
         return None
     failed = sorted((seen for seen in gone if not (seen.exit and seen.exit.is_clean)), key=_order_of_failure)
@@ -73,7 +73,7 @@ def _ended(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     awaited = [seen for seen in gone if seen.rank in graph.roots]
     first = (failed or awaited or gone)[0]
     stall = explain_stall(first)
-    others = sum(not seen.is_gone for seen in evidence.ranks)
+    others = evidence.world_size - len(gone)
     claim = f"{evidence.name(first.rank)} {stall.words}"
     if others:
         claim += f"; {others} of {evidence.world_size} ranks still run, {len(graph.waits)} of them wait in a collective"
@@ -88,6 +88,11 @@ def _ended(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         evidence=tuple(f"{evidence.name(seen.rank)} {explain_stall(seen).words}" for seen in failed[1:4]),
         missing=(stall.missing,) if stall.missing else (),
     )
+
+
+def has_vanished(seen: RankEvidence, evidence: Evidence) -> bool:
+    """Whether a rank has no process although every node answered and every process could be asked who it is."""
+    return not (seen.samples or seen.exit or evidence.nodes_silent or evidence.unidentified)
 
 
 def _order_of_failure(seen: RankEvidence) -> tuple[bool, float, int]:
@@ -205,9 +210,7 @@ def _together(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     alive = [seen for seen in evidence.ranks if not seen.is_gone]
     if not graph.waits or len(graph.waits) < len(alive):
         return None
-    where = "; ".join(
-        f"ranks {compress_ranks(side.ranks)} in {side.where}" for side in sides_of(graph, tuple(graph.waits))[:3]
-    )
+    where = "; ".join(f"{name_ranks(side.ranks)} in {side.where}" for side in sides_of(graph, tuple(graph.waits))[:3])
     return Conclusion(
         state=State.HANG,
         claim=f"every rank is inside its collective and none is missing, yet none gets on: {where}",

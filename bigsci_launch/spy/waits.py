@@ -7,7 +7,7 @@ not come, or has left it behind: stacks alone cannot tell which.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence import Evidence, RankEvidence
@@ -47,6 +47,8 @@ class Wait:
 
     def __str__(self) -> str:
         number = f" number {self.call.sequence}" if self.call else ""
+        if self.members is None and self.kind is None:
+            return self.operation
         return f"{self.operation}{number} of {group_words(self.kind, self.members)}"
 
 
@@ -81,25 +83,50 @@ class WaitGraph:
         return frozenset(found)
 
     @property
+    def is_certain(self) -> bool:
+        """Whether the group of every wait is known: only then is it certain who waits for whom."""
+        return all(wait.members is not None for wait in self.waits.values())
+
+    @property
     def endless(self) -> tuple[int, ...]:
         """Waiting ranks from which no chain of waits ends at a root: they wait in a circle."""
         explained = self.leading_to(frozenset(self.roots))
         return tuple(rank for rank in self.waits if rank not in explained and self.blockers[rank])
 
-    def is_acyclic_without(self, removed: int) -> bool:
-        """Whether every circle of waits goes through `removed`."""
-        left = {rank: set(blockers) - {removed} for rank, blockers in self.blockers.items() if rank != removed}
-        while True:
-            free = [rank for rank, blockers in left.items() if not blockers & left.keys()]
-            if not free:
-                return not left
-            for rank in free:
-                del left[rank]
+    def breaking_ranks(self) -> tuple[int, ...]:
+        """Ranks each of which alone lies on every circle of waits.
+
+        Ranks that stand at one place and wait for the same others are one node of a smaller graph: of several, none
+        alone breaks a circle.
+        """
+        places: dict[object, list[int]] = {}
+        for rank in self.endless:
+            wait = self.waits[rank]
+            sequence = wait.call.sequence if wait.call else None
+            places.setdefault((wait.place, wait.members, sequence, self.blockers[rank]), []).append(rank)
+        node_of = {rank: node for node, ranks in enumerate(places.values()) for rank in ranks}
+        edges = [
+            frozenset(node_of[blocker] for blocker in self.blockers[ranks[0]] if blocker in node_of)
+            for ranks in places.values()
+        ]
+        single = [ranks[0] for ranks in places.values() if len(ranks) == 1]
+        return tuple(sorted(rank for rank in single if _is_acyclic(edges, node_of[rank])))
 
     def direct_waiter(self, rank: int) -> Wait | None:
         """A rank that waits for `rank` itself: the one that waits for the fewest others."""
         waiters = [other for other, blockers in self.blockers.items() if rank in blockers]
         return self.waits[min(waiters, key=lambda other: (len(self.blockers[other]), other))] if waiters else None
+
+
+def _is_acyclic(edges: Sequence[frozenset[int]], removed: int) -> bool:
+    """Whether the graph has no circle once node `removed` is taken out."""
+    left = {node: targets - {removed} for node, targets in enumerate(edges) if node != removed}
+    while True:
+        free = [node for node, targets in left.items() if not any(target in left for target in targets)]
+        if not free:
+            return not left
+        for node in free:
+            del left[node]
 
 
 def build_graph(evidence: Evidence) -> WaitGraph:
