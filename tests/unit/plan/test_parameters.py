@@ -118,8 +118,8 @@ def test_padding_of_the_vocabulary() -> None:
 
 
 def test_stages_add_up_to_the_model() -> None:
-    for tied in (True, False):
-        model = ModelShape(12, 64, 4, 200, 32, 1000, 128, tied)
+    for tied, norm in ((True, False), (False, True)):
+        model = ModelShape(12, 64, 4, 200, 32, 1000, 128, tied, norm)
         stages = stage_parameters(model, 1, cut_model(model, "type:transformer|embedding", 4).num_transformer_layers)
         copy = model.padded_vocab(1) * 64 if tied else 0
         assert sum(stage.num_parameters for stage in stages) == count_parameters(model) + copy
