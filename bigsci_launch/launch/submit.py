@@ -66,9 +66,16 @@ def submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Su
     """Make the attempt's directory, freeze everything in it, and start the request.
 
     Raises:
-        RunDirError: the run is under way, or is another model's; SlurmUnavailable, SlurmRefused: as sbatch says.
-            Nothing is left of the attempt then.
+        RunDirError: the run is under way, is another model's, or cannot be written; SlurmUnavailable, SlurmRefused:
+            as sbatch says. Nothing is left of the attempt then.
     """
+    try:
+        return _submit(loaded, request, command)
+    except OSError as error:
+        raise _cannot_write(request, error) from error
+
+
+def _submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Submission:
     require_same_run(request.run, loaded.config, request.topology)
     require_no_active_attempt(request.run)
     with new_attempt(request, loaded.config):
@@ -128,32 +135,35 @@ def copy_tools(attempt: AttemptDir) -> None:
 def new_attempt(request: JobRequest, config: RunConfig) -> Iterator[None]:
     """Make the run (if it is new) and the attempt's directory; on any failure take away what was made."""
     is_new_run = not request.run.record.exists()
+    is_ours = False
     try:
         if is_new_run:
             write_json(request.run.record, run_record(request, config))
         request.attempt.path.mkdir(parents=True)
-    except FileExistsError:
-        raise RunDirError(
-            f"run {request.name}: attempt {request.attempt.name} is being submitted by somebody else",
-            hint=f"`bsl status {request.run.path}` shows it",
-        ) from None
-    except OSError as error:
-        raise RunDirError(
-            f"{request.run.path}: {error.strerror or error}", hint="set run.root to another folder"
-        ) from error
-    try:
+        is_ours = True
         yield
     except BaseException:
-        shutil.rmtree(request.attempt.path, ignore_errors=True)
+        if is_ours:
+            shutil.rmtree(request.attempt.path, ignore_errors=True)
         if is_new_run:
             forget_run(request.run)
         raise
 
 
+def _cannot_write(request: JobRequest, error: OSError) -> RunDirError:
+    if isinstance(error, FileExistsError):
+        return RunDirError(
+            f"run {request.name}: attempt {request.attempt.name} is being submitted by somebody else",
+            hint=f"`bsl status {request.run.path}` shows it",
+        )
+    where = error.filename or request.run.path
+    return RunDirError(f"{where}: {error.strerror or error}", hint="make room, or set run.root to another folder")
+
+
 def forget_run(run: RunDir) -> None:
-    """Take away a run directory in which nothing ever happened."""
-    run.record.unlink(missing_ok=True)
-    with suppress(OSError):  # somebody else put something there
+    """Take away a run directory in which nothing ever happened; what somebody else put there stays."""
+    with suppress(OSError):
+        run.record.unlink(missing_ok=True)
         run.attempts_folder.rmdir()
         run.path.rmdir()
 

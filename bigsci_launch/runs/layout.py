@@ -220,10 +220,8 @@ class RunDir:
 
     def attempts(self) -> list[AttemptDir]:
         """Every attempt, oldest first; requeues follow the attempt that they belong to."""
-        if not self.attempts_folder.is_dir():
-            return []
-        folders = (path for path in self.attempts_folder.iterdir() if _ATTEMPT.fullmatch(path.name) and path.is_dir())
-        return [AttemptDir(path) for path in sorted(folders, key=_attempt_order)]
+        found = [path for path in _entries(self.attempts_folder) if _ATTEMPT.fullmatch(path.name) and path.is_dir()]
+        return [AttemptDir(path) for path in sorted(found, key=_attempt_order)]
 
     def latest_attempt(self) -> AttemptDir | None:
         attempts = self.attempts()
@@ -234,16 +232,30 @@ class RunDir:
         return f"{max(numbers, default=0) + 1:04d}"
 
 
+def _entries(folder: Path) -> list[Path]:
+    """What is in `folder`; nothing where there is no such folder."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise RunDirError(
+            f"{folder}: {error.strerror or error}", hint="ask the owner of the run for read access to it"
+        ) from error
+
+
 def _attempt_order(path: Path) -> tuple[int, int]:
     number, _, requeue = path.name.partition(".r")
     return (int(number), int(requeue or 0))
 
 
 def find_runs(root: Path) -> list[RunDir]:
-    """Every run directly under `root`, by name."""
-    if not root.is_dir():
-        return []
-    return [RunDir(path.resolve()) for path in sorted(root.iterdir()) if (path / "run.json").is_file()]
+    """Every run directly under `root`, by name.
+
+    Raises:
+        RunDirError: `root` cannot be read.
+    """
+    return [RunDir(path.resolve()) for path in sorted(_entries(root)) if RunDir(path).record.is_file()]
 
 
 def open_run(path: Path) -> RunDir:

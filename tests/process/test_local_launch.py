@@ -1,0 +1,255 @@
+"""`bsl submit --local`: real processes of this machine, no Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsci_launch.scheduler.local import is_free, reserved_port, split_command
+
+MODEL = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
+PRELUDE = "import json, os, signal, sys, time\nRANK = int(os.environ['RANK'])\n"
+WAIT = "print('up', flush=True)\ntime.sleep(60)\n"
+
+
+class Local:
+    """A run of 4 local ranks, started as a user does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.directory = folder / "runs" / "run"
+        self.attempt = self.directory / "attempts" / "0001"
+        self.process: subprocess.Popen[str] | None = None
+
+    def write(self, program: str, *, ranks: int = 4, **more: Any) -> None:
+        config = {
+            "run": {"name": "run", "command": [sys.executable, "-c", PRELUDE + program]},
+            "slurm": {"site": "local"},
+            "parallelism": {"tensor_parallel_size": 2, "data_parallel_size": ranks // 2},
+            "model": MODEL,
+            "training": {"steps": 10, "micro_batch_size": 1, "global_batch_size": ranks},
+            "data": {"prefix": "none"},
+            **more,
+        }
+        (self.folder / "run.yaml").write_text(json.dumps(config))
+
+    def argv(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "bigsci_launch", *words]
+
+    def bsl(self, *words: str, rc: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.argv(*words), cwd=self.folder, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == rc, (done.returncode, done.stdout, done.stderr)
+        return done
+
+    def submit(self, *words: str, rc: int = 0) -> subprocess.CompletedProcess[str]:
+        return self.bsl("submit", "run.yaml", *words, rc=rc)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Submit in the foreground and come back while it runs."""
+        self.process = subprocess.Popen(
+            self.argv("submit", "run.yaml", *words),
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return self.process
+
+    def log(self, rank: int) -> str:
+        path = self.attempt / "logs" / f"rank-{rank:04d}.log"
+        return path.read_text() if path.exists() else ""
+
+    def exit(self) -> dict[str, Any]:
+        return json.loads((self.attempt / "exit.json").read_text())
+
+    def pids(self) -> list[int]:
+        return [json.loads(path.read_text())["pid"] for path in sorted((self.attempt / "pids").glob("*.json"))]
+
+    def launcher(self) -> int:
+        return json.loads((self.attempt / "job.json").read_text())["launcher"]["pid"]
+
+    def wait_for_ranks(self, num: int = 4) -> None:
+        wait_until(lambda: all("up\n" in self.log(rank) for rank in range(num)))
+
+    def wait_for_silence(self) -> None:
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in self.pids()))
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, "still not so"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Local]:
+    local = Local(tmp_path)
+    yield local
+    if local.process is not None:
+        local.process.kill()
+        local.process.communicate()
+    for pid in [local.launcher()] if (local.attempt / "job.json").exists() else []:
+        if b"scheduler.local" in (Path(f"/proc/{pid}/cmdline").read_bytes() if Path(f"/proc/{pid}").exists() else b""):
+            os.kill(pid, signal.SIGTERM)
+            wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists())
+
+
+def test_ranks_find_each_other_and_the_answer_is_the_pid_alone(local: Local) -> None:
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR"]
+    local.write(f"print(*(os.environ[n] for n in {names}), os.environ['GREETING'], flush=True)", env=GREETING)
+    done = local.submit()
+    assert done.stdout == f"{local.launcher()}\n"
+    for rank in range(4):
+        assert local.log(rank).rstrip("\n").endswith(f" {rank} {rank} 4 4 0 127.0.0.1 it's $HOME")
+    assert "2 2 4 4 0 127.0.0.1" not in done.stderr, "only the rank that reports steps is shown"
+    assert "0 0 4 4 0 127.0.0.1 it's $HOME" in done.stderr
+    assert (local.exit()["reason"], local.exit()["exit_code"], local.exit()["num_started"]) == ("finished", 0, 4)
+    assert json.loads(local.bsl("status", "--json").stdout)["job"]["state"] == "COMPLETED"
+    assert "4 ranks (tp=2,pp=1,dp=2)" in local.bsl("status", "run").stdout
+
+
+GREETING = {"GREETING": {"value": "it's $HOME", "reason": "a test"}}
+
+
+def test_everything_is_frozen_in_the_attempt(local: Local) -> None:
+    local.write("pass")
+    local.submit("--set", "training.steps=7")
+    names = {path.name for path in local.attempt.iterdir()}
+    assert names >= {"config.yaml", "origins.json", "provenance.json", "script.sh", "job.json", "job.out", "exit.json"}
+    assert json.loads((local.attempt / "origins.json").read_text())["training.steps"] == "--set"
+    assert (local.attempt / "tools" / "rank_runner.py").is_file()
+    provenance = json.loads((local.attempt / "provenance.json").read_text())
+    assert provenance["command"][1:] == ["submit", "run.yaml", "--set", "training.steps=7"]
+    assert provenance["packages"]["click"]
+    assert json.loads((local.directory / "run.json").read_text())["topology"] == {"tp": 2, "pp": 1, "dp": 2}
+
+
+def test_the_exit_code_is_that_of_the_first_rank_that_failed(local: Local) -> None:
+    local.write(f"if RANK == 2: time.sleep(0.5); print('KeyError: 7'); sys.exit(41)\n{WAIT}")
+    began = time.monotonic()
+    done = local.submit(rc=41)
+    assert time.monotonic() - began < 20
+    failure = local.exit()["first_failure"]
+    assert (failure["rank"], failure["code"], failure["error"]) == (2, 41, "KeyError: 7")
+    assert "first failure: rank 2 (dp1 pp0 tp0)" in done.stderr
+    local.wait_for_silence()
+
+
+def test_ranks_that_ignore_term_are_killed_after_a_grace(local: Local) -> None:
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif RANK == 1: time.sleep(0.5); os.kill(os.getpid(), 9)\n"
+    local.write(ignore + WAIT)
+    local.submit(rc=137)
+    assert (local.exit()["reason"], local.exit()["first_failure"]["signal"]) == ("crashed", "SIGKILL")
+    local.wait_for_silence()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_ends_everything_cleanly(local: Local, number: signal.Signals) -> None:
+    local.write("signal.signal(signal.SIGTERM, lambda *_: (print('saving'), sys.exit(0)))\n" + WAIT)
+    process = local.start()
+    local.wait_for_ranks()
+    process.send_signal(number)
+    assert process.wait(20) == 130
+    assert local.exit()["reason"] == "cancelled"
+    assert all("saving" in local.log(rank) for rank in range(4))
+    local.wait_for_silence()
+
+
+def test_a_second_ctrl_c_kills(local: Local) -> None:
+    local.write("signal.signal(signal.SIGTERM, lambda *_: print('never', flush=True))\n" + WAIT)
+    process = local.start()
+    local.wait_for_ranks()
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: all("never" in local.log(rank) for rank in range(4)))
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    local.wait_for_silence()
+
+
+def test_a_detached_run_is_seen_refused_twice_and_cancelled(local: Local) -> None:
+    local.write(WAIT)
+    pid = int(local.submit("--detach").stdout)
+    local.wait_for_ranks()
+    status = json.loads(local.bsl("status", "--json").stdout)
+    assert (status["job"]["state"], status["pid"], status["num_ranks_started"]) == ("RUNNING", pid, 4)
+    refused = local.submit("--detach", rc=2)
+    assert "attempt 0001" in refused.stderr and "is RUNNING" in refused.stderr
+    local.bsl("cancel", "run")
+    wait_until(lambda: (local.attempt / "exit.json").exists())
+    wait_until(lambda: json.loads(local.bsl("status", "--json").stdout)["job"]["state"] == "CANCELLED")
+    assert local.exit()["exit_code"] == 143
+    local.wait_for_silence()
+
+
+def test_ranks_end_with_a_launcher_that_was_killed(local: Local) -> None:
+    local.write(WAIT)
+    local.submit("--detach")
+    local.wait_for_ranks()
+    os.kill(local.launcher(), signal.SIGKILL)
+    local.wait_for_silence()
+    job = json.loads(local.bsl("status", "--json").stdout)["job"]
+    assert job["state"] == "UNKNOWN" and "killed" in job["reason"]
+
+
+def test_usr2_to_the_launcher_asks_ranks_to_stop(local: Local) -> None:
+    local.write("signal.signal(signal.SIGUSR2, lambda *_: sys.exit(0))\n" + WAIT)
+    local.submit("--detach")
+    local.wait_for_ranks()
+    os.kill(local.launcher(), signal.SIGUSR2)
+    wait_until(lambda: (local.attempt / "exit.json").exists())
+    assert (local.exit()["reason"], local.exit()["exit_code"]) == ("stopped", 0)
+
+
+def test_a_second_attempt_of_the_same_run_and_another_model(local: Local) -> None:
+    local.write("pass")
+    local.submit()
+    local.submit("--set", "training.steps=20")
+    assert sorted(path.name for path in (local.directory / "attempts").iterdir()) == ["0001", "0002"]
+    refused = local.submit("--set", "model.hidden_size=16", rc=2)
+    assert "model.hidden_size: 8 -> 16" in refused.stderr and "another run.name" in refused.stderr
+    refused = local.submit("--set", "parallelism.data_parallel_size=1", rc=2)
+    assert "topology.dp: 2 -> 1" in refused.stderr
+
+
+def test_logs_follow_until_the_end(local: Local) -> None:
+    local.write("for i in range(5): print('iteration', i, flush=True); time.sleep(0.2)")
+    local.submit("--detach")
+    lines = local.bsl("logs", "run", "-f", "--grep", "iteration").stdout.splitlines()
+    assert len(lines) == 20
+    assert lines == sorted(lines, key=lambda line: line[:18])
+
+
+def test_json_waits_and_answers_once(local: Local) -> None:
+    local.write("sys.exit(3 if RANK == 0 else 0)")
+    document = json.loads(local.submit("--json", rc=3).stdout)
+    assert (document["scheduler"], document["job_id"], document["exit"]["exit_code"]) == ("local", None, 3)
+
+
+def test_ports_are_below_the_ephemeral_range_and_never_shared() -> None:
+    with reserved_port() as first, reserved_port() as second:
+        assert first != second
+        assert all(10000 <= port < 30000 and is_free(port) for port in (first, second))
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", first))
+            server.listen()
+            assert not is_free(first)
+
+
+def test_the_runner_gets_its_rank_before_the_program() -> None:
+    assert split_command(["python", "runner.py", "--", "prog", "--", "x"]) == (
+        ["python", "runner.py"],
+        ["--", "prog", "--", "x"],
+    )

@@ -1,0 +1,254 @@
+"""`bsl submit` and its sisters against commands that stand in for Slurm's."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bigsci_launch.cli.main import bsl
+from bigsci_launch.launch import submit as launch
+from bigsci_launch.runs.attempts import JobRecord, read_job, write_job
+from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.scheduler.local import Launcher
+
+Install = Callable[..., Any]
+RunFile = Callable[..., Path]
+RUN = Path("runs/trial")
+INVALID = "slurm_load_jobs error: Invalid job id specified\n"
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(bsl, list(words))
+
+
+def line(job_id: str, state: str, comment: str = "(null)", reason: str = "None") -> str:
+    return f"{job_id}|{state}|me|debug|2|n[0-1]|{reason}|2026-11-21T01:02:03|N/A|1:00|trial|{comment}\n"
+
+
+@pytest.fixture
+def slurm(fake_slurm: Install) -> Any:
+    fake = fake_slurm("sbatch", "squeue", "scancel", "sinfo")
+    fake.answer("sbatch", "77\n")
+    fake.answer("squeue", line("77", "RUNNING"))
+    return fake
+
+
+def test_a_pipe_gets_the_job_id_alone(slurm: Any, run_file: RunFile) -> None:
+    done = invoke("submit", str(run_file()))
+    assert (done.exit_code, done.stdout) == (0, "77\n"), done.output
+    [call] = slurm.calls("sbatch")
+    attempt = RUN.resolve() / "attempts" / "0001"
+    assert call["argv"] == ["sbatch", "--parsable", str(attempt / "script.sh")]
+    assert call["cwd"] == str(Path.cwd())
+    record = read_job(RunDir(RUN.resolve()).attempt("0001"))
+    assert record is not None and (record.scheduler, record.job_id, record.launcher) == ("slurm", "77", None)
+    assert (attempt / "script.sh").stat().st_mode & 0o111
+
+
+def test_the_script_is_that_of_the_dry_run(slurm: Any, run_file: RunFile) -> None:
+    path = str(run_file())
+    dry = invoke("submit", path, "--dry-run")
+    document = json.loads(invoke("submit", path, "--dry-run", "--json").stdout)
+    assert not slurm.calls("sbatch") and not RUN.exists()
+    invoke("submit", path)
+    script = (RUN / "attempts" / "0001" / "script.sh").read_text()
+    assert dry.stdout.startswith(script)
+    assert "node 1  ranks 2-3  dp1 pp0 tp0-1" in dry.stdout
+    assert document["script"] == script and document["schema_version"] == 1
+    assert document["rank_map"][1] == {"node_rank": 1, "ranks": "2-3", "coordinates": "dp1 pp0 tp0-1"}
+    assert document["exit_margin"]["margin_s"] == 64
+    assert "--nodes=2" in document["options"] and "--kill-on-bad-exit=1" in document["step_options"]
+
+
+def test_a_dry_run_asks_no_slurm(fake_slurm: Install, run_file: RunFile) -> None:
+    fake = fake_slurm("sbatch", "squeue", "scontrol")
+    for command in ("sbatch", "squeue", "scontrol"):
+        fake.answer(command, rc=1, stderr="fatal\n")
+    assert invoke("submit", str(run_file()), "--dry-run").exit_code == 0
+    assert not any(fake.calls(command) for command in ("sbatch", "squeue", "scontrol"))
+
+
+def test_refusal_shows_slurms_words_and_leaves_nothing(slurm: Any, run_file: RunFile) -> None:
+    slurm.answer("sbatch", stderr="sbatch: error: Invalid qos specification\n", rc=1)
+    done = invoke("submit", str(run_file()))
+    assert done.exit_code == 3
+    assert "error: sbatch: Slurm refused: Invalid qos specification" in done.stderr
+    assert not RUN.exists()
+
+
+def test_a_refused_second_attempt_leaves_the_first(slurm: Any, run_file: RunFile) -> None:
+    path = str(run_file())
+    invoke("submit", path)
+    slurm.answer("squeue", line("77", "COMPLETED"))
+    slurm.answer("sbatch", stderr="sbatch: error: no\n", rc=1)
+    assert invoke("submit", path).exit_code == 3
+    assert [each.name for each in RunDir(RUN.resolve()).attempts()] == ["0001"]
+
+
+def test_an_absent_controller_is_one_clear_error(slurm: Any, run_file: RunFile) -> None:
+    slurm.answer("sbatch", stderr="sbatch: error: Unable to contact slurm controller (connect failure)\n", rc=1)
+    done = invoke("submit", str(run_file()))
+    assert done.exit_code == 3
+    assert "Slurm is not available" in done.stderr and "hint: " in done.stderr and "Traceback" not in done.output
+    assert not RUN.exists()
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "SUSPENDED"])
+def test_one_attempt_at_a_time(slurm: Any, run_file: RunFile, state: str) -> None:
+    path = str(run_file())
+    invoke("submit", path)
+    slurm.answer("squeue", line("77", state))
+    done = invoke("submit", path)
+    assert done.exit_code == 2
+    assert f"attempt 0001 (job 77) is {state}" in done.stderr and "bsl cancel" in done.stderr
+    assert len(slurm.calls("sbatch")) == 1
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL"])
+def test_the_next_attempt_after_the_end(slurm: Any, run_file: RunFile, state: str) -> None:
+    path = str(run_file())
+    invoke("submit", path)
+    slurm.answer("squeue", line("77", state))
+    assert invoke("submit", path).exit_code == 0
+    assert [each.name for each in RunDir(RUN.resolve()).attempts()] == ["0001", "0002"]
+
+
+def test_a_job_that_nobody_knows_any_more_blocks_nothing(slurm: Any, run_file: RunFile) -> None:
+    path = str(run_file())
+    invoke("submit", path)
+    slurm.answer("squeue", stderr=INVALID, rc=1)
+    assert invoke("submit", path).exit_code == 0
+
+
+def test_a_submission_under_way_is_not_overtaken(slurm: Any, run_file: RunFile) -> None:
+    path = str(run_file())
+    invoke("submit", path)
+    job = RUN / "attempts" / "0001" / "job.json"
+    job.unlink()
+    done = invoke("submit", path)
+    assert done.exit_code == 2 and "is being submitted" in done.stderr
+    os.utime(job.parent, (1, 1))
+    assert invoke("submit", path).exit_code == 0
+
+
+def test_another_model_is_another_run(slurm: Any, run_file: RunFile) -> None:
+    path = str(run_file())
+    invoke("submit", path)
+    slurm.answer("squeue", line("77", "COMPLETED"))
+    done = invoke("submit", path, "--set", "model.num_layers=3", "--set", "parallelism.partition_method=uniform")
+    assert done.exit_code == 2
+    assert (
+        "model.num_layers: 2 -> 3; parallelism.partition_method: type:transformer|embedding -> uniform" in done.stderr
+    )
+
+
+def test_a_folder_that_is_no_run_is_left_alone(slurm: Any, run_file: RunFile) -> None:
+    path = str(run_file())
+    RUN.mkdir(parents=True)
+    (RUN / "thesis.tex").write_text("ten years of work")
+    done = invoke("submit", path)
+    assert done.exit_code == 2 and "is not a run directory" in done.stderr
+    assert [each.name for each in RUN.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_that_cannot_be_written(slurm: Any, run_file: RunFile) -> None:
+    path = str(run_file())
+    Path("runs").write_text("a file")
+    done = invoke("submit", path)
+    assert done.exit_code == 2 and "error: " in done.stderr and "hint: " in done.stderr, done.output
+    assert isinstance(done.exception, SystemExit)
+
+
+def test_a_job_that_cannot_be_noted_down_is_taken_back(
+    slurm: Any, run_file: RunFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(launch, "write_job", full)
+    done = invoke("submit", str(run_file()))
+    assert done.exit_code == 2 and "No space left on device" in done.stderr
+    assert slurm.calls("scancel")[0]["argv"] == ["scancel", "77"]
+    assert not RUN.exists()
+
+
+def test_options_of_the_callers_environment_do_not_reach_the_job(
+    slurm: Any, run_file: RunFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "other")
+    monkeypatch.setenv("SLURM_JOB_ID", "3")
+    invoke("submit", str(run_file()))
+    assert not {"SBATCH_PARTITION", "SLURM_JOB_ID"} & set(slurm.calls("sbatch")[0]["env"])
+
+
+def test_waiting_says_each_state_and_exits_as_the_training(
+    slurm: Any, run_file: RunFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    real_sleep = time.sleep
+
+    def pause(seconds: float) -> None:
+        if seconds < 1:  # another's, such as subprocess waiting for a child
+            return real_sleep(seconds)
+        pauses.append(seconds)
+        states = ["PENDING", "PENDING", "RUNNING", "RUNNING", "RUNNING", "RUNNING", "FAILED"]
+        slurm.answer("squeue", line("77", states[len(pauses) - 1]))
+        (RUN / "attempts" / "0001" / "exit.json").write_text('{"reason": "crashed", "exit_code": 41}')
+
+    monkeypatch.setattr(time, "sleep", pause)
+    slurm.answer("squeue", line("77", "PENDING"))
+    done = invoke("submit", str(run_file()), "--wait")
+    assert done.exit_code == 41
+    assert done.stdout == "77\n"
+    assert [text for text in done.stderr.splitlines() if text.startswith("job 77")] == [
+        "job 77: PENDING",
+        "job 77: RUNNING",
+        "job 77: FAILED",
+    ]
+    assert pauses == [2, 4, 8, 16, 30, 30, 30]
+
+
+def test_where_there_is_no_sbatch_the_run_is_local(fake_slurm: Install, run_file: RunFile) -> None:
+    fake_slurm()
+    document = json.loads(invoke("submit", str(run_file()), "--dry-run", "--json").stdout)
+    assert (document["scheduler"], document["world_size"], document["nodes"]) == ("local", 4, 1)
+
+
+def test_detach_is_refused_on_slurm(slurm: Any, run_file: RunFile) -> None:
+    done = invoke("submit", str(run_file()), "--detach")
+    assert done.exit_code == 2 and "--detach" in done.stderr
+
+
+def test_cancel_asks_scancel(slurm: Any, run_file: RunFile) -> None:
+    invoke("submit", str(run_file()))
+    done = invoke("cancel", "trial")
+    assert (done.exit_code, slurm.calls("scancel")[0]["argv"]) == (0, ["scancel", "77"])
+    assert "job 77" in done.stdout
+    slurm.answer("squeue", line("77", "CANCELLED"))
+    done = invoke("cancel", "trial")
+    assert done.exit_code == 2 and "has ended: CANCELLED" in done.stderr
+
+
+def test_somebody_elses_job_cannot_be_cancelled(slurm: Any, run_file: RunFile) -> None:
+    invoke("submit", str(run_file()))
+    slurm.answer("scancel", stderr="scancel: error: Kill job error on job id 77: Access/permission denied\n", rc=1)
+    done = invoke("cancel", "trial")
+    assert done.exit_code == 3 and "permission denied" in done.stderr and "only the owner" in done.stderr
+
+
+def test_a_local_attempt_of_another_machine_cannot_be_cancelled_here(slurm: Any, run_file: RunFile) -> None:
+    invoke("submit", str(run_file()))
+    attempt = RunDir(RUN.resolve()).attempt("0001")
+    record = read_job(attempt)
+    assert record is not None
+    write_job(attempt, JobRecord("local", record.submitted, launcher=Launcher(1, 1, f"not-{socket.gethostname()}")))
+    done = invoke("cancel", "trial")
+    assert done.exit_code == 2 and "only that machine knows" in done.stderr
