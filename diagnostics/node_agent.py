@@ -35,6 +35,13 @@ if "__file__" in globals():
 from node_processes import Reader, read_safe, read_text, run_readers
 from node_ranks import find_ranks
 
+TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    Facts = dict[str, Any]
+
 AGENT_VERSION = 1
 FRAME_BYTES = 700  # srun forwards whole lines only while they are shorter than 1024 bytes
 RECORDER_TIMEOUT_S = 1.0
@@ -47,7 +54,7 @@ MAX_CHILDREN = 32
 FD_CALLS = {0: "read", 1: "write", 16: "ioctl", 45: "recvfrom", 47: "recvmsg", 72: "fcntl", 73: "flock"}
 
 
-def thread_times(pid):
+def thread_times(pid: int) -> dict[str, int]:
     """{thread id: nanoseconds on a CPU}. A thread whose number stands still has not moved."""
     try:
         names = os.listdir(f"/proc/{pid}/task")
@@ -57,7 +64,7 @@ def thread_times(pid):
     return {name: int(text.split()[0]) for name, text in texts.items() if text}
 
 
-def read_children(pid):
+def read_children(pid: int) -> list[Facts]:
     """Direct children of a rank with the state that the kernel gives them."""
     pids = (read_text(f"/proc/{pid}/task/{pid}/children") or "").split()[:MAX_CHILDREN]
     facts = {int(child): read_safe(int(child)) for child in pids}
@@ -67,7 +74,7 @@ def read_children(pid):
     ]
 
 
-def read_system_call(pid):
+def read_system_call(pid: int) -> Facts | None:
     """The system call in which the main thread waits, and what its file descriptor is, or None."""
     field = (read_text(f"/proc/{pid}/syscall") or "").split()
     if len(field) < 2 or not field[0].isdigit():
@@ -83,13 +90,13 @@ def read_system_call(pid):
     return {"number": number, "name": FD_CALLS[number], "fd": descriptor, "target": target}
 
 
-def read_io(pid):
+def read_io(pid: int) -> dict[str, int] | None:
     """Bytes through read and write calls, or None."""
     pairs = (line.split(": ") for line in (read_text(f"/proc/{pid}/io") or "").splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if pair[0] in ("rchar", "wchar")} or None
 
 
-def ask_recorder(folder, rank):
+def ask_recorder(folder: str, rank: int) -> Facts:
     """The collectives that torch recorded in a rank, asked of its worker server; works while the GIL is held."""
     import socket  # 5 ms that most jobs can do without
 
@@ -109,14 +116,16 @@ def ask_recorder(folder, rank):
     return dict(records, members=groups.get("members", {}))
 
 
-def compact_records(entries):
+def compact_records(entries: list[Facts]) -> Facts:
     """Recorded collectives without repetition.
 
     {first_record, tokens: [[group, group description, operation, sizes, types]], stream: [token index, oldest first],
     last_sequence: {group: number of its newest entry}, open: [positions in `stream` of entries not yet retired]}.
     """
     entries = sorted((entry for entry in entries if not entry.get("is_p2p")), key=lambda entry: entry["record_id"])
-    tokens, stream, last, unfinished = {}, [], {}, []
+    tokens: dict[tuple[str, ...], int] = {}
+    last: dict[str, int] = {}
+    stream, unfinished = [], []
     for position, entry in enumerate(entries):
         group, description = entry["process_group"]
         operation = entry["profiling_name"].rpartition(":")[2]
@@ -129,14 +138,14 @@ def compact_records(entries):
     return {"first_record": first, "tokens": list(tokens), "stream": stream, "last_sequence": last, "open": unfinished}
 
 
-def find_py_spy(request):
+def find_py_spy(request: Facts) -> str | None:
     """Path of py-spy: as asked, beside this Python, in PATH; or None."""
     places = [os.path.dirname(sys.executable or ""), *os.environ.get("PATH", "").split(":")]
     candidates = [request["py_spy"]] if request.get("py_spy") else [place + "/py-spy" for place in places if place]
     return next((path for path in candidates if os.access(path, os.X_OK)), None)
 
 
-def dump_stacks(py_spy, pid, timeout_s):
+def dump_stacks(py_spy: str, pid: int, timeout_s: float) -> Facts:
     """Stacks of all threads of `pid`: {threads} or {why}. Tries again when the process moved under the reader."""
     argv = [py_spy, "dump", "--json", "--nonblocking", "--pid", str(pid)]
     environment = {"RUST_BACKTRACE": "0", "PATH": os.environ.get("PATH", "")}
@@ -156,14 +165,14 @@ def dump_stacks(py_spy, pid, timeout_s):
     return {"why": error}
 
 
-def explain_py_spy(text):
+def explain_py_spy(text: str) -> str:
     """py-spy's error and its causes on one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     start = next((index for index, line in enumerate(lines) if line.startswith("Error:")), 0)
     return "py-spy: " + "; ".join(lines[start : start + 4])[:300] if lines else "py-spy said nothing"
 
 
-def compact_threads(threads):
+def compact_threads(threads: list[Facts]) -> list[Facts]:
     """py-spy's threads, innermost frame first, without the fields that nobody reads."""
     return [
         {
@@ -177,16 +186,16 @@ def compact_threads(threads):
     ]
 
 
-def stood_still(previous, times):
+def stood_still(previous: Facts, times: dict[str, int]) -> bool:
     """Whether no Python thread of the process ran since the `previous` sample: then its stacks are the same."""
-    if not previous or not previous.get("stack"):
+    if not previous.get("stack"):
         return False
     before = previous.get("thread_times", {})
     tids = [str(thread["tid"]) for thread in previous["stack"]["threads"]]
     return bool(tids) and all(tid in before and before[tid] == times.get(tid) for tid in tids)
 
 
-def read_rank(rank, request, previous):
+def read_rank(rank: Facts, request: Facts, previous: Facts | None) -> Iterator[tuple[str, Any]]:
     """Everything about a rank beyond the safe files, in the order of growing risk."""
     pid = rank["pid"]
     times = thread_times(pid)
@@ -200,7 +209,7 @@ def read_rank(rank, request, previous):
             yield "recorder", ask_recorder(folder, rank["rank"])
         except (OSError, ValueError, KeyError) as error:
             yield "recorder_why", str(error) or type(error).__name__
-    if stood_still(previous, times):
+    if previous and stood_still(previous, times):
         yield "stack", previous["stack"]
     elif request["py_spy"]:
         found = dump_stacks(request["py_spy"], pid, request["py_spy_timeout_s"])
@@ -209,24 +218,25 @@ def read_rank(rank, request, previous):
         yield "why", "py-spy is not installed on this node"
 
 
-def start_sample(rank, request, previous):
+def start_sample(rank: Facts, request: Facts, previous: Facts | None) -> Reader:
     """Reads the safe files here and leaves the rest to a reader, unless one got stuck on this rank before."""
     sample = read_safe(rank["pid"])
     if sample.get("start_ticks") != (rank.get("start_ticks") or sample.get("start_ticks")):
         sample = {"mono": sample["mono"], "state": "gone"}  # the pid belongs to another process now
     rank["samples"].append(sample)
-    why = "the process has ended" if sample["state"] in ("gone", "Z") else None
-    why = why or (previous and previous.get("stuck") and previous["why"])
+    why = "the process has ended" if sample["state"] in ("gone", "Z") else ""
+    if previous and previous.get("stuck"):
+        why = why or previous["why"]
     if why:
         return Reader(sample, lambda: [("why", why)], 1.0)
     limit_s = request["py_spy_timeout_s"] + RECORDER_TIMEOUT_S + 0.5
     return Reader(sample, lambda: read_rank(rank, request, previous), limit_s)
 
 
-def sample_ranks(ranks, request, deadline):
+def sample_ranks(ranks: list[Facts], request: Facts, deadline: float) -> None:
     """One sample of every rank, appended to its `samples`, each at least `interval_s` after the one before."""
 
-    def starter(rank):
+    def starter(rank: Facts) -> Callable[[], Reader | None]:
         previous = rank["samples"][-1] if rank["samples"] else None
         not_before = previous["mono"] + request["interval_s"] if previous else 0.0
         return lambda: start_sample(rank, request, previous) if time.monotonic() >= not_before else None
@@ -240,7 +250,7 @@ def sample_ranks(ranks, request, deadline):
             sample["why"] = sample.pop("error", f"no answer in {time.monotonic() - reader.began:.1f} s")
 
 
-def drop_repetition(ranks):
+def drop_repetition(ranks: list[Facts]) -> None:
     """Keep what moved between samples, not what did not: stacks and recorded collectives only once."""
     for rank in ranks:
         for before, after in zip(rank["samples"], rank["samples"][1:]):
@@ -251,7 +261,7 @@ def drop_repetition(ranks):
                 before["recorder"] = {"last_sequence": before["recorder"]["last_sequence"]}
 
 
-def examine(request):
+def examine(request: Facts) -> Facts:
     """The document of this node."""
     began = time.monotonic()
     host = os.uname().nodename
@@ -279,14 +289,14 @@ def examine(request):
     }
 
 
-def frame(document):
+def frame(document: Facts) -> list[str]:
     """`document` as lines that survive a stream shared with other nodes and with chatter."""
     data = base64.b64encode(zlib.compress(json.dumps(document).encode(), 6)).decode()
     parts = [data[start : start + FRAME_BYTES] for start in range(0, len(data), FRAME_BYTES)]
     return [f"@bsl {document['node']} {index} {len(parts)} {part}" for index, part in enumerate(parts)]
 
 
-def main(argv):
+def main(argv: list[str]) -> None:
     """Answer the request in `argv[1]`."""
     request = json.loads(argv[1]) if len(argv) > 1 else {}
     try:

@@ -13,10 +13,17 @@ import select
 import signal
 import time
 
+TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    Produce = Callable[[], Iterable[tuple[str, Any]]]
+
 WAITING_ROOM_S = 0.7  # a reader older than this is stuck, not busy: it gives its slot to the next one
 
 
-def read_text(path, limit=1 << 16):
+def read_text(path: str, limit: int = 1 << 16) -> str | None:
     """The first `limit` bytes of a file as text, or None."""
     try:
         with open(path, "rb") as stream:
@@ -25,7 +32,7 @@ def read_text(path, limit=1 << 16):
         return None
 
 
-def parse_stat(text):
+def parse_stat(text: str) -> dict[str, Any]:
     """The fields of /proc/PID/stat that matter here; times in clock ticks."""
     head, _, tail = text.rpartition(")")
     field = tail.split()
@@ -39,7 +46,7 @@ def parse_stat(text):
     }
 
 
-def parse_status(text):
+def parse_status(text: str) -> dict[str, Any]:
     """Context switches of the main thread, tracer, whether a core is being dumped, whether SIGKILL is pending."""
     field = dict(line.partition(":")[::2] for line in text.splitlines())
     pending = int(field.get("SigPnd", "0"), 16) | int(field.get("ShdPnd", "0"), 16)
@@ -52,7 +59,7 @@ def parse_status(text):
     }
 
 
-def read_safe(pid):
+def read_safe(pid: int) -> dict[str, Any]:
     """What the four files say that never block, or `{"state": "gone"}`."""
     stat = read_text(f"/proc/{pid}/stat")
     status = read_text(f"/proc/{pid}/status")
@@ -64,15 +71,15 @@ def read_safe(pid):
     return facts
 
 
-def parents():
+def parents() -> dict[int, int]:
     """Parent of every process that can be seen: {pid: ppid}."""
     stats = {name: read_text(f"/proc/{name}/stat") for name in os.listdir("/proc") if name.isdigit()}
     return {int(name): parse_stat(stat)["ppid"] for name, stat in stats.items() if stat}
 
 
-def descendants(root, parent_of):
+def descendants(root: int, parent_of: dict[int, int]) -> set[int]:
     """Every process below `root`, without it."""
-    children = {}
+    children: dict[int, list[int]] = {}
     for pid, ppid in parent_of.items():
         children.setdefault(ppid, []).append(pid)
     below, left = set(), [root]
@@ -86,8 +93,9 @@ def descendants(root, parent_of):
 class Reader:
     """A forked child that reports (name, value) pairs of `produce()` and may block for ever."""
 
-    def __init__(self, key, produce, timeout_s):
-        self.key, self.facts, self.finished = key, {}, False
+    def __init__(self, key: Any, produce: Produce, timeout_s: float) -> None:
+        self.key, self.finished = key, False
+        self.facts: dict[str, Any] = {}
         self.began = time.monotonic()
         self.deadline = self.began + timeout_s
         self._tail = b""
@@ -99,7 +107,7 @@ class Reader:
         with contextlib.suppress(OSError):  # the child has done it, or is gone
             os.setpgid(self.pid, self.pid)
 
-    def receive(self):
+    def receive(self) -> bool:
         """Take in what the child wrote; False at its end."""
         data = os.read(self.descriptor, 1 << 16)
         lines = (self._tail + data).split(b"\n")
@@ -109,7 +117,7 @@ class Reader:
             self.facts[name] = value
         return bool(data)
 
-    def close(self, finished):
+    def close(self, finished: bool) -> None:
         """Kill what is left of the child and its own children. Never waits: one that sleeps in the kernel stays."""
         self.finished = finished
         os.close(self.descriptor)
@@ -119,7 +127,7 @@ class Reader:
             os.waitpid(self.pid, os.WNOHANG)
 
 
-def _report(produce, write_end):
+def _report(produce: Produce, write_end: int) -> None:
     """Body of the child."""
     try:
         os.setpgid(0, 0)
@@ -131,18 +139,20 @@ def _report(produce, write_end):
         os._exit(0)
 
 
-def _write(descriptor, item):
+def _write(descriptor: int, item: tuple[str, Any]) -> None:
     data = (json.dumps(item) + "\n").encode()
     while data:
         data = data[os.write(descriptor, data) :]
 
 
-def run_readers(starts, workers, deadline):
+def run_readers(starts: list[Callable[[], Reader | None]], workers: int, deadline: float) -> list[Reader]:
     """Calls `starts`, an ordered list of functions that give a Reader (or None: not yet), `workers` at a time.
 
     A reader that has become old is stuck rather than busy and holds no slot. Returns the readers that were started.
     """
-    waiting, running, done = list(starts), [], []
+    waiting = list(starts)
+    running: list[Reader] = []
+    done: list[Reader] = []
     while waiting or running:
         now = time.monotonic()
         busy = sum(now - reader.began < WAITING_ROOM_S for reader in running)
@@ -159,7 +169,7 @@ def run_readers(starts, workers, deadline):
     return done
 
 
-def _serve(running, done, deadline):
+def _serve(running: list[Reader], done: list[Reader], deadline: float) -> None:
     """Wait a moment for the running readers; moves those that ended, or ran out of time, to `done`."""
     ready = select.select([reader.descriptor for reader in running], [], [], 0.02)[0]
     now = time.monotonic()
@@ -171,7 +181,7 @@ def _serve(running, done, deadline):
             done.append(reader)
 
 
-def ask_child(produce, timeout_s):
+def ask_child(produce: Produce, timeout_s: float) -> tuple[dict[str, Any], bool]:
     """The facts of one reader, and whether it came to its end."""
     done = run_readers([lambda: Reader(None, produce, timeout_s)], 1, time.monotonic() + timeout_s)
     return (done[0].facts, done[0].finished) if done else ({}, False)

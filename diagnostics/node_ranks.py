@@ -13,6 +13,17 @@ import subprocess
 
 from node_processes import ask_child, descendants, parents, parse_stat, read_text
 
+TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    Facts = dict[str, Any]
+    Known = dict[int, Facts]
+    Row = tuple[int, str, "int | None"]
+    Tasks = dict[int, tuple[str, "int | None"]]
+    Found = tuple[list[Facts], str, list[str]]
+
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 OTHER_VARIABLES = ("SLURM_JOB_ID", "SLURMD_NODENAME", "BSL_RUN_DIR", "BSL_ATTEMPT")
@@ -20,9 +31,9 @@ PID_FILES_TIMEOUT_S = 5.0
 LISTPIDS_TIMEOUT_S = 5.0
 
 
-def find_ranks(request, node):
+def find_ranks(request: Facts, node: str) -> Found:
     """The ranks of this node, how they were found, and problems on the way."""
-    problems = []
+    problems: list[str] = []
     job_id, launcher_pid = request.get("job_id"), request.get("launcher_pid")
     if request.get("pid_files"):
         ranks = from_pid_files(request["pid_files"], node, None if job_id else os.uname().nodename, problems)
@@ -35,7 +46,7 @@ def find_ranks(request, node):
     return [], "nothing", problems
 
 
-def from_pid_files(folder, node, host, problems):
+def from_pid_files(folder: str, node: str, host: str | None, problems: list[str]) -> list[Facts]:
     """Ranks of this node from pid files, which may lie on a file system that does not answer."""
     facts, finished = ask_child(lambda: read_pid_files(folder, node, host), PID_FILES_TIMEOUT_S)
     error = facts.pop("error", None if finished else f"no answer in {PID_FILES_TIMEOUT_S:g} s")
@@ -44,7 +55,7 @@ def from_pid_files(folder, node, host, problems):
     return [dict(document, source="pid file", step=document.get("step_id")) for document in facts.values()]
 
 
-def read_pid_files(folder, node, host):
+def read_pid_files(folder: str, node: str, host: str | None) -> Iterator[tuple[str, Facts]]:
     """(name, document) of every pid file of `node`, or, where `host` is given, of that host."""
     for name in sorted(os.listdir(folder)):
         if name.startswith("rank-") and name.endswith(".json"):
@@ -53,7 +64,7 @@ def read_pid_files(folder, node, host):
                 yield name, document
 
 
-def from_job(job_id, node, problems):
+def from_job(job_id: str, node: str, problems: list[str]) -> Found:
     """The ranks of a Slurm job on this node, prepared or not."""
     rows, how = list_tasks(job_id, node, problems), "scontrol listpids"
     if not rows:
@@ -66,7 +77,7 @@ def from_job(job_id, node, problems):
     return assign_ranks(known, spread_tasks(known, tasks)), how, problems
 
 
-def spread_tasks(known, tasks):
+def spread_tasks(known: Known, tasks: Tasks) -> Tasks:
     """`tasks` with the task id of their nearest ancestor for processes that have none: slurmd numbers only its own.
 
     The batch script is no rank, unless the job has no step besides.
@@ -82,13 +93,13 @@ def spread_tasks(known, tasks):
     return spread
 
 
-def from_launcher(launcher_pid, problems):
+def from_launcher(launcher_pid: int, problems: list[str]) -> Found:
     """The ranks among the descendants of a launcher, numbered by it or, failing that, in order of their start."""
     known = identify(sorted({launcher_pid} | descendants(launcher_pid, parents())), problems)
     return assign_ranks(known, {}) or count_ranks(launcher_pid, known), f"descendants of {launcher_pid}", problems
 
 
-def list_tasks(job_id, node, problems):
+def list_tasks(job_id: str, node: str, problems: list[str]) -> list[Row]:
     """Processes of a Slurm job on this node as slurmd knows them: [(pid, step, global task id or None)]."""
     argv = ["scontrol", "listpids", str(job_id), node]
     try:
@@ -102,7 +113,7 @@ def list_tasks(job_id, node, problems):
     return rows
 
 
-def parse_listpids(text):
+def parse_listpids(text: str) -> list[Row]:
     """Rows of `scontrol listpids` (PID JOBID STEPID LOCALID GLOBALID; `-` where a number is unknown)."""
     rows = [line.split() for line in text.splitlines()[1:]]
     return [
@@ -112,9 +123,10 @@ def parse_listpids(text):
     ]
 
 
-def list_cgroup(job_id):
+def list_cgroup(job_id: str) -> list[Row]:
     """Processes of a Slurm job on this node from cgroup.procs, v1 or v2, found through our own cgroup."""
-    rows, marker = set(), f"/job_{job_id}"
+    rows: set[Row] = set()
+    marker = f"/job_{job_id}"
     for line in (read_text("/proc/self/cgroup") or "").splitlines():
         controllers, path = line.split(":", 2)[1:]
         above, found, _ = (path + "/").partition(marker + "/")
@@ -124,7 +136,7 @@ def list_cgroup(job_id):
     return sorted(rows)
 
 
-def walk_cgroup(top):
+def walk_cgroup(top: str) -> Iterator[Row]:
     """(pid, step, None) of every process in the steps below `top`."""
     for folder, _, files in os.walk(top):
         steps = [part[5:] for part in folder.split("/") if part.startswith("step_")]
@@ -133,7 +145,7 @@ def walk_cgroup(top):
                 yield int(pid), steps[0], None
 
 
-def list_environment(job_id, node):
+def list_environment(job_id: str, node: str) -> list[Row]:
     """Processes whose environment names the job and this node: the last resort, for sites that track no processes."""
     wanted = {"SLURM_JOB_ID": str(job_id), "SLURMD_NODENAME": node}
     known = identify(sorted(set(parents()) - {os.getpid()}), [])
@@ -144,11 +156,12 @@ def list_environment(job_id, node):
     ]
 
 
-def identify(pids, problems):
+def identify(pids: list[int], problems: list[str]) -> Known:
     """{pid: {comm, ppid, start_ticks, exe, env}}; one whose environment gives no answer has an empty one."""
-    known, left = {}, list(pids)
+    known: Known = {}
+    left = list(pids)
     while left:
-        facts, _ = ask_child(lambda rest=tuple(left): ((str(pid), exe_and_environment(pid)) for pid in rest), 1.0)
+        facts = read_identities(tuple(left))
         read = [pid for pid in left if str(pid) in facts]
         for pid in read:
             add_known(known, pid, facts[str(pid)])
@@ -159,13 +172,18 @@ def identify(pids, problems):
     return known
 
 
-def add_known(known, pid, facts):
+def read_identities(pids: tuple[int, ...]) -> Facts:
+    """Program and environment by pid, as far as the first process that gives no answer in time."""
+    return ask_child(lambda: ((str(pid), exe_and_environment(pid)) for pid in pids), 1.0)[0]
+
+
+def add_known(known: Known, pid: int, facts: Facts) -> None:
     stat = read_text(f"/proc/{pid}/stat")
     if stat:
         known[pid] = dict(parse_stat(stat), **facts)
 
 
-def exe_and_environment(pid):
+def exe_and_environment(pid: int) -> Facts:
     """Program and the few variables that number ranks. May block on a process whose memory map is locked."""
     try:
         exe = os.readlink(f"/proc/{pid}/exe")
@@ -176,19 +194,19 @@ def exe_and_environment(pid):
     return {"exe": exe, "env": {name: value for name, value in pairs if name in wanted}}
 
 
-def is_python(process):
+def is_python(process: Facts) -> bool:
     """Whether the program looks like a Python interpreter (torch renames its main thread)."""
     program = os.path.basename(process["exe"])
-    return program.startswith("python") or process["comm"].startswith(("python", "pt_main"))
+    return bool(program.startswith("python") or process["comm"].startswith(("python", "pt_main")))
 
 
-def leader(group, known):
+def leader(group: list[int], known: Known) -> int:
     """The process of `group` that is the rank: the topmost Python, else the topmost; wrappers stand above it."""
     pythons = {pid for pid in group if is_python(known[pid])} or set(group)
     return min((known[pid]["start_ticks"], pid) for pid in pythons if not has_ancestor(pid, pythons, known))[1]
 
 
-def has_ancestor(pid, group, known):
+def has_ancestor(pid: int, group: set[int], known: Known) -> bool:
     """Whether a process of `group` stands above `pid`."""
     seen = {pid}
     while pid in known and known[pid]["ppid"] not in seen:
@@ -199,18 +217,19 @@ def has_ancestor(pid, group, known):
     return False
 
 
-def first_number(env, names):
+def first_number(env: dict[str, str], names: tuple[str, ...]) -> int | None:
     """The first of the variables `names` that holds a number, or None."""
     return next((int(env[name]) for name in names if env.get(name, "").isdigit()), None)
 
 
-def assign_ranks(known, tasks):
+def assign_ranks(known: Known, tasks: Tasks) -> list[Facts]:
     """Who is which rank. `tasks` gives {pid: (step, global task id or None)}.
 
     A rank variable in the environment wins: then tasks may be launchers (one torchrun per node). Without one, each
     task is a rank.
     """
-    by_rank, by_task = {}, {}
+    by_rank: dict[tuple[Any, int], list[int]] = {}
+    by_task: dict[tuple[Any, int], list[int]] = {}
     for pid, process in known.items():
         step, task = tasks.get(pid, (None, None))
         rank = first_number(process["env"], RANK_VARIABLES)
@@ -224,7 +243,7 @@ def assign_ranks(known, tasks):
     return sorted((as_rank(*group, known) for group in groups), key=lambda rank: (str(rank["step"]), rank["rank"]))
 
 
-def as_rank(source, key, group, known):
+def as_rank(source: str, key: tuple[Any, int], group: list[int], known: Known) -> Facts:
     """The record of one rank; `key` is (step, rank)."""
     pid = leader(group, known)
     env = known[pid]["env"]
@@ -238,13 +257,13 @@ def as_rank(source, key, group, known):
     }
 
 
-def attempt_of_run(env):
+def attempt_of_run(env: dict[str, str]) -> str | None:
     """Folder of the attempt when the rank belongs to a `bsl` run, or None."""
     names = ("BSL_RUN_DIR", "BSL_ATTEMPT")
     return "{}/attempts/{}".format(*(env[name] for name in names)) if all(name in env for name in names) else None
 
 
-def pid_of_run(rank, env):
+def pid_of_run(rank: int, env: dict[str, str]) -> int | None:
     """What a `bsl` run says about the process of `rank`, if that process lives."""
     attempt = attempt_of_run(env)
     if attempt is None:
@@ -255,7 +274,7 @@ def pid_of_run(rank, env):
     return pid if pid and os.path.exists(f"/proc/{pid}") else None
 
 
-def count_ranks(launcher_pid, known):
+def count_ranks(launcher_pid: int, known: Known) -> list[Facts]:
     """Ranks of a launcher that numbers nothing: its Python children in order of their start, or itself."""
     below = {pid for pid in known if pid != launcher_pid and is_python(known[pid])}
     tops = sorted((known[pid]["start_ticks"], pid) for pid in below if not has_ancestor(pid, below, known))
