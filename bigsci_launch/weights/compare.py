@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from bigsci_launch.errors import BslError, CheckpointError
@@ -57,8 +56,8 @@ class _Tally:
     differences: list[Difference] = field(default_factory=list)
     unreadable: list[Unreadable] = field(default_factory=list)
     places: dict[str, set[Place]] = field(default_factory=dict)
-    # The printed tensors of the first file that has any: they tell how little such a file shows.
-    printed: dict[Path, list[StoredTensor]] = field(default_factory=dict)
+    # Printed tensors by name: they tell how little such a dump shows.
+    printed: dict[str, StoredTensor] = field(default_factory=dict)
     groups_a: dict[Place, tuple[OptimizerGroup, ...]] = field(default_factory=dict)
     groups_b: dict[Place, tuple[OptimizerGroup, ...]] = field(default_factory=dict)
 
@@ -211,7 +210,7 @@ def _settle(
     tensor = _either(outcome.pair)
     tally.places.setdefault(tensor.name, set()).add(tensor.place)
     if (printed := next((one for one in outcome.pair if one and one.printed is not None), None)) is not None:
-        _keep_printed(printed, tally)
+        tally.printed.setdefault(printed.name, printed)
     if None not in outcome.pair:
         tally.num_compared += 1
         tally.num_bytes += tensor.num_bytes if tensor.has_bytes else 0
@@ -224,11 +223,6 @@ def _settle(
         tally.num_within_tolerance += 1
     else:
         tally.differences.append(difference)
-
-
-def _keep_printed(tensor: StoredTensor, tally: _Tally) -> None:
-    if tensor.path in tally.printed or not tally.printed:
-        tally.printed.setdefault(tensor.path, []).append(tensor)
 
 
 def _is_within(difference: Difference, tolerance: float | None) -> bool:
@@ -274,7 +268,7 @@ def _precision_notes(tally: _Tally) -> tuple[str, ...]:
         return ()
     from bigsci_launch.weights.text_dump import printed_note
 
-    return (printed_note(next(iter(tally.printed.values()))),)
+    return (printed_note(list(tally.printed.values())),)
 
 
 def _kind(a: StoredTensor, b: StoredTensor, statistics: Statistics) -> Kind:

@@ -14,10 +14,7 @@ from bigsci_launch.weights.text_dump import Shown, pairs_shown, same_as_printed,
 
 def measure_printed(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistics | None:
     """Statistics over the elements that are printed; None where the shapes cannot be the same."""
-    try:
-        pairs = pairs_shown(a, b) if a.printed and b.printed else _pairs_with_bytes(a, b, files)
-    except ValueError:
-        return None
+    pairs = pairs_shown(a, b) if a.printed and b.printed else _pairs_with_bytes(a, b, files)
     return None if pairs is None else _measure(list(pairs))
 
 

@@ -20,7 +20,7 @@ from bigsci_launch.weights.comparison import Finding
 from bigsci_launch.weights.tensors import os_reason
 
 LINE = re.compile(r"iteration\s+(\d+)\s*/\s*\d+\s*\|(.*)")
-LOSS = re.compile(r"lm loss:\s*([-+.\deEnaif]+)")
+LOSS = re.compile(r"lm loss:\s*([-+.\w]+)")
 ELAPSED = re.compile(r"elapsed time per iteration \((ms|s)\):\s*([\d.]+)")
 # Steps before the seam that say how much the loss moves by itself.
 RECENT = 20

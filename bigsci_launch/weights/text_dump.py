@@ -75,15 +75,13 @@ def _tensor(path: Path, place: Place, name: str, body: str) -> StoredTensor:
     dtype = TORCH_DTYPES.get(found[1], "F32") if found else "F32"
     close = body.rfind("]")
     printed = body[: close + 1] if close >= 0 else body.partition(",")[0].rstrip(")\n ")
+    if printed.count("[") != printed.count("]"):
+        raise UnreadableFile(path, f"truncated: the brackets of {name} do not match")
     return StoredTensor(name, "weight", place, dtype, (), (Segment(path, 0, 0),), printed=printed)
 
 
 def shown_elements(printed: str) -> list[Shown]:
-    """The elements that a printed tensor shows, in order.
-
-    Raises:
-        ValueError: brackets that do not match.
-    """
+    """The elements that a printed tensor shows, in order; its brackets match."""
     found: list[tuple[list[int], float, float]] = []
     counters: list[int] = []
     sizes: dict[tuple[int, ...], int] = {}
@@ -92,8 +90,6 @@ def shown_elements(printed: str) -> list[Shown]:
         if token == "[":
             counters.append(0)
         elif token == "]":
-            if not counters:
-                raise ValueError("a bracket closes that was never opened")
             _close_level(counters, sizes)
         elif token == "...":
             counters[-1] = AFTER_GAP
@@ -151,6 +147,6 @@ def printed_note(tensors: Sequence[StoredTensor]) -> str:
     counts = [len(shown_elements(tensor.printed)) for tensor in tensors if tensor.printed is not None]
     cut = sum("..." in (tensor.printed or "") for tensor in tensors)
     return (
-        f"printed dumps show little: {cut} of {len(counts)} tensors of a rank are cut to {max(counts, default=0)} "
+        f"printed dumps show little: {cut} of {len(counts)} tensors are cut to {max(counts, default=0)} "
         "elements or fewer, all at about 4 digits; equal means equal as far as printed"
     )
