@@ -44,9 +44,10 @@ def up(nodes: int, gpus_per_node: int, isolated: bool) -> None:
     with console.progress("starting the cluster", total=nodes) as advance:
         made = start_cluster(directory, Shape(nodes, gpus_per_node, isolated), advance)
     console.answer(f"export SLURM_CONF={directory.slurm_conf}")
-    console.talk(f"{nodes} nodes are idle: {made.nodes[0].name} to {made.nodes[-1].name}, {gpus_per_node} GPUs each.")
-    console.talk('Type the line above (or: eval "$(bsl cluster up ...)"), then sinfo, srun, sbatch and bsl use it.')
-    console.talk("bsl cluster status | bsl cluster down")
+    names = made.nodes[0].name if nodes == 1 else f"{made.nodes[0].name} to {made.nodes[-1].name}"
+    console.talk(f"idle: {names}, with {gpus_per_node} GPUs each")
+    console.talk('next: type the line above (or: eval "$(bsl cluster up ...)"), then sinfo, srun, sbatch, bsl submit')
+    console.talk("      bsl cluster status, bsl cluster down")
 
 
 @cluster.command(epilog="Example: bsl cluster down")

@@ -15,6 +15,7 @@ FIRST_PORT = 17000
 LAST_PORT = 19999
 MUTEX = "\0bsl-minicluster-ports"
 MUTEX_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 5.0
 
 
 @contextmanager
@@ -63,5 +64,5 @@ def _can_bind(endpoint: socket.socket, address: str | tuple[str, int]) -> bool:
 def is_listening(address: str, port: int) -> bool:
     """Whether a connection is accepted there."""
     with socket.socket() as probe:
-        probe.settimeout(1.0)
+        probe.settimeout(CONNECT_TIMEOUT_S)
         return probe.connect_ex((address, port)) == 0

@@ -4,7 +4,6 @@
 set -eu
 name=$1 address=$2 hosts=$3 slurmd=$4
 
-# /sys is left alone: mounted anew it would show no cgroup, and slurmd would not start.
 mount -t proc proc /proc
 hostname "$name"
 # Names of nodes lead to their addresses in here, and the machine's own file stays as it is.
