@@ -39,7 +39,11 @@ def is_interactive() -> bool:
 
 
 def answer_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
-    """Print a table on stdout; columns in `columns` whose name starts with `>` are right-aligned."""
+    """Print a table on stdout; columns in `columns` whose name starts with `>` hold numbers, right-aligned.
+
+    Numbers are never folded: half of one is another number. Text is folded on a terminal, where it must be, and never
+    in a pipe, where a row is one line.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -47,10 +51,24 @@ def answer_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+        is_number = column.startswith(">")
+        table.add_column(
+            column.lstrip(">"), justify="right" if is_number else "left", no_wrap=is_number, overflow="fold"
+        )
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    Console(width=None if is_interactive() else 160, highlight=False).print(table)
+    console = Console(highlight=False)
+    console.width = max(console.width, _least_width(columns, rows)) if is_interactive() else 10_000
+    console.print(table)
+
+
+def _least_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """The characters that a table takes when its numbers stand whole and its texts are folded at 12."""
+    widths = []
+    for index, column in enumerate(columns):
+        longest = max(len(cell) for cell in (column.lstrip(">"), *(row[index] for row in rows)))
+        widths.append(longest if column.startswith(">") else min(longest, 12))
+    return sum(widths) + 3 * len(columns) + 1
 
 
 class Progress(Protocol):
