@@ -109,6 +109,97 @@ def test_drift_over_tp_is_invisible_between_two_sides(two_tp: Path, scenario: st
     assert diff(two_tp / scenario / "continued", two_tp / scenario / "resumed")[0] == 0
 
 
+@pytest.mark.parametrize("scenario", ["healthy", "B1", "B2", "B3", "B4"])
+def test_an_audit_names_the_cause_from_one_checkpoint(two_stages: Path, scenario: str) -> None:
+    found = document("--audit", two_stages / scenario / "checkpoints")
+    claims = {finding["pattern"]: finding["claim"] for finding in found["findings"]}
+    weight, norm = "tied_modules.embed.weight (pp 1)", "tied_modules.embed.norm.weight"
+    expected = {
+        "healthy": {},
+        "B1": {"tied copies apart: not reduced": [weight, "different gradients (cos "]},
+        "B2": {"untied passenger": [norm, "has no gradient and never left its initial 1"]},
+        "B3": {
+            "untied passenger": ["has no gradient"],
+            "norm in the weight-decay group": [norm, "a rule that asks for the class of a norm missed one"],
+        },
+        "B4": {"tied copies apart: clipped on one side": [weight, "clipped (pp 0), the other not (pp 1)"]},
+    }[scenario]
+    assert claims.keys() == expected.keys()
+    for pattern, parts in expected.items():
+        assert all(part in claims[pattern] for part in parts), claims
+    assert found["equal"] == (scenario == "healthy")
+    assert {entry["coordinate"]["pp"] for entry in found["different"]} == (set() if scenario == "healthy" else {1})
+
+
+def test_an_audit_tells_how_far_weight_decay_alone_goes(two_stages: Path) -> None:
+    claims = [finding["claim"] for finding in document("--audit", two_stages / "B3/checkpoints")["findings"]]
+    assert any("moved by weight decay only: 0.9881 is (1 - lr x 0.1) ^ 12" in claim for claim in claims)
+
+
+def test_an_audit_finds_replicas_that_drift_over_tp(two_tp: Path) -> None:
+    assert diff("--audit", two_tp / "healthy/checkpoints")[0] == 0
+    found = document("--audit", two_tp / "B5/checkpoints")
+    (finding,) = found["findings"]
+    assert finding["pattern"] == "tp replicas apart: not reduced"
+    assert {coordinate["tp"] for coordinate in finding["coordinates"]} == {1}
+    assert "4.ln.weight" in finding["tensors"]
+    from_dumps = document("--audit", two_tp / "B5" / AFTER)
+    assert "tp replicas apart" in from_dumps["findings"][0]["pattern"]
+
+
+def test_dumps_and_both_sides_tell_of_the_tied_copies(two_stages: Path) -> None:
+    for defect in ("B1", "B4"):
+        (finding,) = document(two_stages / defect / AFTER, two_stages / defect / BEFORE)["findings"]
+        assert finding["pattern"] == "tied copies apart"
+        assert finding["claim"].endswith("; in B the copies are equal")
+    patterns = {f["pattern"] for f in document(two_stages / "B4/continued", two_stages / "B4/resumed")["findings"]}
+    assert "tied copies apart: clipped on one side" in patterns
+
+
+def test_the_seam_of_real_logs(two_stages: Path, tmp_path: Path) -> None:
+    jumps = {}
+    for scenario in ("healthy", "B1", "B3", "B4"):
+        folder = two_stages / scenario
+        whole = tmp_path / f"{scenario}.log"
+        whole.write_text((folder / "first.log").read_text() + (folder / "continued.log").read_text())
+        seam = document("--seam", whole, folder / "resumed.log")["seam"]
+        assert (seam["step"], seam["overlapping_steps"]) == (13, 3)
+        jumps[scenario] = seam["jump"]
+    assert jumps["healthy"] == jumps["B3"] == 0
+    assert jumps["B1"] > jumps["B4"] > 0
+
+
+def test_a_universal_checkpoint_equals_its_origin(two_tp: Path, tmp_path: Path) -> None:
+    origin = two_tp / "healthy/checkpoints/global_step12"
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", str(origin)]
+    command += ["--output_folder", str(tmp_path / "u"), "--num_extract_workers", "1", "--num_merge_workers", "1"]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    for sides in ((origin, tmp_path / "u"), (tmp_path / "u", origin)):
+        code, text = diff(*sides)
+        assert code == 0, text
+    assert document(origin, tmp_path / "u")["compared"] >= 3 * 25
+    damaged = tmp_path / "u/zero/2.down/fp32.pt"
+    damaged.write_bytes(damaged.read_bytes()[:-30])
+    code, text = diff(origin, tmp_path / "u")
+    assert code == 4
+    assert f"could not read {damaged}" in text
+
+
+def test_a_corrupted_byte_in_a_shard_is_named_in_both_uses(
+    two_stages: Path, tmp_path: Path, copy_tree: Callable[[Path, Path], None]
+) -> None:
+    healthy = two_stages / "healthy/checkpoints"
+    copy_tree(healthy, tmp_path / "b")
+    victim = next((tmp_path / "b/global_step12").glob("bf16_zero*mp_rank_01*"))
+    raw = bytearray(victim.read_bytes())
+    raw[len(raw) // 2] ^= 0x10
+    victim.write_bytes(raw)
+    (entry,) = document(healthy, tmp_path / "b")["different"]
+    assert (entry["likely"], entry["coordinate"]) == ("corrupted byte", {"pp": 1, "tp": 0, "dp": 0})
+    (finding,) = [f for f in document("--audit", tmp_path / "b")["findings"] if f["pattern"] == "corrupted bytes"]
+    assert victim.name in finding["claim"]
+
+
 @pytest.mark.parametrize("damage", ["truncated", "missing"])
 def test_a_damaged_checkpoint_is_named(
     two_stages: Path, tmp_path: Path, damage: str, copy_tree: Callable[[Path, Path], None]

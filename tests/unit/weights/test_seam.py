@@ -14,8 +14,8 @@ from bigsci_launch.weights.seam import Iteration, measure_seam, parse_iteration,
 
 MEGATRON = (
     " iteration     {step:4d}/    2000 | consumed samples: 40 | consumed tokens: 81920 | "
-    "elapsed time per iteration (s): 123.69 | learning rate: 1.000E-04 | global batch size: 8 | lm loss: {loss:.6E} | grad norm: 1.234 | number of nan "
-    "iterations: 0 | samples per second: 0.081 | TFLOPs: 130.34 |\n"
+    "elapsed time per iteration (s): 123.69 | learning rate: 1.000E-04 | global batch size: 8 | "
+    "lm loss: {loss:.6E} | grad norm: 1.234 | number of nan iterations: 0 | TFLOPs: 130.34 |\n"
 )
 CURRENT = (
     "2026-11-21T01:02:03.123456Z [rank 7 dp1 pp1 tp1 step {step}]  iteration {step:8d}/{step:8d} | "
