@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bigsci_launch.runs.find import run_argument
-from bigsci_launch.runs.status import RunStatus, RunSummary
+from bigsci_launch.runs.status import RankSign, RunStatus, RunSummary
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.units import format_age, format_slurm_duration
@@ -71,14 +71,21 @@ def _ranks(status: RunStatus) -> list[tuple[str, str]]:
     facts = []
     if status.job.state.is_active and status.topology and not status.job.state.is_queued:
         facts.append(("ranks", f"{status.num_started} of {status.topology.world_size} started"))
-        if (slow := status.slowest) is not None:
-            age = format_age(max(0.0, status.asked - slow.time))
-            at = f" at step {slow.step}" if slow.step is not None else ""
-            who = f"rank {slow.rank} ({slow.coordinate}) on {slow.node}"
-            facts.append(("slowest", f"{who}: newest heartbeat {age} ago, in {slow.phase}{at}"))
+        if status.slowest is not None:
+            facts.append(("slowest", slowest_text(status.slowest, status.asked)))
     for node in status.lost_nodes:
         facts.append(("lost node", f"{node.name} does not respond ({node.raw_state}) {node.reason}".rstrip()))
     return facts
+
+
+def slowest_text(slow: RankSign, asked: float) -> str:
+    """Who the slowest rank is, and for how long it has been silent."""
+    age = format_age(max(0.0, asked - slow.time))
+    who = f"rank {slow.rank} ({slow.coordinate}) on {slow.node}"
+    if slow.phase is None:
+        return f"{who}: no heartbeat since its start {age} ago"
+    at = f" at step {slow.step}" if slow.step is not None else ""
+    return f"{who}: newest heartbeat {age} ago, in {slow.phase}{at}"
 
 
 def _ending(status: RunStatus) -> list[tuple[str, str]]:

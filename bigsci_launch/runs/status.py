@@ -26,13 +26,16 @@ EVENT_TAIL_BYTES = 16384
 
 @dataclass(frozen=True, slots=True)
 class RankSign:
-    """The newest sign of life of a rank: when (seconds since the epoch), in which phase, at which step."""
+    """The newest sign of life of a rank: when (seconds since the epoch), in which phase, at which step.
+
+    `phase` is None for a rank that has written nothing: `time` is then its start.
+    """
 
     rank: int
     node: str
     coordinate: str
     time: float
-    phase: str
+    phase: str | None
     step: int | None
     has_ended: bool
 
@@ -139,7 +142,7 @@ def _sign(identity: dict[str, Any], events: list[dict[str, Any]]) -> RankSign:
         node=identity["node"],
         coordinate=f"dp{at['dp']} pp{at['pp']} tp{at['tp']}",
         time=last.get("time") or identity["started"],
-        phase=phases[-1] if phases else "started",
+        phase=phases[-1] if phases else None,
         step=last.get("step"),
         has_ended=last.get("kind") == "end",
     )
@@ -203,35 +206,48 @@ class RunSummary:
 
 def list_runs(root: Path) -> list[RunSummary]:
     """Every run directly under `root`, the one that moved last first. Slurm is asked once for all that may be alive."""
-    attempts = [(run, run.latest_attempt()) for run in find_runs(root)]
-    records = {attempt.path: _record_or_none(attempt) for _, attempt in attempts if attempt}
-    open_jobs = [record.job_id for path, record in records.items() if record and record.job_id and not _has_ended(path)]
-    jobs, why = ask_about(open_jobs)
-    summaries = [_summarize(run, attempt, records, jobs, why) for run, attempt in attempts]
+    opened = [_open(run) for run in find_runs(root)]
+    alive = [entry.record.job_id for entry in opened if entry.record and entry.record.job_id and not entry.has_ended]
+    jobs, why = ask_about(alive)
+    summaries = [_summarize(entry, jobs, why) for entry in opened]
     return sorted(summaries, key=lambda summary: summary.last_sign or 0.0, reverse=True)
 
 
-def _summarize(
-    run: RunDir,
-    attempt: AttemptDir | None,
-    records: dict[Path, JobRecord | None],
-    jobs: dict[str, JobInfo],
-    why_unknown: str,
-) -> RunSummary:
-    if attempt is None:
-        return RunSummary(run, problem="nothing was submitted yet")
-    record = records[attempt.path]
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A run, its newest attempt and that attempt's job; or the problem with them."""
+
+    run: RunDir
+    attempt: AttemptDir | None = None
+    record: JobRecord | None = None
+    problem: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.attempt is not None and _has_ended(self.attempt)
+
+
+def _open(run: RunDir) -> _Opened:
     try:
-        state = attempt_state(attempt, record, jobs, why_unknown).state
-        events = read_rank_events(attempt)
+        attempt = run.latest_attempt()
+        if attempt is None:
+            return _Opened(run, problem="nothing was submitted yet")
+        return _Opened(run, attempt, read_job(attempt))
     except RunDirError as error:
-        return RunSummary(run, attempt.name, problem=error.message)
+        return _Opened(run, problem=error.message)
+
+
+def _summarize(entry: _Opened, jobs: dict[str, JobInfo], why_unknown: str) -> RunSummary:
+    record = entry.record
+    if entry.attempt is None:
+        return RunSummary(entry.run, problem=entry.problem)
+    events = read_rank_events(entry.attempt)
     last_step = find_last_step(events.values())
     times = [tail[-1]["time"] for tail in events.values() if tail and "time" in tail[-1]]
     return RunSummary(
-        run,
-        attempt.name,
-        state,
+        entry.run,
+        entry.attempt.name,
+        attempt_state(entry.attempt, record, jobs, why_unknown).state,
         record.label if record else "",
         last_step.step if last_step else None,
         record.total_steps if record else None,
@@ -239,15 +255,8 @@ def _summarize(
     )
 
 
-def _record_or_none(attempt: AttemptDir) -> JobRecord | None:
-    try:
-        return read_job(attempt)
-    except RunDirError:
-        return None
-
-
-def _has_ended(path: Path) -> bool:
-    ended = read_exit(AttemptDir(path))
+def _has_ended(attempt: AttemptDir) -> bool:
+    ended = read_exit(attempt)
     return ended is not None and ended.get("exit_code") is not None and ended["reason"] != "requeued"
 
 

@@ -1,0 +1,130 @@
+"""One view of all logs: merged by time, labelled, selected, followed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigsci_launch.cli.main import bsl
+from bigsci_launch.runs import logs
+from bigsci_launch.runs.logs import MergedLogs, Selection, parse_ranks
+from bigsci_launch.topology import compress_ranks
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(bsl, ["logs", "trial", *words])
+
+
+def stamped(second: int, text: str) -> str:
+    return f"2026-11-21T01:02:{second:02d}.123456Z {text}\n"
+
+
+@pytest.fixture
+def logged(trial: Any) -> Any:
+    trial.log(0, stamped(1, "a"), stamped(4, "d"))
+    trial.log(5, stamped(2, "b"), stamped(3, "c error"))
+    return trial
+
+
+def test_lines_are_merged_and_say_who_they_are_from(logged: Any) -> None:
+    assert invoke().stdout.splitlines() == [
+        "11-21 01:02:01.123 [n0 rank 0 dp0 pp0 tp0] a",
+        "11-21 01:02:02.123 [n2 rank 5 dp0 pp1 tp1] b",
+        "11-21 01:02:03.123 [n2 rank 5 dp0 pp1 tp1] c error",
+        "11-21 01:02:04.123 [n0 rank 0 dp0 pp0 tp0] d",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (("--rank", "0"), ["a", "d"]),
+        (("--rank", "1-7"), ["b", "c error"]),
+        (("--node", "n2"), ["b", "c error"]),
+        (("--node", "n9"), []),
+        (("--grep", "^[ad]$"), ["a", "d"]),
+        (("--rank", "5", "--grep", "err"), ["c error"]),
+    ],
+)
+def test_selection(logged: Any, words: tuple[str, ...], texts: list[str]) -> None:
+    assert [line.partition("] ")[2] for line in invoke(*words).stdout.splitlines()] == texts
+
+
+@pytest.mark.parametrize("words", [("--grep", "("), ("--rank", "x"), ("--rank", "3-1"), ("--rank", "")])
+def test_a_wrong_selection_is_a_usage_error(logged: Any, words: tuple[str, ...]) -> None:
+    done = invoke(*words)
+    assert done.exit_code == 2 and words[0] in done.stderr
+
+
+def test_lines_without_a_time_follow_the_line_before_them(trial: Any) -> None:
+    trial.log(0, stamped(1, "a"), "torn stamp\n", stamped(5, "e"))
+    trial.log(1, stamped(2, "b"))
+    texts = [line.partition("] ")[2] for line in invoke().stdout.splitlines()]
+    assert texts == ["a", "torn stamp", "b", "e"]
+
+
+def test_a_clock_that_was_set_back_loses_no_line(trial: Any) -> None:
+    trial.log(0, stamped(5, "a"), stamped(1, "b"), stamped(6, "c"))
+    trial.log(1, stamped(2, "x"))
+    texts = [line.partition("] ")[2] for line in invoke().stdout.splitlines()]
+    assert sorted(texts) == ["a", "b", "c", "x"] and texts.index("a") < texts.index("b") < texts.index("c")
+
+
+def test_of_a_progress_bar_the_last_state_is_shown(trial: Any) -> None:
+    trial.log(0, stamped(1, "10%\r50%\r100%"))
+    assert invoke().stdout.endswith("] 100%\n")
+
+
+def test_a_line_that_is_being_written_waits(trial: Any) -> None:
+    trial.log(0, stamped(1, "a"), "2026-11-21T01:02:02.123456Z half")
+    merged = MergedLogs(trial.attempt, Selection())
+    assert [line.partition("] ")[2] for line in merged.lines()] == ["a"]
+    trial.log(0, " and half\n")
+    assert [line.partition("] ")[2] for line in merged.lines()] == ["half and half"]
+
+
+def test_following_takes_in_ranks_as_they_appear(trial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "FOLLOW_POLL_S", 0)
+    script = iter([lambda: trial.log(0, stamped(1, "a")), lambda: trial.log(1, stamped(2, "b")), lambda: None])
+    trial.attempt.job_output.write_text("bsl: start\n")
+
+    def has_ended() -> bool:
+        step = next(script, None)
+        if step is not None:
+            step()
+        return step is None
+
+    lines = list(MergedLogs(trial.attempt, Selection()).follow(has_ended))
+    assert [line.partition("] ")[2] for line in lines] == ["a", "b"]
+
+
+def test_before_any_rank_has_a_log_the_batch_output_stands_in(trial: Any) -> None:
+    trial.attempt.job_output.write_text("srun: error: Unable to create step\n")
+    assert invoke().stdout == "[batch] srun: error: Unable to create step\n"
+    assert invoke("--rank", "0").stdout == ""
+
+
+def test_a_rank_without_a_record_still_has_its_number(trial: Any) -> None:
+    trial.attempt.pid_file(3).unlink()
+    trial.log(3, stamped(1, "a"))
+    assert "[rank 3] a" in invoke().stdout
+
+
+def test_bytes_that_are_no_text_are_shown_as_far_as_they_can(trial: Any) -> None:
+    trial.attempt.log_file(0).write_bytes(b"2026-11-21T01:02:01.123456Z \xff ok\n")
+    assert invoke().stdout.endswith("] \ufffd ok\n")
+
+
+@given(st.sets(st.integers(0, 400), min_size=1))
+def test_ranks_read_back(ranks: set[int]) -> None:
+    assert parse_ranks(compress_ranks(ranks)) == ranks
+
+
+def test_a_pattern_sees_the_text_alone(logged: Any) -> None:
+    merged = MergedLogs(logged.attempt, Selection(pattern=re.compile("rank")))
+    assert list(merged.lines()) == []

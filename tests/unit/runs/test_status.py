@@ -1,0 +1,212 @@
+"""What `bsl status` and `bsl list` say, from records on disk and a squeue that answers as a test prepared."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bigsci_launch.cli.main import bsl
+from bigsci_launch.runs.status import read_status
+
+Install = Callable[..., Any]
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(bsl, list(words))
+
+
+def line(state: str, job_id: str = "12", comment: str = "(null)") -> str:
+    return f"{job_id}|{state}|me|debug|4|n[0-3]|None|2026-11-21T01:02:03|N/A|1:00|trial|{comment}\n"
+
+
+@pytest.fixture
+def slurm(fake_slurm: Install) -> Any:
+    fake = fake_slurm("squeue", "sinfo")
+    fake.answer("squeue", line("RUNNING"))
+    fake.answer("sinfo", "".join(f"n{node}|allocated|none\n" for node in range(4)))
+    return fake
+
+
+@pytest.fixture
+def training(trial: Any) -> Any:
+    """Ranks in step 8; rank 5 has stayed behind in step 7, ten minutes ago."""
+    for rank in range(8):
+        trial.event(rank, "start", 80)
+        age_s, step = (600, 7) if rank == 5 else (2 + rank, 8)
+        trial.event(rank, "heartbeat", age_s, phase="step", step=step)
+    for step in (6, 7):
+        fields = {"loss": 4.25, "seconds": 1.5, "tflops": 149.0, "consumed_samples": step * 16}
+        trial.event(4, "step", 6 - (step - 6), step=step, **fields)
+    trial.event(4, "heartbeat", 1, phase="step", step=8)
+    folder = trial.run.checkpoints / "global_step5"
+    folder.mkdir(parents=True)
+    (trial.run.checkpoints / "latest").write_text("global_step5")
+    os.utime(trial.run.checkpoints / "latest", (trial.now - 300, trial.now - 300))
+    return trial
+
+
+def test_a_running_training(slurm: Any, training: Any) -> None:
+    document = json.loads(invoke("status", "trial", "--json").stdout)
+    assert document["schema_version"] == 1
+    assert document["job"]["state"] == "RUNNING" and document["world_size"] == 8
+    step = document["step"]
+    assert (step["step"], step["total_steps"], step["loss"], step["seconds"], step["tflops"]) == (7, 20, 4.25, 1.5, 149)
+    slowest = document["slowest_rank"]
+    assert (slowest["rank"], slowest["node"], slowest["coordinate"]) == (5, "n2", "dp0 pp1 tp1")
+    assert slowest["phase"] == "step" and slowest["step"] == 7 and 599 < slowest["heartbeat_age_s"] < 660
+    assert document["checkpoint"]["path"].endswith("checkpoints/global_step5")
+    assert 299 < document["checkpoint"]["age_s"] < 360
+
+
+def test_the_words_for_people(slurm: Any, training: Any) -> None:
+    text = invoke("status").stdout
+    assert "step        7/20, 1.5 s per step, 149 TFLOP/s per rank, loss 4.25" in text
+    assert "slowest     rank 5 (dp0 pp1 tp1) on n2: newest heartbeat 10 min 00 s ago, in step at step 7" in text
+    assert "checkpoint  global_step5, 5 min 00 s ago" in text
+    assert "ranks       8 of 8 started" in text
+    assert "attempt     0001 of 1, job 12, 8 ranks (tp=2,pp=2,dp=2)" in text
+    assert text.splitlines()[-1] == "next: bsl spy trial   (no rank should be silent for that long)"
+
+
+def test_ranks_that_have_ended_are_not_slow(slurm: Any, training: Any) -> None:
+    training.event(5, "end", 590, reason="finished")
+    status = read_status(training.run)
+    assert status.slowest is not None and status.slowest.rank == 7
+
+
+def test_a_rank_that_has_written_nothing_is_judged_by_its_start(slurm: Any, trial: Any) -> None:
+    trial.event(0, "heartbeat", 1, phase="init", step=0)
+    text = invoke("status").stdout
+    assert "slowest   rank 1 (dp0 pp0 tp1) on n0: no heartbeat since its start 1 min 3" in text
+
+
+def test_a_lost_node_is_noticed_while_squeue_says_running(slurm: Any, training: Any) -> None:
+    slurm.answer("sinfo", "n0|allocated|none\nn2|mixed*|Not responding\n")
+    text = invoke("status").stdout
+    assert "lost node   n2 does not respond (mixed*) Not responding" in text
+    assert "bsl cancel trial" in text and "slurm.exclude=n2" in text
+
+
+def test_the_first_failure_after_a_crash(slurm: Any, training: Any) -> None:
+    slurm.answer("squeue", line("FAILED"))
+    failure = {"rank": 5, "node": "n2", "coordinate": {"pp": 1, "tp": 1, "dp": 0}, "signal": "SIGKILL", "error": None}
+    training.ended("crashed", 137, first_failure=failure)
+    text = invoke("status").stdout
+    assert "ended          crashed, exit code 137" in text
+    assert "first failure  rank 5 (dp0 pp1 tp1) on n2: SIGKILL" in text
+    assert text.splitlines()[-1] == "next: bsl logs trial --rank 5"
+    assert "slowest" not in text
+
+
+def test_a_pending_job(slurm: Any, trial: Any) -> None:
+    slurm.answer("squeue", line("PENDING").replace("n[0-3]", "").replace("|None|", "|Resources|"))
+    text = invoke("status").stdout
+    assert "PENDING (Resources), says squeue" in text and "slowest" not in text
+    assert not slurm.calls("sinfo")
+
+
+def test_a_batch_host_that_died_left_no_exit_record(slurm: Any, trial: Any) -> None:
+    slurm.answer("squeue", line("NODE_FAIL"))
+    assert "no exit.json: the batch host died" in invoke("status").stdout
+
+
+def test_a_broken_record_of_one_rank_hides_no_other(slurm: Any, training: Any) -> None:
+    training.attempt.pid_file(3).write_text('{"rank": 3, ')
+    with training.attempt.event_file(5).open("ab") as stream:
+        stream.write(b'\xff\xfe{"kind": "heart')
+    status = read_status(training.run)
+    assert status.num_started == 7
+    assert status.slowest is not None and status.slowest.rank == 5
+
+
+def test_a_job_leads_to_its_run(slurm: Any, make_trial: Any) -> None:
+    trial = make_trial("it's $HOME")
+    slurm.answer("squeue", line("RUNNING", comment=f"bsl:{trial.run.path}".replace(" ", "%20")))
+    assert json.loads(invoke("status", "--jobid", "12", "--json").stdout)["run"]["directory"] == str(trial.run.path)
+
+
+def test_a_job_that_left_the_queue_is_found_by_its_record(slurm: Any, trial: Any) -> None:
+    slurm.answer("squeue", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
+    trial.ended("finished", 0)
+    assert "COMPLETED, says exit.json" in invoke("status", "--jobid", "12").stdout
+
+
+def test_a_foreign_job_gets_slurms_part_only(slurm: Any, trial: Any) -> None:
+    slurm.answer("squeue", line("RUNNING", job_id="99"))
+    assert "99 (trial), not submitted by bsl" in invoke("status", "--jobid", "99").stdout
+    document = json.loads(invoke("status", "--jobid", "99", "--json").stdout)
+    assert document["run"] is None and document["job"]["hostlist"] == "n[0-3]"
+
+
+def test_the_run_directory_of_a_job_is_gone(slurm: Any, trial: Any) -> None:
+    slurm.answer("squeue", line("RUNNING", job_id="99", comment="bsl:/no/such/run"))
+    done = invoke("status", "--jobid", "99")
+    assert done.exit_code == 2 and "/no/such/run: not a run directory" in done.stderr
+
+
+@pytest.mark.parametrize("argument", ["trial", "runs/trial", "./runs/trial/"])
+def test_runs_are_named_by_name_or_path(slurm: Any, trial: Any, argument: str) -> None:
+    assert str(trial.run.path) in invoke("status", argument).stdout
+
+
+def test_runs_are_looked_up_under_bsl_runs(
+    slurm: Any, trial: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert invoke("status", "trial").exit_code == 2
+    monkeypatch.setenv("BSL_RUNS", str(tmp_path / "runs"))
+    assert invoke("status", "trial").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("status", "nope"), "no run 'nope' under runs"),
+        (("status", "./nope"), "not a run directory"),
+        (("logs", "nope"), "no run 'nope'"),
+        (("cancel", "nope"), "no run 'nope'"),
+        (("status", "trial", "--jobid", "12"), "not both"),
+    ],
+)
+def test_what_is_not_there_is_one_clear_error(slurm: Any, trial: Any, words: tuple[str, ...], message: str) -> None:
+    done = invoke(*words)
+    assert done.exit_code == 2 and message in done.stderr
+
+
+def test_a_run_without_attempts(slurm: Any, trial: Any) -> None:
+    trial.run.attempts_folder.rename(trial.run.path / "away")
+    done = invoke("status", "trial")
+    assert done.exit_code == 2 and "nothing was submitted yet" in done.stderr
+
+
+def test_list_asks_slurm_once_and_not_about_the_dead(slurm: Any, make_trial: Any) -> None:
+    alive, dead, broken = make_trial("alive"), make_trial("dead"), make_trial("broken")
+    alive.event(4, "step", 5, step=7)
+    dead.add_attempt("0001", job_id="13")
+    dead.ended("crashed", 1)
+    broken.attempt.job.write_text("{")
+    document = json.loads(invoke("list", "--json").stdout)
+    states = {run["name"]: (run["state"], run["step"], bool(run["problem"])) for run in document["runs"]}
+    assert states == {
+        "alive": ("RUNNING", 7, False),
+        "dead": ("FAILED", None, False),
+        "broken": ("UNKNOWN", None, True),
+    }
+    [call] = slurm.calls("squeue")
+    assert call["argv"][call["argv"].index("-j") + 1] == "12"
+    text = invoke("list").stdout
+    assert "7/20" in text and "alive" in text and "broken" in text
+
+
+def test_an_empty_list(slurm: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BSL_RUNS", str(tmp_path / "none"))
+    done = invoke("list")
+    assert (done.exit_code, done.stdout) == (0, "") and "no runs" in done.stderr
+    assert json.loads(invoke("list", "--json").stdout)["runs"] == []
+    assert not slurm.calls("squeue")
