@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from bigsci_launch.runs.find import run_argument
@@ -201,12 +202,18 @@ def list_rows(summaries: Sequence[RunSummary], now: float) -> list[list[str]]:
 
 def _list_row(summary: RunSummary, now: float) -> list[str]:
     if summary.problem:
-        return [summary.run.name, "?", summary.attempt, "", summary.problem, "", str(summary.run.path)]
+        return [summary.run.name, "?", summary.attempt, "", summary.problem, "", _from_here(summary.run.path)]
     total = f"/{summary.total_steps}" if summary.total_steps else ""
     step = f"{summary.step}{total}" if summary.step is not None else "-"
     age = format_age(max(0.0, now - summary.last_sign)) if summary.last_sign else "-"
     state = summary.state.value
-    return [summary.run.name, state, summary.attempt, step, summary.label, age, str(summary.run.path)]
+    return [summary.run.name, state, summary.attempt, step, summary.label, age, _from_here(summary.run.path)]
+
+
+def _from_here(path: Path) -> str:
+    """The path as a person types it: relative where it lies below the current folder."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def list_document(summaries: Sequence[RunSummary], root: str) -> dict[str, Any]:
