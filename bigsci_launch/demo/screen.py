@@ -30,7 +30,7 @@ def last_screen(shown: Shown, folder: Path) -> str:
             "What to type next:",
             "",
             *_activation(),
-            f"  bsl list {runs}",
+            f"  BSL_RUNS={runs} bsl list",
             f"  bsl status {runs / 'stopped'}",
             f"  bsl logs {runs / 'undisturbed'} --rank 4",
             "  bsl plan configs/bloom-176b.yaml          a 176B model on 48 nodes, without a cluster",
