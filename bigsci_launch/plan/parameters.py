@@ -1,8 +1,8 @@
 """How many parameters a GPT has: in all, per pipeline layer, per stage and per rank, and what they weigh in memory.
 
 Counts are exact for the model that `bsl train` builds: learned positions, biases everywhere, two layer norms per layer,
-one after the last. With tied embeddings the head is the word embedding again: nothing new to train, but a copy on the
-last stage.
+one after the last, and one after the embedding where it is asked for. With tied embeddings the head is the word
+embedding again: nothing new to train, but a copy on the last stage.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class ModelShape:
     vocab_size: int
     vocab_size_multiple: int = 128
     tied_embeddings: bool = True
+    embedding_norm: bool = False
 
     @classmethod
     def of_config(cls, config: RunConfig) -> ModelShape:
@@ -44,6 +45,7 @@ class ModelShape:
             vocab_size=model.vocab_size,
             vocab_size_multiple=model.vocab_size_multiple,
             tied_embeddings=model.tied_embeddings,
+            embedding_norm=model.embedding_norm,
         )
 
     def padded_vocab(self, tp: int) -> int:
@@ -73,7 +75,12 @@ def count_parameters(shape: ModelShape, tp: int = 1) -> int:
     h = shape.hidden_size
     embeddings = shape.padded_vocab(tp) * h * (1 if shape.tied_embeddings else 2)
     layers = shape.num_layers * layer_parameters(h, shape.ffn_hidden_size)
-    return layers + embeddings + shape.sequence_length * h + 2 * h
+    return layers + embeddings + shape.sequence_length * h + _norm_parameters(shape) + 2 * h
+
+
+def _norm_parameters(shape: ModelShape) -> int:
+    """Parameters of the layer norm after the embedding, where there is one."""
+    return 2 * shape.hidden_size if shape.embedding_norm else 0
 
 
 def pipeline_layers(shape: ModelShape, tp: int = 1, framework: Framework = "bsl") -> tuple[Layer, ...]:
@@ -89,12 +96,15 @@ def pipeline_layers(shape: ModelShape, tp: int = 1, framework: Framework = "bsl"
         "VocabularyEmbedding": table,
         "OutputEmbedding": table,
         "LearnedPositions": shape.sequence_length * h,
-        "EmbeddingPipe": table + shape.sequence_length * h,
+        "InputNorm": 2 * h,
+        "EmbeddingPipe": table + shape.sequence_length * h + _norm_parameters(shape),
         "FinalNorm": 2 * h,
         "MixedFusedLayerNorm": 2 * h,
     }
     if framework == "bsl" and not shape.tied_embeddings:
         last = (*last[:-1], "OutputEmbedding")
+    if framework == "bsl" and shape.embedding_norm:
+        first = (*first, "InputNorm")
     return (
         *(Layer(name, sizes.get(name, 0)) for name in first),
         *(Layer(block, sharded // tp + replicated, is_transformer=True) for _ in range(shape.num_layers)),
@@ -152,7 +162,7 @@ def stage_parameters(shape: ModelShape, tp: int, layers_per_stage: tuple[int, ..
     last = len(layers_per_stage) - 1
     has_own_head = last > 0 or not shape.tied_embeddings
     counts = [layers * block for layers in layers_per_stage]
-    counts[0] += table + shape.sequence_length * h
+    counts[0] += table + shape.sequence_length * h + _norm_parameters(shape)
     counts[last] += 2 * h + (table if has_own_head else 0)
     return tuple(
         StageParameters(stage, layers, count)

@@ -1,0 +1,174 @@
+"""`bsl plan` as people type it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bigsci_launch.cli.main import bsl
+
+ROWS = "benchmarks/rows/chronicle.csv"
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(bsl, ["plan", *arguments])
+
+
+def test_the_first_word_may_be_a_file_or_a_verb(tmp_path: Path) -> None:
+    assert "number 1 of" in run("configs/bloom-176b.yaml").output
+    assert "number 1 of" in run("--top", "1", "configs/bloom-176b.yaml").output
+    help_text = run("--help").output
+    assert "bsl plan [OPTIONS] CONFIG" in help_text
+    assert "--explain" in help_text
+    assert {"calibrate", "check", "predict", "score"} <= set(re.findall(r"^  (\w+) ", help_text, re.MULTILINE))
+
+
+def test_the_answer_in_words() -> None:
+    output = run("configs/bloom-176b.yaml", "--top", "2", "--explain", "--rejected").output
+    assert "176.3B parameters (176276602880)" in output
+    assert "layers per stage: 5,6x10,5" in output
+    assert "each is" in output or "predicted from the others" in output
+    assert "tensor-parallel all-reduce" in output
+    assert "tp 3 does not divide the 8 ranks of a node" in output
+
+
+def test_the_answer_in_json() -> None:
+    result = run("configs/bloom-176b.yaml", "--top", "3", "--json")
+    document = json.loads(result.stdout)
+    assert document["schema_version"] == 1
+    assert document["world_size"] == 384
+    assert document["num_parameters"] == 176276602880
+    assert len(document["plans"]) == 3
+    best = document["plans"][0]
+    assert (best["tp"], best["pp"], best["dp"], best["micro_batch_size"]) == (4, 12, 8, 2)
+    assert sum(best["terms"].values()) == pytest.approx(best["seconds_per_step"])
+    assert best["seconds_low"] < best["seconds_per_step"] < best["seconds_high"]
+    assert sum(stage["num_transformer_layers"] for stage in document["stages"]) == 70
+    assert {entry["rule"] for entry in document["refused"]} >= {"tp in a node", "ramp-up"}
+
+
+def test_without_a_gpu_the_sizes_are_said() -> None:
+    result = run("configs/demo.yaml")
+    assert result.exit_code == 0
+    assert "tp=2,pp=2,dp=2 = 8 ranks" in result.output
+    assert "no GPU" in result.output
+    assert json.loads(run("configs/demo.yaml", "--json").stdout)["plans"] is None
+
+
+def test_uncalibrated_figures_say_so(tmp_path: Path, root: Path) -> None:
+    site = (root / "slurm/sites/jean-zay-a100.yaml").read_text()
+    (tmp_path / "new.yaml").write_text("\n".join(line for line in site.splitlines() if "calibration" not in line))
+    output = run("configs/bloom-176b.yaml", "--set", f"slurm.site={tmp_path / 'new.yaml'}", "--top", "1").output
+    assert "uncalibrated" in output
+    assert "±40%" in output
+
+
+def test_nothing_fits() -> None:
+    result = run("configs/bloom-176b.yaml", "--nodes", "1")
+    assert result.exit_code == 1
+    assert "0 plans fit" in result.output
+
+
+@pytest.mark.parametrize("nodes", ["0", "a", "9:3", "1:"])
+def test_nodes_that_are_none(nodes: str) -> None:
+    result = run("configs/bloom-176b.yaml", "--nodes", nodes)
+    assert result.exit_code == 2
+    assert f"--nodes {nodes}" in result.output
+
+
+def test_calibrate_predict_and_score(tmp_path: Path) -> None:
+    calibration, predicted = tmp_path / "cal.json", tmp_path / "out.csv"
+    result = run("calibrate", ROWS, "--site", "jean-zay-a100", "-o", str(calibration))
+    assert result.exit_code == 0
+    assert "gemm_efficiency" in result.output
+    assert "not used: p030a: nlayers is empty" in result.output
+    result = run("predict", ROWS, "--calibration", str(calibration), "-o", str(predicted))
+    assert result.exit_code == 0
+    assert "89 of 98 rows priced" in result.output
+    document = json.loads(run("score", str(predicted), "--json").stdout)
+    assert document["time"]["num_rows"] == 64
+    assert document["oom"] == {"num_oom": 3, "num_caught": 3, "num_fitting": 47, "num_false": 0}
+    assert document["tflops_weights"]["mean"] < 0.1
+    assert document["tflops_full"]["mean"] < 0.1
+    assert "Kendall tau" in run("score", str(predicted)).output
+
+
+def test_check(tmp_path: Path) -> None:
+    result = run("check", "configs/bloom-176b.yaml", "--starts", "2022-03-11")
+    assert result.exit_code == 0
+    assert "TB a day" in result.output
+    result = run("check", "configs/bloom-176b.yaml", "--set", "model.declared_parameters=104B", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)["findings"][0]
+    assert (found["rule"], found["severity"], found["key"]) == ("declared size", "error", "model.declared_parameters")
+    result = run("check", "configs/bloom-176b.yaml", "--set", "training.global_batch_size=2047")
+    assert result.exit_code == 1
+
+
+class Tags(HTMLParser):
+    """Counts tags, and fails where one is closed that is not open."""
+
+    VOID = frozenset({"meta", "line", "path", "circle"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.counts: dict[str, int] = {}
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        self.loaded += [value or "" for name, value in attributes if name in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    assert run("configs/bloom-176b.yaml", "--html", str(page)).exit_code == 0
+    tags = Tags()
+    tags.feed(page.read_text())
+    assert not tags.open
+    assert not tags.loaded
+    assert "script" not in tags.counts
+    assert tags.counts["svg"] >= 5
+    assert tags.counts["title"] > 60
+    for text in ("Time against memory", "Stages of tp=4,pp=12,dp=8", "Ramp-up", "192 fill the pipeline", "Refused"):
+        assert text in page.read_text()
+
+
+def test_names_are_escaped_in_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    method = "parallelism.partition_method=type:transformer|<b>"
+    run("configs/bloom-176b.yaml", "--set", method, "--html", str(page))
+    assert "<b>" not in page.read_text()
+
+
+def test_planning_loads_neither_torch_nor_numpy() -> None:
+    program = (
+        "import sys; sys.argv = ['bsl', 'plan', 'configs/bloom-176b.yaml', '--json']\n"
+        "from bigsci_launch.cli.main import main\n"
+        "try: main()\n"
+        "finally: print([name for name in ('torch', 'numpy', 'deepspeed') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stderr.strip().endswith("[]")
