@@ -6,6 +6,7 @@ For those who start many reproductions, one after another: tests and benchmarks.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bigsci_launch.errors import LabError
-from bigsci_launch.hang_lab.programs import lab_program
+from bigsci_launch.hang_lab.programs import RANK_VARIABLES, lab_program
 
 END_TIMEOUT_S = 10.0
 
@@ -55,7 +56,11 @@ class Nursery:
 def open_nursery() -> Iterator[Nursery]:
     """A nursery; it and what was forked from it end with the block."""
     process = subprocess.Popen(
-        [sys.executable, str(lab_program("nursery"))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(lab_program("nursery"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **RANK_VARIABLES},
     )
     try:
         yield Nursery(process)

@@ -20,7 +20,7 @@ from bigsci_launch.hang_lab.catalogue import Reproduction
 from bigsci_launch.hang_lab.needs import missing_need
 from bigsci_launch.hang_lab.nursery import Nursery
 from bigsci_launch.hang_lab.processes import kill_sessions, wait_until_gone
-from bigsci_launch.hang_lab.programs import lab_program, rank_runner
+from bigsci_launch.hang_lab.programs import RANK_VARIABLES, lab_program, rank_runner
 from bigsci_launch.hang_lab.stage import SetStage, Surroundings, set_stage
 from bigsci_launch.hang_lab.stand import Job, wait_for_stand
 from bigsci_launch.runs.attempts import JobRecord, write_job
@@ -30,13 +30,6 @@ from bigsci_launch.topology import Topology
 
 STAND_TIMEOUT_S = 90.0
 ATTEMPT = "0001"
-DEFAULTS = {
-    "MASTER_ADDR": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "OMP_NUM_THREADS": "1",
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
-    "PYTHONUNBUFFERED": "1",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +75,18 @@ def reproduce(trial: Trial, *, nursery: Nursery | None = None) -> Iterator[Stand
     Raises:
         LabError: this machine cannot do it, or it does not come to stand.
     """
+    with begin(trial, nursery=nursery) as standing:
+        wait_for_stand(standing.job, trial.reproduction.stand, trial.timeout_s)
+        yield standing
+
+
+@contextmanager
+def begin(trial: Trial, *, nursery: Nursery | None = None) -> Iterator[Standing]:
+    """The reproduction, started and not awaited; all of it is gone after the block, however that ends.
+
+    Raises:
+        LabError: this machine cannot do it.
+    """
     reproduction = trial.reproduction
     topology = reproduction.topology(trial.num_ranks)
     if reason := missing_need(reproduction):
@@ -92,7 +97,6 @@ def reproduce(trial: Trial, *, nursery: Nursery | None = None) -> Iterator[Stand
         run = prepare_run(folder, reproduction, topology)
         with started(trial, topology, run, stage, nursery) as launcher_pid:
             job = Job(run.attempt(ATTEMPT), run.path / "lab", trial.num_ranks, trial.culprit)
-            wait_for_stand(job, reproduction.stand, trial.timeout_s)
             yield Standing(reproduction, run, job, topology, launcher_pid)
 
 
@@ -138,7 +142,7 @@ def started(
         with reserved_port() as port:
             for rank in range(trial.num_ranks):
                 environment = {
-                    **DEFAULTS,
+                    **RANK_VARIABLES,
                     "MASTER_PORT": str(port),
                     **surroundings.environment(rank, trial.num_ranks),
                     **trial.environment,

@@ -20,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import rank_runner
+import torch.distributed
 
 
 class Become(BaseException):
@@ -65,13 +66,12 @@ class ForkedRank(rank_runner.Rank):
             os.dup2(writer, descriptor)
         os.close(writer)
         os.environ.update(self.environment())
+        torch.distributed.set_debug_level_from_env()  # torch has read it already, in the process that was forked
         raise Become(program[1:])
 
 
 def serve() -> None:
     """Fork a runner for each line of the standard input."""
-    import torch.distributed  # noqa: F401
-
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)

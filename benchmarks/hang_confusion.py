@@ -1,0 +1,142 @@
+"""The confusion table: every hang that can be reproduced here, and what is said of it.
+
+    python benchmarks/hang_confusion.py --ranks 4,8 --culprits first,middle,last --peers \
+        --results hang_confusion.jsonl --page docs/explanation/hang-confusion.md
+
+`bsl spy` runs on each reproduction as a user would run it, once with the collectives that torch recorded within its
+reach and once (`--unprepared`) without. Beside it, on the same hangs: torchfrtrace, with the table of groups that it
+lacks on gloo, and the DETAIL mode of torch in a run of its own. Results are appended to `--results`, one line each;
+what is there already is not run again, so that an interrupted run can go on, and a subset (`--classes H01,H36
+--ranks 4`) can be repeated alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hang_page import write_page
+from hang_peers import ask_detail, ask_torchfrtrace
+
+from bigsci_launch.errors import LabError
+from bigsci_launch.hang_lab.catalogue import Reproduction, find_reproductions
+from bigsci_launch.hang_lab.comparison import compare
+from bigsci_launch.hang_lab.needs import missing_need
+from bigsci_launch.hang_lab.nursery import Nursery, open_nursery
+from bigsci_launch.hang_lab.runner import Trial, reproduce
+from bigsci_launch.hang_lab.zoo import REPRODUCTIONS
+
+Row = dict[str, Any]
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="What is said of every hang that can be reproduced here.")
+    parser.add_argument("--classes", help="H01,H36-lock,...; default: all")
+    parser.add_argument("--ranks", default="4,8")
+    parser.add_argument("--culprits", default="first,middle,last", help="places, or numbers")
+    parser.add_argument("--unprepared", action="store_true", help="also without recorded collectives")
+    parser.add_argument("--peers", action="store_true", help="also torchfrtrace and TORCH_DISTRIBUTED_DEBUG=DETAIL")
+    parser.add_argument("--results", type=Path, default=Path("hang_confusion.jsonl"))
+    parser.add_argument("--bundles", type=Path, help="folder to keep the evidence in")
+    parser.add_argument("--page", type=Path, help="page to write from all results")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_arguments()
+    done = read_rows(options.results)
+    known = {key_of(row) for row in done}
+    with open_nursery() as nursery, options.results.open("a") as results:
+        for trial, is_prepared in wanted(options):
+            key = (trial.reproduction.name, trial.num_ranks, trial.culprit, is_prepared)
+            if key in known:
+                continue
+            row = run_trial(trial, is_prepared, options, nursery)
+            done.append(row)
+            results.write(json.dumps(row) + "\n")
+            results.flush()
+            print(line_of(row), flush=True)
+    if options.page:
+        write_page(options.page, [row for row in done if "judgement" in row], sys.argv[1:])
+
+
+def read_rows(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def key_of(row: Row) -> tuple[str, int, int, bool]:
+    return (row["name"], row["ranks"], row["culprit"], row["is_prepared"])
+
+
+def wanted(options: argparse.Namespace) -> Iterator[tuple[Trial, bool]]:
+    """Every trial that was asked for and that this machine can do."""
+    reproductions = find_reproductions(options.classes.split(",")) if options.classes else REPRODUCTIONS
+    for num_ranks in (int(text) for text in options.ranks.split(",")):
+        for reproduction in reproductions:
+            if reason := missing_need(reproduction):
+                print(f"{reproduction.name}: skipped, {reason}")
+                continue
+            for culprit in culprits(reproduction, num_ranks, options.culprits.split(",")):
+                for is_prepared in (True, False) if options.unprepared else (True,):
+                    environment = {} if is_prepared else {"BSL_LAB_RECORDER": "0"}
+                    yield Trial(reproduction, num_ranks, culprit, environment), is_prepared
+
+
+def culprits(reproduction: Reproduction, num_ranks: int, places: list[str]) -> list[int]:
+    """The ranks to strike, each once."""
+    if reproduction.culprits != "any":
+        return [0]
+    middle = num_ranks // 2 - 1
+    named = {"first": 0, "middle": middle, "last": num_ranks - 1}
+    return sorted({named[place] if place in named else int(place) for place in places})
+
+
+def run_trial(trial: Trial, is_prepared: bool, options: argparse.Namespace, nursery: Nursery) -> Row:
+    """One reproduction, and what everybody says of it."""
+    row: Row = {"name": trial.reproduction.name, "title": trial.reproduction.title, "ranks": trial.num_ranks,
+                "culprit": trial.culprit, "is_prepared": is_prepared}  # fmt: skip
+    began = time.monotonic()
+    try:
+        with reproduce(trial, nursery=nursery) as standing:
+            row["stood_after_s"] = round(time.monotonic() - began, 1)
+            began = time.monotonic()
+            comparison = compare(standing, *keep_evidence(options.bundles, row))
+            row["spy_s"] = round(time.monotonic() - began, 1)
+            row.update(comparison.document())
+            if options.peers and is_prepared:
+                row["torchfrtrace"] = ask_torchfrtrace(standing).document()
+    except LabError as error:
+        return {**row, "failed": str(error)}
+    if options.peers and is_prepared:
+        row["detail"] = ask_detail(trial, nursery).document()
+    return row
+
+
+def keep_evidence(folder: Path | None, row: Row) -> list[str]:
+    if folder is None:
+        return []
+    kind = "prepared" if row["is_prepared"] else "unprepared"
+    kept = folder / row["name"] / f"{row['ranks']}-ranks-culprit-{row['culprit']}-{kind}"
+    shutil.rmtree(kept, ignore_errors=True)
+    return ["--output", str(kept)]
+
+
+def line_of(row: Row) -> str:
+    head = f"{row['name']:14} {row['ranks']} ranks, culprit {row['culprit']}"
+    if "failed" in row:
+        return f"{head}: FAILED {row['failed']}"
+    verdict = row["verdict"]
+    return (
+        f"{head}{'' if row['is_prepared'] else ', unprepared'}: {row['judgement'].upper()}: {verdict['state']}"
+        f" {verdict['class']} {verdict['suspects']}; expected {row['expected']}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Writes docs/explanation/hang-confusion.md from the rows of hang_confusion.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.hang_lab.catalogue import class_order, find_reproduction
+from bigsci_launch.hang_lab.judgement import Judgement
+from bigsci_launch.hang_lab.zoo import NOT_REPRODUCED
+from bigsci_launch.topology import Topology, compress_ranks
+
+Row = dict[str, Any]
+
+HEAD = """# What is said of every hang that can be reproduced
+
+`bsl hang-lab` brings hangs about on purpose, so the truth is known. Below is what `bsl spy` says of each, and what the
+tools that come with PyTorch say of the same processes. Written by
+
+```bash
+python benchmarks/hang_confusion.py {arguments}
+```
+
+A *wrong accusation* names a rank that has done nothing wrong; a *false alarm* calls a hang what is none. Neither must
+ever happen: somebody acts on it. *Unknown* and *nobody named* are honest, and counted.
+"""
+COLUMNS = """
+*Told*: what `bsl spy` was told of: `recorded` collectives, or nothing but `stacks` and /proc. *Right* counts the runs
+(numbers of ranks x places of the culprit). torchfrtrace is given the table of groups without which it crashes on
+gloo; its first finding counts. DETAIL is `TORCH_DISTRIBUTED_DEBUG=DETAIL`, in a run of its own whose collectives give
+up after 5 s; where it shows two sides that contradict each other, either may be the culprit. `+`: the ranks named are
+the right ones. `-`: an innocent rank is named. Nothing: no rank is named.
+"""
+
+
+def write_page(path: Path, rows: Sequence[Row], arguments: Sequence[str]) -> None:
+    """Write the page of `rows`."""
+    parts = [HEAD.format(arguments=" ".join(shown_arguments(arguments))), *totals(rows), COLUMNS, *table(rows),
+             *misses(rows), *absent()]  # fmt: skip
+    path.write_text("\n".join(part.rstrip("\n") for part in parts) + "\n")
+
+
+def shown_arguments(arguments: Sequence[str]) -> list[str]:
+    """The arguments without folders of whoever ran it."""
+    return [Path(argument).name if argument.startswith("/") else argument for argument in arguments]
+
+
+def totals(rows: Sequence[Row]) -> list[str]:
+    counts = Counter(row["judgement"] for row in rows)
+    lines = ["## In numbers", "", f"{len(rows)} runs of {len({row['name'] for row in rows})} reproductions.", ""]
+    lines += ["| `bsl spy` says | runs |", "|---|---:|"]
+    lines += [f"| {judgement.value} | {counts[judgement.value]} |" for judgement in Judgement]
+    peers = {"torchfrtrace": "torchfrtrace", "detail": "DETAIL"}
+    asked = {words: [row for row in rows if key in row] for key, words in peers.items()}
+    if any(asked.values()):
+        lines += ["", "| peer | runs | names nobody | right | names an innocent rank |", "|---|---:|---:|---:|---:|"]
+    for key, words in peers.items():
+        marks = Counter(peer_mark(row, key) for row in asked[words])
+        if asked[words]:
+            lines.append(f"| {words} | {len(asked[words])} | {marks['']} | {marks['+']} | {marks['-']} |")
+    return lines
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    lines = ["## Each class", "", "| class | what | right answer | told | right | `bsl spy` | torchfrtrace | DETAIL |",
+             "|---|---|---|---|---:|---|---|---|"]  # fmt: skip
+    names = sorted({row["name"] for row in rows}, key=class_order)
+    for name in names:
+        for is_prepared in (True, False):
+            of_class = [row for row in rows if row["name"] == name and row["is_prepared"] is is_prepared]
+            if of_class:
+                lines.append(table_row(name, is_prepared, of_class))
+    return lines
+
+
+def table_row(name: str, is_prepared: bool, rows: Sequence[Row]) -> str:
+    reproduction = find_reproduction(name)
+    right = sum(row["judgement"] == "right" for row in rows)
+    answer = f"{reproduction.states[0]} {reproduction.classes[0]}"
+    cells = (name, reproduction.title, answer, "recorded" if is_prepared else "stacks", f"{right}/{len(rows)}",
+             said(rows), peers_said(rows, "torchfrtrace"), peers_said(rows, "detail"))  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def said(rows: Sequence[Row]) -> str:
+    """The verdicts, most frequent first, those that do harm in bold."""
+    harmful = {judgement.value for judgement in Judgement if judgement.is_harmful}
+    counts = Counter(
+        (f"{row['verdict']['state']} {row['verdict']['class'] or '-'}", row["judgement"] in harmful) for row in rows
+    )
+    return ", ".join(
+        (f"**{words} ({count})**" if is_harmful else f"{words} ({count})")
+        for (words, is_harmful), count in counts.most_common()
+    )
+
+
+def peers_said(rows: Sequence[Row], peer: str) -> str:
+    counts = Counter(f"{row[peer]['says']}{peer_mark(row, peer)}" for row in rows if peer in row)
+    return ", ".join(f"{words} ({count})" for words, count in counts.most_common())
+
+
+def peer_mark(row: Row, peer: str) -> str:
+    """`+` when the ranks that `peer` names are right, `-` when one is innocent, nothing when it names none."""
+    named = set(row[peer]["named"])
+    if not named:
+        return ""
+    allowed = find_reproduction(row["name"]).suspects(row["culprit"], Topology.parse(row["topology"]))
+    is_right = bool(named & allowed) if row[peer]["is_two_sided"] else named <= allowed
+    return "+" if is_right else "-"
+
+
+def misses(rows: Iterable[Row]) -> list[str]:
+    """Every run whose verdict is not right, in full."""
+    lines = ["## Every verdict that is not right", ""]
+    wrong = [row for row in rows if row["judgement"] != "right"]
+    for row in sorted(wrong, key=lambda row: class_order(row["name"])):
+        verdict = row["verdict"]
+        named = f"names rank {compress_ranks(verdict['suspects'])}" if verdict["suspects"] else "names nobody"
+        told = "" if row["is_prepared"] else ", stacks only"
+        said = f"{verdict['state']} {verdict['class'] or '-'}, {named}"
+        where = f"{row['name']} {row['topology']} culprit {row['culprit']}{told}"
+        lines.append(f"- {where}: {row['judgement']}: {said}; expected {row['expected']}")
+    return [*lines, *(["None."] if not wrong else [])]
+
+
+def absent() -> list[str]:
+    lines = ["## Not reproduced", "", "| class | what | why not |", "|---|---|---|"]
+    return [*lines, *(f"| {one.hang_class} | {one.title} | {one.reason} |" for one in NOT_REPRODUCED)]
