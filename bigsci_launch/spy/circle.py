@@ -220,7 +220,6 @@ def _conclude_places(evidence: Evidence, graph: WaitGraph) -> Conclusion:
         state=State.HANG,
         claim=f"{how_many} wait in collectives, and none gets on: {_name_sides(sides)}",
         confidence=0.3,
-        kind="H10",
         sides=sides,
         evidence=("no rank moved between the samples, and none is outside of a collective",),
         missing=("over which ranks each collective goes: so who waits for whom is not known",),

@@ -7,6 +7,7 @@ from bigsci_launch.spy.stacks import Frame, decisive_thread
 from bigsci_launch.spy.waits import WaitGraph
 
 BUSY_SHARE = 0.5
+STARVED_SHARE = 0.02
 INNER_FRAMES = 2
 """A loop that goes nowhere still changes its innermost calls: so many frames may differ."""
 
@@ -27,8 +28,9 @@ def cpu_share(seen: RankEvidence) -> float:
 
 
 def is_busy(seen: RankEvidence) -> bool:
-    """Whether the process computed for most of the time."""
-    return cpu_share(seen) >= BUSY_SHARE
+    """Whether the process computed for most of the time, or wanted to: others may have held the cores."""
+    wants_cpu = len(seen.samples) > 1 and all(sample.state == "R" for sample in seen.samples)
+    return cpu_share(seen) >= (STARVED_SHARE if wants_cpu else BUSY_SHARE)
 
 
 def collectives_moved(seen: RankEvidence) -> bool:
@@ -59,18 +61,31 @@ def was_communicating(seen: RankEvidence) -> bool:
     return thread is not None and thread.operation is not None
 
 
+def woke_up(seen: RankEvidence) -> bool:
+    """Whether the deciding thread ran between the samples although it slept on a futex in each of them.
+
+    gloo's wait sleeps until its partners have come: whoever waits for one that never comes does not run at all.
+    """
+    tid = str(seen.thread.tid) if seen.thread else ""
+    if len(seen.samples) < 2 or not all(sample.wchan.startswith("futex") for sample in seen.samples):
+        return False
+    times = {sample.thread_times.get(tid) for sample in seen.samples}
+    return None not in times and len(times) > 1
+
+
 def moving_ranks(evidence: Evidence, graph: WaitGraph) -> tuple[int, ...]:
-    """Ranks that show that the job gets on: new collectives, or a communication that was left.
+    """Ranks that show that the job gets on: new collectives, or a communication that was left or entered anew.
 
     A rank that computes does not count while others wait: it may be the one that never ends. Where nobody waits in a
     communication, any change of the outer frames counts.
     """
     alive = [seen for seen in evidence.ranks if not seen.is_gone]
-    counted = [seen.rank for seen in alive if collectives_moved(seen)]
-    has_recorder = {seen.rank for seen in alive if seen.recorder}
-    left = [
-        seen.rank for seen in alive if seen.rank not in has_recorder and was_communicating(seen) and frames_moved(seen)
-    ]
-    if counted or left or graph.waits:
-        return tuple(sorted({*counted, *left}))
+    moved = [seen.rank for seen in alive if collectives_moved(seen) or (seen.recorder is None and left_wait(seen))]
+    if moved or graph.waits:
+        return tuple(moved)
     return tuple(seen.rank for seen in alive if outer_frames_moved(seen))
+
+
+def left_wait(seen: RankEvidence) -> bool:
+    """Whether a rank that stood in a communication stands elsewhere in it or in another one."""
+    return was_communicating(seen) and (frames_moved(seen) or woke_up(seen))

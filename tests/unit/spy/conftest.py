@@ -1,0 +1,125 @@
+"""Evidence without processes: what an agent might have said, made from a few words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsci_launch.spy.bundle import Bundle
+from bigsci_launch.spy.evidence import Evidence
+
+RECORDINGS = Path(__file__).parent / "recordings"
+C10D = "/venv/torch/distributed/distributed_c10d.py"
+ENGINE = "/venv/deepspeed/runtime/pipe/engine.py"
+TENSOR = "/src/bigsci_launch/train/parallel/tensor.py"
+
+Document = dict[str, Any]
+
+
+def frames_of(text: str) -> list[Document]:
+    """`all_reduce@c10d:10 < step@/src/train.py:5`, innermost first."""
+    files = {"c10d": C10D, "engine": ENGINE, "tensor": TENSOR}
+    found = []
+    for part in text.split(" < "):
+        function, _, place = part.partition("@")
+        file, _, line = (place or "/src/train.py:1").rpartition(":")
+        found.append({"function": function, "file": files.get(file, file), "line": int(line)})
+    return found
+
+
+def rank_of(
+    rank: int,
+    stack: str | Sequence[str] | None,
+    *,
+    state: str = "S",
+    wchan: str = "futex_do_wait",
+    cpu_ticks: Sequence[int] = (10, 10),
+    calls: str = "",
+    **more: Any,
+) -> Document:
+    """A rank with two samples. `stack` is one stack, or one per sample; None: it could not be read.
+
+    `calls` are recorded collectives, oldest first: letters are groups in `members`, `!` marks an unfinished one.
+    """
+    stacks = [stack, stack] if stack is None or isinstance(stack, str) else list(stack)
+    samples = []
+    for index, text in enumerate(stacks):
+        sample: Document = {"mono": float(index), "state": state, "wchan": wchan, "cpu_ticks": cpu_ticks[index]}
+        if text is None:
+            sample["why"] = "py-spy gave no answer in 3 s"
+        else:
+            thread = {"tid": 100 + rank, "name": "MainThread", "active": False, "owns_gil": False}
+            sample["stack"] = {"threads": [{**thread, "frames": frames_of(text)}]}
+        samples.append({**sample, **more.pop("sample", {})})
+    if calls:
+        samples[-1]["recorder"] = recorder_of(calls, more.pop("members", {}))
+    return {"rank": rank, "pid": 100 + rank, "step": "0", "samples": samples, **more}
+
+
+def recorder_of(calls: str, members: Mapping[str, Sequence[int]], first_record: int = 0) -> Document:
+    """A recorder from words such as `t t d w!`: group, then operation if it is not all_reduce (`w:barrier!`)."""
+    tokens: list[list[str]] = []
+    stream, unfinished, last = [], [], {}
+    for position, word in enumerate(calls.split()):
+        group, _, operation = word.rstrip("!").partition(":")
+        token = [group, "", operation or "all_reduce", "[[8]]", "['Float']"]
+        if token not in tokens:
+            tokens.append(token)
+        stream.append(tokens.index(token))
+        last[group] = last.get(group, 0) + 1
+        if word.endswith("!"):
+            unfinished.append(position)
+    return {
+        "first_record": first_record,
+        "tokens": tokens,
+        "stream": stream,
+        "last_sequence": last,
+        "open": unfinished,
+        "members": {group: list(ranks) for group, ranks in members.items()},
+    }
+
+
+MakeEvidence = Callable[..., Evidence]
+
+
+@pytest.fixture
+def make_rank() -> Callable[..., Document]:
+    return rank_of
+
+
+@pytest.fixture
+def make_evidence() -> MakeEvidence:
+    """`make_evidence(ranks, topology="tp=2,dp=2", node_of=lambda rank: ...)`: evidence of ranks on nodes."""
+
+    def make(
+        ranks: Sequence[Document],
+        topology: str | None = None,
+        ranks_per_node: int = 2,
+        **collection: Any,
+    ) -> Evidence:
+        nodes: dict[str, list[Document]] = {}
+        for rank in ranks:
+            nodes.setdefault(f"n{rank['rank'] // ranks_per_node}", []).append(rank)
+        documents = tuple({"node": node, "clock_ticks_per_s": 100, "ranks": held} for node, held in nodes.items())
+        return Bundle({"topology": topology, **collection}, documents).evidence()
+
+    return make
+
+
+@pytest.fixture
+def recorded() -> Callable[..., Evidence]:
+    """`recorded("skip-1", "tp=2,dp=2")`: the evidence of a recorded hang; `without` drops keys of every sample."""
+
+    def read(name: str, topology: str | None = None, without: Sequence[str] = ()) -> Evidence:
+        document = json.loads((RECORDINGS / f"{name}.json").read_text())
+        for rank in document["ranks"]:
+            for sample in rank["samples"]:
+                for key in without:
+                    sample.pop(key, None)
+        return Bundle({"topology": topology}, (document,)).evidence()
+
+    return read
