@@ -16,7 +16,7 @@ from uuid import uuid4
 from bigsci_launch.config.load import LoadedRun, dump_resolved
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.errors import RunDirError
-from bigsci_launch.launch.provenance import collect_provenance
+from bigsci_launch.launch.provenance import collect_provenance, is_secret_name
 from bigsci_launch.launch.request import JobRequest, make_request
 from bigsci_launch.launch.script import render_script
 from bigsci_launch.runs.attempts import JobRecord, age_s, query_attempt, read_exit, read_job, write_job
@@ -237,14 +237,20 @@ def require_no_active_attempt(run: RunDir) -> None:
 
 
 def notes(loaded: LoadedRun, *, is_local: bool, was_asked: bool) -> list[str]:
-    """What the user should know before a run for a Slurm site starts on this machine."""
+    """What the user should know before the run is started."""
+    found = [
+        f"warning: env.{name}: its value is written into the run directory, where others may read it; "
+        f"set {name} in the environment of `bsl submit` instead"
+        for name, variable in loaded.config.env.items()
+        if is_secret_name(name) and variable.value
+    ]
     if not is_local or loaded.site.is_local:
-        return []
+        return found
     why = "" if was_asked else "there is no sbatch here: "
     ranks = loaded.layout.topology.world_size
     left_out = [name for name in ("activation", "container") if getattr(loaded.site.config, name)]
     without = f", without the {' and '.join(left_out)} of site {loaded.site.name}" if left_out else ""
-    return [f"{why}starting {ranks} ranks on this machine{without}"]
+    return [*found, f"{why}starting {ranks} ranks on this machine{without}"]
 
 
 def exit_of(submission: Submission) -> dict[str, Any] | None:

@@ -53,13 +53,14 @@ def write_job(attempt: AttemptDir, record: JobRecord) -> None:
 
 
 def read_job(attempt: AttemptDir) -> JobRecord | None:
-    """The job of an attempt; None where nothing was submitted (yet).
+    """The job of an attempt, which it shares with its requeues; None where nothing was submitted (yet).
 
     Raises:
         RunDirError: `job.json` cannot be read, or is of another kind.
     """
     if not attempt.job.exists():
-        return None
+        first = run_of(attempt).attempt(attempt.base_name)
+        return read_job(first) if first.name != attempt.name else None
     document = read_json(attempt.job)
     try:
         launcher = document["launcher"]

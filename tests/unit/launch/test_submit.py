@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bigsci_launch.cli.main import bsl
+from bigsci_launch.config.load import load_run
 from bigsci_launch.launch import submit as launch
 from bigsci_launch.runs.attempts import JobRecord, read_job, write_job
 from bigsci_launch.runs.layout import RunDir
@@ -252,3 +253,17 @@ def test_a_local_attempt_of_another_machine_cannot_be_cancelled_here(slurm: Any,
     write_job(attempt, JobRecord("local", record.submitted, launcher=Launcher(1, 1, f"not-{socket.gethostname()}")))
     done = invoke("cancel", "trial")
     assert done.exit_code == 2 and "only that machine knows" in done.stderr
+
+
+def test_a_secret_in_the_run_file_is_warned_of(slurm: Any, run_file: RunFile) -> None:
+    env = {"HF_TOKEN": {"value": "hunter2", "reason": "downloads"}, "HF_HOME": {"value": "x", "reason": "cache"}}
+    done = invoke("submit", str(run_file(env=env)))
+    assert done.exit_code == 0
+    assert [text.split(":")[1] for text in done.stderr.splitlines() if "run directory" in text] == [" env.HF_TOKEN"]
+
+
+def test_a_run_for_a_slurm_site_says_that_it_starts_here(run_file: RunFile) -> None:
+    loaded = load_run(run_file())
+    assert launch.notes(loaded, is_local=True, was_asked=True) == ["starting 4 ranks on this machine"]
+    assert launch.notes(loaded, is_local=True, was_asked=False)[0].startswith("there is no sbatch here: ")
+    assert launch.notes(loaded, is_local=False, was_asked=False) == []

@@ -94,6 +94,12 @@ def test_slurm_speaks_of_the_last_start_of_a_requeued_job(fake_slurm: Install, t
     }
 
 
+def test_a_requeue_shares_the_job_record_of_its_attempt(trial: Any) -> None:
+    trial.add_attempt("0001.r1").job.unlink()
+    record = read_job(trial.run.attempt("0001.r1"))
+    assert record is not None and record.job_id == "12"
+
+
 def test_a_torn_exit_record_is_none(trial: Any) -> None:
     trial.attempt.exit.write_text('{"reason": "cra')
     assert read_exit(trial.attempt) is None
