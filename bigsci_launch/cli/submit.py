@@ -11,6 +11,7 @@ import click
 from bigsci_launch.cli import console
 
 if TYPE_CHECKING:
+    from bigsci_launch.config.load import LoadedRun
     from bigsci_launch.launch.submit import Submission
     from bigsci_launch.scheduler.job import JobInfo
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 @click.option("--dry-run", "--dryrun", "dry_run", is_flag=True, help="Print the script and the rank map; do nothing.")
 @click.option("--local", is_flag=True, help="Run on this machine, without Slurm (default where there is no sbatch).")
 @click.option("--detach", is_flag=True, help="With --local: leave the ranks in the background.")
+@click.option("--force", is_flag=True, help="Submit although `bsl plan check` finds errors; they are named.")
 @click.option("--wait", is_flag=True, help="Wait for the end of the job; exit as it did.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
@@ -31,6 +33,7 @@ def submit(
     dry_run: bool,
     local: bool,
     detach: bool,
+    force: bool,
     wait: bool,
     as_json: bool,
 ) -> None:
@@ -47,6 +50,7 @@ def submit(
     loaded = load_run(config, overrides)
     for line in warning_lines(loaded):
         console.talk(f"warning: {line}")
+    check_arithmetic(loaded, force=force)
     is_local = local or launch.is_local_by_default(loaded)
     request = launch.plan_submission(loaded, working_directory=Path.cwd(), python=sys.executable, local=is_local)
     if dry_run:
@@ -67,6 +71,31 @@ def submit(
             report.submission_document(submission, launch.exit_of(submission) if code is not None else None)
         )
     ctx.exit(code or 0)
+
+
+def check_arithmetic(loaded: LoadedRun, *, force: bool) -> None:
+    """Say what `bsl plan check` warns of, and stop at its errors unless forced.
+
+    Raises:
+        ConfigError: there are errors, and nobody forces the submission.
+    """
+    from bigsci_launch.errors import ConfigError, Problem
+    from bigsci_launch.plan.check import check_plan, finding_line
+
+    findings = check_plan(loaded.config, loaded.site)
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors and not force:
+        problems = [
+            Problem(loaded.origins.get(finding.key, ""), finding.key, f"{finding.text}: {finding.price}")
+            for finding in errors
+        ]
+        hint = "`bsl plan check` shows the arithmetic; --force submits all the same"
+        raise ConfigError(f"{loaded.path}: {len(problems)} findings of bsl plan check", problems=problems, hint=hint)
+    for finding in errors:
+        console.talk(f"forced in spite of {finding_line(finding)}")
+    for finding in findings:
+        if finding.severity == "warning":
+            console.talk(finding_line(finding))
 
 
 def show(submission: Submission) -> None:

@@ -20,6 +20,7 @@ from bigsci_launch.plan.answer import calibration_of, configured_setup, limits_o
 from bigsci_launch.plan.calibration import Calibration
 from bigsci_launch.plan.legality import Limits, advise, find_refusal
 from bigsci_launch.plan.memory import TIGHT_SHARE
+from bigsci_launch.plan.model import TERM_NAMES
 from bigsci_launch.plan.parameters import checkpoint_bytes, count_parameters
 from bigsci_launch.plan.ramp import Phase, filling_batch_size
 from bigsci_launch.plan.search import Plan, make_plan
@@ -348,15 +349,17 @@ def check_step_time(case: Case) -> Iterator[PricedFinding]:
 
 
 def check_advice(case: Case) -> Iterator[PricedFinding]:
-    """Shapes that kernels do not like."""
+    """Shapes that a GPU's kernels do not like."""
+    if case.plan is None:
+        return
     for text in advise(case.setup):
-        share = _share_of_misaligned(case)
+        share = _share_of_misaligned(case.plan)
         price = f"{100 * share:.0f} % of a step" if share > 0.01 else "small; measure"
         yield PricedFinding("shape", "warning", "model.num_attention_heads", TP, text, price)
 
 
-def _share_of_misaligned(case: Case) -> float:
-    return case.plan.price.terms[5] / case.plan.price.seconds if case.plan else 0.0
+def _share_of_misaligned(plan: Plan) -> float:
+    return plan.price.terms[TERM_NAMES.index("misaligned heads")] / plan.price.seconds
 
 
 RULES: tuple[Callable[[Case], Iterator[PricedFinding]], ...] = (
@@ -377,14 +380,14 @@ RULES: tuple[Callable[[Case], Iterator[PricedFinding]], ...] = (
 
 def check_lines(name: str, findings: Sequence[PricedFinding]) -> list[str]:
     """The findings for people; one line says that there are none."""
-    if not findings:
-        return [f"{name}: the arithmetic holds"]
-    lines = []
-    for finding in findings:
-        keys = " and ".join(key for key in (finding.key, finding.other_key) if key)
-        price = f": {finding.price}" if finding.price else ""
-        lines.append(f"{finding.severity}: {keys}: {finding.text}{price}")
-    return lines
+    return [finding_line(finding) for finding in findings] or [f"{name}: the arithmetic holds"]
+
+
+def finding_line(finding: PricedFinding) -> str:
+    """A finding with its keys and its price."""
+    keys = " and ".join(key for key in (finding.key, finding.other_key) if key)
+    price = f": {finding.price}" if finding.price else ""
+    return f"{finding.severity}: {keys}: {finding.text}{price}"
 
 
 def check_document(name: str, findings: Sequence[PricedFinding]) -> dict[str, Any]:

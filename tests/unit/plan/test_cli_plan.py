@@ -172,3 +172,24 @@ def test_planning_loads_neither_torch_nor_numpy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stderr.strip().endswith("[]")
+
+
+def test_submit_refuses_on_errors_of_check_unless_forced() -> None:
+    wrong = ["submit", "configs/bloom-176b.yaml", "--dry-run", "--set", "model.declared_parameters=104B"]
+    result = CliRunner().invoke(bsl, wrong)
+    assert result.exit_code == 2
+    assert "error: --set: model.declared_parameters: 104B is declared" in result.stderr
+    assert "--force" in result.stderr
+    assert not result.stdout
+    forced = CliRunner().invoke(bsl, [*wrong, "--force"])
+    assert forced.exit_code == 0
+    assert "forced in spite of error: model.declared_parameters" in forced.stderr
+    assert forced.stdout.startswith("#!/bin/bash")
+
+
+def test_submit_shows_the_warnings_of_check() -> None:
+    result = CliRunner().invoke(bsl, ["submit", "configs/bloom-176b.yaml", "--dry-run"])
+    assert result.exit_code == 0
+    assert "TB a day" in result.stderr
+    quiet = CliRunner().invoke(bsl, ["submit", "configs/demo.yaml", "--dry-run"])
+    assert "warning" not in quiet.stderr
