@@ -120,12 +120,13 @@ def _seam(logs: tuple[Path, Path]) -> Seam:
 
 
 def _answer(ctx: click.Context, found: Comparison | None, jump: Seam | None, html: Path | None, as_json: bool) -> None:
-    from bigsci_launch.weights.comparison import with_finding
     from bigsci_launch.weights.report import COLUMNS, as_document, summary_lines, table_rows
-    from bigsci_launch.weights.seam import seam_document, seam_finding
 
     document: dict[str, Any] | None = None
     if jump is not None:
+        from bigsci_launch.weights.comparison import with_finding
+        from bigsci_launch.weights.seam import seam_document, seam_finding
+
         document = seam_document(jump)
         found = with_finding(found, seam_finding(jump, is_equal=found.is_equal if found else None))
     assert found is not None
