@@ -35,12 +35,22 @@ def _tied(comparison: Comparison, a: Weights, b: Weights) -> list[Finding]:
 
     with ThreadPoolExecutor(2) as pool:
         in_a, in_b = (tied_findings(weights, names, side, pool) for weights, side in ((a, "A"), (b, "B")))
-    if in_a and not in_b:
-        return [_with(finding, "in B the copies are equal") for finding in in_a]
-    if in_b and not in_a:
-        return [_with(finding, "in A the copies are equal") for finding in in_b]
-    return [*in_a, *in_b]
+    about_b = {(finding.pattern, finding.tensors, finding.places): finding for finding in in_b}
+    told = [_told(finding, about_b.pop((finding.pattern, finding.tensors, finding.places), None)) for finding in in_a]
+    names_in_a = {name for finding in in_a for name in finding.tensors}
+    names_in_b = {name for finding in in_b for name in finding.tensors}
+    found = [_equal_in(finding, "B") if not names_in_b & set(finding.tensors) else finding for finding in told]
+    return found + [
+        _equal_in(finding, "A") if not names_in_a & set(finding.tensors) else finding for finding in about_b.values()
+    ]
 
 
-def _with(finding: Finding, words: str) -> Finding:
-    return replace(finding, claim=f"{finding.claim}; {words}")
+def _told(in_a: Finding, in_b: Finding | None) -> Finding:
+    """A finding of side A, as one of both sides where B has the same."""
+    if in_b is None:
+        return in_a
+    return replace(in_a, claim=in_a.claim.replace("in A, ", "in A and likewise in B, ", 1))
+
+
+def _equal_in(finding: Finding, side: str) -> Finding:
+    return replace(finding, claim=f"{finding.claim}; in {side} the copies are equal")

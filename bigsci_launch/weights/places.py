@@ -17,23 +17,34 @@ def describe_places(places: Collection[Place], holders: Collection[Place], every
     `holders` are all places that hold the tensors in question, `everywhere` all places that were compared: an axis of
     one index is not worth a word. An empty text: nothing is known, or there is only one place.
     """
-    chosen = {axis: _indices(places, axis) for axis in AXES}
-    inside = {place for place in holders if all(_index(place, axis) in chosen[axis] for axis in AXES)}
-    if inside - set(places):
+    if not is_product(places, holders):
         return _listed(places)
+    parts, whole = _axes(places, everywhere)
+    return ", ".join([*parts, f"every {' and '.join(whole)}"] if whole else parts)
+
+
+def is_product(places: Collection[Place], holders: Collection[Place]) -> bool:
+    """Whether `places` are all of the holders whose indices they use: then naming the indices names the places."""
+    chosen = {axis: _indices(places, axis) for axis in AXES}
+    return not {place for place in holders if all(_index(place, axis) in chosen[axis] for axis in AXES)} - set(places)
+
+
+def describe_range(places: Collection[Place], everywhere: Collection[Place]) -> str:
+    """The indices within which `places` lie, on the axes that this narrows."""
+    return ", ".join(_axes(places, everywhere)[0])
+
+
+def _axes(places: Collection[Place], everywhere: Collection[Place]) -> tuple[list[str], list[str]]:
+    """Texts of the axes of which some indices are used, and names of those of which all are."""
     parts, whole = [], []
     for axis in AXES:
         known = _indices(everywhere, axis) - {None}
-        here = {index for index in chosen[axis] if index is not None}
-        if len(known) < 2 or not here:
-            continue
-        if here == known:
+        here = {index for index in _indices(places, axis) if index is not None}
+        if len(known) > 1 and here == known:
             whole.append(axis)
-        else:
+        elif len(known) > 1 and here:
             parts.append(f"{axis} {compress_ranks(here)}")
-    if whole:
-        parts.append(f"every {' and '.join(whole)}")
-    return ", ".join(parts)
+    return parts, whole
 
 
 def _index(place: Place, axis: str) -> int | None:

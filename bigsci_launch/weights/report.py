@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigsci_launch.units import format_bytes
 from bigsci_launch.weights.comparison import Comparison, Difference, Finding, names_text, where_text
+from bigsci_launch.weights.places import describe_places, describe_range, is_product
 from bigsci_launch.weights.tensors import StoredTensor
 
 if TYPE_CHECKING:
@@ -53,9 +54,21 @@ def _count_of_differing(comparison: Comparison) -> str:
     titles = {difference.title for difference in comparison.differences}
     copies = len(comparison.differences)
     counted = f"{len(titles):,}" if copies == len(titles) else f"{len(titles):,} (in {copies:,} places)"
-    where = where_text(comparison, comparison.differences)
     verb = "differs" if len(titles) == 1 else "differ"
-    return f"{counted} {verb}{f', all on {where}' if where else ''}"
+    return f"{counted} {verb}{_all_on(comparison)}"
+
+
+def _all_on(comparison: Comparison) -> str:
+    """Where all differences are: the places themselves where they can be named, else the indices within which."""
+    names = {difference.name for difference in comparison.differences}
+    places = {difference.place for difference in comparison.differences}
+    holders = {place for name in names for place in comparison.places[name]}
+    everywhere = {place for held in comparison.places.values() for place in held}
+    if is_product(places, holders):
+        where = describe_places(places, holders, everywhere)
+        return f", all on {where}" if where else ""
+    within = describe_range(places, everywhere)
+    return f", all within {within}" if within else ""
 
 
 def _unexplained(comparison: Comparison) -> Iterator[str]:
