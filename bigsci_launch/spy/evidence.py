@@ -14,6 +14,10 @@ from bigsci_launch.spy.stacks import ThreadStack, decisive_thread, parse_threads
 from bigsci_launch.topology import Coordinate, Topology
 
 GONE_STATES = ("gone", "Z", "X")
+NOT_FOUND = "no process of it was found"
+NOT_IDENTIFIED = "none of the processes that could be asked who they are is it"
+UNREADABLE = "its environment cannot be read"
+"""What the node agent says of a process that gave no answer: it may be any rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +132,6 @@ class Evidence:
     problems: tuple[str, ...]
     """What the node agents could not do, each with the name of its node."""
 
-    @property
-    def unidentified(self) -> bool:
-        """Whether processes were seen of which nobody knows whether they are ranks."""
-        return any("cannot be read" in problem for problem in self.problems)
-
     def coordinate(self, rank: int) -> Coordinate | None:
         """The coordinate of `rank`, where the topology is known."""
         known = self.topology is not None and rank < self.topology.world_size
@@ -148,19 +147,25 @@ class Evidence:
 def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, Any]]) -> Evidence:
     """The evidence in the documents of a bundle: `collection`, and one document per node that answered."""
     nodes = sorted(nodes, key=lambda node: str(node["node"]))
+    problems = tuple(f"{node['node']}: {problem}" for node in nodes for problem in node.get("problems", []))
+    why_missing = NOT_IDENTIFIED if any(UNREADABLE in problem for problem in problems) else NOT_FOUND
     exits = {int(record["rank"]): record for record in collection.get("exits", [])}
     errors = {int(record["rank"]): record for record in collection.get("errors", [])}
+
+    def unreached(record: Mapping[str, Any]) -> RankEvidence:
+        rank = int(record["rank"])
+        return _unreached_rank(record, collection, why_missing, exits.get(rank), errors.get(rank))
+
     found: dict[int, RankEvidence] = {}
     for node in nodes:
         for document in _ranks_of_main_step(node, nodes):
             rank = int(document["rank"])
             found.setdefault(rank, _parse_rank(document, node, exits.get(rank), errors.get(rank)))
     for record in collection.get("expected", []):
-        rank = int(record["rank"])
-        found.setdefault(rank, _unreached_rank(record, collection, exits.get(rank), errors.get(rank)))
+        found.setdefault(int(record["rank"]), unreached(record))
     world_size = _world_size(collection, nodes, found)
     for rank in range(world_size):
-        found.setdefault(rank, _unreached_rank({"rank": rank}, collection, exits.get(rank), errors.get(rank)))
+        found.setdefault(rank, unreached({"rank": rank}))
     topology = collection.get("topology")
     return Evidence(
         job=collection.get("job"),
@@ -168,7 +173,7 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         topology=Topology.parse(topology) if topology else None,
         ranks=tuple(found[rank] for rank in sorted(found)),
         nodes_silent=tuple((str(silent["node"]), str(silent["why"])) for silent in collection.get("nodes_silent", [])),
-        problems=tuple(f"{node['node']}: {problem}" for node in nodes for problem in node.get("problems", [])),
+        problems=problems,
     )
 
 
@@ -193,6 +198,7 @@ def _world_size(
 def _unreached_rank(
     record: Mapping[str, Any],
     collection: Mapping[str, Any],
+    why_missing: str,
     exit_record: Mapping[str, Any] | None,
     error: Mapping[str, Any] | None,
 ) -> RankEvidence:
@@ -209,7 +215,7 @@ def _unreached_rank(
         recorder=None,
         exit=_parse_exit(exit_record),
         error=_parse_error(error),
-        unreached=f"node {node} is silent: {silent[node]}" if node in silent else "no process of it was found",
+        unreached=f"node {node} is silent: {silent[node]}" if node in silent else why_missing,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bigsci_launch.spy.evidence import Child, RankEvidence
+from bigsci_launch.spy.evidence import NOT_FOUND, NOT_IDENTIFIED, Child, RankEvidence
 from bigsci_launch.spy.known_frames import STALLS, bare_name
 from bigsci_launch.spy.known_frames import Stall as KnownStall
 from bigsci_launch.spy.motion import cpu_share, is_busy
@@ -52,11 +52,11 @@ def _ended(seen: RankEvidence) -> Stall | None:
 def _unreadable(seen: RankEvidence) -> Stall | None:
     if seen.last is not None:
         return None
-    why = seen.unreached or "it was not found"
-    if "silent" not in why:
+    if seen.unreached == NOT_FOUND:
         words = "has no process on any node: it has ended, or was never started"
         return Stall(seen.rank, "H72", words, 0.7, f"how rank {seen.rank} ended: see the job's output")
-    return Stall(seen.rank, "H73", f"was not seen: {why}", 0.7, f"anything about rank {seen.rank}")
+    kind = "H62" if seen.unreached == NOT_IDENTIFIED else "H73"
+    return Stall(seen.rank, kind, f"was not seen: {seen.unreached}", 0.7, f"anything about rank {seen.rank}")
 
 
 def _stopped(seen: RankEvidence) -> Stall | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from bigsci_launch.spy.circle import judge_circle, sides_of
 from bigsci_launch.spy.conclusion import Conclusion, Side, State, Suspect, count_ranks, name_ranks, where_shared
-from bigsci_launch.spy.evidence import Evidence, RankEvidence
+from bigsci_launch.spy.evidence import NOT_FOUND, Evidence, RankEvidence
 from bigsci_launch.spy.merge import merge_stacks
 from bigsci_launch.spy.motion import is_busy, moving_ranks, named_frames, outer_frames_moved
 from bigsci_launch.spy.stacks import decisive_thread
@@ -38,6 +38,7 @@ def _complete(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
     unreadable = [seen.rank for seen in evidence.ranks if seen.why_unreadable]
     if unreadable:
         missing.append(f"the stacks of {count_ranks(unreadable)} ({compress_ranks(unreadable)})")
+        missing += evidence.problems[:2]
     if conclusion.state in (State.HANG, State.UNKNOWN):
         if not any(seen.recorder for seen in evidence.ranks):
             missing.append("sequence numbers of collectives: no rank has a flight recorder that can be asked")
@@ -92,7 +93,7 @@ def _ended(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
 
 def has_vanished(seen: RankEvidence, evidence: Evidence) -> bool:
     """Whether a rank has no process although every node answered and every process could be asked who it is."""
-    return not (seen.samples or seen.exit or evidence.nodes_silent or evidence.unidentified)
+    return seen.unreached == NOT_FOUND and not seen.exit and not evidence.nodes_silent
 
 
 def _order_of_failure(seen: RankEvidence) -> tuple[bool, float, int]:

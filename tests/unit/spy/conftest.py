@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from bigsci_launch.spy.bundle import Bundle
+from bigsci_launch.spy.collect import AGENT_MODULES
 from bigsci_launch.spy.evidence import Evidence
 
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -46,7 +50,7 @@ def rank_of(
     `calls` are recorded collectives, oldest first: letters are groups in `members`, `!` marks an unfinished one.
     """
     stacks = [stack, stack] if stack is None or isinstance(stack, str) else list(stack)
-    samples = []
+    samples, extra = [], more.pop("sample", {})
     for index, text in enumerate(stacks):
         sample: Document = {"mono": float(index), "state": state, "wchan": wchan, "cpu_ticks": cpu_ticks[index]}
         if text is None:
@@ -54,7 +58,7 @@ def rank_of(
         else:
             thread = {"tid": 100 + rank, "name": "MainThread", "active": False, "owns_gil": False}
             sample["stack"] = {"threads": [{**thread, "frames": frames_of(text)}]}
-        samples.append({**sample, **more.pop("sample", {})})
+        samples.append({**sample, **extra})
     if calls:
         samples[-1]["recorder"] = recorder_of(calls, more.pop("members", {}))
     return {"rank": rank, "pid": 100 + rank, "step": "0", "samples": samples, **more}
@@ -99,13 +103,16 @@ def make_evidence() -> MakeEvidence:
         ranks: Sequence[Document],
         topology: str | None = None,
         ranks_per_node: int = 2,
+        problems: Sequence[str] = (),
         **collection: Any,
     ) -> Evidence:
         nodes: dict[str, list[Document]] = {}
         for rank in ranks:
             nodes.setdefault(f"n{rank['rank'] // ranks_per_node}", []).append(rank)
-        documents = tuple({"node": node, "clock_ticks_per_s": 100, "ranks": held} for node, held in nodes.items())
-        return Bundle({"topology": topology, **collection}, documents).evidence()
+        documents = [{"node": node, "clock_ticks_per_s": 100, "ranks": held} for node, held in nodes.items()]
+        if problems:
+            documents[-1]["problems"] = list(problems)
+        return Bundle({"topology": topology, **collection}, tuple(documents)).evidence()
 
     return make
 
@@ -123,3 +130,15 @@ def recorded() -> Callable[..., Evidence]:
         return Bundle({"topology": topology}, (document,)).evidence()
 
     return read
+
+
+@pytest.fixture(scope="session")
+def agent() -> ModuleType:
+    """The node agent as a module, with its neighbours as attributes."""
+    for name in AGENT_MODULES:
+        path = resources.files("bigsci_launch") / "assets" / "diagnostics" / f"{name}.py"
+        module = sys.modules[name] = ModuleType(name)
+        exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
+    found = sys.modules["node_agent"]
+    found.__dict__.update({name: sys.modules[name] for name in AGENT_MODULES[:-1]})
+    return found

@@ -1,0 +1,118 @@
+"""The agent's pure parts: text of /proc and Slurm, and who is which rank."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+Process = dict[str, Any]
+
+
+def process(ppid: int, *, start: int = 1, exe: str = "/usr/bin/python3.11", comm: str = "", **env: str) -> Process:
+    return {"ppid": ppid, "start_ticks": start, "exe": exe, "comm": comm or exe.rpartition("/")[2], "env": env}
+
+
+BASH = "/usr/bin/bash"
+
+
+def test_stat_of_a_process_with_a_hostile_name(agent: ModuleType) -> None:
+    text = "12 (a) R (b) S 7 12 12 0 -1 0 0 0 0 0 150 50 0 0 20 0 3 0 4242 0 0"
+    found = agent.node_processes.parse_stat(text)
+    assert (found["comm"], found["state"], found["ppid"]) == ("a) R (b", "S", 7)
+    assert (found["cpu_ticks"], found["threads"], found["start_ticks"]) == (200, 3, 4242)
+
+
+def test_status_tells_of_a_pending_kill(agent: ModuleType) -> None:
+    text = "Name:\tx\nTracerPid:\t5\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\nCoreDumping:\t1\n"
+    found = agent.node_processes.parse_status(text + "voluntary_ctxt_switches:\t3\nnonvoluntary_ctxt_switches:\t4\n")
+    assert found == {
+        "voluntary": 3, "involuntary": 4, "tracer_pid": 5, "core_dumping": True, "kill_pending": True,
+    }  # fmt: skip
+
+
+def test_rows_of_listpids(agent: ModuleType) -> None:
+    text = """PID      JOBID    STEPID   LOCALID GLOBALID
+34       1        0        0       0
+35       1        0        1       1
+37       1        0        -       -
+17       1        batch    0       0
+-1       1        extern   0       0
+"""
+    assert agent.node_ranks.parse_listpids(text) == [
+        (34, "0", 0), (35, "0", 1), (37, "0", None), (17, "batch", 0),
+    ]  # fmt: skip
+
+
+def ranks(agent: ModuleType, known: dict[int, Process], tasks: dict[int, tuple[str, int | None]]) -> dict[int, int]:
+    found = agent.node_ranks.assign_ranks(known, agent.node_ranks.spread_tasks(known, tasks))
+    return {rank["rank"]: rank["pid"] for rank in found}
+
+
+def test_one_task_per_rank_below_a_shell(agent: ModuleType) -> None:
+    known = {10: process(1, exe=BASH), 11: process(10), 12: process(11), 20: process(1, exe=BASH), 21: process(20)}
+    tasks = {10: ("0", 4), 11: ("0", None), 12: ("0", None), 20: ("0", 5), 21: ("0", None)}
+    assert ranks(agent, known, tasks) == {4: 11, 5: 21}
+
+
+def test_one_torchrun_per_node_is_a_launcher_and_no_rank(agent: ModuleType) -> None:
+    known = {
+        10: process(1),
+        11: process(10, RANK="8", WORLD_SIZE="16"),
+        12: process(10, RANK="9", WORLD_SIZE="16"),
+        13: process(12, RANK="9", WORLD_SIZE="16", start=9),
+    }
+    tasks = {10: ("0", 1), 11: ("0", None), 12: ("0", None), 13: ("0", None)}
+    assert ranks(agent, known, tasks) == {8: 11, 9: 12}
+
+
+def test_the_batch_script_is_no_rank_unless_there_is_no_step(agent: ModuleType) -> None:
+    known = {5: process(1, exe=BASH), 6: process(5), 10: process(1)}
+    assert ranks(agent, known, {5: ("batch", 0), 6: ("batch", None), 10: ("0", 3)}) == {3: 10}
+    assert ranks(agent, {5: known[5], 6: known[6]}, {5: ("batch", 0), 6: ("batch", None)}) == {0: 6}
+
+
+def test_a_rank_whose_environment_gives_no_answer_keeps_its_task_id(agent: ModuleType) -> None:
+    known = {10: process(1, exe="", comm="python")}
+    assert ranks(agent, known, {10: ("0", 7)}) == {7: 10}
+
+
+def test_a_rank_that_was_renamed_is_known_by_its_program(agent: ModuleType) -> None:
+    known = {10: process(1, exe=BASH, RANK="2"), 11: process(10, comm="pt_main_thread", exe="", RANK="2")}
+    assert ranks(agent, known, {}) == {2: 11}
+
+
+def test_unnumbered_children_are_counted_in_order_of_their_start(agent: ModuleType) -> None:
+    known = {10: process(1), 13: process(10, start=5), 12: process(10, start=6), 14: process(12, start=7)}
+    found = agent.node_ranks.count_ranks(10, known)
+    assert [(rank["rank"], rank["pid"]) for rank in found] == [(0, 13), (1, 12)]
+
+
+def test_recorded_collectives_are_stored_without_repetition(agent: ModuleType) -> None:
+    entry = {
+        "process_group": ["1", "tp"], "profiling_name": "gloo:all_reduce", "input_sizes": [[8]],
+        "input_dtypes": ["Float"], "is_p2p": False, "state": "scheduled",
+    }  # fmt: skip
+    entries = [
+        {**entry, "record_id": number, "collective_seq_id": number + 1, "retired": number < 6} for number in (5, 4, 6)
+    ]
+    assert agent.compact_records(entries) == {
+        "first_record": 4,
+        "tokens": [("1", "tp", "all_reduce", "[[8]]", "['Float']")],
+        "stream": [0, 0, 0],
+        "last_sequence": {"1": 7},
+        "open": [2],
+    }
+
+
+def test_py_spy_errors_fit_on_a_line(agent: ModuleType) -> None:
+    text = "warning: x\nError: Failed to open process 7\nReason: Permission Denied\n"
+    assert agent.explain_py_spy(text) == "py-spy: Error: Failed to open process 7; Reason: Permission Denied"
+    assert agent.explain_py_spy("") == "py-spy said nothing"
+
+
+def test_a_process_that_did_not_run_has_the_same_stacks(agent: ModuleType) -> None:
+    before = {"stack": {"threads": [{"tid": 7}, {"tid": 8}]}, "thread_times": {"7": 100, "8": 5, "9": 1}}
+    assert agent.stood_still(before, {"7": 100, "8": 5, "9": 77})
+    assert not agent.stood_still(before, {"7": 101, "8": 5, "9": 1})
+    assert not agent.stood_still(before, {"7": 100})
+    assert not agent.stood_still({"why": "no answer"}, {"7": 100})
