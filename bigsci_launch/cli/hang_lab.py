@@ -52,11 +52,12 @@ def run(name: str, ranks: int, culprit: int, is_local: bool, hold: bool, as_json
     from bigsci_launch.hang_lab.catalogue import find_reproduction
     from bigsci_launch.hang_lab.comparison import compare
     from bigsci_launch.hang_lab.runner import Trial, reproduce
+    from bigsci_launch.hang_lab.slurm_runner import reproduce_on_slurm
 
     signal.signal(signal.SIGTERM, _end)
     trial = Trial(find_reproduction(name), ranks, culprit)
     talk(f"{trial.reproduction.name}: {trial.reproduction.title}")
-    with reproduce(trial) as standing:
+    with reproduce(trial) if is_local else reproduce_on_slurm(trial) as standing:
         if hold:
             _hold(standing)
             return

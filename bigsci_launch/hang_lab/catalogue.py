@@ -73,8 +73,8 @@ def both_across(culprit: int, topology: Topology) -> Ranks:
 class Reproduction:
     """One way to bring a class of hangs about, and the right answer.
 
-    `states` and `classes` are the answers that are right, the best one first; an empty `classes` means that no class
-    has to be named. `suspects` gives the ranks that may be accused: all of them if `must_accuse`, or none where the
+    `states` and `classes` are the answers that are right, the best one first; an empty class means that none has to be
+    named. `suspects` gives the ranks that may be accused: all of them if `must_accuse`, or none where the
     evidence is symmetric. `culprits`: whether the culprit's place matters.
     """
 
@@ -93,7 +93,6 @@ class Reproduction:
     shape: Shape = "default"
     min_ranks: int = 4
     culprits: Literal["any", "rank 0", "no matter"] = "any"
-    measured: bool = True
 
     @property
     def family(self) -> str:

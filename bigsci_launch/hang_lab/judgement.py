@@ -68,8 +68,8 @@ def judge(verdict: Verdict, reproduction: Reproduction, culprit: int, topology: 
         return Judgement.OTHER_STATE
     if reproduction.must_accuse and verdict.suspects != allowed:
         return Judgement.NOBODY_NAMED if not verdict.suspects else Judgement.OTHER_CLASS
-    # A class that is none of a hang has to be named by nobody.
-    if verdict.hang_class not in reproduction.classes and (verdict.hang_class or reproduction.is_hang):
+    # Of what is no hang no class has to be named.
+    if (verdict.hang_class or "") not in reproduction.classes and (verdict.hang_class or reproduction.is_hang):
         return Judgement.OTHER_CLASS
     return Judgement.RIGHT
 

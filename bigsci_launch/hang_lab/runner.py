@@ -34,13 +34,13 @@ ATTEMPT = "0001"
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A reproduction that stands. `launcher_pid` is the process whose descendants the ranks are."""
+    """A reproduction that stands. `launcher_pid` is the process whose descendants the ranks are; None on Slurm."""
 
     reproduction: Reproduction
     run: RunDir
     job: Job
     topology: Topology
-    launcher_pid: int
+    launcher_pid: int | None
 
     @property
     def pids(self) -> dict[int, int]:
@@ -87,17 +87,27 @@ def begin(trial: Trial, *, nursery: Nursery | None = None) -> Iterator[Standing]
     Raises:
         LabError: this machine cannot do it.
     """
+    topology = require_possible(trial)
     reproduction = trial.reproduction
-    topology = reproduction.topology(trial.num_ranks)
-    if reason := missing_need(reproduction):
-        raise LabError(f"{reproduction.name} ({reproduction.title}) {reason}")
-    if not 0 <= trial.culprit < trial.num_ranks:
-        raise LabError(f"there is no rank {trial.culprit} among {trial.num_ranks}")
     with made_folder(reproduction.name) as folder, set_stage(reproduction.stage) as stage:
         run = prepare_run(folder, reproduction, topology)
         with started(trial, topology, run, stage, nursery) as launcher_pid:
             job = Job(run.attempt(ATTEMPT), run.path / "lab", trial.num_ranks, trial.culprit)
             yield Standing(reproduction, run, job, topology, launcher_pid)
+
+
+def require_possible(trial: Trial) -> Topology:
+    """The layout of the ranks.
+
+    Raises:
+        LabError: the class, the number of ranks or the culprit cannot be had.
+    """
+    topology = trial.reproduction.topology(trial.num_ranks)
+    if reason := missing_need(trial.reproduction):
+        raise LabError(f"{trial.reproduction.name} ({trial.reproduction.title}) {reason}")
+    if not 0 <= trial.culprit < trial.num_ranks:
+        raise LabError(f"there is no rank {trial.culprit} among {trial.num_ranks}")
+    return topology
 
 
 @contextmanager

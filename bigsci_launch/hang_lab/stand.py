@@ -23,12 +23,14 @@ NUM_STEPS_AFTER = 3
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The ranks of a reproduction while they start. `notes` is the folder where ranks say that they have struck."""
+    """The ranks of a reproduction while they start. `notes` is the folder where ranks say that they have struck;
+    `is_here` whether their processes are those of this machine."""
 
     attempt: AttemptDir
     notes: Path
     world_size: int
     culprit: int
+    is_here: bool = True
 
     def struck(self) -> set[int]:
         return {int(path.name.partition("-")[2]) for path in self.notes.glob("struck-*")}
@@ -112,7 +114,7 @@ def _moments(job: Job) -> Iterator[float]:
     seen: object = None
     since = time.monotonic()
     while True:
-        now = _marks(job.reports(), job.pids(), job.struck() | job.ended())
+        now = _marks(job.reports(), job.pids() if job.is_here else {}, job.struck() | job.ended())
         if now != seen:
             seen, since = now, time.monotonic()
         yield time.monotonic() - since

@@ -1,0 +1,127 @@
+"""Starts the ranks of a reproduction as a Slurm job of several nodes, and cancels it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.config.load import load_run
+from bigsci_launch.errors import JobNotFound, LabError
+from bigsci_launch.hang_lab.programs import RANK_VARIABLES
+from bigsci_launch.hang_lab.runner import Standing, Trial, require_possible, undisturbed
+from bigsci_launch.hang_lab.stand import Job, wait_for_stand
+from bigsci_launch.launch.submit import plan_submission, submit
+from bigsci_launch.runs.layout import write_json
+from bigsci_launch.scheduler.job import JobState
+from bigsci_launch.scheduler.slurm import cancel_job, query_job
+from bigsci_launch.topology import Topology
+
+RANKS_PER_NODE = 2
+TIME_LIMIT = "00:30:00"
+QUEUE_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 60.0
+POLL_S = 0.5
+# What only makes sense where all ranks are on one machine.
+LOCAL_VARIABLES = {"MASTER_ADDR", "GLOO_SOCKET_IFNAME"}
+
+
+@contextmanager
+def reproduce_on_slurm(trial: Trial) -> Iterator[Standing]:
+    """The reproduction as a job, standing; the job is cancelled and its files are gone after the block.
+
+    Raises:
+        LabError: it cannot be done on Slurm, or does not come to stand; SlurmUnavailable, SlurmRefused: as sbatch says.
+    """
+    topology = require_possible(trial)
+    if trial.reproduction.stage:
+        raise LabError(f"{trial.reproduction.name} needs its surroundings prepared on the node: try it with --local")
+    # Nodes share the current folder, as with any run; they rarely share a temporary one.
+    folder = Path(tempfile.mkdtemp(prefix=".hang-lab-", dir=Path.cwd()))
+    try:
+        with submitted(trial, topology, folder) as standing:
+            wait_for_stand(standing.job, trial.reproduction.stand, trial.timeout_s)
+            yield standing
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def submitted(trial: Trial, topology: Topology, folder: Path) -> Iterator[Standing]:
+    """The job, running; cancelled and ended after the block."""
+    loaded = load_run(write_run_file(trial, topology, folder))
+    request = plan_submission(loaded, working_directory=Path.cwd(), python=sys.executable, local=False)
+    job_id = submit(loaded, request, sys.argv).record.job_id
+    assert job_id is not None
+    try:
+        wait_until_running(job_id)
+        job = Job(request.attempt, request.run.path / "lab", trial.num_ranks, trial.culprit, is_here=False)
+        yield Standing(trial.reproduction, request.run, job, topology, launcher_pid=None)
+    finally:
+        with undisturbed():
+            cancel_job(job_id)
+            wait_until_over(job_id)
+
+
+def write_run_file(trial: Trial, topology: Topology, folder: Path) -> Path:
+    """A run file, and a site file beside it, for the Slurm that sbatch reaches. JSON is YAML."""
+    environment = {**RANK_VARIABLES, **trial.environment}
+    site = {"description": "bsl hang-lab", "scheduler": "slurm", "ranks_per_node": RANKS_PER_NODE}
+    write_json(folder / "site.yaml", site)
+    run: dict[str, Any] = {
+        "run": {"name": trial.reproduction.name, "root": str(folder), "command": trial.program(topology)},
+        "slurm": {"site": "./site.yaml", "nodes": trial.num_ranks // RANKS_PER_NODE, "time_limit": TIME_LIMIT},
+        "parallelism": {
+            "tensor_parallel_size": topology.tp,
+            "pipeline_parallel_size": topology.pp,
+            "data_parallel_size": topology.dp,
+        },
+        # Nobody reads what follows: the laboratory's programs have no model. A run file must name one.
+        "model": {"num_layers": 8, "hidden_size": 64, "num_attention_heads": 8, "sequence_length": 64,
+                  "vocab_size": 512},
+        "training": {"steps": 100, "micro_batch_size": 1, "global_batch_size": 16 * topology.dp},
+        "data": {"prefix": str(folder / "no-corpus")},
+        "env": {name: {"value": value, "reason": "bsl hang-lab"} for name, value in environment.items()
+                if name not in LOCAL_VARIABLES},
+    }  # fmt: skip
+    path = folder / "run.yaml"
+    write_json(path, run)
+    return path
+
+
+def wait_until_running(job_id: str) -> None:
+    """Wait for the job to start.
+
+    Raises:
+        LabError: it does not.
+    """
+    end = time.monotonic() + QUEUE_TIMEOUT_S
+    while (job := query_job(job_id)).state is not JobState.RUNNING:
+        if job.state not in (JobState.PENDING, JobState.CONFIGURING) or time.monotonic() > end:
+            raise LabError(f"job {job_id} does not run: {job.state.value} {job.reason or ''}".rstrip())
+        time.sleep(POLL_S)
+
+
+def wait_until_over(job_id: str) -> None:
+    """Wait until no rank of the job is left.
+
+    Raises:
+        LabError: it does not end.
+    """
+    end = time.monotonic() + END_TIMEOUT_S
+    while is_there(job_id):
+        if time.monotonic() > end:
+            raise LabError(f"job {job_id} was cancelled and does not end", hint=f"squeue -j {job_id}")
+        time.sleep(POLL_S)
+
+
+def is_there(job_id: str) -> bool:
+    try:
+        return query_job(job_id).state in (JobState.RUNNING, JobState.PENDING, JobState.COMPLETING)
+    except JobNotFound:
+        return False

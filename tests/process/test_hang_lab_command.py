@@ -1,0 +1,137 @@
+"""`bsl hang-lab` as a user runs it, plainly started ranks included; and that nothing outlives it, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bigsci_launch.errors import LabError
+from bigsci_launch.hang_lab.catalogue import find_reproduction
+from bigsci_launch.hang_lab.needs import missing_need
+from bigsci_launch.hang_lab.processes import read_process
+from bigsci_launch.hang_lab.runner import Standing, Trial, reproduce
+
+BSL = [sys.executable, "-m", "bigsci_launch"]
+END_TIMEOUT_S = 20.0
+
+
+def wait_until(is_true: Callable[[], bool], timeout_s: float = END_TIMEOUT_S) -> bool:
+    end = time.monotonic() + timeout_s
+    while not is_true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_list_knows_every_class_of_the_taxonomy() -> None:
+    done = subprocess.run([*BSL, "hang-lab", "list", "--json"], capture_output=True, text=True, timeout=60, check=True)
+    document = json.loads(done.stdout)
+    assert document["schema_version"] == 1
+    assert len({entry["class"] for entry in document["classes"]} - {"H00"}) == 87
+    assert all(entry["reason"] for entry in document["classes"] if not entry["reproducible"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["H73"], "needs a Slurm"),
+        (["H999"], "no class 'H999'"),
+        (["H01", "--ranks", "3"], "even number of ranks"),
+        (["H01", "--culprit", "4"], "no rank 4"),
+    ],
+)
+def test_what_cannot_be_done_is_said(arguments: list[str], words: str) -> None:
+    done = subprocess.run(
+        [*BSL, "hang-lab", "run", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("name", "culprit"), [("H01", 0), ("H36-stopped", 3)])
+def test_run_compares_the_verdict_with_the_truth(name: str, culprit: int, tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    argv = [*BSL, "hang-lab", "run", name, "--culprit", str(culprit), "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    document = json.loads(done.stdout)
+    assert document["judgement"] == "right", document
+    assert document["verdict"]["suspects"] == [culprit]
+    assert done.returncode == 0
+    assert not list(tmp_path.iterdir())
+
+
+@contextmanager
+def held(name: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """`bsl hang-lab run NAME --hold`, standing, and the process ids of its ranks."""
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    argv = [*BSL, "hang-lab", "run", name, "--hold"]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(5)]
+        assert lines[4].startswith("bsl spy "), lines
+        try:
+            yield process, [int(line.split()[-1]) for line in lines[:4]]
+        finally:
+            process.kill()
+
+
+def are_gone(pids: list[int]) -> bool:
+    return all((process := read_process(pid)) is None or process.state == "Z" for pid in pids)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("ending", ["enter", signal.SIGINT, signal.SIGTERM])
+def test_holding_ends_with_everything_gone(ending: str | signal.Signals, tmp_path: Path) -> None:
+    with held("H55", tmp_path) as (process, pids):
+        assert not are_gone(pids)
+        if isinstance(ending, signal.Signals):
+            process.send_signal(ending)
+        else:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        process.wait(END_TIMEOUT_S)
+        assert are_gone(pids)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.torch
+def test_ranks_do_not_outlive_a_command_that_is_killed(tmp_path: Path) -> None:
+    """Nobody cleans up after KILL; the kernel tells the runners, and they end what they run."""
+    with held("H31", tmp_path) as (process, pids):
+        process.kill()
+        assert wait_until(lambda: are_gone(pids))
+
+
+@pytest.mark.torch
+def test_a_frozen_disk_is_thawed_when_the_block_fails() -> None:
+    reproduction = find_reproduction("H61")
+    if reason := missing_need(reproduction):
+        pytest.skip(reason)
+    seen: list[Standing] = []
+    with pytest.raises(ZeroDivisionError), reproduce(Trial(reproduction, 4, 1)) as standing:
+        seen.append(standing)
+        raise ZeroDivisionError
+    assert are_gone(list(seen[0].pids.values()))
+    assert "bsl-lab" not in Path("/proc/mounts").read_text()
+
+
+@pytest.mark.torch
+def test_a_reproduction_that_fails_to_start_says_why() -> None:
+    trial = Trial(find_reproduction("H01"), 4, 1, {"MASTER_ADDR": "not a host"}, timeout_s=30.0)
+    with pytest.raises(LabError, match=r"rank \d of the reproduction has ended: .*not a host"), reproduce(trial):
+        pass

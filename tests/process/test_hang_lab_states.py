@@ -1,0 +1,254 @@
+"""Every reproduction of the laboratory is what it says it is, as /proc and py-spy see it: `bsl spy` is not asked."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bigsci_launch.hang_lab.catalogue import Reproduction, Stand
+from bigsci_launch.hang_lab.needs import missing_need
+from bigsci_launch.hang_lab.nursery import Nursery, open_nursery
+from bigsci_launch.hang_lab.processes import members, read_process
+from bigsci_launch.hang_lab.runner import Standing, Trial, reproduce
+from bigsci_launch.hang_lab.zoo import REPRODUCTIONS
+from bigsci_launch.runs.layout import read_json
+
+pytestmark = pytest.mark.torch
+PY_SPY = str(Path(sys.executable).parent / "py-spy")
+NUM_RANKS = 4
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is seen of the culprit: its state, a function on one of its stacks, the kernel function that it waits in;
+    and `others`: a function that another rank waits in, every other rank being asleep."""
+
+    state: str
+    function: str | None
+    others: str | None = "all_reduce"
+    wchan: str = ""
+
+
+IN_COLLECTIVE = "futex"
+LOOKS = {
+    "H01": Look("S", "clip_grad_norm", "backward_step", IN_COLLECTIVE),
+    "H01-world": Look("S", "broadcast", "allreduce_gradients", IN_COLLECTIVE),
+    "H01-wrapped": Look("S", "clip_grad_norm", "backward_step", IN_COLLECTIVE),
+    "H02": Look("S", "finish_epoch", "forward_step", IN_COLLECTIVE),
+    "H03": Look("S", "broadcast", "clip_grad_norm", IN_COLLECTIVE),
+    "H03-wrapped": Look("S", "broadcast", "clip_grad_norm", IN_COLLECTIVE),
+    "H03-majority": Look("S", "all_reduce", "broadcast", IN_COLLECTIVE),
+    "H06": Look("S", "broadcast", None, IN_COLLECTIVE),
+    "H07": Look("S", "allreduce_gradients", "backward_step", IN_COLLECTIVE),
+    "H08": Look("S", "recv", "recv", IN_COLLECTIVE),
+    "H09": Look("S", "send", "recv", IN_COLLECTIVE),
+    "H10": Look("S", None, "aggregate_total_loss", IN_COLLECTIVE),
+    "H12": Look("S", "forward_step", "all_gather_object", IN_COLLECTIVE),
+    "H13": Look("S", "_new_process_group_helper", wchan="poll"),
+    "H14": Look("S", "forward_step", "training_log", IN_COLLECTIVE),
+    "H15-file": Look("S", "save_checkpoint_and_exit", "forward_step", IN_COLLECTIVE),
+    "H15-signal": Look("S", "save_checkpoint_and_exit", "forward_step", IN_COLLECTIVE),
+    "H17": Look("S", "read_offloaded_gradient", "allreduce_gradients", IN_COLLECTIVE),
+    "H18": Look("S", "read_offloaded_gradient", "optimizer_step", "nanosleep"),
+    "H20": Look("S", "clip_grad_norm", "allreduce_embedding_gradients", IN_COLLECTIVE),
+    "H22": Look("S", "clip_grad_norm", "backward_step", IN_COLLECTIVE),
+    "H30": Look("R", "tokenise"),
+    "H31": Look("S", "stall", wchan="nanosleep"),
+    "H32": Look("S", "stall", wchan="nanosleep"),
+    "H33": Look("S", "stall", wchan="futex"),
+    "H34": Look("S", "save_async", wchan="futex"),
+    "H35": Look("S", "stall", wchan="do_wait"),
+    "H36-lock": Look("S", "_try_get_data", wchan="poll"),
+    "H36-stopped": Look("S", "_try_get_data", wchan="poll"),
+    "H37": Look("S", "get_batch_from_queue", wchan="futex"),
+    "H38": Look("S", "map", wchan="futex"),
+    "H39": Look("S", "write_log", wchan="pipe_write"),
+    "H40": Look("S", "wait", wchan="nanosleep"),
+    "H41": Look("S", "stall", wchan="locks_lock_inode_wait"),
+    "H42": Look("S", "interaction", wchan="pipe_read"),
+    "H43": Look("S", "upload_metrics", wchan="wait_woken"),
+    "H44": Look("S", "stall", wchan="poll"),
+    "H45": Look("S", "download_tokenizer", "init_process_group", "nanosleep"),
+    "H46": Look("S", "_create_c10d_store", "init_process_group"),
+    "H47-atexit": Look("S", "synchronize", wchan=IN_COLLECTIVE),
+    "H47-finally": Look("S", "synchronize", wchan=IN_COLLECTIVE),
+    "H48": Look("S", "_shutdown", wchan="futex"),
+    "H49": Look("S", "save_on_signal", wchan="futex"),
+    "H50": Look("S", "run_ninja_build", wchan="do_wait"),
+    "H51": Look("RD", "build_mapping", "barrier"),
+    "H52": Look("S", "__del__", wchan=IN_COLLECTIVE),
+    "H55": Look("T", "stall", wchan="do_signal_stop"),
+    "H55-traced": Look("t", "stall", wchan="ptrace_stop"),
+    "H55-H30": Look("T", "get_batch", wchan="do_signal_stop"),
+    "H56": Look("SR", "wait_for_license"),
+    "H60": Look("D", "read_shard"),
+    "H61": Look("D", "write_checkpoint", wchan="percpu_rwsem_wait"),
+    "H62": Look("D", None),
+    "H63": Look("D", "__getitem__"),
+    "H64": Look("SRD", "write_shard", "barrier"),
+    "H65": Look("S", "save_checkpoint", wchan=IN_COLLECTIVE),
+    "H66": Look("D", None),
+    "H67": Look("S", "open_device", wchan="request_wait_answer"),
+    "H68": Look("D", "open_device", wchan="fuse|request_wait_answer"),
+    "H70-unseen": Look("gone", None, "wait_for_tag"),
+    "H72-exited": Look("gone", None, "wait_for_tag"),
+    "H72-zombie": Look("Z", None, "wait_for_tag"),
+    "H75": Look("S", "stall", wchan="nanosleep"),
+    "H76": Look("T", "get_batch", "read_from_store", "do_signal_stop"),
+    "H77": Look("S", "save_checkpoint_and_exit", "forward_step", IN_COLLECTIVE),
+    "H80": Look("S", "all_reduce", "all_reduce", IN_COLLECTIVE),
+    "H81": Look("S", "reduce_world", "reduce_world", IN_COLLECTIVE),
+    "H91": Look("S", "synchronize", wchan="pause"),
+    "H102": Look("SRD", "write_shard", "barrier"),
+    "H103": Look("R", "compile_fx", "compile_fx"),
+    "H104": Look("R", "evaluate", "barrier"),
+    "H105-teardown": Look("S", "upload_logs", None, "nanosleep"),
+    "H105-leaving": Look("S", "pretrain", None, "nanosleep"),
+}
+# What more is to be seen of some.
+CODES = {"H00-finished": {"0"}, "H04": {"1", "SIGABRT"}, "H70": {"1", "SIGKILL"}, "H71": {"1", "SIGSEGV"}}
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with open_nursery() as opened:
+        yield opened
+
+
+def culprit_of(reproduction: Reproduction) -> int:
+    """Another place for each class, so that all places are tried."""
+    return REPRODUCTIONS.index(reproduction) % NUM_RANKS if reproduction.culprits == "any" else 0
+
+
+@pytest.mark.parametrize("reproduction", REPRODUCTIONS, ids=lambda one: one.name)
+def test_a_reproduction_is_what_it_says(reproduction: Reproduction, nursery: Nursery) -> None:
+    if reason := missing_need(reproduction):
+        pytest.skip(f"{reproduction.name} {reason}")
+    trial = Trial(reproduction, NUM_RANKS, culprit_of(reproduction))
+    with reproduce(trial, nursery=nursery) as standing:
+        sessions = {process.session for pid in standing.pids.values() if (process := read_process(pid))}
+        if reproduction.stand is Stand.MOVING:
+            require_steps(standing)
+        elif reproduction.stand is Stand.ALL_ENDED:
+            require_ended(standing)
+        else:
+            require_look(standing, LOOKS[reproduction.name])
+    assert not members(sessions), "processes were left"
+    assert not standing.run.path.parent.exists(), "files were left"
+    assert "bsl-lab" not in Path("/proc/mounts").read_text(), "a mount was left"
+
+
+def require_steps(standing: Standing) -> None:
+    """Every rank goes on, and no rank ends."""
+    before = standing.job.steps()
+    end = time.monotonic() + 30
+    while any(now <= before[rank] for rank, now in standing.job.steps().items()):
+        assert time.monotonic() < end, f"no step in 30 s after {before}"
+        time.sleep(0.05)
+    assert not standing.job.ended()
+
+
+def require_ended(standing: Standing) -> None:
+    """Every rank has ended, the culprit's end among those that were foreseen."""
+    ends = [read_json(standing.job.attempt.exit_file(rank)) for rank in range(NUM_RANKS)]
+    seen = {record["signal"] or str(record["code"]) for record in ends}
+    expected = CODES.get(standing.reproduction.name)
+    if expected:
+        assert seen == expected
+    else:
+        assert seen != {"0"}
+
+
+def require_look(standing: Standing, look: Look) -> None:
+    """The culprit looks as described, and the others wait for it."""
+    culprit, pids = standing.job.culprit, standing.pids
+    state, wchan = kernel_state(pids[culprit])
+    assert state in look.state or state == look.state, (state, wchan)
+    assert re.search(look.wchan, wchan), wchan
+    if look.function:
+        assert look.function in functions_of(pids[culprit])
+    if look.others:
+        stacks = {rank: functions_of(pid) for rank, pid in pids.items() if rank != culprit}
+        assert any(look.others in stack for stack in stacks.values()), stacks
+
+
+def kernel_state(pid: int) -> tuple[str, str]:
+    process = read_process(pid)
+    if process is None:
+        return "gone", ""
+    try:
+        return process.state, Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        return process.state, ""
+
+
+def functions_of(pid: int) -> set[str]:
+    """Names of the functions on all stacks of a process, without their classes."""
+    for _ in range(3):  # a process that moves is misread now and then
+        argv = [PY_SPY, "dump", "--json", "--nonblocking", "--pid", str(pid)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
+        if done.returncode == 0:
+            threads = json.loads(done.stdout)
+            return {frame["name"].rpartition(".")[2] for thread in threads for frame in thread["frames"]}
+    return set()
+
+
+def test_the_worker_of_a_data_loader_is_what_stands(nursery: Nursery) -> None:
+    """H36: the rank itself only polls; its child is stopped, or waits for a lock."""
+    for name, state in (("H36-stopped", "T"), ("H36-lock", "S")):
+        with reproduce(Trial(named(name), NUM_RANKS, 2), nursery=nursery) as standing:
+            pid = standing.pids[2]
+            (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            assert kernel_state(int(child))[0] == state
+            assert "read_sample" in functions_of(int(child))
+
+
+def test_the_memory_map_is_locked(nursery: Nursery) -> None:
+    """H62: /proc/PID/cmdline has no answer, the four safe files have."""
+    reproduction = named("H62")
+    if reason := missing_need(reproduction):
+        pytest.skip(reason)
+    with reproduce(Trial(reproduction, NUM_RANKS, 1), nursery=nursery) as standing:
+        with subprocess.Popen(["cat", f"/proc/{standing.pids[1]}/cmdline"], stdout=subprocess.DEVNULL) as cat:
+            try:
+                with pytest.raises(subprocess.TimeoutExpired):
+                    cat.wait(1.0)
+            finally:
+                cat.kill()
+        assert kernel_state(standing.pids[1])[0] == "D"
+
+
+def named(name: str) -> Reproduction:
+    return next(one for one in REPRODUCTIONS if one.name == name)
+
+
+def test_a_process_that_dumps_its_core_says_so(nursery: Nursery) -> None:
+    reproduction = named("H66")
+    if reason := missing_need(reproduction):
+        pytest.skip(reason)
+    with reproduce(Trial(reproduction, NUM_RANKS, 3), nursery=nursery) as standing:
+        assert "CoreDumping:\t1" in Path(f"/proc/{standing.pids[3]}/status").read_text()
+
+
+def test_a_signal_that_cannot_be_taken_is_pending(nursery: Nursery) -> None:
+    """H61: KILL was sent, and the process is there."""
+    reproduction = named("H61")
+    if reason := missing_need(reproduction):
+        pytest.skip(reason)
+    with reproduce(Trial(reproduction, NUM_RANKS, 0), nursery=nursery) as standing:
+        lines = Path(f"/proc/{standing.pids[0]}/status").read_text().splitlines()
+        pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
+        assert any(signals >> 8 & 1 for signals in pending)
+
+
+def test_every_entry_has_a_look() -> None:
+    standing_still = {one.name for one in REPRODUCTIONS if one.stand not in (Stand.MOVING, Stand.ALL_ENDED)}
+    assert set(LOOKS) == standing_still

@@ -1,0 +1,24 @@
+"""A hang brought about as a job of two nodes, and what `bsl spy` says of it through Slurm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from .conftest import SlurmCluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.torch]
+
+
+def test_a_hang_on_two_nodes(isolated_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = isolated_cluster.bsl("hang-lab", "run", "H01", "--slurm", "--culprit", "2", "--json", timeout_s=200)
+    document = json.loads(done.stdout)
+    assert document["judgement"] == "right", document
+    assert document["verdict"]["suspects"] == [2]
+    assert not list(tmp_path.iterdir())
+    assert "H01" not in isolated_cluster.run("squeue", "--noheader", "--format=%j").stdout
