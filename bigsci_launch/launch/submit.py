@@ -20,6 +20,7 @@ from bigsci_launch.launch.provenance import collect_provenance, is_secret_name
 from bigsci_launch.launch.request import JobRequest, make_request
 from bigsci_launch.launch.script import render_script
 from bigsci_launch.runs.attempts import JobRecord, age_s, query_attempt, read_exit, read_job, write_job
+from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_atomically, write_json
 from bigsci_launch.scheduler.command import has_command
 from bigsci_launch.scheduler.job import JobInfo, JobState
@@ -154,7 +155,7 @@ def _cannot_write(request: JobRequest, error: OSError) -> RunDirError:
     if isinstance(error, FileExistsError):
         return RunDirError(
             f"run {request.name}: attempt {request.attempt.name} is being submitted by somebody else",
-            hint=f"`bsl status {request.run.path}` shows it",
+            hint=f"`bsl status {run_argument(request.run)}` shows it",
         )
     where = error.filename or request.run.path
     return RunDirError(f"{where}: {error.strerror or error}", hint="make room, or set run.root to another folder")
@@ -230,9 +231,10 @@ def require_no_active_attempt(run: RunDir) -> None:
         return
     job = query_attempt(attempt)
     if job.state.is_active:
+        name = run_argument(run)
         raise RunDirError(
             f"run {run.name}: attempt {attempt.name} ({record.label}) is {job.state.value}; a run has one at a time",
-            hint=f"wait for it (`bsl status {run.path}`), end it (`bsl cancel {run.path}`), or choose another run.name",
+            hint=f"wait for it (`bsl status {name}`), end it (`bsl cancel {name}`), or choose another run.name",
         )
 
 
