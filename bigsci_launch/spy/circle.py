@@ -123,7 +123,7 @@ def _departed_words(departure: Departure, evidence: Evidence, graph: WaitGraph) 
         if wait is not None and wait.call and wait.operation == departure.expected[1]:
             expected = str(wait)
         return f"left out {expected}" + (f" and stands in {here}" if here else "")
-    did = _did_words(departure, evidence)
+    did = _did_words(departure, evidence, graph)
     if departure.form == "extra":
         return f"issued {did} once more than its schedule has it, before {expected}"
     return f"issued {did} where {expected} was due"
@@ -141,7 +141,10 @@ def _expected_words(departure: Departure, evidence: Evidence) -> str:
     return _kind_words(departure.expected, departure.expected_group, departure.rank, evidence)
 
 
-def _did_words(departure: Departure, evidence: Evidence) -> str:
+def _did_words(departure: Departure, evidence: Evidence, graph: WaitGraph) -> str:
+    here = graph.waits.get(departure.rank)
+    if here is not None and here.call is not None and here.call.token.group == departure.did_group:
+        return f"{departure.did[1]} of {group_words(here.kind, here.members)}"
     return _kind_words(departure.did, departure.did_group, departure.rank, evidence)
 
 
@@ -152,7 +155,7 @@ def _departed_evidence(
     for rank in departed[:3]:
         if rank in departures.from_past:
             departure = departures.from_past[rank]
-            due, did = _expected_words(departure, evidence), _did_words(departure, evidence)
+            due, did = _expected_words(departure, evidence), _did_words(departure, evidence, graph)
             lines.append(f"rank {rank} did the same in the steps before: {due} was due, it issued {did}")
         if rank in departures.from_peers:
             lines.append(f"no other rank with the same part in the schedule did as rank {rank}")

@@ -12,7 +12,9 @@ from typing import Literal
 from bigsci_launch.scheduler.hostlist import compress_hostlist
 from bigsci_launch.spy.conclusion import Conclusion, State, where_shared
 from bigsci_launch.spy.evidence import Evidence, RankEvidence
+from bigsci_launch.spy.known_frames import operation_of
 from bigsci_launch.spy.merge import StackClass, merge_stacks
+from bigsci_launch.spy.stacks import Frame
 from bigsci_launch.topology import compress_ranks
 
 Role = Literal["bad", "good", "head", "plain", "muted"]
@@ -106,9 +108,14 @@ def _one_class(stack_class: StackClass, evidence: Evidence, suspected: bool) -> 
     where = [nodes, _coordinates(stack_class, evidence)]
     thread = f"thread {stack_class.thread}" if stack_class.thread != "MainThread" else ""
     head += "".join(f"  {part}" for part in (*where, thread) if part)
-    frames = " < ".join(str(frame) for frame in stack_class.frames[:MAX_FRAMES])
+    frames = " < ".join(_frame(frame) for frame in stack_class.frames[:MAX_FRAMES])
     more = " < ..." if len(stack_class.frames) > MAX_FRAMES else ""
     return [Line(head, "bad" if suspected else "head"), Line(f"    {frames}{more}", "plain")]
+
+
+def _frame(frame: Frame) -> str:
+    """`all_reduce` for torch's own call, `reduce_loss (train.py:35)` for any other."""
+    return operation_of(frame.function, frame.file) or str(frame)
 
 
 def _coordinates(stack_class: StackClass, evidence: Evidence) -> str:

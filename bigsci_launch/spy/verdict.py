@@ -43,7 +43,7 @@ def _complete(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
         if not any(seen.recorder for seen in evidence.ranks):
             missing.append("sequence numbers of collectives: no rank has a flight recorder that can be asked")
         if evidence.topology is None:
-            missing.append("which ranks form a group: give --topology tp=..,pp=..,dp=..")
+            missing.append("coordinates, and which ranks form a group: give --topology tp=..,pp=..,dp=..")
     next_steps = conclusion.next or _next_commands(conclusion, evidence)
     return replace(conclusion, missing=tuple(dict.fromkeys(missing)), next=next_steps)
 
