@@ -105,6 +105,7 @@ def compare_weights(
         groups_a=tally.groups_a,
         groups_b=tally.groups_b,
         notes=(*pairing.notes, *_precision_notes(tally)),
+        steps=(a.model.global_steps, b.model.global_steps),
     )
 
 

@@ -91,7 +91,7 @@ class Comparison:
     """What was compared and what differs, in the order of the files.
 
     `places` holds every place at which a tensor was compared, by name; `groups_a` and `groups_b` the optimizer groups
-    of every shard that was read.
+    of every shard that was read; `steps` the step that each side says it is at.
     """
 
     a: Path
@@ -106,8 +106,14 @@ class Comparison:
     groups_b: Mapping[Place, tuple[OptimizerGroup, ...]]
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    steps: tuple[int | None, int | None] = (None, None)
     is_audit: bool = False
     is_empty: bool = False
+
+    @property
+    def is_other_step(self) -> bool:
+        """Whether both sides state their step, and not the same."""
+        return None not in self.steps and self.steps[0] != self.steps[1]
 
     @property
     def is_equal(self) -> bool:

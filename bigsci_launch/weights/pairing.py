@@ -45,16 +45,11 @@ class Pairing:
 def pair_weights(a: Weights, b: Weights) -> Pairing:
     """File by file where both sides are cut alike, else by the names of the parameters."""
     left, right = labels(a.sources), labels(b.sources)
-    notes = (*a.notes, *b.notes, *_steps_note(a, b))
+    notes = (*a.notes, *b.notes)
     if a.layout == b.layout and a.topology == b.topology and left.keys() & right.keys():
         names = list(dict.fromkeys([*left, *right]))
         return Pairing(len(names), _by_file(a, b, left, right, names), notes)
     return _by_name(a, b, notes)
-
-
-def _steps_note(a: Weights, b: Weights) -> tuple[str, ...]:
-    steps = a.model.global_steps, b.model.global_steps
-    return (f"A is at step {steps[0]}, B at step {steps[1]}",) if None not in steps and steps[0] != steps[1] else ()
 
 
 def _by_file(

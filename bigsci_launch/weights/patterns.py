@@ -25,6 +25,7 @@ FINGERPRINT_BYTES = 4096
 CHECK_ELEMENTS = 1 << 20
 RANDOM_STATE = re.compile(r"rng|random", re.IGNORECASE)
 GRADIENT_COSINE = 0.9
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,14 @@ def find_patterns(comparison: Comparison) -> Comparison:
         replace(difference, likely=_likely(difference, marks.get(id(difference)), told))
         for difference in comparison.differences
     )
-    findings = (*_sum_up(comparison, marks.values()), *_optimizer_steps(comparison))
+    findings = (*_other_steps(comparison), *_sum_up(comparison, marks.values()), *_optimizer_steps(comparison))
     return replace(comparison, differences=differences, findings=(*comparison.findings, *findings))
+
+
+def _other_steps(comparison: Comparison) -> Iterator[Finding]:
+    if comparison.is_other_step:
+        claim = f"A is at step {comparison.steps[0]}, B at step {comparison.steps[1]}: training lies between them"
+        yield Finding("other step", (), (), claim, is_fault=False)
 
 
 def _likely(difference: Difference, mark: Mark | None, told: dict[str, str]) -> str | None:
@@ -112,9 +119,9 @@ def _resets(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
         if statistics.num_elements < 2:
             continue
         before, after = constant_of(a, files), constant_of(b, files)
-        if after == 0 and difference.role in ("exp_avg", "exp_avg_sq"):
+        if after == 0 and difference.role in MOMENTS:
             yield Mark(difference, "optimizer state lost", "is zero in B: the optimizer's state is lost")
-        elif before == 0 and difference.role in ("exp_avg", "exp_avg_sq"):
+        elif before == 0 and difference.role in MOMENTS:
             yield Mark(difference, "optimizer state lost", "is zero in A: the optimizer's state is lost")
         elif after in (0.0, 1.0):
             yield Mark(difference, "reset to default", f"is reset to its default {after:g} in B{_history(before)}")
@@ -266,16 +273,22 @@ def _random_states(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
 
 
 def _scaled_gradients(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
-    """Moments of one direction and another length, the second as the square of the first: gradients were scaled."""
+    """Moments of one direction and another length, the second as the square of the first: gradients were scaled.
+
+    At other steps the moments differ by training; and a single tensor may do so by chance.
+    """
     moments: dict[tuple[str, Place], dict[str, Difference]] = {}
     for difference in comparison.differences:
-        if difference.role in ("exp_avg", "exp_avg_sq") and difference.kind == "value":
+        if difference.role in MOMENTS and difference.kind == "value" and not comparison.is_other_step:
             moments.setdefault((difference.name, difference.place), {})[difference.role] = difference
+    by_words: dict[str, list[Difference]] = {}
     for pair in moments.values():
         ratio = _gradient_ratio(pair.get("exp_avg"), pair.get("exp_avg_sq"))
         if ratio is not None:
-            words = f"has gradients {_about(ratio)} as long in B"
-            yield from (Mark(difference, "gradients scaled", words) for difference in pair.values())
+            by_words.setdefault(f"has gradients {_about(ratio)} as long in B", []).extend(pair.values())
+    for words, scaled in by_words.items():
+        if len({difference.name for difference in scaled}) > 1:
+            yield from (Mark(difference, "gradients scaled", words) for difference in scaled)
 
 
 def _gradient_ratio(first: Difference | None, second: Difference | None) -> float | None:
@@ -293,7 +306,7 @@ def _about(ratio: float) -> str:
     power = round(math.log2(ratio))
     if power and abs(math.log2(ratio) - power) < 0.3:
         return f"about 1/{2**-power}" if power < 0 else f"about {2**power} times"
-    return f"{ratio:.1g} times"
+    return f"{ratio:.2g} times"
 
 
 def _one_index_apart(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
@@ -325,7 +338,7 @@ def _optimizer_steps(comparison: Comparison) -> Iterator[Finding]:
     for place, groups_a in comparison.groups_a.items():
         groups_b = comparison.groups_b.get(place, ())
         for group_a, group_b in zip(groups_a, groups_b, strict=False):
-            if group_a.step != group_b.step:
+            if group_a.step != group_b.step and not _is_training(group_a.step, group_b.step, comparison.steps):
                 apart.setdefault((group_a.step, group_b.step), set()).add(place)
     for (step_a, step_b), places in apart.items():
         where = describe_places(places, comparison.groups_a, comparison.groups_a)
@@ -334,6 +347,14 @@ def _optimizer_steps(comparison: Comparison) -> Iterator[Finding]:
         tail = ": lost on load, so that Adam's bias correction starts again" if lost else ""
         pattern = "optimizer step restarted" if lost else "optimizer step differs"
         yield Finding(pattern, (), tuple(places), claim + (f" ({where})" if where else "") + tail)
+
+
+def _is_training(step_a: float | None, step_b: float | None, steps: tuple[int | None, int | None]) -> bool:
+    """Whether two optimizer steps are as far apart as the steps of the two sides."""
+    if None in (step_a, step_b, *steps):
+        return False
+    assert step_a is not None and step_b is not None and steps[0] is not None and steps[1] is not None
+    return step_b - step_a == steps[1] - steps[0]
 
 
 def _step_text(step: float | None) -> str:

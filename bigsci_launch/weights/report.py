@@ -18,6 +18,8 @@ SCHEMA_VERSION = 1
 COLUMNS = ("where", "tensor", "kind", ">differs", ">rel L2", ">max abs", ">max ulp", "likely")
 MAX_ROWS = 40
 MAX_SENTENCES = 12
+# Unexplained differences that are worth a sentence for each group of places, even if they are most of what there is.
+FEW = 12
 
 
 def summary_lines(comparison: Comparison) -> list[str]:
@@ -79,12 +81,19 @@ def _unexplained(comparison: Comparison) -> Iterator[str]:
         for difference in comparison.differences
         if difference.likely is None and not (comparison.is_audit and difference.name in told)
     ]
+    if len(rest) > comparison.num_compared / 2 and len(rest) > FEW:
+        yield _sentence("", rest)
+        return
     for where, differences in group_by_place(comparison, rest):
-        titles = tuple(dict.fromkeys(difference.title for difference in differences))
-        worst = max(differences, key=lambda difference: _relative(difference.statistics))
-        verb = "differs" if len(titles) == 1 else "differ"
-        prefix = f"{where}: " if where else ""
-        yield f"{prefix}{names_text(titles)} {verb} ({_amount(worst, is_worst=len(differences) > 1)})"
+        yield _sentence(where, differences)
+
+
+def _sentence(where: str, differences: Sequence[Difference]) -> str:
+    titles = tuple(dict.fromkeys(difference.title for difference in differences))
+    worst = max(differences, key=lambda difference: _relative(difference.statistics))
+    verb = "differs" if len(titles) == 1 else "differ"
+    prefix = f"{where}: " if where else ""
+    return f"{prefix}{names_text(titles)} {verb} ({_amount(worst, is_worst=len(differences) > 1)})"
 
 
 def _relative(statistics: Statistics | None) -> float:

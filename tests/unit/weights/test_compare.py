@@ -133,6 +133,22 @@ def test_a_restarted_and_a_lost_optimizer_are_named(tmp_path: Path, tiny: Any, d
     assert not masters
 
 
+def test_other_steps_are_said_to_be_other_steps(tmp_path: Path, tiny: Any, diff: Any) -> None:
+    tiny(step=20).write(tmp_path / "a")
+    later = tiny(step=30)
+    for params in later.state.values():
+        for roles in params.values():
+            roles["fp32"] += 0.01
+            roles["exp_avg"] *= 2
+            roles["exp_avg_sq"] *= 4
+    later.write(tmp_path / "b")
+    answer = diff(tmp_path / "a", tmp_path / "b")
+    assert answer.code == 1
+    assert answer.text.splitlines()[1] == "A is at step 20, B at step 30: training lies between them"
+    assert "gradients" not in answer.text
+    assert "optimizer's step" not in answer.text
+
+
 def test_a_torch_folder_against_a_safetensors_folder(tmp_path: Path, save_arrays: Any, diff: Any) -> None:
     tensors = {"w": torch.randn(5, 3).bfloat16(), "t": torch.randn(4, 6)}
     (tmp_path / "a").mkdir()
