@@ -1,0 +1,132 @@
+"""Real processes that hang in known places."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+SETTLE_S = 0.4
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launcher whose ranks have all said that they are about to hang."""
+
+    process: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def descendants(self) -> list[int]:
+        """Every process below the launcher."""
+        found, left = [], [self.pid]
+        for pid in left:
+            children = Path(f"/proc/{pid}/task/{pid}/children")
+            more = [int(child) for child in children.read_text().split()] if children.exists() else []
+            found += more
+            left += more
+        return found
+
+    def states(self) -> dict[int, str]:
+        """The kernel's letter for every descendant."""
+        return {pid: state_of(pid) for pid in self.descendants()}
+
+
+def state_of(pid: int) -> str:
+    """The kernel's letter for a process; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def _end(launched: Launched) -> None:
+    """KILL to everything that was started, stopped or not; a process that waits for a writer gets one first."""
+    pids = launched.descendants()
+    launched.process.kill()
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    launched.process.wait(10)
+    end = time.monotonic() + 10
+    while any(state_of(pid) not in ("", "Z") for pid in pids):
+        assert time.monotonic() < end, [(pid, state_of(pid)) for pid in pids]
+        time.sleep(0.02)
+
+
+Launch = Callable[..., Launched]
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
+    """`launch("hung_rank.py", ["load_batch {ready}", ...])`: start one rank per entry and wait until all are ready.
+
+    `{ready}` becomes the FIFO into which each rank writes a line when it is about to hang.
+    """
+    started: list[Launched] = []
+
+    def start(
+        program: str, arguments: list[str], *, numbered: bool = True, limit_s: float = 60.0, **environment: str
+    ) -> Launched:
+        fifo = tmp_path_factory.mktemp("ready") / "ready"
+        os.mkfifo(fifo)
+        groups = [word for text in arguments for word in ("--", *text.format(ready=fifo).split())]
+        argv = [sys.executable, str(PROGRAMS / "start_ranks.py"), *([] if numbered else ["--no-rank"])]
+        reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        process = subprocess.Popen(
+            [*argv, str(PROGRAMS / program), *groups], env={**os.environ, **environment}, stderr=subprocess.DEVNULL
+        )
+        launched = Launched(process)
+        started.append(launched)
+        _await_lines(reader, len(arguments), limit_s)
+        time.sleep(SETTLE_S)
+        return launched
+
+    yield start
+    for launched in started:
+        _end(launched)
+
+
+def _await_lines(reader: int, count: int, limit_s: float) -> None:
+    end, num_ready = time.monotonic() + limit_s, 0
+    while num_ready < count:
+        assert time.monotonic() < end, f"{num_ready} of {count} ranks were ready in {limit_s} s"
+        with contextlib.suppress(BlockingIOError):
+            num_ready += os.read(reader, 4096).count(b"\n")
+        time.sleep(0.02)
+    os.close(reader)
+
+
+@pytest.fixture(scope="session")
+def agent_path() -> Path:
+    return Path(__file__).parents[2] / "diagnostics" / "node_agent.py"
+
+
+@pytest.fixture(scope="session")
+def ask_agent(agent_path: Path) -> Callable[..., dict[str, Any]]:
+    """`ask_agent(launcher_pid=.., ...)`: run the agent as a program and read its document."""
+
+    def ask(limit_s: float = 30.0, **request: Any) -> dict[str, Any]:
+        argv = [sys.executable, "-I", "-S", str(agent_path), json.dumps(request)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        document = json.loads(done.stdout)
+        assert isinstance(document, dict)
+        return document
+
+    return ask
