@@ -20,8 +20,16 @@ def read_contents(source: Source, model: Model) -> Contents:
     """The tensors of a file, under their names in the whole model.
 
     Raises:
-        UnreadableFile: the file cannot be read.
+        UnreadableFile: the file cannot be read, or is laid out as no known version lays it out.
     """
+    try:
+        return _read(source, model)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        # A pickle may hold anything under the names that are looked up; the other files must still be compared.
+        raise UnreadableFile(source.path, f"holds something unexpected ({type(error).__name__}: {error})") from error
+
+
+def _read(source: Source, model: Model) -> Contents:
     if source.kind == "optimizer":
         return optimizer_tensors(source)
     if source.kind == "model_states":

@@ -69,7 +69,7 @@ def _read_states(states: Mapping[int, Path]) -> tuple[dict[int, Mapping[str, Any
 
 def _topology(trees: Mapping[int, Mapping[str, Any]], files: Sequence[Path]) -> Topology | None:
     for tree in trees.values():
-        sizes = tree.get("checkpoint_parallel_dimensions") or {}
+        sizes = _mapping(tree.get("checkpoint_parallel_dimensions"))
         tp, pp, dp = sizes.get("tp_degree"), sizes.get("pp_degree"), tree.get("dp_world_size")
         if isinstance(tp, int) and isinstance(pp, int) and isinstance(dp, int):
             return Topology(tp=tp, pp=pp, dp=dp)
@@ -89,8 +89,7 @@ def _model(trees: Mapping[int, Mapping[str, Any]], tp_size: int) -> Model:
     shapes: dict[int, dict[str, tuple[int, ...]]] = {}
     for index, tree in trees.items():
         if index % tp_size == 0:
-            groups = tree.get("param_shapes") or ()
-            shapes[index // tp_size] = {name: tuple(shape) for group in groups for name, shape in group.items()}
+            shapes[index // tp_size] = _shapes(tree.get("param_shapes"))
     first = next(iter(trees.values()), {})
     steps, skipped = first.get("global_steps"), first.get("skipped_steps")
     info = first.get("universal_checkpoint_info")
@@ -100,6 +99,16 @@ def _model(trees: Mapping[int, Mapping[str, Any]], tp_size: int) -> Model:
         skipped_steps=skipped if isinstance(skipped, int) else 0,
         universal_info=info if isinstance(info, dict) else {},
     )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _shapes(stated: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes by name from one dictionary, or one for each parameter group as newer versions have it."""
+    groups = stated if isinstance(stated, (list, tuple)) else [stated]
+    return {str(name): shape for group in groups for name, shape in _mapping(group).items() if isinstance(shape, tuple)}
 
 
 def _source(file: Path, tp_size: int) -> Source:

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.topology import Topology
+from bigsci_launch.weights.contents import read_contents
 from bigsci_launch.weights.locate import open_weights, place_in_name
-from bigsci_launch.weights.tensors import Place
+from bigsci_launch.weights.tensors import Place, UnreadableFile
 
 
 def test_a_deepspeed_checkpoint_knows_its_topology_and_its_tied_layer(tmp_path: Path, tiny: Callable[..., Any]) -> None:
@@ -135,3 +137,30 @@ def test_a_folder_without_the_right_to_read_is_one_clear_error() -> None:
         )
         done = subprocess.run([sys.executable, "-c", code, str(secret)], capture_output=True, text=True, timeout=60)
         assert done.stdout.strip() == f"{secret}: permission denied | ask its owner for read access to it", done.stderr
+
+
+def test_model_states_of_another_make_are_read_as_far_as_they_go(tmp_path: Path, tiny: Callable[..., Any]) -> None:
+    folder = tiny(tp=1, pp=1, dp=1).write(tmp_path)
+    states = torch.load(folder / "mp_rank_00_model_states.pt", weights_only=False)
+    flat = {name: shape for group in states["param_shapes"] for name, shape in group.items()}
+    for odd in (
+        {"param_shapes": flat},
+        {"param_shapes": [5]},
+        {"param_shapes": None},
+        {"checkpoint_parallel_dimensions": 3},
+    ):
+        torch.save({**states, **odd}, folder / "mp_rank_00_model_states.pt")
+        assert open_weights(folder).topology == Topology(tp=1, pp=1, dp=1)
+    torch.save([1, 2], folder / "mp_rank_00_model_states.pt")
+    assert open_weights(folder).model.shapes == {0: {}}
+
+
+def test_a_shard_of_another_make_is_named(tmp_path: Path, tiny: Callable[..., Any]) -> None:
+    folder = tiny(tp=1, pp=1, dp=1).write(tmp_path)
+    weights = open_weights(folder)
+    (source,) = (source for source in weights.sources if source.kind == "optimizer")
+    for odd in ({"param_slice_mappings": [5]}, {"single_partition_of_fp32_groups": 7}):
+        shard = {"param_slice_mappings": [], "single_partition_of_fp32_groups": [], "base_optimizer_state": {}, **odd}
+        torch.save({"optimizer_state_dict": shard}, source.path)
+        with pytest.raises(UnreadableFile, match="holds something unexpected"):
+            read_contents(source, weights.model)
