@@ -181,6 +181,7 @@ def test_termination_is_on_record_before_the_program_ends(runner: Runner) -> Non
     assert runner.process is not None
     pid = runner.record("pids", 3)["pid"]
     os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: ") T " in Path(f"/proc/{pid}/stat").read_text())
     try:
         runner.process.terminate()
         wait_until(lambda: (runner.attempt / "exits" / "rank-0003.json").exists())
