@@ -90,11 +90,12 @@ def wanted(options: argparse.Namespace) -> Iterator[tuple[Trial, bool]]:
 
 def culprits(reproduction: Reproduction, num_ranks: int, places: list[str]) -> list[int]:
     """The ranks to strike, each once."""
-    if reproduction.culprits != "any":
+    if reproduction.culprits in ("rank 0", "no matter"):
         return [0]
     middle = num_ranks // 2 - 1
     named = {"first": 0, "middle": middle, "last": num_ranks - 1}
-    return sorted({named[place] if place in named else int(place) for place in places})
+    ranks = {named[place] if place in named else int(place) for place in places}
+    return sorted(ranks - {0} if reproduction.culprits == "not rank 0" else ranks)
 
 
 def run_trial(trial: Trial, is_prepared: bool, options: argparse.Namespace, nursery: Nursery) -> Row:

@@ -55,7 +55,8 @@ def run(name: str, ranks: int, culprit: int, is_local: bool, hold: bool, as_json
     from bigsci_launch.hang_lab.slurm_runner import reproduce_on_slurm
 
     signal.signal(signal.SIGTERM, _end)
-    trial = Trial(find_reproduction(name), ranks, culprit)
+    reproduction = find_reproduction(name)
+    trial = Trial(reproduction, ranks, 0 if reproduction.culprits == "rank 0" else culprit)
     talk(f"{trial.reproduction.name}: {trial.reproduction.title}")
     with reproduce(trial) if is_local else reproduce_on_slurm(trial) as standing:
         if hold:

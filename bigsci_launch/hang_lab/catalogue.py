@@ -92,7 +92,7 @@ class Reproduction:
     stage: Stage | None = None
     shape: Shape = "default"
     min_ranks: int = 4
-    culprits: Literal["any", "rank 0", "no matter"] = "any"
+    culprits: Literal["any", "rank 0", "not rank 0", "no matter"] = "any"
 
     @property
     def family(self) -> str:

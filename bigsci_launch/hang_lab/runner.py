@@ -107,6 +107,8 @@ def require_possible(trial: Trial) -> Topology:
         raise LabError(f"{trial.reproduction.name} ({trial.reproduction.title}) {reason}")
     if not 0 <= trial.culprit < trial.num_ranks:
         raise LabError(f"there is no rank {trial.culprit} among {trial.num_ranks}")
+    if trial.culprit == 0 and trial.reproduction.culprits == "not rank 0":
+        raise LabError(f"{trial.reproduction.name}: rank 0 serves the store, without which the others end too (H70)")
     return topology
 
 

@@ -131,13 +131,13 @@ LOSS = _entries(
     "loss",
     _entry("H70", "one rank killed: gloo ends the others", "killed", stand=ENDED, states=("crashed",)),
     _entry("H70-unseen", "one rank killed, nobody reads from it", "killed-unseen", stand=Stand.CULPRIT_ENDED,
-           states=("hang", "crashed"), classes=("H70", "H72")),
+           states=("hang", "crashed"), classes=("H70", "H72"), culprits="not rank 0"),
     _entry("H71", "one rank crashes in native code", "segfault", stand=ENDED, states=("crashed",),
            classes=("H71", "H70")),
     _entry("H72-exited", "one rank has exited", "exited", stand=Stand.CULPRIT_ENDED, states=("hang", "crashed"),
-           classes=("H72", "H70")),
+           classes=("H72", "H70"), culprits="not rank 0"),
     _entry("H72-zombie", "one rank has exited, its parent does not care", "zombie", states=("hang", "crashed"),
-           classes=("H72", "H70")),
+           classes=("H72", "H70"), culprits="not rank 0"),
     _entry("H75", "one rank may not be read", "not-readable", needs=("not root",), must_accuse=False,
            classes=("H75", "H31")),
     _entry("H76", "rank 0 and its store answer no more", "store-host", classes=("H76", "H55"), suspects=rank_0,
@@ -188,7 +188,8 @@ NOT_A_HANG = _entries(
 )  # fmt: skip
 
 SLOW_SAVE = next(one for one in KERNEL if one.name == "H64")
-NOT_A_HANG += (replace(SLOW_SAVE, name="H102", hang_class="H102", title="slow checkpoint (as H64)"),)
+NOT_A_HANG += (replace(SLOW_SAVE, name="H102", hang_class="H102", title="slow checkpoint (as H64)",
+                      classes=("H102", "H64")),)  # fmt: skip
 
 REPRODUCTIONS: tuple[Reproduction, ...] = (
     *DIVERGENCE, *HOST_STALL, *HOST_CHILDREN, *KERNEL, *LOSS, *NETWORK, *ACCELERATOR, *NOT_A_HANG,

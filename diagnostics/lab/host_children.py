@@ -74,11 +74,13 @@ class FullPipe(HostStall):
     """H39: the process that reads the standard output has stopped reading."""
 
     def stall(self) -> None:
-        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reader:
-            assert reader.stdin is not None
-            reader.send_signal(signal.SIGSTOP)
-            os.dup2(reader.stdin.fileno(), 1)
-            self.write_log()
+        reader, writer = os.pipe()
+        # Not a child of the rank, as srun or tee would not be: the shell that starts it has gone when it stands.
+        script = f"cat <&{reader} >/dev/null & kill -STOP $!"
+        subprocess.run(["sh", "-c", script], pass_fds=(reader,), check=True)
+        os.close(reader)
+        os.dup2(writer, 1)
+        self.write_log()
 
     def write_log(self) -> None:
         while True:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -118,7 +119,9 @@ def test_ranks_do_not_outlive_a_command_that_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_a_frozen_disk_is_thawed_when_the_block_fails() -> None:
+def test_a_frozen_disk_is_thawed_when_the_block_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     reproduction = find_reproduction("H61")
     if reason := missing_need(reproduction):
         pytest.skip(reason)
@@ -127,7 +130,8 @@ def test_a_frozen_disk_is_thawed_when_the_block_fails() -> None:
         seen.append(standing)
         raise ZeroDivisionError
     assert are_gone(list(seen[0].pids.values()))
-    assert "bsl-lab" not in Path("/proc/mounts").read_text()
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.torch
