@@ -32,9 +32,7 @@ STYLES: dict[str, dict[str, Any]] = {
 @click.argument("run", required=False)
 @click.option("--jobid", metavar="ID", help="Look at this Slurm job; bsl need not have submitted it.")
 @click.option("--local", is_flag=True, help="Look at this machine: the local run, or the launcher of --pid.")
-@click.option(
-    "--pid", type=click.IntRange(min=1), help="Launcher whose descendants are the ranks: torchrun, a script."
-)
+@click.option("--pid", type=click.IntRange(min=1), help="Launcher whose descendants are the ranks: torchrun, a script.")
 @click.option("--bundle", type=click.Path(path_type=Path), help="Analyse stored evidence again.")
 @click.option("--topology", metavar="tp=2,pp=2,dp=2", help="Sizes of the axes, for a job that bsl did not submit.")
 @click.option("--output", type=click.Path(path_type=Path), help="Folder for the evidence; default: a new one.")
@@ -62,12 +60,12 @@ def spy(
     _require_one_place(run, jobid, local or pid is not None, bundle)
     axes = _parse_topology(topology)
     if bundle is not None:
-        evidence = read_bundle(bundle).evidence(axes)
+        evidence = _read(read_bundle(bundle), axes)
         conclusion = judge(evidence)
     else:
         target = _find_target(run, jobid, local, pid)
         found = _collect(target)
-        evidence = found.evidence(axes)
+        evidence = _read(found, axes)
         conclusion = judge(evidence)
         _store(found, evidence, conclusion, output or target.bundles / time.strftime("%Y%m%d-%H%M%S"), axes)
     _show(evidence, conclusion, as_json)
@@ -87,6 +85,14 @@ def _parse_topology(text: str | None) -> str | None:
         return str(Topology.parse(text)) if text is not None else None
     except ValueError as error:
         raise ConfigError(f"--topology: {error}", hint="for example --topology tp=4,pp=12,dp=8") from error
+
+
+def _read(found: Bundle, axes: str | None) -> Evidence:
+    evidence = found.evidence(axes)
+    if axes is not None and evidence.topology and evidence.topology.world_size != evidence.world_size:
+        size = evidence.topology.world_size
+        raise ConfigError(f"--topology: {axes} is {size} ranks, but the job has {evidence.world_size}")
+    return evidence
 
 
 def _find_target(run: str | None, jobid: str | None, local: bool, pid: int | None) -> Target:

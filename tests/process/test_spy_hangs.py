@@ -1,0 +1,89 @@
+"""`bsl spy` on four real gloo ranks that hang, die or stop: the right rank, by number and coordinate."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+Spy = Callable[..., dict[str, Any]]
+
+
+def free_port() -> int:
+    """A port outside the range from which gloo's own connections draw."""
+    while True:
+        port = random.randrange(20000, 30000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+@pytest.fixture
+def spy(launch: Any, tmp_path: Path) -> Spy:
+    """`spy("skip", culprit=1, recorder=True)`: start the ranks, look at them, read the answer."""
+
+    def look(case: str, culprit: int, *, recorder: bool = False) -> dict[str, Any]:
+        folder = tmp_path / "attempts" / "0001" / "recorder"
+        folder.mkdir(parents=True)
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+        if recorder:
+            environment |= {"BSL_RUN_DIR": str(tmp_path), "BSL_ATTEMPT": "0001"}
+        arguments = f"{case} {{ready}} {culprit}" + (f" {folder}" if recorder else "")
+        launched = launch("gloo_ranks.py", [arguments] * 4, limit_s=90, **environment)
+        argv = [sys.executable, "-m", "bigsci_launch", "spy", "--pid", str(launched.pid), "--topology", "tp=2,dp=2"]
+        argv += ["--output", str(tmp_path / "evidence"), "--json"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        document = json.loads(done.stdout)
+        assert isinstance(document, dict)
+        return document
+
+    return look
+
+
+def named(document: dict[str, Any]) -> list[tuple[int, dict[str, int]]]:
+    return [(suspect["rank"], suspect["coordinate"]) for suspect in document["verdict"]["suspects"]]
+
+
+def test_a_rank_that_skipped_a_collective(spy: Spy) -> None:
+    document = spy("skip", 3, recorder=True)
+    assert document["verdict"]["class"] == "H01"
+    assert named(document) == [(3, {"pp": 0, "tp": 1, "dp": 1})]
+    assert "left out all_reduce number 14 of the tensor-parallel group (ranks 2-3)" in document["verdict"]["claim"]
+
+
+def test_a_rank_in_its_data_loader_without_any_preparation(spy: Spy) -> None:
+    document = spy("loader", 1)
+    assert (document["verdict"]["state"], document["verdict"]["class"]) == ("hang", "H31")
+    assert named(document) == [(1, {"pp": 0, "tp": 1, "dp": 0})]
+    assert "load_batch (gloo_ranks.py:" in document["verdict"]["claim"]
+
+
+def test_a_stopped_rank(spy: Spy) -> None:
+    document = spy("stop", 0)
+    assert document["verdict"]["class"] == "H55"
+    assert named(document) == [(0, {"pp": 0, "tp": 0, "dp": 0})]
+    assert document["verdict"]["next"][0].startswith("kill -CONT ")
+
+
+def test_a_dead_rank(spy: Spy) -> None:
+    document = spy("dead", 1)
+    assert document["verdict"]["state"] == "crashed"
+    assert named(document) == [(1, {"pp": 0, "tp": 1, "dp": 0})]
+    assert document["coverage"]["ranks_read"] == 3
+
+
+def test_a_healthy_training_is_no_hang(spy: Spy) -> None:
+    document = spy("healthy", 0, recorder=True)
+    assert (document["verdict"]["state"], named(document)) == ("progressing", [])

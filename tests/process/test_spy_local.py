@@ -1,0 +1,128 @@
+"""`bsl spy` on this machine, as a person types it: another launcher's ranks, a local run, stored evidence, mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = """
+import os, sys, time
+def wait_for_peers():
+    print("up", flush=True)
+    time.sleep(120)
+def load_batch():
+    print("up", flush=True)
+    time.sleep(120)
+load_batch() if os.environ["RANK"] == "2" else wait_for_peers()
+"""
+
+
+def bsl(*words: str, cwd: Path, limit_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "bigsci_launch", *words]
+    return subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=limit_s, check=False)
+
+
+@pytest.fixture(scope="module")
+def launcher(launch: Any) -> int:
+    places = ["wait_for_peers", "wait_for_peers", "wait_for_peers", "load_batch"]
+    pid = launch("hung_rank.py", [f"{place} {{ready}}" for place in places]).pid
+    assert isinstance(pid, int)
+    return pid
+
+
+def test_ranks_of_another_launcher(launcher: int, tmp_path: Path) -> None:
+    done = bsl("spy", "--local", "--pid", str(launcher), "--topology", "dp=2,tp=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("rank 3 (")
+    assert "dp1 pp0 tp1) sleeps in load_batch (hung_rank.py:" in lines[0]
+    assert "3 ranks: 0-2" in done.stdout
+    assert "\x1b" not in done.stdout, "no colour in a pipe"
+    folder = Path(done.stderr.strip().removeprefix("evidence: "))
+    assert (tmp_path / folder / "report.txt").read_text() == done.stdout
+
+
+def test_json_and_the_stored_bundle_say_the_same(launcher: int, tmp_path: Path) -> None:
+    options = ["--topology", "dp=4", "--json"]
+    live = bsl("spy", "--pid", str(launcher), "--output", "evidence", *options, cwd=tmp_path)
+    again = bsl("spy", "--bundle", "evidence", "--json", cwd=tmp_path)
+    assert json.loads(again.stdout) == json.loads(live.stdout)
+    document = json.loads(live.stdout)
+    assert [suspect["rank"] for suspect in document["verdict"]["suspects"]] == [3]
+    assert document["world_size"] == document["coverage"]["ranks_read"] == 4
+    assert json.loads((tmp_path / "evidence" / "verdict.json").read_text()) == document
+
+
+def test_a_hang_may_be_an_exit_code(launcher: int, tmp_path: Path) -> None:
+    words = ("spy", "--pid", str(launcher), "--output", "e")
+    assert bsl(*words, "--exit-code", cwd=tmp_path).returncode == 1
+
+
+@pytest.fixture
+def local_run(tmp_path: Path) -> Iterator[Path]:
+    config = {
+        "run": {"name": "stuck", "command": [sys.executable, "-c", PROGRAM]},
+        "slurm": {"site": "local"},
+        "parallelism": {"tensor_parallel_size": 2, "data_parallel_size": 2},
+        "model": {
+            "num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64,
+        },
+        "training": {"steps": 10, "micro_batch_size": 1, "global_batch_size": 4},
+        "data": {"prefix": "none"},
+    }  # fmt: skip
+    (tmp_path / "run.yaml").write_text(json.dumps(config))
+    done = bsl("submit", "run.yaml", "--local", "--detach", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "stuck"
+    end = time.monotonic() + 30
+    logs = [run / "attempts" / "0001" / "logs" / f"rank-{rank:04d}.log" for rank in range(4)]
+    while not all(log.exists() and "up" in log.read_text() for log in logs):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    yield run
+    assert bsl("cancel", str(run), cwd=tmp_path).returncode == 0
+
+
+def test_a_local_run_by_name_by_default_and_as_the_only_one(local_run: Path) -> None:
+    folder = local_run.parents[1]
+    for words in (["stuck"], [], ["--local"], [str(local_run)]):
+        done = bsl("spy", *words, "--json", cwd=folder)
+        assert done.returncode == 0, done.stderr
+        document = json.loads(done.stdout)
+        assert document["job"] == "stuck"
+        assert document["coverage"]["ranks_read"] == 4
+        suspect = document["verdict"]["suspects"][0]
+        assert (suspect["rank"], suspect["coordinate"]) == (2, {"pp": 0, "tp": 0, "dp": 1})
+        assert "load_batch" in suspect["why"]
+    assert len(list((local_run / "spy").iterdir())) >= 1, "the evidence of a run is stored with the run"
+
+
+@pytest.mark.parametrize(
+    ("words", "rc", "error"),
+    [
+        (["--pid", "4194303"], 4, "there is no process 4194303"),
+        (["--local"], 4, "no local run is under way"),
+        (["nowhere"], 2, "no run 'nowhere'"),
+        (["--bundle", "nowhere"], 4, "not a bundle"),
+        (["--pid", "1", "--topology", "tp=0"], 2, "--topology: 'tp=0' is not AXIS=SIZE"),
+        (["--pid", "1", "--jobid", "7"], 2, "give one of RUN, --jobid, --local/--pid and --bundle"),
+    ],
+)
+def test_mistakes(tmp_path: Path, words: list[str], rc: int, error: str) -> None:
+    done = bsl("spy", *words, cwd=tmp_path)
+    assert done.returncode == rc, done.stderr
+    assert error.lower() in done.stderr.lower()
+    assert "Traceback" not in done.stderr
+
+
+def test_the_topology_must_fit_the_number_of_ranks(launcher: int, tmp_path: Path) -> None:
+    done = bsl("spy", "--pid", str(launcher), "--topology", "tp=3", "--output", "e", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "tp=3,pp=1,dp=1 is 3 ranks, but the job has 4" in done.stderr
