@@ -17,9 +17,11 @@ int cudaStreamSynchronize(void *stream) { for (;;) pause(); return stream != 0; 
 class DeviceFault(HostStall):
     """H91: one device has failed, and the rank waits for a kernel that never ends."""
 
+    def prepare(self) -> None:
+        self.driver = self.load_driver()
+
     def stall(self) -> None:
-        driver = self.load_driver()
-        self.synchronize(driver)
+        self.synchronize(self.driver)
 
     def load_driver(self) -> ctypes.CDLL:
         assert self.run_dir is not None

@@ -73,13 +73,15 @@ def tokenise_document(_index: int) -> None:
 class FullPipe(HostStall):
     """H39: the process that reads the standard output has stopped reading."""
 
-    def stall(self) -> None:
-        reader, writer = os.pipe()
+    def prepare(self) -> None:
+        reader, self.writer = os.pipe()
         # Not a child of the rank, as srun or tee would not be: the shell that starts it has gone when it stands.
-        script = f"cat <&{reader} >/dev/null & kill -STOP $!"
-        subprocess.run(["sh", "-c", script], pass_fds=(reader,), check=True)
+        script = "exec 3<&0; cat <&3 >/dev/null & kill -STOP $!"
+        subprocess.run(["sh", "-c", script], stdin=reader, check=True)
         os.close(reader)
-        os.dup2(writer, 1)
+
+    def stall(self) -> None:
+        os.dup2(self.writer, 1)
         self.write_log()
 
     def write_log(self) -> None:

@@ -25,12 +25,17 @@ log = logging.getLogger("trainer")
 
 
 class HostStall(Training):
-    """The culprit does `stall()` where the others read their batch."""
+    """The culprit does `stall()` where the others read their batch; `prepare()` is what takes time before."""
 
     def get_batch(self) -> Any:
+        if self.has_come() and self.rank == self.culprit:
+            self.prepare()
         if self.strikes():
             self.stall()
         return super().get_batch()
+
+    def prepare(self) -> None:
+        pass
 
     def stall(self) -> None:
         raise NotImplementedError
@@ -134,19 +139,21 @@ class StaleLockFile(HostStall):
 class FileLock(HostStall):
     """H41: another process of the node holds the lock of a file."""
 
+    def prepare(self) -> None:
+        assert self.run_dir is not None
+        self.path = self.run_dir / "lab" / "index_cache.lock"
+        self.path.touch()
+        code = "import fcntl,sys,time; f=open(sys.argv[1]); fcntl.flock(f,2); print(flush=True); time.sleep(3600)"
+        argv = [sys.executable, "-I", "-S", "-c", code, str(self.path)]
+        self.holder = subprocess.Popen(argv, stdout=subprocess.PIPE)
+        assert self.holder.stdout is not None
+        self.holder.stdout.readline()
+
     def stall(self) -> None:
         import fcntl
 
-        assert self.run_dir is not None
-        path = self.run_dir / "lab" / "index_cache.lock"
-        path.touch()
-        # An outsider: what it does is not the rank's business, only that it has the lock.
-        code = "import fcntl,sys,time; f=open(sys.argv[1]); fcntl.flock(f,2); print(flush=True); time.sleep(3600)"
-        with subprocess.Popen([sys.executable, "-I", "-S", "-c", code, str(path)], stdout=subprocess.PIPE) as holder:
-            assert holder.stdout is not None
-            holder.stdout.readline()
-            with path.open() as stream:
-                fcntl.flock(stream, fcntl.LOCK_EX)
+        with self.path.open() as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
 
 
 class Debugger(HostStall):
