@@ -1,6 +1,7 @@
 """Every error that a user may see, with its exit code and what to do next.
 
     BslError                     1   the answer is bad, or the work failed
+      GuardError                 1   the trainer found itself wrong: copies apart, gradients not whole, a bad load
       ConfigError                2   the run file, site file or an option is wrong (carries positions)
       RunDirError                2   a run directory is missing, unreadable or not one
       SlurmError                 3   Slurm is missing or refuses
@@ -59,6 +60,10 @@ class ConfigError(BslError):
     def __init__(self, message: str, *, problems: Sequence[Problem] = (), hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.problems = tuple(problems)
+
+
+class GuardError(BslError):
+    """A guard of the trainer fired: what must be equal is not."""
 
 
 class RunDirError(BslError):

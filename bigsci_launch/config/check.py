@@ -258,7 +258,7 @@ def check_faults(config: RunConfig, site: Site) -> Iterator[Finding]:
     except ValueError:
         return
     for index, fault in enumerate(config.faults):
-        if fault.rank >= world_size:
+        if fault.rank is not None and fault.rank >= world_size:
             text = f"rank {fault.rank} is outside the world of {world_size} ranks"
             yield error("faults", f"faults.{index}.rank", DP, text)
         if fault.step > config.training.steps:

@@ -9,9 +9,7 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -21,16 +19,10 @@ from pydantic import (
     field_validator,
 )
 
+from bigsci_launch.config.guard_schema import FaultSpec, GuardsSection
+from bigsci_launch.config.section import Section
 from bigsci_launch.topology import Topology
 from bigsci_launch.units import format_slurm_duration, parse_slurm_duration
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys are refused, values are frozen, field docstrings are descriptions."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
 
 def _slurm_duration(value: Any) -> Any:
@@ -149,6 +141,9 @@ class ModelSection(Section):
 
     tied_embeddings: bool = True
     """Whether the output layer shares its weight with the word embedding."""
+
+    embedding_norm: bool = False
+    """Whether a layer norm follows the embeddings, as in BLOOM; a layer of its own, so that no stage holds a copy."""
 
     dropout: Fraction = 0.0
     """Dropout probability in attention output and MLP output."""
@@ -272,23 +267,6 @@ class MonitorSection(Section):
     """Expected seconds of one step: a term of the exit margin."""
 
 
-class FaultSpec(Section):
-    """A fault that `bsl train` injects on purpose, for tests and demonstrations."""
-
-    kind: Literal["hang", "skip", "die", "slow"]
-    """`hang`: sleep for ever before the step. `skip`: leave out one tensor-parallel all-reduce of the step
-    (data-parallel where tp is 1). `die`: SIGKILL itself. `slow`: sleep `seconds` in every step from `step` on."""
-
-    rank: NonNegativeInt
-    """Global rank that misbehaves."""
-
-    step: PositiveInt
-    """Optimizer step at which it does."""
-
-    seconds: PositiveFloat = 1.0
-    """Length of `slow`, seconds per step."""
-
-
 class EnvironmentVariable(Section):
     """A variable of the ranks' environment, with the reason why it is set."""
 
@@ -311,10 +289,11 @@ class RunConfig(Section):
     data: DataSection
     checkpoint: CheckpointSection = CheckpointSection()
     monitor: MonitorSection = MonitorSection()
+    guards: GuardsSection = GuardsSection()
     env: dict[EnvironmentName, EnvironmentVariable] = {}
     """Variables of the ranks' environment, over the site's."""
     faults: list[FaultSpec] = []
-    """Faults to inject; empty in any real run."""
+    """Faults and defects to inject; empty in any real run."""
 
     def topology(self, ranks_per_node: int) -> Topology:
         """The topology on `slurm.nodes` nodes with `ranks_per_node` ranks each.

@@ -101,6 +101,11 @@ def record_path(folder: Path) -> Path:
     return folder / "checkpoint.json"
 
 
+def digests_path(folder: Path, rank: int) -> Path:
+    """The file of a checkpoint that holds the digests of `rank`'s weights, optimizer and random states."""
+    return folder / "digests" / f"rank-{rank:04d}.digests.json"
+
+
 def list_files(folder: Path) -> dict[str, int]:
     """Sizes of the files of a checkpoint, its own record left out."""
     return {

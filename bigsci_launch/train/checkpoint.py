@@ -29,8 +29,10 @@ from bigsci_launch.runs.checkpoints import (
     sync_path,
     write_record,
 )
-from bigsci_launch.topology import Topology
+from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.collective import on_first_rank
+from bigsci_launch.train.defects import Defects, lose_optimizer_step
+from bigsci_launch.train.guards.watch import write_state_document
 from bigsci_launch.train.optimizer import apply_settings
 from bigsci_launch.train.report import is_lost_peer
 from bigsci_launch.train.rng import capture_generators, restore_generators
@@ -75,6 +77,7 @@ def describe(config: RunConfig, topology: Topology, progress: Progress) -> Check
             "vocab_size": model.vocab_size,
             "padded_vocab_size": config.padded_vocab_size,
             "tied_embeddings": model.tied_embeddings,
+            "embedding_norm": model.embedding_norm,
             "partition_method": config.parallelism.partition_method,
         },
         files={},
@@ -86,7 +89,13 @@ def generators_path(folder: Path, rank: int) -> Path:
     return folder / f"rng_rank_{rank:04d}.pt"
 
 
-def save_checkpoint(engine: PipelineEngine, checkpoints: CheckpointsDir, record: CheckpointRecord) -> Path:
+def save_checkpoint(
+    engine: PipelineEngine,
+    checkpoints: CheckpointsDir,
+    record: CheckpointRecord,
+    coordinate: Coordinate,
+    defects: Defects,
+) -> Path:
     """Save the state after `record.step`; a collective call, done when `latest` names it. The folder it is in."""
     tag = checkpoint_tag(record.step)
     staging = on_first_rank(lambda: _begin(checkpoints, tag))
@@ -96,6 +105,8 @@ def save_checkpoint(engine: PipelineEngine, checkpoints: CheckpointsDir, record:
     generators = generators_path(staging / tag, dist.get_rank())
     torch.save(capture_generators(), generators)
     sync_path(generators)
+    write_state_document(engine, staging / tag, rank=dist.get_rank(), coordinate=coordinate, step=record.step)
+    defects.damage(Path(engine._get_zero_ckpt_name(str(staging), tag)), record.step)
     dist.barrier()
     on_first_rank(lambda: _commit(checkpoints, staging / tag, record))
     return checkpoints.folder(tag)
@@ -147,7 +158,9 @@ def _choose(load: str, own: CheckpointsDir, run: CheckpointRecord) -> tuple[Path
     return folder, record
 
 
-def load_checkpoint(engine: PipelineEngine, folder: Path, record: CheckpointRecord, config: RunConfig) -> Progress:
+def load_checkpoint(
+    engine: PipelineEngine, folder: Path, record: CheckpointRecord, config: RunConfig, defects: Defects
+) -> Progress:
     """Load model, optimizer and random states; a collective call. How far the run was.
 
     Raises:
@@ -163,7 +176,10 @@ def load_checkpoint(engine: PipelineEngine, folder: Path, record: CheckpointReco
         raise CheckpointError(f"{folder}: cannot be loaded: {type(error).__name__}: {error}") from error
     if path is None:
         raise CheckpointError(f"{folder}: DeepSpeed loaded nothing from it")
-    restore_generators(generators)
+    if not defects.loses("lost_random_states", record.step):
+        restore_generators(generators)
+    if defects.loses("lost_optimizer_step", record.step):
+        lose_optimizer_step(engine)
     apply_settings(engine.optimizer.param_groups, config.optimizer)
     engine.optimizer.clip_grad = config.optimizer.clip_grad
     return Progress(record.step, record.consumed_samples)

@@ -14,25 +14,31 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.zero import stage_1_and_2
 from torch import Tensor
 
-from bigsci_launch.config.schema import FaultSpec
+from bigsci_launch.config.guard_schema import FaultSpec
 from bigsci_launch.errors import ConfigError
+from bigsci_launch.train.defects import Defects
 from bigsci_launch.train.parallel.tensor import ColumnParallelLinear, TensorParallel
 from bigsci_launch.train.report import RankReport
 
 
 class Faults:
-    """The faults of one rank; `engine` is the pipeline engine of its stage."""
+    """The faults of one rank, and the defects that all share; `engine` is the pipeline engine of its stage."""
 
-    def __init__(self, specs: Sequence[FaultSpec], rank: int, report: RankReport, engine: PipelineEngine) -> None:
-        self._specs = [spec for spec in specs if spec.rank == rank]
+    def __init__(
+        self, specs: Sequence[FaultSpec], rank: int, report: RankReport, engine: PipelineEngine, defects: Defects
+    ) -> None:
+        self._specs = [spec for spec in specs if spec.rank == rank and spec.kind != "flipped_byte"]
         has_partner = engine.is_model_parallel or engine.is_data_parallel
         if not has_partner and any(spec.kind == "skip" for spec in self._specs):
             raise ConfigError("faults: skip: with tp 1 and dp 1 there is no collective to leave out")
+        self._defects = defects
         self._report = report
         self._engine = engine
 
     def before_step(self, step: int) -> None:
         """Misbehave, if it is time."""
+        for kind in self._defects.before_step(step, self._engine):
+            self._report.event("fault", fault=kind, seconds=None)
         for spec in self._specs:
             if spec.step == step:
                 self._report.event("fault", fault=spec.kind, seconds=spec.seconds if spec.kind == "slow" else None)

@@ -22,10 +22,12 @@ from bigsci_launch.train.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from bigsci_launch.train.defects import Defects
 from bigsci_launch.train.dump import dump_weights
 from bigsci_launch.train.faults import Faults
 from bigsci_launch.train.flight_recorder import offered_recorder
 from bigsci_launch.train.flops import FlopCounter
+from bigsci_launch.train.guards.watch import Guards, make_guards
 from bigsci_launch.train.log_line import StepResult, format_step, step_record
 from bigsci_launch.train.optimizer import set_learning_rate
 from bigsci_launch.train.parallel.pipeline import build_engine, describe_stages, stage_layers
@@ -52,6 +54,8 @@ class Training:
     engine: PipelineEngine
     batches: Batches
     faults: Faults
+    defects: Defects
+    guards: Guards | None
     stop: StopFlag
     checkpoints: CheckpointsDir
     learning_rate: LearningRate
@@ -77,7 +81,9 @@ def train(config: RunConfig, topology: Topology, place: Place, report: RankRepor
     seed_generators(config.run.seed, coordinate)
     batch_size = BatchSize.of_config(config.training)
     ranks = make_tensor_parallel(topology.groups("tp"), place.rank)
-    engine = build_engine(config, topology, ranks, batch_size.at(chosen[1].consumed_samples if chosen else 0))
+    defects = Defects(config.faults, place.rank)
+    first_batch_size = batch_size.at(chosen[1].consumed_samples if chosen else 0)
+    engine = build_engine(config, topology, ranks, first_batch_size, defects)
     engine.checkpoint_engine = DurableCheckpointEngine()
     training = Training(
         config=config,
@@ -87,7 +93,9 @@ def train(config: RunConfig, topology: Topology, place: Place, report: RankRepor
         report=report,
         engine=engine,
         batches=batches,
-        faults=Faults(config.faults, place.rank, report, engine),
+        faults=Faults(config.faults, place.rank, report, engine, defects),
+        defects=defects,
+        guards=make_guards(config, topology, place.rank, engine, ranks.group, report),
         stop=stop,
         checkpoints=checkpoints,
         learning_rate=LearningRate.of_config(config.optimizer, config.training),
@@ -100,6 +108,8 @@ def train(config: RunConfig, topology: Topology, place: Place, report: RankRepor
 
 def _run(training: Training, chosen: tuple[Path, CheckpointRecord] | None) -> EndReason:
     progress = _resume(training, *chosen) if chosen else Progress()
+    if training.guards and not chosen:
+        training.guards.before_first_step()
     if training.tells:
         _announce(training, progress)
     first_step, steps = progress.step, training.config.training.steps
@@ -115,9 +125,11 @@ def _run(training: Training, chosen: tuple[Path, CheckpointRecord] | None) -> En
 
 def _resume(training: Training, folder: Path, record: CheckpointRecord) -> Progress:
     training.report.phase("load")
-    progress = load_checkpoint(training.engine, folder, record, training.config)
+    progress = load_checkpoint(training.engine, folder, record, training.config, training.defects)
     training.report.step = progress.step
     training.report.event("load", path=str(folder), checkpoint_step=progress.step)
+    if training.guards:
+        training.guards.after_load(folder, progress.step)
     return progress
 
 
@@ -141,9 +153,11 @@ def _stop_reason(training: Training, num_own_steps: int) -> EndReason | None:
 
 def _save(training: Training, progress: Progress) -> None:
     training.report.phase("save")
+    if training.guards:
+        training.guards.before_save(progress.step)
     started = time.monotonic()
     record = describe(training.config, training.topology, progress)
-    folder = save_checkpoint(training.engine, training.checkpoints, record)
+    folder = save_checkpoint(training.engine, training.checkpoints, record, training.coordinate, training.defects)
     seconds = time.monotonic() - started
     training.report.event("save", path=str(folder), seconds=seconds)
     if training.tells:
@@ -161,11 +175,15 @@ def _step(training: Training, progress: Progress) -> Progress:
     num_skipped = engine.skipped_steps
     _dump(training, step, "before")
     report.phase("step")
+    if training.guards:
+        training.guards.before_step(step)
     started = time.monotonic()
     training.faults.before_step(step)
     loss = float(engine.train_batch(training.batches.step(progress.consumed_samples, engine.micro_batches)))
     seconds = time.monotonic() - started
     _dump(training, step, "after")
+    if training.guards:
+        training.guards.after_step(step, seconds)
     progress = Progress(step, progress.consumed_samples + batch_size)
     if training.tells:
         _tell(training, progress, batch_size, learning_rate, loss, engine.skipped_steps - num_skipped, seconds)

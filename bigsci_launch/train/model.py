@@ -1,10 +1,10 @@
 """The GPT that `bsl train` trains, as a list of pipeline layers.
 
-    VocabularyEmbedding, LearnedPositions, TransformerLayer x L, FinalNorm,
+    VocabularyEmbedding, LearnedPositions, InputNorm (optional), TransformerLayer x L, FinalNorm,
     VocabularyEmbedding again (tied) or OutputEmbedding
 
 Class names are what `parallelism.partition_method` matches: `type:transformer|embedding` gives a slot to each layer and
-to both ends of the vocabulary, none to positions and the final norm.
+to both ends of the vocabulary, none to positions and norms.
 """
 
 from __future__ import annotations
@@ -100,6 +100,19 @@ class LearnedPositions(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, hidden) -> the same."""
         return x + self.weight[: x.shape[1]]
+
+
+class InputNorm(nn.Module):
+    """A layer norm after the embeddings; in a layer of its own, so that only the first stage has it."""
+
+    def __init__(self, sizes: GptSizes) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(sizes.hidden, eps=sizes.epsilon)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, hidden) -> the same."""
+        result: Tensor = self.norm(x)
+        return result
 
 
 class SelfAttention(nn.Module):

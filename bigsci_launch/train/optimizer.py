@@ -7,7 +7,7 @@ norm per group, so ranks with different numbers of groups would wait for each ot
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,14 +31,24 @@ class EagerAdamW(torch.optim.AdamW):
     add_param_group = _without_compiler_hooks("add_param_group")
 
 
-def make_optimizer(module: nn.Module, config: OptimizerSection) -> torch.optim.Optimizer:
+GroupRule = Callable[[str, nn.Parameter], str]
+
+
+def group_by_shape(name: str, parameter: nn.Parameter) -> str:
+    """The group of a parameter: matrices are decayed."""
+    return "decay" if parameter.ndim >= 2 else "no_decay"
+
+
+def make_optimizer(
+    module: nn.Module, config: OptimizerSection, rule: GroupRule = group_by_shape
+) -> torch.optim.Optimizer:
     """AdamW over the parameters of one rank's stage."""
-    parameters = list(module.parameters())
-    groups = [
-        {"name": "decay", "params": [parameter for parameter in parameters if parameter.ndim >= 2]},
-        {"name": "no_decay", "params": [parameter for parameter in parameters if parameter.ndim < 2]},
-    ]
-    optimizer = EagerAdamW(groups, lr=config.learning_rate)
+    groups: dict[str, list[nn.Parameter]] = {"decay": [], "no_decay": []}
+    for name, parameter in module.named_parameters():
+        groups[rule(name, parameter)].append(parameter)
+    optimizer = EagerAdamW(
+        [{"name": name, "params": parameters} for name, parameters in groups.items()], lr=config.learning_rate
+    )
     apply_settings(optimizer.param_groups, config)
     return optimizer
 

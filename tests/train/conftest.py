@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,52 @@ def finish(start: Start) -> Start:
     return finish_attempt
 
 
-def start_rank(run: RunDir, attempt: AttemptDir, rank: int, world_size: int, port: int) -> subprocess.Popen[bytes]:
+Scenario = tuple[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def train_several(dataset: Path) -> Callable[..., dict[str, Attempt]]:
+    """`train_several(folder, "tp=2,pp=2", [("name", {section: ...}), ...])`: all attempts by the same ranks, in order.
+
+    The name is that of the run; named twice, its second attempt resumes the first. Keys of the result: `name`, then
+    `name+` for the second attempt.
+    """
+
+    def train_all(folder: Path, topology: str, scenarios: Sequence[Scenario]) -> dict[str, Attempt]:
+        shape = Topology.parse(topology)
+        found: dict[str, tuple[RunDir, AttemptDir]] = {}
+        for name, sections in scenarios:
+            run = RunDir(folder / name)
+            attempt = run.attempt(run.next_attempt_name())
+            attempt.make()
+            attempt.config.write_text(dump_resolved(make_config(shape, dataset, sections)))
+            found[f"{name}+" if name in found else name] = run, attempt
+        run = RunDir(folder / "ranks")
+        first = run.attempt("0001")
+        first.make()
+        port, program = free_port(), ("bigsci_launch.train.several", *(str(each.path) for _, each in found.values()))
+        processes = tuple(
+            start_rank(run, first, rank, shape.world_size, port, program) for rank in range(shape.world_size)
+        )
+        ranks = Attempt(run, first, processes)
+        try:
+            codes = ranks.wait(240)
+        finally:
+            ranks.kill()
+        assert all(code in (0, -signal.SIGABRT) for code in codes), ranks.logs()
+        return {key: Attempt(run, attempt, processes) for key, (run, attempt) in found.items()}
+
+    return train_all
+
+
+def start_rank(
+    run: RunDir,
+    attempt: AttemptDir,
+    rank: int,
+    world_size: int,
+    port: int,
+    program: Sequence[str] = ("bigsci_launch.train",),
+) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
         "RANK": str(rank),
@@ -155,9 +200,7 @@ def start_rank(run: RunDir, attempt: AttemptDir, rank: int, world_size: int, por
         "BSL_ATTEMPT": attempt.name,
     }
     with attempt.log_file(rank).open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "bigsci_launch.train"], env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
+        return subprocess.Popen([sys.executable, "-m", *program], env=environment, stdout=log, stderr=subprocess.STDOUT)
 
 
 def make_config(shape: Topology, dataset: Path, sections: dict[str, Any]) -> RunConfig:

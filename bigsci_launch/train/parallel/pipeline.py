@@ -19,10 +19,12 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.topology import Topology
+from bigsci_launch.train.defects import Defects
 from bigsci_launch.train.initial import Draw
 from bigsci_launch.train.model import (
     FinalNorm,
     GptSizes,
+    InputNorm,
     LearnedPositions,
     OutputEmbedding,
     TransformerLayer,
@@ -37,20 +39,22 @@ _NEVER = 10**9
 EMBEDDING_KEY = "embedding"
 
 
-def layer_specs(sizes: GptSizes, seed: int, ranks: TensorParallel, *, tied: bool) -> list[LayerSpec]:
-    """The layers of the whole model, in order; nothing is built yet."""
+def layer_specs(
+    config: RunConfig, sizes: GptSizes, ranks: TensorParallel, table: type[VocabularyEmbedding] = VocabularyEmbedding
+) -> list[LayerSpec]:
+    """The layers of the whole model, in order, with embeddings of class `table`; nothing is built yet."""
+    seed, tied = config.run.seed, config.model.tied_embeddings
     draw = Draw(seed, "model")
     embedding = (sizes, draw.inside("embedding"), ranks)
     head = (
-        TiedLayerSpec(EMBEDDING_KEY, VocabularyEmbedding, *embedding, forward_fn=tied_logits)
+        TiedLayerSpec(EMBEDDING_KEY, table, *embedding, forward_fn=tied_logits)
         if tied
         else LayerSpec(OutputEmbedding, sizes, draw.inside("output"), ranks)
     )
     return [
-        TiedLayerSpec(EMBEDDING_KEY, VocabularyEmbedding, *embedding)
-        if tied
-        else LayerSpec(VocabularyEmbedding, *embedding),
+        TiedLayerSpec(EMBEDDING_KEY, table, *embedding) if tied else LayerSpec(table, *embedding),
         LayerSpec(LearnedPositions, sizes, draw.inside("positions")),
+        *([LayerSpec(InputNorm, sizes)] if config.model.embedding_norm else []),
         *(
             LayerSpec(TransformerLayer, sizes, draw.inside(f"layer{number}"), ranks)
             for number in range(sizes.num_layers)
@@ -60,7 +64,9 @@ def layer_specs(sizes: GptSizes, seed: int, ranks: TensorParallel, *, tied: bool
     ]
 
 
-def build_engine(config: RunConfig, topology: Topology, ranks: TensorParallel, batch_size: int) -> PipelineEngine:
+def build_engine(
+    config: RunConfig, topology: Topology, ranks: TensorParallel, batch_size: int, defects: Defects
+) -> PipelineEngine:
     """This rank's stage with its optimizer; a collective call. `batch_size` is the first global batch size.
 
     Raises:
@@ -69,7 +75,7 @@ def build_engine(config: RunConfig, topology: Topology, ranks: TensorParallel, b
     sizes = GptSizes.of_config(config)
     with talk_as_debug():
         module = PipelineModule(
-            layers=layer_specs(sizes, config.run.seed, ranks, tied=config.model.tied_embeddings),
+            layers=layer_specs(config, sizes, ranks, defects.embedding),
             topology=PipeModelDataParallelTopology(num_pp=topology.pp, num_mp=topology.tp, num_dp=topology.dp),
             loss_fn=VocabularyParallelLoss(sizes.vocab, ranks),
             partition_method=config.parallelism.partition_method,
@@ -78,7 +84,7 @@ def build_engine(config: RunConfig, topology: Topology, ranks: TensorParallel, b
         require_both_groups(stage_layers(module))
         engine, *_ = initialize(
             model=module,
-            optimizer=make_optimizer(module, config.optimizer),
+            optimizer=make_optimizer(module, config.optimizer, defects.group_rule),
             config=engine_settings(config, topology, batch_size),
         )
     return engine

@@ -34,7 +34,7 @@ def test_a_run_file_needs_its_required_keys_only_when_it_extends_nothing() -> No
     assert schema["else"]["required"] == ["run", "model", "training", "data"]
     assert schema["else"]["properties"]["data"] == {"required": ["prefix"]}
     assert "required" not in schema and "required" not in schema["definitions"]["ModelSection"]
-    assert schema["definitions"]["FaultSpec"]["required"] == ["kind", "rank", "step"]
+    assert schema["definitions"]["FaultSpec"]["required"] == ["kind", "step"]
 
 
 @pytest.mark.parametrize("model", [RunConfig, SiteConfig])
@@ -57,7 +57,7 @@ def test_the_manual_shows_types_limits_and_defaults() -> None:
         "| `training.rampup.start` | whole number > 0 | required | ",
         "| `optimizer.betas` | list of: number >= 0 and < 1 | `[0.9, 0.95]` | ",
         "| `env.NAME.reason` | text | required | ",
-        "| `faults[].rank` | whole number >= 0 | required | ",
+        "| `faults[].step` | whole number > 0 | required | ",
         "| `partitions.NAME.max_time` | text or `null` |  | ",
     ):
         assert sum(line.startswith(expected) for line in lines) == 1, expected

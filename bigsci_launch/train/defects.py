@@ -1,0 +1,154 @@
+"""The defects behind restart spikes, one at a time and on purpose: each did real harm unseen somewhere.
+
+All ranks share a defect and none of them waits for another: a run with one trains on, and only its numbers are wrong.
+That they are noticed is what `guards` and `bsl diff-weights` are tested with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from torch import Tensor, nn
+
+from bigsci_launch.config.guard_schema import FAULTS_OF_ONE_RANK, FaultSpec
+from bigsci_launch.errors import ConfigError
+from bigsci_launch.train.initial import Draw
+from bigsci_launch.train.model import GptSizes, VocabularyEmbedding
+from bigsci_launch.train.optimizer import GroupRule, group_by_shape
+from bigsci_launch.train.parallel.tensor import ColumnParallelLinear, TensorParallel
+
+
+class Defects:
+    """The defects of a run on this rank."""
+
+    def __init__(self, specs: Sequence[FaultSpec], rank: int) -> None:
+        self._specs = [spec for spec in specs if spec.kind not in FAULTS_OF_ONE_RANK]
+        self._flips = [spec for spec in specs if spec.kind == "flipped_byte" and spec.rank == rank]
+        self._kinds = {spec.kind for spec in self._specs}
+
+    @property
+    def embedding(self) -> type[VocabularyEmbedding]:
+        """The class of the tied module."""
+        return EmbeddingWithNorm if self._kinds & {"passenger_norm", "decayed_norm"} else VocabularyEmbedding
+
+    @property
+    def group_rule(self) -> GroupRule:
+        """What decides the optimizer group of a parameter."""
+        return group_by_class if "decayed_norm" in self._kinds else group_by_shape
+
+    def before_step(self, step: int, engine: PipelineEngine) -> list[str]:
+        """Break the engine where it is time; the kinds that begin now."""
+        begun = [spec for spec in self._specs if spec.step <= step]
+        self._specs = [spec for spec in self._specs if spec not in begun or spec.kind not in BREAKS]
+        for spec in begun:
+            if spec.kind in BREAKS:
+                BREAKS[spec.kind](engine)
+        return [spec.kind for spec in begun if spec.kind in BREAKS]
+
+    def loses(self, kind: str, step: int) -> bool:
+        """Whether the load of the checkpoint after `step` is to lose what `kind` says."""
+        return any(spec.kind == kind and spec.step <= step for spec in self._specs)
+
+    def damage(self, optimizer_shard: Path, step: int) -> None:
+        """Flip a bit of this rank's optimizer state in the checkpoint after `step`, if it is to be."""
+        if any(spec.step == step for spec in self._flips):
+            flip_bit(optimizer_shard)
+
+
+class EmbeddingWithNorm(VocabularyEmbedding):
+    """A layer norm that travels in the tied module: the last stage holds a copy that nothing trains, saves or loads."""
+
+    def __init__(self, sizes: GptSizes, draw: Draw, ranks: TensorParallel) -> None:
+        super().__init__(sizes, draw, ranks)
+        self.norm = nn.LayerNorm(sizes.hidden, eps=sizes.epsilon)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, length) -> (batch, length, hidden)."""
+        result: Tensor = self.norm(super().forward(tokens))
+        return result
+
+
+def group_by_class(name: str, parameter: nn.Parameter) -> str:
+    """A rule that an alias has fooled: it knows the norms of transformer layers and takes others for matrices."""
+    return "decay" if name.startswith("tied_modules.") else group_by_shape(name, parameter)
+
+
+def skip_tied_reduction(engine: PipelineEngine) -> None:
+    """Do not sum the gradients of tied copies (BLOOM's prequel, DeepSpeed#1801)."""
+    engine._INSTRUCTION_MAP = {**engine._INSTRUCTION_MAP, schedule.ReduceTiedGrads: lambda self: None}
+
+
+def skip_clipping_of_copies(engine: PipelineEngine) -> None:
+    """Do not clip the tied copies of later stages (BLOOM's prequel)."""
+    optimizer = engine.optimizer
+    if not isinstance(optimizer, BF16_Optimizer):
+        raise ConfigError("faults: unclipped_tied_copy: only training.precision bf16 clips parameter by parameter")
+    original = optimizer.get_grads_for_norm
+
+    def without_copies(for_clipping: bool = False) -> Any:
+        if not for_clipping:
+            return original()
+        groups = zip(optimizer.bf16_groups, optimizer.fp32_groups_gradients, strict=True)
+        pairs = [pair for group in groups for pair in zip(*group, strict=True)]
+        return [gradient for parameter, gradient in pairs if not parameter.ds_pipe_replicated]
+
+    optimizer.get_grads_for_norm = without_copies
+
+
+class Unreduced(TensorParallel):
+    """Tensor-parallel ranks that keep to themselves what they should sum."""
+
+    def all_reduce(self, tensor: Tensor, operation: Any = None) -> None:
+        """Leave `tensor` as it is."""
+
+
+def skip_tp_reduction(engine: PipelineEngine) -> None:
+    """Do not sum the gradients of what column-parallel layers read: replicas over tp part (BLOOM's layer norms)."""
+    for module in engine.module.modules():
+        if isinstance(module, ColumnParallelLinear):
+            _require_tp("unreduced_tp_gradients", module.ranks)
+            module.ranks = Unreduced(module.ranks.rank, module.ranks.size, module.ranks.group)
+
+
+def scale_replicated_gradients(engine: PipelineEngine) -> None:
+    """Divide the gradients of tp-replicated parameters by tp (BLOOM's first cure for the parting layer norms)."""
+    ranks = next(module.ranks for module in engine.module.modules() if isinstance(module, ColumnParallelLinear))
+    _require_tp("scaled_gradients", ranks)
+    for parameter in engine.module.parameters():
+        if not getattr(parameter, "model_parallel", False):
+            parameter.register_hook(lambda gradient: gradient / ranks.size)
+
+
+def _require_tp(kind: str, ranks: TensorParallel) -> None:
+    if ranks.size == 1:
+        raise ConfigError(f"faults: {kind}: without effect at tensor_parallel_size 1")
+
+
+BREAKS = {
+    "unreduced_tied_gradients": skip_tied_reduction,
+    "unclipped_tied_copy": skip_clipping_of_copies,
+    "unreduced_tp_gradients": skip_tp_reduction,
+    "scaled_gradients": scale_replicated_gradients,
+}
+
+
+def lose_optimizer_step(engine: PipelineEngine) -> None:
+    """Begin to count AdamW's steps anew: the bias correction comes again."""
+    for state in engine.optimizer.optimizer.state.values():
+        state["step"] = torch.zeros_like(state["step"])
+
+
+def flip_bit(path: Path) -> None:
+    """Invert one bit in the middle of a file, where tensors are."""
+    with path.open("r+b") as file:
+        middle = path.stat().st_size // 2
+        file.seek(middle)
+        (byte,) = file.read(1)
+        file.seek(middle)
+        file.write(bytes([byte ^ 0x10]))

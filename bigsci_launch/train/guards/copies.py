@@ -1,0 +1,132 @@
+"""Which tensors of which ranks must be equal to the last bit. Pure: names, topology and digests in, sentences out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bigsci_launch.topology import Topology
+
+Digests = NDArray[np.int64]
+Axis = Literal["dp", "tp", "pp"]
+TIED = "tied_modules."
+_CHECKS: dict[Axis, str] = {"dp": "data-parallel copies", "tp": "tensor-parallel copies", "pp": "tied copies"}
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """What a guard found. `ranks` are those that are, or may be, wrong."""
+
+    check: str
+    tensor: str
+    ranks: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A tensor that a rank takes a digest of, and the axes along which it is a copy."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    is_gradient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two entries (rank, column) that must be equal; `check` says why."""
+
+    check: str
+    name: str
+    one: tuple[int, int]
+    other: tuple[int, int]
+
+
+class Copies:
+    """All pairs of a run, found once; `find_unequal` is then one comparison of two arrays."""
+
+    def __init__(self, columns: Sequence[Sequence[Column]], topology: Topology) -> None:
+        self._pairs = tuple(expected_pairs(columns, topology))
+        self._ones = np.array([pair.one for pair in self._pairs], np.int64).reshape(-1, 2)
+        self._others = np.array([pair.other for pair in self._pairs], np.int64).reshape(-1, 2)
+
+    def find_unequal(self, digests: Digests) -> list[Violation]:
+        """What differs in `digests`, (ranks, columns): one violation per tensor and reason."""
+        ones, others = (digests[index[:, 0], index[:, 1]] for index in (self._ones, self._others))
+        apart: dict[tuple[str, str], list[Pair]] = defaultdict(list)
+        for number in np.flatnonzero(ones != others):
+            pair = self._pairs[number]
+            apart[pair.check, pair.name].append(pair)
+        return [_violation(check, name, pairs) for (check, name), pairs in apart.items()]
+
+
+def expected_pairs(columns: Sequence[Sequence[Column]], topology: Topology) -> Iterator[Pair]:
+    """The pairs that must be equal: each copy with the first of its kind."""
+    firsts: dict[tuple[object, ...], tuple[int, int]] = {}
+    for rank, mine in enumerate(columns):
+        at = topology.coordinate(rank)
+        for number, column in enumerate(mine):
+            for axis in column.axes:
+                others = tuple(place for name, place in at.as_dict().items() if name != axis)
+                first = firsts.setdefault((axis, column.name, others), (rank, number))
+                if first != (rank, number):
+                    yield Pair(_check(axis, column), column.name, first, (rank, number))
+
+
+def _check(axis: Axis, column: Column) -> str:
+    return "tied gradients" if column.is_gradient else _CHECKS[axis]
+
+
+def _violation(check: str, name: str, pairs: Sequence[Pair]) -> Violation:
+    ranks = sorted({pair.other[0] for pair in pairs})
+    first = min(pair.one[0] for pair in pairs)
+    return Violation(check, name, tuple(ranks), f"not equal to that of rank {first}")
+
+
+def holders(columns: Sequence[Sequence[Column]], topology: Topology) -> Mapping[str, int]:
+    """The first pipeline stage that holds each tensor."""
+    first: dict[str, int] = {}
+    for rank, mine in enumerate(columns):
+        stage = topology.coordinate(rank).pp_rank
+        for column in mine:
+            first[column.name] = min(stage, first.get(column.name, stage))
+    return first
+
+
+# What is nearer to the cause comes first.
+_ORDER = ("optimizer groups", "load", "gradient norm", "clipping", "replicated gradients", "tied gradients")
+
+
+def by_cause(violations: Sequence[Violation]) -> list[Violation]:
+    """Causes before their effects."""
+    return sorted(violations, key=lambda each: _ORDER.index(each.check) if each.check in _ORDER else len(_ORDER))
+
+
+def describe(violation: Violation, topology: Topology) -> str:
+    """The violation as a sentence: check, tensor, coordinates."""
+    where = describe_ranks(violation.ranks, topology)
+    return f"{violation.check}: {violation.tensor} on {where}: {violation.text}"
+
+
+def describe_ranks(ranks: Sequence[int], topology: Topology) -> str:
+    """Ranks by coordinate, `pp 1, tp 0-1 of 2, dp 0`; a list of ranks where they are no block."""
+    at = [topology.coordinate(rank) for rank in ranks]
+    axes = {
+        "pp": sorted({place.pp_rank for place in at}),
+        "tp": sorted({place.tp_rank for place in at}),
+        "dp": sorted({place.dp_rank for place in at}),
+    }
+    if len(axes["pp"]) * len(axes["tp"]) * len(axes["dp"]) != len(ranks):
+        return "; ".join(f"pp {place.pp_rank} tp {place.tp_rank} dp {place.dp_rank}" for place in at[:8])
+    return ", ".join(f"{axis} {_span(values)}" for axis, values in axes.items())
+
+
+def _span(values: Sequence[int]) -> str:
+    if len(values) > 2 and values[-1] - values[0] == len(values) - 1:
+        return f"{values[0]}-{values[-1]}"
+    return "+".join(str(value) for value in values)

@@ -1,0 +1,168 @@
+"""Gradients of a step, looked at on their way from the backward pass to AdamW.
+
+Three things are checked, each from another side than the code that it checks:
+
+- Tied copies have the same gradient, bit for bit, once stages have summed theirs.
+- A layer norm's bias is read by one column-parallel layer alone, so its gradient must be sum_r(W_r^T db_r) over the
+  tensor-parallel ranks, W_r that layer's weight and db_r the gradient of its bias. A sum over ranks that is missing, or
+  a factor too much, breaks this.
+- The norm that clips is that of all gradients, each parameter once, summed in float64; and every gradient reaches
+  AdamW with the factor that follows from it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from torch import Tensor, nn
+
+from bigsci_launch.train.guards.copies import TIED, Violation
+from bigsci_launch.train.guards.state import digest64, gradient_parts, local_gradient, partitions
+from bigsci_launch.train.model import TransformerLayer
+
+_NORM_TOLERANCE = 1e-4
+_FACTOR_TOLERANCE = 2e-3
+# Sums over tokens in 16 bits against sums over outputs in 32: a few percent apart; a missing rank is half.
+_BIAS_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.25}
+
+
+class GradientWatch:
+    """Stands in the engine's schedule and in AdamW's step; looks only while `is_armed`."""
+
+    def __init__(self, engine: PipelineEngine, tp_group: dist.ProcessGroup | None, rank: int) -> None:
+        self._engine, self._tp_group, self._rank = engine, tp_group, rank
+        self._tied = {name: each for name, each in engine.module.named_parameters() if name.startswith(TIED)}
+        # Once: within ZeRO's step the optimizer shows one group at a time.
+        self._parts = partitions(engine.optimizer)
+        self.is_armed = False
+        self.clear()
+        self._stand_before(schedule.ReduceGrads, self._see_local)
+        self._stand_before(schedule.OptimizerStep, self._see_reduced)
+        self._stand_before_adam()
+
+    def clear(self) -> None:
+        """Forget the last step."""
+        self.tied_digests = [0] * len(self._tied)
+        self.violations: list[Violation] = []
+        self._reduced: dict[str, float] = {}
+        self._used: dict[str, float] = {}
+        self.seconds = 0.0
+
+    @property
+    def tied_names(self) -> list[str]:
+        """The tied parameters of this rank."""
+        return list(self._tied)
+
+    def _stand_before(self, instruction: type, look: Callable[[], None]) -> None:
+        original = self._engine._INSTRUCTION_MAP[instruction]
+
+        def run(engine: PipelineEngine, *args: Any, **kwargs: Any) -> None:
+            self._look(look)
+            original(engine, *args, **kwargs)
+
+        self._engine._INSTRUCTION_MAP = {**self._engine._INSTRUCTION_MAP, instruction: run}
+
+    def _stand_before_adam(self) -> None:
+        adam = self._engine.optimizer.optimizer
+        original = adam.step
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            self._look(self._see_used)
+            return original(*args, **kwargs)
+
+        adam.step = step
+
+    def _look(self, look: Callable[[], None]) -> None:
+        if self.is_armed:
+            started = time.monotonic()
+            look()
+            self.seconds += time.monotonic() - started
+
+    @torch.no_grad()
+    def _see_local(self) -> None:
+        gradients = {name: local_gradient(parameter) for name, parameter in self._tied.items()}
+        self.tied_digests = [0 if each is None else digest64(each) for each in gradients.values()]
+        self.violations += find_wrong_bias_gradients(self._engine.module, self._tp_group, self._rank)
+
+    @torch.no_grad()
+    def _see_reduced(self) -> None:
+        optimizer = self._engine.optimizer
+        for number, part in enumerate(self._parts):
+            flat = gradient_parts(optimizer, number)
+            self._reduced.update(_squares(flat, part.slices))
+
+    @torch.no_grad()
+    def _see_used(self) -> None:
+        for part in self._parts:
+            if part.master.grad is not None and not self._used.keys() & part.slices.keys():
+                self._used.update(_squares(part.master.grad, part.slices))
+
+    def squared_norm(self, counts: Callable[[str], bool]) -> float:
+        """The sum of squares of the gradients on this rank, of the parameters that `counts` here."""
+        return sum(square for name, square in self._reduced.items() if counts(name))
+
+    def find_wrong_clipping(self, norm: float, clip: float) -> Iterator[Violation]:
+        """Gradients that reached AdamW with another factor than `norm` asks for."""
+        if not math.isfinite(norm) or not self._used:
+            return
+        factor = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
+        for name, before in self._reduced.items():
+            after = math.sqrt(self._used.get(name, 0.0))
+            if abs(after - factor * math.sqrt(before)) > _FACTOR_TOLERANCE * factor * math.sqrt(before) + 1e-12:
+                real = after / math.sqrt(before) if before else math.inf
+                text = f"its gradient reached the optimizer times {real:.4g}; clipping asks for {factor:.4g}"
+                yield Violation("clipping", name, (self._rank,), text)
+
+
+def _squares(flat: Tensor, slices: Mapping[str, tuple[int, int]]) -> dict[str, float]:
+    """Sums of squares in float64 of each slice."""
+    norms = [
+        torch.linalg.vector_norm(flat[start : start + size], dtype=torch.float64) for start, size in slices.values()
+    ]
+    return {name: norm * norm for name, norm in zip(slices, torch.stack(norms).tolist(), strict=True)} if norms else {}
+
+
+def find_wrong_norm(independent: float, used: float, rank: int) -> Iterator[Violation]:
+    """Whether the norm that clips is the one computed here."""
+    if not math.isfinite(independent) and not math.isfinite(used):
+        return
+    if not abs(independent - used) <= _NORM_TOLERANCE * independent + 1e-6:
+        text = f"{used:.6g} clips; every parameter counted once it is {independent:.6g}"
+        yield Violation("gradient norm", "all gradients", (rank,), text)
+
+
+def find_wrong_bias_gradients(module: nn.Module, tp_group: dist.ProcessGroup | None, rank: int) -> Iterator[Violation]:
+    """Layer norms whose bias has another gradient than the layer that reads it implies. A collective call over tp."""
+    readers = []
+    for prefix, layer in module.named_modules():
+        if isinstance(layer, TransformerLayer):
+            readers.append((f"{prefix}.attention_norm.bias", layer.attention_norm, layer.attention.qkv))
+            readers.append((f"{prefix}.mlp_norm.bias", layer.mlp_norm, layer.mlp.up))
+    if not readers:
+        return
+    implied = torch.stack([_implied(linear) for _, _, linear in readers])
+    if tp_group is not None:
+        dist.all_reduce(implied, group=tp_group)
+    for (name, norm, _), expected in zip(readers, implied, strict=True):
+        found = local_gradient(norm.bias)
+        found = torch.zeros_like(expected) if found is None else found.float()
+        size, apart = float(expected.norm()), float((found - expected).norm())
+        if apart > _BIAS_TOLERANCE[norm.bias.dtype] * size + 1e-9:
+            ratio = float(found @ expected) / size**2 if size else math.inf
+            text = f"its gradient is {ratio:.3g} times what the layer that reads it implies (off by {apart / size:.0%})"
+            yield Violation("replicated gradients", name, (rank,), text)
+
+
+def _implied(linear: Any) -> Tensor:
+    gradient = local_gradient(linear.bias)
+    if gradient is None:
+        return torch.zeros(linear.weight.shape[1], device=linear.weight.device)
+    implied: Tensor = linear.weight.detach().float().T @ gradient.float()
+    return implied

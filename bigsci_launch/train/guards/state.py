@@ -1,0 +1,188 @@
+"""What a rank holds: its weights, fp32 masters and optimizer state, as digests and as findings about them.
+
+DeepSpeed keeps weights in flat groups; a rank owns one data-parallel partition of each, in which the masters, the
+moments and the gradients of a step lie in the same order. `Partition` is that, for both optimizers in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from torch import Tensor, nn
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
+
+from bigsci_launch.config.schema import OptimizerSection
+from bigsci_launch.topology import Coordinate
+from bigsci_launch.train.guards.copies import TIED, Axis, Column, Violation
+from bigsci_launch.train.optimizer import group_by_shape
+from bigsci_launch.train.rng import capture_generators
+
+_INTEGERS = {2: torch.int16, 4: torch.int32}
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """This rank's part of one optimizer group. `slices`: where each parameter lies in it, (start, length)."""
+
+    name: str
+    weights: Tensor
+    master: Tensor
+    slices: Mapping[str, tuple[int, int]]
+
+    def owner(self, offset: int) -> str:
+        """The parameter at `offset` elements, or `padding`."""
+        found = (name for name, (start, size) in self.slices.items() if start <= offset < start + size)
+        return next(found, "padding")
+
+
+def partitions(optimizer: Any) -> list[Partition]:
+    """The partitions of this rank, one per optimizer group."""
+    is_bf16 = isinstance(optimizer, BF16_Optimizer)
+    flats = optimizer.bf16_partitioned_groups if is_bf16 else optimizer.parallel_partitioned_bit16_groups
+    masters = optimizer.fp32_groups_flat_partition if is_bf16 else optimizer.single_partition_of_fp32_groups
+    found = []
+    for number, (parts, master) in enumerate(zip(flats, masters, strict=True)):
+        mine = parts[dist.get_rank(group=optimizer.real_dp_process_group[number])]
+        slices = {name: (at.start, at.numel) for name, at in optimizer._param_slice_mappings[number].items()}
+        found.append(Partition(optimizer.param_groups[number]["name"], mine, master, slices))
+    return found
+
+
+def gradient_parts(optimizer: Any, number: int) -> Tensor:
+    """The reduced, unclipped gradients of this rank's partition of a group, in the order of its masters."""
+    if isinstance(optimizer, BF16_Optimizer):
+        part: Tensor = optimizer.fp32_groups_gradient_flat_partition[number]
+        return part
+    flat: Tensor | None = optimizer._get_preflattened_grad_partition(number)
+    return flat if flat is not None else torch.cat([each.reshape(-1) for each in optimizer.averaged_gradients[number]])
+
+
+def local_gradient(parameter: nn.Parameter) -> Tensor | None:
+    """What the backward passes of this step have added up for a parameter, or None."""
+    gradient = getattr(parameter, "_hp_grad", None)
+    return gradient.view(parameter.shape) if gradient is not None else parameter.grad
+
+
+def columns(module: nn.Module) -> list[Column]:
+    """What this rank takes digests of: every parameter, with the axes along which it is a copy."""
+    return [Column(name, _axes(name, parameter)) for name, parameter in module.named_parameters()]
+
+
+def _axes(name: str, parameter: nn.Parameter) -> tuple[Axis, ...]:
+    axes: list[Axis] = ["dp"]
+    if not getattr(parameter, "model_parallel", False):
+        axes.append("tp")
+    if name.startswith(TIED):
+        axes.append("pp")
+    return tuple(axes)
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The elements of a tensor as bytes, row by row."""
+    array: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+def digest64(tensor: Tensor) -> int:
+    """A digest as a signed 64-bit integer."""
+    value = xxh3_64_intdigest(bytes_of(tensor))
+    return value - (1 << 64) if value >> 63 else value
+
+
+def weight_digests(module: nn.Module) -> list[int]:
+    """The digests of the weights, in the order of `columns`."""
+    return [digest64(parameter) for parameter in module.parameters()]
+
+
+def find_masters_apart(parts: Sequence[Partition], rank: int) -> Iterator[Violation]:
+    """Weights that are not their fp32 masters, rounded."""
+    for part in parts:
+        bits = _INTEGERS[part.weights.element_size()]
+        rounded = part.master.detach().to(part.weights.dtype)
+        apart = part.weights.view(bits) != rounded.view(bits)
+        if not bool(apart.any()):
+            continue
+        for name, (start, size) in part.slices.items():
+            count = int(apart[start : start + size].sum())
+            if count:
+                text = f"{count} of {size} elements are not the rounded fp32 masters"
+                yield Violation("masters", name, (rank,), text)
+
+
+def find_wrong_groups(module: nn.Module, optimizer: Any, config: OptimizerSection, rank: int) -> Iterator[Violation]:
+    """Parameters in another optimizer group than their role asks for, in none, or with other settings."""
+    groups = optimizer.bf16_groups if isinstance(optimizer, BF16_Optimizer) else optimizer.bit16_groups
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    seen = set()
+    for settings, group in zip(optimizer.param_groups, groups, strict=True):
+        for parameter in group:
+            seen.add(id(parameter))
+            name = names[id(parameter)]
+            asked = config.weight_decay if group_by_shape(name, parameter) == "decay" else 0.0
+            if settings["weight_decay"] != asked:
+                text = f"is in group {settings['name']}, weight decay {settings['weight_decay']:g}, not {asked:g}"
+                yield Violation("optimizer groups", name, (rank,), text)
+            elif (tuple(settings["betas"]), settings["eps"]) != (tuple(config.betas), config.epsilon):
+                text = f"betas {settings['betas']} and epsilon {settings['eps']} are not those of the run file"
+                yield Violation("optimizer groups", name, (rank,), text)
+    for key, name in names.items():
+        if key not in seen:
+            yield Violation("optimizer groups", name, (rank,), "is in no group: nothing trains it")
+
+
+def state_document(engine: PipelineEngine, *, rank: int, coordinate: Coordinate, step: int) -> dict[str, Any]:
+    """Digests of all that a checkpoint brings back to this rank: weights, masters, moments, step, random states.
+
+    The weights' part is what `bsl diff-weights` reads as digests.
+    """
+    return {
+        "schema_version": 1,
+        "algorithm": "xxh3-128",
+        "rank": rank,
+        "coordinate": coordinate.as_dict(),
+        "step": step,
+        "when": "after",
+        "tensors": {
+            name: [_DTYPES[parameter.dtype], list(parameter.shape), xxh3_128_hexdigest(bytes_of(parameter))]
+            for name, parameter in engine.module.named_parameters()
+        },
+        "optimizer": dict(_optimizer_entries(engine.optimizer)),
+        "random": xxh3_128_hexdigest(repr(_plain(capture_generators())).encode()),
+    }
+
+
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+def _optimizer_entries(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    for part in partitions(optimizer):
+        state = optimizer.optimizer.state[part.master]
+        yield f"{part.name}.master", xxh3_128_hexdigest(bytes_of(part.master))
+        for key in ("exp_avg", "exp_avg_sq"):
+            if key in state:
+                yield f"{part.name}.{key}", xxh3_128_hexdigest(bytes_of(state[key]))
+        yield f"{part.name}.step", int(state.get("step", 0))
+
+
+def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value.tolist() if isinstance(value, Tensor) else value for key, value in state.items()}
+
+
+def find_load_differences(saved: Mapping[str, Any], loaded: Mapping[str, Any], rank: int) -> Iterator[Violation]:
+    """What the load of a checkpoint did not bring back as it was saved; both are state documents of one rank."""
+    for name in saved["tensors"].keys() | loaded["tensors"].keys():
+        if saved["tensors"].get(name) != loaded["tensors"].get(name):
+            yield Violation("load", name, (rank,), "is not what was saved")
+    for name, value in saved["optimizer"].items():
+        found = loaded["optimizer"].get(name)
+        if found != value:
+            text = f"is {found}, but {value} was saved" if name.endswith(".step") else "is not what was saved"
+            yield Violation("load", f"optimizer state {name}", (rank,), text)
+    if saved["random"] != loaded["random"]:
+        yield Violation("load", "random states", (rank,), "are not what was saved")

@@ -1,0 +1,233 @@
+"""When guards look, what they exchange, and what follows. All ranks exchange everything, so all decide alike."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.errors import CheckpointError, GuardError
+from bigsci_launch.runs.checkpoints import digests_path
+from bigsci_launch.runs.layout import write_atomically
+from bigsci_launch.topology import Coordinate, Topology
+from bigsci_launch.train.guards.copies import Column, Copies, Violation, by_cause, describe, holders
+from bigsci_launch.train.guards.gradients import GradientWatch, find_wrong_norm
+from bigsci_launch.train.guards.state import (
+    columns,
+    find_load_differences,
+    find_masters_apart,
+    find_wrong_groups,
+    partitions,
+    state_document,
+    weight_digests,
+)
+from bigsci_launch.train.report import RankReport
+
+SHARE = 0.005
+"""The part of the time of training that guards may take."""
+
+_SHOWN = 20
+
+
+class Guards:
+    """The guards of one rank. All of its public calls are collective."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        topology: Topology,
+        rank: int,
+        engine: PipelineEngine,
+        tp_group: dist.ProcessGroup | None,
+        report: RankReport,
+    ) -> None:
+        self._config, self._topology, self._rank = config, topology, rank
+        self._engine, self._report = engine, report
+        self._coordinate = topology.coordinate(rank)
+        first_of_last = (topology.pp - 1, 0, 0)
+        self._tells = (self._coordinate.pp_rank, self._coordinate.tp_rank, self._coordinate.dp_rank) == first_of_last
+        self._gradients = GradientWatch(engine, tp_group, rank)
+        self._columns = self._exchange_columns()
+        self._copies = Copies(self._columns, topology)
+        self._first_stage = holders(self._columns, topology)
+        self._replicated = {column.name for column in self._columns[rank] if "tp" in column.axes}
+        interval = config.guards.interval
+        self.interval = interval if isinstance(interval, int) else 1
+        self._due_early = 2
+        self._is_announced = False
+
+    def _exchange_columns(self) -> list[list[Column]]:
+        mine = columns(self._engine.module)
+        mine += [Column(f"gradient of {name}", ("pp",), is_gradient=True) for name in self._gradients.tied_names]
+        everywhere: list[Any] = [None] * self._topology.world_size
+        dist.all_gather_object(everywhere, mine)
+        return everywhere
+
+    def before_first_step(self) -> None:
+        """Check weights, masters and groups before anything is trained."""
+        self._judge(0, self._static_violations(), self._digests())
+
+    def after_load(self, folder: Path, step: int) -> None:
+        """Check that a checkpoint came back as it was saved, besides what is checked before any first step."""
+        saved = read_state_document(folder, self._rank)
+        loaded = state_document(self._engine, rank=self._rank, coordinate=self._coordinate, step=step)
+        found = [*find_load_differences(saved, loaded, self._rank), *self._static_violations()]
+        self._judge(step, found, self._digests())
+
+    def before_step(self, step: int) -> None:
+        """Arm the watch over gradients, if this step is to be checked."""
+        self._gradients.is_armed = self._due_early > 0 or step % self.interval == 0
+
+    def after_step(self, step: int, seconds: float) -> None:
+        """Check the step that took `seconds`, if it was to be."""
+        if not self._gradients.is_armed:
+            return
+        started = time.monotonic()
+        norm = self._independent_norm()
+        used = float(self._engine.get_global_grad_norm() or 0.0)
+        found = [*self._gradients.violations, *find_masters_apart(partitions(self._engine.optimizer), self._rank)]
+        found += find_wrong_norm(norm, used, self._rank) if self._config.optimizer.clip_grad > 0 else []
+        found += self._gradients.find_wrong_clipping(norm, self._config.optimizer.clip_grad)
+        self._judge(step, found, self._digests(with_gradients=True))
+        watched = self._gradients.seconds
+        self._gradients.clear()
+        self._due_early = max(0, self._due_early - 1)
+        self._choose_interval(time.monotonic() - started + watched, seconds - watched)
+
+    def before_save(self, step: int) -> None:
+        """Check what is about to be saved, unless the step has just been checked."""
+        if not self._gradients.is_armed:
+            self._judge(step, self._static_violations(), self._digests())
+
+    def _static_violations(self) -> list[Violation]:
+        module, optimizer = self._engine.module, self._engine.optimizer
+        found = find_wrong_groups(module, optimizer, self._config.optimizer, self._rank)
+        return [*find_masters_apart(partitions(optimizer), self._rank), *found]
+
+    def _digests(self, with_gradients: bool = False) -> list[int]:
+        tied = self._gradients.tied_digests if with_gradients else [0] * len(self._gradients.tied_names)
+        return [*weight_digests(self._engine.module), *tied]
+
+    def _independent_norm(self) -> float:
+        square = self._gradients.squared_norm(self._counts_here)
+        total = torch.tensor([square], dtype=torch.float64, device=self._engine.device)
+        dist.all_reduce(total)
+        return math.sqrt(float(total))
+
+    def _counts_here(self, name: str) -> bool:
+        """Whether this rank counts a parameter: the first stage that holds it; replicated over tp, the first of those.
+        Data-parallel ranks hold different parts of the gradients."""
+        is_first = self._first_stage[name] == self._coordinate.pp_rank
+        return is_first and (name not in self._replicated or self._coordinate.tp_rank == 0)
+
+    def _judge(self, step: int, found: Sequence[Violation], digests: Sequence[int]) -> None:
+        """Share what was found and decide.
+
+        Raises:
+            GuardError: something was, and the run is to stop.
+        """
+        width = max(len(each) for each in self._columns)
+        mine = torch.zeros(width + 1, dtype=torch.int64, device=self._engine.device)
+        mine[: len(digests)] = torch.tensor(digests, dtype=torch.int64)
+        mine[-1] = len(found)
+        everywhere = [torch.empty_like(mine) for _ in range(self._topology.world_size)]
+        dist.all_gather(everywhere, mine)
+        table = torch.stack(everywhere).cpu().numpy()
+        violations = self._copies.find_unequal(table[:, :-1])
+        if table[:, -1].any():
+            violations += _merge(self._gather_found(found))
+        if violations:
+            self._act(step, by_cause(violations))
+
+    def _gather_found(self, found: Sequence[Violation]) -> list[Violation]:
+        everywhere: list[Any] = [None] * self._topology.world_size
+        dist.all_gather_object(everywhere, list(found))
+        return [violation for each in everywhere for violation in each]
+
+    def _act(self, step: int, violations: Sequence[Violation]) -> None:
+        sentences = [describe(violation, self._topology) for violation in violations]
+        if self._tells:
+            for violation, sentence in zip(violations, sentences, strict=True):
+                coordinates = [self._topology.coordinate(rank).as_dict() for rank in violation.ranks]
+                fields = {"check": violation.check, "tensor": violation.tensor, "coordinates": coordinates}
+                self._report.event("guard", **fields, text=sentence)
+            print(*(f"guard: step {step}: {sentence}" for sentence in sentences[:_SHOWN]), sep="\n", flush=True)
+        if self._config.guards.action == "stop":
+            more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
+            raise GuardError(
+                f"step {step}: {sentences[0]}{more}",
+                hint="nothing was saved since; `bsl diff-weights --audit` on the last checkpoint says whether it is "
+                "sound; guards.action: warn goes on",
+            )
+
+    def _choose_interval(self, cost: float, step_seconds: float) -> None:
+        """With `auto`, the shortest interval whose cost stays within `SHARE`; the same on all ranks."""
+        if self._config.guards.interval != "auto" or self._due_early:
+            return
+        slowest = torch.tensor([cost, -step_seconds], dtype=torch.float64, device=self._engine.device)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        cost, step_seconds = float(slowest[0]), -float(slowest[1])
+        self.interval = max(1, math.ceil(cost / (SHARE * step_seconds)))
+        if self._tells and not self._is_announced:
+            share = cost / (self.interval * step_seconds)
+            text = (
+                f"{cost * 1e3:.1f} ms a check, every {self.interval} steps of {step_seconds * 1e3:.0f} ms: {share:.2%}"
+            )
+            print(f"guards: {text}", flush=True)
+            self._report.event("guards", interval=self.interval, seconds=cost, step_seconds=step_seconds, share=share)
+        self._is_announced = True
+
+
+def make_guards(
+    config: RunConfig,
+    topology: Topology,
+    rank: int,
+    engine: PipelineEngine,
+    tp_group: dist.ProcessGroup | None,
+    report: RankReport,
+) -> Guards | None:
+    """The guards of a run, or None where it wants none; a collective call."""
+    if config.guards.interval == "off":
+        return None
+    return Guards(config, topology, rank, engine, tp_group, report)
+
+
+def _merge(found: Sequence[Violation]) -> list[Violation]:
+    """Violations of the same kind on several ranks as one."""
+    kinds: dict[tuple[str, str], list[Violation]] = {}
+    for violation in found:
+        kinds.setdefault((violation.check, violation.tensor), []).append(violation)
+    return [
+        Violation(check, tensor, tuple(sorted({rank for each in same for rank in each.ranks})), same[0].text)
+        for (check, tensor), same in kinds.items()
+    ]
+
+
+def write_state_document(engine: PipelineEngine, folder: Path, *, rank: int, coordinate: Coordinate, step: int) -> None:
+    """Leave this rank's digests in the checkpoint that is being written in `folder`."""
+    path = digests_path(folder, rank)
+    path.parent.mkdir(exist_ok=True)
+    document = state_document(engine, rank=rank, coordinate=coordinate, step=step)
+    write_atomically(path, json.dumps(document) + "\n")
+
+
+def read_state_document(folder: Path, rank: int) -> dict[str, Any]:
+    """The digests that `rank` left in a checkpoint.
+
+    Raises:
+        CheckpointError: there are none, or they cannot be read.
+    """
+    path = digests_path(folder, rank)
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return document
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error

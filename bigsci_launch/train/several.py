@@ -1,0 +1,52 @@
+"""Several attempts, one after the other, by the same ranks: `python -m bigsci_launch.train.several RUN/ATTEMPT...`.
+
+For tests and the matrix of defects, where the start of ranks would cost more than their training. Each attempt trains
+as `bsl train` does and leaves what it leaves; one that fails alike on all ranks is followed by the next.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Run the attempts named on the command line, each by its folder."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from bigsci_launch.train import startup
+
+    startup.start_torch()
+    startup.start_deepspeed()
+    for name in sys.argv[1:]:
+        os.environ["BSL_RUN_DIR"], os.environ["BSL_ATTEMPT"] = str(Path(name).parent.parent), Path(name).name
+        _train_one()
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+
+
+def _train_one() -> None:
+    from bigsci_launch.config.load import load_resolved
+    from bigsci_launch.errors import BslError
+    from bigsci_launch.train.loop import train
+    from bigsci_launch.train.place import require_topology, this_place
+    from bigsci_launch.train.report import RankReport
+    from bigsci_launch.train.stop import StopFlag
+
+    place = this_place()
+    config = load_resolved(place.attempt.config)
+    topology = require_topology(config, place.world_size)
+    report = RankReport(place)
+    report.start(topology.coordinate(place.rank))
+    try:
+        report.end(train(config, topology, place, report, StopFlag()))
+    except BslError as error:
+        report.fail(error)
+    finally:
+        report.close()
+
+
+if __name__ == "__main__":
+    main()

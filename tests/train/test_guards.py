@@ -1,0 +1,170 @@
+"""Guards: a defect of parallel training stops the run at the step where it begins, and is named.
+
+All runs of a module are trained by the same ranks, one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+BF16 = {"steps": 5, "precision": "bf16"}
+TIED = "tied_modules.embedding.weight"
+Runs = dict[str, Any]
+
+
+def scenario(name: str, kind: str | None = None, step: int = 3, **sections: Any) -> tuple[str, dict[str, Any]]:
+    base: dict[str, Any] = {
+        "training": BF16,
+        "optimizer": {"clip_grad": 0.2, "warmup_steps": 0, "learning_rate": 1e-2},
+        "guards": {"interval": 1},
+    }
+    rank = {"rank": 1} if kind == "flipped_byte" else {}
+    faults = [{"kind": kind, "step": step, **rank}] if kind else []
+    return name, {**base, "faults": faults, **sections}
+
+
+@pytest.fixture(scope="module")
+def runs(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Four ranks, tp 2 x pp 2: defects of a step."""
+    found: Runs = train_several(
+        tmp_path_factory.mktemp("steps"),
+        "tp=2,pp=2",
+        [
+            scenario("healthy", guards={"interval": "auto"}, model={"embedding_norm": True}),
+            scenario("healthy fp32", training={"steps": 5}, model={"embedding_norm": True}),
+            scenario("B1", "unreduced_tied_gradients"),
+            scenario("B2", "passenger_norm", 1),
+            scenario("B3", "decayed_norm", 1),
+            scenario("B4", "unclipped_tied_copy"),
+            scenario("B5", "unreduced_tp_gradients"),
+            scenario("B5 fp32", "unreduced_tp_gradients", training={"steps": 5}),
+            scenario("scaled", "scaled_gradients"),
+            scenario("warned", "unreduced_tied_gradients", guards={"interval": 1, "action": "warn"}),
+            scenario("unguarded", "unreduced_tied_gradients", guards={"interval": "off"}),
+        ],
+    )
+    return found
+
+
+def stopped(runs: Runs, name: str, world_size: int = 4) -> tuple[int, str]:
+    """Step and message of the guard that stopped a run; the same on every rank, and nothing was saved since."""
+    attempt = runs[name]
+    errors = [attempt.error(rank) for rank in range(world_size)]
+    assert all(errors), name
+    assert {error["type"] for error in errors} == {"GuardError"}, errors[0]
+    assert len({error["message"] for error in errors}) == 1
+    step = errors[0]["step"]
+    assert max(attempt.steps(), default=0) < max(step, 1)
+    return step, errors[0]["message"]
+
+
+def test_a_healthy_run_passes_and_says_what_it_costs(runs: Runs) -> None:
+    for name in ("healthy", "healthy fp32"):
+        assert runs[name].error(0) is None
+        assert runs[name].events(0)[-1]["reason"] == "finished"
+        assert runs[name].events(2, "guard") == []
+    (chosen,) = runs["healthy"].events(2, "guards")
+    assert chosen["share"] <= 0.005
+    assert chosen["interval"] == -(-chosen["seconds"] // (0.005 * chosen["step_seconds"]))
+
+
+# By defect: the step, and what its sentence must hold.
+SENTENCES = {
+    "B1": (3, ("tied gradients", f"gradient of {TIED}", "on pp 1, tp 0+1")),
+    "B2": (1, ("tied gradients", "tied_modules.embedding.norm.weight", "on pp 1, tp 0+1")),
+    "B3": (0, ("optimizer groups", "tied_modules.embedding.norm.weight", "in group decay, weight decay 0.1, not 0")),
+    "B4": (3, ("clipping", TIED, "on pp 1, tp 0+1", "reached the optimizer times 1; clipping asks for 0.")),
+    "B5": (3, ("replicated gradients", "2.attention_norm.bias", "what the layer that reads it implies")),
+    "B5 fp32": (3, ("replicated gradients", "2.attention_norm.bias", "what the layer that reads it implies")),
+    "scaled": (3, ("replicated gradients", "2.attention_norm.bias", "is 0.5 times what the layer")),
+}
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_a_defect_stops_the_run_at_its_step(runs: Runs, name: str) -> None:
+    step, parts = SENTENCES[name]
+    assert stopped(runs, name)[0] == step
+    message = stopped(runs, name)[1]
+    assert message.startswith(f"step {step}: ")
+    for part in parts:
+        assert part in message
+
+
+def test_effects_are_told_too(runs: Runs) -> None:
+    def tensors(name: str, check: str) -> dict[str, list[int]]:
+        records = [record for record in runs[name].events(2, "guard") if record["check"] == check]
+        return {record["tensor"]: [at["pp"] for at in record["coordinates"]] for record in records}
+
+    assert tensors("B1", "tied copies") == {TIED: [1, 1]}
+    assert tensors("B4", "tied copies") == {TIED: [1, 1]}
+    # Norms and row biases of four layers drift, and positions; all on the second tp rank.
+    drifting = tensors("B5", "tensor-parallel copies")
+    assert {"1.weight", "2.attention_norm.weight", "5.mlp_norm.bias"} <= drifting.keys()
+    assert not any(name.endswith(("qkv.weight", "up.weight")) for name in drifting)
+
+
+def test_a_warning_goes_on_and_nothing_stops_an_unguarded_run(runs: Runs) -> None:
+    assert sorted(runs["warned"].steps()) == sorted(runs["unguarded"].steps()) == [1, 2, 3, 4, 5]
+    assert {record["step"] for record in runs["warned"].events(2, "guard")} >= {3, 4, 5}
+    assert runs["unguarded"].events(2, "guard") == []
+    assert runs["unguarded"].events(3, "fault")[0]["fault"] == "unreduced_tied_gradients"
+
+
+@pytest.fixture(scope="module")
+def resumed(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Four ranks, pp 2 x dp 2, with dropout: defects of save and load. Attempts `NAME+` go on from step 3."""
+    folder = tmp_path_factory.mktemp("loads")
+    load = {"load": str(folder / "healthy" / "checkpoints" / "global_step3")}
+    sections: dict[str, Any] = {"model": {"dropout": 0.1}, "training": {**BF16, "steps": 6}}
+    first = {**sections, "training": {**BF16, "steps": 6, "stop_after_steps": 3}}
+    off = {**sections, "checkpoint": load, "guards": {"interval": "off"}}
+    found: Runs = train_several(
+        folder,
+        "pp=2,dp=2",
+        [
+            scenario("healthy", **first),
+            scenario("healthy", **sections),
+            scenario("random", "lost_random_states", 1, checkpoint=load, **sections),
+            scenario("counted", "lost_optimizer_step", 1, checkpoint=load, **sections),
+            scenario("random unguarded", "lost_random_states", 1, **off),
+            scenario("counted unguarded", "lost_optimizer_step", 1, **off),
+            scenario("byte", "flipped_byte", 3, **first),
+            scenario("byte", **sections),
+        ],
+    )
+    return found
+
+
+def test_a_healthy_resume_passes(resumed: Runs) -> None:
+    assert resumed["healthy+"].error(0) is None
+    assert sorted(resumed["healthy+"].steps()) == [4, 5, 6]
+    assert resumed["healthy+"].events(2, "guard") == []
+
+
+def test_a_load_that_loses_something_is_refused(resumed: Runs) -> None:
+    step, message = stopped(resumed, "random")
+    assert (step, message.startswith("step 3: load: random states on pp 0+1, tp 0, dp 0+1")) == (3, True)
+    step, message = stopped(resumed, "counted")
+    assert step == 3
+    assert "load: optimizer state decay.step" in message
+    assert "is 0, but 3 was saved" in message
+
+
+def test_a_wrong_byte_in_a_shard_is_refused(resumed: Runs) -> None:
+    assert resumed["byte"].error(0) is None
+    error = resumed["byte+"].error(1)
+    assert resumed["byte+"].steps() == {}
+    assert error["type"] == "GuardError"
+    assert error["message"].startswith("step 3: load: optimizer state decay.")
+    assert "on pp 0, tp 0, dp 1: is not what was saved" in error["message"]
+
+
+@pytest.mark.parametrize("name", ["random unguarded", "counted unguarded"])
+def test_without_guards_the_loss_drifts(resumed: Runs, name: str) -> None:
+    healthy, wrong = resumed["healthy+"].steps(), resumed[name].steps()
+    assert sorted(wrong) == [4, 5, 6]
+    assert wrong[6]["loss_hex"] != healthy[6]["loss_hex"]
