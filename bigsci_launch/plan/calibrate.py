@@ -131,6 +131,7 @@ def _fit_both(measurements: Sequence[Measurement], gpu: GpuModel) -> tuple[Calib
         constants=Constants.of({**_values(time_task, time_fit.fit), **_values(memory_task, memory_fit.fit)}),
         spreads=_spreads(time_task, time_fit.fit, memory_task, memory_fit.fit),
         drift_from=drift_from,
+        blocking_launches=2 * sum(measurement.setup.blocking_launches for measurement in timed) > len(timed),
         time=time_fit.neighbours,
         memory=memory_fit.neighbours,
     )

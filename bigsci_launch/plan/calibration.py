@@ -72,12 +72,14 @@ def quantile(numbers: list[float], share: float) -> float:
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """Everything that pricing needs. `spreads` are standard deviations of the constants' logarithms; `drift_from` is
-    the first day of the cluster's new state, if it changed."""
+    the first day of the cluster's new state, if it changed; `blocking_launches` whether most of the runs waited for
+    every kernel, which rows that do not say are taken to have done too."""
 
     gpu: GpuModel = A100
     constants: Constants = PRIOR
     spreads: tuple[float, ...] = tuple(constant.spread for constant in CONSTANTS)
     drift_from: date | None = None
+    blocking_launches: bool = False
     time: Neighbours = field(default_factory=Neighbours)
     memory: Neighbours = field(default_factory=Neighbours)
     time_errors: ErrorSummary = field(default_factory=ErrorSummary)
@@ -108,6 +110,7 @@ def dump_calibration(calibration: Calibration) -> str:
         "gpu": asdict(calibration.gpu),
         "constants": {constant.name: _constant_entry(calibration, constant.name) for constant in CONSTANTS},
         "drift_from": calibration.drift_from.isoformat() if calibration.drift_from else None,
+        "blocking_launches": calibration.blocking_launches,
         "left_out_errors": {
             "time": [[_short(value) for value in pair] for pair in calibration.time_errors.pairs],
             "memory": [[_short(value) for value in pair] for pair in calibration.memory_errors.pairs],
@@ -188,6 +191,7 @@ def _parse(document: dict[str, Any]) -> Calibration:
         constants=Constants.of({name: entry["value"] for name, entry in constants.items()}),
         spreads=tuple(float(constants[constant.name]["spread"]) for constant in CONSTANTS),
         drift_from=date.fromisoformat(day) if day else None,
+        blocking_launches=bool(document["blocking_launches"]),
         time=_parse_neighbours(document["neighbours"]["time"], TIME_SCALES),
         memory=_parse_neighbours(document["neighbours"]["memory"], MEMORY_SCALES),
         time_errors=ErrorSummary(tuple((float(near), float(error)) for near, error in errors["time"])),

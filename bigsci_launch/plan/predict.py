@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bigsci_launch.plan.calibration import Calibration
 from bigsci_launch.plan.model import price_setup
@@ -25,8 +25,9 @@ class PredictedRow:
 
 
 def predict_row(row: Row, calibration: Calibration) -> PredictedRow:
-    """The predictions of one row; `pred_tflops` is in the convention of the row's date."""
-    setup = setup_of(row)
+    """The predictions of one row; `pred_tflops` is in the convention of the row's date. Where the row does not
+    say whether launches blocked, they did as in the runs that were measured."""
+    setup = setup_of(replace(row, assumed={"launch_blocking": str(int(calibration.blocking_launches))}))
     if isinstance(setup, str):
         return PredictedRow(row, dict.fromkeys(PREDICTED, ""), setup)
     price = price_setup(setup, calibration)

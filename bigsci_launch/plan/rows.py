@@ -7,8 +7,9 @@ are not known are kept as they are.
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Literal
@@ -30,13 +31,14 @@ BALANCE_DAY = date(2023, 12, 15)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: its cells as they were, and its place for messages."""
+    """One line of the table: its cells as they were, its place for messages, and what an empty cell is taken for."""
 
     cells: dict[str, str]
     where: str
+    assumed: dict[str, str] = field(default_factory=dict)
 
     def text(self, column: str) -> str:
-        return (self.cells.get(column) or "").strip()
+        return (self.cells.get(column) or self.assumed.get(column) or "").strip()
 
     def number(self, column: str) -> float | None:
         """The number in a cell, or nothing when it holds none."""
@@ -90,14 +92,21 @@ def read_rows(path: Path) -> tuple[list[str], list[Row]]:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.DictReader(stream)
             columns = list(reader.fieldnames or [])
-            rows = [Row(_cells(line), f"{path}:{reader.line_num}") for line in reader]
+            lines = [(_cells(line), f"{path}:{reader.line_num}") for line in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: {error}") from error
     missing = [column for column in REQUIRED if column not in columns]
     if missing:
         hint = "docs/how-to/plan.md lists the columns of measured rows"
         raise DataError(f"{path}: no column {', '.join(missing)}", hint=hint)
-    return columns, rows
+    assumed = _assumed([cells for cells, _ in lines])
+    return columns, [Row(cells, where, assumed) for cells, where in lines]
+
+
+def _assumed(lines: Sequence[dict[str, str]]) -> dict[str, str]:
+    """What people leave out because it was always the same: whether launches blocked, as most rows that say it."""
+    said = Counter(cells["launch_blocking"] for cells in lines if cells.get("launch_blocking"))
+    return {"launch_blocking": said.most_common(1)[0][0]} if said else {}
 
 
 def _cells(line: dict[str, str | list[str]]) -> dict[str, str]:
@@ -160,6 +169,7 @@ def _build(row: Row, sizes: dict[str, int], ranks_per_node: int) -> Setup | str:
         fp32_gradients=accumulates,
         sharded_optimizer=accumulates or row.number("zero") != 0,
         rule=PartitionRule.FILL if day and day < BALANCE_DAY else PartitionRule.BALANCE,
+        blocking_launches=row.flag("launch_blocking"),
         framework="megatron",
         day=day,
     )

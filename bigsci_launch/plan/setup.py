@@ -21,8 +21,9 @@ class Setup:
 
     `fp32_gradients` says whether 16-bit weights accumulate their gradients in fp32 (DeepSpeed's BF16 optimizer);
     `sharded_optimizer` whether replicas share out the optimizer state (ZeRO 1, and the BF16 optimizer by itself);
-    `recompute` whether layers compute their activations again in the backward pass. `day` is when it ran; nothing means
-    now, and the newest state of the cluster.
+    `recompute` whether layers compute their activations again in the backward pass; `blocking_launches` whether every
+    kernel is waited for (CUDA_LAUNCH_BLOCKING=1). `day` is when it ran; nothing means now, and the newest state of the
+    cluster.
     """
 
     shape: ModelShape
@@ -35,6 +36,7 @@ class Setup:
     fp32_gradients: bool = True
     sharded_optimizer: bool = True
     recompute: bool = True
+    blocking_launches: bool = False
     rule: PartitionRule = PartitionRule.BALANCE
     framework: Framework = "bsl"
     day: date | None = None
@@ -52,6 +54,7 @@ class Setup:
             precision=config.training.precision,
             fp32_gradients=config.training.precision == "bf16",
             recompute=config.training.activation_checkpointing,
+            blocking_launches=_is_blocking(config),
             framework="bsl" if config.run.command is None else "megatron",
         )
 
@@ -92,6 +95,12 @@ class Setup:
     def with_batch(self, global_batch_size: int) -> Setup:
         """The same setup at another global batch size, as on a ramp."""
         return replace(self, global_batch_size=global_batch_size)
+
+
+def _is_blocking(config: RunConfig) -> bool:
+    """Whether the ranks' environment, the site's part included, makes kernel launches wait."""
+    variable = config.env.get("CUDA_LAUNCH_BLOCKING")
+    return variable is not None and variable.value == "1"
 
 
 def describe_stages(layers: tuple[int, ...]) -> str:

@@ -2,7 +2,8 @@
 
     T = drift x [ (m - 1) x (slowest stage + hop) + sum of stages + (pp - 1) x hop + gradients + 0.3 s ]
 
-with m micro batches per replica. A stage is its layers, plus the head on the last one: the input embedding costs
+with m micro batches per replica. Launching kernels adds to a layer's time where every launch is waited for, and hides
+behind the GPU's work otherwise. A stage is its layers, plus the head on the last one: the input embedding costs
 memory, not time. All work is counted once per setup (`StepWork`); the constants only weigh it, so that fitting and
 searching are quick.
 """
@@ -32,6 +33,9 @@ NO_WORK: Work = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 STEP_CONSTANT_S = 0.3
 """Seconds of a step outside the pipeline: optimizer arithmetic, clipping, the log line."""
 
+LAUNCH_NORM = 4
+"""Without waiting, a layer takes the norm of this order of launching and GPU work: nearly the longer of the two."""
+
 HOP_SPEEDUP = 4.0
 """Point-to-point messages against the effective rate of the gradient collectives: 3.8 and 6 when fitted apart."""
 
@@ -55,6 +59,7 @@ class StepWork:
     layers_per_stage: tuple[int, ...]
     num_micro_batches: int
     ordinal: int | None
+    is_blocking: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,7 @@ def count_work(setup: Setup, gpu: GpuModel) -> StepWork:
         layers_per_stage=setup.layers_per_stage,
         num_micro_batches=setup.num_micro_batches,
         ordinal=setup.day.toordinal() if setup.day else None,
+        is_blocking=setup.blocking_launches,
     )
 
 
@@ -198,7 +204,7 @@ def step_seconds(work: StepWork, rates: tuple[float, ...]) -> float:
     """Seconds of a step before drift; the quick path of `predict_step`, for fitting."""
     r0, r1, r2, r3, r4, r5 = rates
     w0, w1, w2, w3, _, w5 = work.layer
-    layer = w0 * r0 + w1 * r1 + w2 * r2 + w3 * r3 + w5 * r5
+    layer = _with_launches(w0 * r0 + w2 * r2 + w3 * r3 + w5 * r5, w1 * r1, work.is_blocking)
     head = work.head[0] * r0 + work.head[2] * r2
     hop = work.hop[4] * r4
     stages = work.layers_per_stage
@@ -207,14 +213,23 @@ def step_seconds(work: StepWork, rates: tuple[float, ...]) -> float:
     return pipeline + work.step[4] * r4 + STEP_CONSTANT_S
 
 
+def _with_launches(working: float, launching: float, is_blocking: bool) -> float:
+    """Seconds of a layer from those of the GPU's work and those of launching it."""
+    if is_blocking:
+        return working + launching
+    return float((working**LAUNCH_NORM + launching**LAUNCH_NORM) ** (1 / LAUNCH_NORM))
+
+
 def predict_step(work: StepWork, constants: Constants, drift_from: int | None = None) -> StepTime:
     """The step with all its terms; `drift_from` is the proleptic ordinal of the day from which `drift` counts."""
     rates, stages, m = rates_of(constants), work.layers_per_stage, work.num_micro_batches
     factor = drift_at(work.ordinal, constants.drift, drift_from)
     layer, head, hop, step = (
-        tuple(amount * rate for amount, rate in zip(part, rates, strict=True))
+        [amount * rate for amount, rate in zip(part, rates, strict=True)]
         for part in (work.layer, work.head, work.hop, work.step)
     )
+    working = sum(layer) - layer[1]
+    layer[1] = _with_launches(working, layer[1], work.is_blocking) - working
     stage_seconds = [count * sum(layer) for count in stages]
     stage_seconds[-1] += sum(head)
     slowest = stage_seconds.index(max(stage_seconds))

@@ -164,3 +164,15 @@ def test_out_of_memory_is_judged_on_the_rows_that_say_so() -> None:
     ]
     oom = score_rows(rows).oom
     assert (oom.num_oom, oom.num_caught, oom.num_fitting, oom.num_false) == (2, 1, 1, 1)
+
+
+def test_launches_that_nobody_noted_blocked_as_they_did_elsewhere(tmp_path: Path, jean_zay: Calibration) -> None:
+    path = tmp_path / "rows.csv"
+    lines = [",".join([*GOOD.values(), blocking]) for blocking in ("1", "1", "0", "")]
+    path.write_text("\n".join([",".join([*GOOD, "launch_blocking"]), *lines]) + "\n")
+    _, rows = read_rows(path)
+    setups = [setup_of(one) for one in rows]
+    assert [setup.blocking_launches for setup in setups if not isinstance(setup, str)] == [True, True, False, True]
+    assert jean_zay.blocking_launches
+    seconds = [predict_row(one, jean_zay).cells["pred_sec_per_it"] for one in (row(), row(launch_blocking="1"))]
+    assert seconds[0] == seconds[1] != predict_row(row(launch_blocking="0"), jean_zay).cells["pred_sec_per_it"]

@@ -90,3 +90,14 @@ def test_drift_counts_from_its_day_on() -> None:
     assert drift_at(day, 0.95, day) == 0.95
     assert drift_at(None, 0.95, day) == 0.95
     assert drift_at(day, 0.95, None) == 1
+
+
+def test_launches_hide_behind_the_work_unless_each_is_waited_for(bloom: Setup) -> None:
+    free, blocking = seconds(bloom), seconds(replace(bloom, blocking_launches=True))
+    assert free < blocking
+    tiny = replace(bloom, shape=replace(bloom.shape, hidden_size=448, ffn_hidden_size=1792, num_attention_heads=14))
+    tiny = replace(tiny, topology=Topology(tp=2, pp=12, dp=16), micro_batch_size=1)
+    # A small model waits for its launches either way.
+    assert 1 < seconds(replace(tiny, blocking_launches=True)) / seconds(tiny) < 2
+    assert predict_step(count_work(tiny, A100), PRIOR).terms[1] > 0.2 * seconds(tiny)
+    assert predict_step(count_work(bloom, A100), PRIOR).terms[1] < 0.01 * free
