@@ -20,6 +20,7 @@ def logs(run: str | None, follow: bool, ranks: str | None, node: str | None, pat
     from bigsci_launch.errors import RunDirError
     from bigsci_launch.runs.find import find_run
     from bigsci_launch.runs.logs import MergedLogs, Selection, end_detector, parse_ranks
+    from bigsci_launch.runs.status import read_topology
 
     try:
         wanted = parse_ranks(ranks) if ranks is not None else None
@@ -29,6 +30,9 @@ def logs(run: str | None, follow: bool, ranks: str | None, node: str | None, pat
     except re.error as error:
         raise click.BadParameter(f"{pattern!r}: {error}", param_hint="--grep") from error
     found = find_run(run)
+    topology = read_topology(found)
+    if wanted and topology and max(wanted) >= topology.world_size:
+        raise click.BadParameter(f"the run has ranks 0-{topology.world_size - 1}", param_hint="--rank")
     attempt = found.latest_attempt()
     if attempt is None:
         raise RunDirError(f"{found.path}: nothing was submitted yet")

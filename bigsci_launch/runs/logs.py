@@ -81,12 +81,20 @@ class MergedLogs:
     def _is_wanted(self, rank: int) -> bool:
         if self._selection.ranks is not None and rank not in self._selection.ranks:
             return False
-        node, self._labels[rank] = describe_rank(self._attempt, rank)
-        return self._selection.node is None or node == self._selection.node
+        return self._selection.node is None or describe_rank(self._attempt, rank)[0] == self._selection.node
+
+    def _label(self, rank: int) -> str:
+        """The label of a rank. Not kept before its pid record is there: a log may begin some moments earlier."""
+        if rank not in self._labels:
+            node, label = describe_rank(self._attempt, rank)
+            if not node:
+                return label
+            self._labels[rank] = label
+        return self._labels[rank]
 
     def _format(self, line: LogLine) -> str:
         when = f"{line.stamp[5:10]} {line.stamp[11:23]} " if line.stamp else ""
-        return f"{when}[{self._labels[line.rank]}] {line.text}"
+        return f"{when}[{self._label(line.rank)}] {line.text}"
 
 
 class LogReader:

@@ -55,10 +55,22 @@ def test_selection(logged: Any, words: tuple[str, ...], texts: list[str]) -> Non
     assert [line.partition("] ")[2] for line in invoke(*words).stdout.splitlines()] == texts
 
 
-@pytest.mark.parametrize("words", [("--grep", "("), ("--rank", "x"), ("--rank", "3-1"), ("--rank", "")])
+@pytest.mark.parametrize("words", [("--grep", "("), ("--rank", "x"), ("--rank", "3-1"), ("--rank", ""), ("--rank", "8")])
 def test_a_wrong_selection_is_a_usage_error(logged: Any, words: tuple[str, ...]) -> None:
     done = invoke(*words)
     assert done.exit_code == 2 and words[0] in done.stderr
+
+
+def test_a_log_that_is_there_before_its_pid_record_gets_its_label_later(trial: Any) -> None:
+    identity = trial.attempt.pid_file(5)
+    kept = identity.read_text()
+    identity.unlink()
+    merged = MergedLogs(trial.attempt, Selection())
+    trial.log(5, stamped(1, "early"))
+    assert list(merged.lines()) == ["11-21 01:02:01.123 [rank 5] early"]
+    identity.write_text(kept)
+    trial.log(5, stamped(2, "late"))
+    assert list(merged.lines()) == ["11-21 01:02:02.123 [n2 rank 5 dp0 pp1 tp1] late"]
 
 
 def test_lines_without_a_time_follow_the_line_before_them(trial: Any) -> None:
