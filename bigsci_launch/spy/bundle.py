@@ -18,6 +18,7 @@ from typing import Any
 from bigsci_launch.errors import CollectError
 from bigsci_launch.runs.layout import write_atomically
 from bigsci_launch.spy.evidence import Evidence, read_evidence
+from bigsci_launch.topology import Topology
 
 SCHEMA_VERSION = 1
 
@@ -31,7 +32,10 @@ class Bundle:
 
     def evidence(self, topology: str | None = None) -> Evidence:
         """The evidence for the engine; `topology` replaces that of the bundle."""
-        collection = {**self.collection, "topology": topology} if topology else self.collection
+        collection = {**self.collection, "topology": topology} if topology else dict(self.collection)
+        if topology and collection.get("nodes_silent"):
+            # Silent nodes do not say how many ranks they hold; the topology does.
+            collection["world_size"] = Topology.parse(topology).world_size
         return read_evidence(collection, self.nodes)
 
 

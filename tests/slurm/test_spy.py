@@ -1,0 +1,205 @@
+"""`bsl spy --jobid` on a real Slurm: jobs that nobody prepared and jobs of bsl, hung in one place, with nodes lost."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsci_launch.runs.layout import RunDir
+
+from .conftest import MakeCluster, SlurmCluster
+
+pytestmark = pytest.mark.slurm
+PROGRAMS = Path(__file__).parents[1] / "process" / "programs"
+CONFIG = Path(__file__).parents[2] / "configs" / "minicluster.yaml"
+HUNG = """
+import os, pathlib, signal, time
+def load_batch(): time.sleep(300)
+def wait_for_peers(): time.sleep(300)
+def stop_here(): os.kill(os.getpid(), signal.SIGSTOP)
+rank = os.environ.get("RANK") or os.environ["SLURM_PROCID"]
+pathlib.Path("{folder}", "ready-" + rank).touch()
+{place}() if rank == "{odd}" else wait_for_peers()
+"""
+TOPOLOGY = ("--topology", "tp=2,pp=2,dp=2")
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """Jobs of one test on one cluster, ended with it."""
+
+    cluster: SlurmCluster
+    folder: Path
+
+    def submit(self, body: str, *options: str) -> str:
+        """Submit a plain batch script, as people without bsl do."""
+        script = self.folder / "job.sh"
+        script.write_text(f"#!/bin/bash\n{body}\n")
+        done = self.cluster.run("sbatch", "--parsable", "-o", f"{self.folder}/job.out", *options, str(script))
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def spy(self, job: str, *options: str, rc: int = 0) -> dict[str, Any]:
+        words = ["spy", "--jobid", job, "--output", str(self.folder / f"evidence-{time.monotonic_ns()}"), "--json"]
+        done = self.cluster.bsl(*words, *options)
+        assert done.returncode == rc, (done.stderr, (self.folder / "job.out").read_text())
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
+    def cancel(self, job: str) -> None:
+        self.cluster.run("scancel", job)
+        wait_until(lambda: not self.cluster.run("squeue", "-h", "-j", job).stdout.strip(), 30)
+
+
+@pytest.fixture
+def jobs(isolated_cluster: SlurmCluster, tmp_path: Path) -> Jobs:
+    return Jobs(isolated_cluster, tmp_path)
+
+
+def hung_processes(folder: Path, odd: int, place: str = "load_batch") -> str:
+    """A shell line for srun: task ODD hangs in `place`, all others in wait_for_peers; each leaves a file when ready."""
+    (folder / "hung.py").write_text(HUNG.format(folder=folder, place=place, odd=odd))
+    return f"{sys.executable} {folder}/hung.py"
+
+
+def ready(folder: Path, count: int) -> Callable[[], bool]:
+    return lambda: len(list(folder.glob("ready-*"))) == count
+
+
+def suspect(document: dict[str, Any]) -> dict[str, Any]:
+    assert len(document["verdict"]["suspects"]) == 1, document["verdict"]
+    found: dict[str, Any] = document["verdict"]["suspects"][0]
+    return found
+
+
+def test_a_plain_job_with_one_task_per_rank_below_a_shell(jobs: Jobs) -> None:
+    command = hung_processes(jobs.folder, 5)
+    job = jobs.submit(f"srun --gres=gpu:2 bash -c '{command}; true'", "-N4", "--ntasks-per-node=2", "--gres=gpu:2")
+    wait_until(ready(jobs.folder, 8))
+    document = jobs.spy(job, *TOPOLOGY)
+    found = suspect(document)
+    assert (found["rank"], found["node"], found["coordinate"]) == (5, "n2", {"pp": 1, "tp": 1, "dp": 0})
+    assert document["coverage"] == {"ranks_read": 8, "ranks_unreadable": [], "nodes_silent": []}
+    assert document["job"] == job
+    assert [(entry["ranks"], entry["nodes"]) for entry in document["classes"]] == [
+        ([0, 1, 2, 3, 4, 6, 7], ["n0", "n1", "n2", "n3"]),
+        ([5], ["n2"]),
+    ]
+    jobs.cancel(job)
+    refused = jobs.cluster.bsl("spy", "--jobid", job)
+    assert refused.returncode in (3, 4)
+    assert "is not running" in refused.stderr or "does not know it" in refused.stderr
+
+
+def test_a_plain_job_with_one_launcher_per_node(jobs: Jobs) -> None:
+    """As torchrun: the task of a node starts the node's ranks and gives them RANK."""
+    command = hung_processes(jobs.folder, 6, "stop_here")
+    start = f"for i in 0 1; do RANK=$((SLURM_PROCID * 2 + i)) WORLD_SIZE=8 {command} & done; wait"
+    job = jobs.submit(f"srun bash -c '{start}'", "-N4", "--ntasks-per-node=1")
+    wait_until(ready(jobs.folder, 8))
+    document = jobs.spy(job, *TOPOLOGY)
+    found = suspect(document)
+    assert (found["rank"], found["node"], found["coordinate"]) == (6, "n3", {"pp": 1, "tp": 0, "dp": 1})
+    assert document["verdict"]["class"] == "H55"
+    jobs.cancel(job)
+
+
+def test_a_job_of_bsl_with_a_program_of_its_own(jobs: Jobs) -> None:
+    """Found through the run's pid files; the coordinates come from the run."""
+    words = hung_processes(jobs.folder, 2).split()
+    settings = ("run.name=stuck", f"run.root={jobs.folder}", f"run.command={json.dumps(words)}")
+    done = jobs.cluster.bsl("submit", str(CONFIG), *(word for value in settings for word in ("--set", value)))
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.strip()
+    wait_until(ready(jobs.folder, 8))
+    found = suspect(jobs.spy(job))
+    assert (found["rank"], found["node"], found["coordinate"]) == (2, "n1", {"pp": 0, "tp": 0, "dp": 1})
+    by_name = jobs.cluster.bsl("spy", str(jobs.folder / "stuck"))
+    assert by_name.stdout.startswith("rank 2 (n1, dp1 pp0 tp0) sleeps in load_batch"), by_name.stderr
+    assert list(RunDir(jobs.folder / "stuck").bundles.iterdir())
+    jobs.cancel(job)
+
+
+@pytest.mark.torch
+def test_gloo_ranks_that_nobody_prepared(jobs: Jobs) -> None:
+    """Four ranks on four nodes, started by a plain script; rank 2 never leaves its data loader."""
+    program = f"{sys.executable} {PROGRAMS}/gloo_ranks.py loader {jobs.folder}/ready-$SLURM_PROCID 2"
+    inner = f"RANK=$SLURM_PROCID WORLD_SIZE=4 {program}"
+    body = f"export MASTER_ADDR=$(hostname) MASTER_PORT=29411 OMP_NUM_THREADS=1\nsrun bash -c '{inner}'"
+    job = jobs.submit(body, "-N4", "--ntasks-per-node=1")
+    wait_until(ready(jobs.folder, 4), 90)
+    time.sleep(1.0)
+    document = jobs.spy(job, "--topology", "tp=2,dp=2")
+    found = suspect(document)
+    assert (found["rank"], found["node"], found["coordinate"]) == (2, "n2", {"pp": 0, "tp": 0, "dp": 1})
+    assert document["verdict"]["state"] == "hang"
+    assert "3 ranks wait for it" in document["verdict"]["claim"]
+    jobs.cancel(job)
+
+
+@pytest.mark.torch
+def test_the_main_job_with_a_rank_that_skips_a_collective(jobs: Jobs) -> None:
+    source = Path(json.__file__).parent.parent / "asyncio"
+    corpus = f"{jobs.folder}/corpus/text"
+    jobs.cluster.bsl("data", "prepare", str(source), "--output", corpus, "--vocab-size", "512", "--glob", "*.py")
+    fault = "faults=[{kind: skip, rank: 5, step: 4}]"
+    settings = ("run.name=hangs", f"run.root={jobs.folder}", f"data.prefix={corpus}", fault)
+    done = jobs.cluster.bsl("submit", str(CONFIG), *(word for value in settings for word in ("--set", value)))
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.strip()
+    attempt = RunDir(jobs.folder / "hangs").attempt("0001")
+    wait_until(lambda: '"fault"' in text_of(attempt.event_file(5)), 120)
+    time.sleep(3.0)
+    document = jobs.spy(job)
+    found = suspect(document)
+    assert (found["rank"], found["node"], found["coordinate"]) == (5, "n2", {"pp": 1, "tp": 1, "dp": 0})
+    assert document["verdict"]["class"] == "H01"
+    assert "tensor-parallel group (ranks 4-5)" in document["verdict"]["claim"]
+    jobs.cancel(job)
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def test_a_dead_node_is_silent_and_delays_nobody_for_ever(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    jobs = Jobs(make_cluster(nodes=3, gpus_per_node=2), tmp_path)
+    command = hung_processes(tmp_path, 1)
+    job = jobs.submit(f"srun {command}", "-N3", "--ntasks-per-node=2")
+    wait_until(ready(tmp_path, 6))
+    assert jobs.cluster.bsl("cluster", "kill-node", "n2").returncode == 0
+    began = time.monotonic()
+    document = jobs.spy(job, "--topology", "dp=6", rc=4)
+    assert time.monotonic() - began < 45
+    assert [silent["node"] for silent in document["coverage"]["nodes_silent"]] == ["n2"]
+    assert document["coverage"]["ranks_read"] == 4
+    assert [(entry["rank"], entry["node"]) for entry in document["coverage"]["ranks_unreadable"]] == [
+        (4, "n2"),
+        (5, "n2"),
+    ]
+    assert suspect(document)["rank"] == 1
+
+
+def test_nodes_that_share_a_host_keep_their_own_ranks(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    jobs = Jobs(make_cluster(nodes=6, gpus_per_node=2, isolated=False), tmp_path)
+    command = hung_processes(tmp_path, 7)
+    job = jobs.submit(f"srun {command}", "-N6", "--ntasks-per-node=2")
+    wait_until(ready(tmp_path, 12))
+    document = jobs.spy(job)
+    assert (suspect(document)["rank"], suspect(document)["node"]) == (7, "n3")
+    assert document["coverage"]["ranks_read"] == document["world_size"] == 12
+    jobs.cancel(job)
