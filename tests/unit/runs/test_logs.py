@@ -55,7 +55,9 @@ def test_selection(logged: Any, words: tuple[str, ...], texts: list[str]) -> Non
     assert [line.partition("] ")[2] for line in invoke(*words).stdout.splitlines()] == texts
 
 
-@pytest.mark.parametrize("words", [("--grep", "("), ("--rank", "x"), ("--rank", "3-1"), ("--rank", ""), ("--rank", "8")])
+@pytest.mark.parametrize(
+    "words", [("--grep", "("), ("--rank", "x"), ("--rank", "3-1"), ("--rank", ""), ("--rank", "8")]
+)
 def test_a_wrong_selection_is_a_usage_error(logged: Any, words: tuple[str, ...]) -> None:
     done = invoke(*words)
     assert done.exit_code == 2 and words[0] in done.stderr
