@@ -17,7 +17,7 @@ from bigsci_launch.topology import Topology
 
 State = Literal["hang", "slow", "progressing", "crashed", "finished", "unknown"]
 Need = Literal["root", "loop device", "fuse", "network namespaces", "traffic control", "compiler", "core files here",
-               "not root"]  # fmt: skip
+               "no right to trace"]  # fmt: skip
 Stage = Literal["frozen-disk", "silent-fuse", "lost-server", "two-networks"]
 Shape = Literal["default", "stages", "data"]
 Ranks = frozenset[int]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bigsci_launch.hang_lab.catalogue import Need, Reproduction
 
+CAP_SYS_PTRACE = 19
 SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
@@ -26,8 +27,10 @@ def _root() -> str | None:
     return None if os.geteuid() == 0 else "needs root"
 
 
-def _not_root() -> str | None:
-    return "root may read every process" if os.geteuid() == 0 else None
+def _no_right_to_trace() -> str | None:
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    effective = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff"))
+    return "shows nothing to root, who may read every process" if effective >> CAP_SYS_PTRACE & 1 else None
 
 
 def _loop_device() -> str | None:
@@ -66,7 +69,7 @@ def _device(path: str) -> str | None:
 
 CHECKS: dict[Need, Callable[[], str | None]] = {
     "root": _root,
-    "not root": _not_root,
+    "no right to trace": _no_right_to_trace,
     "loop device": _loop_device,
     "fuse": _fuse,
     "network namespaces": _network_namespaces,

@@ -138,7 +138,7 @@ LOSS = _entries(
            classes=("H72", "H70"), culprits="not rank 0"),
     _entry("H72-zombie", "one rank has exited, its parent does not care", "zombie", states=("hang", "crashed"),
            classes=("H72", "H70"), culprits="not rank 0"),
-    _entry("H75", "one rank may not be read", "not-readable", needs=("not root",), must_accuse=False,
+    _entry("H75", "one rank may not be read", "not-readable", needs=("no right to trace",), must_accuse=False,
            classes=("H75", "H31")),
     _entry("H76", "rank 0 and its store answer no more", "store-host", classes=("H76", "H55"), suspects=rank_0,
            culprits="rank 0"),

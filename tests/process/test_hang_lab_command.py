@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,6 +74,20 @@ def test_run_compares_the_verdict_with_the_truth(name: str, culprit: int, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.torch
+def test_a_rank_that_may_not_be_read(tmp_path: Path) -> None:
+    """H75 shows nothing to root; here root has given its right to trace away."""
+    setpriv = shutil.which("setpriv")
+    if setpriv is None or os.geteuid() != 0:
+        pytest.skip("needs root, and setpriv to give a right away")
+    less = [setpriv, "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
+    argv = [*less, *BSL, "hang-lab", "run", "H75", "--json"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    document = json.loads(done.stdout)
+    assert document["judgement"] == "right", document
+
+
 @contextmanager
 def held(name: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """`bsl hang-lab run NAME --hold`, standing, and the process ids of its ranks."""
@@ -136,6 +151,6 @@ def test_a_frozen_disk_is_thawed_when_the_block_fails(tmp_path: Path, monkeypatc
 
 @pytest.mark.torch
 def test_a_reproduction_that_fails_to_start_says_why() -> None:
-    trial = Trial(find_reproduction("H01"), 4, 1, {"MASTER_ADDR": "not a host"}, timeout_s=30.0)
-    with pytest.raises(LabError, match=r"rank \d of the reproduction has ended: .*not a host"), reproduce(trial):
+    trial = Trial(find_reproduction("H01"), 4, 1, {"MASTER_PORT": "no port"}, timeout_s=60.0)
+    with pytest.raises(LabError, match=r"rank \d of the reproduction has ended: .*no port"), reproduce(trial):
         pass
