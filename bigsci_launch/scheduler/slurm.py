@@ -104,20 +104,11 @@ def cancel_job(job_id: str) -> None:
         )
 
 
-def run_step(job_id: str, argv: Sequence[str], *, nodes: Sequence[str], timeout_s: float) -> Completed:
-    """Run `argv` once on each of `nodes`, beside what the job runs, and return what all of them printed.
-
-    `--overlap` and `--gres=gpu:0` are both needed: without them the step waits until the training ends. The exit
-    status is srun's, the highest of all nodes.
-
-    Raises:
-        SlurmUnavailable: srun is missing, or did not end in `timeout_s`.
-    """
-    return run_slurm(step_argv(job_id, argv, nodes=nodes), timeout_s=timeout_s, check=False)
-
-
 def step_argv(job_id: str, argv: Sequence[str], *, nodes: Sequence[str]) -> list[str]:
-    """The srun command of `run_step`."""
+    """The srun command that runs `argv` once on each of `nodes`, beside what the job runs.
+
+    `--overlap` and `--gres=gpu:0` are both needed: without them the step waits until the training ends.
+    """
     return [
         "srun",
         f"--jobid={job_id}",
