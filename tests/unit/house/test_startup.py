@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
-import time
 
 HEAVY = {"torch", "deepspeed", "pydantic", "rich", "yaml", "jinja2", "numpy"}
 PROGRAM = """
@@ -26,13 +26,17 @@ def test_help_loads_nothing_heavy() -> None:
     assert "Commands:" in done.stdout
 
 
+def processor_seconds() -> float:
+    """What children that have ended have used so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_help_takes_less_than_150_ms_of_processor_time() -> None:
-    """The quietest of several starts counts: other work on the machine is not the program's fault."""
+    """Processor time, and the leanest of some starts: other work on the machine is not the program's fault."""
     seconds = []
-    for _ in range(8):
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "bigsci_launch", "--help"], capture_output=True, timeout=30, check=True)
-        seconds.append(time.perf_counter() - began)
-        if seconds[-1] < 0.150:
-            return
-    raise AssertionError(f"quickest of {len(seconds)} starts: {min(seconds) * 1e3:.0f} ms")
+    for _ in range(5):
+        before = processor_seconds()
+        subprocess.run([sys.executable, "-m", "bigsci_launch", "--help"], capture_output=True, timeout=60, check=True)
+        seconds.append(processor_seconds() - before)
+    assert min(seconds) < 0.150, seconds
