@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigsci_launch.errors import JobNotFound, SlurmRefused, SlurmUnavailable
-from bigsci_launch.scheduler.command import Completed, has_command, run_slurm, slurm_words, stream_slurm
+from bigsci_launch.scheduler.command import has_command, run_slurm, slurm_words, stream_slurm
 from bigsci_launch.scheduler.job import (
     SACCT_FIELDS,
     SQUEUE_FORMAT,
