@@ -299,12 +299,12 @@ def require_numpy(why: str) -> None:
     Raises:
         BslError: it is not installed.
     """
-    from importlib.util import find_spec
-
-    if find_spec("numpy") is None:
+    try:
+        import bigsci_launch.weights.elements  # noqa: F401  # imports numpy, with one thread for its sums
+    except ModuleNotFoundError as error:
         raise BslError(
             f"{why}, and numpy, which measures how far, is not installed", hint="pip install 'bigsci-launch[weights]'"
-        )
+        ) from error
 
 
 def _close(bundle: Bundle, files: FilePool) -> None:

@@ -264,6 +264,44 @@ def test_a_run_stands_for_its_latest_checkpoint(tmp_path: Path, tiny: Any, diff:
     assert diff(tmp_path / "run", tmp_path / "run/checkpoints").code == 0
 
 
+def test_without_numpy_equal_is_equal_and_different_asks_for_it(tmp_path: Path, tiny: Any) -> None:
+    tiny().write(tmp_path / "a")
+    different = tiny()
+    different.state[0, 0]["1.ln.weight"]["fp32"] += 1
+    different.write(tmp_path / "b")
+    code = (
+        "import sys\n"
+        "sys.modules['numpy'] = None\n"
+        "from bigsci_launch.cli.main import main\n"
+        "sys.argv[0] = 'bsl'\n"
+        "main()\n"
+    )
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, "diff-weights", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+
+    assert run("a", "a").returncode == 0
+    for answer in (run("a", "b"), run("--audit", "a")):
+        assert answer.returncode == 1
+        assert "and numpy, which measures how far, is not installed" in answer.stderr
+        assert "hint: pip install 'bigsci-launch[weights]'" in answer.stderr
+
+
+def test_the_document_has_the_published_keys(pair: Any, diff: Any) -> None:
+    document = diff(*pair({"w": np.zeros(2)}, {"w": np.ones(2)}), "--json").document
+    assert list(document) == [
+        "schema_version", "a", "b", "equal", "compared", "within_tolerance", "different", "findings", "unreadable",
+        "notes", "seam",
+    ]  # fmt: skip
+    assert list(document["different"][0]) == [
+        "tensor", "role", "a", "b", "coordinate", "kind", "max_abs", "rel_l2", "max_ulp", "fraction", "likely",
+        "relation",
+    ]  # fmt: skip
+    assert list(document["findings"][0]) == ["pattern", "tensors", "coordinates", "claim"]
+    assert (document["schema_version"], document["different"][0]["coordinate"]) == (1, None)
+
+
 def test_neither_torch_nor_numpy_is_loaded_for_equal_weights(tmp_path: Path, tiny: Any) -> None:
     tiny().write(tmp_path / "a")
     different = tiny()
