@@ -25,7 +25,7 @@ QUEUE_SIZE = 1024
 
 
 class EventWriter:
-    """Appends the records of one rank to `path`. Safe to call from any thread; never blocks, never raises on disk errors."""
+    """Appends the records of one rank to `path`. Any thread may call it; it never blocks, nor raises on disk errors."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
