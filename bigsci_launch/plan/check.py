@@ -22,6 +22,7 @@ from bigsci_launch.plan.legality import Limits, advise, find_refusal
 from bigsci_launch.plan.memory import TIGHT_SHARE
 from bigsci_launch.plan.model import TERM_NAMES
 from bigsci_launch.plan.parameters import checkpoint_bytes, count_parameters
+from bigsci_launch.plan.preflight import preflight, remedy
 from bigsci_launch.plan.ramp import Phase, filling_batch_size
 from bigsci_launch.plan.search import Plan, make_plan
 from bigsci_launch.plan.setup import Setup
@@ -101,13 +102,34 @@ def check_plan(
         return []
     limits, used = limits_of(config, site), calibration or calibration_of(site)
     refusal = find_refusal(setup, limits)
+    refused = _preflight_findings(config)
     if refusal:
         keys = (PP, "model.num_layers") if refusal.rule.name == "empty stage" else (PP, TP)
-        return [PricedFinding(refusal.rule.name, "error", *keys, refusal.text, "the job would end at its start")]
+        found = PricedFinding(refusal.rule.name, "error", *keys, refusal.text, "the job would end at its start")
+        return [found, *refused]
+    if refused:
+        return refused
     plan = make_plan(setup, limits.phases, used) if used else None
     case = Case(config, site, setup, limits, used, plan, starts or date.today())
     findings = [finding for rule in RULES for finding in rule(case)]
     return sorted(findings, key=lambda finding: _ORDER.index(finding.severity))
+
+
+def _preflight_findings(config: RunConfig) -> list[PricedFinding]:
+    """What would hang or crash in `bsl train`; other programs have layers of their own."""
+    if config.run.command is not None or config.guards.preflight == "warn":
+        return []
+    return [
+        PricedFinding(
+            f"preflight: {refusal.rule}",
+            "error",
+            PP,
+            "parallelism.partition_method",
+            f"{refusal.text}; {remedy(config)}",
+            refusal.effect,
+        )
+        for refusal in preflight(config)
+    ]
 
 
 def check_everything(

@@ -1,20 +1,19 @@
 """AdamW in two groups on every rank, chosen by shape: matrices are decayed, vectors (biases, norms) are not.
 
 A rule on classes or names can be fooled by an alias; a shape cannot. DeepSpeed drops empty groups and then computes one
-norm per group, so ranks with different numbers of groups would wait for each other for ever: `require_both_groups`.
+norm per group, so ranks with different numbers of groups would wait for each other for ever: `plan.preflight`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from bigsci_launch.config.schema import OptimizerSection
-from bigsci_launch.errors import ConfigError
 
 
 def _without_compiler_hooks(name: str) -> Any:
@@ -65,19 +64,3 @@ def set_learning_rate(groups: Sequence[dict[str, Any]], learning_rate: float) ->
     """Use `learning_rate` in the next step."""
     for group in groups:
         group["lr"] = learning_rate
-
-
-def require_both_groups(stages: Iterable[Sequence[str]]) -> None:
-    """Refuse stages, given by the class names of their layers, that would lack one of the two groups.
-
-    Raises:
-        ConfigError: a stage is empty or holds no layer norm and no bias.
-    """
-    for stage, names in enumerate(stages):
-        if not {"TransformerLayer", "FinalNorm"} & set(names):
-            held = ", ".join(names) or "nothing"
-            raise ConfigError(
-                f"parallelism.pipeline_parallel_size: stage {stage} would hold {held}: no layer norm and no bias. Its "
-                "optimizer would have fewer parameter groups than the others', and the gradient norm would hang",
-                hint="use fewer stages, more layers, or another parallelism.partition_method",
-            )

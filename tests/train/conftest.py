@@ -25,7 +25,7 @@ from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
 from bigsci_launch.topology import Topology
 
 VOCABULARY = 300
-LIMIT_S = 150
+LIMIT_S = 240
 
 
 def free_port() -> int:
@@ -57,6 +57,11 @@ class Attempt:
         ranks = range(len(self.processes))
         return {record["step"]: record for rank in ranks for record in self.events(rank, "step")}
 
+    def phase(self, rank: int) -> str | None:
+        """The phase that a rank is in, or None before its first."""
+        beats = self.events(rank, "heartbeat") if self.folder.event_file(rank).exists() else []
+        return beats[-1]["phase"] if beats else None
+
     def error(self, rank: int) -> dict[str, Any] | None:
         path = self.folder.error_file(rank)
         return read_json(path) if path.exists() else None
@@ -79,7 +84,7 @@ class Attempt:
         for process in self.processes:
             process.wait(10)
 
-    def until(self, condition: Callable[[], bool], limit_s: float = 60) -> None:
+    def until(self, condition: Callable[[], bool], limit_s: float = 120) -> None:
         """Wait until `condition()` holds."""
         end = time.monotonic() + limit_s
         while not condition():

@@ -20,7 +20,7 @@ def faults_of(attempt: Any, rank: int) -> list[tuple[str, int]]:
 
 def test_a_rank_that_dies_is_told_from_those_that_lost_it(start: Any, tmp_path: Path) -> None:
     attempt = start(tmp_path, "pp=2", faults=[{"kind": "die", "rank": 1, "step": 2}])
-    codes = attempt.wait(60)
+    codes = attempt.wait(120)
     assert codes == [1, -signal.SIGKILL]
     assert faults_of(attempt, 1) == [("die", 2)]
     error = attempt.error(0)
@@ -55,7 +55,7 @@ def test_skip_without_tensor_parallelism_leaves_out_the_data_parallel_collective
 def refused(start: Any, folder: Path, topology: str = "tp=1", **sections: Any) -> Any:
     """An attempt that must fail on every rank, with the error record of rank 0."""
     attempt = start(folder, topology, **sections)
-    codes = attempt.wait(60)
+    codes = attempt.wait(120)
     assert all(code > 0 for code in codes), attempt.logs()
     return attempt, codes[0], attempt.error(0)
 
@@ -98,7 +98,21 @@ def test_data_that_cannot_be_used_is_one_error(start: Any, tmp_path: Path) -> No
 
 def test_a_stage_that_would_hang_is_refused(start: Any, tmp_path: Path) -> None:
     """Only the tied embedding on the last stage: DeepSpeed's gradient norm would wait for ever."""
-    attempt, code, error = refused(start, tmp_path, "pp=4", model={"num_layers": 3})
+    attempt, code, error = refused(start, tmp_path, "pp=4")
     assert (code, error["type"]) == (2, "ConfigError")
+    assert "preflight: equal parameter groups" in error["message"]
+    assert "set parallelism.pipeline_parallel_size to 3" in error["hint"]
     assert "stage 3 would hold VocabularyEmbedding: no layer norm and no bias" in error["message"]
     assert {attempt.error(rank)["message"] for rank in range(4)} == {error["message"]}
+
+
+def test_forced_it_hangs(start: Any, tmp_path: Path) -> None:
+    """The prequel's hang, DeepSpeed#1522: three stages in the norm of the second group, the last one at the loss."""
+    forced = {"guards": {"preflight": "warn"}, "training": {"steps": 2, "precision": "fp32"}}
+    attempt = start(tmp_path, "pp=4", **forced)
+    attempt.until(lambda: [attempt.phase(rank) for rank in range(4)] == ["step"] * 4, 150)
+    time.sleep(4.0)
+    assert [process.poll() for process in attempt.processes] == [None] * 4
+    assert attempt.steps() == {}
+    assert "preflight: equal parameter groups" in attempt.log(0)
+    attempt.kill()

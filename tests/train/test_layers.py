@@ -14,11 +14,10 @@ pytestmark = pytest.mark.torch
 from torch.nn import functional  # noqa: E402
 
 from bigsci_launch.config.schema import OptimizerSection  # noqa: E402
-from bigsci_launch.errors import ConfigError  # noqa: E402
 from bigsci_launch.topology import Coordinate  # noqa: E402
 from bigsci_launch.train.initial import BLOCK_ROWS, Draw  # noqa: E402
 from bigsci_launch.train.model import GptSizes, TransformerLayer, VocabularyEmbedding  # noqa: E402
-from bigsci_launch.train.optimizer import apply_settings, make_optimizer, require_both_groups  # noqa: E402
+from bigsci_launch.train.optimizer import apply_settings, make_optimizer  # noqa: E402
 from bigsci_launch.train.parallel.tensor import TensorParallel, VocabularyParallelLoss  # noqa: E402
 from bigsci_launch.train.rng import capture_generators, restore_generators, seed_generators  # noqa: E402
 
@@ -152,11 +151,3 @@ def test_the_optimizer_steps_as_torchs_own() -> None:
             optimizer.step()
     assert torch.equal(ours.weight, theirs.weight)
     assert torch.equal(ours.bias, theirs.bias)
-
-
-def test_stages_without_vectors_are_refused() -> None:
-    require_both_groups([["VocabularyEmbedding", "TransformerLayer"], ["FinalNorm", "VocabularyEmbedding"]])
-    with pytest.raises(ConfigError, match="stage 1 would hold VocabularyEmbedding"):
-        require_both_groups([["TransformerLayer"], ["VocabularyEmbedding"]])
-    with pytest.raises(ConfigError, match="stage 0 would hold nothing"):
-        require_both_groups([[], ["TransformerLayer"]])

@@ -8,6 +8,7 @@ with gradients, and tokens have none), and no layer seeding (it would reseed dro
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import Any
@@ -18,6 +19,8 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
 from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.errors import ConfigError
+from bigsci_launch.plan.preflight import find_stage_refusals, remedy
 from bigsci_launch.topology import Topology
 from bigsci_launch.train.defects import Defects
 from bigsci_launch.train.initial import Draw
@@ -31,9 +34,11 @@ from bigsci_launch.train.model import (
     VocabularyEmbedding,
     tied_logits,
 )
-from bigsci_launch.train.optimizer import make_optimizer, require_both_groups
+from bigsci_launch.train.optimizer import make_optimizer
 from bigsci_launch.train.parallel.tensor import TensorParallel, VocabularyParallelLoss
 from bigsci_launch.train.startup import talk_as_debug
+
+log = logging.getLogger(__name__)
 
 _NEVER = 10**9
 EMBEDDING_KEY = "embedding"
@@ -81,13 +86,33 @@ def build_engine(
             partition_method=config.parallelism.partition_method,
             checkpointable_layers=[TransformerLayer.__name__],
         )
-        require_both_groups(stage_layers(module))
+        require_trainable(config, topology, stage_layers(module))
         engine, *_ = initialize(
             model=module,
             optimizer=make_optimizer(module, config.optimizer, defects.group_rule),
             config=engine_settings(config, topology, batch_size),
         )
     return engine
+
+
+def require_trainable(config: RunConfig, topology: Topology, stages: Sequence[Sequence[str]]) -> None:
+    """Refuse a cut that would hang or crash, given by the class names of every stage's layers.
+
+    Raises:
+        ConfigError: naming rule and remedy, unless `guards.preflight` only warns.
+    """
+    tied, precision = config.model.tied_embeddings, config.training.precision
+    refusals = find_stage_refusals(stages, tied=tied, tp=topology.tp, precision=precision)
+    if not refusals:
+        return
+    first = refusals[0]
+    if config.guards.preflight == "warn":
+        log.warning("preflight: %s: %s. %s", first.rule, first.text, first.effect)
+        return
+    raise ConfigError(
+        f"preflight: {first.rule}: parallelism.pipeline_parallel_size: {first.text}; {first.effect}",
+        hint=remedy(config),
+    )
 
 
 def engine_settings(config: RunConfig, topology: Topology, batch_size: int) -> dict[str, Any]:

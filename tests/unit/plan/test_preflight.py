@@ -1,0 +1,71 @@
+"""Cuts that would hang or crash are refused before anything starts, with rule and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsci_launch.config.load import load_run
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.plan.check import check_plan
+from bigsci_launch.plan.preflight import find_stage_refusals, preflight, remedy
+
+DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
+LAYER, NORM, TABLE, POSITIONS = "TransformerLayer", "FinalNorm", "VocabularyEmbedding", "LearnedPositions"
+
+
+def rules(*stages: list[str], tied: bool = True, tp: int = 1, precision: str = "bf16") -> list[tuple[int, str]]:
+    found = find_stage_refusals(stages, tied=tied, tp=tp, precision=precision)
+    return [(refusal.stage, refusal.rule) for refusal in found]
+
+
+@pytest.mark.parametrize(
+    ("stages", "options", "expected"),
+    [
+        ([[TABLE, POSITIONS, LAYER], [LAYER, NORM, TABLE]], {}, []),
+        ([[TABLE, POSITIONS, LAYER], [LAYER, NORM], [TABLE]], {}, [(2, "equal parameter groups")]),
+        ([[TABLE, POSITIONS], [LAYER, NORM, TABLE]], {"precision": "fp32"}, [(0, "equal parameter groups")]),
+        (
+            [[TABLE, LAYER], [NORM], ["OutputEmbedding"]],
+            {"tied": False},
+            [(1, "equal parameter groups")] * 1 + [(2, "equal parameter groups")],
+        ),
+        ([[TABLE, LAYER], []], {}, [(1, "equal parameter groups")]),
+        # The norm is a copy over tp, the table one over pp: the second tp rank has nothing of its own.
+        ([[TABLE, LAYER], [LAYER], [NORM, TABLE]], {"tp": 2}, [(2, "parameters of its own")]),
+        ([[TABLE, LAYER], [LAYER], [NORM, TABLE]], {"tp": 1}, []),
+        ([[TABLE, LAYER], [LAYER], [NORM, TABLE]], {"tp": 2, "precision": "fp32"}, []),
+        ([[TABLE, LAYER], [LAYER], [NORM, "OutputEmbedding"]], {"tp": 2, "tied": False}, []),
+    ],
+)
+def test_each_rule(stages: list[list[str]], options: dict[str, Any], expected: list[tuple[int, str]]) -> None:
+    assert rules(*stages, **options) == expected
+
+
+def demo(num_layers: int, pp: int) -> Any:
+    overrides = [f"model.num_layers={num_layers}", f"parallelism.pipeline_parallel_size={pp}"]
+    return load_run(DEMO, [*overrides, "parallelism.tensor_parallel_size=1", "parallelism.data_parallel_size=1"])
+
+
+def test_the_prequels_hang_is_refused_with_a_remedy() -> None:
+    """Four layers on four stages: only the tied embedding is left for the last."""
+    config: RunConfig = demo(4, 4).config
+    (refusal,) = preflight(config)
+    assert (refusal.rule, refusal.stage) == ("equal parameter groups", 3)
+    assert refusal.text == "stage 3 would hold VocabularyEmbedding: no layer norm and no bias"
+    assert "would hang" in refusal.effect
+    assert remedy(config).startswith("set parallelism.pipeline_parallel_size to 3, ")
+    assert preflight(config, 3) == []
+
+
+def test_bsl_plan_check_and_submit_refuse_it_too() -> None:
+    loaded = demo(4, 4)
+    findings = [finding for finding in check_plan(loaded.config, loaded.site) if finding.rule.startswith("preflight")]
+    assert [(finding.severity, finding.key) for finding in findings] == [
+        ("error", "parallelism.pipeline_parallel_size")
+    ]
+    assert "pipeline_parallel_size to 3" in findings[0].text
+    healthy = demo(4, 2)
+    assert not [f for f in check_plan(healthy.config, healthy.site) if f.rule.startswith("preflight")]
