@@ -13,7 +13,7 @@ from bigsci_launch.weights.copies import CopyPair, dp_pairs, master_pairs, tied_
 from bigsci_launch.weights.drift import Holdings, compare_pairs, describe, hold
 from bigsci_launch.weights.health import broken_records, decayed_norms, lost_steps, non_finite
 from bigsci_launch.weights.logical import Hints
-from bigsci_launch.weights.mapped import FilePool, allow_many_files
+from bigsci_launch.weights.mapped import MANY_FILES, FilePool
 from bigsci_launch.weights.sources import Weights
 from bigsci_launch.weights.tensors import Place, StoredTensor
 
@@ -30,8 +30,7 @@ def audit_weights(weights: Weights, *, selection: Selection = EVERYTHING, advanc
     if not holdings.tensors and not holdings.unreadable:
         raise CheckpointError(f"{weights.path}: no tensor to audit", hint="see --include and --exclude")
     pairs = list(all_pairs(holdings.tensors, Hints.of_model(weights.model)))
-    allow_many_files()
-    files = FilePool()
+    files = FilePool(MANY_FILES)
     with ThreadPoolExecutor(2) as pool:
         differences = compare_pairs(pairs, files, pool)
         findings = [

@@ -217,7 +217,11 @@ def _settle(
         tally.num_bytes += tensor.num_bytes if tensor.has_bytes else 0
     if outcome.is_equal:
         return
-    difference = difference_of_pair(outcome.pair, files, pool)
+    try:
+        difference = difference_of_pair(outcome.pair, files, pool)
+    except UnreadableFile as error:
+        tally.unreadable.append(Unreadable(error.path, error.why))
+        return
     if difference is None:
         return
     if _is_within(difference, tolerance):

@@ -12,7 +12,7 @@ from bigsci_launch.weights.comparison import Difference, Finding, Selection, agr
 from bigsci_launch.weights.contents import read_contents
 from bigsci_launch.weights.copies import CopyPair, Relation, tied_pairs
 from bigsci_launch.weights.logical import join_dp
-from bigsci_launch.weights.mapped import FilePool
+from bigsci_launch.weights.mapped import MANY_FILES, FilePool
 from bigsci_launch.weights.patterns import constant_of
 from bigsci_launch.weights.places import describe_places
 from bigsci_launch.weights.sources import OptimizerGroup, Unreadable, Weights
@@ -75,7 +75,7 @@ def tied_findings(weights: Weights, names: set[str], side: str, pool: ThreadPool
     """What is apart between the tied copies of some parameters in one side of a comparison."""
     held = hold(weights)
     holdings = replace(held, tensors=tuple(tensor for tensor in held.tensors if tensor.name in names))
-    files = FilePool()
+    files = FilePool(MANY_FILES)
     differences = compare_pairs(list(tied_pairs(holdings.tensors)), files, pool)
     found = [replace(item, claim=f"in {side}, {item.claim}") for item in describe(differences, holdings, files, pool)]
     files.close_all()

@@ -71,11 +71,20 @@ class MappedFile:
         self.memory.close()
 
 
-class FilePool:
-    """Mapped files, opened when first asked for, and open until they are closed. Threads may share a pool."""
+# Files that a pool with a limit keeps open: half of what a process may have by default, for two pools at a time.
+MANY_FILES = 256
 
-    def __init__(self) -> None:
+
+class FilePool:
+    """Mapped files, opened when first asked for. Threads may share a pool.
+
+    Without a `limit` they stay open until they are closed. With one (2 or more), the least recently used are closed;
+    then one thread at a time may compare bytes by address (numpy's views keep their files by themselves).
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
         self._files: dict[Path, MappedFile] = {}
+        self._limit = limit
         self._lock = Lock()
 
     def get(self, path: Path) -> MappedFile:
@@ -85,9 +94,10 @@ class FilePool:
             UnreadableFile: it cannot be opened, or is empty.
         """
         with self._lock:
-            file = self._files.get(path)
-            if file is None:
-                file = self._files[path] = MappedFile(path)
+            file = self._files.pop(path, None) or MappedFile(path)
+            self._files[path] = file
+            if self._limit is not None and len(self._files) > self._limit:
+                _close_quietly(self._files.pop(next(iter(self._files))))
             return file
 
     def close(self, path: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from bigsci_launch.weights.comparison import Comparison, Difference, Finding, agree, names_text, where_text
 from bigsci_launch.weights.elements import as_floats, read_elements, round_to
-from bigsci_launch.weights.mapped import FilePool, equal_segments
+from bigsci_launch.weights.mapped import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.places import describe_places
 from bigsci_launch.weights.statistics import ranges
 from bigsci_launch.weights.tensors import DTYPE_BYTES, Place, Segment, StoredTensor
@@ -45,7 +45,7 @@ def find_patterns(comparison: Comparison) -> Comparison:
 
     Findings that are there already stay in front, and keep what they say of their tensors.
     """
-    files = FilePool()
+    files = FilePool(MANY_FILES)
     marks: dict[int, Mark] = {}
     for detect in DETECTORS:
         for mark in detect(comparison, files):
