@@ -198,20 +198,22 @@ def environment(home: Path) -> dict[str, str]:
         "TERM": "dumb",
         "NO_COLOR": "1",
         "COLUMNS": str(COLUMNS),
+        "LINES": "50",  # rich believes COLUMNS of a dumb terminal only beside it
         "LC_ALL": "C.UTF-8",
     }
 
 
 def as_in_manual(text: str, home: Path) -> str:
-    """The text with the names of the manual's machine."""
-    return re.sub(rf"\b{re.escape(os.uname().nodename)}\b", HOST, text.replace(str(home), HOME))
+    """The text with the names of the manual's machine. Logs of the tutorial name the home in which it was played."""
+    text = re.sub(r"/tmp/bsl-\w{8}", HOME, text.replace(str(home), HOME))
+    return re.sub(rf"\b{re.escape(os.uname().nodename)}\b", HOST, text)
 
 
 MEASURED = (
     (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z?|\d\d-\d\d \d\d:\d\d:\d\d\.\d+|\b\d{8}-\d{6}\b"), "TIME"),
     (re.compile(r"\b\d+(\.\d+)? (d|h|min|s)\b( \d+ (h|min|s)\b)?"), "SPAN"),
     (re.compile(r"[-+]?\b\d+\.\d+([eE][-+]?\d+)?|\b\d+e[-+]?\d+"), "NUMBER"),
-    (re.compile(r"(\bpid |:)\d+\b"), r"\1NUMBER"),
+    (re.compile(r"(\bpid |\bnumber |:)\d+\b"), r"\1NUMBER"),
     (re.compile(r"\b\d{4,}\b"), "NUMBER"),
     (re.compile(r"[─━]+"), "─"),
     (re.compile(r"\s+"), " "),
@@ -261,9 +263,12 @@ class Rehearsals:
         if "tutorial" in session.needs:
             (tutorial,) = read_sessions(TUTORIAL)
             self.outcome_of(tutorial)
-            shutil.copytree(self.homes[tutorial] / FOLDER, home / FOLDER)
+            no_sockets = shutil.ignore_patterns("*.sock")
+            shutil.copytree(self.homes[tutorial] / FOLDER, home / FOLDER, symlinks=True, ignore=no_sockets)
         else:
             shutil.copytree(ROOT / "configs", home / FOLDER / "configs")
+            for name in ("benchmarks", "slurm"):
+                (home / FOLDER / name).symlink_to(ROOT / name)
         return home
 
     def end(self) -> None:
