@@ -211,7 +211,7 @@ def as_in_manual(text: str, home: Path) -> str:
 
 MEASURED = (
     (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z?|\d\d-\d\d \d\d:\d\d:\d\d\.\d+|\b\d{8}-\d{6}\b"), "TIME"),
-    (re.compile(r"\b\d+(\.\d+)? (d|h|min|s)\b( \d+ (h|min|s)\b)?"), "SPAN"),
+    (re.compile(r"\b\d+(\.\d+)?(e-?\d+)? (d|h|min|s)\b( \d+ (h|min|s)\b)?"), "SPAN"),
     (re.compile(r"[-+]?\b\d+\.\d+([eE][-+]?\d+)?|\b\d+e[-+]?\d+"), "NUMBER"),
     (re.compile(r"(\bpid |\bnumber |:)\d+\b"), r"\1NUMBER"),
     (re.compile(r"\b\d{4,}\b"), "NUMBER"),
@@ -231,7 +231,7 @@ def pattern_of(expected: Sequence[str]) -> re.Pattern[str]:
     """The outputs that the page's lines stand for, one line after the other, blank lines left out."""
     lines = []
     for line in filter(None, map(without_measurements, expected)):
-        inside = ".*".join(re.escape(part) for part in line.split("..."))
+        inside = ".*".join(re.escape(part) for part in re.split(r" ?\.\.\. ?", line))
         lines.append(r"(?:[^\n]*\n)*" if line == "..." else rf"{inside}\n")
     return re.compile("".join(lines))
 
