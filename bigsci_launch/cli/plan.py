@@ -49,8 +49,8 @@ def plan() -> None:
     """Rank every legal 3D layout of a run by the time to finish, before anyone waits in a queue.
 
     Each plan shows predicted seconds per step with its band, TFLOP/s with attention and head counted (in brackets
-    without, as logs before 2022-02-21), memory of the first, middle and last stage, the bubble, days and GPU-hours.
-    Plans are in the order of the days that 3 of 4 such plans keep.
+    without, as logs before 2022-02-21), memory of the first/middle/last stage, the bubble, and the days to the end of
+    the token budget. Plans are in the order of the days that 3 of 4 such plans keep.
     """
 
 
@@ -143,6 +143,8 @@ def _answer_plans(answer: Answer, result: SearchResult, calibration: Calibration
 
     if result.plans:
         console.answer_table(*report.plan_table(result.plans[:top], calibration, answer.request.configured))
+    if result.plans:
+        console.answer(report.best_line(result.plans[0]))
     console.answer(f"{report.summary_line(result)} (--rejected lists them)")
     rank = report.rank_of(result, answer.configured.setup) if answer.configured else None
     if rank:

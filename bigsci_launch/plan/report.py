@@ -18,7 +18,7 @@ from bigsci_launch.units import format_bytes, format_count
 SCHEMA_VERSION = 1
 PLAN_COLUMNS = (
     *(">#", ">tp", ">pp", ">dp", ">mbs", "partition", "stages", ">s/step", ">TFLOP/s"),
-    *(">GiB 1st", ">mid", ">last", ">bubble", ">days", ">3 of 4", ">GPU-hours"),
+    *(">GiB", ">bubble", ">days", ">3 of 4"),
 )
 REFUSED_COLUMNS = ("rule", ">refused", "asks", "source", "example")
 EXPLAIN_COLUMNS = ("seconds of a step", ">winner", ">runner-up", ">runner-up pays")
@@ -96,11 +96,10 @@ def plan_cells(rank: int, plan: Plan, calibration: Calibration) -> tuple[str, ..
         *(setup.partition_method.removeprefix("type:"), describe_stages(setup.layers_per_stage)),
         f"{price.seconds:.1f} ±{100 * price.band:.0f}%",
         f"{tflops.full:.0f} ({tflops.weights:.0f})",
-        *(f"{stage.predicted_gib:.0f}" for stage in (price.first, middle, price.last)),
+        "/".join(f"{stage.predicted_gib:.0f}" for stage in (price.first, middle, price.last)),
         f"{100 * price.bubble:.0f}%",
         f"{plan.days:.1f}",
         f"{plan.likely_days:.1f}",
-        f"{plan.gpu_hours:,.0f}",
     )
 
 
@@ -118,6 +117,16 @@ def plan_table(
         for line, plan in zip(lines, plans, strict=True):
             line.insert(1, f"{plan.setup.shape.num_layers}/{plan.setup.shape.num_attention_heads}")
     return tuple(columns), [tuple(line) for line in lines]
+
+
+def best_line(plan: Plan) -> str:
+    """What the best plan costs in all."""
+    setup = plan.setup
+    checkpoint = format_bytes(checkpoint_bytes(setup.shape, setup.topology.tp))
+    return (
+        f"the best takes {plan.days:.1f} days and {plan.gpu_hours:,.0f} GPU-hours for {plan.num_tokens / 1e9:,.0f}e9 "
+        f"tokens; each checkpoint {checkpoint}"
+    )
 
 
 def rank_of(result: SearchResult, setup: Setup) -> int | None:

@@ -32,6 +32,7 @@ class Plan:
     setup: Setup
     price: Price
     run_seconds: float
+    num_tokens: int
 
     @property
     def days(self) -> float:
@@ -162,7 +163,8 @@ def _summarise(entries: list[tuple[Refusal, Setup]]) -> Refusals:
 def make_plan(setup: Setup, phases: tuple[Phase, ...], calibration: Calibration) -> Plan:
     """`setup` priced, with the time of the whole run."""
     price = price_setup(setup, calibration)
-    return Plan(setup, price, run_seconds(setup, price, phases))
+    num_tokens = total_samples(phases) * setup.shape.sequence_length
+    return Plan(setup, price, run_seconds(setup, price, phases), num_tokens)
 
 
 def run_seconds(setup: Setup, price: Price, phases: tuple[Phase, ...]) -> float:
