@@ -19,6 +19,9 @@ FP32_GRADIENT_BYTES = 5.0
 OOM_MARGIN = 0.02
 """By which part of the memory the need must exceed it to be called out of memory: the model's error near the limit."""
 
+GUESSED_OOM_MARGIN = 0.1
+"""The same where no memory was measured on the cluster."""
+
 SQUEEZED_SHARE = 0.97
 """Share of the memory up to which the allocator keeps freed blocks."""
 
@@ -98,9 +101,9 @@ def predict_stage(setup: Setup, stage: int, constants: Constants, gpu: GpuModel)
     return StageMemory(stage, work.resident + work.optimizer * constants.optimizer_bytes, need, predicted)
 
 
-def is_out_of_memory(need_gib: float, gpu: GpuModel) -> bool:
-    """Whether a need is beyond doubt more than the GPU has."""
-    return need_gib > gpu.memory_gib * (1 + OOM_MARGIN)
+def is_out_of_memory(need_gib: float, gpu: GpuModel, *, is_measured: bool) -> bool:
+    """Whether a need is beyond doubt more than the GPU has; the doubt is larger where no memory was measured."""
+    return need_gib > gpu.memory_gib * (1 + (OOM_MARGIN if is_measured else GUESSED_OOM_MARGIN))
 
 
 def outer_stages(setup: Setup) -> tuple[int, ...]:

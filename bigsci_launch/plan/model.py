@@ -63,7 +63,7 @@ def price_setup(setup: Setup, calibration: Calibration) -> Price:
         closeness=closeness,
         first=stages[0],
         last=stages[-1],
-        is_out_of_memory=is_out_of_memory(need, calibration.gpu),
+        is_out_of_memory=is_out_of_memory(need, calibration.gpu, is_measured=bool(calibration.memory.points)),
     )
 
 

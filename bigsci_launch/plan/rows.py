@@ -146,6 +146,8 @@ def _problem(row: Row, sizes: dict[str, int], ranks_per_node: int) -> str | None
         return f"tp {sizes['tp']} is more than the {ranks_per_node} GPUs of a node"
     if sizes["gbs"] % micro:
         return f"gbs {sizes['gbs']} is no multiple of mbs {sizes['mbs']} x dp {sizes['dp']} = {micro}"
+    if sizes["pp"] > 1 and (row.number("zero") or 0) > 1:
+        return f"ZeRO stage {row.text('zero')} does not go with a pipeline"
     if sizes["nheads"] % sizes["tp"]:
         return f"{sizes['nheads']} heads are no multiple of tp {sizes['tp']}"
     return None

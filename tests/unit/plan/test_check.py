@@ -7,11 +7,14 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bigsci_launch.config.load import resolve_run
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.plan.check import PricedFinding, check_everything, check_lines, check_plan, parse_size
+from bigsci_launch.units import format_count
 
 START = date(2022, 3, 11)
 
@@ -78,6 +81,13 @@ def test_the_58b_that_was_trained_as_104b(bloom_run: tuple[RunConfig, Site]) -> 
 )
 def test_sizes_as_people_write_them(text: str, size: float | None) -> None:
     assert parse_size(text) == size
+
+
+@given(st.floats(1, 1e13))
+def test_sizes_round_trip(number: float) -> None:
+    size = parse_size(format_count(number))
+    assert size is not None
+    assert size == pytest.approx(number, rel=0.06, abs=0.5)
 
 
 def test_an_unreadable_size_is_an_error(bloom_run: tuple[RunConfig, Site]) -> None:

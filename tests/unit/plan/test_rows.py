@@ -47,6 +47,7 @@ def row(**cells: str) -> Row:
         ({"gbs": "2047"}, "gbs 2047 is no multiple of mbs 4 x dp 8 = 32"),
         ({"nheads": "60"}, "60 heads are no multiple of tp 8"),
         ({"precision": "int8"}, "precision 'int8'"),
+        ({"zero": "2"}, "ZeRO stage 2 does not go with a pipeline"),
         ({"partition_method": "type:mamba"}, "matches no layer"),
         ({"date": "2022-02-20", "pp": "48", "tp": "1", "partition_method": ""}, "12 of 48 stages"),
     ],
