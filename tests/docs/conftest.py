@@ -251,9 +251,13 @@ class Rehearsals:
 
     def outcome_of(self, session: Session) -> list[Outcome]:
         if session not in self.outcomes:
-            self.homes[session] = self._make_home(session)
-            self.outcomes[session] = run_session(session, self.homes[session])
+            self.outcomes[session] = run_session(session, self.home_of(session))
         return self.outcomes[session]
+
+    def home_of(self, session: Session) -> Path:
+        if session not in self.homes:
+            self.homes[session] = self._make_home(session)
+        return self.homes[session]
 
     def is_as_expected(self, expected: Sequence[str], printed: str) -> bool:
         return is_as_expected(expected, printed)
@@ -274,20 +278,25 @@ class Rehearsals:
     def end(self) -> None:
         """End what sessions that broke off have left running, and remove every home."""
         for session, home in self.homes.items():
-            runs = json.loads(bsl_in(home, "list", "--json") or '{"runs": []}')["runs"]
+            runs = json.loads(bsl_in(home, "list --json") or '{"runs": []}')["runs"]
             for run in runs:
                 if run["state"] in ("RUNNING", "PENDING"):
-                    bsl_in(home, "cancel", run["directory"])
+                    bsl_in(home, f"cancel {run['directory']}; bsl cancel {run['directory']}")
             if "slurm" in session.needs:
-                bsl_in(home, "cluster", "down")
+                bsl_in(home, "cluster down")
             shutil.rmtree(home, ignore_errors=True)
 
 
-def bsl_in(home: Path, *words: str) -> str:
-    """What `bsl WORDS` prints in a session's folder."""
-    argv = [sys.executable, "-m", "bigsci_launch", *words]
+def bsl_in(home: Path, words: str) -> str:
+    """What `bsl WORDS` prints in a session's folder; `words` as a person types them."""
     done = subprocess.run(
-        argv, cwd=home / FOLDER, env=environment(home), capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-c", f"bsl {words}"],
+        cwd=home / FOLDER,
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     return done.stdout
 
@@ -298,6 +307,21 @@ def rehearsals() -> Iterator[Rehearsals]:
     held = Rehearsals()
     yield held
     held.end()
+
+
+@pytest.fixture(scope="session")
+def print_alone(rehearsals: Rehearsals) -> Callable[[str], str]:
+    """`print_alone("list --json")`: what a command prints in a folder where nothing was done yet."""
+    home = rehearsals.home_of(Session(ROOT, frozenset(), ()))
+    return lambda words: bsl_in(home, words)
+
+
+@pytest.fixture(scope="session")
+def print_after_tutorial(rehearsals: Rehearsals) -> Callable[[str], str]:
+    """`print_after_tutorial("status demo")`: what a command prints in the folder that the tutorial has left."""
+    pytest.importorskip("deepspeed")
+    home = rehearsals.home_of(Session(ROOT, frozenset({"tutorial"}), ()))
+    return lambda words: bsl_in(home, words)
 
 
 @pytest.fixture

@@ -1,0 +1,220 @@
+"""What environment variables and fields of JSON documents mean: text for generated pages, held to the truth by tests.
+
+A line of a document is `path | meaning`. `[]` steps into a list. A meaning that begins with `{a, b}` names all fields
+of the object at that path; an object without such a list and without lines of its own has names that depend on the run.
+"""
+
+from __future__ import annotations
+
+VARIABLES = {
+    "BSL_RUNS": "Folder in which runs are looked up by name; default: `runs` in the current folder.",
+    "BSL_PATH": "Folders, separated by colons, whose `sites/` hold site files of your own.",
+    "BSL_CLUSTER_DIR": "Where `bsl cluster` keeps its cluster; default: `~/.bsl-cluster`. Must be short.",
+    "BSL_DEBUG": "`1`: an error shows its traceback instead of its one line.",
+    "BSL_RUN_DIR": "Set for every rank: the run directory.",
+    "BSL_ATTEMPT": "Set for every rank: the name of the attempt, such as `0001`.",
+    "BSL_LAB_STAGE": "Set by `bsl hang-lab` for its ranks: the file system that a hang is brought about on.",
+    "BSL_LAB_NAMESPACES": "Set by `bsl hang-lab` for a rank: the namespaces that it enters.",
+    "BSL_LAB_LINK": "Set by `bsl hang-lab` for a rank: the network interface that it takes down.",
+    "BSL_LAB_RECORDER": "Set by `bsl hang-lab` for its ranks: `0` leaves the recorder of collectives out.",
+}
+
+_SUBMISSION = """
+schema_version | 1
+dry_run | whether nothing was done
+scheduler | `slurm` or `local`
+site | name of the site
+run | {name, directory}
+attempt | {name, directory}
+command | argv that submits the script
+nodes | number of nodes
+ranks_per_node | ranks on each
+world_size | ranks in all
+topology | {tp, pp, dp}: sizes of the axes
+"""
+
+DOCUMENTS = {
+    "bsl submit --json": _SUBMISSION
+    + """
+job_id | Slurm's job id; null for a local attempt
+pid | the local launcher's pid; null for a Slurm job
+exit | the attempt's `exit.json`, where the end was waited for; else null
+exit.schema_version | 1
+exit.reason | `finished`, `stopped`, `crashed`, `cancelled`, `time_limit`, `node_failure`, `requeued`, `launch_failed`
+exit.exit_code | the training's exit code
+exit.first_failure | {rank, node, coordinate, signal, code, step, error, time}; null where no rank failed
+exit.failed_ranks | numbers of the ranks that failed
+exit.world_size | ranks in all
+exit.num_started | ranks that were started
+exit.slurm_reason | why Slurm ended the job, in its words
+exit.attempt | name of the attempt
+exit.job_id | Slurm's job id
+exit.restart_count | how often Slurm had started the job again
+exit.started | seconds since the epoch
+exit.ended | seconds since the epoch
+""",
+    "bsl submit --dry-run --json": _SUBMISSION
+    + """
+options | sbatch's options, one line of the header each
+step_options | srun's options
+environment[].name | a variable that the site or the run sets
+environment[].value | its value
+environment[].reason | why it is there
+program | argv of every rank
+exit_margin | {margin_s, how}: when ranks are told to save before the time limit; null on a local site
+rank_map[].node_rank | number of the node in the job
+rank_map[].ranks | its ranks, such as `8-15`
+rank_map[].coordinates | their coordinates, such as `dp2-3 pp0 tp0-3`
+script | the whole job script
+""",
+    "bsl status --json": """
+schema_version | 1
+run | {name, directory}; null for a job that bsl did not submit: then only `job` is there
+attempt | {name, directory, count}: the newest one, and how many there are
+scheduler | `slurm` or `local`
+pid | the local launcher's pid; null for a Slurm job
+job.job_id | Slurm's job id, or the launcher's pid
+job.state | Slurm's state, such as `RUNNING`; `UNKNOWN` where nobody knows
+job.raw_state | the state in the source's own words
+job.source | who said so: `squeue`, `sacct`, `scontrol`, `exit.json`, `launcher`, `none`
+job.reason | why it is in this state
+job.name | the job's name
+job.user | its owner
+job.partition | its partition
+job.num_nodes | number of nodes
+job.hostlist | the nodes, as Slurm writes them
+job.started | seconds since the epoch
+job.ends | end, or time limit, in seconds since the epoch
+job.elapsed_s | running time in seconds
+topology | {tp, pp, dp}: sizes of the axes
+world_size | ranks in all
+num_ranks_started | ranks that have a pid record
+step.step | the newest optimizer step that was reported
+step.time | when, in seconds since the epoch
+step.seconds | how long it took
+step.tflops | TFLOP/s per rank
+step.loss | its loss
+step.consumed_samples | samples consumed so far
+step.total_steps | steps of the whole run
+step.age_s | seconds since it was reported
+slowest_rank | {rank, node, coordinate, phase, step, heartbeat_age_s}; null where no rank runs
+checkpoint | {path, age_s}: the newest whole one
+lost_nodes | nodes of a running job that Slurm cannot reach
+exit | the attempt's `exit.json`, fields as under `bsl submit --json`; null while it runs
+""",
+    "bsl list --json": """
+schema_version | 1
+root | the folder of runs
+runs[].name | name of the run
+runs[].directory | its directory
+runs[].attempt | its newest attempt
+runs[].state | as `job.state` of `bsl status`
+runs[].job | `job 12`, or `pid 4495 on host`
+runs[].step | the newest step
+runs[].total_steps | steps of the whole run
+runs[].last_sign | newest record of any rank, in seconds since the epoch
+runs[].problem | why the run cannot be read; null where it can
+""",
+    "bsl config check --json": """
+schema_version | 1
+file | the run file
+ok | whether it holds
+problems | list of {where, key, text}
+warnings | list of {key, other_key, text, severity}
+layout | {nodes, ranks_per_node, topology}; null where the file does not hold
+""",
+    "bsl config show --json": """
+schema_version | 1
+file | the run file
+site | {name, file}
+layout | {nodes, ranks_per_node, topology}
+config | every value, by section and key ([keys](config.md))
+origins | where each value comes from, by dotted key
+warnings | list of {key, other_key, text, severity}
+""",
+    "bsl config sites --json": """
+schema_version | 1
+sites[].name | what `slurm.site` names
+sites[].file | where it stands
+sites[].config | every value of the site file ([keys](config.md))
+""",
+    "bsl spy --json": """
+schema_version | 1
+job | name of the run, or Slurm's job id
+world_size | ranks in all
+coverage.ranks_read | number of ranks whose stacks were read
+coverage.ranks_unreadable | list of {rank, node, why}
+coverage.nodes_silent | list of {node, why}
+verdict.state | `hang`, `slow`, `progressing`, `crashed`, `finished` or `unknown`
+verdict.class | class of the hang, such as `H01` ([classes](../how-to/hang-lab.md#the-names))
+verdict.signature | known signature that it matches
+verdict.suspects[] | {rank, node, pid, coordinate, why}; empty where the evidence accuses nobody
+verdict.sides[] | {ranks, where}: who waits where
+verdict.confidence | 0 to 1
+verdict.claim | the answer, in one sentence
+verdict.evidence | what speaks for it
+verdict.missing | what could not be seen
+verdict.next | commands to type next
+classes[].ranks | ranks with equal stacks
+classes[].nodes | their nodes
+classes[].thread | the thread that tells
+classes[].frames[] | {function, file, line}, outermost first
+""",
+    "bsl diff-weights --json": """
+schema_version | 1
+a | first argument
+b | second argument
+equal | whether all tensors are equal, within `--tolerance`
+compared | number of tensors that both sides have
+within_tolerance | number of those that differ, but not by more than `--tolerance`
+different[].tensor | name of the tensor
+different[].role | `weight`, or the part of the optimizer's state
+different[].a | {file, dtype, shape}; null where A lacks the tensor
+different[].b | {file, dtype, shape}; null where B lacks the tensor
+different[].coordinate | {pp, tp, dp}; null for an axis that does not apply
+different[].kind | `value`, `bits`, `shape`, `dtype`, `nan`, `missing` in B, or `extra` in B
+different[].max_abs | largest difference
+different[].rel_l2 | norm of the difference over the norm of A
+different[].max_ulp | representable values between two elements, at most
+different[].fraction | part of the elements that differ
+different[].likely | what the difference looks like
+different[].relation | how B follows from A, where it does
+findings[] | {pattern, tensors, coordinates, claim}: what the differences have in common
+unreadable | list of {file, why}
+notes | what else should be known
+seam | what two logs show, where they were given
+""",
+    "bsl plan check --json": """
+schema_version | 1
+run | name of the run
+findings[].rule | the rule that speaks
+findings[].severity | `error`, `warning` or `note`
+findings[].key | the key that is judged
+findings[].other_key | the key that it does not go together with
+findings[].text | what is wrong, with the numbers
+findings[].price | what it costs
+""",
+    "bsl cluster status --json": """
+schema_version | 1
+directory | where the cluster lives
+problem | why it cannot be used; null where it can
+slurm_conf | its configuration
+isolated | whether nodes are namespaces
+gpus_per_node | GPUs of each node
+nodes | list of {name, address, state, running}
+""",
+    "bsl data prepare --json": """
+schema_version | 1
+prefix | what `data.prefix` names
+num_documents | documents written
+num_tokens | tokens written
+num_bytes | bytes of text read
+vocab_size | tokens of the vocabulary
+""",
+}
+
+
+def fields_of(command: str) -> dict[str, str]:
+    """The meaning of each path of a command's document."""
+    pairs = (line.split(" | ", 1) for line in DOCUMENTS[command].strip().splitlines() if line)
+    return {path: meaning for path, meaning in pairs}

@@ -1,0 +1,97 @@
+"""The JSON documents are what the manual says: no field without a meaning, no meaning without its field."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+spec = importlib.util.spec_from_file_location("meanings", ROOT / "docs" / "reference" / "meanings.py")
+assert spec is not None and spec.loader is not None
+meanings = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(meanings)
+
+ALONE = {
+    "bsl submit --dry-run --json": ["submit configs/minicluster.yaml --dry-run --json"],
+    "bsl list --json": ["list --json"],
+    "bsl config check --json": [
+        "config check configs/demo.yaml --json",
+        "config check configs/demo.yaml --set training.steps=x --json",
+        "config check configs/bloom-176b.yaml --set data.prefix=null --json",
+    ],
+    "bsl config show --json": ["config show configs/demo.yaml --json"],
+    "bsl config sites --json": ["config sites --json"],
+    "bsl plan check --json": ["plan check configs/bloom-176b.yaml --json"],
+    "bsl cluster status --json": ["cluster status --json"],
+    "bsl data prepare --json": ["data prepare configs --output corpus --vocab-size 300 --json"],
+}
+AFTER_TUTORIAL = {
+    "bsl submit --json": [
+        """submit configs/demo.yaml --local --set run.name=fine --set 'run.command=["true"]' --json""",
+        """submit configs/demo.yaml --local --set run.name=poor --set 'run.command=["false"]' --json""",
+    ],
+    "bsl status --json": ["status demo --json", "status hangs --json"],
+    "bsl list --json": ["list --json"],
+    "bsl spy --json": ["spy --bundle runs/hangs/spy/* --json"],
+    "bsl diff-weights --json": [
+        "diff-weights runs/demo/checkpoints/global_step10 runs/demo/checkpoints/global_step20 --json"
+    ],
+}
+
+
+def differences(document: Any, fields: dict[str, str], path: str = "") -> Iterator[str]:
+    """Fields of a document that have no meaning, and meanings whose field is not where it should be."""
+    if isinstance(document, list):
+        for entry in document:
+            yield from differences(entry, fields, f"{path}[]")
+    elif isinstance(document, dict):
+        named = re.match(r"\{([^}]*)\}|list of \{([^}]*)\}", fields.get(path, fields.get(path.removesuffix("[]"), "")))
+        children = [known for known in fields if re.fullmatch(rf"{re.escape(path)}\.?[^.[\]]+(\[\].*|\..*)?", known)]
+        if named:
+            names = {name.strip() for name in (named[1] or named[2]).split(",")}
+            yield from (f"{path}.{name}" for name in names ^ set(document))
+        elif children:
+            start = f"{path}." if path else ""
+            wanted = {re.split(r"[.\[]", known.removeprefix(start))[0] for known in children}
+            yield from (f"{start}{name}" for name in wanted ^ set(document))
+            for name, value in document.items():
+                yield from differences(value, fields, f"{start}{name}")
+
+
+def test_the_comparison_notices() -> None:
+    fields = {"a": "x", "b.c": "x", "d[].e": "x", "f": "list of {g, h}", "i": "names depend on the run"}
+    good = {"a": 1, "b": {"c": 2}, "d": [{"e": 1}], "f": [{"g": 1, "h": 2}], "i": {"any": 1}}
+    assert not list(differences(good, fields))
+    assert list(differences({**good, "z": 1}, fields)) == ["z"]
+    assert list(differences({**good, "b": {}}, fields)) == ["b.c"]
+    assert list(differences({**good, "d": [{"e": 1, "q": 1}]}, fields)) == ["d[].q"]
+    assert list(differences({**good, "f": [{"g": 1}]}, fields)) == ["f[].h"]
+
+
+def cases(table: dict[str, list[str]]) -> list[Any]:
+    return [pytest.param(name, words, id=words) for name, commands in table.items() for words in commands]
+
+
+@pytest.mark.parametrize(("name", "words"), cases(ALONE))
+def test_documents(name: str, words: str, print_alone: Callable[[str], str]) -> None:
+    check(name, print_alone(words))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("name", "words"), cases(AFTER_TUTORIAL))
+def test_documents_of_runs(name: str, words: str, print_after_tutorial: Callable[[str], str]) -> None:
+    check(name, print_after_tutorial(words))
+
+
+def check(name: str, printed: str) -> None:
+    assert not list(differences(json.loads(printed), meanings.fields_of(name)))
+
+
+def test_every_document_is_checked() -> None:
+    assert set(meanings.DOCUMENTS) == {*ALONE, *AFTER_TUTORIAL}
