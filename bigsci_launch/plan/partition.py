@@ -110,7 +110,7 @@ def _cut_weights(weights: tuple[int, ...], num_stages: int, rule: PartitionRule)
 
 def cut_uniformly(num_items: int, num_parts: int, rule: PartitionRule = PartitionRule.BALANCE) -> list[int]:
     """Bounds of `num_parts` runs of equal length; the remainder goes to the last run (FILL) or, one each, to the first
-    ones (BALANCE). With fewer items than parts, the last parts are empty."""
+    ones (BALANCE; already from 0.10.1 on, DeepSpeed#4053). With fewer items than parts, the last parts are empty."""
     if num_items <= num_parts:
         return [min(part, num_items) for part in range(num_parts + 1)]
     size, remainder = divmod(num_items, num_parts)
