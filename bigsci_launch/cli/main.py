@@ -10,6 +10,7 @@ import click
 
 from bigsci_launch import __version__
 from bigsci_launch.cli.cancel import cancel
+from bigsci_launch.cli.checkpoint import checkpoint
 from bigsci_launch.cli.cluster import cluster
 from bigsci_launch.cli.config import config
 from bigsci_launch.cli.data import data
@@ -69,6 +70,7 @@ def bsl(verbose: int) -> None:
 
 
 bsl.add_command(cancel)
+bsl.add_command(checkpoint)
 bsl.add_command(cluster)
 bsl.add_command(config)
 bsl.add_command(data)

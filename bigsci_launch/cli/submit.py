@@ -12,6 +12,7 @@ from bigsci_launch.cli import console
 
 if TYPE_CHECKING:
     from bigsci_launch.config.load import LoadedRun
+    from bigsci_launch.launch.request import JobRequest
     from bigsci_launch.launch.submit import Submission
     from bigsci_launch.scheduler.job import JobInfo
 
@@ -62,6 +63,7 @@ def submit(
         raise click.UsageError("--detach is for local attempts: a Slurm job is in the background anyway")
     for line in launch.notes(loaded, is_local=is_local, was_asked=local):
         console.talk(line)
+    check_checkpoint(loaded, request)
     submission = launch.submit(loaded, request, sys.argv)
     if not as_json:
         show(submission)
@@ -96,6 +98,27 @@ def check_arithmetic(loaded: LoadedRun, *, force: bool) -> None:
     for finding in findings:
         if finding.severity == "warning":
             console.talk(finding_line(finding))
+
+
+def check_checkpoint(loaded: LoadedRun, request: JobRequest) -> None:
+    """Verify the checkpoint from which `bsl train` would go on: a job must not wait hours to find it damaged.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or of another run.
+    """
+    from bigsci_launch.launch.submit import require_no_active_attempt, require_same_run
+    from bigsci_launch.runs.checkpoints import CheckpointsDir, finish_interrupted
+    from bigsci_launch.runs.resume import verify_resume
+
+    if loaded.config.run.command is not None or not request.run.checkpoints.is_dir():
+        return
+    require_same_run(request.run, loaded.config, request.topology)
+    require_no_active_attempt(request.run)
+    finish_interrupted(CheckpointsDir(request.run.checkpoints))
+    with console.late_progress("verify checkpoint", None) as advance:
+        folder = verify_resume(loaded.config, request.topology, CheckpointsDir(request.run.checkpoints), advance)
+    if folder is not None:
+        console.talk(f"goes on from {folder}, which is as it was saved")
 
 
 def show(submission: Submission) -> None:

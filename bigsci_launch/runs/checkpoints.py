@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,8 @@ class CheckpointRecord:
     precision: str
     model: dict[str, Any]
     files: dict[str, int]
+    config: dict[str, Any] = field(default_factory=dict)
+    """The resolved run file of the attempt that saved it."""
 
     def differences(self, other: CheckpointRecord) -> list[str]:
         """What keeps a run described by `other` from loading this checkpoint, in words; step and files do not count."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from bigsci_launch.runs.checkpoints import (
     sync_path,
     write_record,
 )
+from bigsci_launch.runs.resume import describe_run, require_same_run
+from bigsci_launch.runs.verify import file_digest, finish_deletions
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.collective import on_first_rank
 from bigsci_launch.train.defects import Defects, lose_optimizer_step
@@ -53,35 +55,43 @@ class DurableCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.zipfile_serialization = True
+        self.digests: dict[str, str] = {}
 
     def save(self, state_dict: Any, path: str) -> None:
         """Write `state_dict` to `path`."""
         super().save(state_dict, path)
         sync_path(Path(path))
+        self.digests[Path(path).name] = file_digest(Path(path))
 
 
 def describe(config: RunConfig, topology: Topology, progress: Progress) -> CheckpointRecord:
     """What a checkpoint of this run is, its files left out."""
-    model = config.model
-    return CheckpointRecord(
-        step=progress.step,
-        consumed_samples=progress.consumed_samples,
-        topology={"tp": topology.tp, "pp": topology.pp, "dp": topology.dp},
-        precision=config.training.precision,
-        model={
-            "num_layers": model.num_layers,
-            "hidden_size": model.hidden_size,
-            "num_attention_heads": model.num_attention_heads,
-            "ffn_hidden_size": config.ffn_hidden_size,
-            "sequence_length": model.sequence_length,
-            "vocab_size": model.vocab_size,
-            "padded_vocab_size": config.padded_vocab_size,
-            "tied_embeddings": model.tied_embeddings,
-            "embedding_norm": model.embedding_norm,
-            "partition_method": config.parallelism.partition_method,
-        },
-        files={},
-    )
+    return describe_run(config, topology, step=progress.step, consumed_samples=progress.consumed_samples)
+
+
+def universal_info(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What DeepSpeed's converter to universal checkpoints must know: how each parameter was shared out over tp, and
+    that the tied embedding is one parameter, so that no race decides which stage's copy is taken."""
+    tied = model["tied_embeddings"]
+    last = model["num_layers"] + 3 + model["embedding_norm"]
+    table = [r"tied_modules\.embedding\.weight"]
+    return {
+        "universal_checkpoint_version": 0.2,
+        "original_vocab_size": model["padded_vocab_size"],
+        "tp_replicated_parameter_patterns": [
+            r"1\.weight",
+            r"\d+\.norm\..*",
+            r"\d+\.attention_norm\..*",
+            r"\d+\.mlp_norm\..*",
+            r"\d+\.attention\.output\.bias",
+            r"\d+\.mlp\.down\.bias",
+        ],
+        "parameter_with_row_parallelism_patterns": [r"\d+\.attention\.output\.weight", r"\d+\.mlp\.down\.weight"],
+        "vocabulary_parameter_patterns": table if tied else [r"0\.weight", rf"{last}\.weight"],
+        "pipeline_replicated_parameter_patterns": table if tied else [],
+        "parameter_to_average_patterns": [],
+        "parameter_with_2_sub_params_cat_dim_0": [],
+    }
 
 
 def generators_path(folder: Path, rank: int) -> Path:
@@ -99,13 +109,20 @@ def save_checkpoint(
     """Save the state after `record.step`; a collective call, done when `latest` names it. The folder it is in."""
     tag = checkpoint_tag(record.step)
     staging = on_first_rank(lambda: _begin(checkpoints, tag))
-    client_state = {"iteration": record.step, "consumed_train_samples": record.consumed_samples}
+    client_state = {
+        "iteration": record.step,
+        "consumed_train_samples": record.consumed_samples,
+        "universal_checkpoint_info": universal_info(record.model),
+    }
+    digests = engine.checkpoint_engine.digests
+    digests.clear()
     with talk_as_debug():
         engine.save_checkpoint(str(staging), tag=tag, client_state=client_state, save_latest=False)
     generators = generators_path(staging / tag, dist.get_rank())
     torch.save(capture_generators(), generators)
     sync_path(generators)
-    write_state_document(engine, staging / tag, rank=dist.get_rank(), coordinate=coordinate, step=record.step)
+    digests[generators.name] = file_digest(generators)
+    write_state_document(engine, staging / tag, digests, rank=dist.get_rank(), coordinate=coordinate, step=record.step)
     defects.damage(Path(engine._get_zero_ckpt_name(str(staging), tag)), record.step)
     dist.barrier()
     on_first_rank(lambda: _commit(checkpoints, staging / tag, record))
@@ -145,15 +162,12 @@ def choose_checkpoint(load: str, own: CheckpointsDir, run: CheckpointRecord) -> 
 def _choose(load: str, own: CheckpointsDir, run: CheckpointRecord) -> tuple[Path, CheckpointRecord] | None:
     with _disk_errors(own.path):
         finish_interrupted(own)
+        finish_deletions(own)
         folder = find_checkpoint(load, own)
     if folder is None:
         return None
     record = read_record(folder)
-    if differences := record.differences(run):
-        raise CheckpointError(
-            f"{folder}: of another run: {'; '.join(differences)}",
-            hint="use the model, parallelism and precision of the run that saved it, or set checkpoint.load: none",
-        )
+    require_same_run(folder, record, run)
     require_complete(folder, record)
     return folder, record
 

@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from bigsci_launch.runs.checkpoints import digests_path, read_record
+from bigsci_launch.runs.layout import read_json
+from bigsci_launch.runs.verify import find_damage
+
 pytestmark = pytest.mark.torch
 
 BF16 = {"steps": 5, "precision": "bf16"}
@@ -161,6 +165,22 @@ def test_a_wrong_byte_in_a_shard_is_refused(resumed: Runs) -> None:
     assert error["type"] == "GuardError"
     assert error["message"].startswith("step 3: load: optimizer state decay.")
     assert "on pp 0, tp 0, dp 1: is not what was saved" in error["message"]
+
+
+def test_the_wrong_byte_is_found_without_a_rank(resumed: Runs) -> None:
+    """By its digest, before a job is queued; and the manifest holds what else there is to know."""
+    folders = {name: resumed[name].run.checkpoints / "global_step3" for name in ("healthy", "byte")}
+    assert find_damage(folders["healthy"]) == []
+    (problem,) = find_damage(folders["byte"])
+    assert problem.endswith("optim_states.pt: its bytes are not those that were saved")
+    record = read_record(folders["healthy"])
+    assert record.config["model"]["dropout"] == 0.1
+    assert (record.step, record.consumed_samples) == (3, 48)
+    document = read_json(digests_path(folders["healthy"], 3))
+    assert document["coordinate"] == {"pp": 1, "tp": 0, "dp": 1}
+    assert document["tensors"][TIED][:2] == ["BF16", [384, 32]]
+    assert document["optimizer"]["decay.step"] == 3
+    assert "rng_rank_0003.pt" in document["files"]
 
 
 @pytest.mark.parametrize("name", ["random unguarded", "counted unguarded"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -211,11 +211,13 @@ def _merge(found: Sequence[Violation]) -> list[Violation]:
     ]
 
 
-def write_state_document(engine: PipelineEngine, folder: Path, *, rank: int, coordinate: Coordinate, step: int) -> None:
-    """Leave this rank's digests in the checkpoint that is being written in `folder`."""
+def write_state_document(
+    engine: PipelineEngine, folder: Path, files: Mapping[str, str], *, rank: int, coordinate: Coordinate, step: int
+) -> None:
+    """Leave this rank's digests in the checkpoint that is being written in `folder`; `files` are of what it wrote."""
     path = digests_path(folder, rank)
     path.parent.mkdir(exist_ok=True)
-    document = state_document(engine, rank=rank, coordinate=coordinate, step=step)
+    document = {**state_document(engine, rank=rank, coordinate=coordinate, step=step), "files": dict(files)}
     write_atomically(path, json.dumps(document) + "\n")
 
 

@@ -1,0 +1,114 @@
+"""`bsl checkpoint`: what a run has saved, whether it is sound, and what may go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bigsci_launch.cli import console
+
+if TYPE_CHECKING:
+    from bigsci_launch.runs.verify import CheckpointState
+
+STEP = click.option("--step", type=click.IntRange(min=0), help="The step of the checkpoint; default: the newest.")
+
+
+@click.group(epilog="Example: bsl checkpoint list demo")
+def checkpoint() -> None:
+    """List, verify, pin and prune the checkpoints of a run."""
+
+
+@checkpoint.command("list", epilog="Example: bsl checkpoint list demo")
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def list_(run: str | None, as_json: bool) -> None:
+    """List the checkpoints of RUN (a name or a directory; default: the run submitted last), oldest first."""
+    states = _states(run)
+    if as_json:
+        console.answer_json({"schema_version": 1, "checkpoints": [state.document for state in states]})
+        return
+    for state in states:
+        marks = [name for name in ("latest", "pinned", "verified") if state.document[name]]
+        size = "unreadable" if state.bytes is None else f"{state.bytes / 2**20:.1f} MiB"
+        console.answer(f"{state.folder.name:<20} {size:>14}  {' '.join(marks)}".rstrip())
+
+
+@checkpoint.command(epilog="Example: bsl checkpoint verify demo --step 20")
+@click.argument("run", required=False)
+@STEP
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def verify(ctx: click.Context, run: str | None, step: int | None, as_json: bool) -> None:
+    """Check that a checkpoint of RUN is complete and that its bytes are those that were saved.
+
+    Exit code: 0 sound, 1 damaged.
+    """
+    from bigsci_launch.runs.verify import find_damage, mark_verified
+
+    folder = _one(run, step).folder
+    with console.late_progress("verify", None) as advance:
+        problems = find_damage(folder, advance)
+    if not problems:
+        mark_verified(folder)
+    if as_json:
+        console.answer_json({"schema_version": 1, "path": str(folder), "sound": not problems, "problems": problems})
+    else:
+        console.answer("\n".join(problems) or f"{folder.name}: as it was saved")
+    ctx.exit(1 if problems else 0)
+
+
+@checkpoint.command(epilog="Example: bsl checkpoint pin demo --step 20")
+@click.argument("run", required=False)
+@STEP
+@click.option("--undo", is_flag=True, help="Let it go again.")
+def pin(run: str | None, step: int | None, undo: bool) -> None:
+    """Keep a checkpoint of RUN from being pruned."""
+    from bigsci_launch.runs.verify import pin_path
+
+    folder = _one(run, step).folder
+    pin_path(folder).unlink(missing_ok=True) if undo else pin_path(folder).touch()
+    console.answer(f"{folder.name}: {'not pinned any more' if undo else 'pinned'}")
+
+
+@checkpoint.command(epilog="Example: bsl checkpoint prune demo --keep 3 --dry-run")
+@click.argument("run", required=False)
+@click.option("--keep", required=True, type=click.IntRange(min=1), help="How many of the newest stay.")
+@click.option("--dry-run", is_flag=True, help="Say what would go; delete nothing.")
+def prune(run: str | None, keep: int, dry_run: bool) -> None:
+    """Delete old checkpoints of RUN; never the newest, a pinned one, or those from the last verified one on."""
+    from bigsci_launch.runs.verify import choose_prunable, delete_checkpoint
+
+    doomed = choose_prunable(_states(run), keep)
+    for state in doomed:
+        if not dry_run:
+            delete_checkpoint(state.folder)
+        console.answer(f"{'would delete' if dry_run else 'deleted'} {state.folder.name}")
+    if not doomed:
+        console.answer("nothing to delete")
+
+
+def _states(run: str | None) -> list[CheckpointState]:
+    from bigsci_launch.errors import CheckpointError
+    from bigsci_launch.runs.checkpoints import CheckpointsDir
+    from bigsci_launch.runs.find import find_run
+    from bigsci_launch.runs.verify import list_checkpoints
+
+    path: Path = find_run(run).checkpoints
+    states = list_checkpoints(CheckpointsDir(path))
+    if not states:
+        raise CheckpointError(f"{path}: holds no checkpoint")
+    return states
+
+
+def _one(run: str | None, step: int | None) -> CheckpointState:
+    from bigsci_launch.errors import CheckpointError
+
+    states = _states(run)
+    found = [state for state in states if step is None or state.step == step]
+    if not found:
+        raise CheckpointError(
+            f"no checkpoint of step {step}", hint=f"there are {', '.join(str(state.step) for state in states)}"
+        )
+    return found[-1]

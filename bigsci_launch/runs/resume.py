@@ -1,0 +1,75 @@
+"""Whether the checkpoint from which a run would go on is sound and of that run; asked before a job is queued."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.errors import CheckpointError
+from bigsci_launch.runs.checkpoints import CheckpointRecord, CheckpointsDir, find_checkpoint, read_record
+from bigsci_launch.runs.verify import Advance, find_damage, is_verified, mark_verified, no_progress
+from bigsci_launch.topology import Topology
+
+
+def describe_run(
+    config: RunConfig, topology: Topology, *, step: int = 0, consumed_samples: int = 0
+) -> CheckpointRecord:
+    """What a checkpoint of this run is, its files left out."""
+    model = config.model
+    return CheckpointRecord(
+        step=step,
+        consumed_samples=consumed_samples,
+        topology={"tp": topology.tp, "pp": topology.pp, "dp": topology.dp},
+        precision=config.training.precision,
+        model={
+            "num_layers": model.num_layers,
+            "hidden_size": model.hidden_size,
+            "num_attention_heads": model.num_attention_heads,
+            "ffn_hidden_size": config.ffn_hidden_size,
+            "sequence_length": model.sequence_length,
+            "vocab_size": model.vocab_size,
+            "padded_vocab_size": config.padded_vocab_size,
+            "tied_embeddings": model.tied_embeddings,
+            "embedding_norm": model.embedding_norm,
+            "partition_method": config.parallelism.partition_method,
+        },
+        files={},
+        config=config.model_dump(mode="json"),
+    )
+
+
+def require_same_run(folder: Path, record: CheckpointRecord, run: CheckpointRecord) -> None:
+    """Check that the run described by `run` can go on from a checkpoint.
+
+    Raises:
+        CheckpointError: naming all that differs.
+    """
+    if differences := record.differences(run):
+        raise CheckpointError(
+            f"{folder}: of another run: {'; '.join(differences)}",
+            hint="use the model, parallelism and precision of the run that saved it, or set checkpoint.load: none",
+        )
+
+
+def verify_resume(
+    config: RunConfig, topology: Topology, checkpoints: CheckpointsDir, advance: Advance = no_progress
+) -> Path | None:
+    """The checkpoint from which the next attempt goes on, found sound; None where it starts at step 0.
+
+    One that was verified before, and has not changed since, is not read again.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or of another model, topology or precision.
+    """
+    folder = find_checkpoint(config.checkpoint.load, checkpoints)
+    if folder is None:
+        return None
+    require_same_run(folder, read_record(folder), describe_run(config, topology))
+    if is_verified(folder):
+        return folder
+    if problems := find_damage(folder, advance):
+        raise CheckpointError(
+            "; ".join(problems[:5]), hint="`bsl checkpoint list` shows the others; checkpoint.load names one of them"
+        )
+    mark_verified(folder)
+    return folder

@@ -1,0 +1,181 @@
+"""Whether a checkpoint is what was saved, and which ones may go. Files only; neither torch nor pickle code is run.
+
+Every rank leaves the digests of the files that it wrote beside those of its tensors. A checkpoint that was verified
+holds `verified.json` (when, and the newest change of its files then); one that is pinned holds `pinned`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.errors import CheckpointError
+from bigsci_launch.runs.checkpoints import (
+    CheckpointRecord,
+    CheckpointsDir,
+    digests_path,
+    read_record,
+    record_path,
+    require_complete,
+)
+from bigsci_launch.runs.layout import write_atomically
+
+_CHUNK = 8 << 20
+_DELETING = ".deleting-"
+
+Advance = Callable[[int, str], None]
+
+
+def no_progress(num_done: int, text: str = "") -> None:
+    """Shows nothing."""
+
+
+def file_digest(path: Path) -> str:
+    """xxh3-128 of a file's bytes.
+
+    Raises:
+        CheckpointError: xxhash is not installed.
+    """
+    try:
+        from xxhash import xxh3_128
+    except ModuleNotFoundError as error:
+        raise CheckpointError("digests need xxhash", hint="pip install 'bigsci-launch[weights]'") from error
+    digest = xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return str(digest.hexdigest())
+
+
+def find_damage(folder: Path, advance: Advance = no_progress) -> list[str]:
+    """What is wrong with the checkpoint in `folder`: one sentence per file; none where it is as it was saved."""
+    try:
+        record = read_record(folder)
+        require_complete(folder, record)
+        expected = saved_digests(folder, record)
+    except CheckpointError as error:
+        return [error.message]
+    problems = []
+    for number, (name, digest) in enumerate(sorted(expected.items())):
+        advance(number, name)
+        if file_digest(folder / name) != digest:
+            problems.append(f"{folder / name}: its bytes are not those that were saved")
+    return problems
+
+
+def saved_digests(folder: Path, record: CheckpointRecord) -> dict[str, str]:
+    """Digests of the files of a checkpoint, as the ranks that wrote them left them.
+
+    Raises:
+        CheckpointError: those of a rank are missing or cannot be read.
+    """
+    found: dict[str, str] = {}
+    for rank in range(record.topology["tp"] * record.topology["pp"] * record.topology["dp"]):
+        path = digests_path(folder, rank)
+        try:
+            found.update(json.loads(path.read_text(encoding="utf-8"))["files"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointState:
+    """One checkpoint of a run, as it lies there. `bytes` is None where its record cannot be read."""
+
+    folder: Path
+    step: int
+    bytes: int | None
+    is_latest: bool
+    is_pinned: bool
+    is_verified: bool
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return {
+            "path": str(self.folder),
+            "step": self.step,
+            "bytes": self.bytes,
+            "latest": self.is_latest,
+            "pinned": self.is_pinned,
+            "verified": self.is_verified,
+        }
+
+
+def list_checkpoints(checkpoints: CheckpointsDir) -> list[CheckpointState]:
+    """The checkpoints that are there, oldest first."""
+    latest = checkpoints.latest.read_text(encoding="utf-8").strip() if checkpoints.latest.is_file() else ""
+    return [_state(checkpoints.folder(tag), latest) for tag in checkpoints.tags()]
+
+
+def _state(folder: Path, latest: str) -> CheckpointState:
+    try:
+        size: int | None = sum(read_record(folder).files.values())
+    except CheckpointError:
+        size = None
+    step = int(folder.name.removeprefix("global_step"))
+    return CheckpointState(folder, step, size, folder.name == latest, pin_path(folder).exists(), is_verified(folder))
+
+
+def pin_path(folder: Path) -> Path:
+    """The file whose presence keeps a checkpoint from being deleted."""
+    return folder / "pinned"
+
+
+def _mark_path(folder: Path) -> Path:
+    return folder / "verified.json"
+
+
+def mark_verified(folder: Path) -> None:
+    """Note that the checkpoint was found as it was saved."""
+    mark = {"schema_version": 1, "time": time.time(), "newest_change": _newest_change(folder)}
+    write_atomically(_mark_path(folder), json.dumps(mark) + "\n")
+
+
+def is_verified(folder: Path) -> bool:
+    """Whether the checkpoint was verified, and no file of it has changed since."""
+    try:
+        mark = json.loads(_mark_path(folder).read_text(encoding="utf-8"))
+        return bool(mark["newest_change"] == _newest_change(folder))
+    except (OSError, ValueError, KeyError, CheckpointError):
+        return False
+
+
+def _newest_change(folder: Path) -> int:
+    """Time of the newest change of any of the checkpoint's files, ns."""
+    names = [record_path(folder).name, *read_record(folder).files]
+    return max((folder / name).stat().st_mtime_ns for name in names)
+
+
+def choose_prunable(states: Sequence[CheckpointState], keep: int) -> list[CheckpointState]:
+    """Which may go so that the newest `keep` stay. Never one that is pinned, that `latest` names, the newest that was
+    verified, or one that is newer than it: until a newer one is known to be good, what is older may be needed."""
+    verified = [state for state in states if state.is_verified]
+    kept = {state.folder for state in states[-keep:]}
+    kept |= {state.folder for state in states if state.is_pinned or state.is_latest}
+    if verified:
+        kept |= {state.folder for state in states if state.step >= verified[-1].step}
+    return [state for state in states if state.folder not in kept]
+
+
+def delete_checkpoint(folder: Path) -> None:
+    """Remove a checkpoint; whatever is killed meanwhile, none is left half."""
+    doomed = folder.with_name(f"{_DELETING}{folder.name}")
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def finish_deletions(checkpoints: CheckpointsDir) -> None:
+    """Remove what an interrupted deletion has left."""
+    for doomed in leftovers(checkpoints):
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def leftovers(checkpoints: CheckpointsDir) -> Iterator[Path]:
+    """Folders of deletions that were interrupted."""
+    yield from checkpoints.path.glob(f"{_DELETING}*")

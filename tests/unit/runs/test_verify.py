@@ -1,0 +1,140 @@
+"""Which checkpoints are sound, and which may go."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bigsci_launch.cli.main import bsl
+from bigsci_launch.runs.checkpoints import (
+    CheckpointRecord,
+    CheckpointsDir,
+    begin_checkpoint,
+    checkpoint_tag,
+    commit_checkpoint,
+    digests_path,
+    list_files,
+    write_record,
+)
+from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.verify import (
+    CheckpointState,
+    choose_prunable,
+    delete_checkpoint,
+    file_digest,
+    find_damage,
+    finish_deletions,
+    list_checkpoints,
+    mark_verified,
+    pin_path,
+)
+
+SHARD = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
+
+
+def save(checkpoints: CheckpointsDir, step: int) -> Path:
+    tag = checkpoint_tag(step)
+    staged = begin_checkpoint(checkpoints, tag) / tag
+    shard = staged / SHARD
+    shard.write_bytes(bytes(range(256)) * 100 + str(step).encode())
+    digests = digests_path(staged, 0)
+    digests.parent.mkdir()
+    digests.write_text(json.dumps({"files": {SHARD: file_digest(shard)}}))
+    record = CheckpointRecord(step, step * 16, {"tp": 1, "pp": 1, "dp": 1}, "bf16", {}, list_files(staged))
+    write_record(staged, record)
+    commit_checkpoint(checkpoints, tag, step)
+    return checkpoints.folder(tag)
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> CheckpointsDir:
+    run = RunDir(tmp_path / "demo")
+    run.attempt("0001").make()
+    run.record.write_text("{}")
+    return CheckpointsDir(run.checkpoints)
+
+
+def test_one_byte_is_found(checkpoints: CheckpointsDir) -> None:
+    folder = save(checkpoints, 10)
+    assert find_damage(folder) == []
+    shard = folder / SHARD
+    content = bytearray(shard.read_bytes())
+    content[12345] ^= 1
+    shard.write_bytes(content)
+    assert find_damage(folder) == [f"{shard}: its bytes are not those that were saved"]
+    shard.write_bytes(content[:-1])
+    assert "bytes, but" in find_damage(folder)[0]
+    digests_path(folder, 0).write_text("{}" + " " * (list_files(folder)["digests/rank-0000.digests.json"] - 2))
+    shard.write_bytes(content)
+    assert "cannot be read" in find_damage(folder)[0]
+
+
+def test_a_mark_holds_until_a_file_changes(checkpoints: CheckpointsDir) -> None:
+    folder = save(checkpoints, 10)
+    assert [state.is_verified for state in list_checkpoints(checkpoints)] == [False]
+    mark_verified(folder)
+    assert [state.is_verified for state in list_checkpoints(checkpoints)] == [True]
+    assert find_damage(folder) == []
+    (folder / SHARD).write_bytes((folder / SHARD).read_bytes())
+    assert [state.is_verified for state in list_checkpoints(checkpoints)] == [False]
+
+
+def state(step: int, marks: str = "") -> CheckpointState:
+    return CheckpointState(Path(f"global_step{step}"), step, 1, "l" in marks, "p" in marks, "v" in marks)
+
+
+@pytest.mark.parametrize(
+    ("marks", "keep", "doomed"),
+    [
+        (["", "", "", "l"], 1, [10, 20, 30]),
+        (["", "", "", "l"], 3, [10]),
+        (["", "p", "", "l"], 1, [10, 30]),
+        # What follows the last verified one is not known to be good; what precedes it is not needed.
+        (["", "v", "", "l"], 1, [10]),
+        (["v", "", "", "l"], 1, []),
+        # `latest` may have been set back by hand.
+        (["l", "", "", ""], 1, [20, 30]),
+    ],
+)
+def test_what_may_go(marks: list[str], keep: int, doomed: list[int]) -> None:
+    states = [state(10 * (number + 1), mark) for number, mark in enumerate(marks)]
+    assert [each.step for each in choose_prunable(states, keep)] == doomed
+
+
+def test_an_interrupted_deletion_leaves_no_checkpoint(checkpoints: CheckpointsDir) -> None:
+    save(checkpoints, 10)
+    folder = save(checkpoints, 20)
+    folder.rename(folder.with_name(".deleting-global_step20"))
+    assert checkpoints.tags() == ["global_step10"]
+    finish_deletions(checkpoints)
+    assert not list(checkpoints.path.glob(".deleting-*"))
+    delete_checkpoint(checkpoints.folder("global_step10"))
+    assert checkpoints.tags() == []
+
+
+def test_the_command(checkpoints: CheckpointsDir) -> None:
+    for step in (10, 20, 30):
+        save(checkpoints, step)
+    run = str(checkpoints.path.parent)
+
+    def call(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(bsl, ["checkpoint", arguments[0], run, *arguments[1:]], catch_exceptions=False)
+        return result.exit_code, result.stdout
+
+    assert call("verify", "--step", "20") == (0, "global_step20: as it was saved\n")
+    assert call("pin", "--step", "10") == (0, "global_step10: pinned\n")
+    assert pin_path(checkpoints.folder("global_step10")).exists()
+    lines = call("list")[1].splitlines()
+    assert [line.split()[3:] for line in lines] == [["pinned"], ["verified"], ["latest"]]
+    assert call("prune", "--keep", "1", "--dry-run") == (0, "nothing to delete\n")
+    assert call("pin", "--step", "10", "--undo")[0] == 0
+    assert call("prune", "--keep", "1", "--dry-run") == (0, "would delete global_step10\n")
+    assert call("prune", "--keep", "1") == (0, "deleted global_step10\n")
+    document = json.loads(call("list", "--json")[1])
+    assert [each["step"] for each in document["checkpoints"]] == [20, 30]
+    (checkpoints.folder("global_step30") / SHARD).write_bytes(b"")
+    code, text = call("verify")
+    assert (code, "0 bytes, but" in text) == (1, True)
