@@ -63,6 +63,8 @@ DIVERGENCE = _entries(
            classes=("H16", "H04", "H70", "H71"), must_accuse=False),
     _entry("H17", "the collective is in another thread", "other-thread", classes=("H17", "H31")),
     _entry("H18", "asynchronous collective, waited for elsewhere", "async-wait", classes=("H18", "H31")),
+    _entry("H19", "two communicators in other order: gloo goes on", "two-communicators", stand=MOVING,
+           states=("progressing",), classes=("H19", "H00"), must_accuse=False),
     _entry("H20", "rare group of first and last stage skipped", "embedding", classes=("H20", "H01"), shape="stages"),
     _entry("H21", "uneven all_to_all", "uneven-splits", stand=ENDED, states=("crashed",),
            classes=("H21", "H04", "H70", "H71"), must_accuse=False),
@@ -197,7 +199,6 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
 
 DEVICE = "needs an accelerator"
 NOT_REPRODUCED: tuple[NotReproduced, ...] = (
-    NotReproduced("H19", "two communicators in other order", "gloo runs groups independently; NCCL alone hangs"),
     NotReproduced("H53", "swap or memory.high", "needs a memory cgroup of its own, and would slow the machine"),
     NotReproduced("H73", "node lost", "needs a Slurm of several nodes"),
     NotReproduced("H74", "step cannot start", "needs a Slurm whose prolog can be changed"),

@@ -374,6 +374,21 @@ class WaitElsewhere(Training):
         sleep_for_ever()
 
 
+class TwoCommunicators(Training):
+    """H19: two threads use two groups, one rank starts them in the other order. NCCL may hang; gloo does not."""
+
+    def allreduce_gradients(self) -> None:
+        axes = ["dp", "tp"] if not self.strikes() else ["tp", "dp"]
+        threads = [threading.Thread(target=self.reduce_bucket, args=(axis,), name=f"bucket-{axis}") for axis in axes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def reduce_bucket(self, axis: str) -> None:
+        self.all_reduce(self.gradient.clone(), axis)
+
+
 class TiedEmbedding(Training):
     """H20: the first and the last stage reduce the gradient of the tied embedding; one of them leaves that out."""
 
@@ -450,6 +465,7 @@ RECIPES: dict[str, type[Training]] = {
     "hook-order": SwappedHooks,
     "other-thread": OtherThread,
     "async-wait": WaitElsewhere,
+    "two-communicators": TwoCommunicators,
     "embedding": TiedEmbedding,
     "uneven-splits": UnevenSplits,
     "other-flag": OtherFlag,
