@@ -1,0 +1,98 @@
+"""Every page: its links lead somewhere, and the `bsl` lines in it name commands and options that there are."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from bigsci_launch.cli.main import bsl
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("docs", "configs", "slurm", "diagnostics", "benchmarks", "tests")
+PAGES = [*sorted(ROOT.glob("*.md")), *(path for name in FOLDERS for path in sorted((ROOT / name).rglob("*.md")))]
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+SPAN = re.compile(r"`([^`\n]+)`")
+PROMPT = re.compile(r"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:srun )?(?=bsl )")
+
+
+def prose(page: Path) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as forges make them."""
+    headings = re.findall(r"^#{1,6} (.+?)\s*$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in LINK.findall(prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        there = (page.parent / name).resolve() if name else page
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            broken.append(target)
+    assert not broken
+
+
+def command_lines(page: Path, blocks: list[Any]) -> Iterator[str]:
+    """What a reader may type: lines of blocks, indented lines and spans of code that begin with `bsl`."""
+    text = prose(page)
+    lines = [line for block in blocks for line in re.sub(r"\\\n(> )?", " ", "\n".join(block.lines)).splitlines()]
+    lines += [line for line in text.splitlines() if line.startswith("    ")]
+    lines += SPAN.findall(text)
+    yield from (line[found.end() :] for line in lines if (found := PROMPT.match(line)))
+
+
+def words_of(line: str) -> list[str]:
+    """The words of a command, up to a pipe, a redirection or a comment; without the brackets of a usage line."""
+    lexer = shlex.shlex(re.sub(r"[\[\]]|\.\.\.", " ", line), posix=True, punctuation_chars="|;&<>")
+    lexer.whitespace_split = True
+    return list(itertools.takewhile(lambda word: not set(word) <= set("|;&<>"), lexer))
+
+
+def unknown_words(line: str) -> list[str]:
+    """The commands and options of a line that `bsl` does not have."""
+    command: click.Command = bsl
+    words = words_of(line)[1:]
+    options: set[str] = {"-h", "--help"}
+    unknown = []
+    for index, word in enumerate(words):
+        options |= {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+        if isinstance(command, click.Group) and not word.startswith("-"):
+            if word in command.commands:
+                command = command.commands[word]
+                continue
+            if index == 0:
+                return [word]
+            command = command.commands.get("search", command)  # `bsl plan CONFIG`
+            options |= {name for option in command.params for name in option.opts}
+        if word.startswith("-") and word.partition("=")[0] not in options:
+            unknown.append(word)
+    return unknown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_bsl_lines_name_what_there_is(page: Path, blocks_of: Callable[[Path], list[Any]]) -> None:
+    blocks = [block for block in blocks_of(page) if block.info != "python"]
+    wrong = {line: words for line in command_lines(page, blocks) if (words := unknown_words(line))}
+    assert not wrong
+
+
+def test_a_wrong_line_is_noticed() -> None:
+    assert unknown_words("bsl spie runs/demo") == ["spie"]
+    assert unknown_words("bsl submit demo.yaml --sett a=b") == ["--sett"]
+    assert unknown_words("bsl plan check demo.yaml --top 5") == ["--top"]
+    assert not unknown_words("bsl plan demo.yaml --top 5 | head")
+    assert not unknown_words("bsl submit CONFIG [--set key=value]...")
