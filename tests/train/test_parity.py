@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.torch
 
-STEPS = 20
+STEPS = 50
 TOLERANCE = 1e-5
 
 
@@ -21,7 +21,8 @@ def alone(finish: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def eight(finish: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return finish(tmp_path_factory.mktemp("eight"), "tp=2,pp=2,dp=2", training={"steps": STEPS})
+    """Guarded at every step: copies that part by one bit would stop it."""
+    return finish(tmp_path_factory.mktemp("eight"), "tp=2,pp=2,dp=2", training={"steps": STEPS}, guards={"interval": 1})
 
 
 def assert_same(one: Any, other: Any, num_steps: int) -> None:
