@@ -1,0 +1,83 @@
+"""What `bsl submit` asks of a checkpoint before it queues a job."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bigsci_launch.config.load import load_run
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.errors import CheckpointError
+from bigsci_launch.runs.checkpoints import (
+    CheckpointsDir,
+    begin_checkpoint,
+    commit_checkpoint,
+    digests_path,
+    list_files,
+    write_record,
+)
+from bigsci_launch.runs.resume import describe_run, verify_resume
+from bigsci_launch.runs.verify import file_digest, is_verified
+from bigsci_launch.topology import Topology
+
+DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
+SHAPE = Topology(tp=2, pp=2, dp=2)
+SHARD = "mp_rank_00_model_states.pt"
+
+
+def config(*overrides: str) -> RunConfig:
+    return load_run(DEMO, overrides).config
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> CheckpointsDir:
+    """One checkpoint of the demonstration, after step 20."""
+    made = CheckpointsDir(tmp_path)
+    staged = begin_checkpoint(made, "global_step20") / "global_step20"
+    (staged / SHARD).write_bytes(b"weights" * 100)
+    for rank in range(SHAPE.world_size):
+        path = digests_path(staged, rank)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"files": {SHARD: file_digest(staged / SHARD)} if rank == 0 else {}}))
+    write_record(staged, replace(describe_run(config(), SHAPE, step=20), files=list_files(staged)))
+    commit_checkpoint(made, "global_step20", 20)
+    return made
+
+
+def test_a_sound_one_is_verified_once(checkpoints: CheckpointsDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = verify_resume(config(), SHAPE, checkpoints)
+    assert folder == checkpoints.folder("global_step20")
+    assert is_verified(folder)
+    read: list[str] = []
+    assert verify_resume(config(), SHAPE, checkpoints, lambda number, name: read.append(name)) == folder
+    assert read == []
+
+
+def test_a_damaged_one_is_refused_even_if_it_was_sound(checkpoints: CheckpointsDir) -> None:
+    verify_resume(config(), SHAPE, checkpoints)
+    (checkpoints.folder("global_step20") / SHARD).write_bytes(b"weighty" * 100)
+    with pytest.raises(CheckpointError, match="its bytes are not those that were saved"):
+        verify_resume(config(), SHAPE, checkpoints)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "topology", "text"),
+    [
+        (["model.hidden_size=128"], SHAPE, "hidden_size is 64 in the checkpoint and 128 in the run"),
+        (["model.embedding_norm=true"], SHAPE, "embedding_norm is False in the checkpoint and True in the run"),
+        ([], Topology(tp=2, pp=2, dp=1), "dp is 2 in the checkpoint and 1 in the run"),
+    ],
+)
+def test_one_of_another_run_is_refused(
+    checkpoints: CheckpointsDir, overrides: list[str], topology: Topology, text: str
+) -> None:
+    with pytest.raises(CheckpointError, match=text):
+        verify_resume(config(*overrides), topology, checkpoints)
+
+
+def test_none_is_needed_to_start(checkpoints: CheckpointsDir, tmp_path: Path) -> None:
+    assert verify_resume(config("checkpoint.load=none"), SHAPE, checkpoints) is None
+    assert verify_resume(config(), SHAPE, CheckpointsDir(tmp_path / "nothing")) is None
