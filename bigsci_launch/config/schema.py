@@ -237,6 +237,10 @@ class CheckpointSection(Section):
     save_interval: PositiveInt | None = None
     """Steps between checkpoints; default: only at the end and when asked to stop."""
 
+    keep_last: PositiveInt | None = None
+    """How many of the newest checkpoints stay; older ones are deleted after a save, but for those that are pinned, and
+    none from the last verified one on (`bsl checkpoint`). Default: all stay."""
+
     load: str = "auto"
     """`auto`: the newest checkpoint of the run, if it has one. `none`: start at step 0. Else the path of a checkpoint
     folder, which must hold one."""

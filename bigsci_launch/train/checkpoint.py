@@ -30,7 +30,13 @@ from bigsci_launch.runs.checkpoints import (
     write_record,
 )
 from bigsci_launch.runs.resume import describe_run, require_same_run
-from bigsci_launch.runs.verify import file_digest, finish_deletions
+from bigsci_launch.runs.verify import (
+    choose_prunable,
+    delete_checkpoint,
+    file_digest,
+    finish_deletions,
+    list_checkpoints,
+)
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.collective import on_first_rank
 from bigsci_launch.train.defects import Defects, lose_optimizer_step
@@ -105,8 +111,12 @@ def save_checkpoint(
     record: CheckpointRecord,
     coordinate: Coordinate,
     defects: Defects,
+    keep_last: int | None,
 ) -> Path:
-    """Save the state after `record.step`; a collective call, done when `latest` names it. The folder it is in."""
+    """Save the state after `record.step`; a collective call, done when `latest` names it. The folder it is in.
+
+    Of what was saved before, the newest `keep_last` stay (None: all), and what must not be deleted.
+    """
     tag = checkpoint_tag(record.step)
     staging = on_first_rank(lambda: _begin(checkpoints, tag))
     client_state = {
@@ -125,7 +135,7 @@ def save_checkpoint(
     write_state_document(engine, staging / tag, digests, rank=dist.get_rank(), coordinate=coordinate, step=record.step)
     defects.damage(Path(engine._get_zero_ckpt_name(str(staging), tag)), record.step)
     dist.barrier()
-    on_first_rank(lambda: _commit(checkpoints, staging / tag, record))
+    on_first_rank(lambda: _commit(checkpoints, staging / tag, record, keep_last))
     return checkpoints.folder(tag)
 
 
@@ -134,10 +144,13 @@ def _begin(checkpoints: CheckpointsDir, tag: str) -> Path:
         return begin_checkpoint(checkpoints, tag)
 
 
-def _commit(checkpoints: CheckpointsDir, staged: Path, record: CheckpointRecord) -> None:
+def _commit(checkpoints: CheckpointsDir, staged: Path, record: CheckpointRecord, keep_last: int | None) -> None:
     with _disk_errors(checkpoints.path):
         write_record(staged, replace(record, files=list_files(staged)))
         commit_checkpoint(checkpoints, staged.name, record.step)
+        if keep_last is not None:
+            for state in choose_prunable(list_checkpoints(checkpoints), keep_last):
+                delete_checkpoint(state.folder)
 
 
 @contextlib.contextmanager

@@ -157,7 +157,14 @@ def _save(training: Training, progress: Progress) -> None:
         training.guards.before_save(progress.step)
     started = time.monotonic()
     record = describe(training.config, training.topology, progress)
-    folder = save_checkpoint(training.engine, training.checkpoints, record, training.coordinate, training.defects)
+    folder = save_checkpoint(
+        training.engine,
+        training.checkpoints,
+        record,
+        training.coordinate,
+        training.defects,
+        training.config.checkpoint.keep_last,
+    )
     seconds = time.monotonic() - started
     training.report.event("save", path=str(folder), seconds=seconds)
     if training.tells:

@@ -97,7 +97,7 @@ def test_dropout_drops(finish: Any, tmp_path: Path) -> None:
 def test_a_run_killed_while_it_saves_goes_on(start: Any, finish: Any, tmp_path: Path) -> None:
     """All ranks are killed during the save after step 3; the run resumes from step 2 or 3, exactly."""
     whole = finish(tmp_path / "whole", "dp=2", training={"steps": 6})
-    run = {"training": {"steps": 6}, "checkpoint": {"save_interval": 1}}
+    run = {"training": {"steps": 6}, "checkpoint": {"save_interval": 1, "keep_last": 2}}
     killed = start(tmp_path / "killed", "dp=2", **run)
     killed.until(
         lambda: any(record.get("phase") == "save" and record["step"] == 3 for record in killed.events(0, "heartbeat"))
@@ -108,3 +108,4 @@ def test_a_run_killed_while_it_saves_goes_on(start: Any, finish: Any, tmp_path: 
     assert losses(resumed) == {step: loss for step, loss in losses(whole).items() if step in losses(resumed)}
     assert max(losses(resumed)) == 6
     assert not list(resumed.run.checkpoints.glob(".saving-*"))
+    assert CheckpointsDir(resumed.run.checkpoints).tags() == ["global_step5", "global_step6"]
