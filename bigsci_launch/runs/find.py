@@ -71,7 +71,10 @@ def latest_run() -> RunDir:
 
 
 def _is_path(argument: str) -> bool:
-    return "/" in argument or argument in (".", "..") or RunDir(Path(argument)).record.is_file()
+    try:
+        return "/" in argument or argument in (".", "..") or RunDir(Path(argument)).record.is_file()
+    except OSError:
+        return True  # it is looked at as a path, and what is wrong with it is the answer
 
 
 def _last_submission(run: RunDir) -> float:

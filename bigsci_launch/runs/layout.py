@@ -264,11 +264,11 @@ def open_run(path: Path) -> RunDir:
     Raises:
         RunDirError: there is none, or it cannot be read.
     """
-    run = RunDir(path.resolve())
     try:
+        run = RunDir(path.resolve())
         is_run = run.record.is_file()
-    except OSError as error:
-        raise RunDirError(f"{path}: {error.strerror or error}") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
+        raise RunDirError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if not is_run:
         raise RunDirError(
             f"{path}: not a run directory (it has no run.json)", hint="`bsl list` shows the runs that can be found"

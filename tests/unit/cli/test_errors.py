@@ -1,0 +1,180 @@
+"""Hostile input as a user meets it: a program on a terminal, one clear error for each problem, the right exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+LONG = "a" * 300
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """Words that a user types, the exit code, and a part of each line of the error that he reads."""
+
+    words: tuple[str, ...]
+    code: int
+    errors: tuple[str, ...]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the shipped run files and with everything that is broken."""
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    files = {
+        "keys.yaml": "extends: configs/minicluster.yaml\nslurm:\n  time_limit: 72000\nparallelism:\n"
+        "  tensor_paralel_size: 4\nmodle: {}\n",
+        "twice.yaml": "run:\n  name: a\n  seed: 1\n  name: b\n",
+        "circle.yaml": "extends: circle.yaml\n",
+        "aliases.yaml": "a: &a [x, x, x, x, x, x, x, x]\n"
+        + "".join(
+            f"{new}: &{new} [{', '.join([f'*{old}'] * 8)}]\n" for old, new in zip("abcdefg", "bcdefgh", strict=True)
+        ),
+        "no-partition.yaml": "extends: configs/minicluster.yaml\nslurm: {site: crowded}\n",
+        "sites/crowded.yaml": "description: two partitions\nscheduler: slurm\nranks_per_node: 2\n"
+        "partitions: {big: {}, small: {}}\n",
+        "binary.yaml": b"\x00\x01\xff",
+        "runs/torn/run.json": "{",
+        "runs/torn/attempts/0001/job.json": "{",
+        "a-file": "",
+        "short.pt": b"PK\x03\x04 and no more",
+        "short.safetensors": (1000).to_bytes(8, "little") + b"{",
+        "all.safetensors": tensors("first", "second"),
+        "one.safetensors": tensors("first"),
+    }
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    (tmp_path / "round").symlink_to("round")
+    return tmp_path
+
+
+def tensors(*names: str) -> bytes:
+    """A safetensors file with four zeros under each name."""
+    header: dict[str, Any] = {
+        name: {"dtype": "F32", "shape": [4], "data_offsets": [16 * index, 16 * index + 16]}
+        for index, name in enumerate(names)
+    }
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(16 * len(names))
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(folder: Path) -> Run:
+    """`run(*words)`: a `bsl` process in the folder."""
+
+    def start(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "bigsci_launch", *words]
+        return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+    return start
+
+
+def of(words: str, code: int, *errors: str) -> Any:
+    return pytest.param(Hostile(tuple(words.split()), code, errors), id=words[:60])
+
+
+CASES = [
+    of(
+        "config check keys.yaml",
+        2,
+        "keys.yaml:3:3: slurm.time_limit: a bare number is ambiguous",
+        "keys.yaml:5:3: parallelism.tensor_paralel_size: unknown key; did you mean",
+        "keys.yaml:6:1: modle: unknown",
+    ),
+    of("submit keys.yaml --dry-run", 2, "slurm.time_limit", "tensor_paralel_size", "modle"),
+    of("config check twice.yaml", 2, "twice.yaml:4:3: name: the key stands twice (first at twice.yaml:2:3)"),
+    of("config check circle.yaml", 2, "extend each other in a circle"),
+    of("config check aliases.yaml", 2, "more than 100000 values"),
+    of("config check binary.yaml", 2, "binary.yaml:1:3: not UTF-8"),
+    of("config check configs", 2, "configs: cannot be read: Is a directory"),
+    of(f"config check {LONG}.yaml", 2, "File name too long"),
+    of("submit configs/demo.yaml --set slurm.site=moon --dry-run", 2, "slurm.site: unknown site 'moon' (known: "),
+    of("submit configs/demo.yaml --set slurm.site=a-file --dry-run", 2, "slurm.site: unknown site 'a-file'"),
+    of("submit no-partition.yaml --dry-run", 2, "slurm.partition"),
+    of(
+        "submit configs/minicluster.yaml --set slurm.partition=gpu --dry-run", 2, "has no partition 'gpu'; it has debug"
+    ),
+    of("submit configs/demo.yaml --local --set run.root=a-file", 2, "a-file/demo: Not a directory"),
+    of("status nowhere", 2, "no run 'nowhere'"),
+    of("status ./configs", 2, "configs: not a run directory"),
+    of("status ./a-file", 2, "a-file: not a run directory"),
+    of("status ./round", 2, "ound"),
+    of(f"status {LONG}", 2, "File name too long"),
+    of(f"logs ./{LONG}", 2, "File name too long"),
+    of("status torn", 2, "job.json: not a JSON document"),
+    of("logs torn", 2, "run.json: not a JSON document"),
+    of("cancel torn", 2, "job.json: not a JSON document"),
+    of("spy ./configs", 2, "configs: not a run directory"),
+    of("spy --pid 999999999", 4, "there is no process 999999999"),
+    of("spy --bundle a-file", 4, "a-file: not a bundle"),
+    of("spy --topology tp=x --pid 1", 2, "--topology"),
+    of("diff-weights nowhere nowhere", 4, "nowhere: no such file or folder"),
+    of("diff-weights configs configs", 4, "configs: not a checkpoint"),
+    of("plan nowhere.yaml", 2, "nowhere.yaml: cannot be read"),
+    of("plan score a-file", 2, "a-file: "),
+    of("data prepare nowhere --output x --vocab-size 300", 2, "nowhere: no such folder"),
+    of("cluster kill-node n1", 3, "no cluster in "),
+    of("hang-lab run H999", 2, "no class 'H999'"),
+    of("train", 2, *["environment: "] * 7),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_clear_error_for_each_problem(case: Hostile, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BSL_CLUSTER_DIR", "/tmp/no-cluster")
+    done = run(*case.words)
+    errors = [line for line in done.stderr.splitlines() if line.lower().startswith("error: ")]
+    assert done.returncode == case.code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(errors) == len(case.errors), done.stderr
+    for error, wanted in zip(errors, case.errors, strict=True):
+        assert wanted in error
+
+
+def test_a_time_limit_is_text_and_not_a_number_in_base_60(run: Run) -> None:
+    done = run("submit", "configs/minicluster.yaml", "--set", "slurm.time_limit=20:00:00", "--dry-run")
+    assert done.returncode == 0 and "#SBATCH --time=20:00:00\n" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["short.safetensors", "short.pt"])
+def test_a_truncated_file_is_named_in_the_answer(run: Run, name: str) -> None:
+    done = run("diff-weights", name, "all.safetensors")
+    assert done.returncode == 4 and "Traceback" not in done.stderr
+    assert done.stdout.count(f"could not read {name}: truncated") == 1
+
+
+def test_a_tensor_that_is_missing_is_a_difference(run: Run) -> None:
+    done = run("diff-weights", "all.safetensors", "one.safetensors")
+    assert (
+        done.returncode == 1 and "second" in done.stdout and "missing" in done.stdout and "Traceback" not in done.stderr
+    )
+
+
+def test_a_reader_that_goes_away_is_no_error(folder: Path) -> None:
+    bsl = f"{sys.executable} -m bigsci_launch"
+    line = f"{bsl} plan configs/bloom-176b.yaml --json | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=folder, capture_output=True, text=True, timeout=60, check=False, env={**os.environ}
+    )
+    assert done.stdout.splitlines()[0] == "{" and done.stdout.splitlines()[1] in ("0", "141")
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_debug_shows_where_an_error_comes_from(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BSL_DEBUG", "1")
+    assert "Traceback" in run("status", "nowhere").stderr
