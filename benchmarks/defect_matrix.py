@@ -1,0 +1,212 @@
+"""The defects behind restart spikes, each injected into a real run: what the loss, the guards and diff-weights say.
+
+    python benchmarks/defect_matrix.py [--dp 2] [--page docs/explanation/defects.md] [--keep FOLDER]
+
+Ranks of this machine (tp 2, pp 2) train a tiny GPT in bf16. For each defect: a run that saves after step 20 and goes
+on; a run that resumes from that checkpoint, both without guards; and a run with guards. The loss jump is that of the
+first resumed step against the same step of the run that went on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.config.load import dump_resolved
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.runs.events import read_events
+from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
+
+SAVE_AT, LAST = 20, 24
+BSL = "from bigsci_launch.cli.main import main; main()"
+DEFECTS = {
+    "healthy": "",
+    "B1 tied gradients not reduced": "unreduced_tied_gradients",
+    "B2 a norm travels in the tied module": "passenger_norm",
+    "B3 and it decays": "decayed_norm",
+    "B4 the last stage's tied copy is not clipped": "unclipped_tied_copy",
+    "B5 gradients not reduced over tp": "unreduced_tp_gradients",
+    "gradients of replicas divided by tp": "scaled_gradients",
+    "random states not restored": "lost_random_states",
+    "AdamW's step lost on load": "lost_optimizer_step",
+    "one bit of a shard wrong on disk": "flipped_byte",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was seen of one defect."""
+
+    name: str
+    jump: float
+    later: float
+    guard: str
+    compared: str
+    audited: str
+
+
+def sections(kind: str, corpus: Path, dp: int) -> dict[str, Any]:
+    """The run file of a defect, without guards and without faults."""
+    return {
+        "run": {"name": kind or "healthy"},
+        "parallelism": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "data_parallel_size": dp},
+        "model": {
+            "num_layers": 4,
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+            "sequence_length": 64,
+            "vocab_size": 512,
+            "dropout": 0.1 if kind == "lost_random_states" else 0.0,
+        },
+        "training": {"steps": LAST, "micro_batch_size": 2, "global_batch_size": 16, "precision": "bf16"},
+        "optimizer": {"learning_rate": 3e-3, "warmup_steps": 0, "clip_grad": 0.2},
+        "data": {"prefix": str(corpus)},
+        "checkpoint": {"save_interval": SAVE_AT},
+        "monitor": {"dump_weights_steps": [SAVE_AT, SAVE_AT + 1]},
+        "guards": {"interval": "off"},
+    }
+
+
+def prepare(folder: Path, kind: str, corpus: Path, dp: int) -> Iterator[AttemptDir]:
+    """The attempts of a defect, in order: the run that goes on, the one that resumes, and those with guards."""
+    base = sections(kind, corpus, dp)
+    rank = {"rank": 1} if kind == "flipped_byte" else {}
+    first_step = SAVE_AT if kind == "flipped_byte" else 1
+    faults = [{"kind": kind, "step": first_step, **rank}] if kind else []
+    name = kind or "healthy"
+    saved = {**base["checkpoint"], "load": str(folder / name / "checkpoints" / f"global_step{SAVE_AT}")}
+    at_load = kind.startswith("lost_") or kind == "flipped_byte"
+    guarded = {**base, "faults": faults, "guards": {"interval": 1}}
+    yield write(folder / name, {**base, "faults": faults})
+    yield write(folder / f"{name}-resumed", {**base, "faults": faults, "checkpoint": saved})
+    yield write(folder / f"{name}-guarded", {**guarded, **({"checkpoint": saved} if at_load else {})})
+
+
+def write(folder: Path, config: dict[str, Any]) -> AttemptDir:
+    attempt = RunDir(folder).attempt("0001")
+    attempt.make()
+    attempt.config.write_text(dump_resolved(RunConfig.model_validate(config)))
+    return attempt
+
+
+def train(attempts: list[AttemptDir], logs: Path, num_ranks: int) -> None:
+    """Train all attempts one after the other, by the same ranks."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "bigsci_launch.train.several", *(str(attempt.path) for attempt in attempts)]
+    shared = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = []
+    for rank in range(num_ranks):
+        environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        with (logs / f"rank-{rank}.log").open("w") as log:
+            ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+    try:
+        codes = [process.wait(timeout=1800) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    if any(code not in (0, -6) for code in codes):
+        sys.exit((logs / "rank-0.log").read_text()[-3000:])
+
+
+def losses(run: Path) -> dict[int, float]:
+    """Loss by step, whichever rank recorded it."""
+    files = sorted(RunDir(run).attempt("0001").event_file(0).parent.glob("*.jsonl"))
+    records = [record for file in files for record in read_events(file)]
+    return {record["step"]: record["loss"] for record in records if record["kind"] == "step"}
+
+
+def guard_of(run: Path) -> str:
+    """What stopped the guarded run."""
+    path = RunDir(run).attempt("0001").error_file(0)
+    return read_json(path)["message"] if path.exists() else "passes"
+
+
+def diff_weights(*arguments: object) -> str:
+    """The first sentence of the findings of `bsl diff-weights`, or that there are none."""
+    command = [sys.executable, "-c", BSL, "diff-weights", *map(str, arguments), "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if not result.stdout:
+        return f"exit {result.returncode}: {result.stderr.strip()[-200:]}"
+    document = json.loads(result.stdout)
+    claims = [f"{finding['pattern']}: {finding['claim']}" for finding in document["findings"]]
+    found = " ".join(claims[:2]) or ("equal" if document["equal"] else f"{len(document['different'])} differ")
+    return found if len(found) < 400 else found[:400] + "..."
+
+
+def look(folder: Path, name: str, kind: str) -> Row:
+    run = folder / (kind or "healthy")
+    resumed = folder / f"{run.name}-resumed"
+    went_on, again = losses(run), losses(resumed)
+    step = SAVE_AT + 1
+    # What is lost at a load is in the checkpoints after it, not in the one that was loaded.
+    saver, saved_at = (resumed, LAST) if kind.startswith("lost_") else (run, SAVE_AT)
+    audited = saver / "checkpoints" / f"global_step{saved_at}"
+    dumps = (run / "dumps" / f"step-{SAVE_AT:06d}-after", resumed / "dumps" / f"step-{step:06d}-before")
+    return Row(
+        name=name,
+        jump=again[step] - went_on[step],
+        later=again[LAST] - went_on[LAST],
+        guard=guard_of(folder / f"{run.name}-guarded"),
+        compared=diff_weights(*dumps),
+        audited=diff_weights("--audit", audited),
+    )
+
+
+def page(rows: list[Row], dp: int) -> str:
+    """The matrix as Markdown."""
+    lines = [
+        f"<!-- Made by `python benchmarks/defect_matrix.py --dp {dp} --page docs/explanation/defects.md`. -->",
+        "",
+        "# Defects, and who notices them",
+        "",
+        f"{4 * dp} ranks, dp {dp}. " + (__doc__ or "").split("\n\n")[2].strip(),
+        "",
+        f"| defect | jump at step {SAVE_AT + 1} | at step {LAST} | with guards |",
+        "|---|---|---|---|",
+        *(f"| {row.name} | {row.jump:+.6f} | {row.later:+.6f} | {row.guard} |" for row in rows),
+        "",
+        f"What `bsl diff-weights` says: of the weights after step {SAVE_AT} against those before step {SAVE_AT + 1} of",
+        "the resumed run, and of the checkpoint against itself (`--audit`).",
+        "",
+        "| defect | after against before | the checkpoint alone |",
+        "|---|---|---|",
+        *(f"| {row.name} | {row.compared} | {row.audited} |" for row in rows),
+    ]
+    return "\n".join(line.replace("\n", " ") if line.startswith("|") else line for line in lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dp", type=int, default=1, help="replicas: 4 ranks each")
+    parser.add_argument("--page", type=Path, help="write the page there; default: print it")
+    parser.add_argument("--keep", type=Path, help="leave the runs in this folder")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (options.keep or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        corpus = folder / "corpus"
+        source = Path(__file__).resolve().parents[1] / "bigsci_launch"
+        arguments = ["data", "prepare", str(source), "--output", str(corpus), "--vocab-size", "512", "--glob", "*.py"]
+        subprocess.run([sys.executable, "-c", BSL, *arguments], check=True, stdout=subprocess.DEVNULL)
+        attempts = [attempt for kind in DEFECTS.values() for attempt in prepare(folder, kind, corpus, options.dp)]
+        train(attempts, folder, 4 * options.dp)
+        text = page([look(folder, name, kind) for name, kind in DEFECTS.items()], options.dp)
+    if options.page:
+        options.page.write_text(text)
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
