@@ -1,4 +1,4 @@
-"""Reads what the ranks of one node are doing, without touching them, and prints one JSON document.
+"""Reads what the ranks of one node are doing, without touching them, and prints one document.
 
 Stand-alone with its two neighbours node_processes.py and node_ranks.py: standard library only, Python 3.8 or newer,
 no import from the package, so that it runs on a compute node with whatever Python is there:
@@ -15,29 +15,34 @@ REQUEST is a JSON object; every key may be left out:
   node             name of this node; default: SLURMD_NODENAME, else the host name
   py_spy           path of py-spy; default: beside this Python, then PATH
   samples, interval_s, py_spy_timeout_s, node_timeout_s   2, 1.0, 3.0, 20.0
-  framed           print the document as short lines `@bsl NODE INDEX COUNT BASE64(zlib(JSON))`, for mixed streams
+  framed           print short lines `@bsl NODE INDEX COUNT BASE64(zlib(document))`, for mixed streams; the document is
+                   a Python literal then, since the json module takes 8 ms to import on each node
+
+A rank's `samples` hold what the files of /proc said at the beginning and at least `interval_s` later, and `dump`, what
+py-spy printed in between. A second dump is taken only of a process of which a thread ran meanwhile: the stacks of one
+that did not are the same (`same_stack`).
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import os
-import signal
-import subprocess
 import sys
 import time
-import zlib
+
+try:
+    from _signal import alarm  # type: ignore[import-not-found]  # the signal module takes 5 ms to import
+except ImportError:
+    from signal import alarm
 
 if "__file__" in globals():
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
 
-from node_processes import Reader, read_safe, read_text, run_readers
+from node_processes import ask_children, read_safe, read_text, run_program, thread_times
 from node_ranks import find_ranks
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from typing import Any
 
     Facts = dict[str, Any]
@@ -49,19 +54,12 @@ RECORDER_REQUEST = (
     b"POST /handler/fr_trace_json HTTP/1.1\r\nHost: rank\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 )
 DEFAULTS = {"samples": 2, "interval_s": 1.0, "py_spy_timeout_s": 3.0, "node_timeout_s": 20.0}
+RANKS_PER_READER = 4
+MAX_READERS = 4
 MAX_CHILDREN = 32
+MAX_TRIES = 3
 # x86_64 system calls whose first argument is a file descriptor.
 FD_CALLS = {0: "read", 1: "write", 16: "ioctl", 45: "recvfrom", 47: "recvmsg", 72: "fcntl", 73: "flock"}
-
-
-def thread_times(pid: int) -> dict[str, int]:
-    """{thread id: nanoseconds on a CPU}. A thread whose number stands still has not moved."""
-    try:
-        names = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return {}
-    texts = {name: read_text(f"/proc/{pid}/task/{name}/schedstat") for name in names}
-    return {name: int(text.split()[0]) for name, text in texts.items() if text}
 
 
 def read_children(pid: int) -> list[Facts]:
@@ -98,7 +96,8 @@ def read_io(pid: int) -> dict[str, int] | None:
 
 def ask_recorder(folder: str, rank: int) -> Facts:
     """The collectives that torch recorded in a rank, asked of its worker server; works while the GIL is held."""
-    import socket  # 5 ms that most jobs can do without
+    import json
+    import socket
 
     os.chdir(folder)  # a socket's path may have 107 bytes, a run directory's more
     with socket.socket(socket.AF_UNIX) as connection:
@@ -145,24 +144,22 @@ def find_py_spy(request: Facts) -> str | None:
     return next((path for path in candidates if os.access(path, os.X_OK)), None)
 
 
-def dump_stacks(py_spy: str, pid: int, timeout_s: float) -> Facts:
-    """Stacks of all threads of `pid`: {threads} or {why}. Tries again when the process moved under the reader."""
+def dump_stacks(py_spy: str | None, pid: int, timeout_s: float) -> tuple[str, str]:
+    """("dump", py-spy's JSON) or ("why", reason). Tries again when the process moved under the reader."""
+    if py_spy is None:
+        return "why", "py-spy is not installed on this node"
     argv = [py_spy, "dump", "--json", "--nonblocking", "--pid", str(pid)]
-    environment = {"RUST_BACKTRACE": "0", "PATH": os.environ.get("PATH", "")}
-    error = ""
-    for _ in range(3):
-        try:
-            done = subprocess.run(
-                argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s
-            )
-        except subprocess.TimeoutExpired:
-            return {"why": f"py-spy gave no answer in {timeout_s:g} s"}
-        if done.returncode == 0:
-            return {"threads": compact_threads(json.loads(done.stdout))}
-        error = explain_py_spy(done.stderr.decode("utf-8", "replace"))
-        if any(words in error for words in ("ermission", "python version", "No such")):
+    why = ""
+    for _ in range(MAX_TRIES):
+        status, output, errors = run_program(argv, timeout_s, {"RUST_BACKTRACE": "0"})
+        if status == 0:
+            return "dump", output
+        if status is None:
+            return "why", f"py-spy gave no answer in {timeout_s:g} s"
+        why = explain_py_spy(errors)
+        if any(words in why for words in ("ermission", "python version", "No such")):
             break
-    return {"why": error}
+    return "why", why
 
 
 def explain_py_spy(text: str) -> str:
@@ -172,91 +169,108 @@ def explain_py_spy(text: str) -> str:
     return "py-spy: " + "; ".join(lines[start : start + 4])[:300] if lines else "py-spy said nothing"
 
 
-def compact_threads(threads: list[Facts]) -> list[Facts]:
-    """py-spy's threads, innermost frame first, without the fields that nobody reads."""
-    return [
-        {
-            "tid": thread["os_thread_id"],
-            "name": thread["thread_name"],
-            "active": thread["active"],
-            "owns_gil": thread["owns_gil"],
-            "frames": [{"function": f["name"], "file": f["filename"], "line": f["line"]} for f in thread["frames"]],
-        }
-        for thread in threads
-    ]
-
-
-def stood_still(previous: Facts, times: dict[str, int]) -> bool:
-    """Whether no Python thread of the process ran since the `previous` sample: then its stacks are the same."""
-    if not previous.get("stack"):
-        return False
-    before = previous.get("thread_times", {})
-    tids = [str(thread["tid"]) for thread in previous["stack"]["threads"]]
-    return bool(tids) and all(tid in before and before[tid] == times.get(tid) for tid in tids)
-
-
-def read_rank(rank: Facts, request: Facts, previous: Facts | None) -> Iterator[tuple[str, Any]]:
+def read_rank(rank: Facts, request: Facts) -> Iterator[tuple[str, Any]]:
     """Everything about a rank beyond the safe files, in the order of growing risk."""
     pid = rank["pid"]
-    times = thread_times(pid)
-    yield "thread_times", times
     yield "children", read_children(pid)
     yield "system_call", read_system_call(pid)
     yield "io", read_io(pid)
     folder = request.get("recorder_folder") or (rank.get("attempt") and rank["attempt"] + "/recorder")
-    if folder and not (previous and "recorder_why" in previous):
+    if folder and not (rank["samples"] and "recorder_why" in rank["samples"][0]):
         try:
             yield "recorder", ask_recorder(folder, rank["rank"])
         except (OSError, ValueError, KeyError) as error:
             yield "recorder_why", str(error) or type(error).__name__
-    if previous and stood_still(previous, times):
-        yield "stack", previous["stack"]
-    elif request["py_spy"]:
-        found = dump_stacks(request["py_spy"], pid, request["py_spy_timeout_s"])
-        yield ("stack", found) if "threads" in found else ("why", found["why"])
-    else:
-        yield "why", "py-spy is not installed on this node"
+    yield dump_stacks(request["py_spy"], pid, request["py_spy_timeout_s"])
+    yield "dumped", time.monotonic()
 
 
-def start_sample(rank: Facts, request: Facts, previous: Facts | None) -> Reader:
-    """Reads the safe files here and leaves the rest to a reader, unless one got stuck on this rank before."""
+def start_sample(rank: Facts) -> Facts:
+    """What the safe files say of a rank now. A pid that belongs to another process by now is gone."""
     sample = read_safe(rank["pid"])
     if sample.get("start_ticks") != (rank.get("start_ticks") or sample.get("start_ticks")):
-        sample = {"mono": sample["mono"], "state": "gone"}  # the pid belongs to another process now
-    rank["samples"].append(sample)
-    why = "the process has ended" if sample["state"] in ("gone", "Z") else ""
-    if previous and previous.get("stuck"):
-        why = why or previous["why"]
-    if why:
-        return Reader(sample, lambda: [("why", why)], 1.0)
+        return {"mono": sample["mono"], "state": "gone"}
+    if sample["state"] != "gone":
+        sample["thread_times"] = thread_times(rank["pid"])
+    return sample
+
+
+def complete_samples(ranks: list[Facts], request: Facts, deadline: float) -> None:
+    """Adds what readers find to the newest sample of each of `ranks`."""
+
+    def produce(indices: list[int]) -> Iterator[tuple[int, str, Any]]:
+        for index in indices:
+            for name, value in read_rank(ranks[index], request):
+                yield index, name, value
+            yield index, "done", True
+
     limit_s = request["py_spy_timeout_s"] + RECORDER_TIMEOUT_S + 0.5
-    return Reader(sample, lambda: read_rank(rank, request, previous), limit_s)
+    num_readers = min(request["readers"], -(-len(ranks) // RANKS_PER_READER))
+    found = ask_children(list(range(len(ranks))), produce, limit_s, num_readers, deadline)
+    for index, rank in enumerate(ranks):
+        sample = rank["samples"][-1]
+        sample.update(found.get(index, {}))
+        if not sample.pop("done", False) and "dump" not in sample:
+            sample["stuck"] = True
+            sample["why"] = found.get(None, {}).get("error") or f"no answer in {limit_s:g} s"
 
 
-def sample_ranks(ranks: list[Facts], request: Facts, deadline: float) -> None:
-    """One sample of every rank, appended to its `samples`, each at least `interval_s` after the one before."""
+def first_samples(ranks: list[Facts], request: Facts, deadline: float) -> None:
+    """The first look: safe files of all ranks, then everything of those that live."""
+    for rank in ranks:
+        rank["samples"] = [start_sample(rank)]
+    complete_samples([rank for rank in ranks if lives(rank)], request, deadline)
 
-    def starter(rank: Facts) -> Callable[[], Reader | None]:
-        previous = rank["samples"][-1] if rank["samples"] else None
-        not_before = previous["mono"] + request["interval_s"] if previous else 0.0
-        return lambda: start_sample(rank, request, previous) if time.monotonic() >= not_before else None
 
-    alive = [rank for rank in ranks if not rank["samples"] or rank["samples"][-1]["state"] != "gone"]
-    for reader in run_readers([starter(rank) for rank in alive], request["workers"], deadline):
-        sample = reader.key
-        sample.update(reader.facts)
-        if "stack" not in sample and "why" not in sample:
-            sample["stuck"] = not reader.finished
-            sample["why"] = sample.pop("error", f"no answer in {time.monotonic() - reader.began:.1f} s")
+def next_samples(ranks: list[Facts], request: Facts, deadline: float) -> None:
+    """A later look: safe files of all ranks; stacks only of processes of which a thread ran since the look before."""
+    ranks = [rank for rank in ranks if lives(rank)]
+    looked = [rank["samples"][-1] for rank in ranks]
+    newest = max((max(sample["mono"], sample.pop("dumped", 0.0)) for sample in looked), default=0.0)
+    began = max((sample["mono"] for sample in looked), default=0.0)
+    moved = [rank for rank in ranks if not wait_and_compare(rank, began + request["interval_s"], deadline)]
+    if moved:
+        wait_until(newest + request["interval_s"], deadline)
+        complete_samples(moved, request, deadline)
+
+
+def wait_and_compare(rank: Facts, not_before: float, deadline: float) -> bool:
+    """Takes the safe files of a later sample; True when nothing more is to be read: nothing ran, or nothing can be."""
+    wait_until(not_before, deadline)
+    before, sample = rank["samples"][-1], start_sample(rank)
+    rank["samples"].append(sample)
+    if not lives(rank):
+        return True
+    if before.get("stuck"):
+        sample["why"], sample["stuck"] = before["why"], True
+        return True
+    if (
+        ("dump" in before or "same_stack" in before)
+        and sample["thread_times"]
+        and sample["thread_times"] == before["thread_times"]
+    ):
+        sample["same_stack"] = True
+        return True
+    return False
+
+
+def lives(rank: Facts) -> bool:
+    """Whether the rank's process was there in its newest sample; says why not otherwise."""
+    sample = rank["samples"][-1]
+    if sample["state"] in ("gone", "Z"):
+        sample["why"] = "the process has ended"
+        return False
+    return True
+
+
+def wait_until(moment: float, deadline: float) -> None:
+    time.sleep(max(0.0, min(moment, deadline) - time.monotonic()))
 
 
 def drop_repetition(ranks: list[Facts]) -> None:
-    """Keep what moved between samples, not what did not: stacks and recorded collectives only once."""
+    """Keep recorded collectives only once, and before that what counts them."""
     for rank in ranks:
         for before, after in zip(rank["samples"], rank["samples"][1:]):
-            if "stack" in after and after["stack"] == before.get("stack"):
-                del after["stack"]
-                after["same_stack"] = True
             if "recorder" in before and "recorder" in after:
                 before["recorder"] = {"last_sequence": before["recorder"]["last_sequence"]}
 
@@ -266,13 +280,15 @@ def examine(request: Facts) -> Facts:
     began = time.monotonic()
     host = os.uname().nodename
     node = request.get("node") or os.environ.get("SLURMD_NODENAME") or host
-    request = dict(DEFAULTS, workers=max(2, min(4, len(os.sched_getaffinity(0)))), **request)
-    signal.alarm(int(request["node_timeout_s"]) + 5)  # the last word, whatever happens below
+    request = dict(DEFAULTS, readers=min(MAX_READERS, len(os.sched_getaffinity(0))), **request)
+    alarm(int(request["node_timeout_s"]) + 5)  # the last word, whatever happens below
+    deadline = began + request["node_timeout_s"]
     request["py_spy"] = find_py_spy(request)
     ranks, how, problems = find_ranks(request, node)
     ranks = [dict(rank, samples=[]) for rank in ranks]
-    for _ in range(request["samples"]):
-        sample_ranks(ranks, request, began + request["node_timeout_s"])
+    first_samples(ranks, request, deadline)
+    for _ in range(request["samples"] - 1):
+        next_samples(ranks, request, deadline)
     drop_repetition(ranks)
     return {
         "agent_version": AGENT_VERSION,
@@ -291,14 +307,28 @@ def examine(request: Facts) -> Facts:
 
 def frame(document: Facts) -> list[str]:
     """`document` as lines that survive a stream shared with other nodes and with chatter."""
-    data = base64.b64encode(zlib.compress(json.dumps(document).encode(), 6)).decode()
+    import binascii
+    import zlib
+
+    data = binascii.b2a_base64(zlib.compress(repr(document).encode(), 1), newline=False).decode()
     parts = [data[start : start + FRAME_BYTES] for start in range(0, len(data), FRAME_BYTES)]
     return [f"@bsl {document['node']} {index} {len(parts)} {part}" for index, part in enumerate(parts)]
 
 
-def main(argv: list[str]) -> None:
-    """Answer the request in `argv[1]`."""
-    request = json.loads(argv[1]) if len(argv) > 1 else {}
+def print_document(document: Facts, framed: bool) -> None:
+    """One line of JSON, or frames."""
+    if framed:
+        lines = frame(document)
+    else:
+        import json
+
+        lines = [json.dumps(document)]
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def main(request: Facts) -> None:
+    """Answer `request` and end."""
     try:
         document = examine(request)
     except Exception as error:
@@ -307,11 +337,11 @@ def main(argv: list[str]) -> None:
         node = request.get("node") or os.environ.get("SLURMD_NODENAME") or os.uname().nodename
         problems = [f"the node agent failed: {error!r}", traceback.format_exc()[-2000:]]
         document = {"agent_version": AGENT_VERSION, "node": node, "ranks": [], "problems": problems}
-    lines = frame(document) if request.get("framed") else [json.dumps(document)]
-    sys.stdout.write("\n".join(lines) + "\n")
-    sys.stdout.flush()
+    print_document(document, bool(request.get("framed")))
     os._exit(0)  # children that are stuck in the kernel must not hold us
 
 
 if __name__ == "__main__":
-    main(sys.argv)
+    import json
+
+    main(json.loads(sys.argv[1]) if len(sys.argv) > 1 else {})

@@ -1,16 +1,15 @@
 """Reading processes that may be stuck, for node_agent.py. Standard library only, Python 3.8 or newer.
 
-Two ways, and no third: the four files of /proc that answer always (stat, status, wchan, comm), and forked children
-that are killed when they take too long. What such a child had found until then is kept.
+Two ways, and no third: the files of /proc that answer always (stat, status, wchan, comm, and schedstat, which reads
+two numbers without a lock), and forked children that are killed when they take too long. What such a child had found
+until then is kept.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+import marshal
 import os
 import select
-import signal
 import time
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
@@ -18,9 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    Produce = Callable[[], Iterable[tuple[str, Any]]]
+    Facts = dict[str, Any]
+    Produce = Callable[[list[Any]], Iterable[tuple[Any, str, Any]]]
 
-WAITING_ROOM_S = 0.7  # a reader older than this is stuck, not busy: it gives its slot to the next one
+SIGKILL = 9  # the signal module takes 5 ms to import
+PATIENCE_S = 0.7  # a reader that says nothing for so long is stuck: the others go on without it
 
 
 def read_text(path: str, limit: int = 1 << 16) -> str | None:
@@ -32,7 +33,7 @@ def read_text(path: str, limit: int = 1 << 16) -> str | None:
         return None
 
 
-def parse_stat(text: str) -> dict[str, Any]:
+def parse_stat(text: str) -> Facts:
     """The fields of /proc/PID/stat that matter here; times in clock ticks."""
     head, _, tail = text.rpartition(")")
     field = tail.split()
@@ -46,7 +47,7 @@ def parse_stat(text: str) -> dict[str, Any]:
     }
 
 
-def parse_status(text: str) -> dict[str, Any]:
+def parse_status(text: str) -> Facts:
     """Context switches of the main thread, tracer, whether a core is being dumped, whether SIGKILL is pending."""
     field = dict(line.partition(":")[::2] for line in text.splitlines())
     pending = int(field.get("SigPnd", "0"), 16) | int(field.get("ShdPnd", "0"), 16)
@@ -55,20 +56,30 @@ def parse_status(text: str) -> dict[str, Any]:
         "involuntary": int(field.get("nonvoluntary_ctxt_switches", 0)),
         "tracer_pid": int(field.get("TracerPid", 0)),
         "core_dumping": field.get("CoreDumping", "").strip() == "1",
-        "kill_pending": bool(pending & 1 << (signal.SIGKILL - 1)),
+        "kill_pending": bool(pending & 1 << (SIGKILL - 1)),
     }
 
 
-def read_safe(pid: int) -> dict[str, Any]:
-    """What the four files say that never block, or `{"state": "gone"}`."""
+def read_safe(pid: int) -> Facts:
+    """What the files say that never block, or `{"state": "gone"}`."""
     stat = read_text(f"/proc/{pid}/stat")
     status = read_text(f"/proc/{pid}/status")
-    facts = {"mono": time.monotonic(), "state": "gone"}
+    facts: Facts = {"mono": time.monotonic(), "state": "gone"}
     if stat and status:
         facts["wchan"] = read_text(f"/proc/{pid}/wchan")
         facts.update(parse_stat(stat))
         facts.update(parse_status(status))
     return facts
+
+
+def thread_times(pid: int) -> dict[str, int]:
+    """{thread id: nanoseconds on a CPU}. A thread whose number stands still has not moved."""
+    try:
+        names = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return {}
+    texts = {name: read_text(f"/proc/{pid}/task/{name}/schedstat") for name in names}
+    return {name: int(text.split()[0]) for name, text in texts.items() if text}
 
 
 def parents() -> dict[int, int]:
@@ -82,7 +93,8 @@ def descendants(root: int, parent_of: dict[int, int]) -> set[int]:
     children: dict[int, list[int]] = {}
     for pid, ppid in parent_of.items():
         children.setdefault(ppid, []).append(pid)
-    below, left = set(), [root]
+    below: set[int] = set()
+    left = [root]
     while left:
         new = [pid for pid in children.get(left.pop(), ()) if pid not in below and pid != root]
         below.update(new)
@@ -91,97 +103,133 @@ def descendants(root: int, parent_of: dict[int, int]) -> set[int]:
 
 
 class Reader:
-    """A forked child that reports (name, value) pairs of `produce()` and may block for ever."""
+    """A forked child that goes through `items` and reports (item, name, value); it may block for ever on one of them.
 
-    def __init__(self, key: Any, produce: Produce, timeout_s: float) -> None:
-        self.key, self.finished = key, False
-        self.facts: dict[str, Any] = {}
-        self.began = time.monotonic()
-        self.deadline = self.began + timeout_s
-        self._tail = b""
+    After each item it reports (item, "done", True).
+    """
+
+    def __init__(self, items: list[Any], produce: Produce) -> None:
+        self.left = list(items)
+        self.heard = time.monotonic()
+        self.is_replaced = False
+        self._bytes = b""
         self.descriptor, write_end = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _report(produce, write_end)
+            _report(items, produce, write_end)
         os.close(write_end)
-        with contextlib.suppress(OSError):  # the child has done it, or is gone
+        try:
             os.setpgid(self.pid, self.pid)
+        except OSError:
+            pass  # the child has done it, or is gone
 
-    def receive(self) -> bool:
-        """Take in what the child wrote; False at its end."""
+    def receive(self, found: dict[Any, Facts]) -> bool:
+        """Put what the child reported into `found`; False at its end."""
         data = os.read(self.descriptor, 1 << 16)
-        lines = (self._tail + data).split(b"\n")
-        self._tail = lines.pop()
-        for line in lines:
-            name, value = json.loads(line)
-            self.facts[name] = value
+        self._bytes += data
+        while len(self._bytes) >= 4:
+            size = int.from_bytes(self._bytes[:4], "little") + 4
+            if len(self._bytes) < size:
+                break
+            item, name, value = marshal.loads(self._bytes[4:size])
+            self._bytes = self._bytes[size:]
+            self.heard = time.monotonic()
+            found.setdefault(item, {})[name] = value
+            if name == "done" and self.left:
+                self.left.pop(0)
         return bool(data)
 
-    def close(self, finished: bool) -> None:
+    def close(self) -> None:
         """Kill what is left of the child and its own children. Never waits: one that sleeps in the kernel stays."""
-        self.finished = finished
         os.close(self.descriptor)
-        with contextlib.suppress(OSError):
-            os.killpg(self.pid, signal.SIGKILL)
-        with contextlib.suppress(OSError):
-            os.waitpid(self.pid, os.WNOHANG)
+        for action in (lambda: os.killpg(self.pid, SIGKILL), lambda: os.waitpid(self.pid, os.WNOHANG)):
+            try:
+                action()
+            except OSError:
+                pass
 
 
-def _report(produce: Produce, write_end: int) -> None:
+def _report(items: list[Any], produce: Produce, write_end: int) -> None:
     """Body of the child."""
     try:
         os.setpgid(0, 0)
-        for item in produce():
-            _write(write_end, item)
+        for report in produce(items):
+            _write(write_end, report)
     except BaseException as error:
-        _write(write_end, ("error", repr(error)[:300]))
+        _write(write_end, (None, "error", repr(error)[:300]))
     finally:
         os._exit(0)
 
 
-def _write(descriptor: int, item: tuple[str, Any]) -> None:
-    data = (json.dumps(item) + "\n").encode()
+def _write(descriptor: int, report: tuple[Any, str, Any]) -> None:
+    body = marshal.dumps(report)
+    data = len(body).to_bytes(4, "little") + body
     while data:
         data = data[os.write(descriptor, data) :]
 
 
-def run_readers(starts: list[Callable[[], Reader | None]], workers: int, deadline: float) -> list[Reader]:
-    """Calls `starts`, an ordered list of functions that give a Reader (or None: not yet), `workers` at a time.
+def ask_children(items: list[Any], produce: Produce, limit_s: float, workers: int, deadline: float) -> dict[Any, Facts]:
+    """What readers found about `items`: {item: {name: value}}. An item that was read to its end has "done".
 
-    A reader that has become old is stuck rather than busy and holds no slot. Returns the readers that were started.
+    Each of `workers` readers gets a share of the items. One that is silent for a moment keeps its item until `limit_s`
+    is over, and the rest of its share goes to a new reader.
     """
-    waiting = list(starts)
-    running: list[Reader] = []
-    done: list[Reader] = []
-    while waiting or running:
+    found: dict[Any, Facts] = {}
+    readers = [Reader(items[index::workers], produce) for index in range(workers) if items[index::workers]]
+    while readers:
+        ready = select.select([reader.descriptor for reader in readers], [], [], 0.05)[0]
         now = time.monotonic()
-        busy = sum(now - reader.began < WAITING_ROOM_S for reader in running)
-        while waiting and busy < workers and now < deadline:
-            reader = waiting[0]()
-            if reader is None:
-                break
-            del waiting[0]
-            running.append(reader)
-            busy += 1
-        if not running and now >= deadline:
-            break
-        _serve(running, done, deadline)
-    return done
+        for reader in list(readers):
+            ended = reader.descriptor in ready and not reader.receive(found)
+            if not ended and now - reader.heard > PATIENCE_S and not reader.is_replaced:
+                reader.is_replaced = True
+                rest, reader.left = reader.left[1:], reader.left[:1]
+                if rest and now < deadline:
+                    readers.append(Reader(rest, produce))
+            is_over = now - reader.heard > limit_s or now > deadline or (reader.is_replaced and not reader.left)
+            if ended or is_over:
+                readers.remove(reader)
+                reader.close()
+    return found
 
 
-def _serve(running: list[Reader], done: list[Reader], deadline: float) -> None:
-    """Wait a moment for the running readers; moves those that ended, or ran out of time, to `done`."""
-    ready = select.select([reader.descriptor for reader in running], [], [], 0.02)[0]
-    now = time.monotonic()
-    for reader in list(running):
-        ended = reader.descriptor in ready and not reader.receive()
-        if ended or now > min(reader.deadline, deadline):
-            running.remove(reader)
-            reader.close(ended)
-            done.append(reader)
+def run_program(argv: list[str], timeout_s: float, environment: dict[str, str]) -> tuple[int | None, str, str]:
+    """Exit status (None: killed, out of time), stdout and stderr of a program. Never waits for one that cannot die."""
+    pipes = [os.pipe(), os.pipe()]
+    actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+    actions += [(os.POSIX_SPAWN_DUP2, pipes[index][1], index + 1) for index in (0, 1)]
+    try:
+        pid = os.posix_spawnp(argv[0], argv, environment, file_actions=actions)
+    except OSError as error:
+        pid, failure = 0, str(error)
+    for _, write_end in pipes:
+        os.close(write_end)
+    texts = {read_end: b"" for read_end, _ in pipes}
+    deadline = time.monotonic() + timeout_s
+    is_over = pid != 0 and _drain(texts, deadline)
+    output, errors = (texts[read_end].decode("utf-8", "replace") for read_end, _ in pipes)
+    for read_end, _ in pipes:
+        os.close(read_end)
+    if pid == 0:
+        return 127, "", failure
+    if not is_over:
+        os.kill(pid, SIGKILL)
+        os.waitpid(pid, os.WNOHANG)
+        return None, output, errors
+    status = os.waitpid(pid, 0)[1]
+    return (status >> 8 if status & 0x7F == 0 else -(status & 0x7F)), output, errors
 
 
-def ask_child(produce: Produce, timeout_s: float) -> tuple[dict[str, Any], bool]:
-    """The facts of one reader, and whether it came to its end."""
-    done = run_readers([lambda: Reader(None, produce, timeout_s)], 1, time.monotonic() + timeout_s)
-    return (done[0].facts, done[0].finished) if done else ({}, False)
+def _drain(texts: dict[int, bytes], deadline: float) -> bool:
+    """Read every pipe to its end; False when the time is over before."""
+    open_ends = list(texts)
+    while open_ends:
+        ready = select.select(open_ends, [], [], max(0.0, deadline - time.monotonic()))[0]
+        if not ready:
+            return False
+        for read_end in ready:
+            data = os.read(read_end, 1 << 16)
+            texts[read_end] += data
+            if not data:
+                open_ends.remove(read_end)
+    return True

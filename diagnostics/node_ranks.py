@@ -7,15 +7,14 @@ A rank is a record {rank, pid, source, step, world_size, ...}.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
+import time
 
-from node_processes import ask_child, descendants, parents, parse_stat, read_text
+from node_processes import ask_children, descendants, parents, parse_stat, read_text, run_program
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
     Facts = dict[str, Any]
@@ -28,6 +27,7 @@ RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 OTHER_VARIABLES = ("SLURM_JOB_ID", "SLURMD_NODENAME", "BSL_RUN_DIR", "BSL_ATTEMPT")
 PID_FILES_TIMEOUT_S = 5.0
+IDENTIFY_TIMEOUT_S = 1.0
 LISTPIDS_TIMEOUT_S = 5.0
 
 
@@ -48,20 +48,32 @@ def find_ranks(request: Facts, node: str) -> Found:
 
 def from_pid_files(folder: str, node: str, host: str | None, problems: list[str]) -> list[Facts]:
     """Ranks of this node from pid files, which may lie on a file system that does not answer."""
-    facts, finished = ask_child(lambda: read_pid_files(folder, node, host), PID_FILES_TIMEOUT_S)
-    error = facts.pop("error", None if finished else f"no answer in {PID_FILES_TIMEOUT_S:g} s")
+    facts = ask_one(lambda: read_pid_files(folder, node, host), PID_FILES_TIMEOUT_S)
+    error = facts.get("error") or (None if "done" in facts else f"no answer in {PID_FILES_TIMEOUT_S:g} s")
     if error:
         problems.append(f"pid files: {error}")
-    return [dict(document, source="pid file", step=document.get("step_id")) for document in facts.values()]
+    return [dict(document, source="pid file", step=document.get("step_id")) for document in facts.get("files", [])]
 
 
-def read_pid_files(folder: str, node: str, host: str | None) -> Iterator[tuple[str, Facts]]:
-    """(name, document) of every pid file of `node`, or, where `host` is given, of that host."""
-    for name in sorted(os.listdir(folder)):
-        if name.startswith("rank-") and name.endswith(".json"):
-            document = json.loads(read_text(f"{folder}/{name}") or "null")
-            if document and (document["node"] == node or (host and document["host"] == host)):
-                yield name, document
+def read_pid_files(folder: str, node: str, host: str | None) -> Iterator[tuple[str, list[Facts]]]:
+    """The documents of all pid files of `node`, or, where `host` is given, of that host."""
+    import json
+
+    names = sorted(name for name in os.listdir(folder) if name.startswith("rank-") and name.endswith(".json"))
+    documents = [json.loads(read_text(f"{folder}/{name}") or "null") for name in names]
+    yield "files", [each for each in documents if each and (each["node"] == node or (host and each["host"] == host))]
+
+
+def ask_one(produce: Callable[[], Iterable[tuple[str, Any]]], limit_s: float) -> Facts:
+    """What one forked child reports, with "done" if it came to its end, and "error" if it failed."""
+
+    def produce_one(_items: list[Any]) -> Iterator[tuple[int, str, Any]]:
+        for name, value in produce():
+            yield 0, name, value
+        yield 0, "done", True
+
+    found = ask_children([0], produce_one, limit_s, 1, time.monotonic() + limit_s)
+    return {**found.get(None, {}), **found.get(0, {})}
 
 
 def from_job(job_id: str, node: str, problems: list[str]) -> Found:
@@ -102,14 +114,11 @@ def from_launcher(launcher_pid: int, problems: list[str]) -> Found:
 def list_tasks(job_id: str, node: str, problems: list[str]) -> list[Row]:
     """Processes of a Slurm job on this node as slurmd knows them: [(pid, step, global task id or None)]."""
     argv = ["scontrol", "listpids", str(job_id), node]
-    try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=LISTPIDS_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        problems.append(f"scontrol listpids: {error}")
-        return []
-    rows = parse_listpids(done.stdout.decode("utf-8", "replace"))
+    status, output, errors = run_program(argv, LISTPIDS_TIMEOUT_S, dict(os.environ))
+    rows = parse_listpids(output)
     if not rows:
-        problems.append(f"scontrol listpids: {done.stderr.decode('utf-8', 'replace').strip()[-200:] or 'no process'}")
+        why = errors.strip()[-200:] or ("no answer" if status is None else output.strip() or "no process")
+        problems.append(f"scontrol listpids: {why}")
     return rows
 
 
@@ -158,29 +167,23 @@ def list_environment(job_id: str, node: str) -> list[Row]:
 
 def identify(pids: list[int], problems: list[str]) -> Known:
     """{pid: {comm, ppid, start_ticks, exe, env}}; one whose environment gives no answer has an empty one."""
+    found = ask_children(pids, read_identities, IDENTIFY_TIMEOUT_S, 1, time.monotonic() + 5 * IDENTIFY_TIMEOUT_S)
     known: Known = {}
-    left = list(pids)
-    while left:
-        facts = read_identities(tuple(left))
-        read = [pid for pid in left if str(pid) in facts]
-        for pid in read:
-            add_known(known, pid, facts[str(pid)])
-        left = left[len(read) :]
-        if left:
-            problems.append(f"pid {left[0]}: its environment cannot be read")
-            add_known(known, left.pop(0), {"exe": "", "env": {}})
+    for pid in pids:
+        stat = read_text(f"/proc/{pid}/stat")
+        identity = found.get(pid, {}).get("identity")
+        if identity is None and stat:
+            problems.append(f"pid {pid}: its environment cannot be read")
+        if stat:
+            known[pid] = dict(parse_stat(stat), **(identity or {"exe": "", "env": {}}))
     return known
 
 
-def read_identities(pids: tuple[int, ...]) -> Facts:
-    """Program and environment by pid, as far as the first process that gives no answer in time."""
-    return ask_child(lambda: ((str(pid), exe_and_environment(pid)) for pid in pids), 1.0)[0]
-
-
-def add_known(known: Known, pid: int, facts: Facts) -> None:
-    stat = read_text(f"/proc/{pid}/stat")
-    if stat:
-        known[pid] = dict(parse_stat(stat), **facts)
+def read_identities(pids: list[int]) -> Iterator[tuple[int, str, Any]]:
+    """Program and environment of each process, for a reader."""
+    for pid in pids:
+        yield pid, "identity", exe_and_environment(pid)
+        yield pid, "done", True
 
 
 def exe_and_environment(pid: int) -> Facts:
@@ -268,10 +271,16 @@ def pid_of_run(rank: int, env: dict[str, str]) -> int | None:
     attempt = attempt_of_run(env)
     if attempt is None:
         return None
-    path = f"{attempt}/pids/rank-{rank:04d}.json"
-    facts, _ = ask_child(lambda: [("pid", json.loads(read_text(path) or "{}").get("pid"))], 1.0)
-    pid = facts.get("pid")
+    pid = ask_one(lambda: [("pid", read_pid(f"{attempt}/pids/rank-{rank:04d}.json"))], 1.0).get("pid")
     return pid if pid and os.path.exists(f"/proc/{pid}") else None
+
+
+def read_pid(path: str) -> int | None:
+    """The pid in a pid file, or None."""
+    import json
+
+    pid = json.loads(read_text(path) or "{}").get("pid")
+    return pid if isinstance(pid, int) else None
 
 
 def count_ranks(launcher_pid: int, known: Known) -> list[Facts]:

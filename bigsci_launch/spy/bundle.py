@@ -46,19 +46,21 @@ def write_bundle(folder: Path, bundle: Bundle, verdict: Mapping[str, Any], repor
         CollectError: it cannot be written.
     """
     try:
+        (folder / "nodes").mkdir(parents=True, exist_ok=True)
         for node in bundle.nodes:
-            _write(folder / "nodes" / f"{node['node']}.json", node)
-        _write(folder / "collection.json", {"schema_version": SCHEMA_VERSION, **bundle.collection})
-        write_atomically(folder / "verdict.json", json.dumps(verdict, indent=2) + "\n")
-        write_atomically(folder / "report.txt", report + "\n")
+            (folder / "nodes" / f"{node['node']}.json").write_text(_dump(node), encoding="utf-8")
+        (folder / "verdict.json").write_text(json.dumps(verdict, indent=2) + "\n", encoding="utf-8")
+        (folder / "report.txt").write_text(report + "\n", encoding="utf-8")
+        # Last, and atomically: a folder with a collection is a whole bundle.
+        write_atomically(folder / "collection.json", _dump({"schema_version": SCHEMA_VERSION, **bundle.collection}))
     except OSError as error:
         raise CollectError(
             f"{folder}: the evidence cannot be stored: {error.strerror}", hint="name another place with --output DIR"
         ) from error
 
 
-def _write(path: Path, document: Mapping[str, Any]) -> None:
-    write_atomically(path, json.dumps(document, separators=(",", ":")) + "\n")
+def _dump(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, separators=(",", ":")) + "\n"
 
 
 def read_bundle(folder: Path) -> Bundle:

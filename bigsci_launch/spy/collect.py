@@ -6,8 +6,11 @@ short framed lines; what has come is kept, whatever happens to the rest.
 
 from __future__ import annotations
 
+import ast
 import base64
+import importlib.util
 import json
+import marshal
 import subprocess
 import sys
 import time
@@ -27,7 +30,19 @@ STEP_TIMEOUT_S = 40.0
 MAX_STEPS = 3
 AGENT_MODULES = ("node_processes", "node_ranks", "node_agent")
 # The Python of the submitting side where a node has it, else the node's own: the agent needs no package.
-START_AGENT = 'p=$1; [ -x "$p" ] || p=python3; exec "$p" -I -S - "$2"'
+START_AGENT = 'p=$1; [ -x "$p" ] || p=python3; exec "$p" -I -S -'
+PROGRAM = """
+import marshal, sys
+from binascii import a2b_base64
+from zlib import decompress
+is_same_python = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER == {magic!r}
+codes, sources = {codes!r}, {sources!r}
+modules = marshal.loads(decompress(a2b_base64(codes))) if is_same_python else eval(decompress(a2b_base64(sources)))
+for name, body in modules.items():
+    module = sys.modules[name] = type(sys)(name)
+    exec(body, module.__dict__)
+sys.modules["node_agent"].main({request!r})
+"""
 Tell = Callable[[int, str], None]
 """Called with the number of nodes that have answered and the name of the newest."""
 
@@ -49,8 +64,8 @@ class FrameReader:
         parts[int(index)] = data
         if len(parts) < int(count):
             return None
-        text = zlib.decompress(base64.b64decode("".join(parts[at] for at in sorted(parts))))
-        self.documents[node] = json.loads(text)
+        text = zlib.decompress(base64.b64decode("".join(parts[at] for at in sorted(parts)))).decode()
+        self.documents[node] = unpack(ast.literal_eval(text))
         return node
 
     @property
@@ -83,19 +98,61 @@ def _world_size(topology: str | None) -> int | None:
     return Topology.parse(topology).world_size if topology else None
 
 
+def unpack(document: dict[str, Any]) -> dict[str, Any]:
+    """The agent's document with stacks as values in place of py-spy's text; what does not differ is kept once."""
+    for rank in document["ranks"]:
+        before: dict[str, Any] | None = None
+        for sample in rank["samples"]:
+            if "dump" in sample:
+                _unpack_dump(sample, before)
+            before = sample
+    return document
+
+
+def _unpack_dump(sample: dict[str, Any], before: Mapping[str, Any] | None) -> None:
+    try:
+        stack = {"threads": _read_dump(sample.pop("dump"))}
+    except (ValueError, LookupError, TypeError) as error:
+        sample["why"] = f"py-spy's answer cannot be read: {error}"
+        return
+    if before is not None and before.get("stack") == stack:
+        sample["same_stack"] = True
+    else:
+        sample["stack"] = stack
+
+
+def _read_dump(text: str) -> list[dict[str, Any]]:
+    """py-spy's threads, innermost frame first, without the fields that nobody reads."""
+    return [
+        {
+            "tid": thread["os_thread_id"],
+            "name": thread["thread_name"],
+            "active": thread["active"],
+            "owns_gil": thread["owns_gil"],
+            "frames": [
+                {"function": frame["name"], "file": frame["filename"], "line": frame["line"]}
+                for frame in thread["frames"]
+            ],
+        }
+        for thread in json.loads(text)
+    ]
+
+
 def collect_here(target: Target) -> list[dict[str, Any]]:
     """Run the agent on this machine."""
-    request = {**target.request, "node_timeout_s": NODE_TIMEOUT_S}
-    argv = [sys.executable, "-I", "-S", "-", json.dumps(request)]
+    reader = FrameReader()
+    argv = [sys.executable, "-I", "-S", "-"]
     try:
         done = subprocess.run(
-            argv, input=agent_program(), capture_output=True, text=True, timeout=NODE_TIMEOUT_S + 10, check=False
+            argv, input=agent_program(target), capture_output=True, text=True, timeout=NODE_TIMEOUT_S + 10, check=False
         )
-        return [json.loads(done.stdout)]
     except subprocess.TimeoutExpired as error:
         raise CollectError(f"the node agent did not end in {error.timeout:g} s") from error
-    except ValueError as error:
-        raise CollectError(f"the node agent failed: {done.stderr.strip()[-300:]}") from error
+    for line in done.stdout.splitlines():
+        reader.feed(line)
+    if not reader.documents:
+        raise CollectError(f"the node agent failed: {done.stderr.strip()[-300:]}")
+    return list(reader.documents.values())
 
 
 def collect_step(target: Target, tell: Tell) -> tuple[list[dict[str, Any]], dict[str, str]]:
@@ -106,16 +163,16 @@ def collect_step(target: Target, tell: Tell) -> tuple[list[dict[str, Any]], dict
     assert target.job_id is not None
     reader = FrameReader()
     silent: dict[str, str] = {}
-    left, words = list(target.nodes), ""
+    left, words, program = list(target.nodes), "", agent_program(target)
     until = time.monotonic() + STEP_TIMEOUT_S
     for _ in range(MAX_STEPS):
         if not left or time.monotonic() >= until:
             break
         step = run_monitor_step(
             target.job_id,
-            ["/bin/sh", "-c", START_AGENT, "sh", sys.executable, agent_request(target)],
+            ["/bin/sh", "-c", START_AGENT, "sh", sys.executable],
             nodes=left,
-            stdin=agent_program(),
+            stdin=program,
             timeout_s=until - time.monotonic(),
             on_line=lambda line: _take(reader, line, tell),
         )
@@ -153,22 +210,18 @@ def no_answer(target: Target, silent: Mapping[str, str], words: str) -> CollectE
     )
 
 
-def agent_request(target: Target) -> str:
-    """The agent's argument on a node."""
-    return json.dumps({**target.request, "node_timeout_s": NODE_TIMEOUT_S, "framed": True})
+def agent_program(target: Target) -> str:
+    """The node agent, its neighbours and its request as one text for `python -`.
 
-
-def agent_program() -> str:
-    """The node agent and its neighbours as one text for `python -`."""
+    They go as byte code for a node whose Python is of the same version, which starts faster, and as text for others.
+    """
     folder = resources.files("bigsci_launch") / "assets" / "diagnostics"
     sources = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in AGENT_MODULES}
-    return "\n".join(
-        [
-            "import sys, types",
-            f"for name, source in {sources!r}.items():",
-            "    module = sys.modules[name] = types.ModuleType(name)",
-            "    exec(compile(source, name + '.py', 'exec'), module.__dict__)",
-            "sys.modules['node_agent'].main(sys.argv)",
-            "",
-        ]
+    codes = {name: compile(source, f"{name}.py", "exec") for name, source in sources.items()}
+    request = {**target.request, "node_timeout_s": NODE_TIMEOUT_S, "framed": True}
+    return PROGRAM.format(
+        magic=importlib.util.MAGIC_NUMBER,
+        codes=base64.b64encode(zlib.compress(marshal.dumps(codes))),
+        sources=base64.b64encode(zlib.compress(repr(sources).encode())),
+        request=request,
     )

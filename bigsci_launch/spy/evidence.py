@@ -248,6 +248,7 @@ def _parse_sample(document: Mapping[str, Any], previous: Sample | None) -> Sampl
     if document.get("same_stack") and previous is not None:
         threads = previous.threads
     recorder = document.get("recorder") or {}
+    still = previous if document.get("same_stack") and "children" not in document else None
     return Sample(
         mono=float(document["mono"]),
         state=str(document["state"]),
@@ -257,8 +258,10 @@ def _parse_sample(document: Mapping[str, Any], previous: Sample | None) -> Sampl
         tracer_pid=int(document.get("tracer_pid") or 0),
         kill_pending=bool(document.get("kill_pending")),
         thread_times=document.get("thread_times") or {},
-        system_call=_describe_call(document.get("system_call")),
-        children=tuple(
+        system_call=still.system_call if still else _describe_call(document.get("system_call")),
+        children=still.children
+        if still
+        else tuple(
             Child(int(child["pid"]), str(child.get("comm") or ""), str(child["state"]), str(child.get("wchan") or ""))
             for child in document.get("children") or []
         ),

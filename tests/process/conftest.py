@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from bigsci_launch.spy.collect import unpack
+
 PROGRAMS = Path(__file__).parent / "programs"
 SETTLE_S = 0.4
 
@@ -125,8 +127,6 @@ def ask_agent(agent_path: Path) -> Callable[..., dict[str, Any]]:
         argv = [sys.executable, "-I", "-S", str(agent_path), json.dumps(request)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False)
         assert (done.returncode, done.stderr) == (0, "")
-        document = json.loads(done.stdout)
-        assert isinstance(document, dict)
-        return document
+        return unpack(json.loads(done.stdout))
 
     return ask

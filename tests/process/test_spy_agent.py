@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.spy.collect import agent_program
+from bigsci_launch.spy.collect import FrameReader, agent_program
+from bigsci_launch.spy.target import Target
 
 AskAgent = Callable[..., dict[str, Any]]
 PLACES = ["wait_for_peers", "load_batch", "tokenise", "stop_here", "read_shard", "wait_for_worker"]
@@ -62,7 +63,7 @@ def test_what_the_kernel_says(document: dict[str, Any]) -> None:
     by_place = {PLACES[rank["rank"]]: rank["samples"][-1] for rank in document["ranks"]}
     assert by_place["stop_here"]["wchan"] == "do_signal_stop"
     assert by_place["load_batch"]["wchan"] == "hrtimer_nanosleep"
-    children = by_place["wait_for_worker"]["children"]
+    children = document["ranks"][PLACES.index("wait_for_worker")]["samples"][0]["children"]
     assert [child["state"] for child in children] == ["T"]
     ticks = [sample["cpu_ticks"] for sample in document["ranks"][PLACES.index("tokenise")]["samples"]]
     assert ticks[1] > ticks[0]
@@ -123,10 +124,12 @@ def test_a_foreign_user_gets_kernel_facts_and_the_reason(hung: Any) -> None:
     if os.geteuid() != 0 or python is None:
         pytest.skip("needs root to become somebody else, and a Python that everybody may run")
     done = subprocess.run(
-        [python, "-I", "-S", "-", json.dumps({"launcher_pid": hung.pid, "py_spy": shutil.which("py-spy")})],
-        input=agent_program(), capture_output=True, text=True, timeout=30, user=65534, group=65534, check=True,
+        [python, "-I", "-S", "-"],
+        input=agent_program(Target("x", {"launcher_pid": hung.pid, "py_spy": shutil.which("py-spy")})),
+        capture_output=True, text=True, timeout=30, user=65534, group=65534, check=True,
     )  # fmt: skip
-    found = json.loads(done.stdout)
+    reader = FrameReader()
+    found = reader.documents[next(node for line in done.stdout.splitlines() if (node := reader.feed(line)))]
     assert len(found["ranks"]) >= len(PLACES)
     for rank in found["ranks"]:
         sample = rank["samples"][-1]

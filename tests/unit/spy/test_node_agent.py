@@ -108,11 +108,3 @@ def test_py_spy_errors_fit_on_a_line(agent: ModuleType) -> None:
     text = "warning: x\nError: Failed to open process 7\nReason: Permission Denied\n"
     assert agent.explain_py_spy(text) == "py-spy: Error: Failed to open process 7; Reason: Permission Denied"
     assert agent.explain_py_spy("") == "py-spy said nothing"
-
-
-def test_a_process_that_did_not_run_has_the_same_stacks(agent: ModuleType) -> None:
-    before = {"stack": {"threads": [{"tid": 7}, {"tid": 8}]}, "thread_times": {"7": 100, "8": 5, "9": 1}}
-    assert agent.stood_still(before, {"7": 100, "8": 5, "9": 77})
-    assert not agent.stood_still(before, {"7": 101, "8": 5, "9": 1})
-    assert not agent.stood_still(before, {"7": 100})
-    assert not agent.stood_still({"why": "no answer"}, {"7": 100})
