@@ -57,7 +57,7 @@ class FrameReader:
     def feed(self, line: str) -> str | None:
         """Take in one line; the name of the node whose document it completed, or None."""
         words = line.split(" ")
-        if len(words) != 5 or words[0] != "@bsl":
+        if len(words) != 5 or words[0] != "@bsl" or not (words[2].isdigit() and words[3].isdigit()):
             return None
         _, node, index, count, data = words
         parts = self._parts.setdefault(node, {})

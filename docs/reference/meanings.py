@@ -102,6 +102,21 @@ checkpoint | {path, age_s}: the newest whole one
 lost_nodes | nodes of a running job that Slurm cannot reach
 exit | the attempt's `exit.json`, fields as under `bsl submit --json`; null while it runs
 """,
+    "bsl checkpoint list --json": """
+schema_version | 1
+checkpoints[].path | its folder
+checkpoints[].step | the step after which it was saved
+checkpoints[].bytes | size of its files; null where its record cannot be read
+checkpoints[].latest | whether `latest` names it
+checkpoints[].pinned | whether it is kept from being pruned
+checkpoints[].verified | whether it was found as it was saved, and has not changed since
+""",
+    "bsl checkpoint verify --json": """
+schema_version | 1
+path | its folder
+sound | whether every file is there with the bytes that were saved
+problems | what is wrong, a sentence for each file
+""",
     "bsl list --json": """
 schema_version | 1
 root | the folder of runs
@@ -158,7 +173,7 @@ verdict.next | commands to type next
 classes[].ranks | ranks with equal stacks
 classes[].nodes | their nodes
 classes[].thread | the thread that tells
-classes[].frames[] | {function, file, line}, outermost first
+classes[].frames[] | {function, file, line}, innermost first
 """,
     "bsl diff-weights --json": """
 schema_version | 1

@@ -23,7 +23,7 @@ def test_documents_come_through_a_stream_that_mixes_them_with_chatter(agent: Mod
     lines = [line for document in documents.values() for line in agent.frame(document)]
     assert len(lines) > 6
     assert max(map(len, lines)) < 1000, "srun cuts longer lines"
-    lines += ["loading module cuda", "", "@bsl", "@bsl is a word"]
+    lines += ["loading module cuda", "", "@bsl", "@bsl is a word", "@bsl n0 is a word"]
     random.shuffle(lines)
     reader = FrameReader()
     completed = {node for line in lines if (node := reader.feed(line))}
