@@ -61,7 +61,7 @@ class Demo:
             BslError: something that should have been shown was not; says what.
         """
         began = time.monotonic()
-        self._tell(0, "making a corpus from the standard library's source text")
+        self._tell(0, "making a corpus from source text of the standard library (asyncio)")
         corpus = self._make_corpus()
         self._tell(1, f"training {NUM_STEPS} steps on 8 ranks, undisturbed")
         undisturbed = self._train("undisturbed")
