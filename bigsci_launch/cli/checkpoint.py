@@ -20,7 +20,9 @@ def checkpoint() -> None:
     """List, verify, pin and prune the checkpoints of a run."""
 
 
-@checkpoint.command("list", epilog="Example: bsl checkpoint list demo")
+@checkpoint.command(
+    "list", short_help="List the checkpoints of a run, oldest first.", epilog="Example: bsl checkpoint list demo"
+)
 @click.argument("run", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def list_(run: str | None, as_json: bool) -> None:
@@ -35,7 +37,9 @@ def list_(run: str | None, as_json: bool) -> None:
         console.answer(f"{state.folder.name:<20} {size:>14}  {' '.join(marks)}".rstrip())
 
 
-@checkpoint.command(epilog="Example: bsl checkpoint verify demo --step 20")
+@checkpoint.command(
+    short_help="Check a checkpoint, byte for byte.", epilog="Example: bsl checkpoint verify demo --step 20"
+)
 @click.argument("run", required=False)
 @STEP
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -72,7 +76,10 @@ def pin(run: str | None, step: int | None, undo: bool) -> None:
     console.answer(f"{folder.name}: {'not pinned any more' if undo else 'pinned'}")
 
 
-@checkpoint.command(epilog="Example: bsl checkpoint prune demo --keep 3 --dry-run")
+@checkpoint.command(
+    short_help="Delete old checkpoints that are not needed.",
+    epilog="Example: bsl checkpoint prune demo --keep 3 --dry-run",
+)
 @click.argument("run", required=False)
 @click.option("--keep", required=True, type=click.IntRange(min=1), help="How many of the newest stay.")
 @click.option("--dry-run", is_flag=True, help="Say what would go; delete nothing.")

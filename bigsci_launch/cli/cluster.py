@@ -50,7 +50,7 @@ def up(nodes: int, gpus_per_node: int, isolated: bool) -> None:
     console.talk("      bsl cluster status, bsl cluster down")
 
 
-@cluster.command(epilog="Example: bsl cluster down")
+@cluster.command(short_help="End the cluster and remove its directory.", epilog="Example: bsl cluster down")
 def down() -> None:
     """End every process of the cluster and remove its directory; also what a broken `up` left."""
     from bigsci_launch.minicluster.cluster import stop_cluster

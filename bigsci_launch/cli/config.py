@@ -14,7 +14,7 @@ SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", hel
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
-@click.group(epilog="Example: bsl config check configs/demo.yaml")
+@click.group(short_help="Check and show run files, list sites.", epilog="Example: bsl config check configs/demo.yaml")
 def config() -> None:
     """Check a run file, show its values and where they come from, list sites."""
 
@@ -76,7 +76,10 @@ def sites(as_json: bool) -> None:
         console.answer_table(("site", "scheduler", ">ranks per node", "what it is"), site_rows(found))
 
 
-@config.command(epilog="Example: bsl config schema run > run.schema.json")
+@config.command(
+    short_help="Print the JSON Schema of run files or site files.",
+    epilog="Example: bsl config schema run > run.schema.json",
+)
 @click.argument("name", type=click.Choice(["run", "site"]), default="run")
 def schema(name: str) -> None:
     """Print the JSON Schema of run files or site files, with which editors complete and check them."""

@@ -19,7 +19,10 @@ def data() -> None:
     """
 
 
-@data.command(epilog="Example: bsl data prepare src/ --output data/src --vocab-size 1024 --glob '*.py'")
+@data.command(
+    short_help="Make an indexed dataset from a folder of text.",
+    epilog="Example: bsl data prepare src/ --output data/src --vocab-size 1024 --glob '*.py'",
+)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--output",

@@ -9,7 +9,7 @@ import click
 from bigsci_launch.cli.console import answer, progress
 
 
-@click.command(epilog="Example: bsl demo")
+@click.command(short_help="Show the whole tool on this machine, in minutes.", epilog="Example: bsl demo")
 @click.option(
     "--folder", type=click.Path(path_type=Path), default=Path(".demo"), show_default=True, help="Where to work."
 )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PATH = click.Path(path_type=Path)
 
 
-@click.command("diff-weights")
+@click.command("diff-weights", short_help="Compare weights tensor by tensor and bit by bit.")
 @click.argument("a", type=PATH, required=False)
 @click.argument("b", type=PATH, required=False)
 @click.option("--audit", type=PATH, metavar="DIR", help="Check one checkpoint against itself instead.")

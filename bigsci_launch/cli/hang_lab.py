@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from bigsci_launch.hang_lab.runner import Standing
 
 
-@click.group("hang-lab", epilog="Example: bsl hang-lab run H36")
+@click.group(
+    "hang-lab", short_help="Reproduce hangs on this machine, without a GPU.", epilog="Example: bsl hang-lab run H36"
+)
 def hang_lab() -> None:
     """Reproduce hangs of distributed training on this machine, without a GPU.
 
@@ -23,7 +25,9 @@ def hang_lab() -> None:
     """
 
 
-@hang_lab.command("list", epilog="Example: bsl hang-lab list --json")
+@hang_lab.command(
+    "list", short_help="List the classes, and what cannot be had here.", epilog="Example: bsl hang-lab list --json"
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def list_classes(as_json: bool) -> None:
     """List the classes, what can be reproduced here, and why the rest cannot."""
@@ -36,7 +40,10 @@ def list_classes(as_json: bool) -> None:
     answer_table(columns, catalogue_rows())
 
 
-@hang_lab.command(epilog="Example: bsl hang-lab run H01 --ranks 8 --culprit 5")
+@hang_lab.command(
+    short_help="Bring a hang about, and judge what bsl spy says.",
+    epilog="Example: bsl hang-lab run H01 --ranks 8 --culprit 5",
+)
 @click.argument("name", metavar="CLASS")
 @click.option("--ranks", default=4, show_default=True, help="How many ranks: even, 4 or more for most classes.")
 @click.option("--culprit", default=1, show_default=True, help="The rank that does it.")

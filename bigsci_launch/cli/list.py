@@ -9,7 +9,7 @@ import click
 from bigsci_launch.cli import console
 
 
-@click.command("list", epilog="Example: bsl list --json")
+@click.command("list", short_help="List the runs, the one that moved last first.", epilog="Example: bsl list --json")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def list_(as_json: bool) -> None:
     """List the runs under $BSL_RUNS (default: ./runs), the one that moved last first."""

@@ -9,11 +9,14 @@ import click
 from bigsci_launch.cli import console
 
 
-@click.command(epilog="Example: bsl logs demo --rank 0-3 --grep 'loss|error'")
+@click.command(
+    short_help="Print what all ranks print, merged by time.",
+    epilog="Example: bsl logs demo --rank 0-3 --grep 'loss|error'",
+)
 @click.argument("run", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on as ranks write, until the attempt has ended.")
 @click.option("--rank", "ranks", metavar="RANKS", help="Only these global ranks, such as 3 or 0-3,7.")
-@click.option("--node", help="Only ranks on this node.")
+@click.option("--node", metavar="NAME", help="Only ranks on this node.")
 @click.option("--grep", "pattern", metavar="RE", help="Only lines in which this regular expression is found.")
 def logs(run: str | None, follow: bool, ranks: str | None, node: str | None, pattern: str | None) -> None:
     """Print the logs of RUN's newest attempt, merged by time (UTC), each line with node, rank and coordinate."""

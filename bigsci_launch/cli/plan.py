@@ -43,7 +43,9 @@ class SearchByDefault(click.Group):
 
 
 @click.group(
-    cls=SearchByDefault, epilog="Example: bsl plan configs/bloom-176b.yaml --top 5 --explain --html bloom.html"
+    cls=SearchByDefault,
+    short_help="Rank the layouts of a run by the time to finish.",
+    epilog="Example: bsl plan configs/bloom-176b.yaml --top 5 --explain --html bloom.html",
 )
 def plan() -> None:
     """Rank every legal 3D layout of a run by the time to finish, before anyone waits in a queue.
@@ -193,7 +195,10 @@ def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) ->
     console.talk(f"wrote {output}")
 
 
-@plan.command(epilog="Example: bsl plan predict rows.csv --calibration jean-zay-a100.json -o predicted.csv")
+@plan.command(
+    short_help="Append predictions to rows.",
+    epilog="Example: bsl plan predict rows.csv --calibration jean-zay-a100.json -o predicted.csv",
+)
 @click.argument("rows", type=PATH)
 @click.option("--calibration", type=PATH, required=True, metavar="FILE", help="Constants to go by.")
 @click.option("-o", "--output", type=PATH, required=True, metavar="FILE", help="Where to write the table.")
@@ -213,7 +218,9 @@ def predict(rows: Path, calibration: Path, output: Path) -> None:
     console.answer(f"{len(predicted) - len(missing)} of {len(predicted)} rows priced: {output}")
 
 
-@plan.command(epilog="Example: bsl plan score predicted.csv --json")
+@plan.command(
+    short_help="Compare predictions with measurements.", epilog="Example: bsl plan score predicted.csv --json"
+)
 @click.argument("predicted", type=PATH)
 @JSON
 def score(predicted: Path, as_json: bool) -> None:
@@ -229,10 +236,15 @@ def score(predicted: Path, as_json: bool) -> None:
         console.answer(line)
 
 
-@plan.command(epilog="Example: bsl plan check configs/bloom-176b.yaml --starts 2022-03-11")
+@plan.command(
+    short_help="Check the arithmetic of the whole run.",
+    epilog="Example: bsl plan check configs/bloom-176b.yaml --starts 2022-03-11",
+)
 @click.argument("config", type=PATH)
 @SET
-@click.option("--starts", type=click.DateTime(["%Y-%m-%d"]), help="First day of the run; default: today.")
+@click.option(
+    "--starts", type=click.DateTime(["%Y-%m-%d"]), metavar="YYYY-MM-DD", help="First day of the run; default: today."
+)
 @click.option("--calibration", type=PATH, metavar="FILE", help="Constants to go by; default: the site's.")
 @JSON
 @click.pass_context

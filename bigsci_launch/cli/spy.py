@@ -28,7 +28,10 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-@click.command(epilog="Example: bsl spy --jobid 1234 --topology tp=4,pp=12,dp=8")
+@click.command(
+    short_help="Say which rank a hung job waits for.",
+    epilog="Example: bsl spy --jobid 1234 --topology tp=4,pp=12,dp=8",
+)
 @click.argument("run", required=False)
 @click.option("--jobid", metavar="ID", help="Look at this Slurm job; bsl need not have submitted it.")
 @click.option("--local", is_flag=True, help="Look at this machine: the local run, or the launcher of --pid.")

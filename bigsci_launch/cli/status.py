@@ -10,9 +10,11 @@ from bigsci_launch.cli import console
 from bigsci_launch.errors import RunDirError
 
 
-@click.command(epilog="Example: bsl status demo")
+@click.command(short_help="Show what a run is doing, or why it ended.", epilog="Example: bsl status demo")
 @click.argument("run", required=False)
-@click.option("--jobid", help="Show the run of this Slurm job; any job, also one that bsl did not submit.")
+@click.option(
+    "--jobid", metavar="ID", help="Show the run of this Slurm job; any job, also one that bsl did not submit."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(run: str | None, jobid: str | None, as_json: bool) -> None:
     """Show the state of RUN (a name or a directory; default: the run submitted last) and of its slowest rank."""

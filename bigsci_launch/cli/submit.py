@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from bigsci_launch.scheduler.job import JobInfo
 
 
-@click.command(epilog="Example: bsl submit configs/demo.yaml --set training.steps=100 --dry-run")
+@click.command(
+    short_help="Submit a run, or the next attempt of it.",
+    epilog="Example: bsl submit configs/demo.yaml --set training.steps=100 --dry-run",
+)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's.")
 @click.option("--dry-run", "--dryrun", "dry_run", is_flag=True, help="Print the script and the rank map; do nothing.")

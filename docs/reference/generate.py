@@ -38,7 +38,7 @@ def walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Command
 def commands_page() -> str:
     parts = [NOTE, "# Commands\n"]
     for path, command in walk(bsl, "bsl"):
-        context = click.Context(command, info_name=path, max_content_width=100, terminal_width=100)
+        context = click.Context(command, info_name=path, terminal_width=100, **bsl.context_settings)
         parts.append(f"## `{path}`\n\n```text\n{command.get_help(context)}\n```\n")
     return "\n".join(parts)
 

@@ -276,15 +276,24 @@ class Rehearsals:
         return home
 
     def end(self) -> None:
-        """End what sessions that broke off have left running, and remove every home."""
+        """End what sessions have left running, and remove every home."""
         for session, home in self.homes.items():
-            runs = json.loads(bsl_in(home, "list --json") or '{"runs": []}')["runs"]
-            for run in runs:
-                if run["state"] in ("RUNNING", "PENDING"):
-                    bsl_in(home, f"cancel {run['directory']}; bsl cancel {run['directory']}")
+            end_runs(home)
             if "slurm" in session.needs:
                 bsl_in(home, "cluster down")
             shutil.rmtree(home, ignore_errors=True)
+
+
+def end_runs(home: Path) -> None:
+    """Cancel the runs that are under way, and wait for their end."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        runs = json.loads(bsl_in(home, "list --json") or '{"runs": []}')["runs"]
+        alive = [run["directory"] for run in runs if run["state"] in ("RUNNING", "PENDING")]
+        if not alive:
+            return
+        for directory in alive:
+            bsl_in(home, f"cancel {directory}")
 
 
 def bsl_in(home: Path, words: str) -> str:
@@ -344,6 +353,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for session in (session for page in pages() if page.is_file() for session in read_sessions(page)):
         needs_torch = session.needs & {"torch", "tutorial"}
         marks = [
+            pytest.mark.timeout(2 * SESSION_TIMEOUT_S),
             *([pytest.mark.torch] if needs_torch else []),
             *([pytest.mark.slurm] if "slurm" in session.needs else []),
         ]

@@ -84,6 +84,7 @@ def test_documents(name: str, words: str, print_alone: Callable[[str], str]) -> 
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(540)
 @pytest.mark.parametrize(("name", "words"), cases(AFTER_TUTORIAL))
 def test_documents_of_runs(name: str, words: str, print_after_tutorial: Callable[[str], str]) -> None:
     check(name, print_after_tutorial(words))

@@ -45,6 +45,13 @@ def test_help_shows_an_example_of_the_command(path: str, command: click.Command)
     assert re.search(rf"(^|\s){path}\b", example), f"`{path} --help` shows no example of itself:\n{text}"
 
 
+@pytest.mark.parametrize(("path", "command"), [pytest.param(*found, id=found[0]) for found in commands()])
+def test_lists_of_commands_fit_on_a_small_terminal(path: str, command: click.Command) -> None:
+    text = command.get_help(click.Context(command, info_name=path, terminal_width=80, max_content_width=80))
+    listed = text.partition("Commands:")[2]
+    assert "..." not in listed
+
+
 def test_options_are_those_of_the_reviewed_list(check_golden: Callable[[Path, str], None]) -> None:
     lines = []
     for path, command in commands():
