@@ -77,7 +77,7 @@ def json_page() -> str:
     introduction = (
         "Every command that reports prints one document with `--json`. A field is never taken away or given another\n"
         "meaning without another `schema_version`; new ones may come. `[]` stands for the entries of a list. A value\n"
-        "that is not known is null.\n"
+        "that is not known is null. A field with `?` is not in every entry.\n"
     )
     parts = [NOTE, "# JSON documents\n", introduction]
     for command in DOCUMENTS:

@@ -2,6 +2,7 @@
 
 A line of a document is `path | meaning`. `[]` steps into a list. A meaning that begins with `{a, b}` names all fields
 of the object at that path; an object without such a list and without lines of its own has names that depend on the run.
+A path that ends with `?` may be absent.
 """
 
 from __future__ import annotations
@@ -199,6 +200,63 @@ unreadable | list of {file, why}
 notes | what else should be known
 seam | what two logs show, where they were given
 """,
+    "bsl plan --json": """
+schema_version | 1
+run | name of the run
+site | name of the site
+world_size | ranks of the configured layout
+num_steps | steps of the whole run
+num_tokens | tokens of the whole run
+num_parameters | parameters of the model
+padded_vocab_size | size of the vocabulary as it is laid out
+checkpoint_bytes | size of a checkpoint
+refusal | why the configured layout is refused; null where it is not
+stages[] | {stage, num_transformer_layers, parameters_per_rank, state_bytes_per_rank} of the configured layout
+calibration.is_measured | whether it was fitted to measurements; on a site without GPUs all from here on is missing
+calibration.num_timed_runs | how many of them told a time
+calibration.mean_left_out_error | mean relative error, each predicted from all others
+calibration.constants | the fitted constants, by name
+calibration.drift_from | day from which a drift was found
+calibration.gpu | the GPU that it is about
+configured | the layout of the run file; fields as under `plans`
+rank_of_configured | its place among all plans
+num_plans | plans that fit
+plans[].nodes | number of nodes
+plans[].tp | tensor-parallel size
+plans[].pp | pipeline-parallel size
+plans[].dp | data-parallel size
+plans[].micro_batch_size | samples of a micro batch
+plans[].partition_method | how layers are cut into stages
+plans[].num_layers | transformer layers
+plans[].num_attention_heads | attention heads
+plans[].layers_per_stage | transformer layers of each stage
+plans[].seconds_per_step | predicted time of a step
+plans[].seconds_low | lower end of its band
+plans[].seconds_high | upper end of its band
+plans[].tflops | {full, weights}: with and without attention and head
+plans[].memory_gib | {first, middle, last, need, gpu}: as nvidia-smi shows it; what must fit; what there is
+plans[].out_of_memory | whether it does not fit
+plans[].bubble | part of a step in which the slowest stage waits
+plans[].terms | seconds of a step by cause
+plans[].days | days to the end of the run
+plans[].likely_days | days that three of four such plans keep
+plans[].gpu_hours | GPU-hours of the whole run
+plans[].checkpoint_bytes | size of a checkpoint
+plans[].advice | what would make it better
+num_out_of_memory | plans that do not fit
+out_of_memory | the best of them; fields as under `plans`
+refused[] | {rule, count, example, source}: layouts that a rule refused
+""",
+    "bsl plan score --json": """
+schema_version | 1
+time | {num_rows, mean, median, p90}: error of seconds per step, in percent
+ranking | {num_pairs, tau, tau_of_sections, num_sections, num_found, regret}: order inside sections
+memory | {num_rows, mean, median, p90}: error of memory, in percent
+oom | {num_oom, num_caught, num_fitting, num_false}: rows that ran out of memory, and rows that were said to
+tflops_weights | {num_rows, mean, median, p90}: error against printed TFLOP/s without attention and head
+tflops_full | {num_rows, mean, median, p90}: error against printed TFLOP/s with them
+num_unpriced | rows without a prediction
+""",
     "bsl plan check --json": """
 schema_version | 1
 run | name of the run
@@ -208,6 +266,33 @@ findings[].key | the key that is judged
 findings[].other_key | the key that it does not go together with
 findings[].text | what is wrong, with the numbers
 findings[].price | what it costs
+""",
+    "bsl hang-lab list --json": """
+schema_version | 1
+classes[].name | what `run` takes
+classes[].class | its class
+classes[].title | what it is
+classes[].reproducible | whether it can be brought about here
+classes[].reason | why not; null where it can
+classes[].family? | the family of the class
+classes[].recipe? | name of the program's recipe; null where there is none
+classes[].min_ranks? | smallest number of ranks
+classes[].needs? | what it needs, such as root
+classes[].is_hang? | whether it is a hang
+classes[].states? | states that a verdict may have
+classes[].classes? | classes that a verdict may have
+classes[].accuses? | whether a rank is at fault
+classes[].culprits? | which ranks may be
+""",
+    "bsl hang-lab run --json": """
+schema_version | 1
+class | name of the reproduction
+title | what it is
+topology | layout of the ranks
+culprit | the rank that did it
+expected | the right verdict, in words
+verdict | {state, class, suspects, confidence, claim}: what `bsl spy` said
+judgement | `right`, `other class`, `nobody named`, `unknown`, `other state`, `false alarm` or `wrong accusation`
 """,
     "bsl cluster status --json": """
 schema_version | 1

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+
+from bigsci_launch.cli.main import bsl
 
 ROOT = Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("meanings", ROOT / "docs" / "reference" / "meanings.py")
@@ -27,6 +30,12 @@ ALONE = {
     ],
     "bsl config show --json": ["config show configs/demo.yaml --json"],
     "bsl config sites --json": ["config sites --json"],
+    "bsl plan --json": ["plan configs/bloom-176b.yaml --top 1 --json"],
+    "bsl plan score --json": [
+        "plan predict benchmarks/rows/chronicle.csv --calibration slurm/calibrations/jean-zay-a100.json -o p.csv"
+        " > /dev/null; bsl plan score p.csv --json"
+    ],
+    "bsl hang-lab list --json": ["hang-lab list --json"],
     "bsl plan check --json": ["plan check configs/bloom-176b.yaml --json"],
     "bsl cluster status --json": ["cluster status --json"],
     "bsl data prepare --json": ["data prepare configs --output corpus --vocab-size 300 --json"],
@@ -38,6 +47,9 @@ AFTER_TUTORIAL = {
     ],
     "bsl status --json": ["status demo --json", "status hangs --json"],
     "bsl list --json": ["list --json"],
+    "bsl checkpoint list --json": ["checkpoint list demo --json"],
+    "bsl checkpoint verify --json": ["checkpoint verify demo --json"],
+    "bsl hang-lab run --json": ["hang-lab run H30 --json"],
     "bsl spy --json": ["spy --bundle runs/hangs/spy/* --json"],
     "bsl diff-weights --json": [
         "diff-weights runs/demo/checkpoints/global_step10 runs/demo/checkpoints/global_step20 --json"
@@ -59,15 +71,18 @@ def differences(document: Any, fields: dict[str, str], path: str = "") -> Iterat
         elif children:
             start = f"{path}." if path else ""
             wanted = {re.split(r"[.\[]", known.removeprefix(start))[0] for known in children}
-            yield from (f"{start}{name}" for name in wanted ^ set(document))
+            optional = {name.rstrip("?") for name in wanted if name.endswith("?")}
+            yield from (f"{start}{name}" for name in (wanted - {f"{name}?" for name in optional}) - set(document))
+            yield from (f"{start}{name}" for name in set(document) - wanted - optional)
             for name, value in document.items():
                 yield from differences(value, fields, f"{start}{name}")
 
 
 def test_the_comparison_notices() -> None:
-    fields = {"a": "x", "b.c": "x", "d[].e": "x", "f": "list of {g, h}", "i": "names depend on the run"}
+    fields = {"a": "x", "b.c": "x", "d[].e": "x", "f": "list of {g, h}", "i": "names depend on the run", "j?": "x"}
     good = {"a": 1, "b": {"c": 2}, "d": [{"e": 1}], "f": [{"g": 1, "h": 2}], "i": {"any": 1}}
     assert not list(differences(good, fields))
+    assert not list(differences({**good, "j": 1}, fields))
     assert list(differences({**good, "z": 1}, fields)) == ["z"]
     assert list(differences({**good, "b": {}}, fields)) == ["b.c"]
     assert list(differences({**good, "d": [{"e": 1, "q": 1}]}, fields)) == ["d[].q"]
@@ -94,5 +109,15 @@ def check(name: str, printed: str) -> None:
     assert not list(differences(json.loads(printed), meanings.fields_of(name)))
 
 
-def test_every_document_is_checked() -> None:
+def reporting(command: click.Command = bsl, path: str = "bsl") -> Iterator[str]:
+    """The commands that have `--json`, as they are typed."""
+    if any("--json" in parameter.opts for parameter in command.params):
+        yield f"{path.removesuffix(' search')} --json"  # `bsl plan CONFIG` is `bsl plan search CONFIG`
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            yield from reporting(below, f"{path} {name}")
+
+
+def test_every_command_that_reports_is_described_and_checked() -> None:
+    assert set(meanings.DOCUMENTS) == {*reporting(), "bsl submit --dry-run --json"}
     assert set(meanings.DOCUMENTS) == {*ALONE, *AFTER_TUTORIAL}
