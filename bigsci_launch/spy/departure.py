@@ -1,13 +1,13 @@
-"""Which rank left the common schedule: against its own past first, then against ranks with the same part.
+"""Which rank left the common schedule: against its own past, and against ranks with the same part.
 
-Both need the recorder. A rank's collectives repeat from step to step: the first that differs from the step before is a
-departure. Ranks of the same pipeline stage issue the same collectives: the one that differs from most is a departure
-too. What all of them did alike (a checkpoint, an evaluation) is none.
+Both need the recorder. A rank's collectives repeat from step to step: what always followed the same collectives before,
+and does not now, is a surprise. Ranks of the same pipeline stage issue the same collectives: the one that differs from
+most is odd. What most peers did alike (a checkpoint, an evaluation) is no departure, and where most ranks surprise
+their past while one does not, nobody is accused: both sides are.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +16,15 @@ from bigsci_launch.spy.groups import group_kind
 from bigsci_launch.spy.recorder import Token
 from bigsci_launch.spy.waits import recorded_members
 
+CONTEXTS = (256, 96, 32, 8)
+"""So many collectives before one are compared with the past, the longest first."""
+MIN_TIMES = 2
+"""A context that came less often tells nothing."""
+RECENT = 400
+LOOK_AHEAD = 64
+MAX_PLACES = 32
+_BASE, _PRIME = 1_000_003, (1 << 61) - 1
+_POWERS = {length: pow(_BASE, length, _PRIME) for length in CONTEXTS}
 Kind = tuple[str, str, str, str]
 """A collective as other ranks know it: what the group is, operation, sizes, types."""
 
@@ -56,14 +65,14 @@ def find_departures(evidence: Evidence) -> Departures:
     """Every departure that the recorders show."""
     streams = {seen.rank: kinds_of(seen, evidence) for seen in evidence.ranks if seen.recorder and seen.recorder.stream}
     firsts = {seen.rank: seen.recorder.first_record for seen in evidence.ranks if seen.recorder}
-    peers = [
-        departure for group in peer_groups(streams, evidence) for departure in depart_from_peers(group, streams, firsts)
-    ]
-    own = {rank: departure for rank, stream in streams.items() if (departure := depart_from_past(rank, stream))}
-    alike = {rank for rank in own if _all_did_alike(rank, own, streams, evidence)}
+    groups = peer_groups(streams, evidence)
+    surprises = {rank: find_surprises(rank, stream) for rank, stream in streams.items()}
+    views = [PeerView(group, streams, firsts) for group in groups]
+    past = [found for view in views for rank in view.group for found in view.unusual(surprises[rank])[-1:]]
+    peers = [found for view in views for found in view.odd_ones() if not view.is_due_to_others(found, surprises)]
     return Departures(
-        from_past={rank: _with_groups(own[rank], streams, evidence) for rank in own if rank not in alike},
-        from_peers={departure.rank: _with_groups(departure, streams, evidence) for departure in peers},
+        from_past={found.rank: _with_groups(found, streams, evidence) for found in past},
+        from_peers={found.rank: _with_groups(found, streams, evidence) for found in peers},
         compared=frozenset(streams),
     )
 
@@ -107,44 +116,49 @@ def peer_groups(ranks: Iterable[int], evidence: Evidence) -> list[tuple[int, ...
     return [tuple(sorted(group)) for group in stages.values()]
 
 
-def depart_from_past(rank: int, stream: Sequence[Kind]) -> Departure | None:
-    """The first collective that differs from the step before, once two steps in a row were equal."""
-    for anchor in _by_rarity(stream):
-        found = _repeated_step(stream, anchor)
-        if found is not None:
-            base, period = found
-            differing = (at for at in range(base, len(stream)) if stream[at] != stream[at - period])
-            position = next(differing, None)
-            if position is None:
-                return None
-            return _departure(rank, position, stream[position - period : position], stream[position:])
-    return None
+def find_surprises(rank: int, stream: Sequence[Kind]) -> list[Departure]:
+    """Where a rank did what it never did after the same collectives, before or since, the newest last.
+
+    The longest run of collectives before it that came twice or more decides: within a row of equal collectives only a
+    long one tells the last but one from the last. Only what happened shortly before the end counts.
+    """
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(stream), start=1)}
+    ids = [numbers[kind] for kind in stream]
+    hashes = _prefix_hashes(ids)
+    followers: list[dict[int, list[int]]] = [{} for _ in CONTEXTS]
+    found: list[tuple[Departure, list[int]]] = []
+    for at, number in enumerate(ids):
+        decided = False
+        for length, seen in zip(CONTEXTS, followers, strict=True):
+            if at < length:
+                continue
+            places = seen.setdefault((hashes[at] - hashes[at - length] * _POWERS[length]) % _PRIME, [])
+            if len(places) >= MIN_TIMES and not decided:
+                decided = True
+                if at >= len(ids) - RECENT and all(ids[place] != number for place in places):
+                    due = [stream[place : place + LOOK_AHEAD] for place in places[-MAX_PLACES:]]
+                    found.append((_departure(rank, at, due, stream[at:]), places))
+            places.append(at)
+    # What was new once and came again is part of the schedule: a check every few steps.
+    return [each for each, places in found if sum(ids[place] == ids[each.position] for place in places) == 1]
 
 
-def _by_rarity(stream: Sequence[Kind]) -> list[Kind]:
-    """Kinds that came three times or more, rarest first: what happens once a step finds the step."""
-    counts = Counter(stream)
-    return sorted((kind for kind, count in counts.items() if count >= 3), key=lambda kind: counts[kind])
+def _prefix_hashes(ids: Sequence[int]) -> list[int]:
+    hashes = [0]
+    for number in ids:
+        hashes.append((hashes[-1] * _BASE + number) % _PRIME)
+    return hashes
 
 
-def _repeated_step(stream: Sequence[Kind], anchor: Kind) -> tuple[int, int] | None:
-    """(position, period): the `period` entries before `position` equal those before them, the newest such place."""
-    places = [at for at, kind in enumerate(stream) if kind == anchor]
-    for before, here in zip(reversed(places[:-1]), reversed(places[1:]), strict=True):
-        period = here - before
-        if before >= period and stream[before - period : before] == stream[before:here]:
-            return here, period
-    return None
-
-
-def _departure(rank: int, position: int, due: Sequence[Kind], did: Sequence[Kind]) -> Departure:
-    """`due` are the collectives that should have come at `position`, `did` those that came."""
-    form = "other"
-    if _agree(did, due[1:]):
-        form = "skip"
-    elif len(did) > 1 and _agree(did[1:], due):
-        form = "extra"
-    return Departure(rank, position, due[0], did[0], form)
+def _departure(rank: int, position: int, due: Sequence[Sequence[Kind]], did: Sequence[Kind]) -> Departure:
+    """`due` are ways in which it went on at other times, the newest last; `did` is what came at `position`."""
+    for expected in reversed(due):
+        if _agree(did, expected[1:]):
+            return Departure(rank, position, expected[0], did[0], "skip")
+    for expected in reversed(due):
+        if len(did) > 1 and _agree(did[1:], expected):
+            return Departure(rank, position, expected[0], did[0], "extra")
+    return Departure(rank, position, due[-1][0], did[0], "other")
 
 
 def _agree(did: Sequence[Kind], due: Sequence[Kind]) -> bool:
@@ -152,47 +166,62 @@ def _agree(did: Sequence[Kind], due: Sequence[Kind]) -> bool:
     return shared > 0 and list(did[:shared]) == list(due[:shared])
 
 
-def depart_from_peers(
-    group: Sequence[int], streams: Mapping[int, Sequence[Kind]], firsts: Mapping[int, int]
-) -> list[Departure]:
-    """Members of `group` that differ from most others at the same place of their streams.
+class PeerView:
+    """Ranks with the same part, side by side. Peers issue equal numbers of collectives: equal record numbers are equal
+    places of the schedule."""
 
-    Peers issue equal numbers of collectives, so equal record numbers are equal places. Where the first common place
-    differs already, that does not hold, and nobody is accused; where no majority exists, nobody is either.
-    """
-    start = max(firsts[rank] for rank in group)
-    offsets = {rank: start - firsts[rank] for rank in group}
-    together = [rank for rank in group if offsets[rank] < len(streams[rank])]
-    found: list[Departure] = []
-    step = 0
-    while len(together) > 1:
-        kinds: dict[Kind, list[int]] = {}
-        for rank in together:
-            if offsets[rank] + step < len(streams[rank]):
-                kinds.setdefault(streams[rank][offsets[rank] + step], []).append(rank)
-        if not kinds:
-            break
-        most = max(kinds.values(), key=len)
-        others = [rank for members in kinds.values() if members is not most for rank in members]
-        if others and (step == 0 or len(most) <= len(others)):
-            return []
-        model = max(most, key=lambda rank: len(streams[rank]))
-        due = streams[model][offsets[model] + step :]
-        found += [_departure(rank, offsets[rank] + step, due, streams[rank][offsets[rank] + step :]) for rank in others]
-        together = most
-        step += 1
-    return found
+    def __init__(self, group: Sequence[int], streams: Mapping[int, Sequence[Kind]], firsts: Mapping[int, int]) -> None:
+        self.group = group
+        self._streams = streams
+        self._firsts = firsts
 
+    def _did(self, rank: int, record: int) -> Kind | None:
+        """What `rank` did as its collective number `record`; None where that has not happened or has left the ring."""
+        at = record - self._firsts[rank]
+        return self._streams[rank][at] if 0 <= at < len(self._streams[rank]) else None
 
-def _all_did_alike(
-    rank: int, own: Mapping[int, Departure], streams: Mapping[int, Sequence[Kind]], evidence: Evidence
-) -> bool:
-    """Whether every peer of `rank` left its past in the same way, or has not come to that place yet."""
-    departure = own[rank]
-    group = next(group for group in peer_groups(streams, evidence) if rank in group)
-    others = [other for other in group if other != rank]
-    alike = [other for other in others if other in own and own[other].did == departure.did]
-    alike = [other for other in alike if own[other].expected == departure.expected]
-    unlike = [other for other in others if other in own and other not in alike]
-    went_on = [other for other in others if other not in own and len(streams[other]) > departure.position]
-    return bool(alike) and not unlike and not went_on
+    def unusual(self, surprises: Sequence[Departure]) -> list[Departure]:
+        """Those of one rank's surprises that most of its peers do not share."""
+        return [found for found in surprises if not self._is_usual(found)]
+
+    def _is_usual(self, found: Departure) -> bool:
+        record = found.position + self._firsts[found.rank]
+        others = [self._did(rank, record) for rank in self.group if rank != found.rank]
+        alike = sum(kind == found.did for kind in others)
+        return alike > 0 and alike >= sum(kind == found.expected for kind in others)
+
+    def is_due_to_others(self, found: Departure, surprises: Mapping[int, Sequence[Departure]]) -> bool:
+        """Whether it was the peers who surprised their past there, and not the one that differs from them."""
+        record = found.position + self._firsts[found.rank]
+        surprised = [
+            rank for rank in self.group if any(each.position + self._firsts[rank] == record for each in surprises[rank])
+        ]
+        return bool(surprised) and found.rank not in surprised
+
+    def odd_ones(self) -> list[Departure]:
+        """Members that differ from most others at the same place.
+
+        Where the first common place differs already, places are not equal, and nobody is odd; where no majority
+        exists, nobody is either.
+        """
+        start = record = max(self._firsts[rank] for rank in self.group)
+        together = [rank for rank in self.group if self._did(rank, record) is not None]
+        found: list[Departure] = []
+        while len(together) > 1:
+            kinds: dict[Kind, list[int]] = {}
+            for rank in together:
+                if (kind := self._did(rank, record)) is not None:
+                    kinds.setdefault(kind, []).append(rank)
+            most = max(kinds.values(), key=len, default=[])
+            others = [rank for members in kinds.values() if members is not most for rank in members]
+            if others and (record == start or len(most) <= len(others)):
+                return []
+            found += [self._differs(rank, most, record) for rank in others]
+            together = most
+            record += 1
+        return found
+
+    def _differs(self, rank: int, most: Sequence[int], record: int) -> Departure:
+        model = max(most, key=lambda other: len(self._streams[other]) + self._firsts[other])
+        due, did = (self._streams[each][record - self._firsts[each] :] for each in (model, rank))
+        return _departure(rank, record - self._firsts[rank], [due[:LOOK_AHEAD]], did)

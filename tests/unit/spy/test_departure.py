@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.spy.departure import depart_from_past, depart_from_peers, find_departures
+from bigsci_launch.spy.departure import PeerView, find_departures, find_surprises
 from bigsci_launch.spy.evidence import Evidence
 
 MakeRank = Callable[..., dict[str, Any]]
@@ -18,65 +18,76 @@ def stream(text: str) -> list[tuple[str, str, str, str]]:
     return [(word, "all_reduce", "", "") for word in text.split()]
 
 
+STEP = "a t t t t t t t t d w "
+
+
 @pytest.mark.parametrize(
-    ("calls", "expected", "did", "form"),
+    ("more", "expected", "did", "form"),
     [
-        ("t t d w t t d w t t d w t d w", "t", "d", "skip"),
-        ("t t d w t t d w t t d w t t t d", "d", "t", "extra"),
-        ("t t d w t t d w t t d w b", "t", "b", "other"),
-        ("i i t t d w t t d w t t d w t t w", "d", "w", "skip"),
+        ("a t t t t t t t d w", "t", "d", "skip"),
+        ("a t t t t t t t t t d", "d", "t", "extra"),
+        ("a t t t t t t t t d b", "w", "b", "other"),
+        ("a t t t t t t t t w", "d", "w", "skip"),
+        ("t t t", "a", "t", "skip"),
     ],
 )
-def test_a_departure_from_ones_own_past(calls: str, expected: str, did: str, form: str) -> None:
-    found = depart_from_past(0, stream(calls))
-    assert found is not None
-    assert (found.expected[0], found.did[0], found.form) == (expected, did, form)
+def test_a_surprise_is_what_never_followed_before(more: str, expected: str, did: str, form: str) -> None:
+    for before in ("", "i i i j j j i i i j j j k "):  # what happened once, at the start, tells nothing
+        found = find_surprises(0, stream(before + STEP * 4 + more))
+        assert [(each.expected[0], each.did[0], each.form) for each in found[-1:]] == [(expected, did, form)]
 
 
 @pytest.mark.parametrize(
     "calls",
     [
-        "t t d w t t d w t t d w t",  # in the middle of a step like all others
-        "t t t t t t t t",  # nothing but one kind
-        "t t d w t t d w",  # too short to know
-        "a b c d e f g",
+        STEP * 4 + "a t t t t",  # in the middle of a step like all others
+        STEP * 4 + "a t t t t t t t t d w",
+        "t " * 40,  # nothing but one kind
+        STEP * 2,  # too short to know
+        " ".join(f"k{number}" for number in range(50)),
     ],
 )
-def test_no_departure(calls: str) -> None:
-    assert depart_from_past(0, stream(calls)) is None
+def test_no_surprise(calls: str) -> None:
+    assert find_surprises(0, stream(calls)) == []
+
+
+def test_steps_that_differ_by_a_check_now_and_then_are_no_surprise() -> None:
+    """Every third step ends with one more collective."""
+    calls = (STEP + STEP + STEP + "g ") * 5
+    assert find_surprises(0, stream(calls + STEP + STEP + "a t t")) == []
+
+
+def odd(streams: dict[int, list[tuple[str, str, str, str]]], **firsts: int) -> list[int]:
+    places = {rank: firsts.get(f"r{rank}", 0) for rank in streams}
+    return [departure.rank for departure in PeerView(list(streams), streams, places).odd_ones()]
 
 
 def test_peers_outvote_the_one_that_differs_whoever_it_is() -> None:
     same, other = stream("t d w t d w"), stream("t d w d w")
-    for odd in range(3):
-        streams = {rank: other if rank == odd else same for rank in range(3)}
-        found = depart_from_peers([0, 1, 2], streams, {0: 0, 1: 0, 2: 0})
-        assert [departure.rank for departure in found] == [odd]
+    for number in range(3):
+        assert odd({rank: other if rank == number else same for rank in range(3)}) == [number]
 
 
 def test_two_peers_that_differ_are_a_tie() -> None:
-    assert depart_from_peers([0, 1], {0: stream("t d"), 1: stream("t w")}, {0: 0, 1: 0}) == []
+    assert odd({0: stream("t d"), 1: stream("t w")}) == []
 
 
 def test_a_rank_that_only_stopped_earlier_did_not_depart() -> None:
-    streams = {0: stream("t d w t"), 1: stream("t d w t d w"), 2: stream("t d w t d")}
-    assert depart_from_peers([0, 1, 2], streams, {0: 0, 1: 0, 2: 0}) == []
+    assert odd({0: stream("t d w t"), 1: stream("t d w t d w"), 2: stream("t d w t d")}) == []
 
 
 def test_a_ring_that_wrapped_is_aligned_by_record_numbers() -> None:
     whole = stream("t d w t d w t x w")
     streams = {0: whole[2:7] + stream("d w"), 1: whole[:7] + stream("d w"), 2: whole}
-    found = depart_from_peers([0, 1, 2], streams, {0: 2, 1: 0, 2: 0})
-    assert [departure.rank for departure in found] == [2]
+    assert odd(streams, r0=2) == [2]
 
 
 def test_streams_that_do_not_fit_from_the_start_accuse_nobody() -> None:
-    streams = {0: stream("t d w t"), 1: stream("d w t d"), 2: stream("t d w t")}
-    assert depart_from_peers([0, 1, 2], streams, {0: 5, 1: 5, 2: 5}) == []
+    assert odd({0: stream("t d w t"), 1: stream("d w t d"), 2: stream("t d w t")}, r0=5, r1=5, r2=5) == []
 
 
 def four(make_rank: MakeRank, *calls: str) -> list[dict[str, Any]]:
-    steps = "{t} {t} {d} w " * 4
+    steps = "{t} {t} {d} w " * 6
     ranks = []
     for rank, more in enumerate(calls):
         names = {"t": f"t{rank // 2}", "d": f"d{rank % 2}"}
@@ -100,10 +111,27 @@ def test_past_and_peers_agree_on_a_skipped_collective(make_evidence: MakeEvidenc
     assert found.of(1).expected_group == "t0"
 
 
-def test_half_of_the_ranks_in_another_phase_depart_on_both_sides(
+def test_half_of_the_ranks_in_another_phase_are_two_sides(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    ranks = four(make_rank, "w!", "w!", "{d}:broadcast!", "{d}:broadcast!")
+    assert find_departures(make_evidence(ranks, "tp=2,dp=2")).ranks == ()
+
+
+def test_when_most_ranks_surprise_their_past_the_one_that_does_not_is_not_odd(
     make_evidence: MakeEvidence, make_rank: MakeRank
 ) -> None:
-    ranks = four(make_rank, "w!", "w!", "{d}:broadcast!", "{d}:broadcast!")
+    """Three ranks enter an evaluation, one goes on training: who is wrong?"""
+    ranks = four(make_rank, "w:gather!", "w:gather!", "{t} {t}!", "w:gather!")
     found = find_departures(make_evidence(ranks, "tp=2,dp=2"))
-    assert set(found.from_past) == {0, 1, 2, 3}
+    assert 2 not in found.from_past
+    assert not found.from_peers
+
+
+def test_a_rank_without_peers_is_judged_by_its_past_alone(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    """pp=2: the ranks of two stages have different schedules."""
+    members = {"w": [0, 1]}
+    steps = "w:broadcast w w w w w w w w " * 5
+    more = ("w:broadcast w w!", "w:broadcast w w:broadcast!")
+    ranks = [make_rank(rank, WAITING, calls=steps + more[rank], members=members) for rank in range(2)]
+    found = find_departures(make_evidence(ranks, "pp=2"))
+    assert list(found.from_past) == [1]
     assert not found.from_peers
