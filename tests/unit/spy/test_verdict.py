@@ -233,3 +233,16 @@ def test_a_process_that_nobody_could_identify_may_be_that_rank(
     conclusion = judge(make_evidence(ranks, world_size=4, problems=problems))
     assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("hang", "H62", [3])
     assert "n1: pid 9: its environment cannot be read" in conclusion.missing
+
+
+def test_a_phase_that_all_ranks_are_new_to_accuses_nobody(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    """Two stages without peers, both in collectives that no step before had: a save that went wrong somewhere."""
+    steps = "w:broadcast w w w w w w w w " * 5
+    members = {"w": [0, 1]}
+    ranks = [
+        make_rank(0, WORLD, calls=steps + "w:gather w:barrier!", members=members),
+        make_rank(1, WORLD, calls=steps + "w:gather w:scatter!", members=members),
+    ]
+    conclusion = judge(make_evidence(ranks, "pp=2"))
+    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("hang", "H03", [])
+    assert len(conclusion.sides) == 2
