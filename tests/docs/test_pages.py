@@ -46,6 +46,13 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not broken
 
 
+def test_the_index_names_every_page() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / target.partition("#")[0]).resolve() for target in LINK.findall(prose(index))}
+    pages = {path for path in (ROOT / "docs").rglob("*.md") if path != index}
+    assert pages <= linked
+
+
 def command_lines(page: Path, blocks: list[Any]) -> Iterator[str]:
     """What a reader may type: lines of blocks, indented lines and spans of code that begin with `bsl`."""
     text = prose(page)
@@ -68,16 +75,15 @@ def unknown_words(line: str) -> list[str]:
     words = words_of(line)[1:]
     options: set[str] = {"-h", "--help"}
     unknown = []
-    for index, word in enumerate(words):
+    for word in words:
+        if isinstance(command, click.Group) and not word.startswith("-") and word in command.commands:
+            command = command.commands[word]
+            continue
+        if command is bsl and not word.startswith("-"):
+            return [word]
+        if isinstance(command, click.Group):  # `bsl plan CONFIG` is `bsl plan search CONFIG`
+            command = command.commands.get("search", command)
         options |= {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
-        if isinstance(command, click.Group) and not word.startswith("-"):
-            if word in command.commands:
-                command = command.commands[word]
-                continue
-            if index == 0:
-                return [word]
-            command = command.commands.get("search", command)  # `bsl plan CONFIG`
-            options |= {name for option in command.params for name in option.opts}
         if word.startswith("-") and word.partition("=")[0] not in options:
             unknown.append(word)
     return unknown
