@@ -80,12 +80,12 @@ class Progress(Protocol):
 @contextmanager
 def progress(title: str, total: int | None) -> Iterator[Progress]:
     """A progress bar on stderr; without a terminal, one plain line a tenth of the way. `total` None: a pulse."""
+    if not sys.stderr.isatty():
+        yield _plain_progress(title, total)
+        return
     from rich.console import Console
 
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _plain_progress(title, total)
-        return
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 

@@ -57,19 +57,14 @@ def spy(
 
     Nothing needs to be prepared, nothing is paused. The evidence is stored, and --bundle analyses it again offline.
     """
-    from bigsci_launch.spy.bundle import read_bundle
-    from bigsci_launch.spy.verdict import judge
-
     _require_one_place(run, jobid, local or pid is not None, bundle)
     axes = _parse_topology(topology)
     if bundle is not None:
-        evidence = _read(read_bundle(bundle), axes)
-        conclusion = judge(evidence)
+        evidence, conclusion = _judge(_open(bundle), axes)
     else:
         target = _find_target(run, jobid, local, pid)
         found = _collect(target)
-        evidence = _read(found, axes)
-        conclusion = judge(evidence)
+        evidence, conclusion = _judge(found, axes)
         _store(found, evidence, conclusion, output or target.bundles / time.strftime("%Y%m%d-%H%M%S"), axes)
     _show(evidence, conclusion, as_json)
     if exit_code and conclusion.state.value in ("hang", "crashed"):
@@ -90,12 +85,20 @@ def _parse_topology(text: str | None) -> str | None:
         raise ConfigError(f"--topology: {error}", hint="for example --topology tp=4,pp=12,dp=8") from error
 
 
-def _read(found: Bundle, axes: str | None) -> Evidence:
+def _open(folder: Path) -> Bundle:
+    from bigsci_launch.spy.bundle import read_bundle
+
+    return read_bundle(folder)
+
+
+def _judge(found: Bundle, axes: str | None) -> tuple[Evidence, Conclusion]:
+    from bigsci_launch.spy.verdict import judge
+
     evidence = found.evidence(axes)
     if axes is not None and evidence.topology and evidence.topology.world_size != evidence.world_size:
         size = evidence.topology.world_size
         raise ConfigError(f"--topology: {axes} is {size} ranks, but the job has {evidence.world_size}")
-    return evidence
+    return evidence, judge(evidence)
 
 
 def _find_target(run: str | None, jobid: str | None, local: bool, pid: int | None) -> Target:
