@@ -64,9 +64,10 @@ for side in sys.argv[1:]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run of a program: wall seconds, the most anonymous memory it held in MB, exit code, output."""
+    """One run of a program: wall and CPU seconds, the most anonymous memory it held in MB, exit code, output."""
 
     seconds: float
+    cpu_seconds: float
     peak_mb: float
     code: int
     output: str
@@ -131,13 +132,16 @@ def run(argv: list[str]) -> Measured:
     with tempfile.TemporaryFile("w+") as output:
         began = time.perf_counter()
         process = subprocess.Popen(argv, stdout=output, stderr=subprocess.DEVNULL)
-        peak_kb = 0
-        while process.poll() is None:
+        peak_kb, ended = 0, 0
+        while not ended:
             peak_kb = max(peak_kb, _anonymous_kb(process.pid))
             time.sleep(0.003)
+            ended, status, used = os.wait4(process.pid, os.WNOHANG)
         seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
         output.seek(0)
-        return Measured(seconds, peak_kb / 1000, process.returncode, output.read())
+        cpu_seconds = used.ru_utime + used.ru_stime
+        return Measured(seconds, cpu_seconds, peak_kb / 1000, process.returncode, output.read())
 
 
 def _anonymous_kb(pid: int) -> int:
@@ -238,14 +242,15 @@ def make_digests(folder: Path) -> None:
 
 
 def table(found: dict[str, list[Measured]], yardstick: str) -> Iterator[str]:
-    yield "| program | median s | fastest s | times `cmp` | peak anonymous MB |"
-    yield "|---|---|---|---|---|"
+    yield "| program | median s | fastest s | CPU s | times `cmp` | peak anonymous MB |"
+    yield "|---|---|---|---|---|---|"
     base = statistics.median(measured.seconds for measured in found[yardstick])
     for name, runs in found.items():
         seconds = [measured.seconds for measured in runs]
         middle = statistics.median(seconds)
         peak = max(measured.peak_mb for measured in runs)
-        yield f"| {name} | {middle:.2f} | {min(seconds):.2f} | {middle / base:.2f} | {peak:.0f} |"
+        cpu = statistics.median(measured.cpu_seconds for measured in runs)
+        yield f"| {name} | {middle:.2f} | {min(seconds):.2f} | {cpu:.2f} | {middle / base:.2f} | {peak:.0f} |"
 
 
 def verdict(what: str, value: float, goal: float, unit: str) -> str:

@@ -84,12 +84,15 @@ def _require_sides(
 
 def _compared(a: Path, b: Path, selection: Selection, tolerance: float | None) -> Comparison:
     from bigsci_launch.weights.compare import compare_weights
-    from bigsci_launch.weights.explain import explain
     from bigsci_launch.weights.locate import open_weights
 
     left, right = open_weights(_weights_folder(a), "a"), open_weights(_weights_folder(b), "b")
     with console.late_progress("comparing", max(len(left.sources), len(right.sources))) as advance:
         found = compare_weights(left, right, selection=selection, tolerance=tolerance, advance=advance)
+    if not found.differences:
+        return found
+    from bigsci_launch.weights.explain import explain
+
     return explain(found, left, right)
 
 

@@ -34,9 +34,9 @@ def audit_weights(weights: Weights, *, selection: Selection = EVERYTHING, advanc
     with ThreadPoolExecutor(2) as pool:
         differences = compare_pairs(pairs, files, pool)
         findings = [
+            *broken_records(weights.sources, pool),
             *describe(differences, holdings, files, pool),
             *non_finite(holdings.tensors, files, pool),
-            *broken_records(weights.sources, pool),
         ]
     files.close_all()
     findings += [*lost_steps(holdings.groups, weights.model), *decayed_norms(holdings.groups)]

@@ -22,8 +22,9 @@ SAME_DIRECTION = 0.7
 # Clipping changes its factor from step to step; one factor for all steps keeps the direction exactly.
 EXACT_DIRECTION = 0.9995
 SAME_LENGTH = 0.1
-# How far |v| may be from the square of |m|: both are averages over different spans of steps.
-SQUARE_FACTOR = 2.0
+# How far |v| may be from the square of |m|. Both are averages, over other spans of steps; gradients that shrink while a
+# run warms up put |v| far above the square, for |v| remembers them longer.
+SQUARE_FACTOR = 8.0
 
 
 @dataclass(frozen=True, slots=True)

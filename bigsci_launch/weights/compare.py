@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from bigsci_launch.errors import BslError, CheckpointError
 from bigsci_launch.weights.comparison import Comparison, Difference, Kind, Selection, names_text
-from bigsci_launch.weights.digests import digest_of
-from bigsci_launch.weights.logical import Pair
 from bigsci_launch.weights.mapped import FilePool, equal_segments
-from bigsci_launch.weights.pairing import Bundle, pair_weights
+from bigsci_launch.weights.pairing import Bundle, Pair, pair_weights
 from bigsci_launch.weights.sources import OptimizerGroup, Unreadable, Weights
 from bigsci_launch.weights.tensors import Place, StoredTensor, UnreadableFile
 
@@ -187,6 +185,8 @@ def is_equal(pair: Pair, files: FilePool) -> bool:
     if a.printed is not None or b.printed is not None:
         return a.printed == b.printed
     if a.digest is not None or b.digest is not None:
+        from bigsci_launch.weights.digests import digest_of
+
         return digest_of(a, files) == digest_of(b, files)
     if a.parts or b.parts:
         return False

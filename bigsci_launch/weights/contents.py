@@ -1,15 +1,13 @@
-"""What one file holds, whatever its format."""
+"""What one file holds, whatever its format. Readers of rare formats are loaded when one is met: start-up counts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from bigsci_launch.weights.deepspeed import layer_tensors, model_tensors, optimizer_tensors
-from bigsci_launch.weights.digests import digest_tensor, read_digests
 from bigsci_launch.weights.safetensors_file import read_safetensors
 from bigsci_launch.weights.sources import Contents, Model, Source
 from bigsci_launch.weights.tensors import OPTIMIZER_ROLES, Place, Role, StoredTensor, UnreadableFile
-from bigsci_launch.weights.text_dump import read_text_dump
 from bigsci_launch.weights.torch_file import TensorNode, read_torch_file, stored, walk_tensors
 
 # What savers call the dictionary that holds the parameters, when they do not save it alone.
@@ -46,6 +44,8 @@ def dump_place(source: Source) -> Place:
         UnreadableFile: the file cannot be read.
     """
     if source.kind == "digests":
+        from bigsci_launch.weights.digests import read_digests
+
         return read_digests(source.path).place
     if source.path.suffix == ".safetensors":
         return _stated_place(read_safetensors(source.path).metadata, source)
@@ -104,10 +104,14 @@ def _read_universal(source: Source) -> tuple[StoredTensor, ...]:
 
 
 def _read_text(source: Source) -> tuple[StoredTensor, ...]:
+    from bigsci_launch.weights.text_dump import read_text_dump
+
     return read_text_dump(source.path, source.place)
 
 
 def _read_digests(source: Source) -> tuple[StoredTensor, ...]:
+    from bigsci_launch.weights.digests import digest_tensor, read_digests
+
     file = read_digests(source.path)
     return tuple(digest_tensor(file, name) for name in file.entries)
 

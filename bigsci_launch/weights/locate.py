@@ -15,7 +15,6 @@ from bigsci_launch.weights.contents import dump_place
 from bigsci_launch.weights.deepspeed import is_deepspeed_name, locate_deepspeed
 from bigsci_launch.weights.sources import Kind, Layout, Source, Unreadable, Weights
 from bigsci_launch.weights.tensors import Place, UnreadableFile, os_reason
-from bigsci_launch.weights.text_dump import is_text_dump, moment_of
 
 Side = Literal["a", "b"]
 Moment = tuple[int, str]
@@ -60,8 +59,11 @@ def _open_file(path: Path) -> Weights:
         return Weights(path, "files", (Source(path, "", "plain"),))
     if DIGEST_FILE.fullmatch(path.name):
         return Weights(path, "digests", (Source(path, "", "digests"),))
-    if path.suffix == ".txt" and is_text_dump(path):
-        return Weights(path, "text dumps", (Source(path, "", "text", place_in_name(path.stem)),))
+    if path.suffix == ".txt":
+        from bigsci_launch.weights.text_dump import is_text_dump
+
+        if is_text_dump(path):
+            return Weights(path, "text dumps", (Source(path, "", "text", place_in_name(path.stem)),))
     raise CheckpointError(f"{path}: not weights", hint=f"name {KNOWN}")
 
 
@@ -102,6 +104,8 @@ def _open_digests(folder: Path, path: Path, side: Side) -> Weights | None:
 
 
 def _open_texts(folder: Path, path: Path, side: Side) -> Weights | None:
+    from bigsci_launch.weights.text_dump import is_text_dump, moment_of
+
     files = sorted(file for file in folder.glob("*.txt") if is_text_dump(file))
     if not files:
         return None

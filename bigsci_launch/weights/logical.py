@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from bigsci_launch.weights.pairing import Pair
 from bigsci_launch.weights.sources import Model
 from bigsci_launch.weights.tensors import OPTIMIZER_ROLES, Place, Role, Segment, StoredTensor, cut_segments
 
-Pair = tuple[StoredTensor | None, StoredTensor | None]
 Key = tuple[Role, str]
 # One copy of a parameter: its shards in order of the tp rank.
 Copies = dict[tuple[int | None, int | None], list[StoredTensor]]

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bigsci_launch.weights.contents import read_contents
-from bigsci_launch.weights.digests import digest_tensor, read_digests
 from bigsci_launch.weights.locate import labels
-from bigsci_launch.weights.logical import Hints, Pair, as_weights, join_dp, pair_logically, shared_roles
 from bigsci_launch.weights.mapped import allow_many_files
 from bigsci_launch.weights.sources import Contents, Model, OptimizerGroup, Source, Unreadable, Weights
 from bigsci_launch.weights.tensors import NOWHERE, Place, StoredTensor, UnreadableFile
+
+Pair = tuple[StoredTensor | None, StoredTensor | None]
 
 # Pairs that travel together where they do not come from one file.
 PAIRS_AT_A_TIME = 256
@@ -103,6 +103,8 @@ def pair_tensors(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> Iterat
 
 def _digest_bundle(name: str, a: Source, b: Source) -> Bundle:
     """Digests of one rank on both sides: only what differs becomes a pair of tensors."""
+    from bigsci_launch.weights.digests import digest_tensor, read_digests
+
     try:
         left, right = read_digests(a.path), read_digests(b.path)
     except UnreadableFile as error:
@@ -120,6 +122,8 @@ def _digest_bundle(name: str, a: Source, b: Source) -> Bundle:
 
 def _by_name(a: Weights, b: Weights, notes: tuple[str, ...]) -> Pairing:
     """All tensors of both sides by name: for sides whose files or topologies are not the same."""
+    from bigsci_launch.weights.logical import Hints, as_weights, pair_logically, shared_roles
+
     unreadable: list[Unreadable] = []
     left, right = _all_tensors(a, unreadable), _all_tensors(b, unreadable)
     held = {tensor.role for tensor in left} & {tensor.role for tensor in right} & {"weight", "fp32"}
@@ -146,6 +150,8 @@ def _all_tensors(weights: Weights, unreadable: list[Unreadable]) -> list[StoredT
             tensors += read_contents(source, weights.model).tensors
         except UnreadableFile as error:
             unreadable.append(Unreadable(error.path, error.why))
+    from bigsci_launch.weights.logical import join_dp
+
     return join_dp(tensors, weights.model)
 
 

@@ -304,7 +304,7 @@ def _gradient_ratio(first: Difference | None, second: Difference | None) -> floa
 def _about(ratio: float) -> str:
     """A ratio near a power of two as such (`1/2`, `4 times`): tp sizes are powers of two."""
     power = round(math.log2(ratio))
-    if power and abs(math.log2(ratio) - power) < 0.3:
+    if power:
         return f"about 1/{2**-power}" if power < 0 else f"about {2**power} times"
     return f"{ratio:.2g} times"
 

@@ -58,8 +58,8 @@ def two_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two_tp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """pp 2 x tp 2: the defect of the replicas over tp."""
-    return run_ranks(tmp_path_factory.mktemp("tp"), 4, 2, "healthy", "B5")
+    """pp 2 x tp 2: the defects of the replicas over tp."""
+    return run_ranks(tmp_path_factory.mktemp("tp"), 4, 2, "healthy", "B5", "B6")
 
 
 def diff(*arguments: object) -> tuple[int, str]:
@@ -147,6 +147,18 @@ def test_an_audit_finds_replicas_that_drift_over_tp(two_tp: Path) -> None:
     assert "tp replicas apart" in from_dumps["findings"][0]["pattern"]
 
 
+def test_gradients_divided_by_tp_show_against_a_healthy_run(two_tp: Path) -> None:
+    """AdamW hides the length of gradients from the weights, and one checkpoint alone cannot tell it."""
+    assert diff("--audit", two_tp / "B6/checkpoints")[0] == 0
+    assert diff(two_tp / "B6/continued", two_tp / "B6/resumed")[0] == 0
+    findings = document(two_tp / "healthy/checkpoints", two_tp / "B6/checkpoints")["findings"]
+    (scaled,) = [finding for finding in findings if finding["pattern"] == "gradients scaled"]
+    assert "have gradients about 1/2 as long in B" in scaled["claim"]
+    assert {name for name in scaled["tensors"] if name.endswith("exp_avg")} == {
+        f"{layer}.{replica} exp_avg" for layer in range(1, 5) for replica in ("ln.weight", "ln.bias", "down.bias")
+    }
+
+
 def test_dumps_and_both_sides_tell_of_the_tied_copies(two_stages: Path) -> None:
     for defect in ("B1", "B4"):
         (finding,) = document(two_stages / defect / AFTER, two_stages / defect / BEFORE)["findings"]
@@ -178,7 +190,7 @@ def test_a_universal_checkpoint_equals_its_origin(two_tp: Path, tmp_path: Path) 
         code, text = diff(*sides)
         assert code == 0, text
     assert document(origin, tmp_path / "u")["compared"] >= 3 * 25
-    damaged = tmp_path / "u/zero/2.down/fp32.pt"
+    damaged = tmp_path / "u/zero/2.down.weight/fp32.pt"
     damaged.write_bytes(damaged.read_bytes()[:-30])
     code, text = diff(origin, tmp_path / "u")
     assert code == 4

@@ -3,8 +3,16 @@
     RANK=.. LOCAL_RANK=.. WORLD_SIZE=2 MASTER_ADDR=.. MASTER_PORT=.. python defects.py OUT TP SCENARIO...
 
 For each scenario: OUT/SCENARIO/checkpoints/global_step12 after 12 steps; dumps/step-000012-after; then the same
-process makes a new engine, loads, and writes dumps/step-000013-before and checkpoints/global_step15 of the resumed run;
-continued/global_step15 is what the undisturbed run reached. losses.log holds one log line per step.
+process makes a new engine, loads, and writes dumps/step-000013-before and resumed/global_step15; continued/global_step15
+is what the undisturbed run reached. first.log, continued.log and resumed.log hold a line per step.
+
+    healthy    nothing
+    B1         the tied gradient is not reduced over pp
+    B2         a norm rides in the tied module, untied
+    B3         and it is in the weight-decay group, for the rule asks for another class of norm
+    B4         the tied copy of the last stage is not clipped
+    B5         gradients behind column-parallel layers are not summed over tp
+    B6         gradients of replicas are divided by tp
 """
 
 from __future__ import annotations
@@ -80,6 +88,15 @@ class EmbeddingPipe(nn.Module):
         return self.norm(x) if hasattr(self, "norm") else x
 
 
+class Shard(nn.Module):
+    """The weight and bias of a linear layer, as far as this tp rank holds them."""
+
+    def __init__(self, weight: Tensor, bias_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.clone())
+        self.bias = nn.Parameter(torch.zeros(bias_size))
+
+
 class TransformerPipe(nn.Module):
     """A block without attention: layer norm, column-parallel up, row-parallel down."""
 
@@ -88,16 +105,17 @@ class TransformerPipe(nn.Module):
         self.run = run
         self.ln = OwnLayerNorm(HIDDEN)
         up, down = torch.randn(4 * HIDDEN, HIDDEN) * 0.05, torch.randn(HIDDEN, 4 * HIDDEN) * 0.05
-        self.up = nn.Parameter(up.chunk(run.tp_size, 0)[run.tp].clone())
-        self.up_bias = nn.Parameter(torch.zeros(4 * HIDDEN // run.tp_size))
-        self.down = nn.Parameter(down.chunk(run.tp_size, 1)[run.tp].clone())
-        self.down_bias = nn.Parameter(torch.zeros(HIDDEN))
-        for shard in (self.up, self.up_bias, self.down):
+        self.up = Shard(up.chunk(run.tp_size, 0)[run.tp], 4 * HIDDEN // run.tp_size)
+        self.down = Shard(down.chunk(run.tp_size, 1)[run.tp], HIDDEN)
+        for shard in (self.up.weight, self.up.bias, self.down.weight):
             shard.model_parallel = True  # type: ignore[attr-defined]
+        if run.defect == "B6":
+            for replica in (*self.ln.parameters(), self.down.bias):
+                replica.register_hook(lambda gradient: gradient / run.tp_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = F.gelu(F.linear(CopyToTp.apply(self.ln(x), self.run), self.up, self.up_bias))
-        return x + SumOverTp.apply(F.linear(wide, self.down), self.run) + self.down_bias
+        wide = F.gelu(F.linear(CopyToTp.apply(self.ln(x), self.run), self.up.weight, self.up.bias))
+        return x + SumOverTp.apply(F.linear(wide, self.down.weight), self.run) + self.down.bias
 
 
 def head(module: EmbeddingPipe, x: Tensor) -> Tensor:
@@ -229,11 +247,10 @@ class Run:
 
 
 def save(engine: object, folder: Path, step: int) -> None:
-    rows = [r"\d+\.down"]
     patterns = {
         "universal_checkpoint_version": 0.2,
-        "tp_replicated_parameter_patterns": [r"\d+\.ln\..*", r"\d+\.down_bias", r"tied_modules\.embed\..*"],
-        "parameter_with_row_parallelism_patterns": [f"{row}$" for row in rows],
+        "tp_replicated_parameter_patterns": [r"\d+\.ln\..*", r"\d+\.down\.bias", r"tied_modules\.embed\..*"],
+        "parameter_with_row_parallelism_patterns": [r"\d+\.down\.weight"],
         "pipeline_replicated_parameter_patterns": [r"tied_modules\.embed\..*"],
         "vocabulary_parameter_patterns": [], "parameter_with_2_sub_params_cat_dim_0": [],
         "parameter_to_average_patterns": [],
