@@ -3,8 +3,8 @@
     RANK=.. LOCAL_RANK=.. WORLD_SIZE=2 MASTER_ADDR=.. MASTER_PORT=.. python defects.py OUT TP SCENARIO...
 
 For each scenario: OUT/SCENARIO/checkpoints/global_step12 after 12 steps; dumps/step-000012-after; then the same
-process makes a new engine, loads, and writes dumps/step-000013-before and resumed/global_step15; continued/global_step15
-is what the undisturbed run reached. first.log, continued.log and resumed.log hold a line per step.
+process makes a new engine, loads, and writes dumps/step-000013-before and resumed/global_step15. What the undisturbed
+run reached is continued/global_step15. first.log, continued.log and resumed.log hold a line per step.
 
     healthy    nothing
     B1         the tied gradient is not reduced over pp
