@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -35,10 +36,15 @@ def test_the_tail_of_a_long_file_is_enough(tmp_path: Path) -> None:
 
 
 def test_a_stuck_disk_drops_records_but_never_blocks(tmp_path: Path) -> None:
-    """The file is a pipe that nobody reads: writes to it stand still once it is full."""
+    """The file is a full pipe that nobody reads: the first write to it stands still."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    filler = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(filler, b"x")
+    os.close(filler)
     writer = EventWriter(path)
     began = time.monotonic()
     for step in range(QUEUE_SIZE * 3):
