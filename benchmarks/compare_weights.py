@@ -250,7 +250,9 @@ def table(found: dict[str, list[Measured]], yardstick: str) -> Iterator[str]:
         middle = statistics.median(seconds)
         peak = max(measured.peak_mb for measured in runs)
         cpu = statistics.median(measured.cpu_seconds for measured in runs)
-        yield f"| {name} | {middle:.2f} | {min(seconds):.2f} | {cpu:.2f} | {middle / base:.2f} | {peak:.0f} |"
+        # The shell that runs several programs holds nothing itself.
+        memory = f"{peak:.0f}" if peak >= 1 else "-"
+        yield f"| {name} | {middle:.2f} | {min(seconds):.2f} | {cpu:.2f} | {middle / base:.2f} | {memory} |"
 
 
 def verdict(what: str, value: float, goal: float, unit: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from bigsci_launch.errors import CheckpointError
@@ -31,15 +30,15 @@ def audit_weights(weights: Weights, *, selection: Selection = EVERYTHING, advanc
         raise CheckpointError(f"{weights.path}: no tensor to audit", hint="see --include and --exclude")
     pairs = list(all_pairs(holdings.tensors, Hints.of_model(weights.model)))
     files = FilePool(MANY_FILES)
-    with ThreadPoolExecutor(2) as pool:
-        differences = compare_pairs(pairs, files, pool)
-        findings = [
-            *broken_records(weights.sources, pool),
-            *describe(differences, holdings, files, pool),
-            *non_finite(holdings.tensors, files, pool),
-        ]
+    differences = compare_pairs(pairs, files)
+    findings = [
+        *broken_records(weights.sources),
+        *describe(differences, holdings, files),
+        *non_finite(holdings.tensors, files),
+        *lost_steps(holdings.groups, weights.model),
+        *decayed_norms(holdings.groups),
+    ]
     files.close_all()
-    findings += [*lost_steps(holdings.groups, weights.model), *decayed_norms(holdings.groups)]
     return _as_comparison(weights, holdings, pairs, differences, findings)
 
 

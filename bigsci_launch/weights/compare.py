@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 EVERYTHING = Selection()
 # Bytes that one task compares, so that many small tensors cost no more than a large one.
 BATCH_BYTES = 16 << 20
-# Elements that one task measures.
-MEASURE_ELEMENTS = 4 << 20
 # Bundles of files that are open at a time.
 MAX_AHEAD = 4
 
@@ -85,7 +83,7 @@ def compare_weights(
         for done, (bundle, compared) in enumerate(_ahead(pairing.bundles, selection, files, pool)):
             _note(bundle, selection, tally)
             for outcome in compared:
-                _settle(outcome, tolerance, tally, files, pool)
+                _settle(outcome, tolerance, tally, files)
             if bundle.owns_files:
                 _close(bundle, files)
             advance(done + 1, bundle.title)
@@ -205,9 +203,7 @@ def _note(bundle: Bundle, selection: Selection, tally: _Tally) -> None:
         tally.groups_b[place] = groups_b
 
 
-def _settle(
-    outcome: _Compared, tolerance: float | None, tally: _Tally, files: FilePool, pool: ThreadPoolExecutor
-) -> None:
+def _settle(outcome: _Compared, tolerance: float | None, tally: _Tally, files: FilePool) -> None:
     tensor = _either(outcome.pair)
     tally.places.setdefault(tensor.name, set()).add(tensor.place)
     if (printed := next((one for one in outcome.pair if one and one.printed is not None), None)) is not None:
@@ -218,7 +214,7 @@ def _settle(
     if outcome.is_equal:
         return
     try:
-        difference = difference_of_pair(outcome.pair, files, pool)
+        difference = difference_of_pair(outcome.pair, files)
     except UnreadableFile as error:
         tally.unreadable.append(Unreadable(error.path, error.why))
         return
@@ -238,7 +234,7 @@ def _is_within(difference: Difference, tolerance: float | None) -> bool:
     return statistics.num_unequal == 0 or (relative is not None and relative <= tolerance)
 
 
-def difference_of_pair(pair: Pair, files: FilePool, pool: ThreadPoolExecutor) -> Difference | None:
+def difference_of_pair(pair: Pair, files: FilePool) -> Difference | None:
     """What separates a pair that is not known to be equal; None: nothing does."""
     a, b = pair
     tensor = _either(pair)
@@ -250,7 +246,7 @@ def difference_of_pair(pair: Pair, files: FilePool, pool: ThreadPoolExecutor) ->
         return Difference(a.name, a.role, a.place, "shape", a, b)
     if a.digest is not None or b.digest is not None:
         return Difference(a.name, a.role, a.place, "dtype" if a.dtype != b.dtype else "value", a, b)
-    statistics = measure_pair(a, b, files, pool)
+    statistics = measure_pair(a, b, files)
     if statistics.num_differing == 0 and a.dtype == b.dtype:
         return None
     return Difference(a.name, a.role, a.place, _kind(a, b, statistics), a, b, statistics)
@@ -284,17 +280,18 @@ def _kind(a: StoredTensor, b: StoredTensor, statistics: Statistics) -> Kind:
     return "value" if statistics.num_unequal else "bits"
 
 
-def measure_pair(a: StoredTensor, b: StoredTensor, files: FilePool, pool: ThreadPoolExecutor) -> Statistics:
-    """Statistics of two tensors of equal shape, measured by all threads.
+def measure_pair(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistics:
+    """Statistics of two tensors of equal shape.
+
+    One thread: numpy's calls on pieces that fit a cache are so short that threads would wait for each other.
 
     Raises:
         BslError: numpy is not installed.
     """
     require_numpy(f"{a.name} differs")
-    from bigsci_launch.weights.statistics import NOTHING, measure, ranges
+    from bigsci_launch.weights.statistics import measure
 
-    parts = [pool.submit(measure, a, b, files, *part) for part in ranges(a.num_elements, MEASURE_ELEMENTS)]
-    return sum((part.result() for part in parts), NOTHING)
+    return measure(a, b, files)
 
 
 def require_numpy(why: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from bigsci_launch.weights.causes import Cause, CopyState, cause_of_constant, cause_of_drift
@@ -71,30 +70,30 @@ def hold(weights: Weights, selection: Selection = EVERYTHING, advance: Advance =
     return Holdings(tuple(join_dp(tensors, weights.model)), groups, tuple(unreadable))
 
 
-def tied_findings(weights: Weights, names: set[str], side: str, pool: ThreadPoolExecutor) -> list[Finding]:
+def tied_findings(weights: Weights, names: set[str], side: str) -> list[Finding]:
     """What is apart between the tied copies of some parameters in one side of a comparison."""
     held = hold(weights)
     holdings = replace(held, tensors=tuple(tensor for tensor in held.tensors if tensor.name in names))
     files = FilePool(MANY_FILES)
-    differences = compare_pairs(list(tied_pairs(holdings.tensors)), files, pool)
-    found = [replace(item, claim=f"in {side}, {item.claim}") for item in describe(differences, holdings, files, pool)]
+    differences = compare_pairs(list(tied_pairs(holdings.tensors)), files)
+    found = [replace(item, claim=f"in {side}, {item.claim}") for item in describe(differences, holdings, files)]
     files.close_all()
     return found
 
 
-def compare_pairs(pairs: Sequence[CopyPair], files: FilePool, pool: ThreadPoolExecutor) -> list[Difference]:
+def compare_pairs(pairs: Sequence[CopyPair], files: FilePool) -> list[Difference]:
     """Pairs of copies that are not equal, in their order."""
-    found = (difference_of_copies(pair, files, pool) for pair in pairs)
+    found = (difference_of_copies(pair, files) for pair in pairs)
     return [difference for difference in found if difference is not None]
 
 
-def difference_of_copies(pair: CopyPair, files: FilePool, pool: ThreadPoolExecutor) -> Difference | None:
+def difference_of_copies(pair: CopyPair, files: FilePool) -> Difference | None:
     """What separates two copies; None where they are equal to the bit."""
     if pair.relation == MASTER:
         return _difference_of_master(pair, files)
     if is_equal((pair.first, pair.other), files):
         return None
-    difference = difference_of_pair((pair.first, pair.other), files, pool)
+    difference = difference_of_pair((pair.first, pair.other), files)
     return difference and replace(difference, place=pair.other.place, relation=pair.relation)
 
 
@@ -110,11 +109,9 @@ def _difference_of_master(pair: CopyPair, files: FilePool) -> Difference | None:
     return Difference(name, "weight", place, "bits", pair.first, pair.other, statistics, relation=pair.relation)
 
 
-def describe(
-    differences: Sequence[Difference], holdings: Holdings, files: FilePool, pool: ThreadPoolExecutor
-) -> Iterator[Finding]:
+def describe(differences: Sequence[Difference], holdings: Holdings, files: FilePool) -> Iterator[Finding]:
     """One finding for each relation and cause; moments and masters of copies that drifted are told with them."""
-    causes = find_causes(differences, holdings, files, pool)
+    causes = find_causes(differences, holdings, files)
     drifted = {d.name for d in differences if d.relation != MASTER and d.role in ("weight", "fp32")}
     groups: dict[tuple[str, str], list[Difference]] = {}
     for difference in differences:
@@ -175,21 +172,19 @@ def _amount(difference: Difference, *, is_worst: bool) -> str:
     return f"{'up to ' if is_worst else ''}{statistics.fraction * 100:.3g} % of elements{relative}"
 
 
-def find_causes(
-    differences: Iterable[Difference], holdings: Holdings, files: FilePool, pool: ThreadPoolExecutor
-) -> dict[Key, Cause]:
+def find_causes(differences: Iterable[Difference], holdings: Holdings, files: FilePool) -> dict[Key, Cause]:
     """The cause of each drift between copies: from the moments where there are any, else from constant values."""
     causes: dict[Key, Cause] = {}
     for difference in differences:
         key = _key(difference)
         if difference.role in ("fp32", "weight") and difference.relation != MASTER and key not in causes:
-            cause = _cause(difference, holdings, files, pool)
+            cause = _cause(difference, holdings, files)
             if cause is not None:
                 causes[key] = cause
     return causes
 
 
-def _cause(difference: Difference, holdings: Holdings, files: FilePool, pool: ThreadPoolExecutor) -> Cause | None:
+def _cause(difference: Difference, holdings: Holdings, files: FilePool) -> Cause | None:
     if difference.a is None or difference.b is None:
         return None
     axis = AXIS[difference.relation]
@@ -201,7 +196,7 @@ def _cause(difference: Difference, holdings: Holdings, files: FilePool, pool: Th
         if a is None or b is None or a.num_elements != b.num_elements:
             constant = constant_of(difference.b, files)
             return None if constant is None else cause_of_constant(at[1], constant)
-        measured.append(measure_pair(a, b, files, pool))
+        measured.append(measure_pair(a, b, files))
     states = (_state(holdings, difference.a, files), _state(holdings, difference.b, files))
     return cause_of_drift(measured[0], measured[1], axis=axis, at=at, states=states)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from bigsci_launch.weights.compare import require_numpy
@@ -33,8 +32,7 @@ def _tied(comparison: Comparison, a: Weights, b: Weights) -> list[Finding]:
         return []
     from bigsci_launch.weights.drift import tied_findings
 
-    with ThreadPoolExecutor(2) as pool:
-        in_a, in_b = (tied_findings(weights, names, side, pool) for weights, side in ((a, "A"), (b, "B")))
+    in_a, in_b = tied_findings(a, names, "A"), tied_findings(b, names, "B")
     about_b = {(finding.pattern, finding.tensors, finding.places): finding for finding in in_b}
     told = [_told(finding, about_b.pop((finding.pattern, finding.tensors, finding.places), None)) for finding in in_a]
     names_in_a = {name for finding in in_a for name in finding.tensors}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 
@@ -21,11 +22,10 @@ from bigsci_launch.weights.torch_file import TorchFile, read_torch_file, walk_te
 CHECK_BYTES = 8 << 20
 
 
-def non_finite(tensors: Sequence[StoredTensor], files: FilePool, pool: ThreadPoolExecutor) -> Iterator[Finding]:
+def non_finite(tensors: Sequence[StoredTensor], files: FilePool) -> Iterator[Finding]:
     """Tensors that hold NaN or infinities."""
     floats = [tensor for tensor in tensors if tensor.dtype in FLOATS and tensor.has_bytes]
-    counts = list(pool.map(lambda tensor: num_non_finite(tensor, files), floats))
-    bad = [(tensor, count) for tensor, count in zip(floats, counts, strict=True) if count]
+    bad = [(tensor, count) for tensor in floats if (count := num_non_finite(tensor, files))]
     if bad:
         names = tuple(dict.fromkeys(f"{tensor.name} {tensor.role}" for tensor, _ in bad))
         places = tuple(dict.fromkeys(tensor.place for tensor, _ in bad))
@@ -47,10 +47,12 @@ def num_non_finite(tensor: StoredTensor, files: FilePool) -> int:
     return total
 
 
-def broken_records(sources: Sequence[Source], pool: ThreadPoolExecutor) -> Iterator[Finding]:
+def broken_records(sources: Sequence[Source]) -> Iterator[Finding]:
     """Tensors whose bytes do not give the checksum that was written with them."""
     paths = [source.path for source in sources if source.path.suffix in (".pt", ".pth", ".bin", ".ckpt")]
-    for source, found in zip(paths, pool.map(_broken_in, paths), strict=True):
+    with ThreadPoolExecutor() as pool:
+        broken = list(pool.map(_broken_in, paths))
+    for source, found in zip(paths, broken, strict=True):
         if found:
             claim = (
                 f"{source.name}: the bytes of {names_text(found)} do not give the checksum written with them: changed "
@@ -60,11 +62,9 @@ def broken_records(sources: Sequence[Source], pool: ThreadPoolExecutor) -> Itera
             yield Finding("corrupted bytes", found, places, claim)
 
 
-def _broken_in(path: object) -> tuple[str, ...]:
-    assert hasattr(path, "name")
+def _broken_in(path: Path) -> tuple[str, ...]:
     try:
-        file = read_torch_file(path)  # type: ignore[arg-type]
-        return _broken_names(file)
+        return _broken_names(read_torch_file(path))
     except (UnreadableFile, OSError):
         return ()
 

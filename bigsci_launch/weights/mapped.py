@@ -56,6 +56,8 @@ class MappedFile:
             raise UnreadableFile(path, os_reason(error)) from error
         except ValueError as error:
             raise UnreadableFile(path, "empty file") from error
+        # Files are read from front to back, once: the kernel may read further ahead, and forget sooner.
+        self.memory.madvise(mmap.MADV_SEQUENTIAL)
         self.address = _address(self.memory)
 
     def __len__(self) -> int:

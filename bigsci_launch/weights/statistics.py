@@ -95,17 +95,15 @@ def ranges(num_elements: int, step: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, num_elements)
 
 
-def measure(a: StoredTensor, b: StoredTensor, files: FilePool, start: int = 0, stop: int | None = None) -> Statistics:
-    """Statistics of elements `start` to `stop` of two tensors of equal shape (dtypes may differ).
+def measure(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistics:
+    """Statistics of two tensors of equal shape (dtypes may differ).
 
     Raises:
         UnreadableFile: a file is gone or has become shorter.
     """
     total = NOTHING
-    end = a.num_elements if stop is None else stop
-    for first, last in ranges(end - start, CHUNK):
-        left = read_elements(a, start + first, start + last, files)
-        right = read_elements(b, start + first, start + last, files)
+    for start, stop in ranges(a.num_elements, CHUNK):
+        left, right = read_elements(a, start, stop, files), read_elements(b, start, stop, files)
         total += _chunk(left, right, a.dtype, b.dtype)
     return total
 
