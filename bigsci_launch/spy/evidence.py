@@ -6,11 +6,23 @@ Built from the plain documents of a bundle, so that a live look and a later one 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bigsci_launch.spy.recorder import Recorder, parse_recorder
 from bigsci_launch.spy.stacks import ThreadStack, decisive_thread, parse_threads
+from bigsci_launch.spy.surroundings import (
+    Failure,
+    FileLock,
+    Heartbeat,
+    MemoryEvents,
+    Socket,
+    parse_failure,
+    parse_heartbeat,
+    parse_locks,
+    parse_memory_events,
+    parse_sockets,
+)
 from bigsci_launch.topology import Coordinate, Topology
 
 GONE_STATES = ("gone", "Z", "X")
@@ -22,12 +34,13 @@ UNREADABLE = "its environment cannot be read"
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A child process of a rank, such as a data-loader worker. `state` is the kernel's letter."""
+    """A process below a rank, such as a data-loader worker. `state` is the kernel's letter; `cpu_ticks` so far."""
 
     pid: int
     comm: str
     state: str
     wchan: str
+    cpu_ticks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +48,9 @@ class Sample:
     """One look at a process. `mono` is the node's monotonic clock, seconds; `cpu_ticks` its CPU time so far.
 
     `state` is the kernel's letter for the main thread, or `gone`; `threads` is None where the stacks could not be
-    read, and `why` says why. `sequences` are the recorder's newest numbers per group.
+    read, and `why` says why. `sequences` are the recorder's newest numbers per group. `call_number` is the system call
+    in which the main thread waits. `read_bytes` and `written_bytes` went through read and write calls so far.
+    `thread_waits` is what other threads wait in, where that is known: {thread id: kernel function}.
     """
 
     mono: float
@@ -45,9 +60,13 @@ class Sample:
     switches: int
     tracer_pid: int
     kill_pending: bool
+    core_dumping: bool
     thread_times: Mapping[str, int]
+    thread_waits: Mapping[str, str]
     system_call: str
+    call_number: int | None
     children: tuple[Child, ...]
+    read_bytes: int
     written_bytes: int
     threads: tuple[ThreadStack, ...] | None
     why: str | None
@@ -89,6 +108,10 @@ class RankEvidence:
     """Type and message of the uncaught exception that the rank recorded."""
     unreached: str | None = None
     found_by: str = ""
+    failure: Failure | None = None
+    heartbeat: Heartbeat | None = None
+    sockets: tuple[Socket, ...] = ()
+    memory_events: MemoryEvents | None = None
 
     @property
     def last(self) -> Sample | None:
@@ -131,6 +154,7 @@ class Evidence:
     nodes_silent: tuple[tuple[str, str], ...]
     problems: tuple[str, ...]
     """What the node agents could not do, each with the name of its node."""
+    locks: tuple[FileLock, ...] = ()
 
     def coordinate(self, rank: int) -> Coordinate | None:
         """The coordinate of `rank`, where the topology is known."""
@@ -149,18 +173,15 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
     nodes = sorted(nodes, key=lambda node: str(node["node"]))
     problems = tuple(f"{node['node']}: {problem}" for node in nodes for problem in node.get("problems", []))
     why_missing = NOT_IDENTIFIED if any(UNREADABLE in problem for problem in problems) else NOT_FOUND
-    exits = {int(record["rank"]): record for record in collection.get("exits", [])}
-    errors = {int(record["rank"]): record for record in collection.get("errors", [])}
+    records = _Records(collection)
 
     def unreached(record: Mapping[str, Any]) -> RankEvidence:
-        rank = int(record["rank"])
-        return _unreached_rank(record, collection, why_missing, exits.get(rank), errors.get(rank))
+        return _unreached_rank(record, collection, why_missing, records)
 
     found: dict[int, RankEvidence] = {}
     for node in nodes:
         for document in _ranks_of_main_step(node, nodes):
-            rank = int(document["rank"])
-            found.setdefault(rank, _parse_rank(document, node, exits.get(rank), errors.get(rank)))
+            found.setdefault(int(document["rank"]), _parse_rank(document, node, records))
     for record in collection.get("expected", []):
         found.setdefault(int(record["rank"]), unreached(record))
     world_size = _world_size(collection, nodes, found)
@@ -174,7 +195,28 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         ranks=tuple(found[rank] for rank in sorted(found)),
         nodes_silent=tuple((str(silent["node"]), str(silent["why"])) for silent in collection.get("nodes_silent", [])),
         problems=problems,
+        locks=tuple(lock for node in nodes for lock in parse_locks(node)),
     )
+
+
+class _Records:
+    """What the run itself wrote of its ranks, by rank."""
+
+    def __init__(self, collection: Mapping[str, Any]) -> None:
+        self._by_kind = {
+            kind: {int(record["rank"]): record for record in reversed(collection.get(kind) or [])}
+            for kind in ("exits", "errors", "tracebacks", "heartbeats")
+        }
+
+    def of(self, rank: int) -> dict[str, Any]:
+        """The fields of `RankEvidence` that come from records."""
+        exit_record, error, traceback, heartbeat = (each.get(rank) for each in self._by_kind.values())
+        return {
+            "exit": _parse_exit(exit_record),
+            "error": _parse_error(error),
+            "failure": parse_failure(error or traceback),
+            "heartbeat": parse_heartbeat(heartbeat),
+        }
 
 
 def _ranks_of_main_step(node: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -199,8 +241,7 @@ def _unreached_rank(
     record: Mapping[str, Any],
     collection: Mapping[str, Any],
     why_missing: str,
-    exit_record: Mapping[str, Any] | None,
-    error: Mapping[str, Any] | None,
+    records: _Records,
 ) -> RankEvidence:
     silent = {str(item["node"]): str(item["why"]) for item in collection.get("nodes_silent", [])}
     node = str(record.get("node") or "")
@@ -213,18 +254,12 @@ def _unreached_rank(
         clock_ticks_per_s=100,
         samples=(),
         recorder=None,
-        exit=_parse_exit(exit_record),
-        error=_parse_error(error),
+        **records.of(int(record["rank"])),
         unreached=f"node {node} is silent: {silent[node]}" if node in silent else why_missing,
     )
 
 
-def _parse_rank(
-    document: Mapping[str, Any],
-    node: Mapping[str, Any],
-    exit_record: Mapping[str, Any] | None,
-    error: Mapping[str, Any] | None,
-) -> RankEvidence:
+def _parse_rank(document: Mapping[str, Any], node: Mapping[str, Any], records: _Records) -> RankEvidence:
     samples: list[Sample] = []
     for sample in document["samples"]:
         samples.append(_parse_sample(sample, samples[-1] if samples else None))
@@ -236,10 +271,15 @@ def _parse_rank(
         clock_ticks_per_s=int(node.get("clock_ticks_per_s") or 100),
         samples=tuple(samples),
         recorder=parse_recorder(recorders[-1]) if recorders else None,
-        exit=_parse_exit(exit_record),
-        error=_parse_error(error),
+        **records.of(int(document["rank"])),
         found_by=str(document.get("source") or ""),
+        sockets=_newest_sockets(document["samples"]),
+        memory_events=parse_memory_events(document["samples"]),
     )
+
+
+def _newest_sockets(samples: Sequence[Mapping[str, Any]]) -> tuple[Socket, ...]:
+    return next((parse_sockets(sample["sockets"]) for sample in reversed(samples) if sample.get("sockets")), ())
 
 
 def _parse_sample(document: Mapping[str, Any], previous: Sample | None) -> Sample:
@@ -249,6 +289,8 @@ def _parse_sample(document: Mapping[str, Any], previous: Sample | None) -> Sampl
         threads = previous.threads
     recorder = document.get("recorder") or {}
     still = previous if document.get("same_stack") and "children" not in document else None
+    call = document.get("system_call") or {}
+    moved = document.get("io") or ({"rchar": still.read_bytes, "wchar": still.written_bytes} if still else {})
     return Sample(
         mono=float(document["mono"]),
         state=str(document["state"]),
@@ -257,19 +299,44 @@ def _parse_sample(document: Mapping[str, Any], previous: Sample | None) -> Sampl
         switches=int(document.get("voluntary") or 0) + int(document.get("involuntary") or 0),
         tracer_pid=int(document.get("tracer_pid") or 0),
         kill_pending=bool(document.get("kill_pending")),
+        core_dumping=bool(document.get("core_dumping")),
         thread_times=document.get("thread_times") or {},
-        system_call=still.system_call if still else _describe_call(document.get("system_call")),
-        children=still.children
-        if still
-        else tuple(
-            Child(int(child["pid"]), str(child.get("comm") or ""), str(child["state"]), str(child.get("wchan") or ""))
-            for child in document.get("children") or []
-        ),
-        written_bytes=int((document.get("io") or {}).get("wchar") or 0),
+        thread_waits=still.thread_waits if still else _parse_thread_waits(document),
+        system_call=still.system_call if still else _describe_call(call),
+        call_number=still.call_number if still else call.get("number"),
+        children=_parse_children(document, still),
+        read_bytes=int(moved.get("rchar") or 0),
+        written_bytes=int(moved.get("wchar") or 0),
         threads=threads,
         why=document.get("why"),
         sequences=recorder.get("last_sequence"),
     )
+
+
+def _parse_children(document: Mapping[str, Any], still: Sample | None) -> tuple[Child, ...]:
+    """The children in this sample; where they were not read again, those of the sample before with newer CPU times."""
+    if still is not None:
+        ticks = document.get("child_ticks") or {}
+        return tuple(replace(child, cpu_ticks=ticks.get(str(child.pid), child.cpu_ticks)) for child in still.children)
+    return tuple(
+        Child(
+            pid=int(child["pid"]),
+            comm=str(child.get("comm") or ""),
+            state=str(child["state"]),
+            wchan=str(child.get("wchan") or ""),
+            cpu_ticks=child.get("cpu_ticks"),
+        )
+        for child in document.get("children") or []
+    )
+
+
+def _parse_thread_waits(document: Mapping[str, Any]) -> dict[str, str]:
+    """{thread id: kernel function}; the agent writes the threads of each function together."""
+    together = {
+        str(thread): wait for wait, threads in (document.get("thread_waits") or {}).items() for thread in threads
+    }
+    blocked = {str(each["tid"]): str(each.get("wchan") or "") for each in document.get("blocked_threads") or []}
+    return {**together, **blocked}
 
 
 def _describe_call(call: Mapping[str, Any] | None) -> str:

@@ -1,0 +1,130 @@
+"""What surrounds a process, as values: sockets, file locks, kills for lack of memory, and what its run wrote of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception that a rank reported: `words` are type and message, `place` is where it was raised, `time` is wall
+    clock in seconds (0 where it is not known), `source` is the record that holds it."""
+
+    words: str
+    place: str
+    time: float
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.words}{f' at {self.place}' if self.place else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The last record of a rank's own: which phase it entered (`step`, `save`, `eval`, `end`), in which step, when."""
+
+    phase: str
+    step: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Socket:
+    """A TCP socket. `unacked` bytes wait to be sent or acknowledged, `unread` ones to be read by the process.
+
+    `is_resending`: the kernel sends again what nobody acknowledges.
+    """
+
+    local: str
+    remote: str
+    state: str
+    unacked: int
+    unread: int
+    is_resending: bool
+
+    @property
+    def is_stuck(self) -> bool:
+        return self.unacked > 0 and self.is_resending
+
+
+@dataclass(frozen=True, slots=True)
+class FileLock:
+    """A file lock for which somebody waits: `holder` and `waiters` are pids on `node`; `path` where it is known."""
+
+    node: str
+    holder: int
+    waiters: tuple[int, ...]
+    holder_comm: str
+    holder_state: str
+    path: str | None
+
+    def __str__(self) -> str:
+        path = f" of {self.path}" if self.path else ""
+        state = {"gone": ", which is gone", "T": ", which is stopped"}.get(self.holder_state, "")
+        comm = f" ({self.holder_comm})" if self.holder_comm else ""
+        return f"the lock{path} is held by process {self.holder}{comm} on {self.node}{state}"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEvents:
+    """How often the kernel killed a process of this control group for lack of memory."""
+
+    group: str
+    num_kills: int
+
+
+def parse_failure(record: Mapping[str, Any] | None) -> Failure | None:
+    """The exception of an error file or of a log, or None."""
+    if record is None:
+        return None
+    kind, message = record.get("type"), record.get("message")
+    words = f"{kind}: {message}" if message else str(kind)
+    return Failure(
+        words, str(record.get("place") or ""), float(record.get("time") or 0), str(record.get("source") or "")
+    )
+
+
+def parse_heartbeat(record: Mapping[str, Any] | None) -> Heartbeat | None:
+    if record is None:
+        return None
+    return Heartbeat(str(record.get("phase") or ""), int(record.get("step") or 0), float(record.get("time") or 0))
+
+
+def parse_sockets(document: Mapping[str, Any] | None) -> tuple[Socket, ...]:
+    """Sockets as the node agent writes them: zeros are left out."""
+    return tuple(
+        Socket(
+            local=str(each.get("local") or ""),
+            remote=str(each.get("remote") or ""),
+            state=str(each.get("state") or ""),
+            unacked=int(each.get("tx") or 0),
+            unread=int(each.get("rx") or 0),
+            is_resending=bool(each.get("retransmits")) or each.get("timer") in ("retransmit", "zero window probe"),
+        )
+        for each in (document or {}).get("list", [])
+    )
+
+
+def parse_locks(node: Mapping[str, Any]) -> tuple[FileLock, ...]:
+    """The waits for file locks on a node."""
+    return tuple(
+        FileLock(
+            node=str(node["node"]),
+            holder=int(each["holder"]),
+            waiters=tuple(int(pid) for pid in each["waiters"]),
+            holder_comm=str(each.get("holder_comm") or ""),
+            holder_state=str(each.get("holder_state") or ""),
+            path=each.get("path"),
+        )
+        for each in node.get("locks") or []
+    )
+
+
+def parse_memory_events(samples: Sequence[Mapping[str, Any]]) -> MemoryEvents | None:
+    """The newest count of kills for lack of memory, or None where there were none or it is not known."""
+    known = [sample["memory_events"] for sample in samples if sample.get("memory_events")]
+    if not known or not known[-1].get("oom_kill"):
+        return None
+    return MemoryEvents(str(known[-1].get("cgroup") or ""), int(known[-1]["oom_kill"]))
