@@ -80,10 +80,10 @@ class Topology:
     def group(self, axis: Axis, rank: int) -> tuple[int, ...]:
         """The ranks that share a process group of `axis` with `rank`, in order of their index on that axis."""
         at = self.coordinate(rank)
-        index = {"dp_rank": at.dp_rank, "pp_rank": at.pp_rank, "tp_rank": at.tp_rank}
-        return tuple(
-            self.rank(Coordinate(**{**index, f"{axis}_rank": position})) for position in range(getattr(self, axis))
-        )
+        stride = {"tp": 1, "dp": self.tp, "pp": self.tp * self.dp}[axis]
+        size: int = getattr(self, axis)
+        first = rank - stride * getattr(at, f"{axis}_rank")
+        return tuple(range(first, first + stride * size, stride))
 
     def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
         """Every process group of `axis`, ordered by first rank."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from functools import lru_cache
 
 from bigsci_launch.topology import Coordinate, Topology, compress_ranks
 
@@ -20,31 +21,43 @@ _KINDS = ("tp", "dp", "pp", "tied", "model")
 def group_members(kind: str, rank: int, world_size: int, topology: Topology | None) -> tuple[int, ...] | None:
     """The ranks of the group of `kind` (as `known_frames.Reach`) that holds `rank`; None where that is not known."""
     if kind == "world":
-        return tuple(range(world_size))
+        return _first_ranks(world_size)
     if topology is None or rank >= topology.world_size:
         return None
     at = topology.coordinate(rank)
     if kind in ("tp", "dp", "pp"):
-        return topology.group(kind, rank)  # type: ignore[arg-type]
+        return share(topology.group(kind, rank))  # type: ignore[arg-type]
     if kind == "model":
-        return tuple(other for other in range(topology.world_size) if topology.coordinate(other).dp_rank == at.dp_rank)
-    stages = {
+        stages = (topology.rank(Coordinate(at.dp_rank, stage, 0)) for stage in range(topology.pp))
+        return share(tuple(rank for first in stages for rank in range(first, first + topology.tp)))
+    partners = {
         "tied": {0, topology.pp - 1},
         "next stage": {at.pp_rank, at.pp_rank + 1},
         "previous stage": {at.pp_rank, at.pp_rank - 1},
     }.get(kind)
-    if stages is None or at.pp_rank not in stages or not stages <= set(range(topology.pp)):
+    if partners is None or at.pp_rank not in partners or not partners <= set(range(topology.pp)):
         return None
-    return tuple(sorted(topology.rank(Coordinate(at.dp_rank, stage, at.tp_rank)) for stage in stages))
+    return tuple(sorted(topology.rank(Coordinate(at.dp_rank, stage, at.tp_rank)) for stage in partners))
 
 
-def group_kind(members: Iterable[int], world_size: int, topology: Topology | None) -> str | None:
+@lru_cache(maxsize=4)
+def _first_ranks(count: int) -> tuple[int, ...]:
+    return share(tuple(range(count)))
+
+
+@lru_cache(maxsize=1 << 16)
+def share(members: tuple[int, ...]) -> tuple[int, ...]:
+    """`members`, and for equal ones the same tuple: thousands of ranks name the same group."""
+    return members
+
+
+def group_kind(members: Collection[int], world_size: int, topology: Topology | None) -> str | None:
     """What a set of ranks is: `world`, an axis, `tied`, `model`, or None."""
-    wanted = tuple(sorted(members))
-    if len(wanted) == world_size:
+    if len(members) == world_size:
         return "world"
-    if not wanted or topology is None:
+    if not members or topology is None:
         return None
+    wanted = tuple(sorted(members))
     return next((kind for kind in _KINDS if group_members(kind, wanted[0], world_size, topology) == wanted), None)
 
 

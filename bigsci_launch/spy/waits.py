@@ -63,23 +63,31 @@ class WaitGraph:
     @property
     def roots(self) -> tuple[int, ...]:
         """Ranks that others wait for and that wait in no communication themselves."""
-        awaited = frozenset().union(*self.blockers.values()) if self.blockers else frozenset()
+        awaited = frozenset().union(*(blockers for blockers, _ in self.meetings))
         return tuple(rank for rank in self.ranks if rank in awaited and rank not in self.waits)
+
+    @property
+    def meetings(self) -> tuple[tuple[frozenset[int], tuple[int, ...]], ...]:
+        """Ranks that wait for the same others, with these: thousands of ranks wait in few places."""
+        found: dict[int, tuple[frozenset[int], list[int]]] = {}
+        for rank, blockers in self.blockers.items():
+            found.setdefault(id(blockers), (blockers, []))[1].append(rank)
+        return tuple((blockers, tuple(ranks)) for blockers, ranks in found.values())
 
     def leading_to(self, goals: frozenset[int], without: int | None = None) -> frozenset[int]:
         """Waiting ranks from which a chain of waits ends in `goals`; `without` is taken out of the graph."""
-        waiting_for: dict[int, list[int]] = {}
-        for rank, blockers in self.blockers.items():
-            if rank != without:
-                for blocker in blockers:
-                    waiting_for.setdefault(blocker, []).append(rank)
+        waiting_for: dict[int, list[list[int]]] = {}
+        for blockers, ranks in self.meetings:
+            not_seen = [rank for rank in ranks if rank not in goals and rank != without]
+            for blocker in blockers:
+                waiting_for.setdefault(blocker, []).append(not_seen)
         found: set[int] = set()
         left = [goal for goal in goals if goal != without]
         while left:
-            for rank in waiting_for.get(left.pop(), ()):
-                if rank not in found and rank not in goals:
-                    found.add(rank)
-                    left.append(rank)
+            for not_seen in waiting_for.get(left.pop(), ()):
+                found.update(not_seen)
+                left += not_seen
+                not_seen.clear()
         return frozenset(found)
 
     @property
@@ -133,11 +141,20 @@ def build_graph(evidence: Evidence) -> WaitGraph:
     """The wait-for graph of all ranks."""
     found = {seen.rank: wait for seen in evidence.ranks if (wait := find_wait(seen, evidence)) is not None}
     by_rank = {seen.rank: seen for seen in evidence.ranks}
-    return WaitGraph(
-        waits=found,
-        blockers={rank: find_blockers(wait, found, by_rank) for rank, wait in found.items()},
-        ranks=tuple(by_rank),
-    )
+    return WaitGraph(waits=found, blockers=_all_blockers(found, by_rank), ranks=tuple(by_rank))
+
+
+def _all_blockers(waits: Mapping[int, Wait], by_rank: Mapping[int, RankEvidence]) -> dict[int, frozenset[int]]:
+    """The blockers of every waiting rank, found once for ranks that stand in the same collective of the same group."""
+    found: dict[object, frozenset[int]] = {}
+    blockers = {}
+    for rank, wait in waits.items():
+        token = (wait.call.token.group, wait.call.sequence) if wait.call else None
+        key = (wait.place, id(wait.members), token, rank if wait.is_point_to_point else None)
+        if key not in found:
+            found[key] = find_blockers(wait, waits, by_rank)
+        blockers[rank] = found[key]
+    return blockers
 
 
 def find_wait(seen: RankEvidence, evidence: Evidence) -> Wait | None:
@@ -185,8 +202,8 @@ def _wait_from_call(seen: RankEvidence, thread: ThreadStack | None, call: Call, 
     kind = group_kind(members, evidence.world_size, evidence.topology) if members else None
     reaches = (reach_of(frame.function, frame.file, call.token.operation) for frame in thread.frames) if thread else ()
     said = next((reach for reach in reaches if reach is not None), None)
-    if said and members and group_members(said, seen.rank, evidence.world_size, evidence.topology) == members:
-        kind = said
+    if said and said != kind and members:
+        kind = said if group_members(said, seen.rank, evidence.world_size, evidence.topology) == members else kind
     return Wait(seen.rank, call.token.operation, kind, members, thread.site if thread else None, call)
 
 
@@ -219,4 +236,5 @@ def _has_come(other: int, wait: Wait, waits: Mapping[int, Wait], by_rank: Mappin
         return False
     if wait.is_point_to_point:
         return theirs.is_point_to_point and theirs.members == wait.members and theirs.operation != wait.operation
-    return theirs.place == wait.place and (wait.members is None or theirs.members == wait.members)
+    is_same_group = wait.members is None or theirs.members is wait.members or theirs.members == wait.members
+    return is_same_group and theirs.place == wait.place
