@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from bigsci_launch.cli import console
 if TYPE_CHECKING:
     from bigsci_launch.weights.comparison import Comparison, Selection
     from bigsci_launch.weights.seam import Seam
+    from bigsci_launch.weights.sources import Weights
 
 PATH = click.Path(path_type=Path)
 
@@ -86,10 +88,11 @@ def _compared(a: Path, b: Path, selection: Selection, tolerance: float | None) -
     from bigsci_launch.weights.compare import compare_weights
     from bigsci_launch.weights.locate import open_weights
 
-    left, right = open_weights(_weights_folder(a), "a"), open_weights(_weights_folder(b), "b")
+    left = _with_checkpoint(open_weights(_weights_folder(a), "a"))
+    right = _with_checkpoint(open_weights(_weights_folder(b), "b"))
     with console.late_progress("comparing", max(len(left.sources), len(right.sources))) as advance:
         found = compare_weights(left, right, selection=selection, tolerance=tolerance, advance=advance)
-    if not found.differences:
+    if not found.differences and not found.apart:
         return found
     from bigsci_launch.weights.explain import explain
 
@@ -114,6 +117,15 @@ def _weights_folder(path: Path) -> Path:
 
     run = RunDir(path)
     return run.checkpoints if run.record.is_file() else path
+
+
+def _with_checkpoint(weights: Weights) -> Weights:
+    """A dump with the checkpoint that its run saved at the same step; all else as it is."""
+    from bigsci_launch.runs.layout import checkpoint_of_dump
+    from bigsci_launch.weights.locate import open_weights
+
+    saved = checkpoint_of_dump(weights.sources[0].path.parent) if weights.layout == "rank dumps" else None
+    return weights if saved is None else replace(weights, beside=open_weights(saved))
 
 
 def _seam(logs: tuple[Path, Path]) -> Seam:

@@ -36,6 +36,7 @@ from typing import Any
 from bigsci_launch.errors import RunDirError
 
 _ATTEMPT = re.compile(r"[0-9]+(\.r[0-9]+)?")
+_DUMP = re.compile(r"step-(\d+)-(before|after)")
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -247,6 +248,16 @@ def _entries(folder: Path) -> list[Path]:
 def _attempt_order(path: Path) -> tuple[int, int]:
     number, _, requeue = path.name.partition(".r")
     return (int(number), int(requeue or 0))
+
+
+def checkpoint_of_dump(folder: Path) -> Path | None:
+    """The checkpoint that a run saved at the moment of a dump of its weights; None where it saved none then."""
+    match = _DUMP.fullmatch(folder.name)
+    run = RunDir(folder.parent.parent)
+    if match is None or run.dumps != folder.parent:
+        return None
+    saved = run.checkpoints / f"global_step{int(match[1]) - (match[2] == 'before')}"
+    return saved if saved.is_dir() else None
 
 
 def find_runs(root: Path) -> list[RunDir]:

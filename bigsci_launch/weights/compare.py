@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from bigsci_launch.errors import BslError, CheckpointError
 from bigsci_launch.weights.comparison import Comparison, Difference, Kind, Selection, names_text
-from bigsci_launch.weights.mapped import FilePool, equal_segments
+from bigsci_launch.weights.copies import is_copied, tied_pairs, tp_pairs
+from bigsci_launch.weights.logical import Hints, join_dp
+from bigsci_launch.weights.mapped import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.pairing import Bundle, Pair, pair_weights
-from bigsci_launch.weights.sources import OptimizerGroup, Unreadable, Weights
+from bigsci_launch.weights.sources import Model, OptimizerGroup, Unreadable, Weights
 from bigsci_launch.weights.tensors import Place, StoredTensor, UnreadableFile
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class _Tally:
     places: dict[str, set[Place]] = field(default_factory=dict)
     # Printed tensors by name: they tell how little such a dump shows.
     printed: dict[str, StoredTensor] = field(default_factory=dict)
+    # Tensors of A that other ranks of A hold too.
+    copies: list[StoredTensor] = field(default_factory=list)
     groups_a: dict[Place, tuple[OptimizerGroup, ...]] = field(default_factory=dict)
     groups_b: dict[Place, tuple[OptimizerGroup, ...]] = field(default_factory=dict)
 
@@ -78,12 +82,14 @@ def compare_weights(
     tally = _Tally(unreadable=[*a.broken, *b.broken])
     files = FilePool()
     threads = min(4, os.cpu_count() or 1)
+    hints = Hints.of_model(a.model)
     with ThreadPoolExecutor(threads) as pool:
         pairing = pair_weights(a, b)
         for done, (bundle, compared) in enumerate(_ahead(pairing.bundles, selection, files, pool)):
             _note(bundle, selection, tally)
             for outcome in compared:
                 _settle(outcome, tolerance, tally, files)
+                tally.copies += (one for one in outcome.pair[:1] if one and is_copied(one, hints))
             if bundle.owns_files:
                 _close(bundle, files)
             advance(done + 1, bundle.title)
@@ -102,7 +108,18 @@ def compare_weights(
         groups_b=tally.groups_b,
         notes=(*pairing.notes, *_precision_notes(tally)),
         steps=(a.model.global_steps, b.model.global_steps),
+        apart=_names_apart(tally.copies, a.model, hints),
     )
+
+
+def _names_apart(copies: Sequence[StoredTensor], model: Model, hints: Hints) -> frozenset[str]:
+    """Parameters of one side whose tied copies, or replicas over tp, are not equal to the bit."""
+    held = join_dp(copies, model)
+    files = FilePool(MANY_FILES)
+    pairs = [*tied_pairs(held), *tp_pairs(held, hints)]
+    names = frozenset(pair.other.name for pair in pairs if not is_equal((pair.first, pair.other), files))
+    files.close_all()
+    return names
 
 
 def _require_something(a: Weights, b: Weights, tally: _Tally) -> None:

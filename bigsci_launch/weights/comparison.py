@@ -91,7 +91,8 @@ class Comparison:
     """What was compared and what differs, in the order of the files.
 
     `places` holds every place at which a tensor was compared, by name; `groups_a` and `groups_b` the optimizer groups
-    of every shard that was read; `steps` the step that each side says it is at.
+    of every shard that was read; `steps` the step that each side says it is at; `apart` the parameters whose copies
+    inside A are not equal to each other.
     """
 
     a: Path
@@ -107,6 +108,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     steps: tuple[int | None, int | None] = (None, None)
+    apart: frozenset[str] = frozenset()
     is_audit: bool = False
     is_empty: bool = False
 
@@ -150,8 +152,8 @@ PLURALS = {"is": "are", "differs": "differ", "holds": "hold", "has": "have", "ri
 
 def agree(words: str, count: int) -> str:
     """The words with their first, a verb, in the plural for more than one subject."""
-    verb, space, rest = words.partition(" ")
-    return f"{PLURALS[verb]}{space}{rest.replace('its ', 'their ')}" if count > 1 else words
+    verb = words.partition(" ")[0].rstrip(":")
+    return PLURALS[verb] + words[len(verb) :].replace("its ", "their ") if count > 1 else words
 
 
 def names_text(titles: tuple[str, ...], limit: int = 3) -> str:

@@ -12,6 +12,8 @@ from bigsci_launch.weights.tensors import Place, Role, StoredTensor
 
 Relation = Literal["tied copies", "tp replicas", "dp replicas", "16-bit and its master"]
 
+# DeepSpeed's name for what several stages share.
+TIED = "tied_modules."
 NORM = re.compile(r"norm|(?:^|[._])ln(?:[._\d]|$)", re.IGNORECASE)
 # Second linear layers of attention and MLP, as the frameworks name them: cut over their inputs, so the bias is whole.
 ROW_PARALLEL = re.compile(r"(?:dense|4h_to_h|o_proj|out_proj|c_proj|down_proj|down|output|proj|wo|w2|fc2)$")
@@ -26,6 +28,13 @@ class CopyPair:
     relation: Relation
     first: StoredTensor
     other: StoredTensor
+
+
+def is_copied(tensor: StoredTensor, hints: Hints) -> bool:
+    """Whether ranks of another stage or tp index should hold the same parameter."""
+    if tensor.role not in ("weight", "fp32") or not (tensor.has_bytes or tensor.printed):
+        return False
+    return tensor.name.startswith(TIED) or is_replicated(tensor.name, [tensor.shape], hints)
 
 
 def tied_pairs(tensors: Sequence[StoredTensor]) -> Iterator[CopyPair]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,8 +10,8 @@ from bigsci_launch.weights.causes import Cause, CopyState, cause_of_constant, ca
 from bigsci_launch.weights.compare import EVERYTHING, Advance, difference_of_pair, is_equal, measure_pair, silent
 from bigsci_launch.weights.comparison import Difference, Finding, Selection, agree, names_text
 from bigsci_launch.weights.contents import read_contents
-from bigsci_launch.weights.copies import CopyPair, Relation, tied_pairs
-from bigsci_launch.weights.logical import join_dp
+from bigsci_launch.weights.copies import TIED, CopyPair, Relation, tied_pairs, tp_pairs
+from bigsci_launch.weights.logical import Hints, join_dp
 from bigsci_launch.weights.mapped import MANY_FILES, FilePool
 from bigsci_launch.weights.patterns import constant_of
 from bigsci_launch.weights.places import describe_places
@@ -70,15 +71,33 @@ def hold(weights: Weights, selection: Selection = EVERYTHING, advance: Advance =
     return Holdings(tuple(join_dp(tensors, weights.model)), groups, tuple(unreadable))
 
 
-def tied_findings(weights: Weights, names: set[str], side: str) -> list[Finding]:
-    """What is apart between the tied copies of some parameters in one side of a comparison."""
-    held = hold(weights)
-    holdings = replace(held, tensors=tuple(tensor for tensor in held.tensors if tensor.name in names))
+def copy_findings(weights: Weights, names: set[str], side: str) -> list[Finding]:
+    """What is apart between the tied copies, and the replicas over tp, of some parameters in one side."""
+    holdings, source = _with_moments(hold(weights, _named(names)), weights, names)
     files = FilePool(MANY_FILES)
-    differences = compare_pairs(list(tied_pairs(holdings.tensors)), files)
-    found = [replace(item, claim=f"in {side}, {item.claim}") for item in describe(differences, holdings, files)]
+    tied = [tensor for tensor in holdings.tensors if tensor.name.startswith(TIED)]
+    pairs = [*tied_pairs(tied), *tp_pairs(holdings.tensors, Hints.of_model(weights.model))]
+    differences = compare_pairs(pairs, files)
+    found = [
+        replace(item, claim=f"in {side}, {item.claim}{source if ': ' in item.pattern else ''}")
+        for item in describe(differences, holdings, files)
+    ]
     files.close_all()
     return found
+
+
+def _named(names: set[str]) -> Selection:
+    return Selection(include=(re.compile("|".join(f"^{re.escape(name)}$" for name in sorted(names))),))
+
+
+def _with_moments(held: Holdings, weights: Weights, names: set[str]) -> tuple[Holdings, str]:
+    """The holdings with the moments of the checkpoint beside a dump, and words that say so."""
+    if weights.beside is None:
+        return held, ""
+    saved = hold(weights.beside, _named(names))
+    moments = (tensor for tensor in saved.tensors if tensor.role in MOMENTS)
+    source = f" (by the moments in {weights.beside.path.name})"
+    return replace(held, tensors=(*held.tensors, *moments), groups=saved.groups), source
 
 
 def compare_pairs(pairs: Sequence[CopyPair], files: FilePool) -> list[Difference]:

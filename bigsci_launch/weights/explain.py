@@ -1,38 +1,50 @@
-"""From what differs to what it means: patterns over the differences, and the tied copies inside each side."""
+"""From what differs to what it means: patterns over the differences, and the copies inside each side."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from bigsci_launch.weights.compare import require_numpy
 from bigsci_launch.weights.comparison import Comparison, Finding
 from bigsci_launch.weights.sources import Weights
 
-TIED = "tied_modules."
-
 
 def explain(comparison: Comparison, a: Weights, b: Weights) -> Comparison:
-    """The comparison with what its differences have in common. Costs nothing where nothing differs.
+    """The comparison with what its differences have in common, and with what both sides have in common that is wrong.
+
+    Costs nothing where nothing differs and all copies agree.
 
     Raises:
         BslError: something differs and numpy is not installed.
     """
-    if not comparison.differences:
+    names = {difference.name for difference in comparison.differences} | comparison.apart
+    if not names:
         return comparison
-    require_numpy(f"{comparison.differences[0].name} differs")
+    require_numpy(f"{min(names)} differs")
     from bigsci_launch.weights.patterns import find_patterns
 
-    return find_patterns(replace(comparison, findings=(*comparison.findings, *_tied(comparison, a, b))))
+    findings = _copies(comparison, names, a, b)
+    return find_patterns(replace(comparison, findings=(*comparison.findings, *findings)))
 
 
-def _tied(comparison: Comparison, a: Weights, b: Weights) -> list[Finding]:
-    """Drift between the tied copies of a side, for tied parameters that differ between the sides."""
-    names = {difference.name for difference in comparison.differences if difference.name.startswith(TIED)}
-    if not names:
-        return []
-    from bigsci_launch.weights.drift import tied_findings
+def _copies(comparison: Comparison, names: set[str], a: Weights, b: Weights) -> list[Finding]:
+    """Drift between the copies inside the sides. What both have alike separates A from B by nothing: no fault of B."""
+    from bigsci_launch.weights.drift import copy_findings
 
-    in_a, in_b = tied_findings(a, names, "A"), tied_findings(b, names, "B")
+    differing = {difference.name for difference in comparison.differences}
+    alike = [
+        replace(_told(finding, finding), is_fault=False)
+        for finding in (copy_findings(a, names - differing, "A") if names - differing else ())
+    ]
+    return [
+        *(_of_both_sides(copy_findings(a, differing, "A"), copy_findings(b, differing, "B")) if differing else ()),
+        *alike,
+    ]
+
+
+def _of_both_sides(in_a: Sequence[Finding], in_b: Sequence[Finding]) -> list[Finding]:
+    """Findings of two sides, those that they share told once."""
     about_b = {(finding.pattern, finding.tensors, finding.places): finding for finding in in_b}
     told = [_told(finding, about_b.pop((finding.pattern, finding.tensors, finding.places), None)) for finding in in_a]
     names_in_a = {name for finding in in_a for name in finding.tensors}

@@ -13,7 +13,7 @@ from bigsci_launch.errors import CheckpointError
 from bigsci_launch.topology import Topology
 from bigsci_launch.weights.contents import dump_place
 from bigsci_launch.weights.deepspeed import is_deepspeed_name, locate_deepspeed
-from bigsci_launch.weights.sources import Kind, Layout, Source, Unreadable, Weights
+from bigsci_launch.weights.sources import Kind, Layout, Model, Source, Unreadable, Weights
 from bigsci_launch.weights.tensors import Place, UnreadableFile, os_reason
 
 Side = Literal["a", "b"]
@@ -90,11 +90,18 @@ def _open_tensors(folder: Path, path: Path, side: Side) -> Weights | None:
     if len({file.parent for file in files}) == 1 and any(is_deepspeed_name(file.name) for file in files):
         return locate_deepspeed(files[0].parent, files, path)
     if any(RANK_FILE.fullmatch(file.stem) for file in files):
-        return _by_rank(path, "rank dumps", tuple(_plain(folder, file, "dump") for file in files))
+        found = _by_rank(path, "rank dumps", tuple(_plain(folder, file, "dump") for file in files))
+        return replace(found, model=Model(global_steps=_steps_done(folder)))
     if not files:
         return None
     sources = tuple(_plain(folder, file, "plain") for file in files)
     return Weights(path, "files", sources, _topology(sources), broken=tuple(_missing_shards(folder)))
+
+
+def _steps_done(dump: Path) -> int | None:
+    """The steps that were done when a dump was made; None where its folder does not say."""
+    match = DUMP_FOLDER.fullmatch(dump.name)
+    return int(match[1]) - (match[2] == "before") if match else None
 
 
 def _open_digests(folder: Path, path: Path, side: Side) -> Weights | None:

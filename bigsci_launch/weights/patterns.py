@@ -51,12 +51,13 @@ def find_patterns(comparison: Comparison) -> Comparison:
         for mark in detect(comparison, files):
             marks.setdefault(id(mark.difference), mark)
     files.close_all()
-    told = {name: finding.pattern for finding in comparison.findings for name in finding.tensors}
+    steps = tuple(_optimizer_steps(comparison))
+    told = {name: finding.pattern for finding in (*comparison.findings, *steps) for name in finding.tensors}
     differences = tuple(
         replace(difference, likely=_likely(difference, marks.get(id(difference)), told))
         for difference in comparison.differences
     )
-    findings = (*_other_steps(comparison), *_sum_up(comparison, marks.values()), *_optimizer_steps(comparison))
+    findings = (*_other_steps(comparison), *_sum_up(comparison, marks.values()), *steps)
     return replace(comparison, differences=differences, findings=(*comparison.findings, *findings))
 
 
@@ -340,13 +341,26 @@ def _optimizer_steps(comparison: Comparison) -> Iterator[Finding]:
         for group_a, group_b in zip(groups_a, groups_b, strict=False):
             if group_a.step != group_b.step and not _is_training(group_a.step, group_b.step, comparison.steps):
                 apart.setdefault((group_a.step, group_b.step), set()).add(place)
+    counters = (d.name for d in comparison.differences if d.role == "other" and d.name.endswith(".step"))
+    names = tuple(dict.fromkeys(counters))
     for (step_a, step_b), places in apart.items():
         where = describe_places(places, comparison.groups_a, comparison.groups_a)
         claim = f"the optimizer's step is {_step_text(step_a)} in A and {_step_text(step_b)} in B"
-        lost = step_b is None or (step_a is not None and step_b <= 1 < step_a)
-        tail = ": lost on load, so that Adam's bias correction starts again" if lost else ""
-        pattern = "optimizer step restarted" if lost else "optimizer step differs"
-        yield Finding(pattern, (), tuple(places), claim + (f" ({where})" if where else "") + tail)
+        side = _side_that_lost(step_a, step_b, comparison.steps)
+        tail = f": lost on a load of {side}, so that Adam's bias correction started again" if side else ""
+        pattern = "optimizer step restarted" if side else "optimizer step differs"
+        yield Finding(pattern, names, tuple(places), claim + (f" ({where})" if where else "") + tail)
+
+
+def _side_that_lost(step_a: float | None, step_b: float | None, steps: tuple[int | None, int | None]) -> str:
+    """`A` or `B`, whose optimizer counts again from its start; empty where neither can be told to."""
+    if step_a is None or step_b is None:
+        return "A" if step_a is None else "B"
+    is_same_moment = None not in steps and steps[0] == steps[1]
+    low, high = sorted((step_a, step_b))
+    if not is_same_moment and low > 1:
+        return ""
+    return "A" if step_a == low < high else "B"
 
 
 def _is_training(step_a: float | None, step_b: float | None, steps: tuple[int | None, int | None]) -> bool:

@@ -74,7 +74,10 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A checkpoint or a dump: its files, and what is known of its topology. `broken` files are named, not read."""
+    """A checkpoint or a dump: its files, and what is known of its topology. `broken` files are named, not read.
+
+    `beside`: a checkpoint of the same moment, which holds the moments of the optimizer that a dump lacks.
+    """
 
     path: Path
     layout: Layout
@@ -83,3 +86,4 @@ class Weights:
     model: Model = Model()
     broken: tuple[Unreadable, ...] = ()
     notes: tuple[str, ...] = ()
+    beside: Weights | None = None
