@@ -5,6 +5,7 @@ Built from the plain documents of a bundle, so that a live look and a later one 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -179,8 +180,9 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         return _unreached_rank(record, collection, why_missing, records)
 
     found: dict[int, RankEvidence] = {}
+    steps = _largest_steps_first(nodes)
     for node in nodes:
-        for document in _ranks_of_main_step(node, nodes):
+        for document in sorted(node.get("ranks", []), key=lambda rank: steps.index(rank.get("step"))):
             found.setdefault(int(document["rank"]), _parse_rank(document, node, records))
     for record in collection.get("expected", []):
         found.setdefault(int(record["rank"]), unreached(record))
@@ -219,14 +221,10 @@ class _Records:
         }
 
 
-def _ranks_of_main_step(node: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The ranks of `node`; where several steps of a job hold ranks, those of the step that holds most."""
-    counts: dict[Any, int] = {}
-    for other in nodes:
-        for rank in other.get("ranks", []):
-            counts[rank.get("step")] = counts.get(rank.get("step"), 0) + 1
-    order = sorted(counts, key=lambda step: (-counts[step], str(step)))
-    return sorted(node.get("ranks", []), key=lambda rank: order.index(rank.get("step")))
+def _largest_steps_first(nodes: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """The job steps in which ranks were found, the one that holds most of them first: it counts."""
+    counts = Counter(rank.get("step") for node in nodes for rank in node.get("ranks", []))
+    return sorted(counts, key=lambda step: (-counts[step], str(step)))
 
 
 def _world_size(
