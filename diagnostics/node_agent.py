@@ -1,9 +1,9 @@
 """Reads what the ranks of one node are doing, without touching them, and prints one document.
 
-Stand-alone with its two neighbours node_processes.py and node_ranks.py: standard library only, Python 3.8 or newer,
-no import from the package, so that it runs on a compute node with whatever Python is there:
-`python -I -S node_agent.py REQUEST`. (`bsl spy` sends the three files through srun's standard input, for nodes that
-cannot see them.) It exits 0 even when ranks could not be read: why they could not is part of the answer.
+Stand-alone with its neighbours node_*.py: standard library only, Python 3.8 or newer, no import from the package, so
+that it runs on a compute node with whatever Python is there: `python -I -S node_agent.py REQUEST`. (`bsl spy` sends the
+files through srun's standard input, for nodes that cannot see them.) It exits 0 even when ranks could not be read: why
+they could not is part of the answer.
 
 It never blocks on a process that is stuck, never pauses one (py-spy runs with --nonblocking), and ends by itself.
 
@@ -37,152 +37,30 @@ except ImportError:
 if "__file__" in globals():
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
 
-from node_processes import ask_children, read_safe, read_text, run_program, thread_times
+from node_kernel import child_ticks, find_locks, read_rank_kernel
+from node_processes import ask_children, ask_one, read_safe, thread_times
 from node_ranks import find_ranks
+from node_recorder import RECORDER_TIMEOUT_S, has_recorder, read_rank_recorder
+from node_stacks import CHILD_TIMEOUT_S, choose_children, find_py_spy, read_child_stacks, read_rank_stacks
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     Facts = dict[str, Any]
+    # Name; which ranks it concerns; what reads one rank; the limit in seconds.
+    Stage = tuple[
+        str, Callable[[Facts, Facts], bool], Callable[[Facts, Facts, Facts], Iterator[tuple[str, Any]]], float
+    ]
 
 AGENT_VERSION = 1
 FRAME_BYTES = 700  # srun forwards whole lines only while they are shorter than 1024 bytes
-RECORDER_TIMEOUT_S = 1.0
-RECORDER_REQUEST = (
-    b"POST /handler/fr_trace_json HTTP/1.1\r\nHost: rank\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-)
 DEFAULTS = {"samples": 2, "interval_s": 1.0, "py_spy_timeout_s": 3.0, "node_timeout_s": 20.0}
 RANKS_PER_READER = 4
 MAX_READERS = 4
-MAX_CHILDREN = 32
-MAX_TRIES = 3
-# x86_64 system calls whose first argument is a file descriptor.
-FD_CALLS = {0: "read", 1: "write", 16: "ioctl", 45: "recvfrom", 47: "recvmsg", 72: "fcntl", 73: "flock"}
-
-
-def read_children(pid: int) -> list[Facts]:
-    """Direct children of a rank with the state that the kernel gives them."""
-    pids = (read_text(f"/proc/{pid}/task/{pid}/children") or "").split()[:MAX_CHILDREN]
-    facts = {int(child): read_safe(int(child)) for child in pids}
-    return [
-        {"pid": child, "comm": fact.get("comm"), "state": fact["state"], "wchan": fact.get("wchan")}
-        for child, fact in facts.items()
-    ]
-
-
-def read_system_call(pid: int) -> Facts | None:
-    """The system call in which the main thread waits, and what its file descriptor is, or None."""
-    field = (read_text(f"/proc/{pid}/syscall") or "").split()
-    if len(field) < 2 or not field[0].isdigit():
-        return None
-    number = int(field[0])
-    if os.uname().machine != "x86_64" or number not in FD_CALLS:
-        return {"number": number}
-    descriptor = int(field[1], 16)
-    try:
-        target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-    except OSError:
-        target = None
-    return {"number": number, "name": FD_CALLS[number], "fd": descriptor, "target": target}
-
-
-def read_io(pid: int) -> dict[str, int] | None:
-    """Bytes through read and write calls, or None."""
-    pairs = (line.split(": ") for line in (read_text(f"/proc/{pid}/io") or "").splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if pair[0] in ("rchar", "wchar")} or None
-
-
-def ask_recorder(folder: str, rank: int) -> Facts:
-    """The collectives that torch recorded in a rank, asked of its worker server; works while the GIL is held."""
-    import json
-    import socket
-
-    os.chdir(folder)  # a socket's path may have 107 bytes, a run directory's more
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(RECORDER_TIMEOUT_S)
-        connection.connect(f"rank-{rank:04d}.sock")
-        connection.sendall(RECORDER_REQUEST)
-        parts = [connection.recv(1 << 18)]
-        while parts[-1]:
-            parts.append(connection.recv(1 << 18))
-    head, _, body = b"".join(parts).partition(b"\r\n\r\n")
-    if b" 200 " not in head[:20]:
-        raise OSError(f"answer {head[:40]!r}")
-    records = compact_records(json.loads(body)["entries"])
-    groups = json.loads(read_text(f"rank-{rank:04d}.json", 1 << 22) or "{}")
-    return dict(records, members=groups.get("members", {}))
-
-
-def compact_records(entries: list[Facts]) -> Facts:
-    """Recorded collectives without repetition.
-
-    {first_record, tokens: [[group, group description, operation, sizes, types]], stream: [token index, oldest first],
-    last_sequence: {group: number of its newest entry}, open: [positions in `stream` of entries not yet retired]}.
-    """
-    entries = sorted((entry for entry in entries if not entry.get("is_p2p")), key=lambda entry: entry["record_id"])
-    tokens: dict[tuple[str, ...], int] = {}
-    last: dict[str, int] = {}
-    stream, unfinished = [], []
-    for position, entry in enumerate(entries):
-        group, description = entry["process_group"]
-        operation = entry["profiling_name"].rpartition(":")[2]
-        token = (group, description, operation, str(entry["input_sizes"]), str(entry["input_dtypes"]))
-        stream.append(tokens.setdefault(token, len(tokens)))
-        last[group] = entry["collective_seq_id"]
-        if not entry["retired"]:
-            unfinished.append(position)
-    first = entries[0]["record_id"] if entries else 0
-    return {"first_record": first, "tokens": list(tokens), "stream": stream, "last_sequence": last, "open": unfinished}
-
-
-def find_py_spy(request: Facts) -> str | None:
-    """Path of py-spy: as asked, beside this Python, in PATH; or None."""
-    places = [os.path.dirname(sys.executable or ""), *os.environ.get("PATH", "").split(":")]
-    candidates = [request["py_spy"]] if request.get("py_spy") else [place + "/py-spy" for place in places if place]
-    return next((path for path in candidates if os.access(path, os.X_OK)), None)
-
-
-def dump_stacks(py_spy: str | None, pid: int, timeout_s: float) -> tuple[str, str]:
-    """("dump", py-spy's JSON) or ("why", reason). Tries again when the process moved under the reader."""
-    if py_spy is None:
-        return "why", "py-spy is not installed on this node"
-    argv = [py_spy, "dump", "--json", "--nonblocking", "--pid", str(pid)]
-    why = ""
-    for _ in range(MAX_TRIES):
-        status, output, errors = run_program(argv, timeout_s, {"RUST_BACKTRACE": "0"})
-        if status == 0:
-            return "dump", output
-        if status is None:
-            return "why", f"py-spy gave no answer in {timeout_s:g} s"
-        why = explain_py_spy(errors)
-        if any(words in why for words in ("ermission", "python version", "No such")):
-            break
-    return "why", why
-
-
-def explain_py_spy(text: str) -> str:
-    """py-spy's error and its causes on one line."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    start = next((index for index, line in enumerate(lines) if line.startswith("Error:")), 0)
-    return "py-spy: " + "; ".join(lines[start : start + 4])[:300] if lines else "py-spy said nothing"
-
-
-def read_rank(rank: Facts, request: Facts) -> Iterator[tuple[str, Any]]:
-    """Everything about a rank beyond the safe files, in the order of growing risk."""
-    pid = rank["pid"]
-    yield "children", read_children(pid)
-    yield "system_call", read_system_call(pid)
-    yield "io", read_io(pid)
-    folder = request.get("recorder_folder") or (rank.get("attempt") and rank["attempt"] + "/recorder")
-    if folder and not (rank["samples"] and "recorder_why" in rank["samples"][0]):
-        try:
-            yield "recorder", ask_recorder(folder, rank["rank"])
-        except (OSError, ValueError, KeyError) as error:
-            yield "recorder_why", str(error) or type(error).__name__
-    yield dump_stacks(request["py_spy"], pid, request["py_spy_timeout_s"])
-    yield "dumped", time.monotonic()
+KERNEL_TIMEOUT_S = 1.0
+LOCKS_TIMEOUT_S = 0.5
 
 
 def start_sample(rank: Facts) -> Facts:
@@ -191,28 +69,62 @@ def start_sample(rank: Facts) -> Facts:
     if sample.get("start_ticks") != (rank.get("start_ticks") or sample.get("start_ticks")):
         return {"mono": sample["mono"], "state": "gone"}
     if sample["state"] != "gone":
-        sample["thread_times"] = thread_times(rank["pid"])
+        sample["thread_times"], sample["run_delay_ns"] = thread_times(rank["pid"])
     return sample
 
 
 def complete_samples(ranks: list[Facts], request: Facts, deadline: float) -> None:
-    """Adds what readers find to the newest sample of each of `ranks`."""
+    """Adds to the newest sample of each of `ranks` what readers find, in the order of growing risk.
+
+    Each kind of evidence has its own readers and its own limit, so that one that blocks costs nothing but itself.
+    """
+    for stage in stages(request):
+        run_stage(stage, ranks, request, deadline)
+    for rank in ranks:
+        sample = rank["samples"][-1]
+        if "dump" not in sample and "why" not in sample:
+            sample["why"] = sample.get("unread", {}).get("stacks") or "there was no time left"
+
+
+def stages(request: Facts) -> list[Stage]:
+    """What is read of ranks, in order."""
+    return [
+        ("kernel", all_ranks, read_rank_kernel, KERNEL_TIMEOUT_S),
+        ("recorder", has_recorder, read_rank_recorder, RECORDER_TIMEOUT_S + 0.5),
+        ("stacks", all_ranks, read_rank_stacks, request["py_spy_timeout_s"] + 0.5),
+        ("child stacks", has_children, read_child_stacks, CHILD_TIMEOUT_S + 0.5),
+    ]
+
+
+def all_ranks(_rank: Facts, _request: Facts) -> bool:
+    return True
+
+
+def has_children(rank: Facts, _request: Facts) -> bool:
+    """Whether it has children whose stacks can be read."""
+    return bool(choose_children(rank["samples"][-1]))
+
+
+def run_stage(stage: Stage, ranks: list[Facts], request: Facts, deadline: float) -> None:
+    """One kind of evidence of all `ranks`, read side by side. Who gives no answer says so under `unread`."""
+    name, concerns, read, limit_s = stage
+    ranks = [rank for rank in ranks if concerns(rank, request)]
 
     def produce(indices: list[int]) -> Iterator[tuple[int, str, Any]]:
+        known: Facts = {}
         for index in indices:
-            for name, value in read_rank(ranks[index], request):
-                yield index, name, value
+            for key, value in read(ranks[index], request, known):
+                yield index, key, value
             yield index, "done", True
 
-    limit_s = request["py_spy_timeout_s"] + RECORDER_TIMEOUT_S + 0.5
     num_readers = min(request["readers"], -(-len(ranks) // RANKS_PER_READER))
     found = ask_children(list(range(len(ranks))), produce, limit_s, num_readers, deadline)
     for index, rank in enumerate(ranks):
         sample = rank["samples"][-1]
         sample.update(found.get(index, {}))
-        if not sample.pop("done", False) and "dump" not in sample:
-            sample["stuck"] = True
-            sample["why"] = found.get(None, {}).get("error") or f"no answer in {limit_s:g} s"
+        if not sample.pop("done", False):
+            why = found.get(None, {}).get("error") or f"no answer in {limit_s:g} s"
+            sample["unread"] = dict(sample.get("unread", {}), **{name: why})
 
 
 def first_samples(ranks: list[Facts], request: Facts, deadline: float) -> None:
@@ -241,17 +153,15 @@ def wait_and_compare(rank: Facts, not_before: float, deadline: float) -> bool:
     rank["samples"].append(sample)
     if not lives(rank):
         return True
-    if before.get("stuck"):
-        sample["why"], sample["stuck"] = before["why"], True
-        return True
-    if (
-        ("dump" in before or "same_stack" in before)
-        and sample["thread_times"]
-        and sample["thread_times"] == before["thread_times"]
-    ):
+    if rank["samples"][0].get("children"):
+        sample["child_ticks"] = child_ticks(rank["samples"][0]["children"])
+    if not sample["thread_times"] or sample["thread_times"] != before["thread_times"]:
+        return False
+    if "dump" in before or "same_stack" in before:
         sample["same_stack"] = True
-        return True
-    return False
+    else:
+        sample["why"] = before["why"]  # it would not answer this time either
+    return True
 
 
 def lives(rank: Facts) -> bool:
@@ -275,6 +185,12 @@ def drop_repetition(ranks: list[Facts]) -> None:
                 before["recorder"] = {"last_sequence": before["recorder"]["last_sequence"]}
 
 
+def all_pids(ranks: list[Facts]) -> set[int]:
+    """The processes of the ranks and of their children."""
+    children = [child["pid"] for rank in ranks for child in rank["samples"][0].get("children", ())]
+    return {rank["pid"] for rank in ranks}.union(children)
+
+
 def examine(request: Facts) -> Facts:
     """The document of this node."""
     began = time.monotonic()
@@ -287,6 +203,7 @@ def examine(request: Facts) -> Facts:
     ranks, how, problems = find_ranks(request, node)
     ranks = [dict(rank, samples=[]) for rank in ranks]
     first_samples(ranks, request, deadline)
+    locks = ask_one(lambda: [("locks", find_locks(all_pids(ranks)))], LOCKS_TIMEOUT_S)
     for _ in range(request["samples"] - 1):
         next_samples(ranks, request, deadline)
     drop_repetition(ranks)
@@ -299,6 +216,7 @@ def examine(request: Facts) -> Facts:
         "found_by": how,
         "py_spy": request["py_spy"],
         "problems": problems,
+        "locks": locks.get("locks", []),
         "ranks": ranks,
         "wall_s": round(time.monotonic() - began, 3),
         "cpu_s": round(sum(os.times()[:4]), 3),

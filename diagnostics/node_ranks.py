@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import time
 
-from node_processes import ask_children, descendants, parents, parse_stat, read_text, run_program
+from node_processes import ask_children, ask_one, descendants, parents, parse_stat, read_text, run_program
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
     from typing import Any
 
     Facts = dict[str, Any]
@@ -62,18 +62,6 @@ def read_pid_files(folder: str, node: str, host: str | None) -> Iterator[tuple[s
     names = sorted(name for name in os.listdir(folder) if name.startswith("rank-") and name.endswith(".json"))
     documents = [json.loads(read_text(f"{folder}/{name}") or "null") for name in names]
     yield "files", [each for each in documents if each and (each["node"] == node or (host and each["host"] == host))]
-
-
-def ask_one(produce: Callable[[], Iterable[tuple[str, Any]]], limit_s: float) -> Facts:
-    """What one forked child reports, with "done" if it came to its end, and "error" if it failed."""
-
-    def produce_one(_items: list[Any]) -> Iterator[tuple[int, str, Any]]:
-        for name, value in produce():
-            yield 0, name, value
-        yield 0, "done", True
-
-    found = ask_children([0], produce_one, limit_s, 1, time.monotonic() + limit_s)
-    return {**found.get(None, {}), **found.get(0, {})}
 
 
 def from_job(job_id: str, node: str, problems: list[str]) -> Found:

@@ -5,6 +5,28 @@ BUNDLE/
   nodes/NODE.json      what the node agent said, as it said it
   verdict.json         the answer of the version that collected it
   report.txt           the same for people
+
+A node's document: {node, host, time, found_by, py_spy, problems, locks, ranks, ..}. Its `locks` are file locks for
+which a rank or a child of one waits, or which it holds against others: [{kind, mode, file, holder, holder_comm,
+holder_state, path, waiters}], pids, 0 where the kernel does not know. A rank is {rank, pid, source, step, world_size,
+samples}; a sample holds
+
+  state, wchan, cpu_ticks, voluntary, ..   from the files that answer always
+  thread_times, run_delay_ns               nanoseconds on a CPU per thread; nanoseconds that threads waited for one
+  major_faults                             pages that had to be fetched from a disk, so far
+  blocked_threads                          threads besides the main one in state D, T or t: [{tid, comm, state, wchan}]
+  children                                 processes below: [{pid, ppid, comm, state, wchan, cpu_ticks, stack}]; `stack`
+                                           for the two that tell most, where they run Python
+  child_ticks                              {pid: CPU ticks so far} of these children, in later samples
+  system_call                              {number, call}; for calls on a file {name, fd, target} too, and `socket`, an
+                                           entry as in `sockets`, or `other_ends` of a pipe: [{pid, comm, state}]
+  io                                       {rchar, wchar, read_bytes, write_bytes} so far
+  memory_events                            {cgroup, oom_kill, high, max}: counts of the step's control group
+  sockets                                  {count, list: [{fd, local, remote, state, tx, rx, timer, retransmits}]}, TCP;
+                                           busy ones first, zeros left out; timer: retransmit, zero window probe, ..
+  stack, same_stack, why                   threads, or that they are those of the sample before, or why there are none
+  recorder, recorder_why                   what torch recorded of collectives, or why that could not be had
+  unread                                   {evidence: why it could not be read}
 """
 
 from __future__ import annotations

@@ -28,7 +28,9 @@ from bigsci_launch.topology import Topology
 NODE_TIMEOUT_S = 20.0
 STEP_TIMEOUT_S = 40.0
 MAX_STEPS = 3
-AGENT_MODULES = ("node_processes", "node_ranks", "node_agent")
+AGENT_MODULES = (
+    "node_processes", "node_sockets", "node_kernel", "node_ranks", "node_recorder", "node_stacks", "node_agent",
+)  # fmt: skip
 # The Python of the submitting side where a node has it, else the node's own: the agent needs no package.
 START_AGENT = 'p=$1; [ -x "$p" ] || p=python3; exec "$p" -I -S -'
 PROGRAM = """
@@ -105,6 +107,7 @@ def unpack(document: dict[str, Any]) -> dict[str, Any]:
         for sample in rank["samples"]:
             if "dump" in sample:
                 _unpack_dump(sample, before)
+            _unpack_children(sample)
             before = sample
     return document
 
@@ -119,6 +122,17 @@ def _unpack_dump(sample: dict[str, Any], before: Mapping[str, Any] | None) -> No
         sample["same_stack"] = True
     else:
         sample["stack"] = stack
+
+
+def _unpack_children(sample: dict[str, Any]) -> None:
+    """The stacks of children beside what the kernel says of them."""
+    dumps = sample.pop("child_dumps", {})
+    for child in sample.get("children", []):
+        try:
+            if str(child["pid"]) in dumps:
+                child["stack"] = {"threads": _read_dump(dumps[str(child["pid"])])}
+        except (ValueError, LookupError, TypeError):
+            continue  # it was torn
 
 
 def _read_dump(text: str) -> list[dict[str, Any]]:

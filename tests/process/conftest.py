@@ -36,8 +36,7 @@ class Launched:
         """Every process below the launcher."""
         found, left = [], [self.pid]
         for pid in left:
-            children = Path(f"/proc/{pid}/task/{pid}/children")
-            more = [int(child) for child in children.read_text().split()] if children.exists() else []
+            more = [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in words_of(path)]
             found += more
             left += more
         return found
@@ -45,6 +44,14 @@ class Launched:
     def states(self) -> dict[int, str]:
         """The kernel's letter for every descendant."""
         return {pid: state_of(pid) for pid in self.descendants()}
+
+
+def words_of(path: Path) -> list[str]:
+    """The words in a file; none when it is gone."""
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
 
 
 def state_of(pid: int) -> str:

@@ -1,7 +1,9 @@
 """A process that hangs in a known function: `python hung_rank.py PLACE READY_FIFO`."""
 
+import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -34,6 +36,58 @@ def read_shard() -> None:
 def wait_for_worker() -> None:
     worker = subprocess.Popen([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"])
     worker.wait()
+
+
+def send_result() -> None:
+    """Sends to somebody who does not read, until the queues of both sides are full."""
+    server = socket.create_server(("127.0.0.1", 0))
+    connection = socket.create_connection(server.getsockname())
+    _unread = server.accept()
+    connection.sendall(b"x" * (1 << 24))
+
+
+def wait_for_lock() -> None:
+    """Waits for a file that its child has locked."""
+    lock = open(f"{READY}.lock", "w")  # noqa: SIM115, PTH123
+    if os.fork() == 0:
+        own = open(f"{READY}.lock", "w")  # noqa: SIM115, PTH123
+        fcntl.flock(own, fcntl.LOCK_EX)
+        hold_lock()
+    while not is_locked(lock):
+        time.sleep(0.01)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def hold_lock() -> None:
+    time.sleep(120)
+
+
+def is_locked(lock: object) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[arg-type]
+    except BlockingIOError:
+        return True
+    fcntl.flock(lock, fcntl.LOCK_UN)  # type: ignore[arg-type]
+    return False
+
+
+def write_log() -> None:
+    """Writes into a pipe that its child does not read."""
+    sleeper = subprocess.Popen(["sleep", "120"], stdin=subprocess.PIPE)
+    os.write(sleeper.stdin.fileno(), b"x" * (1 << 20))  # type: ignore[union-attr]
+
+
+def compile_kernels() -> None:
+    """Waits for a child that works."""
+    subprocess.run([sys.executable, "-c", "while True: pass"], check=True, timeout=120)
+
+
+def end_worker() -> None:
+    """Sleeps beside a thread of it that cannot run."""
+    import threading
+
+    threading.Thread(target=read_shard, name="loader").start()
+    time.sleep(120)
 
 
 READY = sys.argv[2]

@@ -95,7 +95,7 @@ def test_recorded_collectives_are_stored_without_repetition(agent: ModuleType) -
     entries = [
         {**entry, "record_id": number, "collective_seq_id": number + 1, "retired": number < 6} for number in (5, 4, 6)
     ]
-    assert agent.compact_records(entries) == {
+    assert agent.node_recorder.compact_records(entries) == {
         "first_record": 4,
         "tokens": [("1", "tp", "all_reduce", "[[8]]", "['Float']")],
         "stream": [0, 0, 0],
@@ -106,5 +106,6 @@ def test_recorded_collectives_are_stored_without_repetition(agent: ModuleType) -
 
 def test_py_spy_errors_fit_on_a_line(agent: ModuleType) -> None:
     text = "warning: x\nError: Failed to open process 7\nReason: Permission Denied\n"
-    assert agent.explain_py_spy(text) == "py-spy: Error: Failed to open process 7; Reason: Permission Denied"
-    assert agent.explain_py_spy("") == "py-spy said nothing"
+    explain = agent.node_stacks.explain_py_spy
+    assert explain(text) == "py-spy: Error: Failed to open process 7; Reason: Permission Denied"
+    assert explain("") == "py-spy said nothing"

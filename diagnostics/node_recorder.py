@@ -1,0 +1,81 @@
+"""Collectives that torch recorded in a rank, for node_agent.py. Standard library only, Python 3.8 or newer."""
+
+from __future__ import annotations
+
+import os
+
+from node_processes import read_text
+
+TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    Facts = dict[str, Any]
+
+RECORDER_TIMEOUT_S = 1.0
+RECORDER_REQUEST = (
+    b"POST /handler/fr_trace_json HTTP/1.1\r\nHost: rank\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+)
+
+
+def recorder_folder(rank: Facts, request: Facts) -> str | None:
+    """Where the job offers what torch recorded, or None."""
+    folder = request.get("recorder_folder") or (rank.get("attempt") and rank["attempt"] + "/recorder")
+    return str(folder) if folder else None
+
+
+def has_recorder(rank: Facts, request: Facts) -> bool:
+    """Whether the rank may be asked: the job offers it, and it did answer if it was asked before."""
+    return bool(recorder_folder(rank, request)) and "recorder_why" not in rank["samples"][0]
+
+
+def read_rank_recorder(rank: Facts, request: Facts, _known: Facts) -> Iterator[tuple[str, Any]]:
+    """The collectives that torch recorded."""
+    try:
+        yield "recorder", ask_recorder(recorder_folder(rank, request) or "", rank["rank"])
+    except (OSError, ValueError, KeyError) as error:
+        yield "recorder_why", str(error) or type(error).__name__
+
+
+def ask_recorder(folder: str, rank: int) -> Facts:
+    """The collectives that torch recorded in a rank, asked of its worker server; works while the GIL is held."""
+    import json
+    import socket
+
+    os.chdir(folder)  # a socket's path may have 107 bytes, a run directory's more
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(RECORDER_TIMEOUT_S)
+        connection.connect(f"rank-{rank:04d}.sock")
+        connection.sendall(RECORDER_REQUEST)
+        parts = [connection.recv(1 << 18)]
+        while parts[-1]:
+            parts.append(connection.recv(1 << 18))
+    head, _, body = b"".join(parts).partition(b"\r\n\r\n")
+    if b" 200 " not in head[:20]:
+        raise OSError(f"answer {head[:40]!r}")
+    records = compact_records(json.loads(body)["entries"])
+    groups = json.loads(read_text(f"rank-{rank:04d}.json", 1 << 22) or "{}")
+    return dict(records, members=groups.get("members", {}))
+
+
+def compact_records(entries: list[Facts]) -> Facts:
+    """Recorded collectives without repetition.
+
+    {first_record, tokens: [[group, group description, operation, sizes, types]], stream: [token index, oldest first],
+    last_sequence: {group: number of its newest entry}, open: [positions in `stream` of entries not yet retired]}.
+    """
+    entries = sorted((entry for entry in entries if not entry.get("is_p2p")), key=lambda entry: entry["record_id"])
+    tokens: dict[tuple[str, ...], int] = {}
+    last: dict[str, int] = {}
+    stream, unfinished = [], []
+    for position, entry in enumerate(entries):
+        group, description = entry["process_group"]
+        operation = entry["profiling_name"].rpartition(":")[2]
+        token = (group, description, operation, str(entry["input_sizes"]), str(entry["input_dtypes"]))
+        stream.append(tokens.setdefault(token, len(tokens)))
+        last[group] = entry["collective_seq_id"]
+        if not entry["retired"]:
+            unfinished.append(position)
+    first = entries[0]["record_id"] if entries else 0
+    return {"first_record": first, "tokens": list(tokens), "stream": stream, "last_sequence": last, "open": unfinished}
