@@ -58,11 +58,13 @@ def _where(waits: Sequence[Wait]) -> str:
 def find_mismatch(evidence: Evidence, graph: WaitGraph) -> dict[str, tuple[int, ...]] | None:
     """Ranks by what they think a collective is, for the first (group, number) that members disagree about."""
     by_rank = {seen.rank: seen for seen in evidence.ranks}
-    for wait in graph.waits.values():
+    # One of those who wait for the same others with the same number stands for all of them.
+    waits = ((wait, wait.call) for _, ranks in graph.meetings if (wait := graph.waits[ranks[0]]).call)
+    for wait, waited in waits:
         found: dict[str, list[int]] = {}
-        for member in (wait.members or ()) if wait.call else ():
+        for member in wait.members or ():
             recorder = by_rank[member].recorder if member in by_rank else None
-            call = recorder.find(wait.call.token.group, wait.call.sequence) if recorder and wait.call else None
+            call = recorder.find(waited.token.group, waited.sequence) if recorder and waited else None
             if call is not None:
                 found.setdefault(" ".join(call.token.shape), []).append(member)
         if len(found) > 1:

@@ -8,8 +8,10 @@ their past while one does not, nobody is accused: both sides are.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from bigsci_launch.spy.evidence import Evidence, RankEvidence
 from bigsci_launch.spy.groups import group_kind
@@ -23,8 +25,6 @@ MIN_TIMES = 2
 RECENT = 400
 LOOK_AHEAD = 64
 MAX_PLACES = 32
-_BASE, _PRIME = 1_000_003, (1 << 61) - 1
-_POWERS = {length: pow(_BASE, length, _PRIME) for length in CONTEXTS}
 Kind = tuple[str, str, str, str]
 """A collective as other ranks know it: what the group is, operation, sizes, types."""
 
@@ -63,7 +63,10 @@ class Departures:
 
 def find_departures(evidence: Evidence) -> Departures:
     """Every departure that the recorders show."""
-    streams = {seen.rank: kinds_of(seen, evidence) for seen in evidence.ranks if seen.recorder and seen.recorder.stream}
+    known: dict[Kind, Kind] = {}  # equal kinds as the same object: they are compared millions of times
+    streams = {
+        seen.rank: kinds_of(seen, evidence, known) for seen in evidence.ranks if seen.recorder and seen.recorder.stream
+    }
     firsts = {seen.rank: seen.recorder.first_record for seen in evidence.ranks if seen.recorder}
     groups = peer_groups(streams, evidence)
     surprises = {rank: find_surprises(rank, stream) for rank, stream in streams.items()}
@@ -86,10 +89,10 @@ def _with_groups(departure: Departure, streams: Mapping[int, Sequence[Kind]], ev
     return replace(departure, expected_group=groups.get(departure.expected), did_group=groups.get(departure.did))
 
 
-def kinds_of(seen: RankEvidence, evidence: Evidence) -> list[Kind]:
+def kinds_of(seen: RankEvidence, evidence: Evidence, known: dict[Kind, Kind]) -> list[Kind]:
     """The collectives of a rank as other ranks know them, oldest first."""
     assert seen.recorder is not None
-    kinds = [_kind(token, seen, evidence) for token in seen.recorder.tokens]
+    kinds = [known.setdefault(kind, kind) for token in seen.recorder.tokens if (kind := _kind(token, seen, evidence))]
     return [kinds[index] for index in seen.recorder.stream]
 
 
@@ -122,32 +125,41 @@ def find_surprises(rank: int, stream: Sequence[Kind]) -> list[Departure]:
     The longest run of collectives before it that came twice or more decides: within a row of equal collectives only a
     long one tells the last but one from the last. Only what happened shortly before the end counts.
     """
-    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(stream), start=1)}
-    ids = [numbers[kind] for kind in stream]
-    hashes = _prefix_hashes(ids)
-    followers: list[dict[int, list[int]]] = [{} for _ in CONTEXTS]
-    found: list[tuple[Departure, list[int]]] = []
-    for at, number in enumerate(ids):
-        decided = False
-        for length, seen in zip(CONTEXTS, followers, strict=True):
-            if at < length:
-                continue
-            places = seen.setdefault((hashes[at] - hashes[at - length] * _POWERS[length]) % _PRIME, [])
-            if len(places) >= MIN_TIMES and not decided:
-                decided = True
-                if at >= len(ids) - RECENT and all(ids[place] != number for place in places):
-                    due = [stream[place : place + LOOK_AHEAD] for place in places[-MAX_PLACES:]]
-                    found.append((_departure(rank, at, due, stream[at:]), places))
-            places.append(at)
-    # What was new once and came again is part of the schedule: a check every few steps.
-    return [each for each, places in found if sum(ids[place] == ids[each.position] for place in places) == 1]
+    letters = {kind: chr(number) for number, kind in enumerate(dict.fromkeys(stream))}
+    found = []
+    for at, places in _new_followers("".join(letters[kind] for kind in stream)):
+        due = [stream[place : place + LOOK_AHEAD] for place in places if place < at]
+        found.append(_departure(rank, at, due[-MAX_PLACES:], stream[at:]))
+    return found
 
 
-def _prefix_hashes(ids: Sequence[int]) -> list[int]:
-    hashes = [0]
-    for number in ids:
-        hashes.append((hashes[-1] * _BASE + number) % _PRIME)
-    return hashes
+@lru_cache(maxsize=1 << 12)
+def _new_followers(text: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Recent positions whose letter followed the letters before it nowhere else, with all places of these letters.
+
+    What was new once and came again is part of the schedule: a check every few steps. The streams of many ranks are the
+    same text, so it is read once.
+    """
+    found = []
+    left: Sequence[int] = range(max(0, len(text) - RECENT), len(text))
+    for length in CONTEXTS:
+        places = _places(text, length)
+        told = {at: here for at in left if bisect_left(here := places.get(text[at - length : at], ()), at) >= MIN_TIMES}
+        for at, here in told.items():
+            if all(text[place] != text[at] for place in here if place != at):
+                found.append((at, tuple(here)))
+        left = [at for at in left if at not in told]
+        if not left:
+            break
+    return tuple(sorted(found))
+
+
+def _places(text: str, length: int) -> dict[str, list[int]]:
+    """Where each run of `length` letters was gone through: the positions after it, in order."""
+    found: dict[str, list[int]] = {}
+    for at in range(length, len(text)):
+        found.setdefault(text[at - length : at], []).append(at)
+    return found
 
 
 def _departure(rank: int, position: int, due: Sequence[Sequence[Kind]], did: Sequence[Kind]) -> Departure:
@@ -159,6 +171,10 @@ def _departure(rank: int, position: int, due: Sequence[Sequence[Kind]], did: Seq
         if len(did) > 1 and _agree(did[1:], expected):
             return Departure(rank, position, expected[0], did[0], "extra")
     return Departure(rank, position, due[-1][0], did[0], "other")
+
+
+def _first_difference(one: Sequence[Kind], other: Sequence[Kind]) -> int:
+    return next(at for at, (mine, theirs) in enumerate(zip(one, other, strict=True)) if mine != theirs)
 
 
 def _agree(did: Sequence[Kind], due: Sequence[Kind]) -> bool:
@@ -208,6 +224,7 @@ class PeerView:
         together = [rank for rank in self.group if self._did(rank, record) is not None]
         found: list[Departure] = []
         while len(together) > 1:
+            record = self._alike_until(together, record)
             kinds: dict[Kind, list[int]] = {}
             for rank in together:
                 if (kind := self._did(rank, record)) is not None:
@@ -220,6 +237,13 @@ class PeerView:
             together = most
             record += 1
         return found
+
+    def _alike_until(self, ranks: Sequence[int], record: int) -> int:
+        """The first record from `record` on at which not all of `ranks` did the same, or one of them nothing."""
+        end = min(self._firsts[rank] + len(self._streams[rank]) for rank in ranks)
+        parts = [self._streams[rank][record - self._firsts[rank] : end - self._firsts[rank]] for rank in ranks]
+        others = [part for part in parts[1:] if part != parts[0]]
+        return record + min((_first_difference(parts[0], part) for part in others), default=len(parts[0]))
 
     def _differs(self, rank: int, most: Sequence[int], record: int) -> Departure:
         model = max(most, key=lambda other: len(self._streams[other]) + self._firsts[other])

@@ -212,7 +212,7 @@ def recorded_members(seen: RankEvidence, group: str, evidence: Evidence) -> tupl
     if seen.recorder and group in seen.recorder.members:
         return seen.recorder.members[group]
     if group == DEFAULT_GROUP:
-        return tuple(range(evidence.world_size))
+        return group_members("world", seen.rank, evidence.world_size, evidence.topology)
     users = [other.rank for other in evidence.ranks if other.recorder and group in other.recorder.last_sequence]
     return smallest_group(users, evidence.world_size, evidence.topology) or tuple(users)
 
