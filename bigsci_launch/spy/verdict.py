@@ -11,6 +11,7 @@ from dataclasses import replace
 from bigsci_launch.spy.circle import judge_circle, sides_of
 from bigsci_launch.spy.conclusion import Conclusion, Side, State, Suspect, count_ranks, name_ranks, where_shared
 from bigsci_launch.spy.evidence import NOT_FOUND, Evidence, RankEvidence
+from bigsci_launch.spy.failures import in_order_of_failure, judge_unaccused
 from bigsci_launch.spy.merge import merge_stacks
 from bigsci_launch.spy.motion import is_busy, moving_ranks, named_frames, outer_frames_moved
 from bigsci_launch.spy.stacks import decisive_thread
@@ -68,10 +69,13 @@ def _ended(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     gone = [seen for seen in evidence.ranks if seen.is_gone or has_vanished(seen, evidence)]
     if not gone:
         return None
-    failed = sorted((seen for seen in gone if not (seen.exit and seen.exit.is_clean)), key=_order_of_failure)
+    failed = in_order_of_failure([seen for seen in gone if not (seen.exit and seen.exit.is_clean)])
     if len(gone) == evidence.world_size and not failed:
         return Conclusion(State.FINISHED, f"all {evidence.world_size} ranks have ended with exit code 0", 1.0)
     awaited = [seen for seen in gone if seen.rank in graph.roots]
+    unaccused = judge_unaccused(evidence, failed) if failed else None
+    if unaccused is not None:
+        return unaccused
     first = (failed or awaited or gone)[0]
     stall = explain_stall(first)
     others = evidence.world_size - len(gone)
@@ -94,13 +98,6 @@ def _ended(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
 def has_vanished(seen: RankEvidence, evidence: Evidence) -> bool:
     """Whether a rank has no process although every node answered and every process could be asked who it is."""
     return seen.unreached == NOT_FOUND and not seen.exit and not evidence.nodes_silent
-
-
-def _order_of_failure(seen: RankEvidence) -> tuple[bool, float, int]:
-    """The first failure is the cause: ranks that were told to end, and those without a record, come later."""
-    if seen.exit is None:
-        return (True, float("inf"), seen.rank)
-    return (seen.exit.was_told, seen.exit.time, seen.rank)
 
 
 def _moving(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
