@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 
+from bigsci_launch import pages
 from bigsci_launch.plan.answer import Answer, reference_plans
 from bigsci_launch.plan.calibration import Calibration
 from bigsci_launch.plan.charts import Bar, Mark, bars, scatter, stairs
@@ -40,12 +41,6 @@ WIDEST_SHOWN = 1.8
 _PRICED_RULES = ("batch", "ramp-up", "replica on nodes", "nodes")
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1c2733; --soft: #66727f; --line: #d9dee4; --paper: #fff; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ec; --soft: #9aa5b1; --line: #37414b; --paper: #14181c; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1180px;
-  margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .3rem; }
-p { margin: .3rem 0; } .soft { color: var(--soft); }
 table { border-collapse: collapse; font-size: 13px; } td, th { padding: 3px 9px; border-bottom: 1px solid var(--line);
   text-align: left; } td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 .wide { overflow-x: auto; } .pair { display: flex; flex-wrap: wrap; gap: 16px; }
@@ -72,11 +67,7 @@ def render_page(answer: Answer) -> str:
         parts.append("<p>The site has no GPU: time and memory are not predicted.</p>")
     else:
         parts += _sections(answer, answer.result, answer.calibration)
-    title = escape(f"bsl plan: {request.name}")
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n{chr(10).join(parts)}\n</body>\n</html>\n"
-    )
+    return pages.render_page(f"bsl plan: {request.name}", _STYLE, "\n".join(parts))
 
 
 def _sections(answer: Answer, result: SearchResult, calibration: Calibration) -> list[str]:

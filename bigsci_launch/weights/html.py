@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from importlib.resources import files as package_files
 from pathlib import Path
 
-from bigsci_launch.errors import BslError
+from bigsci_launch import pages
 from bigsci_launch.weights.comparison import Comparison, names_text
 from bigsci_launch.weights.report import summary_lines, table_rows
-from bigsci_launch.weights.tensors import os_reason
 
 MAX_NAMES = 12
 
@@ -56,11 +55,11 @@ def render_page(comparison: Comparison) -> str:
     """The page, as text."""
     from jinja2 import Environment, StrictUndefined
 
-    source = (package_files("bigsci_launch.weights") / "heatmap.html.j2").read_text(encoding="utf-8")
+    here = package_files("bigsci_launch.weights")
+    source = (here / "heatmap.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     tps, cells = heat_map(comparison)
-    return environment.from_string(source).render(
-        title="bsl diff-weights",
+    body = environment.from_string(source).render(
         lines=summary_lines(comparison),
         a=str(comparison.a),
         b=str(comparison.b),
@@ -68,6 +67,7 @@ def render_page(comparison: Comparison) -> str:
         cells=cells,
         rows=table_rows(comparison),
     )
+    return pages.render_page("bsl diff-weights", (here / "heatmap.css").read_text(encoding="utf-8"), body)
 
 
 def write_page(comparison: Comparison, path: Path) -> None:
@@ -76,7 +76,4 @@ def write_page(comparison: Comparison, path: Path) -> None:
     Raises:
         BslError: the file cannot be written.
     """
-    try:
-        path.write_text(render_page(comparison), encoding="utf-8")
-    except OSError as error:
-        raise BslError(f"{path}: {os_reason(error)}") from error
+    pages.write_page(path, render_page(comparison))

@@ -25,6 +25,7 @@ LAYERS = {
     "data": 2,
     "scheduler": 1,
     "config": 1,
+    "pages": 1,
     "topology": 0,
     "units": 0,
     "errors": 0,
