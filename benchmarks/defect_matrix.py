@@ -1,10 +1,10 @@
 """The defects behind restart spikes, each injected into a real run: what the loss, the guards and diff-weights say.
 
-    python benchmarks/defect_matrix.py [--dp 2] [--page docs/explanation/defects.md] [--keep FOLDER]
+    python benchmarks/defect_matrix.py [--dp 1 2] [--page docs/explanation/defects.md] [--keep FOLDER]
 
-Ranks of this machine (tp 2, pp 2) train a tiny GPT in bf16. For each defect: a run that saves after step 20 and goes
-on; a run that resumes from that checkpoint, both without guards; and a run with guards. The loss jump is that of the
-first resumed step against the same step of the run that went on.
+Ranks of this machine (tp 2, pp 2) train a tiny GPT in bf16. For each defect: a run that saves after step 60 and goes
+on; a run that resumes from that checkpoint, both without guards; and a run with guards (`guards: {interval: 1}`). The
+loss jump is that of the first resumed step against the same step of the run that went on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
 
-SAVE_AT, LAST = 20, 24
+SAVE_AT, LAST, MID_RUN = 60, 64, 7
 BSL = "from bigsci_launch.cli.main import main; main()"
 DEFECTS = {
     "healthy": "",
@@ -40,6 +40,9 @@ DEFECTS = {
     "AdamW's step lost on load": "lost_optimizer_step",
     "one bit of a shard wrong on disk": "flipped_byte",
 }
+# Those that may begin at any step, not at a load or with the model.
+BEGINNING = ("unreduced_tied_gradients", "unclipped_tied_copy", "unreduced_tp_gradients", "scaled_gradients")
+INTERVALS = (1, "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Row:
     later: float
     guard: str
     compared: str
+    checkpoints: str
     audited: str
 
 
@@ -68,7 +72,7 @@ def sections(kind: str, corpus: Path, dp: int) -> dict[str, Any]:
             "dropout": 0.1 if kind == "lost_random_states" else 0.0,
         },
         "training": {"steps": LAST, "micro_batch_size": 2, "global_batch_size": 16, "precision": "bf16"},
-        "optimizer": {"learning_rate": 3e-3, "warmup_steps": 0, "clip_grad": 0.2},
+        "optimizer": {"learning_rate": 3e-3, "warmup_steps": 0, "decay_steps": 1000, "clip_grad": 0.2},
         "data": {"prefix": str(corpus)},
         "checkpoint": {"save_interval": SAVE_AT},
         "monitor": {"dump_weights_steps": [SAVE_AT, SAVE_AT + 1]},
@@ -89,6 +93,9 @@ def prepare(folder: Path, kind: str, corpus: Path, dp: int) -> Iterator[AttemptD
     yield write(folder / name, {**base, "faults": faults})
     yield write(folder / f"{name}-resumed", {**base, "faults": faults, "checkpoint": saved})
     yield write(folder / f"{name}-guarded", {**guarded, **({"checkpoint": saved} if at_load else {})})
+    for interval in INTERVALS if kind in BEGINNING else ():
+        late = {**base, "faults": [{"kind": kind, "step": MID_RUN}], "guards": {"interval": interval}}
+        yield write(folder / f"{name}-late-{interval}", late)
 
 
 def write(folder: Path, config: dict[str, Any]) -> AttemptDir:
@@ -140,8 +147,8 @@ def diff_weights(*arguments: object) -> str:
         return f"exit {result.returncode}: {result.stderr.strip()[-200:]}"
     document = json.loads(result.stdout)
     claims = [f"{finding['pattern']}: {finding['claim']}" for finding in document["findings"]]
-    found = " ".join(claims[:2]) or ("equal" if document["equal"] else f"{len(document['different'])} differ")
-    return found if len(found) < 400 else found[:400] + "..."
+    found = ". ".join(claims[:2]) or ("equal" if document["equal"] else f"{len(document['different'])} differ")
+    return found if len(found) < 500 else found[:500] + "..."
 
 
 def look(folder: Path, name: str, kind: str) -> Row:
@@ -152,6 +159,8 @@ def look(folder: Path, name: str, kind: str) -> Row:
     # What is lost at a load is in the checkpoints after it, not in the one that was loaded.
     saver, saved_at = (resumed, LAST) if kind.startswith("lost_") else (run, SAVE_AT)
     audited = saver / "checkpoints" / f"global_step{saved_at}"
+    # A load's loss shows between the run that went on and the one that resumed; the others, beside a healthy run.
+    other = (run if saver == resumed else folder / "healthy") / "checkpoints" / audited.name
     dumps = (run / "dumps" / f"step-{SAVE_AT:06d}-after", resumed / "dumps" / f"step-{step:06d}-before")
     return Row(
         name=name,
@@ -159,36 +168,82 @@ def look(folder: Path, name: str, kind: str) -> Row:
         later=again[LAST] - went_on[LAST],
         guard=guard_of(folder / f"{run.name}-guarded"),
         compared=diff_weights(*dumps),
+        checkpoints=diff_weights(other, audited),
         audited=diff_weights("--audit", audited),
     )
 
 
-def page(rows: list[Row], dp: int) -> str:
+HEADINGS = {
+    "compared": f"""\
+`bsl diff-weights A B`: the weights after step {SAVE_AT} against those before step {SAVE_AT + 1} of the resumed run, as
+every rank dumped them. What a resume loses or repairs shows here. What both sides have alike is told, and is no
+difference (exit code 0). The cause comes from the moments in the checkpoint beside the dump.""",
+    "checkpoints": f"""\
+`bsl diff-weights A B`, checkpoints: a healthy run after step {SAVE_AT} against one with the defect; for what a load
+loses, the run that went on against the one that resumed, both after step {LAST}. All weights differ then; the
+optimizer's state says why.""",
+    "audited": f"""\
+`bsl diff-weights --audit`: one checkpoint alone, after step {SAVE_AT}; for what a load loses, after step {LAST}.
+Gradients that are too short everywhere, and random states, cannot be judged without a second run: see the
+table above.""",
+}
+LATE = f"""\
+The default, `guards: {{interval: auto}}`, looks in the first two steps, before each save, after each load and every N
+steps, N such that it costs under 0.5 % of the time. So what goes wrong in the middle of a run is caught up to N steps
+late, but never after a save. `guards: {{interval: 1}}` catches it in its own step. The same defects, begun at step
+{MID_RUN} of a run that saves after step {SAVE_AT}:"""
+
+
+def answers(heading: str, rows: list[Row]) -> Iterator[str]:
+    """One use of diff-weights, as a table."""
+    yield from ("", *HEADINGS[heading].split("\n"), "", "| defect | what it says |", "|---|---|")
+    yield from (f"| {row.name} | {getattr(row, heading)} |" for row in rows)
+
+
+def late_lines(folder: Path) -> Iterator[str]:
+    """Defects that begin in the middle of a run: how late each interval of the guards notices."""
+    yield from (
+        "",
+        *LATE.split("\n"),
+        "",
+        "| defect | `interval: 1` stops at | `interval: auto` stops at |",
+        "|---|---|---|",
+    )
+    for name, kind in DEFECTS.items():
+        if kind in BEGINNING:
+            said = [guard_of(folder / f"{kind}-late-{interval}").split(":")[0] for interval in INTERVALS]
+            yield f"| {name} | {' | '.join(said)} |"
+
+
+def section(folder: Path, dp: int) -> Iterator[str]:
+    """The tables of one number of ranks."""
+    rows = [look(folder, name, kind) for name, kind in DEFECTS.items()]
+    yield from ("", f"## {4 * dp} ranks: tp 2, pp 2, dp {dp}", "")
+    yield from (f"| defect | jump at step {SAVE_AT + 1} | at step {LAST} | with guards |", "|---|---|---|---|")
+    yield from (f"| {row.name} | {row.jump:+.6f} | {row.later:+.6f} | {row.guard} |" for row in rows)
+    yield from late_lines(folder)
+    for heading in HEADINGS:
+        yield from answers(heading, rows)
+
+
+def page(folder: Path, sizes: list[int]) -> str:
     """The matrix as Markdown."""
+    options = f"--dp {' '.join(map(str, sizes))} --page docs/explanation/defects.md"
     lines = [
-        f"<!-- Made by `python benchmarks/defect_matrix.py --dp {dp} --page docs/explanation/defects.md`. -->",
+        f"<!-- Made by `python benchmarks/defect_matrix.py {options}`. -->",
         "",
         "# Defects, and who notices them",
         "",
-        f"{4 * dp} ranks, dp {dp}. " + (__doc__ or "").split("\n\n")[2].strip(),
-        "",
-        f"| defect | jump at step {SAVE_AT + 1} | at step {LAST} | with guards |",
-        "|---|---|---|---|",
-        *(f"| {row.name} | {row.jump:+.6f} | {row.later:+.6f} | {row.guard} |" for row in rows),
-        "",
-        f"What `bsl diff-weights` says: of the weights after step {SAVE_AT} against those before step {SAVE_AT + 1} of",
-        "the resumed run, and of the checkpoint against itself (`--audit`).",
-        "",
-        "| defect | after against before | the checkpoint alone |",
-        "|---|---|---|",
-        *(f"| {row.name} | {row.compared} | {row.audited} |" for row in rows),
     ]
-    return "\n".join(line.replace("\n", " ") if line.startswith("|") else line for line in lines) + "\n"
+    lines += (__doc__ or "").split("\n\n")[2].strip().split("\n")
+    for dp in sizes:
+        lines += section(folder / str(dp), dp)
+    return "\n".join(line.replace("\n", " ") for line in lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dp", type=int, default=1, help="replicas: 4 ranks each")
+    parser.add_argument("--dp", type=int, nargs="+", default=[1], help="numbers of replicas: 4 ranks each")
     parser.add_argument("--page", type=Path, help="write the page there; default: print it")
     parser.add_argument("--keep", type=Path, help="leave the runs in this folder")
     options = parser.parse_args()
@@ -199,9 +254,12 @@ def main() -> None:
         source = Path(__file__).resolve().parents[1] / "bigsci_launch"
         arguments = ["data", "prepare", str(source), "--output", str(corpus), "--vocab-size", "512", "--glob", "*.py"]
         subprocess.run([sys.executable, "-c", BSL, *arguments], check=True, stdout=subprocess.DEVNULL)
-        attempts = [attempt for kind in DEFECTS.values() for attempt in prepare(folder, kind, corpus, options.dp)]
-        train(attempts, folder, 4 * options.dp)
-        text = page([look(folder, name, kind) for name, kind in DEFECTS.items()], options.dp)
+        for dp in options.dp:
+            runs = folder / str(dp)
+            runs.mkdir(exist_ok=True)
+            attempts = [attempt for kind in DEFECTS.values() for attempt in prepare(runs, kind, corpus, dp)]
+            train(attempts, runs, 4 * dp)
+        text = page(folder, options.dp)
     if options.page:
         options.page.write_text(text)
     else:

@@ -11,8 +11,8 @@ from bigsci_launch.weights.comparison import Comparison, Difference, Finding, Se
 from bigsci_launch.weights.copies import CopyPair, dp_pairs, master_pairs, tied_pairs, tp_pairs
 from bigsci_launch.weights.drift import Holdings, compare_pairs, describe, hold
 from bigsci_launch.weights.health import broken_records, decayed_norms, lost_steps, non_finite
-from bigsci_launch.weights.logical import Hints
 from bigsci_launch.weights.mapped import MANY_FILES, FilePool
+from bigsci_launch.weights.replicas import Hints
 from bigsci_launch.weights.sources import Weights
 from bigsci_launch.weights.tensors import Place, StoredTensor
 

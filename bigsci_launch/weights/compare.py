@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 from bigsci_launch.errors import BslError, CheckpointError
 from bigsci_launch.weights.comparison import Comparison, Difference, Kind, Selection, names_text
 from bigsci_launch.weights.copies import is_copied, tied_pairs, tp_pairs
-from bigsci_launch.weights.logical import Hints, join_dp
+from bigsci_launch.weights.logical import join_dp
 from bigsci_launch.weights.mapped import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.pairing import Bundle, Pair, pair_weights
+from bigsci_launch.weights.replicas import Hints
 from bigsci_launch.weights.sources import Model, OptimizerGroup, Unreadable, Weights
 from bigsci_launch.weights.tensors import Place, StoredTensor, UnreadableFile
 
@@ -54,8 +55,8 @@ class _Tally:
     differences: list[Difference] = field(default_factory=list)
     unreadable: list[Unreadable] = field(default_factory=list)
     places: dict[str, set[Place]] = field(default_factory=dict)
-    # Printed tensors by name: they tell how little such a dump shows.
-    printed: dict[str, StoredTensor] = field(default_factory=dict)
+    # Printed tensors by name, each with the elements it has, if they are known: they tell how little a dump shows.
+    printed: dict[str, tuple[StoredTensor, int | None]] = field(default_factory=dict)
     # Tensors of A that other ranks of A hold too.
     copies: list[StoredTensor] = field(default_factory=list)
     groups_a: dict[Place, tuple[OptimizerGroup, ...]] = field(default_factory=dict)
@@ -108,6 +109,7 @@ def compare_weights(
         groups_b=tally.groups_b,
         notes=(*pairing.notes, *_precision_notes(tally)),
         steps=(a.model.global_steps, b.model.global_steps),
+        is_printed=bool(tally.printed),
         apart=_names_apart(tally.copies, a.model, hints),
     )
 
@@ -224,10 +226,11 @@ def _settle(outcome: _Compared, tolerance: float | None, tally: _Tally, files: F
     tensor = _either(outcome.pair)
     tally.places.setdefault(tensor.name, set()).add(tensor.place)
     if (printed := next((one for one in outcome.pair if one and one.printed is not None), None)) is not None:
-        tally.printed.setdefault(printed.name, printed)
+        known = next((one.num_elements for one in outcome.pair if one and one.printed is None), None)
+        tally.printed.setdefault(printed.name, (printed, known))
     if None not in outcome.pair:
         tally.num_compared += 1
-        tally.num_bytes += tensor.num_bytes if tensor.has_bytes else 0
+        tally.num_bytes += tensor.num_bytes if all(one and one.has_bytes for one in outcome.pair) else 0
     if outcome.is_equal:
         return
     try:

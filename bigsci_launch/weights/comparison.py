@@ -92,7 +92,7 @@ class Comparison:
 
     `places` holds every place at which a tensor was compared, by name; `groups_a` and `groups_b` the optimizer groups
     of every shard that was read; `steps` the step that each side says it is at; `apart` the parameters whose copies
-    inside A are not equal to each other.
+    inside A are not equal to each other. `is_printed`: some tensors are known only as torch printed them.
     """
 
     a: Path
@@ -109,6 +109,7 @@ class Comparison:
     findings: tuple[Finding, ...] = ()
     steps: tuple[int | None, int | None] = (None, None)
     apart: frozenset[str] = frozenset()
+    is_printed: bool = False
     is_audit: bool = False
     is_empty: bool = False
 
@@ -161,3 +162,11 @@ def names_text(titles: tuple[str, ...], limit: int = 3) -> str:
     if len(titles) <= limit:
         return ", ".join(titles)
     return f"{', '.join(titles[:limit])} and {len(titles) - limit} more"
+
+
+def percent(fraction: float) -> str:
+    """A share as a reader wants it: `31 %`, `0.00042 %`, never `0 %` for something."""
+    if fraction == 0 or fraction == 1:
+        return f"{fraction * 100:.0f} %"
+    share = fraction * 100
+    return f"{min(share, 99.9):.1f} %" if share > 99 else f"{share:.2g} %"

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bigsci_launch.weights.logical import Hints, matches
+from bigsci_launch.weights.replicas import Hints, is_replicated
 from bigsci_launch.weights.tensors import Place, Role, StoredTensor
 
 Relation = Literal["tied copies", "tp replicas", "dp replicas", "16-bit and its master"]
 
 # DeepSpeed's name for what several stages share.
 TIED = "tied_modules."
-NORM = re.compile(r"norm|(?:^|[._])ln(?:[._\d]|$)", re.IGNORECASE)
-# Second linear layers of attention and MLP, as the frameworks name them: cut over their inputs, so the bias is whole.
-ROW_PARALLEL = re.compile(r"(?:dense|4h_to_h|o_proj|out_proj|c_proj|down_proj|down|output|proj|wo|w2|fc2)$")
-COLUMN_PARALLEL = re.compile(r"(?:h_to_4h|in_proj|up_proj|gate_proj|q_proj|k_proj|v_proj|fc1)$")
-POSITIONS = re.compile(r"position|(?:^|[._])w?pos(?:[._]|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +76,3 @@ def _grouped(tensors: Sequence[StoredTensor], axis: str) -> Iterator[list[Stored
 
 def _without(place: Place, axis: str) -> Place:
     return Place(**{name: getattr(place, name) for name in ("pp", "tp", "dp") if name != axis})
-
-
-def is_replicated(name: str, shapes: Sequence[tuple[int, ...]], hints: Hints) -> bool:
-    """Whether every tp rank holds all of a parameter: by what the checkpoint says, else by the roles of names."""
-    if len(set(shapes)) != 1:
-        return False
-    if hints.replicated:
-        return matches(hints.replicated, name)
-    module, _, last = name.rpartition(".")
-    if NORM.search(module.rpartition(".")[2]) or POSITIONS.search(name):
-        return True
-    is_bias = last == "bias" and len(shapes[0]) == 1
-    return is_bias and bool(ROW_PARALLEL.search(module)) and not COLUMN_PARALLEL.search(module)

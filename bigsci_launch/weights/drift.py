@@ -11,10 +11,11 @@ from bigsci_launch.weights.compare import EVERYTHING, Advance, difference_of_pai
 from bigsci_launch.weights.comparison import Difference, Finding, Selection, agree, names_text
 from bigsci_launch.weights.contents import read_contents
 from bigsci_launch.weights.copies import TIED, CopyPair, Relation, tied_pairs, tp_pairs
-from bigsci_launch.weights.logical import Hints, join_dp
+from bigsci_launch.weights.logical import join_dp
 from bigsci_launch.weights.mapped import MANY_FILES, FilePool
 from bigsci_launch.weights.patterns import constant_of
 from bigsci_launch.weights.places import describe_places
+from bigsci_launch.weights.replicas import Hints
 from bigsci_launch.weights.sources import OptimizerGroup, Unreadable, Weights
 from bigsci_launch.weights.statistics import measure_rounded
 from bigsci_launch.weights.tensors import Place, Role, StoredTensor, UnreadableFile

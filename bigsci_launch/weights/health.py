@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from bigsci_launch.weights.comparison import Finding, agree, names_text
-from bigsci_launch.weights.copies import NORM
 from bigsci_launch.weights.elements import as_floats, read_elements
 from bigsci_launch.weights.mapped import FilePool, MappedFile
 from bigsci_launch.weights.places import describe_places
+from bigsci_launch.weights.replicas import NORM
 from bigsci_launch.weights.sources import Model, OptimizerGroup, Source
 from bigsci_launch.weights.statistics import CHUNK, FLOATS, ranges
 from bigsci_launch.weights.tensors import Place, StoredTensor, UnreadableFile

@@ -6,49 +6,19 @@ of them, along the dimension in which their shapes agree with a common whole.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bigsci_launch.weights.pairing import Pair
+from bigsci_launch.weights.replicas import Hints, is_replicated, matches
 from bigsci_launch.weights.sources import Model
 from bigsci_launch.weights.tensors import OPTIMIZER_ROLES, Place, Role, Segment, StoredTensor, cut_segments
 
+# Stands for the shape of a printed parameter, of which a name tells no more than that it is a vector.
+UNKNOWN = (0,)
 Key = tuple[Role, str]
 # One copy of a parameter: its shards in order of the tp rank.
 Copies = dict[tuple[int | None, int | None], list[StoredTensor]]
-
-
-@dataclass(frozen=True, slots=True)
-class Hints:
-    """How a checkpoint says that its parameters are cut: patterns of names, from DeepSpeed's universal info."""
-
-    replicated: tuple[str, ...] = ()
-    by_row: tuple[str, ...] = ()
-    in_halves: tuple[str, ...] = ()
-
-    @classmethod
-    def of_model(cls, model: Model) -> Hints:
-        def patterns(key: str) -> tuple[str, ...]:
-            found = model.universal_info.get(key)
-            return tuple(map(str, found)) if isinstance(found, (list, tuple)) else ()
-
-        return cls(
-            replicated=patterns("tp_replicated_parameter_patterns"),
-            by_row=patterns("parameter_with_row_parallelism_patterns"),
-            in_halves=patterns("parameter_with_2_sub_params_cat_dim_0"),
-        )
-
-
-def matches(patterns: Sequence[str], name: str) -> bool:
-    """Whether one of the patterns matches the beginning of a name; a broken pattern matches nothing."""
-    for pattern in patterns:
-        try:
-            if re.match(pattern, name):
-                return True
-        except re.error:
-            continue
-    return False
 
 
 def join_dp(tensors: Sequence[StoredTensor], model: Model) -> list[StoredTensor]:
@@ -70,12 +40,17 @@ def join_dp(tensors: Sequence[StoredTensor], model: Model) -> list[StoredTensor]
     return joined
 
 
-def pair_logically(a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: Hints) -> Iterator[Pair]:
-    """Pairs of tensors of two sides, by role and name: every copy of each side is in at least one pair."""
+def pair_logically(
+    a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: Hints, lost: list[StoredTensor]
+) -> Iterator[Pair]:
+    """Pairs of tensors of two sides, by role and name: every copy of each side is in at least one pair.
+
+    To `lost` go those that cannot be compared: of a shard's digest, or of what was printed of it, no whole can be made.
+    """
     left, right = _by_key(a), _by_key(b)
     for key in dict.fromkeys([*left, *right]):
         if key in left and key in right:
-            yield from _pair_copies(left[key], right[key], hints)
+            yield from _pair_copies(left[key], right[key], hints, lost)
         else:
             is_left = key in left
             for copy in (left if is_left else right)[key].values():
@@ -99,16 +74,16 @@ def _by_key(tensors: Sequence[StoredTensor]) -> dict[Key, Copies]:
     return found
 
 
-def _pair_copies(a: Copies, b: Copies, hints: Hints) -> Iterator[Pair]:
+def _pair_copies(a: Copies, b: Copies, hints: Hints, lost: list[StoredTensor]) -> Iterator[Pair]:
     used = set()
     for at_b, copy_b in b.items():
         at_a = next((at for at in a if _may_be_same(at, at_b)), next(iter(a)))
         used.add(at_a)
-        yield from _pair_shards(a[at_a], copy_b, hints, _merged(at_b, at_a))
+        yield from _pair_shards(a[at_a], copy_b, hints, _merged(at_b, at_a), lost)
     for at_a, copy_a in a.items():
         if at_a not in used:
             at_b = next((at for at in b if _may_be_same(at, at_a)), next(iter(b)))
-            yield from _pair_shards(copy_a, b[at_b], hints, _merged(at_a, at_b))
+            yield from _pair_shards(copy_a, b[at_b], hints, _merged(at_a, at_b), lost)
 
 
 def _may_be_same(x: tuple[int | None, int | None], y: tuple[int | None, int | None]) -> bool:
@@ -120,16 +95,24 @@ def _merged(first: tuple[int | None, int | None], second: tuple[int | None, int 
     return Place(pp=pp, dp=dp)
 
 
-def _pair_shards(a: list[StoredTensor], b: list[StoredTensor], hints: Hints, place: Place) -> Iterator[Pair]:
+def _pair_shards(
+    a: list[StoredTensor], b: list[StoredTensor], hints: Hints, place: Place, lost: list[StoredTensor]
+) -> Iterator[Pair]:
     """Shard by shard where both sides are cut alike; else the joined wholes, or each replica with one of the other."""
-    if len(a) == len(b) and all(x.shape == y.shape for x, y in zip(a, b, strict=True)):
+    if _are_foreign(a[0], b[0]):
+        lost.append(a[0])
+        return
+    if len(a) == len(b) and all(_may_have_one_shape(x, y) for x, y in zip(a, b, strict=True)):
         for x, y in zip(a, b, strict=True):
             tp = x.place.tp if x.place.tp is not None else y.place.tp
             yield replace(x, place=replace(place, tp=tp)), y
         return
-    whole = common_whole(a, b, hints)
-    if whole is None:
-        yield replace(a[0], place=place), b[0]
+    whole = _whole_of_replicas(a, b, hints) or common_whole(a, b, hints)
+    opaque = next((part for part in (*a, *b) if not part.has_bytes), None)
+    if opaque is not None and (whole is None or whole.dim is not None):
+        lost.append(opaque)
+    elif whole is None:
+        yield _without_padding(a, b, hints, place) or (replace(a[0], place=place), b[0])
     elif whole.dim is None:
         for index in range(max(len(a), len(b))):
             x, y = a[min(index, len(a) - 1)], b[min(index, len(b) - 1)]
@@ -137,6 +120,39 @@ def _pair_shards(a: list[StoredTensor], b: list[StoredTensor], hints: Hints, pla
             yield replace(x, place=replace(place, tp=tp)), y
     else:
         yield join_tp(a, whole.dim, hints, place), join_tp(b, whole.dim, hints, place)
+
+
+def _without_padding(a: list[StoredTensor], b: list[StoredTensor], hints: Hints, place: Place) -> Pair | None:
+    """The rows of the vocabulary itself, where the two sides pad it to other lengths, as another tp does."""
+    rows = hints.vocab_size
+    if rows is None or not matches(hints.vocabulary, a[0].name):
+        return None
+    x, y = (join_tp(parts, 0, hints, place) for parts in (a, b))
+    if x.shape[1:] != y.shape[1:] or min(x.shape[0], y.shape[0]) < rows or not (x.segments and y.segments):
+        return None
+    return _first_rows(x, rows), _first_rows(y, rows)
+
+
+def _first_rows(tensor: StoredTensor, rows: int) -> StoredTensor:
+    num_bytes = tensor.num_bytes // tensor.shape[0] * rows
+    return replace(tensor, shape=(rows, *tensor.shape[1:]), segments=cut_segments(tensor.segments, 0, num_bytes))
+
+
+def _are_foreign(x: StoredTensor, y: StoredTensor) -> bool:
+    """Whether one is known by its digest and the other as printed: nothing can be said of the two."""
+    return any(one.digest is not None and other.printed is not None for one, other in ((x, y), (y, x)))
+
+
+def _may_have_one_shape(x: StoredTensor, y: StoredTensor) -> bool:
+    """Whether two shards have the same shape, as far as it is known: that of a printed one is not."""
+    return x.shape == y.shape or x.printed is not None or y.printed is not None
+
+
+def _whole_of_replicas(a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: Hints) -> Whole | None:
+    """The whole of a printed parameter that every tp rank holds, by its name; None for all others."""
+    shapes = [part.shape for part in (*a, *b) if part.printed is None]
+    is_printed = len(shapes) < len(a) + len(b)
+    return Whole((), None) if is_printed and is_replicated(a[0].name, shapes or [UNKNOWN], hints) else None
 
 
 @dataclass(frozen=True, slots=True)

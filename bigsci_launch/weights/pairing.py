@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bigsci_launch.weights.contents import read_contents
 from bigsci_launch.weights.locate import labels
@@ -122,7 +123,8 @@ def _digest_bundle(name: str, a: Source, b: Source) -> Bundle:
 
 def _by_name(a: Weights, b: Weights, notes: tuple[str, ...]) -> Pairing:
     """All tensors of both sides by name: for sides whose files or topologies are not the same."""
-    from bigsci_launch.weights.logical import Hints, as_weights, pair_logically, shared_roles
+    from bigsci_launch.weights.logical import as_weights, pair_logically, shared_roles
+    from bigsci_launch.weights.replicas import Hints
 
     unreadable: list[Unreadable] = []
     left, right = _all_tensors(a, unreadable), _all_tensors(b, unreadable)
@@ -131,10 +133,26 @@ def _by_name(a: Weights, b: Weights, notes: tuple[str, ...]) -> Pairing:
         left, right = as_weights(left), as_weights(right)
     roles, lacking = shared_roles(left, right)
     left, right = ([tensor for tensor in side if tensor.role in roles] for side in (left, right))
-    pairs = list(pair_logically(left, right, Hints.of_model(a.model if a.model.universal_info else b.model)))
+    lost: list[StoredTensor] = []
+    hints = Hints.of_model(a.model if a.model.universal_info else b.model)
+    pairs = list(pair_logically(left, right, hints, lost))
+    unreadable += _cut_otherwise(lost)
     allow_many_files()
     count = max(1, -(-len(pairs) // PAIRS_AT_A_TIME))
     return Pairing(count, _cut(pairs, tuple(unreadable)), (*notes, *_topology_note(a, b), *lacking))
+
+
+def _cut_otherwise(lost: Sequence[StoredTensor]) -> Iterator[Unreadable]:
+    """Files of digests, or of printed tensors, whose shards the other side does not have."""
+    names: dict[Path, set[str]] = {}
+    for tensor in lost:
+        names.setdefault(tensor.path, set()).add(tensor.name)
+    for path, held in names.items():
+        known = "digests" if next(t for t in lost if t.path == path).digest is not None else "printed edges"
+        count = f"{len(held)} tensor{'s' if len(held) > 1 else ''}"
+        yield Unreadable(
+            path, f"{known} of {count} that the other side holds otherwise: not compared"
+        )
 
 
 def _topology_note(a: Weights, b: Weights) -> tuple[str, ...]:

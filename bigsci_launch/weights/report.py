@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigsci_launch.units import format_bytes
-from bigsci_launch.weights.comparison import Comparison, Difference, Finding, names_text, where_text
+from bigsci_launch.weights.comparison import Comparison, Difference, Finding, names_text, percent, where_text
 from bigsci_launch.weights.places import describe_places, describe_range, is_product
 from bigsci_launch.weights.tensors import StoredTensor
 
@@ -46,7 +46,7 @@ def _headline(comparison: Comparison) -> str:
         comparison.num_within_tolerance
     )
     if not comparison.differences:
-        exactly = within or ", bit for bit"
+        exactly = within or (" as far as they are printed" if comparison.is_printed else ", bit for bit")
         return f"{count}, all equal{exactly}."
     head = f"{count}, {comparison.num_equal:,} equal{within}."
     return f"{head} {_count_of_differing(comparison)}."
@@ -117,14 +117,6 @@ def _share(statistics: Statistics) -> str:
     """How many elements differ: counted where they are few, else as a share."""
     few = statistics.num_differing
     return f"{few} element{'s' if few != 1 else ''}" if few < 10 else percent(statistics.fraction)
-
-
-def percent(fraction: float) -> str:
-    """A share as a reader wants it: `31 %`, `0.00042 %`, never `0 %` for something."""
-    if fraction == 0 or fraction == 1:
-        return f"{fraction * 100:.0f} %"
-    share = fraction * 100
-    return f"{min(share, 99.9):.1f} %" if share > 99 else f"{share:.2g} %"
 
 
 def _shape(tensor: StoredTensor | None) -> str:

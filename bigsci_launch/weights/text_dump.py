@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigsci_launch.weights.comparison import percent
 from bigsci_launch.weights.tensors import Place, Segment, StoredTensor, UnreadableFile, os_reason
 from bigsci_launch.weights.torch_file import TORCH_DTYPES
 
@@ -142,11 +143,13 @@ def pairs_shown(a: StoredTensor, b: StoredTensor) -> Iterator[tuple[Shown, Shown
     return zip(left, right, strict=True)
 
 
-def printed_note(tensors: Sequence[StoredTensor]) -> str:
-    """How little printed tensors show, in words."""
-    counts = [len(shown_elements(tensor.printed)) for tensor in tensors if tensor.printed is not None]
-    cut = sum("..." in (tensor.printed or "") for tensor in tensors)
-    return (
-        f"printed dumps show little: {cut} of {len(counts)} tensors are cut to {max(counts, default=0)} "
-        "elements or fewer, all at about 4 digits; equal means equal as far as printed"
-    )
+def printed_note(tensors: Sequence[tuple[StoredTensor, int | None]]) -> str:
+    """How little printed tensors show, in words; beside each, how many elements it has, where that is known."""
+    counts = [len(shown_elements(tensor.printed or "")) for tensor, _ in tensors]
+    totals = [total for _, total in tensors if total is not None]
+    if len(totals) == len(tensors):
+        share = f"{sum(counts):,} of {sum(totals):,} elements ({percent(sum(counts) / max(1, sum(totals)))})"
+    else:
+        cut = sum("..." in (tensor.printed or "") for tensor, _ in tensors)
+        share = f"{cut} of {len(counts)} tensors are cut to {max(counts, default=0)} elements or fewer"
+    return f"printed dumps show little: {share}, at about 4 digits; equal means equal as far as printed"

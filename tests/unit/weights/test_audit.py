@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from bigsci_launch.weights.copies import is_replicated
 from bigsci_launch.weights.health import is_exempt_by_name
-from bigsci_launch.weights.logical import Hints
+from bigsci_launch.weights.replicas import Hints, is_replicated
 
 TIED = "tied_modules.embed.weight"
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bigsci_launch.weights.comparison import percent
 from bigsci_launch.weights.html import heat_map
 from bigsci_launch.weights.places import describe_places
-from bigsci_launch.weights.report import percent
 from bigsci_launch.weights.tensors import Place
 
 

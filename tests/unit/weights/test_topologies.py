@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigsci_launch.weights.elements import read_elements
-from bigsci_launch.weights.logical import Hints, common_whole, join_tp
+from bigsci_launch.weights.logical import common_whole, join_tp
 from bigsci_launch.weights.mapped import FilePool
+from bigsci_launch.weights.replicas import Hints
 from bigsci_launch.weights.safetensors_file import read_safetensors
 from bigsci_launch.weights.tensors import Place, StoredTensor
 
