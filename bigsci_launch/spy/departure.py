@@ -16,9 +16,9 @@ from functools import lru_cache
 from bigsci_launch.spy.evidence import Evidence, RankEvidence
 from bigsci_launch.spy.groups import group_kind
 from bigsci_launch.spy.recorder import Token
-from bigsci_launch.spy.waits import recorded_members
+from bigsci_launch.spy.waits import SETUP_OPERATIONS, recorded_members
 
-CONTEXTS = (256, 96, 32, 8)
+CONTEXTS = (256, 96, 32, 8, 4)
 """So many collectives before one are compared with the past, the longest first."""
 MIN_TIMES = 2
 """A context that came less often tells nothing."""
@@ -47,11 +47,17 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class Departures:
-    """Departures from a rank's own past, and from its peers, by rank. `compared` could be judged in either way."""
+    """Departures from a rank's own past, and from its peers, by rank. `compared` could be judged in either way.
+
+    `surprised` did what they had never done in this place, whether their peers did so too or not. `is_whole`: the
+    recorders hold everything since the start, so that peers can be compared without knowing their past.
+    """
 
     from_past: Mapping[int, Departure]
     from_peers: Mapping[int, Departure]
     compared: frozenset[int]
+    surprised: frozenset[int] = frozenset()
+    is_whole: bool = False
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -77,6 +83,8 @@ def find_departures(evidence: Evidence) -> Departures:
         from_past={found.rank: _with_groups(found, streams, evidence) for found in past},
         from_peers={found.rank: _with_groups(found, streams, evidence) for found in peers},
         compared=frozenset(streams),
+        surprised=frozenset(rank for rank, found in surprises.items() if found),
+        is_whole=not any(firsts.values()),
     )
 
 
@@ -85,15 +93,23 @@ def _with_groups(departure: Departure, streams: Mapping[int, Sequence[Kind]], ev
     recorder = next(seen.recorder for seen in evidence.ranks if seen.rank == departure.rank)
     stream = streams[departure.rank]
     assert recorder is not None
-    groups = {kind: recorder.tokens[index].group for kind, index in zip(stream, recorder.stream, strict=True)}
+    # The stream may end with a call that no recorder lists.
+    groups = {kind: recorder.tokens[index].group for kind, index in zip(stream, recorder.stream, strict=False)}
     return replace(departure, expected_group=groups.get(departure.expected), did_group=groups.get(departure.did))
 
 
 def kinds_of(seen: RankEvidence, evidence: Evidence, known: dict[Kind, Kind]) -> list[Kind]:
-    """The collectives of a rank as other ranks know them, oldest first."""
+    """The collectives of a rank as other ranks know them, oldest first.
+
+    The recorder does not list the making of a group: a rank that stands in it has come to that after all the rest.
+    """
     assert seen.recorder is not None
     kinds = [known.setdefault(kind, kind) for token in seen.recorder.tokens if (kind := _kind(token, seen, evidence))]
-    return [kinds[index] for index in seen.recorder.stream]
+    stream = [kinds[index] for index in seen.recorder.stream]
+    operation = seen.thread.operation if seen.thread else None
+    if operation not in SETUP_OPERATIONS:
+        return stream
+    return [*stream, known.setdefault(setup := ("world", operation, "", ""), setup)]
 
 
 def _kind(token: Token, seen: RankEvidence, evidence: Evidence) -> Kind:
@@ -126,16 +142,51 @@ def find_surprises(rank: int, stream: Sequence[Kind]) -> list[Departure]:
     long one tells the last but one from the last. Only what happened shortly before the end counts.
     """
     letters = {kind: chr(number) for number, kind in enumerate(dict.fromkeys(stream))}
+    text = "".join(letters[kind] for kind in stream)
     found = []
-    for at, places in _new_followers("".join(letters[kind] for kind in stream)):
+    for at, length, places in _new_followers(text):
         due = [stream[place : place + LOOK_AHEAD] for place in places if place < at]
-        found.append(_departure(rank, at, due[-MAX_PLACES:], stream[at:]))
+        departure = _departure(rank, at, due[-MAX_PLACES:], stream[at:])
+        if _is_surprise_in_full(departure, length, stream, text):
+            found.append(departure)
     return found
 
 
+def _is_surprise_in_full(found: Departure, length: int, stream: Sequence[Kind], text: str) -> bool:
+    """Whether it still is one with all of the row in view that the `length` collectives before it belong to.
+
+    Within a row of equal parts the last one looks like any other: only the way from where the row began says whether it
+    is over. Where no other row began like this, it has to be the whole schedule that repeats: a group that it does not
+    hold may be what always comes at its end.
+    """
+    at = found.position
+    start = _start_of_row(text, at, length)
+    window = text[max(start, 0) : at]
+    ends = [place + len(window) for place in range(start) if text.startswith(window, place)]
+    if ends:
+        return all(text[end] != text[at] for end in ends)
+    groups = {kind[0] for kind in stream[at - length : at]}
+    return len(groups) > 1 and (found.did[0] in groups or found.did[1] in SETUP_OPERATIONS)
+
+
+def _start_of_row(text: str, at: int, length: int) -> int:
+    """Where the letters before `at` begin that belong to one row of equal parts; -1 where that is not seen.
+
+    At least `length` letters; with those of the row goes the one before it.
+    """
+    window = text[at - length : at]
+    part = next((size for size in range(1, length // 2 + 1) if window[size:] == window[:-size]), None)
+    if part is None:
+        return at - length
+    start = at - length
+    while start >= 0 and text[start] == text[start + part]:
+        start -= 1
+    return start
+
+
 @lru_cache(maxsize=1 << 12)
-def _new_followers(text: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Recent positions whose letter followed the letters before it nowhere else, with all places of these letters.
+def _new_followers(text: str) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
+    """Recent positions whose letter followed the letters before it nowhere else, how many these are, all their places.
 
     What was new once and came again is part of the schedule: a check every few steps. The streams of many ranks are the
     same text, so it is read once.
@@ -147,7 +198,7 @@ def _new_followers(text: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
         told = {at: here for at in left if bisect_left(here := places.get(text[at - length : at], ()), at) >= MIN_TIMES}
         for at, here in told.items():
             if all(text[place] != text[at] for place in here if place != at):
-                found.append((at, tuple(here)))
+                found.append((at, length, tuple(here)))
         left = [at for at in left if at not in told]
         if not left:
             break

@@ -6,7 +6,7 @@ Frames stand innermost first, as py-spy gives them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bigsci_launch.spy.known_frames import IDLE_FUNCTIONS, WRAPPER_FILES, bare_name, operation_of
@@ -14,11 +14,16 @@ from bigsci_launch.spy.known_frames import IDLE_FUNCTIONS, WRAPPER_FILES, bare_n
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One call: function, path of its file, current line."""
+    """One call: function, path of its file, current line.
+
+    `arguments` are whole numbers that a communication was called with (`src`, `dst`, `tag`), where they could be read.
+    They differ from rank to rank, and do not make a place another one.
+    """
 
     function: str
     file: str
     line: int
+    arguments: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
     @property
     def short_file(self) -> str:
@@ -54,6 +59,18 @@ class ThreadStack:
         return next((name for frame in self.frames if (name := operation_of(frame.function, frame.file))), None)
 
     @property
+    def outer_operation(self) -> str | None:
+        """The outermost communication that the thread is in: `all_gather_object` gathers through `all_gather`."""
+        names = [name for frame in self.frames if (name := operation_of(frame.function, frame.file))]
+        return names[-1] if names else None
+
+    def argument(self, *names: str) -> int | None:
+        """The first of `names` among the numbers with which the innermost communication was called."""
+        frame = next((frame for frame in self.frames if operation_of(frame.function, frame.file)), None)
+        given = dict(frame.arguments) if frame else {}
+        return next((given[name] for name in names if name in given), None)
+
+    @property
     def site(self) -> Frame | None:
         """The innermost frame that is neither a wrapper nor the communication library: where the work stands."""
         frames = [frame for frame in self.named_frames if operation_of(frame.function, frame.file) is None]
@@ -73,10 +90,15 @@ def parse_threads(documents: Sequence[Mapping[str, Any]]) -> tuple[ThreadStack, 
             name=thread.get("name"),
             owns_gil=bool(thread.get("owns_gil")),
             active=bool(thread.get("active")),
-            frames=tuple(Frame(frame["function"], frame["file"], int(frame["line"])) for frame in thread["frames"]),
+            frames=tuple(_parse_frame(frame) for frame in thread["frames"]),
         )
         for thread in documents
     )
+
+
+def _parse_frame(document: Mapping[str, Any]) -> Frame:
+    arguments = tuple((name, int(value)) for name, value in (document.get("arguments") or {}).items())
+    return Frame(document["function"], document["file"], int(document["line"]), arguments)
 
 
 def is_wrapper(frame: Frame) -> bool:

@@ -16,7 +16,8 @@ from bigsci_launch.spy.known_frames import POINT_TO_POINT, reach_of
 from bigsci_launch.spy.recorder import Call
 from bigsci_launch.spy.stacks import Frame, ThreadStack
 
-_SETUP_OPERATIONS = ("init_process_group", "new_group")
+SETUP_OPERATIONS = ("init_process_group", "new_group")
+ROOT_ARGUMENTS = ("src", "dst", "group_src", "group_dst")
 DEFAULT_GROUP = "0"
 """Name that torch gives to the group of all ranks."""
 
@@ -25,7 +26,8 @@ DEFAULT_GROUP = "0"
 class Wait:
     """A communication in which a rank stands. `call` is its recorder entry; without one, the stack is the source.
 
-    `members` is None where the group is not known; `recorded_group` is torch's name of it.
+    `members` is None where the group is not known. `partner` and `tag` are those of a point-to-point call, `root` that
+    of a collective that has one, `outer` the call that the program made (`all_gather_object`): where they can be read.
     """
 
     rank: int
@@ -34,6 +36,10 @@ class Wait:
     members: tuple[int, ...] | None
     site: Frame | None
     call: Call | None
+    outer: str | None = None
+    partner: int | None = None
+    tag: int | None = None
+    root: int | None = None
 
     @property
     def is_point_to_point(self) -> bool:
@@ -47,6 +53,9 @@ class Wait:
 
     def __str__(self) -> str:
         number = f" number {self.call.sequence}" if self.call else ""
+        if self.partner is not None:
+            preposition = "to" if "send" in self.operation else "from"
+            return f"{self.operation} {preposition} rank {self.partner}"
         if self.members is None and self.kind is None:
             return self.operation
         return f"{self.operation}{number} of {group_words(self.kind, self.members)}"
@@ -164,7 +173,7 @@ def find_wait(seen: RankEvidence, evidence: Evidence) -> Wait | None:
         return None
     operation = thread.operation if thread else None
     calls = seen.recorder.open_calls if seen.recorder else ()
-    if operation in POINT_TO_POINT or operation in _SETUP_OPERATIONS or (operation and not calls):
+    if operation in POINT_TO_POINT or operation in SETUP_OPERATIONS or (operation and not calls):
         return _wait_from_stack(seen, thread, operation, evidence)
     if calls and (operation or waits_for_handle(seen)):
         return _wait_from_call(seen, thread, calls[-1] if operation else calls[0], evidence)
@@ -191,10 +200,26 @@ def _wait_from_stack(seen: RankEvidence, thread: ThreadStack | None, operation: 
     assert thread is not None and operation is not None
     reaches = (reach_of(frame.function, frame.file, operation) for frame in thread.frames)
     kind = next((reach for reach in reaches if reach is not None), None)
-    if operation in _SETUP_OPERATIONS or operation == "monitored_barrier":
+    if operation in SETUP_OPERATIONS or operation == "monitored_barrier":
         kind = "world"
     members = group_members(kind, seen.rank, evidence.world_size, evidence.topology) if kind else None
-    return Wait(seen.rank, operation, kind, members, thread.site, None)
+    partner = thread.argument("src", "dst") if operation in POINT_TO_POINT else None
+    if partner is not None and not 0 <= partner < evidence.world_size:
+        partner = None
+    if partner is not None:
+        members = (min(seen.rank, partner), max(seen.rank, partner))
+    return Wait(
+        seen.rank,
+        operation,
+        kind,
+        members,
+        thread.site,
+        None,
+        outer=thread.outer_operation,
+        partner=partner,
+        tag=thread.argument("tag") if operation in POINT_TO_POINT else None,
+        root=None if operation in POINT_TO_POINT else thread.argument(*ROOT_ARGUMENTS),
+    )
 
 
 def _wait_from_call(seen: RankEvidence, thread: ThreadStack | None, call: Call, evidence: Evidence) -> Wait:
@@ -204,7 +229,16 @@ def _wait_from_call(seen: RankEvidence, thread: ThreadStack | None, call: Call, 
     said = next((reach for reach in reaches if reach is not None), None)
     if said and said != kind and members:
         kind = said if group_members(said, seen.rank, evidence.world_size, evidence.topology) == members else kind
-    return Wait(seen.rank, call.token.operation, kind, members, thread.site if thread else None, call)
+    return Wait(
+        seen.rank,
+        call.token.operation,
+        kind,
+        members,
+        thread.site if thread else None,
+        call,
+        outer=thread.outer_operation if thread else None,
+        root=thread.argument(*ROOT_ARGUMENTS) if thread and thread.operation == call.token.operation else None,
+    )
 
 
 def recorded_members(seen: RankEvidence, group: str, evidence: Evidence) -> tuple[int, ...] | None:
@@ -235,6 +269,13 @@ def _has_come(other: int, wait: Wait, waits: Mapping[int, Wait], by_rank: Mappin
     if theirs is None:
         return False
     if wait.is_point_to_point:
-        return theirs.is_point_to_point and theirs.members == wait.members and theirs.operation != wait.operation
+        return _meet(wait, theirs)
     is_same_group = wait.members is None or theirs.members is wait.members or theirs.members == wait.members
     return is_same_group and theirs.place == wait.place
+
+
+def _meet(wait: Wait, theirs: Wait) -> bool:
+    """Whether two ranks stand in the two ends of one message. Tags of other messages do not meet."""
+    if not theirs.is_point_to_point or theirs.members != wait.members or theirs.operation == wait.operation:
+        return False
+    return None in (wait.tag, theirs.tag) or wait.tag == theirs.tag

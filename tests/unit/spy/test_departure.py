@@ -15,7 +15,8 @@ MEMBERS = {"t0": [0, 1], "t1": [2, 3], "d0": [0, 2], "d1": [1, 3], "w": [0, 1, 2
 
 
 def stream(text: str) -> list[tuple[str, str, str, str]]:
-    return [(word, "all_reduce", "", "") for word in text.split()]
+    """`t d w:broadcast`: group, then operation if it is not all_reduce."""
+    return [(word.partition(":")[0], word.partition(":")[2] or "all_reduce", "", "") for word in text.split()]
 
 
 STEP = "a t t t t t t t t d w "
@@ -26,7 +27,7 @@ STEP = "a t t t t t t t t d w "
     [
         ("a t t t t t t t d w", "t", "d", "skip"),
         ("a t t t t t t t t t d", "d", "t", "extra"),
-        ("a t t t t t t t t d b", "w", "b", "other"),
+        ("a t t t t t t t t d w:broadcast", "w", "w", "other"),
         ("a t t t t t t t t w", "d", "w", "skip"),
         ("t t t", "a", "t", "skip"),
     ],
@@ -45,6 +46,11 @@ def test_a_surprise_is_what_never_followed_before(more: str, expected: str, did:
         "t " * 40,  # nothing but one kind
         STEP * 2,  # too short to know
         " ".join(f"k{number}" for number in range(50)),
+        STEP * 4 + "a t t t t t t t t d b",  # a group that was never used: a new phase, as far as anybody knows
+        "t " * 40 + "d",  # a row whose other end nobody has seen
+        "t s " * 20 + "d",
+        "d w " + "t " * 20 + "d",
+        "d w " + "t " * 20 + "d w " + "t " * 20 + "d",
     ],
 )
 def test_no_surprise(calls: str) -> None:
