@@ -32,17 +32,22 @@ STYLES: dict[str, dict[str, Any]] = {
     short_help="Say which rank a hung job waits for.",
     epilog="Example: bsl spy --jobid 1234 --topology tp=4,pp=12,dp=8",
 )
-@click.argument("run", required=False)
+@click.argument("words", nargs=-1, metavar="[RUN]")
 @click.option("--jobid", metavar="ID", help="Look at this Slurm job; bsl need not have submitted it.")
 @click.option("--local", is_flag=True, help="Look at this machine: the local run, or the launcher of --pid.")
 @click.option("--pid", type=click.IntRange(min=1), help="Launcher whose descendants are the ranks: torchrun, a script.")
-@click.option("--bundle", type=click.Path(path_type=Path), help="Analyse stored evidence again.")
+@click.option(
+    "--bundle",
+    type=click.Path(path_type=Path),
+    metavar="PATH...",
+    help="Analyse evidence on disk: a stored bundle, or text of py-spy, flight recorder dumps, JSON of ncclras.",
+)
 @click.option("--topology", metavar="tp=2,pp=2,dp=2", help="Sizes of the axes, for a job that bsl did not submit.")
 @click.option("--output", type=click.Path(path_type=Path), help="Folder for the evidence; default: a new one.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON document.")
 @click.option("--exit-code", is_flag=True, help="Exit with 1 when a hang or a crash was found.")
 def spy(
-    run: str | None,
+    words: tuple[str, ...],
     jobid: str | None,
     local: bool,
     pid: int | None,
@@ -57,10 +62,11 @@ def spy(
 
     Nothing needs to be prepared, nothing is paused. The evidence is stored, and --bundle analyses it again offline.
     """
-    _require_one_place(run, jobid, local or pid is not None, bundle)
+    run = None if bundle is not None or not words else words[0]
+    _require_one_place(words, jobid, local or pid is not None, bundle)
     axes = _parse_topology(topology)
     if bundle is not None:
-        evidence, conclusion = _judge(_open(bundle), axes)
+        evidence, conclusion = _judge(_open([bundle, *map(Path, words)]), axes)
     else:
         target = _find_target(run, jobid, local, pid)
         found = _collect(target)
@@ -73,8 +79,10 @@ def spy(
         sys.exit(EXIT_INCOMPLETE)
 
 
-def _require_one_place(run: str | None, jobid: str | None, here: bool, bundle: Path | None) -> None:
-    if sum((run is not None, jobid is not None, here, bundle is not None)) > 1:
+def _require_one_place(words: tuple[str, ...], jobid: str | None, here: bool, bundle: Path | None) -> None:
+    if bundle is None and len(words) > 1:
+        raise click.UsageError(f"one RUN at a time: {' '.join(words)}")
+    if sum((bool(words) and bundle is None, jobid is not None, here, bundle is not None)) > 1:
         raise click.UsageError("give one of RUN, --jobid, --local/--pid and --bundle")
 
 
@@ -85,10 +93,10 @@ def _parse_topology(text: str | None) -> str | None:
         raise ConfigError(f"--topology: {error}", hint="for example --topology tp=4,pp=12,dp=8") from error
 
 
-def _open(folder: Path) -> Bundle:
-    from bigsci_launch.spy.bundle import read_bundle
+def _open(paths: list[Path]) -> Bundle:
+    from bigsci_launch.spy.inputs.gather import open_evidence
 
-    return read_bundle(folder)
+    return open_evidence(paths)
 
 
 def _judge(found: Bundle, axes: str | None) -> tuple[Evidence, Conclusion]:
@@ -98,7 +106,17 @@ def _judge(found: Bundle, axes: str | None) -> tuple[Evidence, Conclusion]:
     if axes is not None and evidence.topology and evidence.topology.world_size != evidence.world_size:
         size = evidence.topology.world_size
         raise ConfigError(f"--topology: {axes} is {size} ranks, but the job has {evidence.world_size}")
-    return evidence, judge(evidence)
+    return evidence, _recognise(evidence, judge(evidence))
+
+
+def _recognise(evidence: Evidence, conclusion: Conclusion) -> Conclusion:
+    """`conclusion` with the known hang that it is. A signature that cannot be used is told of, and hides nothing."""
+    from bigsci_launch.spy.signatures import name_hang, read_library
+
+    library = read_library()
+    for problem in library.problems:
+        console.talk(f"warning: signature left out: {problem}")
+    return name_hang(evidence, conclusion, library)
 
 
 def _find_target(run: str | None, jobid: str | None, local: bool, pid: int | None) -> Target:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from pydantic import BaseModel
+
 from bigsci_launch.config.problems import sections
 from bigsci_launch.config.schema import RunConfig, SiteConfig
 
@@ -28,10 +30,7 @@ def json_schema(name: SchemaName) -> Schema:
     A run file that extends another may leave out what that one has, so required keys of a run file are demanded only
     where `extends` is absent.
     """
-    model = RunConfig if name == "run" else SiteConfig
-    schema = model.model_json_schema(ref_template="#/definitions/{model}")
-    schema["definitions"] = schema.pop("$defs", {})
-    schema = _without_titles(schema)
+    schema = _draft_7(RunConfig if name == "run" else SiteConfig)
     if name == "run":
         _allow_extends(schema)
     return {"$schema": "http://json-schema.org/draft-07/schema#", "title": f"bsl {name} file", **schema}
@@ -40,6 +39,12 @@ def json_schema(name: SchemaName) -> Schema:
 def json_schema_text(name: SchemaName) -> str:
     """The schema as it stands in `configs/schema/NAME.schema.json`."""
     return json.dumps(json_schema(name), indent=2) + "\n"
+
+
+def _draft_7(model: type[BaseModel]) -> Schema:
+    schema = model.model_json_schema(ref_template="#/definitions/{model}")
+    schema["definitions"] = schema.pop("$defs", {})
+    return dict(_without_titles(schema))
 
 
 def _without_titles(schema: Any) -> Any:
@@ -69,16 +74,22 @@ def config_reference() -> str:
     run, site = json_schema("run"), json_schema("site")
     parts = [_INTRODUCTION, "## The run file\n", _sentence(run)]
     parts += _table("", {"properties": {"extends": run["properties"]["extends"]}}, run, frozenset())
-    parts += _chapters(run, frozenset(run["else"]["required"]), run["else"]["properties"])
+    parts += _chapters(RunConfig, run, frozenset(run["else"]["required"]), run["else"]["properties"])
     parts += ["## The site file\n", _sentence(site)]
     parts += _table("", site, site, frozenset(site["required"]))
-    parts += _chapters(site, frozenset(), {})
+    parts += _chapters(SiteConfig, site, frozenset(), {})
     return "\n".join(parts)
 
 
-def _chapters(root: Schema, required: frozenset[str], demanded: Schema) -> Iterator[str]:
-    """A chapter for every section below `root`, depth first."""
-    model = RunConfig if "extends" in root["properties"] else SiteConfig
+def keys_reference(model: type[BaseModel]) -> str:
+    """Markdown: every key of a file that `model` describes, section by section."""
+    schema = _draft_7(model)
+    parts = [_sentence(schema), *_table("", schema, schema, frozenset(schema["required"]))]
+    return "\n".join([*parts, *_chapters(model, schema, frozenset(schema["required"]), {})])
+
+
+def _chapters(model: type[BaseModel], root: Schema, required: frozenset[str], demanded: Schema) -> Iterator[str]:
+    """A chapter for every section below `model`, whose schema is `root`, depth first."""
     for path, section in sections(model):
         shown = "".join(_step(root, path, index) for index in range(len(path)))
         definition = root["definitions"][section.__name__]

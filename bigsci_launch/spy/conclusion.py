@@ -38,6 +38,15 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownHang:
+    """A signature that the evidence matches: its name, why such a hang happens, and what ends it."""
+
+    name: str
+    explanation: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
 class Conclusion:
     """The verdict. `kind` is a class of the taxonomy (`H01`) or None; `confidence` goes from 0 to 1.
 
@@ -53,6 +62,7 @@ class Conclusion:
     evidence: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     next: tuple[str, ...] = ()
+    signature: KnownHang | None = None
 
 
 def name_ranks(ranks: Collection[int]) -> str:
@@ -67,6 +77,7 @@ def count_ranks(ranks: Collection[int]) -> str:
 
 def where_shared(evidence: Evidence, ranks: Collection[int]) -> str:
     """What several ranks have in common: one node, or all of one group. Empty where there is nothing."""
+    ranks = frozenset(ranks)
     nodes = {seen.node for seen in evidence.ranks if seen.rank in ranks and seen.node}
     found = []
     if len(ranks) > 1 and len(nodes) == 1:

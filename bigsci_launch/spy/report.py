@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Literal
 
 from bigsci_launch.scheduler.hostlist import compress_hostlist
@@ -40,6 +41,7 @@ def to_lines(evidence: Evidence, conclusion: Conclusion) -> list[Line]:
     lines = [
         Line(conclusion.claim, "bad" if bad else "good" if good else "head"),
         Line(_summary(evidence, conclusion), "muted"),
+        *_known_hang(conclusion),
         *_list("evidence", conclusion.evidence),
         *_list("missing", conclusion.missing),
         *_list("next", conclusion.next),
@@ -70,6 +72,19 @@ def _list(name: str, items: Sequence[str]) -> list[Line]:
     return [Line(line) for line in lines]
 
 
+def _known_hang(conclusion: Conclusion) -> list[Line]:
+    """Which known hang it is, why such hangs happen, and what to do; two lines each at most."""
+    known = conclusion.signature
+    if known is None:
+        return []
+    texts = (("known", f"{known.name}: {known.explanation}"), ("remedy", known.remedy))
+    lines = []
+    for name, text in texts:
+        parts = wrap(text, MAX_WIDTH - 20)
+        lines += [f"  {name if part is parts[0] else '':9}{part}" for part in parts]
+    return [Line(line, "head") for line in lines]
+
+
 def _other_suspects(evidence: Evidence, conclusion: Conclusion) -> list[Line]:
     """The suspects that the sentence has no room for."""
     if len(conclusion.suspects) < 2:
@@ -82,7 +97,8 @@ def _other_suspects(evidence: Evidence, conclusion: Conclusion) -> list[Line]:
 def _classes(evidence: Evidence, conclusion: Conclusion) -> list[Line]:
     found = merge_stacks(evidence.ranks)
     suspects = {suspect.rank for suspect in conclusion.suspects}
-    shown = _most_telling(found, suspects)
+    # A known hang takes four lines, as many as two classes.
+    shown = _most_telling(found, suspects, MAX_CLASSES - (2 if conclusion.signature else 0))
     lines = []
     for stack_class in shown:
         lines += _one_class(stack_class, evidence, bool(suspects.intersection(stack_class.ranks)))
@@ -93,10 +109,10 @@ def _classes(evidence: Evidence, conclusion: Conclusion) -> list[Line]:
     return lines
 
 
-def _most_telling(found: Sequence[StackClass], suspects: set[int]) -> list[StackClass]:
+def _most_telling(found: Sequence[StackClass], suspects: set[int], count: int) -> list[StackClass]:
     """The largest classes, and the first of the suspects' in place of the smallest of them."""
-    shown = list(found[:MAX_CLASSES])
-    if suspects and len(found) > MAX_CLASSES and not any(suspects.intersection(item.ranks) for item in shown):
+    shown = list(found[:count])
+    if suspects and len(found) > count and not any(suspects.intersection(item.ranks) for item in shown):
         shown[-1] = next((item for item in found if suspects.intersection(item.ranks)), shown[-1])
     return shown
 

@@ -17,8 +17,9 @@ from meanings import DOCUMENTS, VARIABLES, fields_of
 
 from bigsci_launch import errors
 from bigsci_launch.cli.main import bsl
-from bigsci_launch.config.reference import config_reference
+from bigsci_launch.config.reference import config_reference, keys_reference
 from bigsci_launch.runs import events, layout
+from bigsci_launch.spy.signature_file import SignatureFile
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -86,6 +87,14 @@ def json_page() -> str:
     return "\n".join(parts)
 
 
+def signature_page() -> str:
+    introduction = (
+        "What `signature.yaml` may hold; [how to add one](../how-to/add-a-signature.md). A key that is left out asks\n"
+        "for nothing, unless a default is shown. Wrong files are named with line and key on stderr, and left out.\n"
+    )
+    return "\n".join([NOTE, "# Keys of a signature\n", introduction, keys_reference(SignatureFile)])
+
+
 def pages() -> dict[str, str]:
     """The text of each generated page, by file name."""
     return {
@@ -98,6 +107,7 @@ def pages() -> dict[str, str]:
         "events.md": docstring_page("Event records", events.__doc__, "What every rank appends while it trains."),
         "environment.md": environment_page(),
         "json.md": json_page(),
+        "signature.md": signature_page(),
     }
 
 

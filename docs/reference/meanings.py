@@ -9,7 +9,7 @@ from __future__ import annotations
 
 VARIABLES = {
     "BSL_RUNS": "Folder in which runs are looked up by name; default: `runs` in the current folder.",
-    "BSL_PATH": "Folders, separated by colons, whose `sites/` hold site files of your own.",
+    "BSL_PATH": "Folders, separated by colons: site files of your own in `sites/`, known hangs in `signatures/`.",
     "BSL_CLUSTER_DIR": "Where `bsl cluster` keeps its cluster; default: `~/.bsl-cluster`. Must be short.",
     "BSL_DEBUG": "`1`: an error shows its traceback instead of its one line.",
     "BSL_RUN_DIR": "Set for every rank: the run directory.",
@@ -163,7 +163,7 @@ coverage.ranks_unreadable | list of {rank, node, why}
 coverage.nodes_silent | list of {node, why}
 verdict.state | `hang`, `slow`, `progressing`, `crashed`, `finished` or `unknown`
 verdict.class | class of the hang, such as `H01` ([classes](../how-to/hang-lab.md#the-names))
-verdict.signature | known signature that it matches
+verdict.signature | name of the [known hang](../how-to/add-a-signature.md) that it is, or null
 verdict.suspects[] | {rank, node, pid, coordinate, why}; empty where the evidence accuses nobody
 verdict.sides[] | {ranks, where}: who waits where
 verdict.confidence | 0 to 1

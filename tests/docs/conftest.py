@@ -271,7 +271,7 @@ class Rehearsals:
             shutil.copytree(self.homes[tutorial] / FOLDER, home / FOLDER, symlinks=True, ignore=no_sockets)
         else:
             shutil.copytree(ROOT / "configs", home / FOLDER / "configs")
-            for name in ("benchmarks", "slurm"):
+            for name in ("benchmarks", "diagnostics", "slurm"):
                 (home / FOLDER / name).symlink_to(ROOT / name)
         return home
 
