@@ -126,26 +126,46 @@ def reach_of(function: str, file: str, operation: str) -> str | None:
 class Stall:
     """A known place in which a process waits outside of any communication, and what that means.
 
-    `kind` is a class of the taxonomy (H30 to H68); `words` completes "rank 3 ...".
+    `kind` is a class of the taxonomy (H30 to H68); `words` completes "rank 3 ...". `wchan` are beginnings of names of
+    kernel functions, one of which must fit.
     """
 
     kind: str
     words: str
     function: str = ""
     file: str = ""
-    wchan: str = ""
+    wchan: tuple[str, ...] = ()
 
+
+KERNEL_STALLS = (
+    Stall("H41", "waits for a file lock", wchan=("locks_lock_inode_wait", "flock_lock_inode_wait", "posix_lock")),
+    Stall("H39", "writes to a pipe that nobody empties", wchan=("anon_pipe_write", "pipe_write", "pipe_wait_writable")),
+    Stall("H68", "waits for a file server", wchan=("rpc_wait_bit", "nfs_", "cl_sync_io_wait", "ptlrpc_")),
+    Stall("H67", "waits for a device or a file system daemon that does not answer", wchan=(
+        "request_wait_answer", "fuse_", "nv_", "nvidia", "nvkms", "uvm_", "uverbs", "ib_uverbs", "mlx5_", "__rdma")),
+)  # fmt: skip
+"""The kernel function tells all."""
 
 STALLS = (
     Stall("H40", "waits for a build lock that nobody releases", function="wait", file="file_baton.py"),
-    Stall("H42", "stands in a debugger", function="interaction", file="pdb.py"),
-    Stall("H37", "waits for its data loader", function="_try_get_data"),
-    Stall("H36", "waits for its data loader", function="_next_data"),
+    Stall("H42", "stands in a debugger", function="interaction", file="/pdb.py"),
+    Stall("H42", "stands in a debugger", function="cmdloop", file="/cmd.py"),
+    Stall("H42", "waits for a terminal", wchan=("n_tty_read",)),
     Stall("H38", "waits for a process pool", file="multiprocessing/pool.py"),
-    Stall("H41", "waits for a file lock", wchan="locks_lock_inode_wait"),
-    Stall("H39", "writes to a pipe that nobody empties", wchan="anon_pipe_write"),
-    Stall("H39", "writes to a pipe that nobody empties", wchan="pipe_write"),
-    Stall("H35", "waits for a child process", wchan="do_wait"),
-    Stall("H43", "waits for the network", wchan="wait_woken"),
-    Stall("H31", "sleeps", wchan="hrtimer_nanosleep"),
+    Stall("H35", "waits for a child process", wchan=("do_wait",)),
+    Stall("H43", "waits for the network", wchan=("wait_woken", "sk_wait_data", "inet_csk_acc", "inet_wait_for")),
+    Stall("H43", "waits for the network", function="readinto", file="/socket.py"),
+    Stall("H43", "waits for the network", file="/ssl.py"),
+    Stall("H43", "waits for the network", file="/urllib3/connectionpool.py"),
+    Stall("H31", "sleeps", wchan=("hrtimer_nanosleep",)),
 )
+
+DATA_LOADER_FILES = ("torch/utils/data/dataloader.py",)
+CHILD_FILES = (*DATA_LOADER_FILES, "/subprocess.py", "multiprocessing/", "concurrent/futures/process.py")
+"""A thread in these may wait for a process below its own."""
+
+MAP_LOCK_WAITS = ("__vma_start_write", "down_write", "down_read", "rwsem_down", "do_mprotect_pkey", "mmap_lock")
+"""Kernel functions in which a thread waits for the lock of its process's memory map."""
+FAULT_WAITS = ("filemap_", "folio_wait", "wait_on_page", "do_page_fault", "handle_mm_fault", "do_user_addr_fault")
+DAEMON_WAITS = ("request_wait_answer", "fuse_")
+LOCK_WAITS = ("futex",)

@@ -8,6 +8,8 @@ from bigsci_launch.spy.waits import WaitGraph
 
 BUSY_SHARE = 0.5
 STARVED_SHARE = 0.02
+MOVED_BYTES = 65536
+"""So much between two samples is work. Less may be a log, or a thread that says that it lives."""
 INNER_FRAMES = 2
 """A loop that goes nowhere still changes its innermost calls: so many frames may differ."""
 
@@ -27,10 +29,40 @@ def cpu_share(seen: RankEvidence) -> float:
     return (last.cpu_ticks - first.cpu_ticks) / seen.clock_ticks_per_s / elapsed_s
 
 
+def switches_per_s(seen: RankEvidence) -> float:
+    """How often a second the main thread went to sleep or was put off a core."""
+    if len(seen.samples) < 2:
+        return 0.0
+    first, last = seen.samples[0], seen.samples[-1]
+    return (last.switches - first.switches) / max(last.mono - first.mono, 1e-3)
+
+
 def is_busy(seen: RankEvidence) -> bool:
     """Whether the process computed for most of the time, or wanted to: others may have held the cores."""
     wants_cpu = len(seen.samples) > 1 and all(sample.state == "R" for sample in seen.samples)
     return cpu_share(seen) >= (STARVED_SHARE if wants_cpu else BUSY_SHARE)
+
+
+def bytes_per_s(seen: RankEvidence) -> tuple[float, float]:
+    """Bytes that the process wrote and read, per second between first and last sample."""
+    if len(seen.samples) < 2:
+        return 0.0, 0.0
+    first, last = seen.samples[0], seen.samples[-1]
+    elapsed_s = max(last.mono - first.mono, 1e-3)
+    written, read = last.written_bytes - first.written_bytes, last.read_bytes - first.read_bytes
+    return max(written, 0) / elapsed_s, max(read, 0) / elapsed_s
+
+
+def moves_bytes(seen: RankEvidence) -> bool:
+    """Whether the process read or wrote much between the samples, and its deciding thread ran meanwhile."""
+    if len(seen.samples) < 2:
+        return False
+    first, last = seen.samples[0], seen.samples[-1]
+    if not first.written_bytes or not last.written_bytes:
+        return False  # not known in both
+    moved = (last.written_bytes - first.written_bytes) + (last.read_bytes - first.read_bytes)
+    tid = str(seen.thread.tid if seen.thread else seen.pid)
+    return moved >= MOVED_BYTES and first.thread_times.get(tid) != last.thread_times.get(tid)
 
 
 def collectives_moved(seen: RankEvidence) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+RESENT_IN_VAIN = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -23,18 +25,23 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The last record of a rank's own: which phase it entered (`step`, `save`, `eval`, `end`), in which step, when."""
+    """The last record of a rank's own: which phase it entered (`step`, `save`, `eval`, `end`), in which step, when.
+
+    `first_step` is the first step since its start, where that is known.
+    """
 
     phase: str
     step: int
     time: float
+    first_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Socket:
     """A TCP socket. `unacked` bytes wait to be sent or acknowledged, `unread` ones to be read by the process.
 
-    `is_resending`: the kernel sends again what nobody acknowledges.
+    `num_resent`: how often in a row the kernel has sent again what nobody acknowledges. `is_window_closed`: the other
+    end acknowledges, and has no room: its process does not read.
     """
 
     local: str
@@ -42,11 +49,13 @@ class Socket:
     state: str
     unacked: int
     unread: int
-    is_resending: bool
+    num_resent: int
+    is_window_closed: bool
 
     @property
     def is_stuck(self) -> bool:
-        return self.unacked > 0 and self.is_resending
+        """Whether the network has lost it. One packet is lost now and then, and sent again; not twice in a row."""
+        return self.unacked > 0 and self.num_resent >= RESENT_IN_VAIN and not self.is_window_closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,12 @@ def parse_failure(record: Mapping[str, Any] | None) -> Failure | None:
 def parse_heartbeat(record: Mapping[str, Any] | None) -> Heartbeat | None:
     if record is None:
         return None
-    return Heartbeat(str(record.get("phase") or ""), int(record.get("step") or 0), float(record.get("time") or 0))
+    return Heartbeat(
+        phase=str(record.get("phase") or ""),
+        step=int(record.get("step") or 0),
+        time=float(record.get("time") or 0),
+        first_step=record.get("first_step"),
+    )
 
 
 def parse_sockets(document: Mapping[str, Any] | None) -> tuple[Socket, ...]:
@@ -101,7 +115,8 @@ def parse_sockets(document: Mapping[str, Any] | None) -> tuple[Socket, ...]:
             state=str(each.get("state") or ""),
             unacked=int(each.get("tx") or 0),
             unread=int(each.get("rx") or 0),
-            is_resending=bool(each.get("retransmits")) or each.get("timer") in ("retransmit", "zero window probe"),
+            num_resent=int(each.get("retransmits") or 0),
+            is_window_closed=each.get("timer") == "zero window probe",
         )
         for each in (document or {}).get("list", [])
     )

@@ -13,10 +13,13 @@ from bigsci_launch.spy.conclusion import Conclusion, Side, State, Suspect, count
 from bigsci_launch.spy.evidence import NOT_FOUND, Evidence, RankEvidence
 from bigsci_launch.spy.failures import in_order_of_failure, judge_unaccused
 from bigsci_launch.spy.merge import merge_stacks
-from bigsci_launch.spy.motion import is_busy, moving_ranks, named_frames, outer_frames_moved
+from bigsci_launch.spy.motion import is_busy, moving_ranks, named_frames
+from bigsci_launch.spy.network import judge_network
+from bigsci_launch.spy.rendezvous import is_joining, judge_rendezvous
 from bigsci_launch.spy.stacks import decisive_thread
 from bigsci_launch.spy.stalls import Stall, explain_stall
 from bigsci_launch.spy.waits import WaitGraph, build_graph
+from bigsci_launch.spy.work import conclude_computing, find_work, judge_leaving, judge_work
 from bigsci_launch.topology import compress_ranks
 
 ODD_SHARE = 0.25
@@ -26,7 +29,7 @@ ODD_SHARE = 0.25
 def judge(evidence: Evidence) -> Conclusion:
     """The verdict on `evidence`. Pure: the same evidence gives the same verdict."""
     graph = build_graph(evidence)
-    for gate in (_nothing, _ended, _moving, _stays_away, judge_circle, _together, _no_collectives):
+    for gate in GATES:
         conclusion = gate(evidence, graph)
         if conclusion is not None:
             return _complete(conclusion, evidence)
@@ -152,12 +155,14 @@ def _stays_away(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     roots = [by_rank[rank] for rank in graph.roots]
     if not roots:
         return None
-    if all(is_busy(seen) and outer_frames_moved(seen) for seen in roots):
-        words = f"{count_ranks(graph.roots)} ({compress_ranks(graph.roots)}) compute, and the others wait for them"
-        return Conclusion(State.PROGRESSING, words, 0.6, missing=("whether it takes longer than it should",))
-    stalls = [explain_stall(seen) for seen in roots]
+    at_work = judge_work(evidence, graph, roots)
+    if at_work is not None:
+        return at_work
+    stalls = [explain_stall(seen) for seen in roots if not find_work(seen, graph)]
+    if all(is_joining(by_rank[rank]) for rank in graph.waits):
+        stalls = [replace(stall, kind="H45") for stall in stalls]
     waiting = graph.leading_to(frozenset(graph.roots))
-    many = len(roots) > len(waiting)
+    many = len(stalls) > len(waiting)
     return Conclusion(
         state=State.HANG,
         claim=_claim_away(evidence, graph, stalls, len(waiting)),
@@ -230,6 +235,9 @@ def _no_collectives(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     num_read = sum(len(found.ranks) for found in classes)
     odd = sorted(rank for found in classes[1:] for rank in found.ranks)
     most = f"{_ranks(len(classes[0].ranks))} stand in {classes[0].frames[0]}"
+    read = [seen for seen in evidence.ranks if seen.threads and not seen.is_gone]
+    if all(is_busy(seen) for seen in read):
+        return conclude_computing(evidence, [seen.rank for seen in read])
     if len(classes) == 1:
         return Conclusion(State.UNKNOWN, f"all {most}, and none is in a collective", 0.2, sides=sides)
     if len(odd) > ODD_SHARE * num_read:
@@ -237,6 +245,9 @@ def _no_collectives(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
             State.UNKNOWN, f"the ranks stand in {len(classes)} places, none in a collective", 0.2, sides=sides
         )
     by_rank = {seen.rank: seen for seen in evidence.ranks}
+    at_work = judge_work(evidence, graph, [by_rank[rank] for rank in odd])
+    if at_work is not None:
+        return at_work
     stalls = [explain_stall(by_rank[rank]) for rank in odd]
     first = f"{evidence.name(odd[0])} {stalls[0].words}"
     claim = first if len(odd) == 1 else f"ranks {compress_ranks(odd)} stand elsewhere than the rest, the first: {first}"
@@ -249,3 +260,9 @@ def _no_collectives(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         sides=sides,
         evidence=("they differ from the others, that is all: no rank is in a collective that would say who waits",),
     )
+
+
+GATES = (
+    _nothing, _ended, _moving, judge_leaving, judge_network, _stays_away, judge_rendezvous, judge_circle, _together,
+    _no_collectives,
+)  # fmt: skip
