@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.errors import BslError, CollectError, JobNotFound, RunDirError
+from bigsci_launch.errors import CollectError, JobNotFound, RunDirError
 from bigsci_launch.runs.attempts import query_attempt, read_job
 from bigsci_launch.runs.find import find_run, run_argument, runs_root
-from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, open_run, read_json
+from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, open_run
 from bigsci_launch.runs.status import read_topology
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.slurm import query_job, query_nodes
+from bigsci_launch.spy.records import read_records as read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,33 +158,3 @@ def _topology_text(run: RunDir | None) -> str | None:
     except RunDirError:
         return None
     return str(topology) if topology else None
-
-
-def read_records(attempt: AttemptDir | None) -> dict[str, list[dict[str, Any]]]:
-    """What the run's own records say of its ranks: `expected` from pid files, `exits`, and `errors`.
-
-    Only who and how it ended: what a rank was told to do wrong on purpose is not evidence.
-    """
-    if attempt is None:
-        return {}
-    return {
-        "expected": [_pick(item, "rank", "node", "host", "pid") for item in _read_all(attempt.pids)],
-        "exits": _read_all(attempt.exits),
-        "errors": [_pick(item, "rank", "node", "type", "message") for item in _read_all(attempt.errors)],
-    }
-
-
-def _read_all(folder: Path) -> list[dict[str, Any]]:
-    found = []
-    for name in sorted(os.listdir(folder) if folder.is_dir() else ()):  # noqa: PTH208 (names are enough)
-        try:
-            document = read_json(folder / name) if name.startswith("rank-") else None
-        except BslError:
-            continue  # being written at this moment
-        if isinstance(document, dict) and "rank" in document:
-            found.append(document)
-    return found
-
-
-def _pick(document: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: document.get(key) for key in keys}

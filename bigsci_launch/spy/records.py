@@ -1,0 +1,131 @@
+"""What a run wrote of its own ranks: who was started, how each ended, what it raised, and where it last was.
+
+Only that: what a rank was told to do wrong on purpose is not evidence.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.errors import BslError
+from bigsci_launch.runs.events import read_last_events
+from bigsci_launch.runs.layout import AttemptDir, read_json
+
+LOG_TAIL_BYTES = 65536
+EVENT_TAIL_BYTES = 8192
+TRACEBACK = "Traceback (most recent call last)"
+_STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+)Z ")
+_FRAME = re.compile(r'^\s+File "(.+)", line (\d+), in (.+)$')
+_LAST_LINE = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
+_LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen ", "<string>")
+
+Record = dict[str, Any]
+
+
+def read_records(attempt: AttemptDir | None) -> dict[str, list[Record]]:
+    """`expected` from pid files, `exits`, `errors`, the first `tracebacks` of logs, and the last `heartbeats`."""
+    if attempt is None:
+        return {}
+    expected = [_pick(item, "rank", "node", "host", "pid") for item in _read_all(attempt.pids)]
+    ranks = [int(item["rank"]) for item in expected]
+    return {
+        "expected": expected,
+        "exits": _read_all(attempt.exits),
+        "errors": [_error_of(item) for item in _read_all(attempt.errors)],
+        "tracebacks": [found for rank in ranks if (found := first_traceback(attempt.log_file(rank), rank))],
+        "heartbeats": [found for rank in ranks if (found := last_heartbeat(attempt.event_file(rank), rank))],
+    }
+
+
+def _read_all(folder: Path) -> list[Record]:
+    found = []
+    for name in sorted(os.listdir(folder) if folder.is_dir() else ()):  # noqa: PTH208 (names are enough)
+        try:
+            document = read_json(folder / name) if name.startswith("rank-") else None
+        except BslError:
+            continue  # being written at this moment
+        if isinstance(document, dict) and "rank" in document:
+            found.append(document)
+    return found
+
+
+def _pick(document: Mapping[str, Any], *keys: str) -> Record:
+    return {key: document.get(key) for key in keys}
+
+
+def _error_of(document: Mapping[str, Any]) -> Record:
+    """An error file with the place of the exception in place of its whole traceback."""
+    place = place_of(str(document.get("traceback") or "").splitlines())
+    picked = _pick(document, "rank", "node", "type", "message", "time", "step")
+    return {**picked, "place": place, "source": "its error file"}
+
+
+def first_traceback(log: Path, rank: int) -> Record | None:
+    """The first traceback in the end of a rank's log: {rank, time, type, message, place, source}; None without one."""
+    lines = iter(_stamped_lines(log))
+    time = next((time for time, text in lines if TRACEBACK in text), None)
+    if time is None:
+        return None
+    body: list[str] = []
+    for _, text in lines:
+        if text and not text.startswith((" ", "\t")):
+            match = _LAST_LINE.match(text)
+            kind, message = match.groups() if match else (text[:200], None)
+            return {"rank": rank, "time": time, "type": kind, "message": (message or "")[:200],
+                    "place": place_of(body), "source": "its log"}  # fmt: skip
+        body.append(text)
+    return None
+
+
+def _stamped_lines(log: Path) -> Iterator[tuple[float, str]]:
+    """The lines in the end of a log, each with its time stamp as seconds; 0 for a line without one."""
+    try:
+        with log.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - LOG_TAIL_BYTES))
+            text = stream.read().decode("utf-8", "replace")
+    except OSError:
+        return
+    for line in text.splitlines():
+        match = _STAMP.match(line)
+        time = datetime.fromisoformat(match[1] + "+00:00").timestamp() if match else 0.0
+        yield time, line[match.end() :] if match else line
+
+
+def place_of(lines: Iterable[str]) -> str:
+    """`read_shard (train.py:88)`: the last frame of a traceback that is not a library's, else the last one."""
+    frames = [match.groups() for line in lines if (match := _FRAME.match(line))]
+    own = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES)]
+    if not frames:
+        return ""
+    file, line, function = (own or frames)[-1]
+    return f"{function} ({file.rpartition('/')[2]}:{line})"
+
+
+def last_heartbeat(events: Path, rank: int) -> Record | None:
+    """The newest phase that a rank entered: {rank, phase, step, time, first_step}; None where it wrote none."""
+    records = read_last_events(events, EVENT_TAIL_BYTES)
+    beats = [record for record in records if record.get("kind") == "heartbeat"]
+    if not beats:
+        return None
+    last = beats[-1]
+    step = _step_of(last)
+    return {"rank": rank, "phase": last.get("phase"), "step": step, "time": last.get("time"),
+            "first_step": _first_step(records)}  # fmt: skip
+
+
+def _first_step(records: Sequence[Mapping[str, Any]]) -> int | None:
+    """The first step since the start of the rank, if the start is among the records."""
+    starts = [index for index, record in enumerate(records) if record.get("kind") == "start"]
+    steps = [_step_of(record) for record in records[starts[-1] :] if record.get("phase") == "step"] if starts else []
+    return steps[0] if steps else None
+
+
+def _step_of(record: Mapping[str, Any]) -> int:
+    step = record.get("step")
+    return step if isinstance(step, int) else 0
