@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -99,10 +100,23 @@ def prepare(folder: Path, kind: str, corpus: Path, dp: int) -> Iterator[AttemptD
 
 
 def write(folder: Path, config: dict[str, Any]) -> AttemptDir:
+    """The attempt of a run: as an earlier call has left it at its end, else empty."""
     attempt = RunDir(folder).attempt("0001")
+    if has_ended(attempt):
+        return attempt
+    shutil.rmtree(folder, ignore_errors=True)
     attempt.make()
     attempt.config.write_text(dump_resolved(RunConfig.model_validate(config)))
     return attempt
+
+
+def has_ended(attempt: AttemptDir) -> bool:
+    """Whether every rank has come to its end, or was stopped by a guard."""
+    if not attempt.config.exists():
+        return False
+    files = sorted(attempt.events.glob("*.jsonl"))
+    ended = [any(record["kind"] == "end" for record in read_events(file)) for file in files]
+    return attempt.error_file(0).exists() or (bool(ended) and all(ended))
 
 
 def train(attempts: list[AttemptDir], logs: Path, num_ranks: int) -> None:
@@ -245,7 +259,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dp", type=int, nargs="+", default=[1], help="numbers of replicas: 4 ranks each")
     parser.add_argument("--page", type=Path, help="write the page there; default: print it")
-    parser.add_argument("--keep", type=Path, help="leave the runs in this folder")
+    parser.add_argument(
+        "--keep", type=Path, help="leave the runs in this folder; those that are there are not repeated"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.keep or Path(temporary)).resolve()
@@ -253,12 +269,14 @@ def main() -> None:
         corpus = folder / "corpus"
         source = Path(__file__).resolve().parents[1] / "bigsci_launch"
         arguments = ["data", "prepare", str(source), "--output", str(corpus), "--vocab-size", "512", "--glob", "*.py"]
-        subprocess.run([sys.executable, "-c", BSL, *arguments], check=True, stdout=subprocess.DEVNULL)
+        if not corpus.with_suffix(".idx").exists():
+            subprocess.run([sys.executable, "-c", BSL, *arguments], check=True, stdout=subprocess.DEVNULL)
         for dp in options.dp:
             runs = folder / str(dp)
             runs.mkdir(exist_ok=True)
             attempts = [attempt for kind in DEFECTS.values() for attempt in prepare(runs, kind, corpus, dp)]
-            train(attempts, runs, 4 * dp)
+            if todo := [attempt for attempt in attempts if not has_ended(attempt)]:
+                train(todo, runs, 4 * dp)
         text = page(folder, options.dp)
     if options.page:
         options.page.write_text(text)

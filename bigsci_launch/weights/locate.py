@@ -51,6 +51,8 @@ def open_weights(path: Path, side: Side = "a") -> Weights:
             return _open_file(path)
     except OSError as error:
         raise CheckpointError(f"{path}: {os_reason(error)}", hint="ask its owner for read access to it") from error
+    if path.is_symlink():
+        raise CheckpointError(f"{path}: a link that leads to nothing, or back to itself")
     raise CheckpointError(f"{path}: no such file or folder")
 
 
@@ -203,10 +205,17 @@ _SIDES: dict[Side, tuple[str, Callable[[Iterable[Moment]], Moment]]] = {"a": ("a
 
 
 def _holds(folder: Path) -> str:
-    names = sorted(item.name for item in folder.iterdir())
+    names = [_entry_text(item) for item in sorted(folder.iterdir())]
     if not names:
         return "it is empty"
     return f"it holds {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
+
+
+def _entry_text(entry: Path) -> str:
+    """An entry's name, and what it is where its name would make one expect a file of tensors."""
+    if entry.suffix not in TENSOR_SUFFIXES or entry.is_file():
+        return entry.name
+    return f"{entry.name} ({'a folder' if entry.is_dir() else 'no file' if entry.exists() else 'a link to nothing'})"
 
 
 def _plain(folder: Path, file: Path, kind: Kind) -> Source:

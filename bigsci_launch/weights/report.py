@@ -18,6 +18,7 @@ SCHEMA_VERSION = 1
 COLUMNS = ("where", "tensor", "kind", ">differs", ">rel L2", ">max abs", ">max ulp", "likely")
 MAX_ROWS = 40
 MAX_SENTENCES = 12
+ABSENT = ("missing", "extra")
 # Unexplained differences that are worth a sentence for each group of places, even if they are most of what there is.
 FEW = 12
 
@@ -146,8 +147,8 @@ def table_rows(comparison: Comparison) -> list[tuple[str, ...]]:
         group = [
             *_absent_rows(worst.values()),
             *(_row(difference) for difference in worst.values() if difference.statistics),
+            *(_row(item) for item in worst.values() if not item.statistics and item.kind not in ABSENT),
         ]
-        group += [_row(difference) for difference in worst.values() if difference.kind == "shape"]
         rows += [(where if index == 0 else "", *row) for index, row in enumerate(group)]
     if len(rows) > MAX_ROWS:
         return [*rows[:MAX_ROWS], ("...", f"{len(rows) - MAX_ROWS} more rows: --json has all", *[""] * 6)]
@@ -156,7 +157,7 @@ def table_rows(comparison: Comparison) -> list[tuple[str, ...]]:
 
 def _absent_rows(differences: Iterable[Difference]) -> Iterator[tuple[str, ...]]:
     """One row for all tensors that A alone holds, and one for those that B alone holds."""
-    for kind in ("missing", "extra"):
+    for kind in ABSENT:
         titles = tuple(difference.title for difference in differences if difference.kind == kind)
         if titles:
             yield (names_text(titles), kind, "", "", "", "", "")

@@ -120,6 +120,20 @@ def test_a_missing_path_and_a_foreign_file_are_errors(tmp_path: Path) -> None:
         open_weights(tmp_path / "notes.txt")
 
 
+def test_links_and_folders_that_pose_as_files_are_told_for_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "round").symlink_to("again")
+    (tmp_path / "again").symlink_to("round")
+    with pytest.raises(CheckpointError, match="round: a link that leads to nothing, or back to itself"):
+        open_weights(tmp_path / "round")
+    folder = tmp_path / "folder"
+    (folder / "model.pt").mkdir(parents=True)
+    (folder / "model.safetensors").symlink_to("nowhere")
+    os.mkfifo(folder / "pipe.bin")
+    expected = r"model\.pt \(a folder\), model\.safetensors \(a link to nothing\), pipe\.bin \(no file\)"
+    with pytest.raises(CheckpointError, match=expected):
+        open_weights(folder)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give the right to read away")
 def test_a_folder_without_the_right_to_read_is_one_clear_error() -> None:
     with tempfile.TemporaryDirectory() as folder:
