@@ -11,6 +11,7 @@
       ClusterError               3   the mini cluster could not be started or stopped
       CollectError               4   no rank could be read at all
       CheckpointError            4   a checkpoint or a weight dump cannot be read
+      EvidenceError              2   what was given as evidence of a hang is none, or is damaged
       LabError                   2   a hang cannot be reproduced: the name, the ranks or this machine
       DataError                  2   a corpus or an indexed dataset is missing or broken
 
@@ -68,6 +69,12 @@ class GuardError(BslError):
 
 class RunDirError(BslError):
     """A run directory is missing, unreadable, or holds something else."""
+
+    exit_code = 2
+
+
+class EvidenceError(BslError):
+    """What was given as evidence of a hang is none, or is damaged."""
 
     exit_code = 2
 

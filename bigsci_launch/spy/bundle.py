@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.errors import CollectError
+from bigsci_launch.errors import CollectError, EvidenceError
 from bigsci_launch.runs.layout import write_atomically
 from bigsci_launch.spy.evidence import Evidence, read_evidence
 from bigsci_launch.topology import Topology
@@ -89,17 +89,17 @@ def read_bundle(folder: Path) -> Bundle:
     """The bundle in `folder`.
 
     Raises:
-        CollectError: it is none, or one of its files is damaged.
+        EvidenceError: it is none, or one of its files is damaged.
     """
     path = folder / "collection.json"
     if not path.is_file():
-        raise CollectError(
+        raise EvidenceError(
             f"{folder}: not a bundle of `bsl spy` (it has no collection.json)",
             hint="`bsl spy` stores one for each look: it prints where, on stderr",
         )
     collection = _read(path)
     if collection.get("schema_version") != SCHEMA_VERSION:
-        raise CollectError(f"{path}: schema_version {collection.get('schema_version')} is not {SCHEMA_VERSION}")
+        raise EvidenceError(f"{path}: schema_version {collection.get('schema_version')} is not {SCHEMA_VERSION}")
     return Bundle(collection, tuple(_read(node) for node in sorted((folder / "nodes").glob("*.json"))))
 
 
@@ -107,7 +107,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CollectError(f"{path}: cannot be read ({error})") from error
+        raise EvidenceError(f"{path}: cannot be read ({error})") from error
     if not isinstance(document, dict):
-        raise CollectError(f"{path}: not a JSON object")
+        raise EvidenceError(f"{path}: not a JSON object")
     return document

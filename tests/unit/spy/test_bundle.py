@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.errors import CollectError
+from bigsci_launch.errors import CollectError, EvidenceError
 from bigsci_launch.spy.bundle import Bundle, read_bundle, write_bundle
 from bigsci_launch.spy.document import to_document
 from bigsci_launch.spy.verdict import judge
@@ -37,14 +37,14 @@ def test_another_topology_may_be_given_later(bundle: Bundle) -> None:
 
 
 def test_a_folder_without_a_bundle(tmp_path: Path) -> None:
-    with pytest.raises(CollectError, match="not a bundle"):
+    with pytest.raises(EvidenceError, match="not a bundle"):
         read_bundle(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema_version": 99}'])
 def test_a_damaged_bundle(tmp_path: Path, text: str) -> None:
     (tmp_path / "collection.json").write_text(text)
-    with pytest.raises(CollectError, match="collection"):
+    with pytest.raises(EvidenceError, match="collection"):
         read_bundle(tmp_path)
 
 

@@ -1,0 +1,181 @@
+"""From paths to a bundle: recognises each file, merges what several say of a rank, numbers ranks without a number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.errors import EvidenceError
+from bigsci_launch.spy.bundle import Bundle, read_bundle
+from bigsci_launch.spy.inputs.flight_recorder import read_recorder_json, read_recorder_pickle
+from bigsci_launch.spy.inputs.nccl_ras import read_ras, repair
+from bigsci_launch.spy.inputs.pyspy_text import read_pyspy_text
+from bigsci_launch.spy.inputs.reading import Damaged, Found, NotThis, Reading
+
+MAX_FILE_BYTES = 1 << 28
+KINDS = "a bundle of `bsl spy`, text of `py-spy dump`, torch's flight recorder, or the JSON of ncclras"
+HINT = f"--bundle reads {KINDS}: files, or one folder of them"
+
+
+def open_evidence(paths: Sequence[Path]) -> Bundle:
+    """A stored bundle, or one made of foreign files.
+
+    Raises:
+        EvidenceError: a path is none of these, is damaged, or cannot be read.
+    """
+    try:
+        return _open(paths)
+    except OSError as error:
+        raise EvidenceError(f"{paths[0]}: cannot be read ({error.strerror})", hint=HINT) from error
+
+
+def _open(paths: Sequence[Path]) -> Bundle:
+    bundles = [path for path in paths if (path / "collection.json").is_file()]
+    if bundles and len(paths) > 1:
+        raise EvidenceError(
+            f"{bundles[0]}: a bundle cannot be analysed together with other paths", hint="name it alone"
+        )
+    if bundles:
+        return read_bundle(bundles[0])
+    found = [each for path in paths for each in read_path(path)]
+    readings = [reading for each in found for reading in each.readings]
+    if not readings:
+        raise EvidenceError(f"{paths[0]}: no rank is in it", hint=HINT)
+    problems = [problem for each in found for problem in each.problems]
+    return make_bundle(str(paths[0]), readings, problems)
+
+
+def read_path(path: Path) -> list[Found]:
+    """A file that must be evidence, or a folder in which some files are."""
+    if not path.exists():
+        raise EvidenceError(f"{path}: not a bundle of `bsl spy`, and not a file", hint=HINT)
+    if not path.is_dir():
+        found = read_file(path) if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES else None
+        if found is None:
+            raise EvidenceError(f"{path}: not evidence", hint=HINT)
+        return [found]
+    files = sorted(file for file in path.iterdir() if file.is_file() and file.stat().st_size <= MAX_FILE_BYTES)
+    all_found = [found for file in files if (found := read_file(file)) is not None]
+    if not all_found:
+        raise EvidenceError(f"{path}: not a bundle of `bsl spy`, and no file in it is evidence", hint=HINT)
+    return all_found
+
+
+def read_file(path: Path) -> Found | None:
+    """What a file says; None when it is something else.
+
+    Raises:
+        EvidenceError: it is evidence that cannot be used.
+    """
+    data = path.read_bytes()
+    for read in (read_recorder_pickle, read_json, read_pyspy_text):
+        try:
+            return read(path, data)
+        except NotThis:
+            continue
+        except Damaged as error:
+            raise EvidenceError(f"{path}: {error}", hint=HINT) from error
+    return None
+
+
+def read_json(path: Path, data: bytes) -> Found:
+    """A JSON document of the recorder or of RAS.
+
+    Raises:
+        NotThis: it is neither. Damaged: it is one of them, and broken.
+    """
+    if data.lstrip()[:1] != b"{":
+        raise NotThis
+    try:
+        document = repair(data.decode("utf-8", "replace"))
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"it begins like JSON, but is broken ({error})") from error
+    try:
+        return read_recorder_json(path, document)
+    except NotThis:
+        return read_ras(document)
+
+
+def make_bundle(label: str, readings: Iterable[Reading], problems: Sequence[str]) -> Bundle:
+    """Readings as the documents that the node agent would have written."""
+    merged: dict[int, list[Reading]] = {}
+    numbered, assumed = number(list(readings))
+    for reading in numbered:
+        assert reading.rank is not None
+        merged.setdefault(reading.rank, []).append(reading)
+    nodes: dict[str, list[dict[str, Any]]] = {}
+    for rank, several in sorted(merged.items()):
+        nodes.setdefault(next((each.node for each in several if each.node), ""), []).append(as_rank(rank, several))
+    if assumed:
+        problems = [*problems, "the files name no ranks: they were numbered in the order of nodes and processes"]
+    documents = [as_node(node, ranks) for node, ranks in nodes.items()]
+    documents[0]["problems"] = list(problems)
+    world_size = max([max(merged) + 1, *(size for each in numbered for size in group_sizes(each))])
+    return Bundle({"job": label, "topology": None, "world_size": world_size}, tuple(documents))
+
+
+def group_sizes(reading: Reading) -> list[int]:
+    """The highest rank plus one that each group names: ranks without a file are known of by it."""
+    members: Mapping[str, Sequence[int]] = (reading.recorder or {}).get("members") or {}
+    return [max(ranks) + 1 for ranks in members.values()]
+
+
+def as_node(node: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"node": node, "clock_ticks_per_s": 100, "found_by": "files", "problems": [], "ranks": ranks}
+
+
+def as_rank(rank: int, several: Sequence[Reading]) -> dict[str, Any]:
+    """One rank: the stacks that a tool read before those at which a recorded call began."""
+    in_order = sorted(several, key=lambda reading: reading.source == "flight recorder")
+    sample: dict[str, Any] = {"mono": 0.0, "state": "gone" if any(each.is_gone for each in several) else "?"}
+    threads = next((each.threads for each in in_order if each.threads), None)
+    if threads:
+        sample["stack"] = {"threads": list(threads)}
+    else:
+        sample["why"] = next((each.why for each in in_order if each.why), "there is no stack of it in the files")
+    recorder = next((each.recorder for each in in_order if each.recorder), None)
+    if recorder:
+        sample["recorder"] = recorder
+    pid = next((each.pid for each in in_order if each.pid), None)
+    source = ", ".join(sorted({each.source for each in several}))
+    return {"rank": rank, "pid": pid, "source": source, "step": None, "samples": [sample]}
+
+
+def number(readings: list[Reading]) -> tuple[list[Reading], bool]:
+    """The readings with a rank each, and whether that had to be assumed.
+
+    Without a number: node by node in natural order, `local_rank` where the command line told it, else the order of
+    the file. Nodes hold as many ranks as the fullest.
+    """
+    known = [reading for reading in readings if reading.rank is not None]
+    nodes: dict[str, list[Reading]] = {}
+    for reading in readings:
+        if reading.rank is None:
+            nodes.setdefault(reading.node, []).append(reading)
+    if not nodes:
+        return known, False
+    placed = {node: local_ranks(held) for node, held in nodes.items()}
+    per_node = max(local for locals_ in placed.values() for local in locals_) + 1
+    order = sorted(nodes, key=natural)
+    numbered = [
+        replace(reading, rank=order.index(node) * per_node + local)
+        for node, held in nodes.items()
+        for reading, local in zip(held, placed[node], strict=True)
+    ]
+    return known + numbered, True
+
+
+def local_ranks(held: Sequence[Reading]) -> list[int]:
+    """The place of each reading on its node."""
+    said = [reading.local_rank for reading in held]
+    if None not in said and len(set(said)) == len(said):
+        return [local for local in said if local is not None]
+    return list(range(len(held)))
+
+
+def natural(name: str) -> list[tuple[int, int | str]]:
+    """Sorting key in which n2 stands before n10."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]

@@ -1,0 +1,123 @@
+"""What `ncclras -f json` prints: how many collectives each rank of each communicator has begun, and who is silent.
+
+Schema of NCCL 2.28 to 2.30: {nccl_version, communicators: [{hash, secondary_hash, size, ranks: [{rank, host, pid,
+cuda_dev, status, collective_counts: {AllReduce: 4, ..}}], missing_ranks: [{rank, host, pid, cuda_dev, status:
+{unresponsive, considered_dead}}]}]}. `rank` counts within its communicator. NCCL 2.28.9 forgets a comma in
+`missing_ranks`.
+
+RAS tells no order of collectives and no stacks. A rank that is behind others in a communicator has not begun what they
+are in: for those ahead, the newest collective counts as unfinished.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from bigsci_launch.spy.inputs.reading import Damaged, Found, NotThis, Reading
+
+Document = Mapping[str, Any]
+Place = tuple[str, int, int]
+"""Host, pid, CUDA device: what a rank is in all its communicators."""
+
+FORGOTTEN_COMMA = re.compile(r'([\d"el}\]])(\s*\n\s*)("[^"\n]*"\s*:)')
+
+
+def repair(text: str) -> object:
+    """The value of JSON in which a comma may be missing at the end of a line.
+
+    Raises:
+        ValueError: it is no JSON either way.
+    """
+    try:
+        return json.loads(text)
+    except ValueError:
+        return json.loads(FORGOTTEN_COMMA.sub(r"\1,\2\3", text))
+
+
+def read_ras(document: object) -> Found:
+    """The ranks of a report.
+
+    Raises:
+        NotThis: it is something else. Damaged: a communicator is not as NCCL writes it.
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("communicators"), list):
+        raise NotThis
+    try:
+        communicators = document["communicators"]
+        rank_of = global_ranks(communicators)
+        readings = [read_process(place, rank, communicators, rank_of) for place, rank in rank_of.items()]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise Damaged(f"it is a report of NCCL's RAS, but damaged ({error!r})") from error
+    return Found(tuple(sorted(readings, key=lambda reading: reading.rank or 0)))
+
+
+def place_of(record: Document) -> Place:
+    return (str(record.get("host") or ""), int(record.get("pid") or 0), int(record.get("cuda_dev") or 0))
+
+
+def members_of(communicator: Document) -> list[Document]:
+    """All ranks of a communicator, present and missing."""
+    return [*communicator["ranks"], *(communicator.get("missing_ranks") or [])]
+
+
+def global_ranks(communicators: list[Document]) -> dict[Place, int]:
+    """Rank of every process in the job: its rank in the communicator that holds all, else in order of hosts."""
+    places = {place_of(record) for communicator in communicators for record in members_of(communicator)}
+    largest = max(communicators, key=lambda communicator: int(communicator["size"]), default=None)
+    if largest is not None and {place_of(record) for record in members_of(largest)} == places:
+        return {place_of(record): int(record["rank"]) for record in members_of(largest)}
+    return {place: rank for rank, place in enumerate(sorted(places))}
+
+
+def read_process(
+    place: Place, rank: int, communicators: list[Document], rank_of: Mapping[Place, int]
+) -> Reading:  # fmt: skip
+    """One process, over all communicators that it is in."""
+    tokens: list[list[str]] = []
+    last: dict[str, int] = {}
+    unfinished: list[int] = []
+    members: dict[str, list[int]] = {}
+    why, is_dead = None, False
+    for communicator in communicators:
+        name = str(communicator["hash"])
+        mine = next((each for each in communicator["ranks"] if place_of(each) == place), None)
+        missing = next((each for each in communicator.get("missing_ranks") or [] if place_of(each) == place), None)
+        if missing is not None:
+            is_dead = is_dead or bool(missing["status"].get("considered_dead"))
+            why = "NCCL's RAS holds it for dead" if is_dead else "it does not answer NCCL's RAS"
+        if mine is None or not sum(mine["collective_counts"].values()):
+            continue
+        behind = furthest_behind(communicator)
+        if is_ahead(mine, behind):
+            unfinished.append(len(tokens))
+        tokens.append([name, "", newest_operation(mine, behind), "[]", "[]"])
+        last[name] = sum(mine["collective_counts"].values())
+        members[name] = sorted(rank_of[place_of(each)] for each in members_of(communicator))
+    recorder = {
+        "first_record": 0, "tokens": tokens, "stream": list(range(len(tokens))), "last_sequence": last,
+        "open": unfinished, "members": members,
+    }  # fmt: skip
+    return Reading(
+        "NCCL RAS", place[0], rank, None, place[1] or None, None, recorder if tokens else None,
+        why or "NCCL's RAS tells no stacks", is_dead,
+    )  # fmt: skip
+
+
+def furthest_behind(communicator: Document) -> Document:
+    """The counts of the rank that has begun fewest collectives."""
+    counts: list[Document] = [record["collective_counts"] for record in communicator["ranks"]]
+    return min(counts, key=lambda count: sum(count.values()))
+
+
+def is_ahead(record: Document, behind: Document) -> bool:
+    return bool(sum(record["collective_counts"].values()) > sum(behind.values()))
+
+
+def newest_operation(record: Document, behind: Document) -> str:
+    """What the rank has begun and the rank behind has not, as torch names it; else what it did at all."""
+    counts = record["collective_counts"]
+    kinds = [name for name in counts if counts[name] > behind.get(name, 0)] or [name for name in counts if counts[name]]
+    return " or ".join(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() for name in kinds)

@@ -1,0 +1,119 @@
+"""Dumps of torch's flight recorder: both forms, names of files, and pickles that would run something."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsci_launch.errors import EvidenceError
+from bigsci_launch.spy.inputs.flight_recorder import rank_of
+from bigsci_launch.spy.inputs.gather import open_evidence
+
+
+def entry(number: int, *, retired: bool = True, operation: str = "all_reduce", **more: Any) -> dict[str, Any]:
+    """An entry with the keys of torch 2.13."""
+    return {
+        "frames": [
+            {"name": operation, "filename": "/venv/torch/distributed/distributed_c10d.py", "line": 3145},
+            {"name": "step", "filename": "/src/train.py", "line": 7},
+        ],
+        "record_id": number, "pg_id": 0, "process_group": ("0", "default_pg"), "thread_name": "python",
+        "thread_id": "139783901330304", "collective_seq_id": number + 1, "p2p_seq_id": 0, "op_id": number,
+        "profiling_name": f"gloo:{operation}", "time_created_ns": 1, "input_sizes": [[8]], "input_dtypes": ["Float"],
+        "output_sizes": [[8]], "output_dtypes": ["Float"], "state": "scheduled", "retired": retired,
+        "timeout_ms": 1800000, "is_p2p": False, **more,
+    }  # fmt: skip
+
+
+def dump(*entries: dict[str, Any], ranks: str = "[0, 1]") -> dict[str, Any]:
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
+    return {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": list(entries)}
+
+
+def test_a_pickle_and_a_json_document_of_one_job(tmp_path: Path) -> None:
+    waiting = dump(entry(1), entry(0), entry(2, retired=False))
+    (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps(waiting, protocol=2))
+    away = json.loads(json.dumps(dump(entry(0), entry(1))))
+    for each in away["entries"]:
+        del each["frames"]
+    (tmp_path / "nccl_trace_rank_1.json").write_text(json.dumps(away))
+    evidence = open_evidence([tmp_path]).evidence()
+    first, second = (seen.recorder for seen in evidence.ranks)
+    assert first is not None
+    assert second is not None
+    assert [str(call) for call in first.open_calls] == ["all_reduce number 3"]
+    assert (second.open_calls, dict(second.last_sequence)) == ((), {"0": 2})
+    assert first.members == {"0": (0, 1)}
+    assert evidence.ranks[0].thread is not None
+    assert evidence.ranks[0].thread.operation == "all_reduce", "the stack at which it was begun"
+
+
+def test_what_nccl_has_completed_is_not_open_and_pairs_are_left_out(tmp_path: Path) -> None:
+    pair = entry(1, retired=False, operation="send 0->1", is_p2p=True)
+    document = dump(entry(0, retired=False, state="completed"), pair)
+    (tmp_path / "rank0").write_bytes(pickle.dumps(document))
+    recorder = open_evidence([tmp_path]).evidence().ranks[0].recorder
+    assert recorder is not None
+    assert recorder.open_calls == ()
+    assert len(recorder.stream) == 1
+
+
+def test_a_rank_without_a_file_is_known_of_by_its_group(tmp_path: Path) -> None:
+    (tmp_path / "rank_0.pkl").write_bytes(pickle.dumps(dump(entry(0), ranks="[0, 1, 2]")))
+    assert [seen.rank for seen in open_evidence([tmp_path]).evidence().ranks] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [("nccl_trace_rank_12", 12), ("host7_rank3.pkl", 3), ("rank-0004.json", 4), ("trace_17", 17), ("dump.pkl", None)],
+)
+def test_the_rank_in_the_name(name: str, rank: int | None) -> None:
+    assert rank_of(Path(name)) == rank
+
+
+class Harm:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_pickle_never_runs_anything(tmp_path: Path, protocol: int) -> None:
+    hostile = {**dump(entry(0)), "version": Harm(tmp_path / "harmed")}
+    (tmp_path / "rank0.pkl").write_bytes(pickle.dumps(hostile, protocol=protocol))
+    with pytest.raises(EvidenceError, match=r"would run (posix|nt)\.system; only plain data"):
+        open_evidence([tmp_path / "rank0.pkl"])
+    assert not (tmp_path / "harmed").exists()
+
+
+def damaged(change: str) -> bytes:
+    document = dump(entry(0))
+    if change == "no entries":
+        del document["entries"]
+    if change == "entry without a number":
+        del document["entries"][0]["record_id"]
+    if change == "entries of text":
+        document["entries"] = ["all_reduce"]
+    data = pickle.dumps(document, protocol=2)
+    return data[: len(data) // 2] if change == "torn" else data
+
+
+@pytest.mark.parametrize("change", ["torn", "no entries", "entry without a number", "entries of text"])
+def test_a_damaged_pickle_is_one_clear_error(tmp_path: Path, change: str) -> None:
+    (tmp_path / "rank0.pkl").write_bytes(damaged(change))
+    with pytest.raises(EvidenceError, match=r"rank0\.pkl: it (is|begins)") as caught:
+        open_evidence([tmp_path])
+    assert caught.value.exit_code == 2
+
+
+def test_a_file_without_a_rank_in_its_name(tmp_path: Path) -> None:
+    (tmp_path / "dump.pkl").write_bytes(pickle.dumps(dump(entry(0))))
+    with pytest.raises(EvidenceError, match="name holds no rank"):
+        open_evidence([tmp_path])
