@@ -118,7 +118,7 @@ def _answer_text(answer: Answer, top: int, *, explain: bool, rejected: bool) -> 
     if request.refusal:
         console.answer(f"as configured: refused: {request.refusal.text}")
     else:
-        for line in ("as configured:", *(f"  {line}" for line in report.sizes_lines(setup))):
+        for line in ("as configured:", *(f"  {line}" for line in report.sizes_lines(setup, answer.calibration))):
             console.answer(line)
     if answer.result is None or answer.calibration is None:
         console.answer(f"site {request.site_name} has no GPU: time and memory are not predicted")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from bigsci_launch.config.load import LoadedRun
     from bigsci_launch.launch.request import JobRequest
     from bigsci_launch.launch.submit import Submission
+    from bigsci_launch.plan.layout import StageLayout
     from bigsci_launch.scheduler.job import JobInfo
 
 
@@ -51,16 +53,18 @@ def submit(
     from bigsci_launch.launch import report
     from bigsci_launch.launch import submit as launch
 
-    loaded = load_run(config, overrides)
+    loaded = settle_stages(load_run(config, overrides))
     for line in warning_lines(loaded):
         console.talk(f"warning: {line}")
     check_arithmetic(loaded, force=force)
     is_local = local or launch.is_local_by_default(loaded)
     request = launch.plan_submission(loaded, working_directory=Path.cwd(), python=sys.executable, local=is_local)
     if dry_run:
-        console.answer_json(report.dry_run_document(request)) if as_json else console.answer(
-            report.dry_run_text(request)
-        )
+        stages = stages_of(loaded)
+        if as_json:
+            console.answer_json(report.dry_run_document(request, stages))
+        else:
+            console.answer(report.dry_run_text(request, stages))
         return
     if detach and not is_local:
         raise click.UsageError("--detach is for local attempts: a Slurm job is in the background anyway")
@@ -76,6 +80,29 @@ def submit(
             report.submission_document(submission, launch.exit_of(submission) if code is not None else None)
         )
     ctx.exit(code or 0)
+
+
+def settle_stages(loaded: LoadedRun) -> LoadedRun:
+    """The run with the layers of every stage written down, where they go by price: a job must not depend on it."""
+    from dataclasses import replace
+
+    from bigsci_launch.plan.answer import settled_run
+
+    config = settled_run(loaded.config, loaded.site)
+    if config is loaded.config:
+        return loaded
+    return replace(loaded, config=config, origins={**loaded.origins, "parallelism.partition_method": "computed"})
+
+
+def stages_of(loaded: LoadedRun) -> Sequence[StageLayout]:
+    """What `bsl train` will have on each stage; another program has layers of its own."""
+    from bigsci_launch.plan.answer import calibration_of, configured_setup
+    from bigsci_launch.plan.layout import stage_layout
+
+    if loaded.config.run.command is not None:
+        return ()
+    setup, _ = configured_setup(loaded.config, loaded.site)
+    return stage_layout(setup, calibration_of(loaded.site))
 
 
 def check_arithmetic(loaded: LoadedRun, *, force: bool) -> None:

@@ -111,18 +111,36 @@ def check_stages(config: RunConfig, site: Site) -> Iterator[Finding]:
 
 
 def check_partition_method(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """The partition method is one that DeepSpeed knows, and its pattern can be read."""
+    """The partition method is one that DeepSpeed knows or a cut by price, and its pattern or counts can be read."""
     key, method = "parallelism.partition_method", config.parallelism.partition_method
     name, _, pattern = method.partition(":")
-    if method not in ("uniform", "parameters") and not (name == "type" and pattern):
-        meant = closest(method, ("uniform", "parameters"))
+    if name in ("time", "memory") and ":" in method:
+        yield from _check_counts(config, pattern)
+        return
+    known = ("uniform", "parameters", "time", "memory")
+    if method not in known and not (name == "type" and pattern):
+        meant = closest(method, known)
         ending = f"; did you mean {meant}?" if meant else ""
-        yield error("partition_method", key, "", f"{method!r} is not uniform, parameters or type:REGEX{ending}")
+        text = f"{method!r} is not uniform, parameters, type:REGEX, time or memory{ending}"
+        yield error("partition_method", key, "", text)
         return
     try:
         re.compile(pattern)
     except re.error as problem:
         yield error("partition_method", key, "", f"{pattern!r} is no regular expression: {problem}")
+
+
+def _check_counts(config: RunConfig, counts: str) -> Iterator[Finding]:
+    """`time:7,6,6,5`: the layers of every stage, as `bsl submit` writes them down."""
+    key = "parallelism.partition_method"
+    layers, pp = config.model.num_layers, config.parallelism.pipeline_parallel_size
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", counts):
+        yield error("partition_method", key, "", f"{counts!r} is no list of layers of every stage, such as 7,6,6,5")
+        return
+    numbers = [int(count) for count in counts.split(",")]
+    if (sum(numbers), len(numbers)) != (layers, pp):
+        text = f"{counts!r} is {sum(numbers)} layers on {len(numbers)} stages; the run has {layers} on {pp}"
+        yield error("partition_method", key, PP, text)
 
 
 def check_vocabulary_padding(config: RunConfig, site: Site) -> Iterator[Finding]:

@@ -112,7 +112,9 @@ class ParallelismSection(Section):
     as tp x pp x dp asks for, the default fills the site's `ranks_per_node`."""
 
     partition_method: str = "type:transformer|embedding"
-    """How layers are shared out over stages: `uniform`, `parameters`, or `type:REGEX` over layer class names."""
+    """How layers are shared out over stages. DeepSpeed's rules: `uniform`, `parameters`, or `type:REGEX` over layer
+    class names. By `bsl plan`'s prices, embeddings and head included: `time` makes the slowest stage as quick, `memory`
+    the fullest as empty as any cut can. `bsl submit` writes down the cut, as `time:7,6,6,5`; that can be given too."""
 
 
 class ModelSection(Section):

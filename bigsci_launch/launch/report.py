@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -9,20 +10,22 @@ from bigsci_launch.launch.rank_map import rank_map, rank_map_lines
 from bigsci_launch.launch.request import JobRequest
 from bigsci_launch.launch.script import option_text, render_script
 from bigsci_launch.launch.submit import Submission
+from bigsci_launch.plan.layout import StageLayout, layout_lines
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.scheduler.slurm import submit_argv
 
 SCHEMA_VERSION = 1
 
 
-def dry_run_text(request: JobRequest) -> str:
-    """The whole script and the rank map."""
+def dry_run_text(request: JobRequest, stages: Sequence[StageLayout] = ()) -> str:
+    """The whole script, the rank map, and what lies on each pipeline stage."""
     axes = request.topology
     title = f"# rank map: {axes.world_size} ranks, {axes}; tp fastest, then dp, then pp"
-    return "\n".join([render_script(request), title, *rank_map_lines(axes, request.ranks_per_node)])
+    held = [f"# {line}" for line in layout_lines(stages)]
+    return "\n".join([render_script(request), title, *rank_map_lines(axes, request.ranks_per_node), *held])
 
 
-def dry_run_document(request: JobRequest) -> dict[str, Any]:
+def dry_run_document(request: JobRequest, stages: Sequence[StageLayout] = ()) -> dict[str, Any]:
     """The JSON document of a dry run."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -34,6 +37,7 @@ def dry_run_document(request: JobRequest) -> dict[str, Any]:
         "program": list(request.program),
         "exit_margin": asdict(request.exit_margin) if request.exit_margin else None,
         "rank_map": [asdict(entry) for entry in rank_map(request.topology, request.ranks_per_node)],
+        "stages": [asdict(stage) for stage in stages],
         "script": render_script(request),
     }
 

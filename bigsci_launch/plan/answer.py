@@ -11,6 +11,7 @@ from typing import Literal
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.errors import ConfigError
+from bigsci_launch.plan.balance import settle_config, settle_method
 from bigsci_launch.plan.calibration import Calibration, read_calibration
 from bigsci_launch.plan.constants import GpuModel
 from bigsci_launch.plan.legality import Limits, Refusal, Rule, find_refusal
@@ -70,14 +71,25 @@ def parse_nodes(text: str | None, configured: int) -> range:
     return range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
-def configured_setup(config: RunConfig, site: Site) -> tuple[Setup, str | None]:
-    """The setup of a run file, and why its sizes do not fit the site if they do not; then every rank is a replica."""
+def configured_setup(config: RunConfig, site: Site, calibration: Calibration | None = None) -> tuple[Setup, str | None]:
+    """The setup of a run file, and why its sizes do not fit the site if they do not; then every rank is a replica.
+
+    A cut by price goes by `calibration`, else by the site's, else by priors.
+    """
+    used = calibration or calibration_of(site) or Calibration()
     try:
         layout = site.layout(config)
     except ValueError as problem:
         world = config.slurm.nodes * site.config.ranks_per_node
-        return Setup.of_config(config, Topology(tp=1, pp=1, dp=world), site.config.ranks_per_node), str(problem)
-    return Setup.of_config(config, layout.topology, layout.ranks_per_node), None
+        setup = Setup.of_config(config, Topology(tp=1, pp=1, dp=world), site.config.ranks_per_node)
+        return settle_method(setup, used), str(problem)
+    return settle_method(Setup.of_config(config, layout.topology, layout.ranks_per_node), used), None
+
+
+def settled_run(config: RunConfig, site: Site) -> RunConfig:
+    """The run file with the layers of every stage in it, where its partition method goes by the site's prices."""
+    layout = site.layout(config)
+    return settle_config(config, layout.topology, layout.ranks_per_node, calibration_of(site) or Calibration())
 
 
 def limits_of(config: RunConfig, site: Site) -> Limits:
@@ -96,8 +108,8 @@ def find_plans(
         ConfigError: the nodes are not readable.
         DataError: the calibration is not.
     """
-    setup, misfit = configured_setup(config, site)
     limits, used = limits_of(config, site), calibration_of(site, calibration)
+    setup, misfit = configured_setup(config, site, used)
     refusal = _misfit(misfit) if misfit else find_refusal(setup, limits)
     request = PlanRequest(
         config.run.name, setup, site.name, refusal, config.training.steps, total_samples(limits.phases)

@@ -97,7 +97,7 @@ def check_plan(
     Raises:
         DataError: the site's own calibration cannot be read.
     """
-    setup, misfit = configured_setup(config, site)
+    setup, misfit = configured_setup(config, site, calibration)
     if misfit or any(finding.severity == "error" for finding in check_run(config, site)):
         return []
     limits, used = limits_of(config, site), calibration or calibration_of(site)

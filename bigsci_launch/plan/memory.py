@@ -49,17 +49,18 @@ class StageMemory:
     predicted_gib: float
 
 
-def count_memory(setup: Setup, stage: int) -> StageWork:
-    """What a rank of `stage` keeps.
+def count_memory(setup: Setup, stage: int, layers: int | None = None) -> StageWork:
+    """What a rank of `stage` keeps with `layers` transformer layers; default: those that it has.
 
     1F1B keeps as many micro batches as there are stages from here to the end. With recomputation that is one input per
     layer, and one layer's activations while it is computed again (Korthikanti et al., arXiv 2205.05198, section 4).
     """
     shape, topology = setup.shape, setup.topology
-    h, tp, layers = shape.hidden_size, topology.tp, setup.layers_per_stage[stage]
+    h, tp = shape.hidden_size, topology.tp
+    layers = setup.layers_per_stage[stage] if layers is None else layers
     is_last = stage == topology.pp - 1
     in_flight = min(setup.num_micro_batches, topology.pp - stage)
-    parameters = _parameters(setup, stage)
+    parameters = _parameters(setup, stage, layers)
     stream = setup.tokens_per_micro_batch * h
     scores = shape.num_attention_heads * shape.sequence_length**2 * setup.micro_batch_size / tp
     one_layer = (stream * (10 + 24 / tp) + 5 * scores) * (setup.element_bytes / 2)
@@ -74,11 +75,11 @@ def count_memory(setup: Setup, stage: int) -> StageWork:
     )
 
 
-def _parameters(setup: Setup, stage: int) -> float:
-    """Parameters of a rank of `stage`; only layers and tables, the rest is below what the model sees."""
+def _parameters(setup: Setup, stage: int, layers: int) -> float:
+    """Parameters of a rank of `stage` with `layers` layers; only those and tables, the rest is too little to see."""
     h, tp, last = setup.shape.hidden_size, setup.topology.tp, setup.topology.pp - 1
     ffn = setup.shape.ffn_hidden_size
-    count = setup.layers_per_stage[stage] * (4 * h * h + 2 * h * ffn + 9 * h + ffn) / tp
+    count = layers * (4 * h * h + 2 * h * ffn + 9 * h + ffn) / tp
     if stage in (0, last):
         count += setup.shape.padded_vocab(tp) / tp * h
     if stage == 0:

@@ -3,7 +3,8 @@
 Two rules are in use. `FILL` (before DeepSpeed#4312) finds the smallest bottleneck and fills one stage after the other
 up to it, so that what is missing is missing at the end: 78 layers on 12 stages are 7 x 11 + 1. `BALANCE` (since then)
 minimises the difference between the heaviest and the lightest stage. Both may leave stages empty: a plan that does is
-refused, and that is why the rules are here with their quirks, not a better one.
+refused, and that is why the rules are here with their quirks. A better one is in `balance`: its cuts come here as
+methods that name the layers of every stage.
 """
 
 from __future__ import annotations
@@ -69,18 +70,42 @@ def cut_layers(
     Args:
         layers: the pipeline's layer list, in order, the weightless items included.
         method: `uniform`, `parameters` or `type:REGEX`; the regex is searched in class names, cases ignored, and
-            ends at a second colon, as in DeepSpeed.
+            ends at a second colon, as in DeepSpeed. Or `time:COUNTS` or `memory:COUNTS`, the transformer layers of
+            every stage.
         num_stages: pipeline-parallel size.
         rule: the rule of the DeepSpeed version that will run.
 
     Raises:
-        ValueError: an unknown method, or a regex that is none or matches no layer.
+        ValueError: an unknown method, a regex that is none or matches no layer, or counts of another model.
     """
     items = tuple(layers)
     method = method.lower()
+    if (counts := layer_counts(method)) is not None:
+        return Stages(items, cut_at_counts(items, counts, num_stages))
     if method == "uniform":
         return Stages(items, tuple(cut_uniformly(len(items), num_stages, rule)))
     return Stages(items, _cut_weights(layer_weights(items, method), num_stages, rule))
+
+
+def layer_counts(method: str) -> tuple[int, ...] | None:
+    """The transformer layers of every stage that `time:COUNTS` or `memory:COUNTS` names; None for other methods."""
+    match = re.fullmatch(r"(?:time|memory):([1-9]\d*(?:,[1-9]\d*)*)", method)
+    return tuple(int(count) for count in match[1].split(",")) if match else None
+
+
+def cut_at_counts(layers: Sequence[Layer], counts: Sequence[int], num_stages: int) -> tuple[int, ...]:
+    """Bounds such that stage i holds `counts[i]` transformer layers; each stage but the first begins with one.
+
+    Raises:
+        ValueError: the counts are of another number of stages or layers.
+    """
+    places = [place for place, layer in enumerate(layers) if layer.is_transformer]
+    if len(counts) != num_stages or sum(counts) != len(places):
+        raise ValueError(
+            f"the method names {sum(counts)} layers on {len(counts)} stages; there are {len(places)} on {num_stages}"
+        )
+    firsts = list(accumulate(counts))[:-1]
+    return (0, *(places[first] for first in firsts), len(layers))
 
 
 def layer_weights(layers: Sequence[Layer], method: str) -> tuple[int, ...]:
@@ -92,7 +117,7 @@ def layer_weights(layers: Sequence[Layer], method: str) -> tuple[int, ...]:
     if method == "parameters":
         return tuple(layer.num_parameters for layer in layers)
     if not method.startswith("type:"):
-        raise ValueError(f"partition method {method!r} is none of uniform, parameters, type:REGEX")
+        raise ValueError(f"partition method {method!r} is none of uniform, parameters, type:REGEX, time, memory")
     try:
         pattern = re.compile(method.split(":")[1], re.IGNORECASE)
     except re.error as error:

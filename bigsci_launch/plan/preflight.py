@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.plan.balance import PRICED_METHODS, share_out
 from bigsci_launch.plan.parameters import ModelShape, cut_model
 
 
@@ -89,9 +90,18 @@ def preflight(config: RunConfig, pp: int | None = None) -> list[StageRefusal]:
     parallelism = config.parallelism
     pp = pp or parallelism.pipeline_parallel_size
     tp, shape = parallelism.tensor_parallel_size, ModelShape.of_config(config)
-    cut = cut_model(shape, parallelism.partition_method, pp, tp=tp)
+    cut = cut_model(shape, _method(config, pp), pp, tp=tp)
     stages = [[layer.name for layer in cut.of(stage)] for stage in range(pp)]
     return find_stage_refusals(stages, tied=shape.tied_embeddings, tp=tp, precision=config.training.precision)
+
+
+def _method(config: RunConfig, pp: int) -> str:
+    """The partition method; of cuts by price an even one, since all of them have a transformer layer on every stage,
+    and more is not asked here."""
+    method = config.parallelism.partition_method
+    if method.split(":")[0] not in PRICED_METHODS:
+        return method
+    return f"time:{','.join(map(str, share_out(config.model.num_layers, [float] * pp)))}"
 
 
 def remedy(config: RunConfig) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bigsci_launch.plan.calibration import Calibration
+from bigsci_launch.plan.layout import layout_lines, stage_layout
 from bigsci_launch.plan.legality import Refusal, advise
 from bigsci_launch.plan.model import TERM_NAMES, stage_memory
 from bigsci_launch.plan.parameters import ModelShape, checkpoint_bytes, count_parameters, stage_parameters, state_bytes
@@ -60,8 +61,9 @@ def calibration_line(calibration: Calibration) -> str:
     )
 
 
-def sizes_lines(setup: Setup) -> list[str]:
-    """What a layout means without any model of time: ranks, parameters and state per rank, layers per stage."""
+def sizes_lines(setup: Setup, calibration: Calibration | None = None) -> list[str]:
+    """What a layout means: ranks, what lies on which stage, parameters and state per rank; with a calibration also what
+    each stage costs."""
     topology = setup.topology
     stages = stage_parameters(setup.shape, topology.tp, setup.layers_per_stage)
     shown = list(dict.fromkeys((stages[0], stages[len(stages) // 2], stages[-1])))
@@ -69,6 +71,7 @@ def sizes_lines(setup: Setup) -> list[str]:
         f"{topology} = {topology.world_size} ranks on {_nodes(setup)}, micro batch {setup.micro_batch_size}, "
         f"{setup.num_micro_batches} micro batches a step, {setup.partition_method}",
         f"layers per stage: {describe_stages(setup.layers_per_stage)}",
+        *layout_lines(stage_layout(setup, calibration)),
     ]
     for stage in shown:
         state = state_bytes(stage.num_parameters, topology.dp, setup.precision)
@@ -93,7 +96,7 @@ def plan_cells(rank: int, plan: Plan, calibration: Calibration) -> tuple[str, ..
     return (
         *(str(rank), str(topology.tp), str(topology.pp), str(topology.dp)),
         str(setup.micro_batch_size),
-        *(setup.partition_method.removeprefix("type:"), describe_stages(setup.layers_per_stage)),
+        *(_method(setup), describe_stages(setup.layers_per_stage)),
         f"{price.seconds:.1f} ±{100 * price.band:.0f}%",
         f"{tflops.full:.0f} ({tflops.weights:.0f})",
         "/".join(f"{stage.predicted_gib:.0f}" for stage in (price.first, middle, price.last)),
@@ -101,6 +104,12 @@ def plan_cells(rank: int, plan: Plan, calibration: Calibration) -> tuple[str, ..
         f"{plan.days:.1f}",
         f"{plan.likely_days:.1f}",
     )
+
+
+def _method(setup: Setup) -> str:
+    """The partition method as the table shows it, beside its stages."""
+    name, _, pattern = setup.partition_method.partition(":")
+    return pattern if name == "type" else name
 
 
 def plan_table(
@@ -238,7 +247,7 @@ def search_document(
     """The whole answer for JSON."""
     return {
         "schema_version": SCHEMA_VERSION,
-        **request_document(request),
+        **request_document(request, calibration),
         "calibration": calibration_document(calibration),
         "configured": plan_document(configured, calibration) if configured else None,
         "rank_of_configured": rank_of(result, configured.setup) if configured else None,
@@ -253,7 +262,7 @@ def search_document(
     }
 
 
-def request_document(request: PlanRequest) -> dict[str, Any]:
+def request_document(request: PlanRequest, calibration: Calibration | None = None) -> dict[str, Any]:
     """What was asked and what follows from the sizes alone, for JSON."""
     setup = request.configured
     shape, tp = setup.shape, setup.topology.tp
@@ -269,20 +278,23 @@ def request_document(request: PlanRequest) -> dict[str, Any]:
         "refusal": request.refusal.text if request.refusal else None,
     }
     if request.refusal is None:
-        document["stages"] = _stage_documents(setup)
+        document["stages"] = _stage_documents(setup, calibration)
     return document
 
 
-def _stage_documents(setup: Setup) -> list[dict[str, Any]]:
-    stages: Sequence[Any] = stage_parameters(setup.shape, setup.topology.tp, setup.layers_per_stage)
+def _stage_documents(setup: Setup, calibration: Calibration | None) -> list[dict[str, Any]]:
+    counts = setup.layers_per_stage
     return [
         {
             "stage": stage.stage,
-            "num_transformer_layers": stage.num_transformer_layers,
+            "layers": list(stage.layers),
+            "num_transformer_layers": counts[stage.stage],
             "parameters_per_rank": stage.num_parameters,
             "state_bytes_per_rank": state_bytes(stage.num_parameters, setup.topology.dp, setup.precision).total,
+            "micro_batch_milliseconds": stage.milliseconds,
+            "need_gib": stage.need_gib,
         }
-        for stage in stages
+        for stage in stage_layout(setup, calibration)
     ]
 
 

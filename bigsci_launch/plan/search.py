@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from bigsci_launch.plan.balance import PRICED_METHODS, settle_method
 from bigsci_launch.plan.calibration import Calibration
 from bigsci_launch.plan.legality import Limits, Refusal, Rule, find_refusal
 from bigsci_launch.plan.model import Price, price_setup
@@ -89,13 +90,20 @@ def micro_batches(setup: Setup) -> list[int]:
 
 def candidates(base: Setup, nodes: Iterable[int]) -> Iterator[Setup]:
     """Every setup to look at: topologies, micro batches and partition methods for each number of nodes."""
-    methods = list(dict.fromkeys((base.partition_method, *METHODS)))
+    own = base.partition_method.split(":")[0]
+    # A cut that was made for this topology is made anew for each.
+    configured = own if own in PRICED_METHODS else base.partition_method
+    # Megatron-DeepSpeed knows no cut by price.
+    priced = PRICED_METHODS if base.framework == "bsl" else ()
+    methods = list(dict.fromkeys((configured, *METHODS, *priced)))
     for num_nodes in nodes:
         for topology in topologies_of(num_nodes * base.ranks_per_node):
             for size in micro_batches(base):
                 if size * topology.dp > base.global_batch_size and size > 1:
                     continue
                 for method in methods if topology.pp > 1 else methods[:1]:
+                    if method in PRICED_METHODS and base.shape.num_layers < topology.pp:
+                        continue
                     yield replace(base, topology=topology, micro_batch_size=size, partition_method=method)
 
 
@@ -130,7 +138,7 @@ def search(
     refused: dict[str, list[tuple[Refusal, Setup]]] = {}
     seen: set[Setup] = set()
     for base in bases:
-        for setup in candidates(base, nodes):
+        for setup in (settle_method(setup, calibration) for setup in candidates(base, nodes)):
             refusal = find_refusal(setup, limits)
             if refusal:
                 refused.setdefault(refusal.rule.name, []).append((refusal, setup))

@@ -11,6 +11,8 @@ from statistics import median
 from bigsci_launch.config.load import load_resolved
 from bigsci_launch.config.site import load_site
 from bigsci_launch.errors import BslError, ConfigError, DataError
+from bigsci_launch.plan.balance import settle_method
+from bigsci_launch.plan.calibration import Calibration
 from bigsci_launch.plan.constants import A100, GpuModel
 from bigsci_launch.plan.rows import Measurement, Row, measurements_of, read_rows
 from bigsci_launch.plan.setup import Setup
@@ -107,7 +109,7 @@ def _attempt_setup(attempt: AttemptDir, global_batch_size: int) -> Setup:
     axes = config.parallelism
     topology = Topology(tp=axes.tensor_parallel_size, pp=axes.pipeline_parallel_size, dp=axes.data_parallel_size or 1)
     ranks_per_node = max(1, topology.world_size // config.slurm.nodes)
-    return Setup.of_config(config, topology, ranks_per_node).with_batch(global_batch_size)
+    return settle_method(Setup.of_config(config, topology, ranks_per_node), Calibration()).with_batch(global_batch_size)
 
 
 def _attempt_steps(attempt: AttemptDir) -> list[tuple[int, float]]:

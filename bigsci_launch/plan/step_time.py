@@ -213,6 +213,14 @@ def step_seconds(work: StepWork, rates: tuple[float, ...]) -> float:
     return pipeline + work.step[4] * r4 + STEP_CONSTANT_S
 
 
+def stage_prices(work: StepWork, constants: Constants) -> tuple[float, float]:
+    """Seconds of a transformer layer and of the head in one micro batch, before drift: what a stage is priced by."""
+    rates = rates_of(constants)
+    w0, w1, w2, w3, _, w5 = (amount * rate for amount, rate in zip(work.layer, rates, strict=True))
+    head = sum(amount * rate for amount, rate in zip(work.head, rates, strict=True))
+    return _with_launches(w0 + w2 + w3 + w5, w1, work.is_blocking), head
+
+
 def _with_launches(working: float, launching: float, is_blocking: bool) -> float:
     """Seconds of a layer from those of the GPU's work and those of launching it."""
     if is_blocking:

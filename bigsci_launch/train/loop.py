@@ -30,7 +30,7 @@ from bigsci_launch.train.flops import FlopCounter
 from bigsci_launch.train.guards.watch import Guards, make_guards
 from bigsci_launch.train.log_line import StepResult, format_step, step_record
 from bigsci_launch.train.optimizer import set_learning_rate
-from bigsci_launch.train.parallel.pipeline import build_engine, describe_stages, stage_layers
+from bigsci_launch.train.parallel.pipeline import build_engine, describe_layout
 from bigsci_launch.train.parallel.tensor import make_tensor_parallel
 from bigsci_launch.train.place import Place
 from bigsci_launch.train.report import RankReport
@@ -134,7 +134,7 @@ def _resume(training: Training, folder: Path, record: CheckpointRecord) -> Progr
 
 
 def _announce(training: Training, progress: Progress) -> None:
-    lines = describe_stages(stage_layers(training.engine.module))
+    lines = describe_layout(training.config, training.topology)
     print(f"topology {training.topology}: {training.place.world_size} ranks", *lines, sep="\n", flush=True)
     print(f"starting after step {progress.step} of {training.config.training.steps}", flush=True)
 

@@ -66,6 +66,12 @@ exit_margin | {margin_s, how}: when ranks are told to save before the time limit
 rank_map[].node_rank | number of the node in the job
 rank_map[].ranks | its ranks, such as `8-15`
 rank_map[].coordinates | their coordinates, such as `dp2-3 pp0 tp0-3`
+stages[] | what `bsl train` will have on each pipeline stage; empty for another program
+stages[].stage | number of the stage
+stages[].layers[] | class names of its layers, in order
+stages[].num_parameters | parameters that one of its ranks holds
+stages[].milliseconds | predicted milliseconds of a micro batch, or null without a GPU
+stages[].need_gib | GiB that a rank must have, or null without a GPU
 script | the whole job script
 """,
     "bsl status --json": """
@@ -211,7 +217,7 @@ num_parameters | parameters of the model
 padded_vocab_size | size of the vocabulary as it is laid out
 checkpoint_bytes | size of a checkpoint
 refusal | why the configured layout is refused; null where it is not
-stages[] | {stage, num_transformer_layers, parameters_per_rank, state_bytes_per_rank} of the configured layout
+stages[] | {stage, layers, num_transformer_layers, parameters_per_rank, state_bytes_per_rank, micro_batch_milliseconds, need_gib} of the configured layout; the last two null without a GPU
 calibration.is_measured | whether it was fitted to measurements; on a site without GPUs all from here on is missing
 calibration.num_timed_runs | how many of them told a time
 calibration.mean_left_out_error | mean relative error, each predicted from all others

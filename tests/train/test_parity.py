@@ -55,7 +55,10 @@ def test_one_rank_of_the_last_stage_tells(eight: Any) -> None:
     assert [rank for rank in lines if lines[rank]] == [4]
     assert len(lines[4]) == STEPS
     assert [rank for rank in range(8) if eight.events(rank, "step")] == [4]
-    assert "stage 0: VocabularyEmbedding, LearnedPositions, 2 x TransformerLayer" in eight.log(4)
+    # 384/2 x 32 + 32 x 32 + 2 x (12 x 32^2/2 + 7 x 32/2 + 6 x 32): what a tp rank of the stage holds.
+    assert "stage 0: VocabularyEmbedding, LearnedPositions, 2 x TransformerLayer; 20064 parameters a rank" in eight.log(
+        4
+    )
 
 
 def test_ranks_say_nothing_else(eight: Any) -> None:
@@ -77,12 +80,12 @@ def test_every_rank_leaves_its_phases(eight: Any) -> None:
 
 
 CASES = {
-    "untied, activation checkpointing, other cut": (
+    "untied, activation checkpointing, own cut": (
         "pp=2",
         {
             "model": {"tied_embeddings": False},
             "training": {"steps": 6, "activation_checkpointing": True},
-            "parallelism_method": "parameters",
+            "parallelism_method": "memory:3,1",
         },
     ),
     "ramp-up over dp": (
@@ -105,5 +108,7 @@ def test_each_axis_trains_as_one(case: str, finish: Any, tmp_path: Path) -> None
     one = finish(tmp_path / "one", **sections)
     other = finish(tmp_path / "other", topology, parallelism={"partition_method": method}, **sections)
     assert_same(one, other, sections["training"]["steps"])
+    if method == "memory:3,1":
+        assert "\nstage 1: TransformerLayer, FinalNorm, OutputEmbedding; " in other.log(1)
     if "rampup" in sections["training"]:
         assert [step["global_batch_size"] for step in one.steps().values()] == [4, 4, 4, 4, 8, 8, 12, 16]

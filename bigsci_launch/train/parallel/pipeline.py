@@ -10,17 +10,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
+import torch.distributed as dist
+from deepspeed import __version__ as deepspeed_version
 from deepspeed import initialize
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
 from bigsci_launch.config.schema import RunConfig
-from bigsci_launch.errors import ConfigError
+from bigsci_launch.errors import BslError, ConfigError
+from bigsci_launch.plan.balance import settle_method
+from bigsci_launch.plan.calibration import Calibration
+from bigsci_launch.plan.layout import StageLayout, layout_lines, stage_layout
+from bigsci_launch.plan.partition import Layer, PartitionRule, cut_at_counts, layer_counts
 from bigsci_launch.plan.preflight import find_stage_refusals, remedy
+from bigsci_launch.plan.setup import Setup
 from bigsci_launch.topology import Topology
 from bigsci_launch.train.defects import Defects
 from bigsci_launch.train.initial import Draw
@@ -32,6 +40,7 @@ from bigsci_launch.train.model import (
     OutputEmbedding,
     TransformerLayer,
     VocabularyEmbedding,
+    count_parameters,
     tied_logits,
 )
 from bigsci_launch.train.optimizer import make_optimizer
@@ -69,6 +78,27 @@ def layer_specs(
     ]
 
 
+class CutPipeline(PipelineModule):  # type: ignore[misc]
+    """DeepSpeed's pipeline, cut at bounds of our own where the method names the layers of every stage."""
+
+    def _partition_layers(self, method: str = "uniform") -> None:
+        counts = layer_counts(method)
+        if counts is None:
+            super()._partition_layers(method)
+            return
+        names = [spec.typename.__name__ for spec in self._layer_specs]
+        layers = [Layer(name, is_transformer=name == TransformerLayer.__name__) for name in names]
+        self.parts = list(cut_at_counts(layers, counts, self.num_stages))
+        stage = self._topo.get_coord(self.global_rank).pipe
+        self._set_bounds(start=self.parts[stage], stop=self.parts[stage + 1])
+
+
+def planned_setup(config: RunConfig, topology: Topology) -> Setup:
+    """The run as the planner sees it; a cut by price that nobody has settled goes by priors."""
+    setup = Setup.of_config(config, topology, topology.world_size)
+    return settle_method(replace(setup, rule=PartitionRule.of_deepspeed(deepspeed_version)), Calibration())
+
+
 def build_engine(
     config: RunConfig, topology: Topology, ranks: TensorParallel, batch_size: int, defects: Defects
 ) -> PipelineEngine:
@@ -77,16 +107,18 @@ def build_engine(
     Raises:
         ConfigError: a stage could not be trained.
     """
-    sizes = GptSizes.of_config(config)
+    sizes, setup = GptSizes.of_config(config), planned_setup(config, topology)
     with talk_as_debug():
-        module = PipelineModule(
+        module = CutPipeline(
             layers=layer_specs(config, sizes, ranks, defects.embedding),
             topology=PipeModelDataParallelTopology(num_pp=topology.pp, num_mp=topology.tp, num_dp=topology.dp),
             loss_fn=VocabularyParallelLoss(sizes.vocab, ranks),
-            partition_method=config.parallelism.partition_method,
+            partition_method=setup.partition_method,
             checkpointable_layers=[TransformerLayer.__name__],
         )
         require_trainable(config, topology, stage_layers(module))
+        if defects.embedding is VocabularyEmbedding:
+            require_layout(module, stage_layout(setup))
         engine, *_ = initialize(
             model=module,
             optimizer=make_optimizer(module, config.optimizer, defects.group_rule),
@@ -143,11 +175,21 @@ def stage_layers(module: PipelineModule) -> list[list[str]]:
     return [names[first:last] for first, last in pairwise(bounds)]
 
 
-def describe_stages(stages: Sequence[Sequence[str]]) -> list[str]:
-    """One line per stage: its layers in order, neighbours of one kind counted."""
-    lines = []
-    for stage, names in enumerate(stages):
-        runs = [(name, len(list(run))) for name, run in groupby(names)]
-        held = ", ".join(name if count == 1 else f"{count} x {name}" for name, count in runs)
-        lines.append(f"stage {stage}: {held}")
-    return lines
+def require_layout(module: PipelineModule, planned: Sequence[StageLayout]) -> None:
+    """Check on every rank that all ranks hold what was planned; a collective call.
+
+    Raises:
+        BslError: one holds something else: the plan's figures would be of another model.
+    """
+    names = tuple(spec.typename.__name__ for spec in module._layer_specs[module._local_start : module._local_stop])
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, (module.stage_id, names, count_parameters(module)))
+    for rank, (stage, layers, count) in enumerate(everywhere):
+        if (layers, count) != (planned[stage].layers, planned[stage].num_parameters):
+            (expected,) = layout_lines([planned[stage]])
+            raise BslError(f"rank {rank} holds {', '.join(layers)}; {count} parameters. Planned was {expected}")
+
+
+def describe_layout(config: RunConfig, topology: Topology) -> list[str]:
+    """What lies on which stage, one line each; `require_layout` has compared it with the ranks."""
+    return layout_lines(stage_layout(planned_setup(config, topology)))

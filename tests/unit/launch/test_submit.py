@@ -23,6 +23,7 @@ from bigsci_launch.scheduler.local import Launcher
 Install = Callable[..., Any]
 RunFile = Callable[..., Path]
 RUN = Path("runs/trial")
+MODEL = {"hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
 INVALID = "slurm_load_jobs error: Invalid job id specified\n"
 
 
@@ -67,6 +68,29 @@ def test_the_script_is_that_of_the_dry_run(slurm: Any, run_file: RunFile) -> Non
     assert document["rank_map"][1] == {"node_rank": 1, "ranks": "2-3", "coordinates": "dp1 pp0 tp0-1"}
     assert document["exit_margin"]["margin_s"] == 64
     assert "--nodes=2" in document["options"] and "--kill-on-bad-exit=1" in document["step_options"]
+
+
+def test_the_cut_of_the_layers_is_shown_and_written_down(slurm: Any, run_file: RunFile) -> None:
+    """A job must not be cut otherwise because a calibration has changed since."""
+    path = str(
+        run_file(
+            run={"name": "trial"},
+            model={**MODEL, "num_layers": 5, "vocab_size_multiple": 32},
+            parallelism={"pipeline_parallel_size": 2, "partition_method": "time"},
+        )
+    )
+    dry = invoke("submit", path, "--dry-run")
+    assert "# stage 0: VocabularyEmbedding, LearnedPositions, 3 x TransformerLayer; " in dry.stdout
+    assert "# stage 1: 2 x TransformerLayer, FinalNorm, VocabularyEmbedding; " in dry.stdout
+    document = json.loads(invoke("submit", path, "--dry-run", "--json").stdout)
+    assert [stage["layers"].count("TransformerLayer") for stage in document["stages"]] == [3, 2]
+    # Per layer 12 x 64 + 13 x 8, both positions and the table of 64 rows of 8.
+    assert document["stages"][0]["num_parameters"] == 3 * (12 * 64 + 13 * 8) + 8 * 8 + 64 * 8
+    assert document["stages"][0]["milliseconds"] is None
+    invoke("submit", path)
+    assert 'partition_method: "time:3,2"' in (RUN / "attempts" / "0001" / "config.yaml").read_text().replace("'", '"')
+    origins = json.loads((RUN / "attempts" / "0001" / "origins.json").read_text())
+    assert origins["parallelism.partition_method"] == "computed"
 
 
 def test_a_dry_run_asks_no_slurm(fake_slurm: Install, run_file: RunFile) -> None:
@@ -267,3 +291,10 @@ def test_a_run_for_a_slurm_site_says_that_it_starts_here(run_file: RunFile) -> N
     assert launch.notes(loaded, is_local=True, was_asked=True) == ["starting 4 ranks on this machine"]
     assert launch.notes(loaded, is_local=True, was_asked=False)[0].startswith("there is no sbatch here: ")
     assert launch.notes(loaded, is_local=False, was_asked=False) == []
+
+
+def test_a_dataset_that_is_not_there_is_warned_of_before_anyone_waits(slurm: Any, run_file: RunFile) -> None:
+    Path("corpus.bin").touch()
+    trained = run_file(run={"name": "trial", "command": None}, data={"prefix": "corpus"})
+    done = invoke("submit", str(trained))
+    assert "data.prefix: corpus.idx: no such file seen from here; `bsl data prepare" in done.stderr
