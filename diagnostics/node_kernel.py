@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_CHILDREN = 32
 MAX_THREADS = 256
 MAX_BLOCKED_THREADS = 8
+MAX_WAITING_THREADS = 48
 MAX_LOCKS = 16
 MAX_PIPE_ENDS = 4
 PIPE_SEARCH_S = 0.3
@@ -83,6 +84,16 @@ def blocked_threads(pid: int, _known: Facts) -> list[Facts] | None:
             wchan = read_text(f"/proc/{pid}/task/{name}/wchan")
             found.append({"tid": int(name), "comm": fact["comm"], "state": fact["state"], "wchan": wchan})
     return found[:MAX_BLOCKED_THREADS] or None
+
+
+def thread_waits(pid: int, _known: Facts) -> dict[str, list[int]] | None:
+    """{kernel function: threads besides the main one that wait in it}, or None where the process has one thread."""
+    found: dict[str, list[int]] = {}
+    for name in os.listdir(f"/proc/{pid}/task")[:MAX_THREADS]:
+        wait = read_text(f"/proc/{pid}/task/{name}/wchan") if name != str(pid) else None
+        if wait and wait != "0":
+            found.setdefault(wait, []).append(int(name))
+    return {wait: threads[:MAX_WAITING_THREADS] for wait, threads in found.items()} or None
 
 
 def read_children(pid: int, _known: Facts) -> list[Facts]:
@@ -240,6 +251,7 @@ def describe_holder(lock: Facts) -> Facts:
 
 READERS = (
     ("blocked_threads", blocked_threads),
+    ("thread_waits", thread_waits),
     ("children", read_children),
     ("system_call", read_system_call),
     ("io", read_io),

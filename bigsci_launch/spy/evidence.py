@@ -35,13 +35,17 @@ UNREADABLE = "its environment cannot be read"
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process below a rank, such as a data-loader worker. `state` is the kernel's letter; `cpu_ticks` so far."""
+    """A process below a rank, such as a data-loader worker. `state` is the kernel's letter; `cpu_ticks` so far.
+
+    `place` is where its own stack stands, where that could be read.
+    """
 
     pid: int
     comm: str
     state: str
     wchan: str
     cpu_ticks: int | None = None
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +290,7 @@ def _parse_sample(document: Mapping[str, Any], previous: Sample | None) -> Sampl
     if document.get("same_stack") and previous is not None:
         threads = previous.threads
     recorder = document.get("recorder") or {}
-    still = previous if document.get("same_stack") and "children" not in document else None
+    still = previous if "children" not in document and document["state"] not in GONE_STATES else None
     call = document.get("system_call") or {}
     moved = document.get("io") or ({"rchar": still.read_bytes, "wchar": still.written_bytes} if still else {})
     return Sample(
@@ -323,9 +327,16 @@ def _parse_children(document: Mapping[str, Any], still: Sample | None) -> tuple[
             state=str(child["state"]),
             wchan=str(child.get("wchan") or ""),
             cpu_ticks=child.get("cpu_ticks"),
+            place=_place_of_child(child),
         )
         for child in document.get("children") or []
     )
+
+
+def _place_of_child(child: Mapping[str, Any]) -> str:
+    threads = parse_threads((child.get("stack") or {}).get("threads") or [])
+    thread = decisive_thread(threads, int(child["pid"]))
+    return str(thread.site) if thread and thread.site else ""
 
 
 def _parse_thread_waits(document: Mapping[str, Any]) -> dict[str, str]:

@@ -153,9 +153,10 @@ def _held_by_child(seen: RankEvidence) -> Stall | None:
         return None
     wchan = f", {child.wchan}" if child.wchan.strip("0") else ""
     words = f"waits in {_place(seen)} for its child process {child.pid} ({child.comm}, state {child.state}{wchan})"
+    words += f", which stands in {child.place}" if child.place else ""
     kind = "H36" if _in_data_loader(seen) else "H38" if _passes(seen, ("multiprocessing/",)) else "H35"
     look = f"py-spy dump --pid {child.pid}  # on {seen.node}"
-    return Stall(seen.rank, kind, words, LIKELY, "the stack of the child", look)
+    return Stall(seen.rank, kind, words, LIKELY, "" if child.place else "the stack of the child", look)
 
 
 def may_wait_for_child(seen: RankEvidence) -> bool:

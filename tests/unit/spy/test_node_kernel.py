@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+import time
 from types import ModuleType
 
 import pytest
@@ -79,3 +82,22 @@ def test_the_children_that_tell_most(agent: ModuleType) -> None:
     children = [child(1, "python3", "S", 1), child(2, "pt_data_worker", "S", 90), child(3, "python3", "T", 0),
                 child(4, "sh", "S", 0), child(5, "python3", "Z", 99)]  # fmt: skip
     assert [each["pid"] for each in agent.node_stacks.choose_children({"children": children})] == [3, 2]
+
+
+def test_what_the_threads_of_a_process_wait_in(agent: ModuleType) -> None:
+    """A thread that waits for a lock does so in the kernel's futex code; the main thread is told elsewhere."""
+    lock = threading.Lock()
+    lock.acquire()
+    thread = threading.Thread(target=lock.acquire)
+    thread.start()
+    try:
+        end = time.monotonic() + 10
+        while not any(
+            wait.startswith("futex") and thread.native_id in threads
+            for wait, threads in (agent.node_kernel.thread_waits(os.getpid(), {}) or {}).items()
+        ):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        lock.release()
+        thread.join()
