@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bigsci_launch.cli import console
 
 if TYPE_CHECKING:
+    from bigsci_launch.plan.conversion import Conversion
     from bigsci_launch.runs.verify import CheckpointState
 
 STEP = click.option("--step", type=click.IntRange(min=0), help="The step of the checkpoint; default: the newest.")
@@ -17,7 +23,7 @@ STEP = click.option("--step", type=click.IntRange(min=0), help="The step of the 
 
 @click.group(epilog="Example: bsl checkpoint list demo")
 def checkpoint() -> None:
-    """List, verify, pin and prune the checkpoints of a run."""
+    """List, verify, pin, prune and convert the checkpoints of a run."""
 
 
 @checkpoint.command(
@@ -33,7 +39,7 @@ def list_(run: str | None, as_json: bool) -> None:
         return
     for state in states:
         marks = [name for name in ("latest", "pinned", "verified") if state.document[name]]
-        size = "unreadable" if state.bytes is None else f"{state.bytes / 2**20:.1f} MiB"
+        size = "unreadable" if state.bytes is None else _size(state.bytes)
         console.answer(f"{state.folder.name:<20} {size:>14}  {' '.join(marks)}".rstrip())
 
 
@@ -51,7 +57,7 @@ def verify(ctx: click.Context, run: str | None, step: int | None, as_json: bool)
     """
     from bigsci_launch.runs.verify import find_damage, mark_verified
 
-    folder = _one(run, step).folder
+    folder = _folder(run, step)
     with console.late_progress("verify", None) as advance:
         problems = find_damage(folder, advance)
     if not problems:
@@ -71,7 +77,7 @@ def pin(run: str | None, step: int | None, undo: bool) -> None:
     """Keep a checkpoint of RUN from being pruned."""
     from bigsci_launch.runs.verify import pin_path
 
-    folder = _one(run, step).folder
+    folder = _folder(run, step)
     pin_path(folder).unlink(missing_ok=True) if undo else pin_path(folder).touch()
     console.answer(f"{folder.name}: {'not pinned any more' if undo else 'pinned'}")
 
@@ -94,6 +100,96 @@ def prune(run: str | None, keep: int, dry_run: bool) -> None:
         console.answer(f"{'would delete' if dry_run else 'deleted'} {state.folder.name}")
     if not doomed:
         console.answer("nothing to delete")
+
+
+@checkpoint.command(
+    short_help="Write a checkpoint again for another topology.",
+    epilog="Example: bsl checkpoint convert demo --tp 1 -o runs/demo-1/checkpoints",
+)
+@click.argument("run", required=False)
+@STEP
+@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size; default: as it is.")
+@click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size; default: as it is.")
+@click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size; default: as it is.")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The folder to put it into.")
+@click.option("--dry-run", is_flag=True, help="Say what it would become; write nothing.")
+def convert(
+    run: str | None, step: int | None, tp: int | None, pp: int | None, dp: int | None, output: Path, dry_run: bool
+) -> None:
+    """Write a checkpoint of RUN (a run, or a checkpoint's own folder) again, for another topology.
+
+    Weights, fp32 masters, moments, the optimizer's step, the schedule and the place in the data are kept to the last
+    bit. Copies that differ are refused: none is picked. With the `checkpoints` folder of a new run as the output, that
+    run goes on from it.
+    """
+    from bigsci_launch.plan.conversion import plan_conversion, require_room, saved_topology
+    from bigsci_launch.runs.checkpoints import read_record
+    from bigsci_launch.topology import Topology
+
+    folder = _folder(run, step)
+    saved = saved_topology(read_record(folder))
+    conversion = plan_conversion(folder, Topology(tp=tp or saved.tp, pp=pp or saved.pp, dp=dp or saved.dp))
+    for line in conversion.changes:
+        console.talk(f"{folder.name}: {line}")
+    require_room(conversion, output)
+    if dry_run:
+        console.answer(f"would write {output / folder.name}, about {_size(sum(conversion.before.files.values()))}")
+        return
+    _require_sound(folder)
+    console.answer(f"wrote {_convert(conversion, output)}")
+
+
+def _require_sound(folder: Path) -> None:
+    from bigsci_launch.errors import CheckpointError
+    from bigsci_launch.runs.verify import find_damage
+
+    with console.late_progress("verify", None) as advance:
+        if problems := find_damage(folder, advance):
+            raise CheckpointError("; ".join(problems[:5]))
+
+
+def _convert(conversion: Conversion, output: Path) -> str:
+    """Convert in a process of its own, which may import torch; the folder that it wrote."""
+    from bigsci_launch.errors import CheckpointError
+
+    command = [sys.executable, "-m", "bigsci_launch.train.convert", str(conversion.source)]
+    command += [str(conversion.topology), str(output)]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
+    ) as process:
+        with console.late_progress("convert", None) as advance:
+            last = _follow(process, advance)
+        talk = process.stderr.read() if process.stderr else ""
+    if "error" in last:
+        raise CheckpointError(last["error"], hint=last["hint"])
+    if "folder" not in last:
+        raise CheckpointError(f"the conversion ended with status {process.returncode}: {talk.strip()[-500:]}")
+    return str(last["folder"])
+
+
+def _follow(process: subprocess.Popen[str], advance: Callable[[int, str], None]) -> dict[str, Any]:
+    """Show what the conversion reports; its last report."""
+    last: dict[str, Any] = {}
+    for line in process.stdout or ():
+        if line.startswith("{"):
+            last = json.loads(line)
+            if "done" in last:
+                advance(last["done"], f"of {last['total']}: {last['text']}")
+    return last
+
+
+def _folder(run: str | None, step: int | None) -> Path:
+    """The folder of the checkpoint that a command means: RUN may be that folder itself."""
+    from bigsci_launch.runs.checkpoints import record_path
+
+    if run is not None and record_path(Path(run)).is_file():
+        return Path(run)
+    return _one(run, step).folder
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"
 
 
 def _states(run: str | None) -> list[CheckpointState]:

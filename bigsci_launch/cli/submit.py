@@ -138,9 +138,10 @@ def check_checkpoint(loaded: LoadedRun, request: JobRequest) -> None:
     """
     from bigsci_launch.launch.submit import require_no_active_attempt, require_same_run
     from bigsci_launch.runs.checkpoints import CheckpointsDir, finish_interrupted
-    from bigsci_launch.runs.resume import verify_resume
+    from bigsci_launch.runs.resume import require_not_lost, verify_resume
 
-    if loaded.config.run.command is not None or not request.run.checkpoints.is_dir():
+    load = loaded.config.checkpoint.load
+    if loaded.config.run.command is not None or (load in ("auto", "none") and not request.run.path.is_dir()):
         return
     require_same_run(request.run, loaded.config, request.topology)
     require_no_active_attempt(request.run)
@@ -149,6 +150,8 @@ def check_checkpoint(loaded: LoadedRun, request: JobRequest) -> None:
         folder = verify_resume(loaded.config, request.topology, CheckpointsDir(request.run.checkpoints), advance)
     if folder is not None:
         console.talk(f"goes on from {folder}, which is as it was saved")
+    elif load == "auto":
+        require_not_lost(request.run)
 
 
 def show(submission: Submission) -> None:

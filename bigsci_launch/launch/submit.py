@@ -193,7 +193,8 @@ def identity(config: RunConfig, topology: Topology) -> dict[str, Any]:
 def require_same_run(run: RunDir, config: RunConfig, topology: Topology) -> None:
     """Raise RunDirError where the run directory belongs to another model or layout, or is no run's."""
     if not run.record.exists():
-        if run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
+        # A checkpoint that was converted for a run comes before the run.
+        if run.path.exists() and (not run.path.is_dir() or any(path != run.checkpoints for path in run.path.iterdir())):
             raise RunDirError(
                 f"{run.path} exists and is not a run directory", hint="choose another run.name or run.root"
             )

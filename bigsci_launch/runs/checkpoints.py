@@ -83,6 +83,10 @@ class CheckpointRecord:
     files: dict[str, int]
     config: dict[str, Any] = field(default_factory=dict)
     """The resolved run file of the attempt that saved it."""
+    code: dict[str, Any] = field(default_factory=dict)
+    """What saved it: git revision, whether there were changes on top of it, versions."""
+    converted_from: dict[str, Any] | None = None
+    """The checkpoint that it was converted from, `path` and `topology`, and whether `random_states` are kept or new."""
 
     def differences(self, other: CheckpointRecord) -> list[str]:
         """What keeps a run described by `other` from loading this checkpoint, in words; step and files do not count."""
@@ -139,8 +143,12 @@ def read_record(folder: Path) -> CheckpointRecord:
             f"{folder}: not a checkpoint of `bsl train` (it has no {path.name})",
             hint="checkpoint.load names a global_stepN folder, or a folder that holds some and a file `latest`",
         ) from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path}: not the record of a checkpoint ({type(error).__name__}: {error})", hint=_OTHER_CHECKPOINT
+        ) from error
 
 
 def require_complete(folder: Path, record: CheckpointRecord) -> None:
@@ -162,6 +170,9 @@ def require_complete(folder: Path, record: CheckpointRecord) -> None:
 def find_checkpoint(load: str, own: CheckpointsDir) -> Path | None:
     """The checkpoint folder that `checkpoint.load` means, or None to start at step 0.
 
+    A path elsewhere is where the run begins: from its first own checkpoint on it goes on from those, so that neither a
+    requeue nor the next attempt goes back.
+
     Raises:
         CheckpointError: it means one that is not there. Starting at step 0 instead would be a silent loss.
     """
@@ -170,6 +181,9 @@ def find_checkpoint(load: str, own: CheckpointsDir) -> Path | None:
     if load == "auto":
         return _newest(own) if own.path.is_dir() else None
     named = Path(load)
+    is_elsewhere = own.path.resolve() not in (named.resolve(), *named.resolve().parents)
+    if is_elsewhere and own.path.is_dir() and (newest := _newest(own)) is not None:
+        return newest
     if record_path(named).is_file():
         return named
     newest = _newest(CheckpointsDir(named)) if named.is_dir() else None
@@ -180,7 +194,7 @@ def find_checkpoint(load: str, own: CheckpointsDir) -> Path | None:
 
 def _newest(checkpoints: CheckpointsDir) -> Path | None:
     try:
-        tag = checkpoints.latest.read_text(encoding="utf-8").strip()
+        tag = checkpoints.latest.read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
         if not checkpoints.tags():
             return None
@@ -193,7 +207,7 @@ def _newest(checkpoints: CheckpointsDir) -> Path | None:
     folder = checkpoints.folder(tag)
     if not tag or not folder.is_dir():
         raise CheckpointError(
-            f"{checkpoints.latest}: names {tag or 'nothing'}, which is not there",
+            f"{checkpoints.latest}: " + (f"names {tag}, which is not there" if tag else "is empty"),
             hint=f"there are {', '.join(checkpoints.tags()) or 'no checkpoints'}; write the name of one into it",
         )
     return folder

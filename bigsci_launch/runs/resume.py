@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.runs.checkpoints import CheckpointRecord, CheckpointsDir, find_checkpoint, read_record
+from bigsci_launch.runs.events import read_last_events
+from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.verify import Advance, find_damage, is_verified, mark_verified, no_progress
 from bigsci_launch.topology import Topology
 
@@ -32,6 +36,8 @@ def describe_run(
             "tied_embeddings": model.tied_embeddings,
             "embedding_norm": model.embedding_norm,
             "partition_method": config.parallelism.partition_method,
+            # Learned ones go without saying: checkpoints of before there were others stay loadable.
+            **({} if model.positions == "learned" else {"positions": model.positions}),
         },
         files={},
         config=config.model_dump(mode="json"),
@@ -44,11 +50,20 @@ def require_same_run(folder: Path, record: CheckpointRecord, run: CheckpointReco
     Raises:
         CheckpointError: naming all that differs.
     """
-    if differences := record.differences(run):
-        raise CheckpointError(
-            f"{folder}: of another run: {'; '.join(differences)}",
-            hint="use the model, parallelism and precision of the run that saved it, or set checkpoint.load: none",
-        )
+    differences = record.differences(run)
+    if not differences:
+        return
+    hint = "use the model, parallelism and precision of the run that saved it, or set checkpoint.load: none"
+    if not _reshaped(record, run).differences(run):
+        sizes = " ".join(f"--{axis} {size}" for axis, size in run.topology.items())
+        hint = f"bsl checkpoint convert {shlex.quote(str(folder))} {sizes} -o FOLDER, then checkpoint.load: FOLDER"
+    raise CheckpointError(f"{folder}: of another run: {'; '.join(differences)}", hint=hint)
+
+
+def _reshaped(record: CheckpointRecord, run: CheckpointRecord) -> CheckpointRecord:
+    """`record` with all that a conversion changes as `run` has it."""
+    model = {**record.model, "padded_vocab_size": run.model["padded_vocab_size"]}
+    return replace(record, topology=run.topology, model=model)
 
 
 def verify_resume(
@@ -73,3 +88,19 @@ def verify_resume(
         )
     mark_verified(folder)
     return folder
+
+
+def require_not_lost(run: RunDir) -> None:
+    """Check that a run without a checkpoint has never saved one: beginning again at step 0 would be a silent loss.
+
+    Raises:
+        CheckpointError: it has.
+    """
+    for attempt in reversed(run.attempts()):
+        saved = [event for event in read_last_events(attempt.event_file(0)) if event.get("kind") == "save"]
+        if saved:
+            raise CheckpointError(
+                f"{run.checkpoints}: holds no checkpoint, although attempt {attempt.name} saved one after step "
+                f"{saved[-1].get('step')}",
+                hint="put it back, or set checkpoint.load to `none` to start at step 0",
+            )

@@ -76,7 +76,7 @@ def train(config: RunConfig, topology: Topology, place: Place, report: RankRepor
     join_ranks()
     checkpoints = CheckpointsDir(place.run.checkpoints)
     report.phase("load")
-    chosen = choose_checkpoint(config.checkpoint.load, checkpoints, describe(config, topology, Progress()))
+    chosen = choose_checkpoint(config.checkpoint.load, place.run, describe(config, topology, Progress()))
     report.phase("init")
     seed_generators(config.run.seed, coordinate)
     batch_size = BatchSize.of_config(config.training)
@@ -125,7 +125,7 @@ def _run(training: Training, chosen: tuple[Path, CheckpointRecord] | None) -> En
 
 def _resume(training: Training, folder: Path, record: CheckpointRecord) -> Progress:
     training.report.phase("load")
-    progress = load_checkpoint(training.engine, folder, record, training.config, training.defects)
+    progress = load_checkpoint(training.engine, folder, record, training.config, training.coordinate, training.defects)
     training.report.step = progress.step
     training.report.event("load", path=str(folder), checkpoint_step=progress.step)
     if training.guards:

@@ -15,9 +15,10 @@ from bigsci_launch.topology import Coordinate
 from bigsci_launch.train.initial import derive_seed
 
 
-def seed_generators(seed: int, coordinate: Coordinate) -> None:
-    """Seed every generator of this process for its coordinate."""
-    derived = derive_seed(seed, f"dropout/pp{coordinate.pp_rank}/dp{coordinate.dp_rank}")
+def seed_generators(seed: int, coordinate: Coordinate, step: int = 0) -> None:
+    """Seed every generator of this process for its coordinate; other streams for a run that begins after `step`."""
+    after = f"/step{step}" if step else ""
+    derived = derive_seed(seed, f"dropout/pp{coordinate.pp_rank}/dp{coordinate.dp_rank}{after}")
     random.seed(derived)
     np.random.seed(derived % 2**32)
     torch.manual_seed(derived)

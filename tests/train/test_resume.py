@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from bigsci_launch.cli.main import bsl
+from bigsci_launch.errors import CheckpointError
 from bigsci_launch.runs.checkpoints import CheckpointsDir, find_checkpoint, read_record, require_complete
 
 pytestmark = pytest.mark.torch
@@ -36,6 +42,13 @@ def stopped(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     os.kill(attempt.processes[3].pid, signal.SIGUSR2)
     attempt.wait()
     return attempt
+
+
+@pytest.fixture(scope="module")
+def saved(stopped: Any) -> Path:
+    """The checkpoint that the stopped run has left."""
+    folder: Path = CheckpointsDir(stopped.run.checkpoints).folder(f"global_step{stopped.events(0)[-1]['step']}")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +122,84 @@ def test_a_run_killed_while_it_saves_goes_on(start: Any, finish: Any, tmp_path: 
     assert max(losses(resumed)) == 6
     assert not list(resumed.run.checkpoints.glob(".saving-*"))
     assert CheckpointsDir(resumed.run.checkpoints).tags() == ["global_step5", "global_step6"]
+
+
+def convert(folder: Path, out: Path, *sizes: str) -> Result:
+    return CliRunner().invoke(bsl, ["checkpoint", "convert", str(folder), "-o", str(out), *sizes])
+
+
+def diff_weights(a: Path, b: Path, *options: str) -> Result:
+    return CliRunner().invoke(bsl, ["diff-weights", str(a), str(b), *options])
+
+
+@pytest.fixture(scope="module")
+def on_one_rank(saved: Path, finish: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The run of eight ranks goes on on one."""
+    folder = tmp_path_factory.mktemp("on-one-rank")
+    done = convert(saved, folder / "checkpoints", "--tp", "1", "--pp", "1", "--dp", "1")
+    assert done.exit_code == 0, done.output
+    return finish(folder, "tp=1", training=BF16)
+
+
+def test_a_run_goes_on_at_another_topology(saved: Path, undisturbed: Any, on_one_rank: Any) -> None:
+    assert on_one_rank.events(0, "load")[0]["checkpoint_step"] == read_record(saved).step
+    whole = undisturbed.steps()
+    for step, record in on_one_rank.steps().items():
+        assert record["loss"] == pytest.approx(whole[step]["loss"], rel=1e-4)
+        assert record["grad_norm"] == pytest.approx(whole[step]["grad_norm"], rel=2e-3)
+        kept = ("consumed_samples", "learning_rate", "global_batch_size")
+        assert {key: record[key] for key in kept} == {key: whole[step][key] for key in kept}
+
+
+def test_a_conversion_keeps_every_bit_there_and_back(saved: Path, on_one_rank: Any, tmp_path: Path) -> None:
+    (converted,) = (on_one_rank.run.checkpoints / saved.name,)
+    assert diff_weights(saved, converted).exit_code == 0
+    back = convert(converted, tmp_path, "--tp", "2", "--pp", "2", "--dp", "2")
+    assert back.exit_code == 0, back.output
+    assert "padded vocabulary 384 -> 512 rows" in back.stderr
+    compared = diff_weights(saved, tmp_path, "--exclude", "rng_*")  # random states of other ranks are no use here
+    assert (compared.exit_code, "438 tensors compared" in compared.stdout) == (0, True), compared.output
+    assert CliRunner().invoke(bsl, ["checkpoint", "verify", str(tmp_path / saved.name)]).exit_code == 0
+
+
+def test_deepspeeds_own_converter_finds_the_same_parameters(saved: Path, on_one_rank: Any, tmp_path: Path) -> None:
+    """What the checkpoint declares is enough for it: each pattern is used, and the tied embedding is taken once."""
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--num_extract_workers", "1"]
+    command += [
+        "--num_merge_workers",
+        "1",
+        "--input_folder",
+        str(saved),
+        "--output_folder",
+        str(tmp_path / "universal"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    compared = diff_weights(on_one_rank.run.checkpoints / saved.name, tmp_path / "universal")
+    assert compared.exit_code == 0, compared.output
+
+
+def test_another_topology_is_refused_with_what_to_type(saved: Path, start: Any, tmp_path: Path) -> None:
+    refused = start(tmp_path, "tp=1", training=BF16, checkpoint={"load": str(saved)})
+    assert refused.wait() == [4]
+    assert "tp is 2 in the checkpoint and 1 in the run" in refused.error(0)["message"]
+    hint = refused.error(0)["hint"]
+    assert hint == f"bsl checkpoint convert {saved} --tp 1 --pp 1 --dp 1 -o FOLDER, then checkpoint.load: FOLDER"
+
+
+def test_no_conversion_picks_one_of_copies_that_differ(saved: Path, tmp_path: Path) -> None:
+    import torch
+
+    from bigsci_launch.plan.conversion import saved_topology
+    from bigsci_launch.train.reshard import SavedShards
+
+    shutil.copytree(saved, tmp_path / "apart")
+    shard = tmp_path / "apart" / "bf16_zero_pp_rank_0_mp_rank_02_optim_states.pt"
+    state = torch.load(shard, weights_only=False)
+    with torch.no_grad():
+        state["optimizer_state_dict"]["single_partition_of_fp32_groups"][0][5] += 1e-6
+    torch.save(state, shard)
+    with pytest.raises(
+        CheckpointError, match=r"tied_modules.embedding.weight \(master\): .* pp 0, tp 0 and on pp 1, tp 0"
+    ):
+        SavedShards(tmp_path / "apart", saved_topology(read_record(saved))).require_equal_copies(lambda text: None)

@@ -149,7 +149,7 @@ def state_document(engine: PipelineEngine, *, rank: int, coordinate: Coordinate,
         "step": step,
         "when": "after",
         "tensors": {
-            name: [_DTYPES[parameter.dtype], list(parameter.shape), xxh3_128_hexdigest(bytes_of(parameter))]
+            name: [DTYPES[parameter.dtype], list(parameter.shape), xxh3_128_hexdigest(bytes_of(parameter))]
             for name, parameter in engine.module.named_parameters()
         },
         "optimizer": dict(_optimizer_entries(engine.optimizer)),
@@ -157,7 +157,7 @@ def state_document(engine: PipelineEngine, *, rank: int, coordinate: Coordinate,
     }
 
 
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def _optimizer_entries(optimizer: Any) -> Iterator[tuple[str, Any]]:
@@ -184,5 +184,5 @@ def find_load_differences(saved: Mapping[str, Any], loaded: Mapping[str, Any], r
         if found != value:
             text = f"is {found}, but {value} was saved" if name.endswith(".step") else "is not what was saved"
             yield Violation("load", f"optimizer state {name}", (rank,), text)
-    if saved["random"] != loaded["random"]:
+    if saved["random"] is not None and saved["random"] != loaded["random"]:
         yield Violation("load", "random states", (rank,), "are not what was saved")

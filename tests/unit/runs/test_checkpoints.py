@@ -88,6 +88,15 @@ def test_a_path_may_be_a_checkpoint_or_a_folder_of_them(checkpoints: Checkpoints
     assert find_checkpoint(str(checkpoints.path), elsewhere) == newer
 
 
+def test_a_run_begins_elsewhere_once_and_goes_on_from_its_own(checkpoints: CheckpointsDir, tmp_path: Path) -> None:
+    origin = CheckpointsDir(tmp_path / "other-run")
+    begin = save(origin, 20)
+    assert find_checkpoint(str(begin), checkpoints) == begin
+    older, own = save(checkpoints, 25), save(checkpoints, 30)
+    assert find_checkpoint(str(begin), checkpoints) == own
+    assert find_checkpoint(str(older), checkpoints) == older
+
+
 def test_what_is_not_there_is_an_error_not_step_0(checkpoints: CheckpointsDir, tmp_path: Path) -> None:
     save(checkpoints, 20)
     checkpoints.latest.unlink()
@@ -97,10 +106,14 @@ def test_what_is_not_there_is_an_error_not_step_0(checkpoints: CheckpointsDir, t
     with pytest.raises(CheckpointError, match=r"latest: names global_step30, which is not there"):
         find_checkpoint("auto", checkpoints)
     checkpoints.latest.write_text("")
-    with pytest.raises(CheckpointError, match=r"latest: names nothing"):
+    with pytest.raises(CheckpointError, match=r"latest: is empty"):
         find_checkpoint("auto", checkpoints)
+    checkpoints.latest.write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match=r"latest: names .*, which is not there"):
+        find_checkpoint("auto", checkpoints)
+    nowhere = tmp_path / "nowhere"
     with pytest.raises(CheckpointError, match=r"checkpoint.load: .*nowhere: holds no checkpoint"):
-        find_checkpoint(str(tmp_path / "nowhere"), checkpoints)
+        find_checkpoint(str(nowhere), CheckpointsDir(tmp_path / "new-run"))
 
 
 def test_incomplete_checkpoints_are_named(checkpoints: CheckpointsDir) -> None:
@@ -113,7 +126,7 @@ def test_incomplete_checkpoints_are_named(checkpoints: CheckpointsDir) -> None:
     with pytest.raises(CheckpointError, match=r"mp_rank_00_model_states.pt: No such file"):
         newest(checkpoints)
     (folder / "checkpoint.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"checkpoint.json: cannot be read"):
+    with pytest.raises(CheckpointError, match=r"checkpoint.json: not the record of a checkpoint"):
         read_record(folder)
     (folder / "checkpoint.json").unlink()
     with pytest.raises(CheckpointError, match=r"not a checkpoint of `bsl train`"):

@@ -19,7 +19,8 @@ from bigsci_launch.runs.checkpoints import (
     list_files,
     write_record,
 )
-from bigsci_launch.runs.resume import describe_run, verify_resume
+from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.resume import describe_run, require_not_lost, verify_resume
 from bigsci_launch.runs.verify import file_digest, is_verified
 from bigsci_launch.topology import Topology
 
@@ -81,3 +82,27 @@ def test_one_of_another_run_is_refused(
 def test_none_is_needed_to_start(checkpoints: CheckpointsDir, tmp_path: Path) -> None:
     assert verify_resume(config("checkpoint.load=none"), SHAPE, checkpoints) is None
     assert verify_resume(config(), SHAPE, CheckpointsDir(tmp_path / "nothing")) is None
+
+
+def test_what_a_conversion_cures_says_how(checkpoints: CheckpointsDir) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        verify_resume(config(), Topology(tp=1, pp=2, dp=4), checkpoints)
+    folder = checkpoints.folder("global_step20")
+    command = f"bsl checkpoint convert {folder} --tp 1 --pp 2 --dp 4 -o FOLDER"
+    assert refused.value.hint == f"{command}, then checkpoint.load: FOLDER"
+    with pytest.raises(CheckpointError) as refused:
+        verify_resume(config("model.hidden_size=128"), Topology(tp=1, pp=2, dp=4), checkpoints)
+    assert refused.value.hint and "convert" not in refused.value.hint
+
+
+def test_a_run_that_saved_never_begins_again_unasked(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for name, kinds in (("0001", ("start", "save")), ("0002", ("start",))):
+        attempt = run.attempt(name)
+        attempt.make()
+        lines = [json.dumps({"kind": kind, "step": 20}) for kind in kinds]
+        attempt.event_file(0).write_text("\n".join(lines) + "\n")
+    with pytest.raises(CheckpointError, match="holds no checkpoint, although attempt 0001 saved one after step 20"):
+        require_not_lost(run)
+    run.attempt("0001").event_file(0).unlink()
+    require_not_lost(run)
