@@ -55,7 +55,8 @@ class Sample:
     `state` is the kernel's letter for the main thread, or `gone`; `threads` is None where the stacks could not be
     read, and `why` says why. `sequences` are the recorder's newest numbers per group. `call_number` is the system call
     in which the main thread waits. `read_bytes` and `written_bytes` went through read and write calls so far.
-    `thread_waits` is what other threads wait in, where that is known: {thread id: kernel function}.
+    `run_delay_ns` is how long its threads were ready to run and had no core, so far. `thread_waits` is what other
+    threads wait in, where that is known: {thread id: kernel function}.
     """
 
     mono: float
@@ -67,6 +68,7 @@ class Sample:
     kill_pending: bool
     core_dumping: bool
     thread_times: Mapping[str, int]
+    run_delay_ns: int
     thread_waits: Mapping[str, str]
     system_call: str
     call_number: int | None
@@ -168,7 +170,8 @@ class Evidence:
 
     def name(self, rank: int) -> str:
         """`rank 5 (n2, dp0 pp1 tp1)`: how every sentence calls a rank."""
-        node = next((seen.node for seen in self.ranks if seen.rank == rank), "")
+        # Every rank of the world is there, in order.
+        node = self.ranks[rank].node if rank < len(self.ranks) else ""
         parts = [part for part in (node, str(self.coordinate(rank) or "")) if part]
         return f"rank {rank} ({', '.join(parts)})" if parts else f"rank {rank}"
 
@@ -303,6 +306,7 @@ def _parse_sample(document: Mapping[str, Any], previous: Sample | None) -> Sampl
         kill_pending=bool(document.get("kill_pending")),
         core_dumping=bool(document.get("core_dumping")),
         thread_times=document.get("thread_times") or {},
+        run_delay_ns=int(document.get("run_delay_ns") or 0),
         thread_waits=still.thread_waits if still else _parse_thread_waits(document),
         system_call=still.system_call if still else _describe_call(call),
         call_number=still.call_number if still else call.get("number"),

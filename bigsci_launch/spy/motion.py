@@ -8,6 +8,8 @@ from bigsci_launch.spy.waits import WaitGraph
 
 BUSY_SHARE = 0.5
 STARVED_SHARE = 0.02
+QUEUED_SHARE = 0.1
+"""So much CPU time at least, and long waits for a core: less is what threads use that only wait."""
 MOVED_BYTES = 65536
 """So much between two samples is work. Less may be a log, or a thread that says that it lives."""
 INNER_FRAMES = 2
@@ -37,10 +39,20 @@ def switches_per_s(seen: RankEvidence) -> float:
     return (last.switches - first.switches) / max(last.mono - first.mono, 1e-3)
 
 
+def wanted_share(seen: RankEvidence) -> float:
+    """CPU time of the process, and time that it waited for a core, as a share of one core."""
+    if len(seen.samples) < 2:
+        return 0.0
+    first, last = seen.samples[0], seen.samples[-1]
+    return cpu_share(seen) + max(0, last.run_delay_ns - first.run_delay_ns) / 1e9 / max(last.mono - first.mono, 1e-3)
+
+
 def is_busy(seen: RankEvidence) -> bool:
     """Whether the process computed for most of the time, or wanted to: others may have held the cores."""
+    share = cpu_share(seen)
     wants_cpu = len(seen.samples) > 1 and all(sample.state == "R" for sample in seen.samples)
-    return cpu_share(seen) >= (STARVED_SHARE if wants_cpu else BUSY_SHARE)
+    is_starved = share >= QUEUED_SHARE and wanted_share(seen) >= BUSY_SHARE
+    return is_starved or share >= (STARVED_SHARE if wants_cpu else BUSY_SHARE)
 
 
 def bytes_per_s(seen: RankEvidence) -> tuple[float, float]:
