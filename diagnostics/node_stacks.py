@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 CHILD_TIMEOUT_S = 1.0
 MAX_CHILD_STACKS = 2
 MAX_TRIES = 3
+NUMBERS_TIMEOUT_S = 1.0
+WITH_PARTNER = (
+    "send", "recv", "isend", "irecv", "broadcast", "broadcast_object_list", "reduce", "gather", "gather_object",
+    "scatter", "scatter_object_list",
+)  # fmt: skip
 
 
 def read_rank_stacks(rank: Facts, request: Facts, _known: Facts) -> Iterator[tuple[str, Any]]:
@@ -61,13 +66,24 @@ def dump_stacks(py_spy: str | None, pid: int, timeout_s: float) -> tuple[str, st
     for _ in range(MAX_TRIES):
         status, output, errors = run_program(argv, timeout_s, {"RUST_BACKTRACE": "0"})
         if status == 0:
-            return "dump", output
+            return "dump", add_numbers(argv, output) if has_partner(output) else output
         if status is None:
             return "why", f"py-spy gave no answer in {timeout_s:g} s"
         why = explain_py_spy(errors)
         if any(words in why for words in ("ermission", "python version", "No such")):
             break
     return "why", why
+
+
+def has_partner(dump: str) -> bool:
+    """Whether a thread stands in a communication of which the stack does not say with whom."""
+    return any(f'"name": "{name}"' in dump for name in WITH_PARTNER)
+
+
+def add_numbers(argv: list[str], dump: str) -> str:
+    """The dump once more with local variables: who sends to whom, who broadcasts. As it was where that fails."""
+    status, output, _ = run_program([*argv, "--locals"], NUMBERS_TIMEOUT_S, {"RUST_BACKTRACE": "0"})
+    return output if status == 0 else dump
 
 
 def explain_py_spy(text: str) -> str:

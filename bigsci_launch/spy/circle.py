@@ -7,12 +7,25 @@ peers), then the only place through which every circle of waits goes, then both 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from bigsci_launch.spy.conclusion import Conclusion, Side, State, Suspect, name_ranks
-from bigsci_launch.spy.departure import Departure, Departures, Kind, find_departures
-from bigsci_launch.spy.evidence import Evidence
+from bigsci_launch.spy.departure import Departure, Departures, Kind, find_departures, is_as_before
+from bigsci_launch.spy.evidence import Evidence, RankEvidence
 from bigsci_launch.spy.groups import group_words
-from bigsci_launch.spy.waits import Wait, WaitGraph, recorded_members
+from bigsci_launch.spy.sides import (
+    conclude_places,
+    conclude_roots,
+    conclude_sides,
+    conclude_unfinished,
+    core_of,
+    find_roots,
+    name_part,
+)
+from bigsci_launch.spy.sides import (
+    sides_of as sides_of,
+)
+from bigsci_launch.spy.waits import SETUP_OPERATIONS, WaitGraph, recorded_members
 
 MIN_GROUP_TO_STAND_ALONE = 3
 
@@ -20,62 +33,82 @@ MIN_GROUP_TO_STAND_ALONE = 3
 def judge_circle(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     """The verdict where ranks wait in a circle, or disagree about a collective; None where neither is so."""
     mismatch = find_mismatch(evidence, graph)
-    if not graph.endless and mismatch is None:
+    roots = find_roots(graph)
+    if not graph.endless and mismatch is None and roots is None:
         return None
     departures = find_departures(evidence)
     departed = _trusted(departures, evidence)
     if departed:
         return _conclude_departed(evidence, graph, departures, departed, mismatch)
     if mismatch is not None:
-        return _conclude_mismatch(evidence, graph, mismatch)
-    if not graph.is_certain:
-        return _conclude_places(evidence, graph)
-    alone = _stands_alone(graph)
-    if alone is not None and not departures.compared:
+        return _conclude_mismatch(evidence, mismatch, departures)
+    if roots is not None:
+        return conclude_roots(evidence, graph, roots)
+    return _conclude_unaccused(evidence, graph, departures)
+
+
+def _conclude_unaccused(evidence: Evidence, graph: WaitGraph, departures: Departures) -> Conclusion:
+    """The verdict where no recorder says who left."""
+    certain = graph.certain_part()
+    unfinished = conclude_unfinished(evidence, certain)
+    if unfinished is not None:
+        return unfinished
+    alone = _stands_alone(graph) if graph.is_certain and not departures.compared else None
+    if alone is not None:
         return _conclude_alone(evidence, graph, alone)
-    return _conclude_sides(evidence, graph)
+    ends = certain.open_ends()
+    if certain.endless or ends:
+        core = ends if ends and not certain.has_circle else core_of(certain)
+        return conclude_sides(evidence, certain, departures, core)
+    return conclude_places(evidence, graph)
 
 
-def sides_of(graph: WaitGraph, ranks: Sequence[int]) -> tuple[Side, ...]:
-    """`ranks` by operation, kind of group and place in the code, the fewest first."""
-    found: dict[tuple[str, str | None, str], list[Wait]] = {}
-    for rank in ranks:
-        wait = graph.waits[rank]
-        found.setdefault((wait.operation, wait.kind, str(wait.site or "")), []).append(wait)
-    sides = (Side(tuple(sorted(wait.rank for wait in waits)), _where(waits)) for waits in found.values())
-    return tuple(sorted(sides, key=lambda side: (len(side.ranks), side.ranks)))
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Ranks by what they think a collective is; `confirmed` are those whose own past says the same."""
+
+    opinions: Mapping[str, tuple[int, ...]]
+    confirmed: frozenset[int]
 
 
-def _where(waits: Sequence[Wait]) -> str:
-    """`all_reduce number 41 of the tensor-parallel group (ranks 4-5) at backward (tensor.py:68)`."""
-    first = waits[0]
-    is_one_group = all(wait.members == first.members for wait in waits)
-    of_kind = f" of {group_words(first.kind, None)}" if first.kind else ""
-    what = str(first) if is_one_group else f"{first.operation}{of_kind}"
-    return f"{what} at {first.site}" if first.site else what
-
-
-def find_mismatch(evidence: Evidence, graph: WaitGraph) -> dict[str, tuple[int, ...]] | None:
-    """Ranks by what they think a collective is, for the first (group, number) that members disagree about."""
+def find_mismatch(evidence: Evidence, graph: WaitGraph) -> Mismatch | None:
+    """The first (group, number) that members disagree about, or None."""
     by_rank = {seen.rank: seen for seen in evidence.ranks}
-    # One of those who wait for the same others with the same number stands for all of them.
-    waits = ((wait, wait.call) for _, ranks in graph.meetings if (wait := graph.waits[ranks[0]]).call)
-    for wait, waited in waits:
-        found: dict[str, list[int]] = {}
-        for member in wait.members or ():
+    # One of those who stand in the same collective stands for all of them.
+    calls = ((wait.call, wait.members) for wait in graph.waits.values() if wait.call)
+    waits = dict.fromkeys((call.token.group, call.sequence, members) for call, members in calls)
+    for group, sequence, members in waits:
+        found: dict[str, list[tuple[int, int]]] = {}
+        for member in members or ():
             recorder = by_rank[member].recorder if member in by_rank else None
-            call = recorder.find(waited.token.group, waited.sequence) if recorder and waited else None
+            call = recorder.find(group, sequence) if recorder else None
             if call is not None:
-                found.setdefault(" ".join(call.token.shape), []).append(member)
+                found.setdefault(" ".join(call.token.shape), []).append((member, call.position))
         if len(found) > 1:
-            return {what: tuple(sorted(ranks)) for what, ranks in found.items()}
+            return _mismatch_of(found, by_rank)
     return None
 
 
+def _mismatch_of(found: Mapping[str, list[tuple[int, int]]], by_rank: Mapping[int, RankEvidence]) -> Mismatch:
+    confirmed = {
+        rank
+        for calls in found.values()
+        for rank, position in calls
+        if (recorder := by_rank[rank].recorder) and is_as_before(recorder.stream, position)
+    }
+    opinions = {what: tuple(sorted(rank for rank, _ in calls)) for what, calls in found.items()}
+    return Mismatch(opinions, frozenset(confirmed))
+
+
 def _trusted(departures: Departures, evidence: Evidence) -> tuple[int, ...]:
-    """The ranks that departed, unless the two views contradict each other or most ranks departed."""
+    """The ranks that departed, unless the two views contradict each other or most ranks departed.
+
+    That a rank differs from its peers counts alone only where no rank has a past: then most ranks are right.
+    """
     past, peers = set(departures.from_past), set(departures.from_peers)
-    found = past & peers if past and peers else past or peers
+    found = past & peers if past and peers else past
+    if not past and not departures.surprised and departures.is_whole:
+        found = peers
     return tuple(sorted(found)) if len(found) * 2 <= evidence.world_size else ()
 
 
@@ -84,7 +117,7 @@ def _conclude_departed(
     graph: WaitGraph,
     departures: Departures,
     departed: tuple[int, ...],
-    mismatch: dict[str, tuple[int, ...]] | None,
+    mismatch: Mismatch | None,
 ) -> Conclusion:
     first = departures.of(departed[0])
     agree = all(rank in departures.from_past and rank in departures.from_peers for rank in departed)
@@ -108,7 +141,9 @@ def _conclude_departed(
     )
 
 
-def _kind_of(first: Departure, departed: Sequence[int], mismatch: dict[str, tuple[int, ...]] | None) -> str:
+def _kind_of(first: Departure, departed: Sequence[int], mismatch: Mismatch | None) -> str:
+    if first.did[1] in SETUP_OPERATIONS:
+        return "H13"
     if mismatch is not None:
         return "H03"
     if len(departed) > 1:
@@ -169,11 +204,21 @@ def _departed_evidence(
     return tuple(lines)
 
 
-def _conclude_mismatch(evidence: Evidence, graph: WaitGraph, mismatch: dict[str, tuple[int, ...]]) -> Conclusion:
-    """Members of a group disagree, and no schedule says who is right: a minority is odd, a tie is nobody's fault."""
-    by_size = sorted(mismatch.items(), key=lambda item: (len(item[1]), item[1]))
-    what = "; ".join(f"{name_ranks(ranks)} issued {operation}" for operation, ranks in by_size)
-    odd = by_size[0][1] if len(by_size) == 2 and len(by_size[0][1]) < len(by_size[1][1]) else ()
+def _conclude_mismatch(evidence: Evidence, mismatch: Mismatch, departures: Departures) -> Conclusion:
+    """Members of a group disagree, and no schedule says who is right.
+
+    A minority is odd where the past of others confirms what they did and its own does not, or where nobody has a past:
+    most ranks can be wrong, and a past may speak for the few.
+    """
+    by_size = sorted(mismatch.opinions.items(), key=lambda item: (len(item[1]), item[1]))
+    few, many = by_size[0][1], [rank for _, ranks in by_size[1:] for rank in ranks]
+    has_past = not mismatch.confirmed.isdisjoint(many) and mismatch.confirmed.isdisjoint(few)
+    has_none = departures.is_whole and not departures.surprised and not mismatch.confirmed
+    is_odd = len(few) < len(many) and departures.surprised.isdisjoint(many) and (has_past or has_none)
+    odd = few if is_odd and len(by_size) == 2 else ()
+    what = "; ".join(f"{name_part(evidence, ranks)} issued {operation}" for operation, ranks in by_size)
+    new = [ranks for _, ranks in by_size if set(ranks) <= departures.surprised]
+    news = tuple(f"{name_ranks(ranks)} had not issued this before in that place, the others had" for ranks in new)
     return Conclusion(
         state=State.HANG,
         claim=f"one collective, two opinions: {what}",
@@ -181,8 +226,8 @@ def _conclude_mismatch(evidence: Evidence, graph: WaitGraph, mismatch: dict[str,
         kind="H03",
         suspects=tuple(Suspect(rank, f"issued {by_size[0][0]} where most issued {by_size[1][0]}") for rank in odd),
         sides=tuple(Side(ranks, operation) for operation, ranks in by_size),
-        evidence=("the recorders hold different operations under the same group and number",),
-        missing=("enough steps in the recorder to know the schedule",),
+        evidence=("the recorders hold different operations under the same group and number", *news),
+        missing=("whether all were meant to change here",) if news else ("enough steps to know the schedule",),
     )
 
 
@@ -215,65 +260,3 @@ def _conclude_alone(evidence: Evidence, graph: WaitGraph, rank: int) -> Conclusi
         evidence=("every circle of waits goes through this rank and through no other",),
         missing=("whether it left the schedule or all others did: by the stacks alone it is the one against the rest",),
     )
-
-
-def _conclude_places(evidence: Evidence, graph: WaitGraph) -> Conclusion:
-    """All ranks wait, and the stacks do not show over which ranks each of the collectives goes."""
-    sides = sides_of(graph, tuple(graph.waits))
-    how_many = f"{len(graph.waits)} of {evidence.world_size} ranks"
-    return Conclusion(
-        state=State.HANG,
-        claim=f"{how_many} wait in collectives, and none gets on: {_name_sides(sides)}",
-        confidence=0.3,
-        sides=sides,
-        evidence=("no rank moved between the samples, and none is outside of a collective",),
-        missing=("over which ranks each collective goes: so who waits for whom is not known",),
-    )
-
-
-def _name_sides(sides: Sequence[Side]) -> str:
-    what = ", ".join(f"{name_ranks(side.ranks)} in {side.where}" for side in sides[:2])
-    return what + (f", and in {len(sides) - 2} more places" if len(sides) > 2 else "")
-
-
-def _conclude_sides(evidence: Evidence, graph: WaitGraph) -> Conclusion:
-    """The ranks wait in a circle, and the evidence looks the same from each side."""
-    core = _core(graph)
-    sides = sides_of(graph, core)
-    is_point_to_point = all(graph.waits[rank].is_point_to_point for rank in core)
-    return Conclusion(
-        state=State.HANG,
-        claim=f"{name_ranks(core)} wait for each other, and the evidence does not say who left: {_name_sides(sides)}",
-        confidence=0.4,
-        kind="H08" if is_point_to_point else "H10",
-        sides=sides,
-        evidence=(f"{len(graph.waits)} of {evidence.world_size} ranks wait for these", *_chain(graph, core[0])),
-        missing=("which of the sides departs from its schedule",),
-    )
-
-
-def _chain(graph: WaitGraph, start: int) -> tuple[str, ...]:
-    """The shortest circle through `start`, in words, if it is short."""
-    came_from: dict[int, int] = {}
-    left = [start]
-    for rank in left:
-        for blocker in sorted(graph.blockers.get(rank, ())):
-            if blocker == start:
-                return (_chain_words(start, rank, came_from),)
-            if blocker not in came_from:
-                came_from[blocker] = rank
-                left.append(blocker)
-    return ()
-
-
-def _chain_words(start: int, last: int, came_from: Mapping[int, int]) -> str:
-    path = [start, last] if last != start else [start]
-    while path[-1] in came_from:
-        path.append(came_from[path[-1]])
-    return "a circle: rank " + ", which waits for rank ".join(map(str, reversed(path)))
-
-
-def _core(graph: WaitGraph) -> tuple[int, ...]:
-    """The ranks without which no circle would be: those whose removal alone breaks it, else all that are in one."""
-    breaking = graph.breaking_ranks()
-    return breaking if len(breaking) > 1 else graph.endless

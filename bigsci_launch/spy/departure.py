@@ -166,7 +166,18 @@ def _is_surprise_in_full(found: Departure, length: int, stream: Sequence[Kind], 
     if ends:
         return all(text[end] != text[at] for end in ends)
     groups = {kind[0] for kind in stream[at - length : at]}
-    return len(groups) > 1 and (found.did[0] in groups or found.did[1] in SETUP_OPERATIONS)
+    return len(set(stream[at - length : at])) > 1 and (found.did[0] in groups or found.did[1] in SETUP_OPERATIONS)
+
+
+def is_as_before(stream: Sequence[int], position: int) -> bool:
+    """Whether a rank has done the same after the same collectives before. `stream` are numbers of kinds."""
+    for length in CONTEXTS:
+        if position >= length:
+            window = tuple(stream[position - length : position])
+            places = [at for at in range(length, position) if tuple(stream[at - length : at]) == window]
+            if len(places) >= MIN_TIMES:
+                return any(stream[at] == stream[position] for at in places)
+    return False
 
 
 def _start_of_row(text: str, at: int, length: int) -> int:

@@ -104,6 +104,27 @@ class WaitGraph:
         """Whether the group of every wait is known: only then is it certain who waits for whom."""
         return all(wait.members is not None for wait in self.waits.values())
 
+    def certain_part(self) -> WaitGraph:
+        """The graph without the waits of which it is not known whom they are for."""
+        if self.is_certain:
+            return self
+        nobody: frozenset[int] = frozenset()
+        known = {rank: found if self.waits[rank].members else nobody for rank, found in self.blockers.items()}
+        return WaitGraph(self.waits, known, self.ranks)
+
+    def open_ends(self) -> tuple[int, ...]:
+        """Ranks in point-to-point calls whose partner is not known, if all other waits lead to them, else none."""
+        ends = tuple(rank for rank, wait in self.waits.items() if wait.is_point_to_point and wait.members is None)
+        rest = self.waits.keys() - set(ends) - self.leading_to(frozenset(ends))
+        return () if rest else ends
+
+    @property
+    def has_circle(self) -> bool:
+        """Whether some ranks wait for each other, by waits of which it is known whom they are for."""
+        numbers = {rank: number for number, rank in enumerate(self.waits)}
+        edges = [frozenset(numbers[other] for other in self.blockers[rank] if other in numbers) for rank in self.waits]
+        return not _is_acyclic(edges, -1)
+
     @property
     def endless(self) -> tuple[int, ...]:
         """Waiting ranks from which no chain of waits ends at a root: they wait in a circle."""

@@ -21,7 +21,7 @@ VERDICTS = {
     "type-1": ("hang", "H03", [1]),
     "order-1": ("hang", "H07", [1, 2]),
     "split-1": ("hang", "H10", []),
-    "receive-1": ("hang", None, []),
+    "receive-1": ("hang", "H08", []),
     "loader-2": ("hang", "H31", [2]),
     "spin-0": ("hang", "H30", [0]),
     "gil-1": ("hang", "H32", [1]),
