@@ -121,8 +121,8 @@ def test_the_holder_of_a_file_lock_is_named(four: Callable[..., Evidence]) -> No
     assert (
         corroborate(hang(kind="H41"), replace(four(), locks=(other_rank,))).evidence[0].endswith("that is rank 0 (n0)")
     )
-    for lock in (replace(lock, node="n1"), replace(lock, waiters=(9,))):
-        found = corroborate(hang(kind="H41"), replace(four(), locks=(lock,)))
+    for foreign in (replace(lock, node="n1"), replace(lock, waiters=(9,))):
+        found = corroborate(hang(kind="H41"), replace(four(), locks=(foreign,)))
         assert found.confidence == 0.6
         assert found.missing == ("who holds the lock: /proc/locks of this node does not say",)
 
