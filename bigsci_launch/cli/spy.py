@@ -44,6 +44,7 @@ STYLES: dict[str, dict[str, Any]] = {
 )
 @click.option("--topology", metavar="tp=2,pp=2,dp=2", help="Sizes of the axes, for a job that bsl did not submit.")
 @click.option("--output", type=click.Path(path_type=Path), help="Folder for the evidence; default: a new one.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the answer as a page to click in.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON document.")
 @click.option("--exit-code", is_flag=True, help="Exit with 1 when a hang or a crash was found.")
 def spy(
@@ -54,6 +55,7 @@ def spy(
     bundle: Path | None,
     topology: str | None,
     output: Path | None,
+    html: Path | None,
     as_json: bool,
     exit_code: bool,
 ) -> None:
@@ -73,6 +75,8 @@ def spy(
         evidence, conclusion = _judge(found, axes)
         _store(found, evidence, conclusion, output or target.bundles / time.strftime("%Y%m%d-%H%M%S"), axes)
     _show(evidence, conclusion, as_json)
+    if html is not None:
+        _write_page(evidence, conclusion, html)
     if exit_code and conclusion.state.value in ("hang", "crashed"):
         sys.exit(EXIT_FOUND)
     if evidence.nodes_silent:
@@ -145,6 +149,14 @@ def _store(found: Bundle, evidence: Evidence, conclusion: Conclusion, folder: Pa
     report = to_text(to_lines(evidence, conclusion))
     write_bundle(folder, kept, to_document(evidence, conclusion), report)
     console.talk(f"evidence: {folder}")
+
+
+def _write_page(evidence: Evidence, conclusion: Conclusion, path: Path) -> None:
+    from bigsci_launch.pages import write_page
+    from bigsci_launch.spy.page import render_page
+
+    write_page(path, render_page(evidence, conclusion))
+    console.talk(f"page: {path}")
 
 
 def _show(evidence: Evidence, conclusion: Conclusion, as_json: bool) -> None:

@@ -133,6 +133,15 @@ def recorded() -> Callable[..., Evidence]:
 
 
 @pytest.fixture(scope="session")
+def synthetic() -> ModuleType:
+    """The maker of hung jobs of any size, which the benchmarks use too."""
+    path = Path(__file__).parents[3] / "benchmarks" / "spy_synthetic.py"
+    found = sys.modules["spy_synthetic"] = ModuleType("spy_synthetic")
+    exec(compile(path.read_text(), str(path), "exec"), found.__dict__)
+    return found
+
+
+@pytest.fixture(scope="session")
 def agent() -> ModuleType:
     """The node agent as a module, with its neighbours as attributes."""
     for name in AGENT_MODULES:
