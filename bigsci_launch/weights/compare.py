@@ -55,6 +55,8 @@ class _Tally:
     differences: list[Difference] = field(default_factory=list)
     unreadable: list[Unreadable] = field(default_factory=list)
     places: dict[str, set[Place]] = field(default_factory=dict)
+    # Places by the names that are known to be equal there: ranks of a stage hold the same names.
+    equal_at: dict[tuple[str, ...], set[Place]] = field(default_factory=dict)
     # Printed tensors by name, each with the elements it has, if they are known: they tell how little a dump shows.
     printed: dict[str, tuple[StoredTensor, int | None]] = field(default_factory=dict)
     # Tensors of A that other ranks of A hold too.
@@ -104,7 +106,7 @@ def compare_weights(
         num_bytes=tally.num_bytes,
         differences=tuple(tally.differences),
         unreadable=tuple(tally.unreadable),
-        places={name: frozenset(places) for name, places in tally.places.items()},
+        places=_all_places(tally),
         groups_a=tally.groups_a,
         groups_b=tally.groups_b,
         notes=(*pairing.notes, *_precision_notes(tally)),
@@ -112,6 +114,13 @@ def compare_weights(
         is_printed=bool(tally.printed),
         apart=_names_apart(tally.copies, a.model, hints),
     )
+
+
+def _all_places(tally: _Tally) -> dict[str, frozenset[Place]]:
+    for names, places in tally.equal_at.items():
+        for name in names:
+            tally.places.setdefault(name, set()).update(places)
+    return {name: frozenset(places) for name, places in tally.places.items()}
 
 
 def _names_apart(copies: Sequence[StoredTensor], model: Model, hints: Hints) -> frozenset[str]:
@@ -213,10 +222,9 @@ def is_equal(pair: Pair, files: FilePool) -> bool:
 
 def _note(bundle: Bundle, selection: Selection, tally: _Tally) -> None:
     tally.unreadable += bundle.unreadable
-    for name in bundle.equal:
-        if selection.takes(name):
-            tally.num_compared += 1
-            tally.places.setdefault(name, set()).add(bundle.place)
+    equal = bundle.equal if selection == EVERYTHING else tuple(filter(selection.takes, bundle.equal))
+    tally.num_compared += len(equal)
+    tally.equal_at.setdefault(equal, set()).add(bundle.place)
     for place, groups_a, groups_b in bundle.groups:
         tally.groups_a[place] = groups_a
         tally.groups_b[place] = groups_b

@@ -26,8 +26,11 @@ class CopyPair:
 
 def is_copied(tensor: StoredTensor, hints: Hints) -> bool:
     """Whether ranks of another stage or tp index should hold the same parameter."""
-    if tensor.role not in ("weight", "fp32") or not (tensor.has_bytes or tensor.printed):
-        return False
+    return tensor.role in ("weight", "fp32") and has_copies(tensor, hints)
+
+
+def has_copies(tensor: StoredTensor, hints: Hints) -> bool:
+    """Whether a parameter, or what the optimizer holds of it, is tied or replicated over tp, by its name."""
     return tensor.name.startswith(TIED) or is_replicated(tensor.name, [tensor.shape], hints)
 
 

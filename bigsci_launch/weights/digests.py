@@ -11,9 +11,10 @@ holds the tensor itself.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from bigsci_launch.weights.tensors import DTYPE_BYTES, Place, Segment, StoredTen
 
 ALGORITHM = "xxh3-128"
 SCHEMA_VERSION = 1
+# What stands before the entries in a file.
+ENTRIES = b'"tensors"'
 HASH_ELEMENTS = 4 << 20
 
 
@@ -81,23 +84,50 @@ def read_digests(path: Path) -> DigestFile:
     Raises:
         UnreadableFile: missing, not JSON, or of another algorithm.
     """
+    return _parse(path, _bytes_of(path))
+
+
+def read_two_digests(a: Path, b: Path) -> tuple[DigestFile, DigestFile]:
+    """The digests of one rank on two sides; entries that are the same text are parsed once.
+
+    Raises:
+        UnreadableFile: as `read_digests`.
+    """
+    raw_a, raw_b = _bytes_of(a), _bytes_of(b)
+    left = _parse(a, raw_a)
+    head, key, entries = raw_b.partition(ENTRIES)
+    if key and entries == raw_a.partition(ENTRIES)[2]:
+        with contextlib.suppress(UnreadableFile):  # keys that follow the entries: all of it is parsed
+            return left, replace(_parse(b, head + ENTRIES + b": {}}"), entries=left.entries)
+    return left, _parse(b, raw_b)
+
+
+def _bytes_of(path: Path) -> bytes:
     try:
-        document = json.loads(path.read_bytes())
-        algorithm, coordinate, entries = document["algorithm"], document["coordinate"], document["tensors"]
-        place = Place(pp=coordinate["pp"], tp=coordinate["tp"], dp=coordinate["dp"])
+        return path.read_bytes()
     except OSError as error:
         raise UnreadableFile(path, os_reason(error)) from error
+
+
+def _parse(path: Path, raw: bytes) -> DigestFile:
+    try:
+        document = json.loads(raw)
+        algorithm, coordinate, entries = document["algorithm"], document["coordinate"], document["tensors"]
+        place = Place(pp=coordinate["pp"], tp=coordinate["tp"], dp=coordinate["dp"])
     except (ValueError, KeyError, TypeError) as error:
         raise UnreadableFile(path, f"not a file of digests ({type(error).__name__}: {error})") from error
     if algorithm != ALGORITHM:
         raise UnreadableFile(path, f"holds digests of {algorithm}, not of {ALGORITHM}")
-    if not isinstance(entries, dict) or not all(_is_entry(entry) for entry in entries.values()):
+    if not isinstance(entries, dict) or not _are_entries(entries.values()):
         raise UnreadableFile(path, "an entry is not [dtype, shape, digest]")
     return DigestFile(path, place, document.get("step"), document.get("when"), entries)
 
 
-def _is_entry(entry: Any) -> bool:
-    return isinstance(entry, list) and len(entry) == 3 and entry[0] in DTYPE_BYTES and isinstance(entry[1], list)
+def _are_entries(entries: Iterable[Any]) -> bool:
+    return all(
+        type(entry) is list and len(entry) == 3 and entry[0] in DTYPE_BYTES and type(entry[1]) is list
+        for entry in entries
+    )
 
 
 def digest_tensor(file: DigestFile, name: str) -> StoredTensor:

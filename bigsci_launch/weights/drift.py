@@ -74,10 +74,13 @@ def hold(weights: Weights, selection: Selection = EVERYTHING, advance: Advance =
 
 def copy_findings(weights: Weights, names: set[str], side: str) -> list[Finding]:
     """What is apart between the tied copies, and the replicas over tp, of some parameters in one side."""
-    holdings, source = _with_moments(hold(weights, _named(names)), weights, names)
+    if not names:
+        return []
+    held = hold(weights, _named(names))
+    holdings, source = _with_moments(held, weights, names)
     files = FilePool(MANY_FILES)
-    tied = [tensor for tensor in holdings.tensors if tensor.name.startswith(TIED)]
-    pairs = [*tied_pairs(tied), *tp_pairs(holdings.tensors, Hints.of_model(weights.model))]
+    tied = [tensor for tensor in held.tensors if tensor.name.startswith(TIED)]
+    pairs = [*tied_pairs(tied), *tp_pairs(held.tensors, Hints.of_model(weights.model))]
     differences = compare_pairs(pairs, files)
     found = [
         replace(item, claim=f"in {side}, {item.claim}{source if ': ' in item.pattern else ''}")

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from bigsci_launch.weights.compare import require_numpy
 from bigsci_launch.weights.comparison import Comparison, Finding
+from bigsci_launch.weights.copies import has_copies
+from bigsci_launch.weights.replicas import Hints
 from bigsci_launch.weights.sources import Weights
 
 
@@ -24,23 +26,19 @@ def explain(comparison: Comparison, a: Weights, b: Weights) -> Comparison:
     require_numpy(f"{min(names)} differs")
     from bigsci_launch.weights.patterns import find_patterns
 
-    findings = _copies(comparison, names, a, b)
-    return find_patterns(replace(comparison, findings=(*comparison.findings, *findings)))
+    return find_patterns(replace(comparison, findings=(*comparison.findings, *_copies(comparison, a, b))))
 
 
-def _copies(comparison: Comparison, names: set[str], a: Weights, b: Weights) -> list[Finding]:
+def _copies(comparison: Comparison, a: Weights, b: Weights) -> list[Finding]:
     """Drift between the copies inside the sides. What both have alike separates A from B by nothing: no fault of B."""
     from bigsci_launch.weights.drift import copy_findings
 
-    differing = {difference.name for difference in comparison.differences}
-    alike = [
-        replace(_told(finding, finding), is_fault=False)
-        for finding in (copy_findings(a, names - differing, "A") if names - differing else ())
-    ]
-    return [
-        *(_of_both_sides(copy_findings(a, differing, "A"), copy_findings(b, differing, "B")) if differing else ()),
-        *alike,
-    ]
+    hints = Hints.of_model(a.model)
+    sides = ((difference.name, difference.a or difference.b) for difference in comparison.differences)
+    differing = {name for name, tensor in sides if tensor and has_copies(tensor, hints)}
+    found = _of_both_sides(copy_findings(a, differing, "A"), copy_findings(b, differing, "B"))
+    alike = comparison.apart - {difference.name for difference in comparison.differences}
+    return found + [replace(_told(finding, finding), is_fault=False) for finding in copy_findings(a, set(alike), "A")]
 
 
 def _of_both_sides(in_a: Sequence[Finding], in_b: Sequence[Finding]) -> list[Finding]:

@@ -104,12 +104,14 @@ def pair_tensors(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> Iterat
 
 def _digest_bundle(name: str, a: Source, b: Source) -> Bundle:
     """Digests of one rank on both sides: only what differs becomes a pair of tensors."""
-    from bigsci_launch.weights.digests import digest_tensor, read_digests
+    from bigsci_launch.weights.digests import digest_tensor, read_two_digests
 
     try:
-        left, right = read_digests(a.path), read_digests(b.path)
+        left, right = read_two_digests(a.path, b.path)
     except UnreadableFile as error:
         return Bundle(name, unreadable=(Unreadable(error.path, error.why),))
+    if left.entries is right.entries:
+        return Bundle(name, equal=tuple(left.entries), place=left.place)
     equal = tuple(name for name, entry in left.entries.items() if right.entries.get(name) == entry)
     known = set(equal)
     pairs: list[Pair] = [
@@ -150,9 +152,7 @@ def _cut_otherwise(lost: Sequence[StoredTensor]) -> Iterator[Unreadable]:
     for path, held in names.items():
         known = "digests" if next(t for t in lost if t.path == path).digest is not None else "printed edges"
         count = f"{len(held)} tensor{'s' if len(held) > 1 else ''}"
-        yield Unreadable(
-            path, f"{known} of {count} that the other side holds otherwise: not compared"
-        )
+        yield Unreadable(path, f"{known} of {count} that the other side holds otherwise: not compared")
 
 
 def _topology_note(a: Weights, b: Weights) -> tuple[str, ...]:
