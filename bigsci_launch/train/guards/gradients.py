@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -150,14 +150,31 @@ def find_wrong_bias_gradients(module: nn.Module, tp_group: dist.ProcessGroup | N
     implied = torch.stack([_implied(linear) for _, _, linear in readers])
     if tp_group is not None:
         dist.all_reduce(implied, group=tp_group)
-    for (name, norm, _), expected in zip(readers, implied, strict=True):
-        found = local_gradient(norm.bias)
-        found = torch.zeros_like(expected) if found is None else found.float()
+    pairs = [(name, norm, expected, _found(norm)) for (name, norm, _), expected in zip(readers, implied, strict=True)]
+    if not _is_far(pairs):
+        return
+    for name, norm, expected, found in pairs:
         size, apart = float(expected.norm()), float((found - expected).norm())
         if apart > _BIAS_TOLERANCE[norm.bias.dtype] * size + 1e-9:
             ratio = float(found @ expected) / size**2 if size else math.inf
             text = f"its gradient is {ratio:.3g} times what the layer that reads it implies (off by {apart / size:.0%})"
             yield Violation("replicated gradients", name, (rank,), text)
+
+
+def _found(norm: nn.LayerNorm) -> Tensor:
+    found = local_gradient(norm.bias)
+    return torch.zeros_like(norm.bias, dtype=torch.float32) if found is None else found.float()
+
+
+def _is_far(pairs: Sequence[tuple[str, nn.LayerNorm, Tensor, Tensor]]) -> bool:
+    """Whether the gradients of this stage's norms, taken together, are not those that are implied.
+
+    One of them alone may be small beside what its terms cancel, and then 16 bits leave little of it: 35 % were seen in
+    a healthy run. What is wrong in all of them is as wrong in their sum.
+    """
+    size = math.sqrt(sum(float(expected.square().sum()) for _, _, expected, _ in pairs))
+    apart = math.sqrt(sum(float((found - expected).square().sum()) for _, _, expected, found in pairs))
+    return apart > _BIAS_TOLERANCE[pairs[0][1].bias.dtype] * size + 1e-9
 
 
 def _implied(linear: Any) -> Tensor:
