@@ -22,12 +22,15 @@ from typing import Any
 from bigsci_launch.errors import CollectError
 from bigsci_launch.scheduler.slurm import run_monitor_step
 from bigsci_launch.spy.bundle import Bundle
-from bigsci_launch.spy.target import Target, read_records
+from bigsci_launch.spy.known_frames import operation_of
+from bigsci_launch.spy.records import read_records
+from bigsci_launch.spy.target import Target
 from bigsci_launch.topology import Topology
 
 NODE_TIMEOUT_S = 20.0
 STEP_TIMEOUT_S = 40.0
 MAX_STEPS = 3
+PARTNER_ARGUMENTS = ("src", "dst", "group_src", "group_dst", "tag")
 AGENT_MODULES = (
     "node_processes", "node_sockets", "node_kernel", "node_ranks", "node_recorder", "node_stacks", "node_agent",
 )  # fmt: skip
@@ -143,13 +146,22 @@ def _read_dump(text: str) -> list[dict[str, Any]]:
             "name": thread["thread_name"],
             "active": thread["active"],
             "owns_gil": thread["owns_gil"],
-            "frames": [
-                {"function": frame["name"], "file": frame["filename"], "line": frame["line"]}
-                for frame in thread["frames"]
-            ],
+            "frames": [_read_frame(frame) for frame in thread["frames"]],
         }
         for thread in json.loads(text)
     ]
+
+
+def _read_frame(frame: Mapping[str, Any]) -> dict[str, Any]:
+    """One frame. Of its variables only the whole numbers that say with whom a communication is are kept."""
+    numbers = {
+        each["name"]: int(each["repr"])
+        for each in frame.get("locals") or ()
+        if each["name"] in PARTNER_ARGUMENTS and str(each.get("repr") or "").isdigit()
+    }
+    place = {"function": frame["name"], "file": frame["filename"], "line": frame["line"]}
+    is_communication = operation_of(frame["name"], frame["filename"]) is not None
+    return {**place, "arguments": numbers} if numbers and is_communication else place
 
 
 def collect_here(target: Target) -> list[dict[str, Any]]:
