@@ -38,6 +38,9 @@ class RankCondition(Section):
     """Patterns of calls of any one thread, innermost first, other calls may stand between them. The text of a call is
     `FUNCTION FILE`, as in `_try_get_data /venv/torch/utils/data/dataloader.py`; a method is named without its class."""
 
+    without: Pattern | None = None
+    """Pattern of a call that none of its threads is in."""
+
     state: Annotated[tuple[Literal["R", "S", "D", "T", "t", "Z", "I"], ...], Field(min_length=1)] | None = None
     """The kernel's letter for the process, one of these: R runs, S sleeps, D sleeps and cannot be woken, T stopped,
     t stopped by a debugger, Z ended."""
@@ -63,7 +66,7 @@ class RankCondition(Section):
     @model_validator(mode="after")
     def _says_something(self) -> RankCondition:
         if not self.model_fields_set - {"who"}:
-            raise ValueError("must say what these ranks show: stack, state, wchan, call, child, writing, error or exit")
+            raise ValueError("must say what these ranks show: stack, without, state, wchan, call, ...")
         return self
 
 

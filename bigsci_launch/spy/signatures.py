@@ -136,11 +136,16 @@ def _shows(condition: RankCondition, seen: RankEvidence) -> bool:
         and (condition.state is None or (last is not None and last.state in condition.state))
         and (condition.writing is None or condition.writing == _is_writing(seen))
         and (condition.stack is None or any(_is_within(condition.stack, thread) for thread in seen.threads or ()))
+        and (condition.without is None or _is_without(condition.without, seen))
     )
 
 
 def _is_writing(seen: RankEvidence) -> bool:
     return len(seen.samples) > 1 and seen.samples[-1].written_bytes > seen.samples[0].written_bytes
+
+
+def _is_without(pattern: str, seen: RankEvidence) -> bool:
+    return bool(seen.threads) and not any(_is_within((pattern,), thread) for thread in seen.threads or ())
 
 
 def _is_within(patterns: Sequence[str], thread: ThreadStack) -> bool:

@@ -98,7 +98,12 @@ def parse_threads(documents: Sequence[Mapping[str, Any]]) -> tuple[ThreadStack, 
 
 def _parse_frame(document: Mapping[str, Any]) -> Frame:
     arguments = tuple((name, int(value)) for name, value in (document.get("arguments") or {}).items())
-    return Frame(document["function"], document["file"], int(document["line"]), arguments)
+    return Frame(document["function"], _with_folder(document["file"]), int(document["line"]), arguments)
+
+
+def _with_folder(file: str) -> str:
+    """py-spy's text shortens `/usr/lib/python3.11/queue.py` to `queue.py`: known frames are known by `/queue.py`."""
+    return file if "/" in file or file.startswith("<") else f"./{file}"
 
 
 def is_wrapper(frame: Frame) -> bool:

@@ -15,6 +15,7 @@ from bigsci_launch.spy.failures import in_order_of_failure, judge_unaccused
 from bigsci_launch.spy.merge import merge_stacks
 from bigsci_launch.spy.motion import is_busy, moving_ranks, named_frames
 from bigsci_launch.spy.network import judge_network
+from bigsci_launch.spy.phases import judge_phases
 from bigsci_launch.spy.rendezvous import is_joining, judge_rendezvous
 from bigsci_launch.spy.stacks import decisive_thread
 from bigsci_launch.spy.stalls import Stall, explain_stall
@@ -203,7 +204,7 @@ def _evidence_away(evidence: Evidence, graph: WaitGraph, stalls: list[Stall]) ->
     endless = graph.endless
     if endless:
         lines.append(f"ranks {compress_ranks(endless)} wait in a circle besides, which this does not explain")
-    if not any(is_busy(seen) for seen in evidence.ranks):
+    if _num_samples(evidence) > 1 and not any(is_busy(seen) for seen in evidence.ranks):
         lines.append("no rank used the CPU or moved between the samples")
     return tuple(lines)
 
@@ -263,6 +264,6 @@ def _no_collectives(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
 
 
 GATES = (
-    _nothing, _ended, _moving, judge_leaving, judge_network, _stays_away, judge_rendezvous, judge_circle, _together,
-    _no_collectives,
+    _nothing, _ended, _moving, judge_leaving, judge_network, judge_phases, _stays_away, judge_rendezvous, judge_circle,
+    _together, _no_collectives,
 )  # fmt: skip

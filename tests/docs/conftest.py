@@ -45,7 +45,8 @@ MARK = "\x1e"
 
 def pages() -> list[Path]:
     """The pages whose sessions are run."""
-    return [ROOT / "README.md", TUTORIAL, *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+    folders = (ROOT / "docs" / "how-to", ROOT / "docs" / "explanation")
+    return [ROOT / "README.md", TUTORIAL, *(page for folder in folders for page in sorted(folder.glob("*.md")))]
 
 
 @dataclass(frozen=True, slots=True)
