@@ -161,8 +161,8 @@ def diff_weights(*arguments: object) -> str:
         return f"exit {result.returncode}: {result.stderr.strip()[-200:]}"
     document = json.loads(result.stdout)
     claims = [f"{finding['pattern']}: {finding['claim']}" for finding in document["findings"]]
-    found = ". ".join(claims[:2]) or ("equal" if document["equal"] else f"{len(document['different'])} differ")
-    return found if len(found) < 500 else found[:500] + "..."
+    found = ". ".join(claims[:3]) or ("equal" if document["equal"] else f"{len(document['different'])} differ")
+    return found if len(found) < 900 else found[:900] + "..."
 
 
 def look(folder: Path, name: str, kind: str) -> Row:

@@ -47,10 +47,17 @@ def pair_weights(a: Weights, b: Weights) -> Pairing:
     """File by file where both sides are cut alike, else by the names of the parameters."""
     left, right = labels(a.sources), labels(b.sources)
     notes = (*a.notes, *b.notes)
-    if a.layout == b.layout and a.topology == b.topology and left.keys() & right.keys():
+    is_cut_alike = a.layout == b.layout and a.topology == b.topology and not _are_other_models(a, b)
+    if is_cut_alike and left.keys() & right.keys():
         names = list(dict.fromkeys([*left, *right]))
         return Pairing(len(names), _by_file(a, b, left, right, names), notes)
     return _by_name(a, b, notes)
+
+
+def _are_other_models(a: Weights, b: Weights) -> bool:
+    """Whether the sides hold other parameters, so that ZeRO cuts their flat shards at other places."""
+    is_known = a.model.shapes.keys() == b.model.shapes.keys() and not (a.broken or b.broken)
+    return is_known and a.model.shapes != b.model.shapes
 
 
 def _by_file(

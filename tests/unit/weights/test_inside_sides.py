@@ -129,3 +129,17 @@ def test_several_random_states_share_a_sentence(tmp_path: Path, tiny: Any, diff:
             torch.save({"torch": torch.arange(16, dtype=torch.uint8) + (side == "b")}, folder / f"rng_rank_{rank}.pt")
     answer = diff(tmp_path / "a", tmp_path / "b")
     assert "rng_rank_0.torch, rng_rank_1.torch differ: dropout, and all that draws random numbers" in answer.text
+
+
+def test_parameters_of_another_model_do_not_move_the_others(tmp_path: Path, tiny: Any, diff: Any) -> None:
+    """ZeRO cuts flat shards at other places where a parameter is added: none of the rest is missing."""
+    name = "tied_modules.embed.norm.weight"
+    tiny().write(tmp_path / "a")
+    more = tiny()
+    for params in more.state.values():
+        params[name] = {role: torch.ones(8) for role in ("fp32", "exp_avg", "exp_avg_sq")}
+    shapes = more.shapes
+    more.shapes = lambda pp: {**shapes(pp), name: (8,)}
+    more.write(tmp_path / "b")
+    different = diff(tmp_path / "a", tmp_path / "b", "--json").document["different"]
+    assert {(entry["tensor"], entry["kind"]) for entry in different} == {(name, "extra")}
