@@ -7,7 +7,10 @@
 reach and once (`--unprepared`) without. Beside it, on the same hangs: torchfrtrace, with the table of groups that it
 lacks on gloo, and the DETAIL mode of torch in a run of its own. Results are appended to `--results`, one line each;
 what is there already is not run again, so that an interrupted run can go on, and a subset (`--classes H01,H36
---ranks 4`) can be repeated alone.
+--ranks 4`) can be repeated alone. `--bundles DIR` keeps the evidence of every run; `--again` asks the engine as it is
+now about the evidence that is kept there, and runs nothing.
+
+Exit status 1 where a rank is accused wrongly or a hang is seen where there is none: the assertion over all classes.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -25,12 +29,16 @@ from hang_page import write_page
 from hang_peers import ask_detail, ask_torchfrtrace
 
 from bigsci_launch.errors import LabError
-from bigsci_launch.hang_lab.catalogue import Reproduction, find_reproductions
-from bigsci_launch.hang_lab.comparison import compare
+from bigsci_launch.hang_lab.catalogue import Reproduction, find_reproduction, find_reproductions
+from bigsci_launch.hang_lab.comparison import Comparison, compare
+from bigsci_launch.hang_lab.judgement import Judgement, expectation, judge, read_verdict
 from bigsci_launch.hang_lab.needs import missing_need
 from bigsci_launch.hang_lab.nursery import Nursery, open_nursery
 from bigsci_launch.hang_lab.runner import Trial, reproduce
 from bigsci_launch.hang_lab.zoo import REPRODUCTIONS
+from bigsci_launch.spy.bundle import read_bundle
+from bigsci_launch.spy.document import to_document
+from bigsci_launch.spy.verdict import judge as judge_evidence
 
 Row = dict[str, Any]
 
@@ -44,13 +52,30 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peers", action="store_true", help="also torchfrtrace and TORCH_DISTRIBUTED_DEBUG=DETAIL")
     parser.add_argument("--results", type=Path, default=Path("hang_confusion.jsonl"))
     parser.add_argument("--bundles", type=Path, help="folder to keep the evidence in")
+    parser.add_argument("--again", action="store_true", help="judge the evidence in --bundles anew, run nothing")
     parser.add_argument("--page", type=Path, help="page to write from all results")
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the ranks of a reproduction end with this
     done = read_rows(options.results)
+    if options.again:
+        done = [judge_again(row, options.bundles) for row in done]
+        options.results.write_text("".join(json.dumps(row) + "\n" for row in done))
+    else:
+        run_missing(options, done)
+    if options.page:
+        write_page(options.page, [row for row in done if "judgement" in row], sys.argv[1:])
+    harmful = [row for row in done if "judgement" in row and Judgement(row["judgement"]).is_harmful]
+    for row in harmful:
+        print(line_of(row))
+    sys.exit(1 if harmful else 0)
+
+
+def run_missing(options: argparse.Namespace, done: list[Row]) -> None:
+    """Run what was asked for and is not in `done`, and add it there and to the results."""
     known = {key_of(row) for row in done}
     with open_nursery() as nursery, options.results.open("a") as results:
         for trial, is_prepared in wanted(options):
@@ -62,8 +87,27 @@ def main() -> None:
             results.write(json.dumps(row) + "\n")
             results.flush()
             print(line_of(row), flush=True)
-    if options.page:
-        write_page(options.page, [row for row in done if "judgement" in row], sys.argv[1:])
+
+
+def judge_again(row: Row, bundles: Path) -> Row:
+    """`row` with what the engine says now of the evidence that was kept; as it is where none was."""
+    folder = bundle_folder(bundles, row)
+    if "judgement" not in row or not (folder / "collection.json").exists():
+        return row
+    evidence = read_bundle(folder).evidence()
+    verdict = read_verdict(to_document(evidence, judge_evidence(evidence)))
+    reproduction = find_reproduction(row["name"])
+    topology = reproduction.topology(row["ranks"])
+    compared = Comparison(
+        name=row["name"],
+        title=row["title"],
+        topology=str(topology),
+        culprit=row["culprit"],
+        expected=expectation(reproduction, row["culprit"], topology),
+        verdict=verdict,
+        judgement=judge(verdict, reproduction, row["culprit"], topology),
+    )
+    return {**row, **compared.document()}
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -122,10 +166,14 @@ def run_trial(trial: Trial, is_prepared: bool, options: argparse.Namespace, nurs
 def keep_evidence(folder: Path | None, row: Row) -> list[str]:
     if folder is None:
         return []
-    kind = "prepared" if row["is_prepared"] else "unprepared"
-    kept = folder / row["name"] / f"{row['ranks']}-ranks-culprit-{row['culprit']}-{kind}"
+    kept = bundle_folder(folder, row)
     shutil.rmtree(kept, ignore_errors=True)
     return ["--output", str(kept)]
+
+
+def bundle_folder(folder: Path, row: Row) -> Path:
+    kind = "prepared" if row["is_prepared"] else "unprepared"
+    return folder / row["name"] / f"{row['ranks']}-ranks-culprit-{row['culprit']}-{kind}"
 
 
 def line_of(row: Row) -> str:
