@@ -102,6 +102,15 @@ def check_ffn_width(config: RunConfig, site: Site) -> Iterator[Finding]:
         yield error("ffn_width", "model.ffn_hidden_size", TP, text)
 
 
+def check_rotary(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """Rotary positions turn pairs of elements."""
+    model = config.model
+    width = model.hidden_size // model.num_attention_heads
+    if model.positions == "rotary" and width % 2:
+        text = f"rotary positions need an even head width; {model.hidden_size} / {model.num_attention_heads} is {width}"
+        yield error("rotary", "model.positions", "model.num_attention_heads", text)
+
+
 def check_stages(config: RunConfig, site: Site) -> Iterator[Finding]:
     """There is at least one transformer layer for every stage."""
     layers, pp = config.model.num_layers, config.parallelism.pipeline_parallel_size
@@ -293,6 +302,13 @@ def check_environment(config: RunConfig, site: Site) -> Iterator[Finding]:
             yield error("environment", f"env.{name}", "", "the launcher sets it for every rank; leave it out")
 
 
+def check_held_out(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """`bsl train` evaluates on held-out samples alone, in whole micro batches."""
+    if config.run.command is None and config.monitor.eval_interval and not config.data.held_out:
+        text = "nothing is held out: there will be no evaluation"
+        yield warning("held_out", "monitor.eval_interval", "data.held_out", text)
+
+
 def check_steps_without_effect(config: RunConfig, site: Site) -> Iterator[Finding]:
     """Steps that are named lie within the run."""
     steps, key = config.training.steps, "training.steps"
@@ -335,6 +351,7 @@ CHECKS: tuple[Check, ...] = (
     check_tensor_parallel_in_node,
     check_heads,
     check_ffn_width,
+    check_rotary,
     check_stages,
     check_partition_method,
     check_vocabulary_padding,
@@ -348,6 +365,7 @@ CHECKS: tuple[Check, ...] = (
     check_exit_margin,
     check_faults,
     check_environment,
+    check_held_out,
     check_steps_without_effect,
     check_command_without_effect,
     check_local_without_effect,

@@ -117,8 +117,11 @@ class ParallelismSection(Section):
     the fullest as empty as any cut can. `bsl submit` writes down the cut, as `time:7,6,6,5`; that can be given too."""
 
 
+Positions = Literal["learned", "rotary", "alibi"]
+
+
 class ModelSection(Section):
-    """A GPT with learned positions. Sizes are counts of elements."""
+    """A GPT. Sizes are counts of elements."""
 
     num_layers: PositiveInt
     """Transformer layers."""
@@ -140,6 +143,10 @@ class ModelSection(Section):
 
     vocab_size_multiple: PositiveInt = 128
     """The vocabulary is padded to a multiple of this times tp. Padding never takes part in the loss."""
+
+    positions: Positions = "learned"
+    """How the model knows places: `learned`: a vector for each, in a layer of its own. `rotary`: queries and keys are
+    turned (an even head width is needed). `alibi`: scores fall with the distance, as in BLOOM."""
 
     tied_embeddings: bool = True
     """Whether the output layer shares its weight with the word embedding."""
@@ -188,8 +195,9 @@ class TrainingSection(Section):
     rampup: RampupSection | None = None
     """Batch-size ramp-up; default: none."""
 
-    precision: Literal["fp32", "bf16"] = "bf16"
-    """Number format of the weights that compute. bf16 keeps fp32 masters and accumulates gradients in fp32."""
+    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Number format of the weights that compute. bf16 keeps fp32 masters and accumulates gradients in fp32. fp16 keeps
+    fp32 masters and scales the loss, by how much it finds out itself; it needs a GPU."""
 
     activation_checkpointing: bool = False
     """Whether activations of transformer layers are computed again in the backward pass."""
@@ -232,6 +240,9 @@ class DataSection(Section):
     prefix: str
     """Path of Megatron's indexed dataset without `.bin`/`.idx`; `bsl data prepare` makes one."""
 
+    held_out: Fraction = 0.0
+    """Share of the samples, at the end of the dataset, that is never trained on; evaluation takes them."""
+
 
 class CheckpointSection(Section):
     """When to save and what to start from."""
@@ -264,7 +275,11 @@ class MonitorSection(Section):
     """Expected seconds of one save: a term of the exit margin."""
 
     eval_interval: PositiveInt | None = None
-    """Steps between evaluations, for `bsl plan check`, where the program makes them; `bsl train` makes none."""
+    """Steps between evaluations; default: none. `bsl train` evaluates on `data.held_out`, after the save of the step if
+    there is one."""
+
+    eval_batches: PositiveInt = 4
+    """Global batches of one evaluation of `bsl train`, the same samples each time."""
 
     eval_time_s: NonNegativeFloat = 0.0
     """Expected seconds of one evaluation."""

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from bigsci_launch.config.load import LoadedRun, dump_resolved
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema import ModelSection, RunConfig
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.launch.provenance import collect_provenance, is_secret_name
 from bigsci_launch.launch.request import JobRequest, make_request
@@ -214,7 +214,9 @@ def require_same_run(run: RunDir, config: RunConfig, topology: Topology) -> None
 
 
 def _shown(record: Any, section: str, key: str) -> Any:
-    return record.get(section, {}).get(key) if isinstance(record, dict) else None
+    """What the run was begun with; a key that was not known then had what is the default now."""
+    default = ModelSection.model_fields[key].default if section == "model" else None
+    return record.get(section, {}).get(key, default) if isinstance(record, dict) else None
 
 
 def require_no_active_attempt(run: RunDir) -> None:

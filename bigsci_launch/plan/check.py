@@ -241,9 +241,10 @@ def _share_lost(interval_s: float, save_s: float, failure_s: float) -> float:
 
 
 def check_save_before_eval(case: Case) -> Iterator[PricedFinding]:
-    """Megatron evaluates before it saves: an evaluation that hangs on a save step takes the whole interval with it."""
+    """Megatron evaluates before it saves: an evaluation that hangs on a save step takes the whole interval with it.
+    `bsl train` saves first."""
     evaluation, interval = case.config.monitor.eval_interval, case.config.checkpoint.save_interval
-    if not evaluation or not interval or evaluation % interval:
+    if case.config.run.command is None or not evaluation or not interval or evaluation % interval:
         return
     text = f"every evaluation ({evaluation} steps) is on a save step ({interval}), and the save comes after it"
     price = f"a hang in it undoes {interval * case.step_s / 3600:.1f} h; save some steps before instead"

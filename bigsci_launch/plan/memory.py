@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigsci_launch.plan.constants import Constants, GpuModel
+from bigsci_launch.plan.parameters import position_parameters
 from bigsci_launch.plan.setup import Setup
 
 GIB = 2.0**30
@@ -83,7 +84,7 @@ def _parameters(setup: Setup, stage: int, layers: int) -> float:
     if stage in (0, last):
         count += setup.shape.padded_vocab(tp) / tp * h
     if stage == 0:
-        count += setup.shape.sequence_length * h
+        count += position_parameters(setup.shape)
     return count
 
 

@@ -1,8 +1,8 @@
 """How many parameters a GPT has: in all, per pipeline layer, per stage and per rank, and what they weigh in memory.
 
-Counts are exact for the model that `bsl train` builds: learned positions, biases everywhere, two layer norms per layer,
-one after the last, and one after the embedding where it is asked for. With tied embeddings the head is the word
-embedding again: nothing new to train, but a copy on the last stage.
+Counts are exact for the model that `bsl train` builds: learned, rotary or alibi positions, biases everywhere, two layer
+norms per layer, one after the last, and one after the embedding where it is asked for. With tied embeddings the head is
+the word embedding again: nothing new to train, but a copy on the last stage.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema import Positions, RunConfig
 from bigsci_launch.plan.partition import Layer, PartitionRule, Stages, cut_layers
 
 Framework = Literal["bsl", "megatron"]
@@ -31,6 +31,7 @@ class ModelShape:
     vocab_size_multiple: int = 128
     tied_embeddings: bool = True
     embedding_norm: bool = False
+    positions: Positions = "learned"
 
     @classmethod
     def of_config(cls, config: RunConfig) -> ModelShape:
@@ -46,6 +47,7 @@ class ModelShape:
             vocab_size_multiple=model.vocab_size_multiple,
             tied_embeddings=model.tied_embeddings,
             embedding_norm=model.embedding_norm,
+            positions=model.positions,
         )
 
     def padded_vocab(self, tp: int) -> int:
@@ -75,7 +77,12 @@ def count_parameters(shape: ModelShape, tp: int = 1) -> int:
     h = shape.hidden_size
     embeddings = shape.padded_vocab(tp) * h * (1 if shape.tied_embeddings else 2)
     layers = shape.num_layers * layer_parameters(h, shape.ffn_hidden_size)
-    return layers + embeddings + shape.sequence_length * h + _norm_parameters(shape) + 2 * h
+    return layers + embeddings + position_parameters(shape) + _norm_parameters(shape) + 2 * h
+
+
+def position_parameters(shape: ModelShape) -> int:
+    """Parameters of the positions: a vector for each where they are learned, else none."""
+    return shape.sequence_length * shape.hidden_size if shape.positions == "learned" else 0
 
 
 def _norm_parameters(shape: ModelShape) -> int:
@@ -95,14 +102,16 @@ def pipeline_layers(shape: ModelShape, tp: int = 1, framework: Framework = "bsl"
     sizes = {
         "VocabularyEmbedding": table,
         "OutputEmbedding": table,
-        "LearnedPositions": shape.sequence_length * h,
+        "LearnedPositions": position_parameters(shape),
         "InputNorm": 2 * h,
-        "EmbeddingPipe": table + shape.sequence_length * h + _norm_parameters(shape),
+        "EmbeddingPipe": table + position_parameters(shape) + _norm_parameters(shape),
         "FinalNorm": 2 * h,
         "MixedFusedLayerNorm": 2 * h,
     }
     if framework == "bsl" and not shape.tied_embeddings:
         last = (*last[:-1], "OutputEmbedding")
+    if framework == "bsl" and shape.positions != "learned":
+        first = first[:1]
     if framework == "bsl" and shape.embedding_norm:
         first = (*first, "InputNorm")
     return (
@@ -162,7 +171,7 @@ def stage_parameters(shape: ModelShape, tp: int, layers_per_stage: tuple[int, ..
     last = len(layers_per_stage) - 1
     has_own_head = last > 0 or not shape.tied_embeddings
     counts = [layers * block for layers in layers_per_stage]
-    counts[0] += table + shape.sequence_length * h + _norm_parameters(shape)
+    counts[0] += table + position_parameters(shape) + _norm_parameters(shape)
     counts[last] += 2 * h + (table if has_own_head else 0)
     return tuple(
         StageParameters(stage, layers, count)
@@ -187,10 +196,10 @@ def state_bytes(num_parameters: int, dp: int, precision: str) -> StateBytes:
     """Weights, gradients and ZeRO-1's share of AdamW's state of one rank.
 
     bf16 keeps bf16 weights and fp32 gradients whole, and a 1/dp share of fp32 masters and two moments: 18 bytes per
-    parameter at dp 1. fp32 keeps fp32 weights and gradients whole and the same share.
+    parameter at dp 1. fp16 keeps its gradients in 16 bits, fp32 all in 32; the share is the same.
     """
-    weight = 2 if precision == "bf16" else 4
-    return StateBytes(weight * num_parameters, 4 * num_parameters, 12 * num_parameters / dp)
+    weight, gradient = {"fp32": (4, 4), "fp16": (2, 2), "bf16": (2, 4)}[precision]
+    return StateBytes(weight * num_parameters, gradient * num_parameters, 12 * num_parameters / dp)
 
 
 def checkpoint_bytes(shape: ModelShape, tp: int) -> int:

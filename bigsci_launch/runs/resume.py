@@ -37,6 +37,7 @@ def describe_run(
             "embedding_norm": model.embedding_norm,
             "partition_method": config.parallelism.partition_method,
             # Learned ones go without saying: checkpoints of before there were others stay loadable.
+            **({} if model.positions == "learned" else {"positions": model.positions}),
         },
         files={},
         config=config.model_dump(mode="json"),

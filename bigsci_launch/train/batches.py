@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.data.indexed import IndexedDataset, open_dataset, tokenizer_path
 from bigsci_launch.errors import DataError
 from bigsci_launch.topology import Coordinate, Topology
-from bigsci_launch.train.sampler import SampleOrder, Share, num_samples
+from bigsci_launch.train.sampler import SampleOrder, Share, num_samples, split_samples
 
 
 class Batches:
@@ -24,8 +24,10 @@ class Batches:
         self._dataset = dataset
         self._length = config.model.sequence_length
         self._vocab_size = config.model.vocab_size
-        self._order = SampleOrder(num_samples(dataset.num_tokens, self._length), config.run.seed)
         self._share = share
+        split = split_samples(dataset.num_tokens, self._length, config.data.held_out)
+        self._held_out = split.held_out
+        self._order = SampleOrder(len(split.trained), config.run.seed)
 
     def step(self, consumed_samples: int, num_micro_batches: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Tokens and labels, each (micro batch, length) int64, of every micro batch of one step.
@@ -34,8 +36,17 @@ class Batches:
             DataError: a token outside the model's vocabulary.
         """
         for positions in self._share.positions(consumed_samples, num_micro_batches):
-            windows = torch.from_numpy(np.stack([self._window(self._order.sample(p)) for p in positions]))
-            yield windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+            yield self._micro_batch([self._order.sample(position) for position in positions])
+
+    def held_out(self, num_micro_batches: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same of samples that training never sees, from the first one on; from the beginning again where there
+        are too few."""
+        for positions in self._share.positions(0, num_micro_batches):
+            yield self._micro_batch([self._held_out[position % len(self._held_out)] for position in positions])
+
+    def _micro_batch(self, samples: Sequence[int]) -> tuple[Tensor, Tensor]:
+        windows = torch.from_numpy(np.stack([self._window(sample) for sample in samples]))
+        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
     def _window(self, sample: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         start = sample * self._length
@@ -61,6 +72,12 @@ def open_batches(config: RunConfig, topology: Topology, coordinate: Coordinate) 
         raise DataError(
             f"{prefix}: {dataset.num_tokens} tokens, but one sample of model.sequence_length "
             f"{config.model.sequence_length} needs {config.model.sequence_length + 1}"
+        )
+    split = split_samples(dataset.num_tokens, config.model.sequence_length, config.data.held_out)
+    if not split.trained or (config.data.held_out and not split.held_out):
+        raise DataError(
+            f"{prefix}: data.held_out {config.data.held_out:g} leaves {len(split.trained)} samples to train on and "
+            f"{len(split.held_out)} to evaluate on"
         )
     vocab_size = tokenizer_vocab_size(prefix)
     if vocab_size is not None and vocab_size > config.model.vocab_size:

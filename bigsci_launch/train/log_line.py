@@ -8,7 +8,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave. `seconds` is its wall time, `tflops` TFLOP/s of one rank, `utilization` of its peak, 0 to 1."""
+    """What a step gave. `seconds` is its wall time, `tflops` TFLOP/s of one rank, `utilization` of its peak, 0 to 1;
+    `loss_scale` where fp16 has one."""
 
     step: int
     num_steps: int
@@ -23,6 +24,7 @@ class StepResult:
     seconds: float
     tflops: float
     utilization: float | None
+    loss_scale: float | None = None
 
 
 def format_step(result: StepResult) -> str:
@@ -35,6 +37,7 @@ def format_step(result: StepResult) -> str:
         f"learning rate: {result.learning_rate:.3E}",
         f"global batch size: {result.global_batch_size:5d}",
         f"lm loss: {result.loss:.6E}",
+        *([] if result.loss_scale is None else [f"loss scale: {result.loss_scale:.1f}"]),
         f"grad norm: {result.grad_norm:.3f}",
         f"number of skipped iterations: {result.num_skipped:3d}",
         f"number of nan iterations: {result.num_nan:3d}",
@@ -59,4 +62,5 @@ def step_record(result: StepResult) -> dict[str, Any]:
         "tflops": result.tflops,
         "utilization": result.utilization,
         "num_skipped": result.num_skipped,
+        "loss_scale": result.loss_scale,
     }

@@ -24,12 +24,13 @@ from bigsci_launch.train.checkpoint import (
 )
 from bigsci_launch.train.defects import Defects
 from bigsci_launch.train.dump import dump_weights
+from bigsci_launch.train.evaluation import evaluate, format_evaluation, is_evaluation_due
 from bigsci_launch.train.faults import Faults
 from bigsci_launch.train.flight_recorder import offered_recorder
 from bigsci_launch.train.flops import FlopCounter
 from bigsci_launch.train.guards.watch import Guards, make_guards
 from bigsci_launch.train.log_line import StepResult, format_step, step_record
-from bigsci_launch.train.optimizer import set_learning_rate
+from bigsci_launch.train.optimizer import loss_scale, set_learning_rate
 from bigsci_launch.train.parallel.pipeline import build_engine, describe_layout
 from bigsci_launch.train.parallel.tensor import make_tensor_parallel
 from bigsci_launch.train.place import Place
@@ -118,6 +119,8 @@ def _run(training: Training, chosen: tuple[Path, CheckpointRecord] | None) -> En
         reason = _stop_reason(training, progress.step - first_step)
         if reason or progress.step == steps or _is_save_due(training.config, progress.step):
             _save(training, progress)
+        if not reason and is_evaluation_due(training.config, progress.step):
+            _evaluate(training, progress)
         if reason and progress.step < steps:
             return reason
     return "finished"
@@ -169,6 +172,15 @@ def _save(training: Training, progress: Progress) -> None:
     training.report.event("save", path=str(folder), seconds=seconds)
     if training.tells:
         print(f"saved {folder} in {seconds:.2f} s", flush=True)
+
+
+def _evaluate(training: Training, progress: Progress) -> None:
+    training.report.phase("eval")
+    found = evaluate(training.engine, training.batches, training.config, training.topology)
+    if training.tells:
+        print(format_evaluation(found, progress.step), flush=True)
+    fields = {"loss": found.loss, "loss_hex": found.loss.hex(), "samples": found.num_samples, "seconds": found.seconds}
+    training.report.event("evaluation", **fields)
 
 
 def _step(training: Training, progress: Progress) -> Progress:
@@ -233,6 +245,7 @@ def _tell(
         seconds=seconds,
         tflops=tflops,
         utilization=tflops / peak if peak else None,
+        loss_scale=loss_scale(training.engine.optimizer),
     )
     print(format_step(result), flush=True)
     training.report.event("step", **step_record(result))

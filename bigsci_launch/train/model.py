@@ -1,7 +1,9 @@
 """The GPT that `bsl train` trains, as a list of pipeline layers.
 
-    VocabularyEmbedding, LearnedPositions, InputNorm (optional), TransformerLayer x L, FinalNorm,
+    VocabularyEmbedding, LearnedPositions (or none), InputNorm (optional), TransformerLayer x L, FinalNorm,
     VocabularyEmbedding again (tied) or OutputEmbedding
+
+Rotary and alibi positions are computed inside of attention.
 
 Class names are what `parallelism.partition_method` matches: `type:transformer|embedding` gives a slot to each layer and
 to both ends of the vocabulary, none to positions and norms.
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema import Positions, RunConfig
 from bigsci_launch.train.initial import Draw
 from bigsci_launch.train.parallel.tensor import (
     ColumnParallelLinear,
@@ -23,6 +25,7 @@ from bigsci_launch.train.parallel.tensor import (
     TensorParallel,
     VocabularyParallelTable,
 )
+from bigsci_launch.train.positions import AlibiPositions, RotaryPositions
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class GptSizes:
     dropout: float
     epsilon: float
     std: float
+    positions: Positions = "learned"
 
     @classmethod
     def of_config(cls, config: RunConfig) -> GptSizes:
@@ -55,6 +59,7 @@ class GptSizes:
             dropout=model.dropout,
             epsilon=model.layernorm_epsilon,
             std=model.init_std,
+            positions=model.positions,
         )
 
     @property
@@ -124,13 +129,18 @@ class SelfAttention(nn.Module):
         self.num_local_heads = sizes.heads // ranks.size
         self.qkv = ColumnParallelLinear(sizes.hidden, 3 * sizes.hidden, sizes.std, draw.inside("qkv"), ranks)
         self.output = RowParallelLinear(sizes.hidden, sizes.hidden, sizes.output_std, draw.inside("output"), ranks)
+        self.rotary = RotaryPositions() if sizes.positions == "rotary" else None
+        self.alibi = AlibiPositions(sizes.heads, ranks.part(sizes.heads)) if sizes.positions == "alibi" else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, hidden) -> the same."""
         batch, length, _ = x.shape
         qkv = self.qkv(x).view(batch, length, self.num_local_heads, 3, self.head_dim)
         query, key, value = qkv.permute(3, 0, 2, 1, 4)
-        context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        if self.rotary is not None:
+            query, key = self.rotary(query), self.rotary(key)
+        biases = None if self.alibi is None else self.alibi(query)
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=biases, is_causal=biases is None)
         result: Tensor = self.output(context.transpose(1, 2).reshape(batch, length, -1))
         return result
 

@@ -60,6 +60,12 @@ def apply_settings(groups: Sequence[dict[str, Any]], config: OptimizerSection) -
         group["weight_decay"] = config.weight_decay if group["name"] == "decay" else 0.0
 
 
+def loss_scale(optimizer: Any) -> float | None:
+    """By how much DeepSpeed's optimizer scales the loss now; None where it never does."""
+    scaler = getattr(optimizer, "loss_scaler", None)
+    return float(scaler.loss_scale) if scaler is not None and getattr(optimizer, "dynamic_loss_scale", False) else None
+
+
 def set_learning_rate(groups: Sequence[dict[str, Any]], learning_rate: float) -> None:
     """Use `learning_rate` in the next step."""
     for group in groups:

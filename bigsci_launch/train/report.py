@@ -40,7 +40,7 @@ class RankReport:
         )
 
     def phase(self, name: str) -> None:
-        """Say that the rank has just entered phase `name`: init, load, step, save, dump or end."""
+        """Say that the rank has just entered phase `name`: init, load, step, save, eval, dump or end."""
         self.event("heartbeat", phase=name)
 
     def event(self, kind: str, **fields: Any) -> None:

@@ -71,3 +71,20 @@ class Share:
 def num_samples(num_tokens: int, sequence_length: int) -> int:
     """How many samples a stream of tokens holds; the last token is only ever a label."""
     return max(0, (num_tokens - 1) // sequence_length)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The samples of a dataset: those that are trained on, and those at its end that never are."""
+
+    trained: range
+    held_out: range
+
+
+def split_samples(num_tokens: int, sequence_length: int, share: float) -> Split:
+    """A `share` of the samples held out, rounded down; no token of theirs is trained on, not even as a label."""
+    count = num_samples(num_tokens, sequence_length)
+    held_out = int(count * share)
+    # The last label of a sample is the first token of the next: one sample between the two belongs to neither.
+    trained = count - held_out - (1 if held_out else 0)
+    return Split(range(trained), range(count - held_out, count))

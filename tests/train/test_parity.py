@@ -55,10 +55,9 @@ def test_one_rank_of_the_last_stage_tells(eight: Any) -> None:
     assert [rank for rank in lines if lines[rank]] == [4]
     assert len(lines[4]) == STEPS
     assert [rank for rank in range(8) if eight.events(rank, "step")] == [4]
-    # 384/2 x 32 + 32 x 32 + 2 x (12 x 32^2/2 + 7 x 32/2 + 6 x 32): what a tp rank of the stage holds.
-    assert "stage 0: VocabularyEmbedding, LearnedPositions, 2 x TransformerLayer; 20064 parameters a rank" in eight.log(
-        4
-    )
+    # A tp rank: 512/2 rows of the table, 32 positions, and of two layers half the matrices and their biases, all norms.
+    expected = "stage 0: VocabularyEmbedding, LearnedPositions, 2 x TransformerLayer; 22112 parameters a rank"
+    assert expected in eight.log(4)
 
 
 def test_ranks_say_nothing_else(eight: Any) -> None:
@@ -100,12 +99,46 @@ CASES = {
 }
 
 
+POSITIONS: dict[str, dict[str, Any]] = {
+    "rotary": {"model": {"positions": "rotary", "embedding_norm": True}, "training": {"steps": 8}},
+    "alibi": {"model": {"positions": "alibi", "tied_embeddings": False}, "training": {"steps": 8}},
+}
+
+
+@pytest.fixture(scope="module")
+def references(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Each case by one process, and all by the same."""
+    cases = {name: sections for name, (_, sections) in CASES.items()} | POSITIONS
+    plain = [
+        (name, {key: sections[key] for key in sections if key != "parallelism_method"})
+        for name, sections in cases.items()
+    ]
+    return train_several(tmp_path_factory.mktemp("one"), "tp=1", plain)
+
+
+@pytest.fixture(scope="module")
+def positions(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    guarded = [(name, {**sections, "guards": {"interval": 1}}) for name, sections in POSITIONS.items()]
+    return train_several(tmp_path_factory.mktemp("positions"), "tp=2,pp=2,dp=2", guarded)
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_eight_ranks_know_positions_as_one(name: str, references: Any, positions: Any) -> None:
+    assert_same(references[name], positions[name], 8)
+
+
+def test_positions_matter(references: Any) -> None:
+    """Each kind gives other losses: none of them is without effect."""
+    losses = {references[name].steps()[8]["loss_hex"] for name in POSITIONS}
+    assert len(losses) == len(POSITIONS)
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_each_axis_trains_as_one(case: str, finish: Any, tmp_path: Path) -> None:
+def test_each_axis_trains_as_one(case: str, references: Any, finish: Any, tmp_path: Path) -> None:
     topology, sections = CASES[case]
     sections = dict(sections)
     method = sections.pop("parallelism_method", "type:transformer|embedding")
-    one = finish(tmp_path / "one", **sections)
+    one = references[case]
     other = finish(tmp_path / "other", topology, parallelism={"partition_method": method}, **sections)
     assert_same(one, other, sections["training"]["steps"])
     if method == "memory:3,1":

@@ -15,12 +15,14 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.parametrize("is_tied", ["true", "false"])
 @pytest.mark.parametrize("has_norm", ["true", "false"])
-def test_the_layer_list_is_that_of_the_trainer(is_tied: str, has_norm: str) -> None:
+@pytest.mark.parametrize("positions", ["learned", "rotary", "alibi"])
+def test_the_layer_list_is_that_of_the_trainer(is_tied: str, has_norm: str, positions: str) -> None:
     from bigsci_launch.train.model import GptSizes
     from bigsci_launch.train.parallel.pipeline import layer_specs
     from bigsci_launch.train.parallel.tensor import TensorParallel
 
     overrides = [f"model.tied_embeddings={is_tied}", f"model.embedding_norm={has_norm}"]
+    overrides.append(f"model.positions={positions}")
     overrides += [f"parallelism.{axis}_parallel_size=1" for axis in ("tensor", "pipeline", "data")]
     config = load_run(Path(__file__).parents[2] / "configs/demo.yaml", overrides).config
     specs = layer_specs(config, GptSizes.of_config(config), TensorParallel(rank=0, size=1, group=None))

@@ -20,7 +20,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 from bigsci_launch.config.schema import OptimizerSection
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.train.guards.copies import TIED, Axis, Column, Violation
-from bigsci_launch.train.optimizer import group_by_shape
+from bigsci_launch.train.optimizer import group_by_shape, loss_scale
 from bigsci_launch.train.rng import capture_generators
 
 _INTEGERS = {2: torch.int16, 4: torch.int32}
@@ -168,6 +168,8 @@ def _optimizer_entries(optimizer: Any) -> Iterator[tuple[str, Any]]:
             if key in state:
                 yield f"{part.name}.{key}", xxh3_128_hexdigest(bytes_of(state[key]))
         yield f"{part.name}.step", int(state.get("step", 0))
+    if (scale := loss_scale(optimizer)) is not None:
+        yield "loss_scale", scale
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,6 +91,10 @@ class Guards:
         if not self._gradients.is_armed:
             return
         started = time.monotonic()
+        if getattr(self._engine.optimizer, "overflow", False):
+            # fp16: the step was skipped on all ranks, and its gradients are no numbers.
+            self._gradients.clear()
+            return
         norm = self._independent_norm()
         used = float(self._engine.get_global_grad_norm() or 0.0)
         found = [*self._gradients.violations, *find_masters_apart(partitions(self._engine.optimizer), self._rank)]

@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from deepspeed import __version__ as deepspeed_version
 from deepspeed import initialize
+from deepspeed.accelerator import get_accelerator
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
@@ -67,7 +68,7 @@ def layer_specs(
     )
     return [
         TiedLayerSpec(EMBEDDING_KEY, table, *embedding) if tied else LayerSpec(table, *embedding),
-        LayerSpec(LearnedPositions, sizes, draw.inside("positions")),
+        *([LayerSpec(LearnedPositions, sizes, draw.inside("positions"))] if sizes.positions == "learned" else []),
         *([LayerSpec(InputNorm, sizes)] if config.model.embedding_norm else []),
         *(
             LayerSpec(TransformerLayer, sizes, draw.inside(f"layer{number}"), ranks)
@@ -107,6 +108,7 @@ def build_engine(
     Raises:
         ConfigError: a stage could not be trained.
     """
+    require_precision(config)
     sizes, setup = GptSizes.of_config(config), planned_setup(config, topology)
     with talk_as_debug():
         module = CutPipeline(
@@ -125,6 +127,20 @@ def build_engine(
             config=engine_settings(config, topology, batch_size),
         )
     return engine
+
+
+def require_precision(config: RunConfig) -> None:
+    """Refuse a number format that the device has not.
+
+    Raises:
+        ConfigError: naming the one that it has.
+    """
+    device = get_accelerator()
+    if config.training.precision == "fp16" and not device.is_fp16_supported():
+        raise ConfigError(
+            f"training.precision: fp16: the {device.device_name()} of this rank does not compute in it",
+            hint="set training.precision to bf16, or run on GPUs",
+        )
 
 
 def require_trainable(config: RunConfig, topology: Topology, stages: Sequence[Sequence[str]]) -> None:
@@ -162,6 +178,8 @@ def engine_settings(config: RunConfig, topology: Topology, batch_size: int) -> d
             "use_reentrant": False,
         },
     }
+    if training.precision == "fp16":
+        settings["fp16"] = {"enabled": True, "loss_scale": 0}
     if training.precision == "bf16":
         settings["bf16"] = {"enabled": True, "immediate_grad_update": True}
         settings["data_types"] = {"grad_accum_dtype": "fp32"}

@@ -112,6 +112,8 @@ def test_young_and_daly(bloom_run: tuple[RunConfig, Site]) -> None:
 
 def test_save_before_eval(bloom_run: tuple[RunConfig, Site]) -> None:
     config, site = bloom_run
+    assert not findings(changed(config, "monitor", eval_interval=1000), site, "save before eval")
+    config = changed(config, "run", command=["python", "pretrain_gpt.py"])
     evaluated = changed(config, "monitor", eval_interval=1000)
     finding = only(evaluated, site, "save before eval")
     assert "2.9 h" in finding.price

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigsci_launch.train.sampler import SampleOrder, Share, num_samples
+from bigsci_launch.train.sampler import SampleOrder, Share, num_samples, split_samples
 
 
 @given(st.integers(1, 300), st.integers(0, 2**64), st.integers(0, 3))
@@ -55,3 +55,16 @@ def test_samples_share_one_token() -> None:
     assert num_samples(5, 4) == 1
     assert num_samples(8, 4) == 1
     assert num_samples(9, 4) == 2
+
+
+def test_held_out_samples_share_no_token_with_the_others() -> None:
+    """A sample's last label is the first token of the next: the one between the two parts belongs to neither."""
+    split = split_samples(1001, 10, 0.25)
+    assert (split.trained, split.held_out) == (range(74), range(75, 100))
+    last_trained_token = split.trained[-1] * 10 + 10
+    assert last_trained_token < split.held_out[0] * 10
+
+
+def test_nothing_held_out_changes_nothing() -> None:
+    assert split_samples(1001, 10, 0.0).trained == range(num_samples(1001, 10))
+    assert not split_samples(1001, 10, 0.0).held_out

@@ -1,0 +1,78 @@
+"""Rotary and alibi positions against what their papers say."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from bigsci_launch.train.initial import Draw  # noqa: E402
+from bigsci_launch.train.model import GptSizes, SelfAttention  # noqa: E402
+from bigsci_launch.train.parallel.tensor import TensorParallel  # noqa: E402
+from bigsci_launch.train.positions import AlibiPositions, RotaryPositions, alibi_slopes  # noqa: E402
+
+ALONE = TensorParallel(0, 1, None)
+
+
+def test_rotary_scores_depend_on_the_distance_alone() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 1, 1, 8).expand(2, 1, 1, 12, 8)
+    rotary = RotaryPositions()
+    turned = rotary(query)[0, 0].double() @ rotary(key)[0, 0].double().T
+    for distance in range(-11, 12):
+        along = turned.diagonal(distance)
+        assert along.tolist() == pytest.approx([float(along[0])] * len(along), abs=1e-5)
+    assert turned[0, 0] == pytest.approx(float(query[0, 0, 0] @ key[0, 0, 0]), abs=1e-5)
+    assert abs(turned[0, 0] - turned[5, 0]) > 1e-2
+
+
+def test_rotary_turns_by_the_published_angles() -> None:
+    turned = RotaryPositions()(torch.tensor([1.0, 1.0, 0.0, 0.0]).expand(1, 1, 3, 4))[0, 0, 2]
+    expected = [math.cos(2), math.cos(0.02), math.sin(2), math.sin(0.02)]
+    assert turned.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_alibi_slopes_are_the_published_ones() -> None:
+    assert alibi_slopes(8) == [2**-power for power in range(1, 9)]
+    assert alibi_slopes(1) == [2**-8]
+    assert alibi_slopes(6) == [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
+
+
+def test_alibi_lowers_scores_by_distance_and_hides_what_comes_after() -> None:
+    biases = AlibiPositions(8, slice(2, 4))(torch.zeros(1, 2, 3, 4))
+    assert biases.shape == (2, 3, 3)
+    assert biases[0].tolist() == [[0, -math.inf, -math.inf], [-1 / 8, 0, -math.inf], [-2 / 8, -1 / 8, 0]]
+    assert biases[1, 2, 0] == -2 / 16
+
+
+@pytest.mark.parametrize("positions", ["rotary", "alibi"])
+def test_attention_looks_back_only_and_holds_no_more_weights(positions: str) -> None:
+    sizes = GptSizes(
+        num_layers=1,
+        hidden=16,
+        heads=4,
+        ffn_hidden=64,
+        length=8,
+        vocab=300,
+        padded_vocab=512,
+        dropout=0.0,
+        epsilon=1e-5,
+        std=0.5,
+        positions=positions,
+    )
+    attention = SelfAttention(sizes, Draw(1, "attention"), ALONE)
+    assert set(attention.state_dict()) == {"qkv.weight", "qkv.bias", "output.weight", "output.bias"}
+    x = torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(0))
+    changed = x.clone()
+    changed[0, 5] += 1
+    before, after = attention(x), attention(changed)
+    assert torch.equal(before[0, :5], after[0, :5])
+    assert not torch.allclose(before[0, 5:], after[0, 5:])
+    # The same token everywhere: without positions each place would see the same.
+    alike = attention(x[:, :1].expand(1, 8, 16))
+    swapped = attention(x.flip(1))[0, -1]
+    assert torch.allclose(alike[0, 0], alike[0, 7])
+    assert not torch.allclose(swapped, before[0, -1])
