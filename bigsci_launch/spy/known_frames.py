@@ -158,7 +158,7 @@ STALLS = (
     Stall("H38", "waits for a process pool", file="multiprocessing/pool.py"),
     Stall("H35", "waits for a child process", wchan=("do_wait",)),
     Stall("H43", "waits for the network", wchan=("wait_woken", "sk_wait_data", "inet_csk_acc", "inet_wait_for")),
-    Stall("H43", "waits for the network", function="readinto", file="/socket.py"),
+    Stall("H43", "waits for the network", file="/socket.py"),
     Stall("H43", "waits for the network", file="/ssl.py"),
     Stall("H43", "waits for the network", file="/urllib3/connectionpool.py"),
     Stall("H31", "sleeps", wchan=("hrtimer_nanosleep",)),
