@@ -5,7 +5,8 @@ that it runs on a compute node with whatever Python is there: `python -I -S node
 files through srun's standard input, for nodes that cannot see them.) It exits 0 even when ranks could not be read: why
 they could not is part of the answer.
 
-It never blocks on a process that is stuck, never pauses one (py-spy runs with --nonblocking), and ends by itself.
+It never blocks on a process that is stuck, pauses none unless `native` or `flight_recorder` ask for it (py-spy runs
+with --nonblocking), and ends by itself.
 
 REQUEST is a JSON object; every key may be left out:
   pid_files        folder of rank-NNNN.json files that name the rank's process (`bsl` writes them)
@@ -15,6 +16,8 @@ REQUEST is a JSON object; every key may be left out:
   node             name of this node; default: SLURMD_NODENAME, else the host name
   py_spy           path of py-spy; default: beside this Python, then PATH
   samples, interval_s, py_spy_timeout_s, node_timeout_s   2, 1.0, 3.0, 20.0
+  native           true: native stacks too, of processes that can be paused for a moment
+  flight_recorder  "gdb": pull what torch recorded out of processes that do not offer it
   framed           print short lines `@bsl NODE INDEX COUNT BASE64(zlib(document))`, for mixed streams; the document is
                    a Python literal then, since the json module takes 8 ms to import on each node
 
@@ -37,11 +40,21 @@ except ImportError:
 if "__file__" in globals():
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
 
+from node_injection import PULL_TIMEOUT_S, may_pull, read_rank_pulled
 from node_kernel import child_ticks, find_locks, read_rank_kernel
 from node_processes import ask_children, ask_one, read_safe, thread_times
 from node_ranks import find_ranks
 from node_recorder import RECORDER_TIMEOUT_S, has_recorder, read_rank_recorder
-from node_stacks import CHILD_TIMEOUT_S, choose_children, find_py_spy, read_child_stacks, read_rank_stacks
+from node_stacks import (
+    CHILD_TIMEOUT_S,
+    NATIVE_TIMEOUT_S,
+    choose_children,
+    find_py_spy,
+    may_dump_native,
+    read_child_stacks,
+    read_rank_native,
+    read_rank_stacks,
+)
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -94,6 +107,13 @@ def stages(request: Facts) -> list[Stage]:
         ("stacks", all_ranks, read_rank_stacks, request["py_spy_timeout_s"] + 0.5),
         ("child stacks", has_children, read_child_stacks, CHILD_TIMEOUT_S + 0.5),
     ]
+
+
+def add_what_was_asked_for(ranks: list[Facts], request: Facts, deadline: float) -> None:
+    """What pauses a process or runs in it, on request only; after the samples, which it would make look alive."""
+    alive = [rank for rank in ranks if rank["samples"][-1]["state"] not in ("gone", "Z")]
+    run_stage(("pulled recorder", may_pull, read_rank_pulled, PULL_TIMEOUT_S), alive, request, deadline)
+    run_stage(("native stacks", may_dump_native, read_rank_native, NATIVE_TIMEOUT_S + 0.5), alive, request, deadline)
 
 
 def all_ranks(_rank: Facts, _request: Facts) -> bool:
@@ -206,6 +226,7 @@ def examine(request: Facts) -> Facts:
     locks = ask_one(lambda: [("locks", find_locks(all_pids(ranks)))], LOCKS_TIMEOUT_S)
     for _ in range(request["samples"] - 1):
         next_samples(ranks, request, deadline)
+    add_what_was_asked_for(ranks, request, deadline)
     drop_repetition(ranks)
     return {
         "agent_version": AGENT_VERSION,

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from node_processes import run_program
+from node_processes import read_text, run_program
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CHILD_TIMEOUT_S = 1.0
 MAX_CHILD_STACKS = 2
 MAX_TRIES = 3
+NATIVE_TIMEOUT_S = 5.0
 NUMBERS_TIMEOUT_S = 1.0
 WITH_PARTNER = (
     "send", "recv", "isend", "irecv", "broadcast", "broadcast_object_list", "reduce", "gather", "gather_object",
@@ -41,6 +42,29 @@ def read_child_stacks(rank: Facts, request: Facts, _known: Facts) -> Iterator[tu
             yield "child_dumps", dumps
 
 
+def may_dump_native(rank: Facts, request: Facts) -> bool:
+    """Whether native stacks of a rank are to be read: asked for, and no thread of it would hold the reader for ever."""
+    states = [sample["state"] for sample in rank["samples"]] + thread_states(rank["pid"])
+    return bool(request.get("native")) and not {"D", "T", "t"} & set(states)
+
+
+def thread_states(pid: int) -> list[str]:
+    """The kernel's letters for the threads of a process."""
+    try:
+        names = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    texts = [read_text(f"/proc/{pid}/task/{name}/stat") for name in names]
+    return [text.rpartition(")")[2].split()[0] for text in texts if text]
+
+
+def read_rank_native(rank: Facts, request: Facts, _known: Facts) -> Iterator[tuple[str, Any]]:
+    """The stacks of all threads with native frames. This pauses the process while it is read."""
+    options = ("--native",)
+    kind, text = dump_stacks(request["py_spy"], rank["pid"], NATIVE_TIMEOUT_S, options)
+    yield ("native_dump" if kind == "dump" else "native_why"), text
+
+
 def choose_children(sample: Facts) -> list[Facts]:
     """Python children (torch renames its processes), those first that cannot run, then those that worked most."""
     names = ("python", "pt_", sample.get("comm") or "python")
@@ -57,11 +81,13 @@ def find_py_spy(request: Facts) -> str | None:
     return next((path for path in candidates if os.access(path, os.X_OK)), None)
 
 
-def dump_stacks(py_spy: str | None, pid: int, timeout_s: float) -> tuple[str, str]:
+def dump_stacks(
+    py_spy: str | None, pid: int, timeout_s: float, options: tuple[str, ...] = ("--nonblocking",)
+) -> tuple[str, str]:
     """("dump", py-spy's JSON) or ("why", reason). Tries again when the process moved under the reader."""
     if py_spy is None:
         return "why", "py-spy is not installed on this node"
-    argv = [py_spy, "dump", "--json", "--nonblocking", "--pid", str(pid)]
+    argv = [py_spy, "dump", "--json", *options, "--pid", str(pid)]
     why = ""
     for _ in range(MAX_TRIES):
         status, output, errors = run_program(argv, timeout_s, {"RUST_BACKTRACE": "0"})

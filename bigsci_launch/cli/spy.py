@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,12 @@ STYLES: dict[str, dict[str, Any]] = {
     help="Analyse evidence on disk: a stored bundle, or text of py-spy, flight recorder dumps, JSON of ncclras.",
 )
 @click.option("--topology", metavar="tp=2,pp=2,dp=2", help="Sizes of the axes, for a job that bsl did not submit.")
+@click.option("--native", is_flag=True, help="Native stacks too; each process is paused for a moment.")
+@click.option(
+    "--flight-recorder",
+    type=click.Choice(["gdb"]),
+    help="Pull what torch recorded out of ranks that do not offer it, as gdb would: in a fork of each.",
+)
 @click.option("--output", type=click.Path(path_type=Path), help="Folder for the evidence; default: a new one.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the answer as a page to click in.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON document.")
@@ -54,6 +61,8 @@ def spy(
     pid: int | None,
     bundle: Path | None,
     topology: str | None,
+    native: bool,
+    flight_recorder: str | None,
     output: Path | None,
     html: Path | None,
     as_json: bool,
@@ -62,15 +71,19 @@ def spy(
     """Read the stacks of all ranks of RUN (a name or a directory; default: the run submitted last) and say who waits
     for whom.
 
-    Nothing needs to be prepared, nothing is paused. The evidence is stored, and --bundle analyses it again offline.
+    Nothing needs to be prepared, and nothing is paused unless you ask for it. The evidence is stored, and --bundle
+    analyses it again offline.
     """
     run = None if bundle is not None or not words else words[0]
     _require_one_place(words, jobid, local or pid is not None, bundle)
     axes = _parse_topology(topology)
+    if bundle is not None and (native or flight_recorder):
+        raise click.UsageError("--native and --flight-recorder look at processes, --bundle at files")
     if bundle is not None:
         evidence, conclusion = _judge(_open([bundle, *map(Path, words)]), axes)
     else:
         target = _find_target(run, jobid, local, pid)
+        target = replace(target, request={**target.request, "native": native, "flight_recorder": flight_recorder})
         found = _collect(target)
         evidence, conclusion = _judge(found, axes)
         _store(found, evidence, conclusion, output or target.bundles / time.strftime("%Y%m%d-%H%M%S"), axes)

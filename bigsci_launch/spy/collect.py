@@ -30,9 +30,12 @@ from bigsci_launch.topology import Topology
 NODE_TIMEOUT_S = 20.0
 STEP_TIMEOUT_S = 40.0
 MAX_STEPS = 3
+MORE_TIME_S = 20.0
+MAX_NATIVE_FRAMES = 40
 PARTNER_ARGUMENTS = ("src", "dst", "group_src", "group_dst", "tag")
 AGENT_MODULES = (
-    "node_processes", "node_sockets", "node_kernel", "node_ranks", "node_recorder", "node_stacks", "node_agent",
+    "node_processes", "node_sockets", "node_kernel", "node_ranks", "node_recorder", "node_injection",
+    "node_stacks", "node_agent",
 )  # fmt: skip
 # The Python of the submitting side where a node has it, else the node's own: the agent needs no package.
 START_AGENT = 'p=$1; [ -x "$p" ] || p=python3; exec "$p" -I -S -'
@@ -111,6 +114,8 @@ def unpack(document: dict[str, Any]) -> dict[str, Any]:
             if "dump" in sample:
                 _unpack_dump(sample, before)
             _unpack_children(sample)
+            if "native_dump" in sample:
+                _unpack_native(sample)
             before = sample
     return document
 
@@ -136,6 +141,26 @@ def _unpack_children(sample: dict[str, Any]) -> None:
                 child["stack"] = {"threads": _read_dump(dumps[str(child["pid"])])}
         except (ValueError, LookupError, TypeError):
             continue  # it was torn
+
+
+def _unpack_native(sample: dict[str, Any]) -> None:
+    """Native and Python frames as words, innermost first: `clock_nanosleep (libc.so.6)`."""
+    try:
+        sample["native"] = [
+            {
+                "tid": thread["os_thread_id"],
+                "name": thread["thread_name"],
+                "frames": [_words_of(frame) for frame in thread["frames"][:MAX_NATIVE_FRAMES]],
+            }
+            for thread in json.loads(sample.pop("native_dump"))
+        ]
+    except (ValueError, LookupError, TypeError) as error:
+        sample["native_why"] = f"py-spy's answer cannot be read: {error}"
+
+
+def _words_of(frame: Mapping[str, Any]) -> str:
+    file = frame["short_filename"] or frame["filename"]
+    return f"{frame['name']} ({file}:{frame['line']})" if frame["line"] else f"{frame['name']} ({file})"
 
 
 def _read_dump(text: str) -> list[dict[str, Any]]:
@@ -168,9 +193,10 @@ def collect_here(target: Target) -> list[dict[str, Any]]:
     """Run the agent on this machine."""
     reader = FrameReader()
     argv = [sys.executable, "-I", "-S", "-"]
+    limit_s = NODE_TIMEOUT_S + 10 + more_time(target)
     try:
         done = subprocess.run(
-            argv, input=agent_program(target), capture_output=True, text=True, timeout=NODE_TIMEOUT_S + 10, check=False
+            argv, input=agent_program(target), capture_output=True, text=True, timeout=limit_s, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise CollectError(f"the node agent did not end in {error.timeout:g} s") from error
@@ -190,7 +216,7 @@ def collect_step(target: Target, tell: Tell) -> tuple[list[dict[str, Any]], dict
     reader = FrameReader()
     silent: dict[str, str] = {}
     left, words, program = list(target.nodes), "", agent_program(target)
-    until = time.monotonic() + STEP_TIMEOUT_S
+    until = time.monotonic() + STEP_TIMEOUT_S + more_time(target)
     for _ in range(MAX_STEPS):
         if not left or time.monotonic() >= until:
             break
@@ -227,6 +253,11 @@ def _why_silent(node: str, reader: FrameReader, words: str) -> str:
     return f"no answer in {STEP_TIMEOUT_S:g} s" + (f" (srun: {words})" if words else "")
 
 
+def more_time(target: Target) -> float:
+    """Seconds that a node gets for what is read on request only."""
+    return MORE_TIME_S if target.request.get("native") or target.request.get("flight_recorder") else 0.0
+
+
 def no_answer(target: Target, silent: Mapping[str, str], words: str) -> CollectError:
     """The error where not one node answered."""
     reasons = words or "; ".join(sorted(set(silent.values()))[:2]) or "no node of it responds"
@@ -244,7 +275,7 @@ def agent_program(target: Target) -> str:
     folder = resources.files("bigsci_launch") / "assets" / "diagnostics"
     sources = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in AGENT_MODULES}
     codes = {name: compile(source, f"{name}.py", "exec") for name, source in sources.items()}
-    request = {**target.request, "node_timeout_s": NODE_TIMEOUT_S, "framed": True}
+    request = {**target.request, "node_timeout_s": NODE_TIMEOUT_S + more_time(target), "framed": True}
     return PROGRAM.format(
         magic=importlib.util.MAGIC_NUMBER,
         codes=base64.b64encode(zlib.compress(marshal.dumps(codes))),

@@ -1,0 +1,232 @@
+"""Pulls torch's flight recorder out of a process that nobody prepared, for node_agent.py. Linux on x86_64 only.
+
+What a debugger's `call` would do, without its two dangers: a thread that is left in the middle of a foreign call when
+the debugger dies, and a process that stands still while symbols are read. Here one thread, which sleeps in the kernel
+anyway, is held for less than a millisecond (PTRACE_SEIZE: no signal is sent, and the kernel lets go of it when we die).
+Its program counter is pointed to `STUB`, everything else stays. The stub forks, waits for the child, which has forked
+again and ended, restores every register and goes back to where the thread was: from then on nobody needs us. The
+grandchild, a copy of the process, calls `c10d::dump_fr_trace_json(true, false)`, writes the text to a socket of ours
+and ends; after 10 seconds the kernel ends it.
+
+The stub lies in the zeros behind the code of some library, in a private copy of that page.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+
+from node_processes import read_text
+from node_recorder import compact_records
+
+TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, BinaryIO
+
+    Facts = dict[str, Any]
+
+LIBRARY = "/libtorch_cpu.so"
+FUNCTION = b"_ZN4c10d18dump_fr_trace_jsonB5cxx11Ebb"
+PULL_TIMEOUT_S = 12.0
+STOP_TIMEOUT_S = 1.0
+MAX_TRIES = 8
+ANSWER_TIMEOUT_S = 10.0
+# System calls that a thread may be taken out of: it goes back into them as after a signal that nobody handles.
+QUIET_CALLS = ("202", "230", "61", "7")  # futex, clock_nanosleep, wait4, poll
+RESTART = (-512, -513, -514)  # include/linux/errno.h: the kernel would repeat the call
+RESTART_BLOCK = -516  # the kernel would go on with it through restart_syscall
+RESTART_SYSCALL = 219
+SEIZE, INTERRUPT, GET_REGISTERS, SET_REGISTERS, POKE, DETACH = 0x4206, 0x4207, 12, 13, 4, 17
+EVENT_STOP, ALL_CHILDREN = 128, 0x40000000
+REGISTERS = 27  # struct user_regs_struct
+RAX, ORIG_RAX, RIP = 10, 15, 16
+# 8 x nop; save all registers; clone(exit signal 0), wait4(child, __WALL); restore; rax = DATA[0]; jump to DATA[1].
+# Child: clone and exit. Grandchild: setsid, no core, SIGALRM by default and unblocked, alarm(10), DATA[2](&text, 1, 0),
+# connect to the address at DATA[3], write the text, exit.
+STUB = bytes.fromhex(
+    "9090909090909090488d6424809c50515253555657415041514152415341544155415641574889e54883e4f0e8510000004885c07460781a"
+    "4889c731f6ba000000404531d2b83d0000000f054883f8fc74e94889ec415f415e415d415c415b415a415941585f5e5d5b5a59589d488da4"
+    "2480000000488b050c010000ff250e01000031ff31f631d24531d24531c0b8380000000f05c3e8e7ffffff4885c0740931ffb8e70000000f"
+    "054883e4f04881ec000100004889e731c0b920000000f348abb8700000000f05bf040000004889e6b8a00000000f05bf0e0000004889e631"
+    "d241ba08000000b80d0000000f05bf020000004889e631d241ba08000000b80e0000000f05bf0a000000b8250000000f054889e7be010000"
+    "0031d2ff1577000000bf01000000be0100000031d2b8290000000f054189c489c7488d3560000000ba18000000b82a0000000f054885c00f"
+    "884bffffff4c8b2c244c8b7424084d85f60f8439ffffff4489e74c89ee4c89f2b8010000000f054885c00f8e20ffffff4901c54929c6ebd6"
+)
+STUB_BYTES = len(STUB) + 3 * 8 + 24
+
+
+def may_pull(rank: Facts, request: Facts) -> bool:
+    """Whether the recorder of a rank is to be pulled: asked for, and not had yet."""
+    return request.get("flight_recorder") == "gdb" and not any("recorder" in sample for sample in rank["samples"])
+
+
+def read_rank_pulled(rank: Facts, _request: Facts, known: Facts) -> Iterator[tuple[str, Any]]:
+    """The collectives that torch recorded."""
+    import json
+
+    try:
+        if os.uname().machine != "x86_64":
+            raise OSError(f"not known how on {os.uname().machine}")
+        text = pull(rank["pid"], known)
+        yield "recorder", dict(compact_records(json.loads(text)["entries"]), members={})
+    except (OSError, ValueError, KeyError, struct.error) as error:
+        yield "recorder_why", f"it could not be pulled: {error.strerror if getattr(error, 'strerror', None) else error}"
+
+
+def pull(pid: int, known: Facts) -> bytes:
+    """The recorder's JSON.
+
+    Raises:
+        OSError: the process is none of torch, may not be traced, has no thread that sleeps, or gave no answer.
+    """
+    import socket
+
+    function = address_of(pid, known)
+    name = b"\0bsl-" + os.urandom(9).hex().encode()[:17]  # 22 bytes: the stub knows the length
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(name)
+        server.listen(1)
+        server.settimeout(ANSWER_TIMEOUT_S)
+        if not any(inject(pid, quiet_thread(pid), function, name) for _ in range(MAX_TRIES)):
+            raise OSError("its threads woke up at every attempt")
+        connection, _ = server.accept()
+        with connection:
+            connection.settimeout(ANSWER_TIMEOUT_S)
+            parts = [connection.recv(1 << 18)]
+            while parts[-1]:
+                parts.append(connection.recv(1 << 18))
+    return b"".join(parts)
+
+
+def quiet_thread(pid: int) -> int:
+    """A thread that sleeps in a call that the kernel can repeat; the main thread before others."""
+    names = sorted(os.listdir(f"/proc/{pid}/task"), key=lambda name: (int(name) != pid, int(name)))
+    states = [(read_text(f"/proc/{pid}/task/{name}/stat") or "").rpartition(")")[2].split()[:1] for name in names]
+    if any(state in (["T"], ["t"]) for state in states):
+        raise OSError("the process is stopped or traced")
+    for name, state in zip(names, states):
+        call = (read_text(f"/proc/{pid}/task/{name}/syscall") or "").split()
+        if state == ["S"] and call and call[0] in QUIET_CALLS:
+            return int(name)
+    raise OSError("no thread of it sleeps in a call that can be repeated")
+
+
+def inject(pid: int, thread: int, function: int, name: bytes) -> bool:
+    """Point `thread` to the stub and let it go; False when it woke up before it was held: nothing was done then."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+    libc.ptrace.restype = ctypes.c_long
+
+    def trace(request: int, address: Any = None, data: Any = None) -> None:
+        if libc.ptrace(request, thread, address, data) == -1:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    place = find_room(pid)
+    trace(SEIZE)
+    trace(INTERRUPT)
+    status = await_stop(thread)
+    if status >> 16 != EVENT_STOP:
+        trace(DETACH, None, status >> 8 & 0xFF)  # a signal came first: it gets it
+        return False
+    registers = (ctypes.c_ulonglong * REGISTERS)()
+    trace(GET_REGISTERS, None, ctypes.addressof(registers))
+    final = resume_point(registers[RAX], registers[ORIG_RAX], registers[RIP])
+    if final is not None:
+        address = struct.pack("<H22s", 1, name)
+        body = STUB + struct.pack("<QQQ", final[0], final[1], function) + address
+        for offset in range(0, len(body), 8):
+            trace(POKE, place + offset, int.from_bytes(body[offset : offset + 8], "little"))
+        registers[RIP], registers[ORIG_RAX] = place + 8, (1 << 64) - 1
+        trace(SET_REGISTERS, None, ctypes.addressof(registers))  # from here on it finds its way back alone
+    trace(DETACH)
+    return final is not None
+
+
+def resume_point(rax: int, original: int, rip: int) -> tuple[int, int] | None:
+    """(rax, program counter) with which the kernel would have let the thread go on; None where it was in no call."""
+    result = rax - (1 << 64) if rax >> 63 else rax
+    if original >> 63:
+        return None
+    if result in RESTART:
+        return original, rip - 2
+    if result == RESTART_BLOCK:
+        return RESTART_SYSCALL, rip - 2
+    return None
+
+
+def await_stop(thread: int) -> int:
+    """The status with which a seized thread stopped."""
+    until = time.monotonic() + STOP_TIMEOUT_S
+    while time.monotonic() < until:
+        found, status = os.waitpid(thread, os.WNOHANG | ALL_CHILDREN)
+        if found:
+            return status
+        time.sleep(0.0005)
+    raise OSError("its thread did not stop")  # our end sets it free
+
+
+def mappings(pid: int) -> Iterator[tuple[int, int, str, int, str]]:
+    """(start, end, permissions, offset in the file, path) of every mapped file."""
+    for line in (read_text(f"/proc/{pid}/maps", 1 << 24) or "").splitlines():
+        field = line.split(None, 5)
+        if len(field) == 6 and field[5].startswith("/"):
+            start, _, end = field[0].partition("-")
+            yield int(start, 16), int(end, 16), field[1], int(field[2], 16), field[5]
+
+
+def find_room(pid: int) -> int:
+    """Where enough zeros lie behind the code of a library."""
+    with open(f"/proc/{pid}/mem", "rb", 0) as memory:
+        for start, end, permissions, _, _ in mappings(pid):
+            if permissions == "r-xp" and end - start >= 4096:
+                room = (end - STUB_BYTES - 64) & ~15
+                memory.seek(room)
+                if not any(memory.read(end - room)):
+                    return room
+    raise OSError("no room in its code")
+
+
+def address_of(pid: int, known: Facts) -> int:
+    """Address of the dump function in a process."""
+    maps = [row for row in mappings(pid) if row[4].endswith(LIBRARY)]
+    if not maps:
+        raise OSError("it has not loaded torch")
+    path = f"/proc/{pid}/root{maps[0][4]}"
+    if maps[0][4] not in known:
+        with open(path, "rb") as stream:
+            known[maps[0][4]] = offset_of(stream, FUNCTION)
+    offset = known[maps[0][4]]
+    for start, end, _, in_file, _ in maps:
+        if in_file <= offset < in_file + end - start:
+            return start + offset - in_file
+    raise OSError("its torch is not mapped as usual")
+
+
+def offset_of(stream: BinaryIO, name: bytes) -> int:
+    """Where in an ELF file of 64 bits the exported function `name` stands."""
+    header = stream.read(64)
+    if header[:6] != b"\x7fELF\x02\x01":
+        raise OSError("its torch is no library of 64 bits")
+    segments_at, sections_at = struct.unpack_from("<QQ", header, 32)
+    size, count, _, num_sections = struct.unpack_from("<HHHH", header, 54)
+    stream.seek(segments_at)
+    segments = [struct.unpack_from("<IIQQQQ", stream.read(size)) for _ in range(count)]
+    stream.seek(sections_at)
+    sections = [struct.unpack("<IIQQQQIIQQ", stream.read(64)) for _ in range(num_sections)]
+    symbols = next((section for section in sections if section[1] == 11), None)  # SHT_DYNSYM
+    if symbols is None:
+        raise OSError("its torch exports nothing")
+    names = sections[symbols[6]]
+    stream.seek(names[4])
+    at = stream.read(names[5]).find(b"\0" + name + b"\0") + 1
+    stream.seek(symbols[4])
+    entries = struct.iter_unpack("<IBBHQQ", stream.read(symbols[5] // 24 * 24))
+    value = next((entry[4] for entry in entries if entry[0] == at and entry[4]), 0) if at else 0
+    for kind, _, offset, address, _, in_file in segments:
+        if kind == 1 and value and address <= value < address + in_file:
+            return int(offset + value - address)
+    raise OSError("its torch has no flight recorder of this form (2.8 or newer has)")

@@ -1,0 +1,127 @@
+"""What is read of a process on request only: torch's flight recorder, native stacks; and that it goes on unharmed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsci_launch.spy.inputs.gather import open_evidence
+
+pytestmark = pytest.mark.torch
+AskAgent = Callable[..., dict[str, Any]]
+PLACES = ["beat", "hold_gil"]
+LIMIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("recorded")
+
+
+@pytest.fixture(scope="module")
+def ranks(launch: Any, folder: Path) -> Any:
+    arguments = [f"{place} {folder} {{ready}}" for place in PLACES]
+    return launch("recorded_rank.py", arguments, OMP_NUM_THREADS="1")
+
+
+@pytest.fixture(scope="module")
+def document(ranks: Any, ask_agent: AskAgent) -> dict[str, Any]:
+    return ask_agent(launcher_pid=ranks.pid, flight_recorder="gdb", native=True)
+
+
+def assert_unharmed(ranks: Any, folder: Path) -> None:
+    """Nothing is stopped, nothing was left below the ranks, and the one that works goes on working."""
+    assert not {"T", "t"} & {state for pid in ranks.descendants() for state in thread_states(pid)}
+    before = (folder / "beat").read_text()
+    until = time.monotonic() + LIMIT_S
+    while (folder / "beat").read_text() == before or len(ranks.descendants()) > len(PLACES):
+        assert time.monotonic() < until, (before, ranks.states())
+        time.sleep(0.02)
+
+
+def thread_states(pid: int) -> list[str]:
+    texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return [text.rpartition(")")[2].split()[0] for text in texts]
+
+
+def test_the_recorder_of_a_process_that_offers_nothing(document: dict[str, Any], ranks: Any, folder: Path) -> None:
+    for rank in document["ranks"]:
+        sample = rank["samples"][-1]
+        assert "recorder_why" not in sample, sample["recorder_why"]
+        assert sample["recorder"]["last_sequence"] == {"0": 5}
+        assert [token[2] for token in sample["recorder"]["tokens"]] == ["all_reduce"]
+    assert_unharmed(ranks, folder)
+
+
+def test_what_was_pulled_is_what_torch_dumps(document: dict[str, Any], folder: Path) -> None:
+    """The second rank may not be asked by Python: it holds the GIL."""
+    evidence = open_evidence([folder / f"nccl_trace_rank_{rank}" for rank in range(len(PLACES))]).evidence()
+    for rank, seen in enumerate(evidence.ranks):
+        pulled = document["ranks"][rank]["samples"][-1]["recorder"]
+        assert seen.recorder is not None
+        assert [[token.group, token.operation, token.sizes, token.types] for token in seen.recorder.tokens] == [
+            [token[0], *token[2:]] for token in pulled["tokens"]
+        ]
+        assert (list(seen.recorder.stream), dict(seen.recorder.last_sequence)) == (
+            pulled["stream"], pulled["last_sequence"],
+        )  # fmt: skip
+
+
+def test_native_stacks(document: dict[str, Any]) -> None:
+    sample = document["ranks"][PLACES.index("hold_gil")]["samples"][-1]
+    frames = next(thread["frames"] for thread in sample["native"] if thread["name"] == "MainThread")
+    assert any("nanosleep" in frame or "sleep (libc" in frame or ".so" in frame for frame in frames), frames
+    assert any(frame.startswith("hold_gil (recorded_rank.py:") for frame in frames), frames
+
+
+def test_nothing_is_asked_of_a_process_by_default(ranks: Any, ask_agent: AskAgent) -> None:
+    sample = ask_agent(launcher_pid=ranks.pid)["ranks"][0]["samples"][-1]
+    assert {"recorder", "recorder_why", "native", "native_why"}.isdisjoint(sample)
+
+
+def test_a_process_without_torch_says_so(launch: Any, ask_agent: AskAgent) -> None:
+    launched = launch("hung_rank.py", ["wait_for_peers {ready}", "stop_here {ready}"])
+    found = ask_agent(launcher_pid=launched.pid, flight_recorder="gdb", native=True)
+    first, stopped = (rank["samples"][-1] for rank in found["ranks"])
+    assert first["recorder_why"] == "it could not be pulled: it has not loaded torch"
+    assert first["native"]
+    assert "native" not in stopped, "it would hold the reader"
+
+
+def test_killing_the_agent_at_any_moment_harms_nobody(ranks: Any, agent_path: Path, folder: Path) -> None:
+    request = {"launcher_pid": ranks.pid, "flight_recorder": "gdb", "native": True, "samples": 1}
+    argv = [sys.executable, "-I", "-S", str(agent_path), json.dumps(request)]
+    for step in range(4):
+        kill_after(argv, 0.2 + 0.1 * step)
+    assert_unharmed(ranks, folder)
+
+
+def test_killing_what_holds_a_thread_harms_nobody(ranks: Any, agent_path: Path, folder: Path) -> None:
+    """It pulls without end, 50 times a second on a free machine, and dies while it holds, writes, points or waits."""
+    pid = ranks.descendants()[0]
+    program = f"import sys; sys.path.insert(0, {str(agent_path.parent)!r})\n"
+    program += f"from node_injection import pull\nwhile True: pull({pid}, {{}})"
+    for step in range(10):
+        kill_after([sys.executable, "-I", "-S", "-c", program], 0.3 + 0.0171 * step)
+    assert_unharmed(ranks, folder)
+
+
+def kill_after(argv: list[str], delay_s: float) -> None:
+    """KILL for a program and its readers, which have process groups of their own."""
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    time.sleep(delay_s)
+    readers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for pid in [process.pid, *map(int, readers)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait(5)
