@@ -213,10 +213,10 @@ def _connections(conclusion: Conclusion, evidence: Evidence, suspects: list[Rank
 
 def _unread(evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
     """Bytes that a suspect has no more room for: it does not read what others have sent it."""
-    ends = {socket.local: seen for seen in suspects for socket in seen.sockets}
+    ends = {socket.local: seen for seen in suspects for socket in seen.sockets if socket.unread}
     for seen in evidence.ranks:
         for socket in seen.sockets:
-            if socket.is_window_closed and socket.remote in ends:
+            if socket.is_unsent and socket.remote in ends:
                 deaf = evidence.name(ends[socket.remote].rank)
                 return [Finding(f"{deaf} does not read what rank {seen.rank} has sent it", weight=0.2)]
     return []

@@ -278,13 +278,9 @@ def _parse_rank(document: Mapping[str, Any], node: Mapping[str, Any], records: _
         recorder=parse_recorder(recorders[-1]) if recorders else None,
         **records.of(int(document["rank"])),
         found_by=str(document.get("source") or ""),
-        sockets=_newest_sockets(document["samples"]),
+        sockets=parse_sockets(document["samples"]),
         memory_events=parse_memory_events(document["samples"]),
     )
-
-
-def _newest_sockets(samples: Sequence[Mapping[str, Any]]) -> tuple[Socket, ...]:
-    return next((parse_sockets(sample["sockets"]) for sample in reversed(samples) if sample.get("sockets")), ())
 
 
 def _parse_sample(document: Mapping[str, Any], previous: Sample | None) -> Sample:

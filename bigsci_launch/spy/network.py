@@ -22,8 +22,8 @@ class StuckConnection:
     socket: Socket
 
     def __str__(self) -> str:
-        waiting = format_bytes(self.socket.unacked)
-        return f"{waiting} from rank {self.rank} to {self.socket.remote} are sent again and not acknowledged"
+        waiting = f"{format_bytes(self.socket.unacked)} from rank {self.rank} to {self.socket.remote}"
+        return f"{waiting} do not leave" if self.socket.is_unsent else f"{waiting} are sent again and not acknowledged"
 
 
 def host_of(address: str) -> str:
@@ -37,12 +37,17 @@ def is_local(host: str) -> bool:
 
 
 def stuck_connections(evidence: Evidence) -> tuple[StuckConnection, ...]:
-    """Every connection between two hosts that carries nothing any more."""
+    """Every connection between two hosts that carries nothing any more.
+
+    Also one on which nothing can be sent although the process at its other end has read all there was.
+    """
+    unread = {socket.local for seen in evidence.ranks for socket in seen.sockets if socket.unread}
     return tuple(
         StuckConnection(seen.rank, host_of(socket.local), host_of(socket.remote), socket)
         for seen in evidence.ranks
         for socket in seen.sockets
-        if socket.is_stuck and host_of(socket.local) != host_of(socket.remote)
+        if host_of(socket.local) != host_of(socket.remote)
+        and (socket.is_stuck or (socket.is_unsent and socket.has_stood and socket.remote not in unread))
     )
 
 

@@ -40,8 +40,9 @@ class Heartbeat:
 class Socket:
     """A TCP socket. `unacked` bytes wait to be sent or acknowledged, `unread` ones to be read by the process.
 
-    `num_resent`: how often in a row the kernel has sent again what nobody acknowledges. `is_window_closed`: the other
-    end acknowledges, and has no room: its process does not read.
+    `num_resent`: how often in a row the kernel has sent again what nobody acknowledges. `is_unsent`: nothing is under
+    way, and more cannot be sent: the other end has no room, because its process does not read, or the packets do not
+    leave. `has_stood`: the queue was the same in an earlier look.
     """
 
     local: str
@@ -50,7 +51,8 @@ class Socket:
     unacked: int
     unread: int
     num_resent: int
-    is_window_closed: bool
+    is_unsent: bool
+    has_stood: bool = False
 
     @property
     def is_resending(self) -> bool:
@@ -59,7 +61,7 @@ class Socket:
     @property
     def is_stuck(self) -> bool:
         """Whether the network has lost it. One packet is lost now and then, and sent again; not twice in a row."""
-        return self.unacked > 0 and self.num_resent >= RESENT_IN_VAIN and not self.is_window_closed
+        return self.unacked > 0 and self.num_resent >= RESENT_IN_VAIN and not self.is_unsent
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +112,10 @@ def parse_heartbeat(record: Mapping[str, Any] | None) -> Heartbeat | None:
     )
 
 
-def parse_sockets(document: Mapping[str, Any] | None) -> tuple[Socket, ...]:
-    """Sockets as the node agent writes them: zeros are left out."""
+def parse_sockets(samples: Sequence[Mapping[str, Any]]) -> tuple[Socket, ...]:
+    """The newest sockets in the samples of the node agent, which leaves out zeros."""
+    known = [sample["sockets"]["list"] for sample in samples if sample.get("sockets")]
+    queues_before = {(each.get("local"), each.get("remote"), each.get("tx")) for old in known[:-1] for each in old}
     return tuple(
         Socket(
             local=str(each.get("local") or ""),
@@ -120,9 +124,10 @@ def parse_sockets(document: Mapping[str, Any] | None) -> tuple[Socket, ...]:
             unacked=int(each.get("tx") or 0),
             unread=int(each.get("rx") or 0),
             num_resent=int(each.get("retransmits") or 0),
-            is_window_closed=each.get("timer") == "zero window probe",
+            is_unsent=each.get("timer") == "zero window probe",
+            has_stood=bool(each.get("tx")) and (each.get("local"), each.get("remote"), each["tx"]) in queues_before,
         )
-        for each in (document or {}).get("list", [])
+        for each in (known[-1] if known else ())
     )
 
 

@@ -151,6 +151,7 @@ def test_bytes_that_a_process_does_not_read_confirm_that_it_stands(four: Callabl
     there = Socket("10.0.0.1:5", "10.0.0.2:6", "ESTABLISHED", 0, 65_536, 0, False)
     sending = change(four(), 2, sockets=(closed,))
     assert corroborate(hang(), sending) == hang(), "it may be anybody who does not read"
+    assert corroborate(hang(), change(sending, 1, sockets=(replace(there, unread=0),))) == hang(), "it has read all"
     found = corroborate(hang(), change(sending, 1, sockets=(there,)))
     assert found.evidence[0] == "rank 1 (n0) does not read what rank 2 has sent it"
     assert found.confidence == pytest.approx(0.68)

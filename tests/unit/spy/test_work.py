@@ -227,10 +227,25 @@ def test_even_where_a_rank_waits_for_an_answer_over_that_link(make_evidence: Mak
     assert suspects(judge(make_evidence(ranks))) == []
 
 
-@pytest.mark.parametrize(
-    "lost", [{}, {**LOST, "retransmits": 1}, {**LOST, "timer": "zero window probe"}, {"tx": 100, "timer": "retransmit"}]
-)
-def test_a_queue_that_is_sent_once_or_not_read_is_no_dead_link(
+UNSENT = {"tx": 1072, "timer": "zero window probe"}
+
+
+def test_a_link_that_lets_nothing_out(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    """Packets too large for the link: nothing is under way, and the process at the other end has read all it got."""
+    ranks = on_two_hosts(make_rank, **UNSENT)
+    conclusion = judge(make_evidence(ranks))
+    assert (conclusion.kind, suspects(conclusion)) == ("H80", [])
+    assert "1.0 KiB from rank 1 to 10.0.0.2:60 do not leave" in conclusion.claim
+    ranks[2]["samples"][1]["sockets"] = {"list": [socket("10.0.0.2:60", "10.0.0.1:52", rx=65_536)]}
+    assert "carries nothing" not in judge(make_evidence(ranks)).claim, "its process does not read"
+    ranks = on_two_hosts(make_rank, **UNSENT)
+    for sample, unsent in zip(ranks[1]["samples"], (50_000, 1072), strict=True):
+        sample["sockets"] = {"list": [socket("10.0.0.1:52", "10.0.0.2:60", **{**UNSENT, "tx": unsent})]}
+    assert "carries nothing" not in judge(make_evidence(ranks)).claim, "its queue got shorter"
+
+
+@pytest.mark.parametrize("lost", [{}, {**LOST, "retransmits": 1}, {"tx": 100, "timer": "retransmit"}])
+def test_a_queue_that_is_sent_once_is_no_dead_link(
     make_evidence: MakeEvidence, make_rank: MakeRank, lost: dict[str, Any]
 ) -> None:
     assert "carries nothing" not in judge(make_evidence(on_two_hosts(make_rank, **lost))).claim
