@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bigsci_launch.spy.conclusion import Conclusion, Side, State, Suspect, name_ranks
-from bigsci_launch.spy.departure import Departure, Departures, Kind, find_departures, is_as_before
+from bigsci_launch.spy.departure import Departure, Departures, Kind, find_departures, is_as_before, peer_groups
 from bigsci_launch.spy.evidence import Evidence, RankEvidence
 from bigsci_launch.spy.groups import group_words
 from bigsci_launch.spy.sides import (
@@ -53,7 +53,7 @@ def _conclude_unaccused(evidence: Evidence, graph: WaitGraph, departures: Depart
     unfinished = conclude_unfinished(evidence, certain)
     if unfinished is not None:
         return unfinished
-    alone = _stands_alone(graph) if graph.is_certain and not departures.compared else None
+    alone = _stands_alone(evidence, graph) if graph.is_certain and not departures.compared else None
     if alone is not None:
         return _conclude_alone(evidence, graph, alone)
     ends = certain.open_ends()
@@ -231,16 +231,19 @@ def _conclude_mismatch(evidence: Evidence, mismatch: Mismatch, departures: Depar
     )
 
 
-def _stands_alone(graph: WaitGraph) -> int | None:
+def _stands_alone(evidence: Evidence, graph: WaitGraph) -> int | None:
     """The only rank through which every circle of waits goes, if it is alone in its communication.
 
-    Only in a group of three or more: of two ranks that miss each other, either may be the one that left.
+    Only in a group of three or more: of two ranks that miss each other, either may be the one that left. And only where
+    others have its part: what a whole stage does is that stage's program.
     """
     breaking = graph.breaking_ranks()
     if len(breaking) != 1:
         return None
     rank = breaking[0]
     wait = graph.waits[rank]
+    if evidence.topology is not None and [rank] in map(list, peer_groups(graph.ranks, evidence)):
+        return None
     others = (graph.waits[other] for other in graph.waits if other != rank)
     is_alone = not any(other.place == wait.place and other.members == wait.members for other in others)
     return rank if is_alone and len(graph.blockers[rank]) + 1 >= MIN_GROUP_TO_STAND_ALONE else None

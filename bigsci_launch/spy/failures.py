@@ -88,7 +88,6 @@ def _conclude_abort(evidence: Evidence, failed: Sequence[RankEvidence], first: R
         confidence=0.7 if words else 0.4,
         kind="H04" if words else "H71",
         sides=(Side((first.rank,), "aborted"), *((Side(others, "lost a peer"),) if others else ())),
-        evidence=(words[:160],) if words else (),
         missing=(
             "who is wrong: the rank that aborted is the one that received, its peer may have sent the wrong amount",
             *(() if words else (f"the last words of rank {first.rank}: see its log",)),

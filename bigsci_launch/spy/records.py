@@ -22,6 +22,8 @@ TRACEBACK = "Traceback (most recent call last)"
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+)Z ")
 _FRAME = re.compile(r'^\s+File "(.+)", line (\d+), in (.+)$')
 _LAST_LINE = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
+_ABORT = re.compile(r"terminate called after throwing an instance of '([\w:]+)'")
+_WHAT = re.compile(r"^\s*what\(\):\s*(.+)$")
 _LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen ", "<string>")
 
 Record = dict[str, Any]
@@ -37,7 +39,11 @@ def read_records(attempt: AttemptDir | None) -> dict[str, list[Record]]:
         "expected": expected,
         "exits": _read_all(attempt.exits),
         "errors": [_error_of(item) for item in _read_all(attempt.errors)],
-        "tracebacks": [found for rank in ranks if (found := first_traceback(attempt.log_file(rank), rank))],
+        "tracebacks": [
+            found
+            for rank in ranks
+            if (found := first_traceback(attempt.log_file(rank), rank) or first_abort(attempt.log_file(rank), rank))
+        ],
         "heartbeats": [found for rank in ranks if (found := last_heartbeat(attempt.event_file(rank), rank))],
     }
 
@@ -79,6 +85,18 @@ def first_traceback(log: Path, rank: int) -> Record | None:
             return {"rank": rank, "time": time, "type": kind, "message": (message or "")[:200],
                     "place": place_of(body), "source": "its log"}  # fmt: skip
         body.append(text)
+    return None
+
+
+def first_abort(log: Path, rank: int) -> Record | None:
+    """The first C++ exception that nobody caught, in the end of a log, as `first_traceback` gives one; None without."""
+    kind, began = "", 0.0
+    for time, text in _stamped_lines(log):
+        if match := _ABORT.search(text):
+            kind, began = match[1], time
+        elif kind and (match := _WHAT.match(text)):
+            return {"rank": rank, "time": began, "type": kind, "message": match[1][:200], "place": "",
+                    "source": "its log"}  # fmt: skip
     return None
 
 

@@ -18,15 +18,18 @@ from bigsci_launch.topology import compress_ranks
 ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather"})
 # DeepSpeed's ZeRO makes one all-reduce for each of the optimizer's parameter groups in these.
 NORM_FUNCTIONS = ("get_grad_norm_direct", "get_grad_norm_from_groups", "scaled_global_norm")
+MAX_TOLD_ALONE = 4
 _AXES = (("pp", "stage"), ("dp", "replica"), ("tp", "tensor-parallel rank"))
 
 
 def sides_of(graph: WaitGraph, ranks: Sequence[int]) -> tuple[Side, ...]:
     """`ranks` by operation, kind of group and place in the code, the fewest first."""
-    found: dict[tuple[str, str | None, str], list[Wait]] = {}
+    found: dict[tuple[str, str | None, str, int | None], list[Wait]] = {}
     for rank in ranks:
         wait = graph.waits[rank]
-        found.setdefault((wait.operation, wait.kind, str(wait.site or "")), []).append(wait)
+        # A few ranks that wait for each other are told one by one, a whole stage that receives is one side.
+        partner = wait.partner if len(ranks) <= MAX_TOLD_ALONE else None
+        found.setdefault((wait.operation, wait.kind, str(wait.site or ""), partner), []).append(wait)
     sides = (Side(tuple(sorted(wait.rank for wait in waits)), _where(waits)) for waits in found.values())
     return tuple(sorted(sides, key=lambda side: (len(side.ranks), side.ranks)))
 

@@ -6,10 +6,12 @@ say why. Where the evidence looks the same from both sides, both sides are shown
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from bigsci_launch.spy.circle import judge_circle, sides_of
+from bigsci_launch.spy.circle import judge_circle
 from bigsci_launch.spy.conclusion import Conclusion, Side, State, Suspect, count_ranks, name_ranks, where_shared
+from bigsci_launch.spy.corroboration import corroborate
 from bigsci_launch.spy.evidence import NOT_FOUND, Evidence, RankEvidence
 from bigsci_launch.spy.failures import in_order_of_failure, judge_unaccused
 from bigsci_launch.spy.merge import merge_stacks
@@ -17,9 +19,10 @@ from bigsci_launch.spy.motion import is_busy, moving_ranks, named_frames
 from bigsci_launch.spy.network import judge_network
 from bigsci_launch.spy.phases import judge_phases
 from bigsci_launch.spy.rendezvous import is_joining, judge_rendezvous
+from bigsci_launch.spy.sides import sides_of
 from bigsci_launch.spy.stacks import decisive_thread
 from bigsci_launch.spy.stalls import Stall, explain_stall
-from bigsci_launch.spy.waits import WaitGraph, build_graph
+from bigsci_launch.spy.waits import WaitGraph, build_graph, waits_for_handle
 from bigsci_launch.spy.work import conclude_computing, find_work, judge_leaving, judge_work
 from bigsci_launch.topology import compress_ranks
 
@@ -33,7 +36,7 @@ def judge(evidence: Evidence) -> Conclusion:
     for gate in GATES:
         conclusion = gate(evidence, graph)
         if conclusion is not None:
-            return _complete(conclusion, evidence)
+            return _complete(corroborate(conclusion, evidence), evidence)
     return _complete(Conclusion(State.UNKNOWN, "the evidence does not say what the ranks wait for", 0.0), evidence)
 
 
@@ -159,7 +162,7 @@ def _stays_away(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     at_work = judge_work(evidence, graph, roots)
     if at_work is not None:
         return at_work
-    stalls = [explain_stall(seen) for seen in roots if not find_work(seen, graph)]
+    stalls = _certain_stalls([explain_stall(seen) for seen in roots if not find_work(seen, graph)], by_rank)
     if all(is_joining(by_rank[rank]) for rank in graph.waits):
         stalls = [replace(stall, kind="H45") for stall in stalls]
     waiting = graph.leading_to(frozenset(graph.roots))
@@ -175,6 +178,19 @@ def _stays_away(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         missing=tuple(dict.fromkeys(stall.missing for stall in stalls if stall.missing)),
         next=tuple(dict.fromkeys(stall.next for stall in stalls if stall.next)),
     )
+
+
+def _certain_stalls(stalls: list[Stall], by_rank: Mapping[int, RankEvidence]) -> list[Stall]:
+    """`stalls` without those of ranks that may wait for a collective which they began earlier; all, if none is left.
+
+    `Work.wait()` shows no frame: without a recorder it looks like any place in which a process sleeps on a futex.
+    """
+    certain = [
+        stall
+        for stall in stalls
+        if stall.kind != "H31" or by_rank[stall.rank].recorder or not waits_for_handle(by_rank[stall.rank])
+    ]
+    return certain or stalls
 
 
 def _claim_away(evidence: Evidence, graph: WaitGraph, stalls: list[Stall], num_waiting: int) -> str:

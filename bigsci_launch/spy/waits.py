@@ -55,7 +55,8 @@ class Wait:
         number = f" number {self.call.sequence}" if self.call else ""
         if self.partner is not None:
             preposition = "to" if "send" in self.operation else "from"
-            return f"{self.operation} {preposition} rank {self.partner}"
+            tag = f" with tag {self.tag}" if self.tag else ""
+            return f"{self.operation} {preposition} rank {self.partner}{tag}"
         if self.members is None and self.kind is None:
             return self.operation
         return f"{self.operation}{number} of {group_words(self.kind, self.members)}"

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.runs.layout import AttemptDir, RunDir
-from bigsci_launch.spy.records import LOG_TAIL_BYTES, first_traceback, last_heartbeat, place_of, read_records
+from bigsci_launch.spy.records import (
+    LOG_TAIL_BYTES,
+    first_abort,
+    first_traceback,
+    last_heartbeat,
+    place_of,
+    read_records,
+)
 
 STAMP = "2026-11-21T01:02:03.500000Z "
 RAISED = [
@@ -40,6 +47,15 @@ def test_the_first_traceback_of_a_log_with_its_own_frame_and_time(tmp_path: Path
 def test_no_traceback_or_half_of_one_says_nothing(tmp_path: Path, lines: list[str]) -> None:
     assert first_traceback(write_log(tmp_path / "log", lines), 0) is None
     assert first_traceback(tmp_path / "missing", 0) is None
+
+
+def test_the_words_of_an_abort(tmp_path: Path) -> None:
+    words = "[enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 512 vs 256."
+    aborted = ["terminate called after throwing an instance of 'gloo::EnforceNotMet'", f"  what():  {words}"]
+    found = first_abort(write_log(tmp_path / "rank-0003.log", ["iteration 1", *aborted]), 3)
+    assert found is not None
+    assert (found["rank"], found["type"], found["message"]) == (3, "gloo::EnforceNotMet", words)
+    assert first_abort(write_log(tmp_path / "log", aborted[:1]), 3) is None
 
 
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:

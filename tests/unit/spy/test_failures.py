@@ -1,0 +1,64 @@
+"""Which of several ranks that ended badly is the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bigsci_launch.spy.conclusion import Conclusion
+from bigsci_launch.spy.evidence import Evidence
+from bigsci_launch.spy.verdict import judge
+
+MakeEvidence = Callable[..., Evidence]
+LOST = "[pair.cc:553] Connection closed by peer [10.0.0.3]:23436. This is typically caused by a remote worker crashing."
+AMOUNT = "[enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 512 vs 256."
+
+
+def ended(rank: int, time: float, signal: str | None = None) -> dict[str, Any]:
+    return {"rank": rank, "node": "n0", "pid": 9, "code": None if signal else 1, "signal": signal, "time": time}
+
+
+def raised(rank: int, message: str, kind: str = "RuntimeError") -> dict[str, Any]:
+    return {"rank": rank, "node": "n0", "type": kind, "message": message, "time": 0.0}
+
+
+def verdict(make_evidence: MakeEvidence, exits: list[dict[str, Any]], errors: list[dict[str, Any]]) -> Conclusion:
+    return judge(make_evidence([], world_size=len(exits), exits=exits, errors=errors))
+
+
+def accused(conclusion: Conclusion) -> list[int]:
+    return [suspect.rank for suspect in conclusion.suspects]
+
+
+def test_who_lost_a_peer_is_not_the_cause_even_if_it_ended_first(make_evidence: MakeEvidence) -> None:
+    exits = [ended(0, 1.0), ended(1, 2.0), ended(2, 3.0)]
+    errors = [raised(0, LOST), raised(1, "loss is nan", "ValueError"), raised(2, LOST)]
+    conclusion = verdict(make_evidence, exits, errors)
+    assert accused(conclusion) == [1]
+    assert "loss is nan" in conclusion.claim
+
+
+def test_where_all_lost_a_peer_nobody_is_accused(make_evidence: MakeEvidence) -> None:
+    conclusion = verdict(make_evidence, [ended(0, 1.0), ended(1, 2.0)], [raised(0, LOST), raised(1, LOST)])
+    assert (conclusion.state.value, accused(conclusion)) == ("crashed", [])
+
+
+@pytest.mark.parametrize(("message", "kind"), [(AMOUNT, "H04"), (None, "H71")])
+def test_an_abort_of_the_transport_or_without_words_accuses_nobody(
+    make_evidence: MakeEvidence, message: str | None, kind: str
+) -> None:
+    errors = [raised(1, LOST), *([raised(0, message, "gloo::EnforceNotMet")] if message else [])]
+    conclusion = verdict(make_evidence, [ended(0, 1.0, "SIGABRT"), ended(1, 2.0)], errors)
+    assert (conclusion.state.value, conclusion.kind, accused(conclusion)) == ("crashed", kind, [])
+
+
+def test_an_abort_with_words_of_its_own_is_the_cause(make_evidence: MakeEvidence) -> None:
+    errors = [raised(0, "device-side assert triggered", "c10::Error"), raised(1, LOST)]
+    assert accused(verdict(make_evidence, [ended(0, 1.0, "SIGABRT"), ended(1, 2.0)], errors)) == [0]
+
+
+def test_a_rank_killed_by_another_signal_is_the_cause(make_evidence: MakeEvidence) -> None:
+    exits = [ended(0, 1.0), ended(1, 2.0, "SIGKILL")]
+    assert accused(verdict(make_evidence, exits, [raised(0, LOST)])) == [1]
