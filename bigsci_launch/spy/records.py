@@ -20,6 +20,8 @@ LOG_TAIL_BYTES = 65536
 EVENT_TAIL_BYTES = 8192
 TRACEBACK = "Traceback (most recent call last)"
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+)Z ")
+_PREFIX = re.compile(r"^(?:\[default\d+\]:|\[rank\d+\]: )+")
+"""torchrun puts the first before every line of a rank, torch the second before every line of its traceback."""
 _FRAME = re.compile(r'^\s+File "(.+)", line (\d+), in (.+)$')
 _LAST_LINE = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 _ABORT = re.compile(r"terminate called after throwing an instance of '([\w:]+)'")
@@ -112,7 +114,7 @@ def _stamped_lines(log: Path) -> Iterator[tuple[float, str]]:
     for line in text.splitlines():
         match = _STAMP.match(line)
         time = datetime.fromisoformat(match[1] + "+00:00").timestamp() if match else 0.0
-        yield time, line[match.end() :] if match else line
+        yield time, _PREFIX.sub("", line[match.end() :] if match else line)
 
 
 def place_of(lines: Iterable[str]) -> str:

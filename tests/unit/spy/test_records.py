@@ -33,9 +33,12 @@ def write_log(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def test_the_first_traceback_of_a_log_with_its_own_frame_and_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["", "[rank3]: ", "[default3]:", "[default3]:[rank3]: "])
+def test_the_first_traceback_of_a_log_with_its_own_frame_and_time(tmp_path: Path, prefix: str) -> None:
+    """Also behind what torch and torchrun put before its lines."""
     again = [*RAISED[:-1], "RuntimeError: later"]
-    log = write_log(tmp_path / "rank-0003.log", ["iteration 1", *RAISED, "", *again])
+    lines = ["iteration 1", *(f"{prefix}{line}" for line in (*RAISED, "", *again))]
+    log = write_log(tmp_path / "rank-0003.log", lines)
     found = first_traceback(log, 3)
     assert found is not None
     assert (found["rank"], found["type"], found["place"]) == (3, "OSError", "read_shard (train.py:88)")
