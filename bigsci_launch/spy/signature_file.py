@@ -58,7 +58,8 @@ class RankCondition(Section):
     """Whether it wrote bytes between the samples, to whatever file."""
 
     error: Pattern | None = None
-    """Pattern of the uncaught exception that it recorded, `TYPE: MESSAGE`."""
+    """Pattern of the exception that it recorded, or of the first traceback in its log: `TYPE: MESSAGE at FUNCTION
+    (FILE:LINE)`."""
 
     exit: Pattern | None = None
     """Pattern of how it ended: `killed by SIGKILL`, `exit code 1`, `gone` where no record says how."""

@@ -128,7 +128,7 @@ def _shows(condition: RankCondition, seen: RankEvidence) -> bool:
         (condition.wchan, [last.wchan] if last else []),
         (condition.call, [last.system_call] if last else []),
         (condition.child, children),
-        (condition.error, [seen.error] if seen.error else []),
+        (condition.error, [str(error) for error in (seen.error, seen.failure) if error]),
         (condition.exit, [str(seen.exit or "gone")] if seen.is_gone else []),
     ]
     return (
