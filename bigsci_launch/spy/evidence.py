@@ -349,11 +349,20 @@ def _parse_thread_waits(document: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _describe_call(call: Mapping[str, Any] | None) -> str:
-    """`write on fd 1 (pipe:[4711])`, or nothing."""
+    """`write on fd 1 (pipe:[4711], whose other end process 17 (tee, stopped) holds)`, or nothing."""
     if not call or not call.get("name"):
         return ""
-    target = f" ({call['target']})" if call.get("target") else ""
-    return f"{call['name']} on fd {call['fd']}{target}"
+    about = [str(call["target"])] if call.get("target") else []
+    if remote := (call.get("socket") or {}).get("remote"):
+        about = [f"a connection to {remote}"]
+    ends = [_describe_end(end) for end in call.get("other_ends") or []]
+    about += [f"whose other end {' and '.join(ends)} holds"] if ends else []
+    return f"{call['name']} on fd {call['fd']}" + (f" ({', '.join(about)})" if about else "")
+
+
+def _describe_end(end: Mapping[str, Any]) -> str:
+    state = {"T": ", stopped", "D": ", asleep in the kernel", "Z": ", ended"}.get(str(end.get("state")), "")
+    return f"process {end['pid']} ({end.get('comm')}{state})"
 
 
 def _parse_exit(record: Mapping[str, Any] | None) -> Exit | None:

@@ -187,3 +187,13 @@ def test_a_storm_of_signals(explain: Explain, make_evidence: MakeEvidence, make_
 def test_a_request_without_an_answer(explain: Explain, stack: str, kind: str) -> None:
     stall = explain(stack, wchan="poll_schedule_timeout.constprop.0", sample={"system_call": {"number": 7}})
     assert stall.kind == kind
+
+
+def test_the_reader_of_a_pipe_and_the_server_of_a_call_are_named(explain: Explain) -> None:
+    ends = [{"pid": 17, "comm": "tee", "state": "T"}]
+    call = {"number": 1, "name": "write", "fd": 1, "target": "pipe:[4711]", "other_ends": ends}
+    words = explain(LOCK, wchan="anon_pipe_write", sample={"system_call": call}).words
+    assert "write on fd 1 (pipe:[4711], whose other end process 17 (tee, stopped) holds)" in words
+    server = {"number": 45, "name": "recvfrom", "fd": 9, "target": "socket:[1]", "socket": {"remote": "10.0.0.9:443"}}
+    words = explain(LOCK, wchan="wait_woken", sample={"system_call": server}).words
+    assert "recvfrom on fd 9 (a connection to 10.0.0.9:443)" in words
