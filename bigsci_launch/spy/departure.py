@@ -162,7 +162,7 @@ def _is_surprise_in_full(found: Departure, length: int, stream: Sequence[Kind], 
     at = found.position
     start = _start_of_row(text, at, length)
     window = text[max(start, 0) : at]
-    ends = [place + len(window) for place in range(start) if text.startswith(window, place)]
+    ends = _ends_of(window, text, at)
     if ends:
         return all(text[end] != text[at] for end in ends)
     groups = {kind[0] for kind in stream[at - length : at]}
@@ -171,13 +171,22 @@ def _is_surprise_in_full(found: Departure, length: int, stream: Sequence[Kind], 
 
 def is_as_before(stream: Sequence[int], position: int) -> bool:
     """Whether a rank has done the same after the same collectives before. `stream` are numbers of kinds."""
+    text = "".join(map(chr, stream[: position + 1]))
     for length in CONTEXTS:
         if position >= length:
-            window = tuple(stream[position - length : position])
-            places = [at for at in range(length, position) if tuple(stream[at - length : at]) == window]
-            if len(places) >= MIN_TIMES:
-                return any(stream[at] == stream[position] for at in places)
+            ends = _ends_of(text[position - length : position], text, position)
+            if len(ends) >= MIN_TIMES:
+                return any(text[end] == text[position] for end in ends)
     return False
+
+
+def _ends_of(window: str, text: str, before: int) -> list[int]:
+    """Where `window` ends in `text`, every time it ends before that position."""
+    ends, start = [], text.find(window)
+    while 0 <= start < before - len(window):
+        ends.append(start + len(window))
+        start = text.find(window, start + 1)
+    return ends
 
 
 def _start_of_row(text: str, at: int, length: int) -> int:
