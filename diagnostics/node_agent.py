@@ -158,12 +158,12 @@ def next_samples(ranks: list[Facts], request: Facts, deadline: float) -> None:
     """A later look: safe files of all ranks; stacks only of processes of which a thread ran since the look before."""
     ranks = [rank for rank in ranks if lives(rank)]
     looked = [rank["samples"][-1] for rank in ranks]
-    newest = max((max(sample["mono"], sample.pop("dumped", 0.0)) for sample in looked), default=0.0)
+    read = [max(sample["mono"], sample.pop("dumped", 0.0)) for sample in looked]
     began = max((sample["mono"] for sample in looked), default=0.0)
-    moved = [rank for rank in ranks if not wait_and_compare(rank, began + request["interval_s"], deadline)]
-    if moved:
-        wait_until(newest + request["interval_s"], deadline)
-        complete_samples(moved, request, deadline)
+    moved = [not wait_and_compare(rank, began + request["interval_s"], deadline) for rank in ranks]
+    if any(moved):
+        wait_until(max(at for at, has_moved in zip(read, moved) if has_moved) + request["interval_s"], deadline)
+        complete_samples([rank for rank, has_moved in zip(ranks, moved) if has_moved], request, deadline)
 
 
 def wait_and_compare(rank: Facts, not_before: float, deadline: float) -> bool:
