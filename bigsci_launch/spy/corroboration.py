@@ -114,6 +114,20 @@ def _clock(time: float) -> str:
     return f" at {datetime.fromtimestamp(time, timezone.utc):%H:%M:%S} UTC" if time else ""
 
 
+def _called_by_collector(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
+    """A suspect that is in a communication from within `__del__`: no two ranks free an object at the same moment."""
+    if conclusion.kind not in LEFT_KINDS:
+        return []
+    for seen in suspects:
+        frames = seen.thread.frames if seen.thread and seen.thread.operation else ()
+        frame = next((frame for frame in frames if bare_name(frame.function) == "__del__"), None)
+        if frame is not None:
+            who = f"{evidence.name(seen.rank)} is in it from {frame}"
+            words = f"{who}: the garbage collector frees at another time on each rank"
+            return [Finding(words, weight=0.5, kind="H52")]
+    return []
+
+
 # --------------------------------------------------------------------------------------------------- memory
 
 
@@ -223,4 +237,11 @@ def _unread(evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
 
 
 Find = Callable[[Conclusion, Evidence, list[RankEvidence]], list[Finding]]
-_KINDS: tuple[Find, ...] = (_first_exception, _memory_kills, _lock_holders, _stale_lock_file, _connections)
+_KINDS: tuple[Find, ...] = (
+    _first_exception,
+    _called_by_collector,
+    _memory_kills,
+    _lock_holders,
+    _stale_lock_file,
+    _connections,
+)

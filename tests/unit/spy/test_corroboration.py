@@ -160,3 +160,12 @@ def test_bytes_that_a_process_does_not_read_confirm_that_it_stands(four: Callabl
 @pytest.mark.parametrize("state", [State.PROGRESSING, State.FINISHED, State.UNKNOWN])
 def test_what_is_no_fault_is_not_corroborated(four: Callable[..., Evidence], state: State) -> None:
     assert corroborate(hang(state=state), four(errors=[error(1, 1.0)])) == hang(state=state)
+
+
+def test_a_collective_that_the_garbage_collector_began(four: Callable[..., Evidence]) -> None:
+    stack = "barrier@c10d:1 < __del__@/src/pool.py:5 < main@/src/train.py:1"
+    found = corroborate(hang(kind="H02"), four(stack))
+    assert (found.kind, found.confidence) == ("H52", pytest.approx(0.79))
+    assert "is in it from __del__ (pool.py:5)" in found.evidence[0]
+    assert corroborate(hang(kind="H31"), four(stack)).kind == "H31"
+    assert corroborate(hang(kind="H02"), four("__del__@/src/pool.py:5")).kind == "H02"
