@@ -1,0 +1,72 @@
+"""What `bsl spy` finds beside the stacks of real hangs: lock holders, logs, dead connections, bytes that move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bigsci_launch.hang_lab.catalogue import find_reproduction
+from bigsci_launch.hang_lab.judgement import Judgement, judge, read_verdict
+from bigsci_launch.hang_lab.needs import missing_need
+from bigsci_launch.hang_lab.nursery import Nursery, open_nursery
+from bigsci_launch.hang_lab.runner import Trial, reproduce
+from bigsci_launch.hang_lab.spying import spy
+
+pytestmark = pytest.mark.torch
+Look = Callable[[str, int], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with open_nursery() as opened:
+        yield opened
+
+
+@pytest.fixture
+def look(nursery: Nursery) -> Look:
+    """`look("H41", 1)`: the verdict on four ranks with this culprit, which must be right."""
+
+    def ask(name: str, culprit: int) -> dict[str, Any]:
+        reproduction = find_reproduction(name)
+        if reason := missing_need(reproduction):
+            pytest.skip(f"{name} {reason}")
+        with reproduce(Trial(reproduction, 4, culprit), nursery=nursery) as standing:
+            document = spy(standing.run.path)
+            assert judge(read_verdict(document), reproduction, culprit, standing.topology) is Judgement.RIGHT, document
+        found: dict[str, Any] = document["verdict"]
+        return found
+
+    return ask
+
+
+def test_the_holder_of_a_file_lock(look: Look) -> None:
+    verdict = look("H41", 0)
+    assert "index_cache.lock is held by process" in verdict["evidence"][0]
+    assert verdict["confidence"] > 0.9
+
+
+def test_an_exception_in_the_log_says_why_a_rank_left(look: Look) -> None:
+    """The rank stands in a barrier as if nothing had happened; its log alone knows better."""
+    verdict = look("H65", 3)
+    assert verdict["class"] == "H47"
+    assert "raised OSError: [Errno 28] No space left on device at write_shard (kernel.py:" in verdict["evidence"][0]
+
+
+def test_a_lock_file_for_which_nobody_works(look: Look) -> None:
+    verdict = look("H40", 1)
+    assert "left over from a build that was killed" in verdict["evidence"][0]
+    assert any("torch_extensions" in command for command in verdict["next"])
+
+
+def test_bytes_that_nobody_acknowledges(look: Look) -> None:
+    verdict = look("H80", 0)
+    assert verdict["claim"].startswith("the network between ranks 0-1")
+    assert sorted(side["ranks"] for side in verdict["sides"]) == [[0, 1], [2, 3]]
+
+
+def test_a_child_that_computes_is_no_hang(look: Look) -> None:
+    verdict = look("H50", 2)
+    assert verdict["state"] == "slow"
+    assert "(cc1plus), which computes" in verdict["claim"]
