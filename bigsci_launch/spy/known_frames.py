@@ -7,6 +7,7 @@ Sources: torch 2.4 to 2.13 `distributed_c10d.py`; DeepSpeed 0.16 to 0.19 `runtim
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 WRAPPER_FILES = (
     "torch/distributed/c10d_logger.py",
@@ -52,6 +53,7 @@ _SETUP = {
 }
 
 
+@lru_cache(maxsize=1 << 14)  # few frames, many ranks
 def operation_of(function: str, file: str) -> str | None:
     """The communication that a frame stands for, or None. Set-up calls count: they wait for all ranks too."""
     if not file.endswith("torch/distributed/distributed_c10d.py"):
@@ -117,6 +119,7 @@ _REACHES = (
 )
 
 
+@lru_cache(maxsize=1 << 14)
 def reach_of(function: str, file: str, operation: str) -> str | None:
     """The group over which `operation`, called from this frame, goes; None where that is not known."""
     function = bare_name(function)

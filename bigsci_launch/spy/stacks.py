@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from bigsci_launch.spy.known_frames import IDLE_FUNCTIONS, WRAPPER_FILES, bare_name, operation_of
@@ -108,7 +109,12 @@ def _with_folder(file: str) -> str:
 
 def is_wrapper(frame: Frame) -> bool:
     """Whether the frame only passes a call on: torch's, DeepSpeed's and the interpreter's own plumbing."""
-    return frame.file.startswith("<frozen ") or any(part in frame.file for part in WRAPPER_FILES)
+    return _is_plumbing(frame.file)
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_plumbing(file: str) -> bool:
+    return file.startswith("<frozen ") or any(part in file for part in WRAPPER_FILES)
 
 
 def decisive_thread(threads: Sequence[ThreadStack], pid: int) -> ThreadStack | None:
