@@ -174,10 +174,12 @@ def _in_data_loader(seen: RankEvidence) -> bool:
 
 
 def _stuck_child(seen: RankEvidence) -> Child | None:
+    """A child that is stopped, dead or in the kernel; else one that waits for a lock and has not run meanwhile."""
     children = seen.last.children if seen.last else ()
     halted = next((child for child in children if child.state in ("T", "t", "D", "Z")), None)
-    locked = next((child for child in children if child.state == "S" and child.wchan.startswith(LOCK_WAITS)), None)
-    return halted or locked
+    times = {child.pid: child.cpu_ticks for child in seen.samples[0].children} if seen.samples else {}
+    idle = (child for child in children if child.state == "S" and times.get(child.pid) == child.cpu_ticks)
+    return halted or next((child for child in idle if child.wchan.startswith(LOCK_WAITS)), None)
 
 
 # ------------------------------------------------------------------------------------------- its threads

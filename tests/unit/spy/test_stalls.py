@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.spy.evidence import Evidence
+from bigsci_launch.spy.evidence import Evidence, read_evidence
 from bigsci_launch.spy.stalls import Stall, explain_stall
 
 MakeEvidence = Callable[..., Evidence]
@@ -104,6 +104,16 @@ def test_the_place_of_the_child_is_told(explain: Explain, make_rank: MakeRank) -
     stall = explain(LOADER, wchan="poll_schedule_timeout", sample={"children": children})
     assert "which stands in read_sample (data.py:40)" in stall.words
     assert stall.missing == ""
+
+
+def test_a_worker_that_ran_meanwhile_is_not_stuck(explain: Explain, make_rank: MakeRank) -> None:
+    children = [{"pid": 4711, "comm": "pt_data_worker", "state": "S", "wchan": "futex_do_wait", "cpu_ticks": 1}]
+    sample = {"children": children, "child_ticks": {}}
+    assert "4711" in explain(LOADER, wchan="poll_schedule_timeout", sample=sample).words
+    rank = make_rank(1, LOADER, wchan="poll_schedule_timeout", sample={"children": children})
+    rank["samples"][1] = {**rank["samples"][1], "children": [{**children[0], "cpu_ticks": 3}]}
+    evidence = read_evidence({}, [{"node": "n0", "ranks": [rank]}])
+    assert "4711" not in explain_stall(evidence.ranks[1]).words
 
 
 def test_a_stopped_child_for_which_it_does_not_wait_is_not_the_reason(explain: Explain) -> None:
