@@ -56,9 +56,8 @@ def _conclude_unaccused(evidence: Evidence, graph: WaitGraph, departures: Depart
     alone = _stands_alone(evidence, graph) if graph.is_certain and not departures.compared else None
     if alone is not None:
         return _conclude_alone(evidence, graph, alone)
-    ends = certain.open_ends()
-    if certain.endless or ends:
-        core = ends if ends and not certain.has_circle else core_of(certain)
+    core = core_of(certain) or certain.open_ends()
+    if core:
         return conclude_sides(evidence, certain, departures, core)
     return conclude_places(evidence, graph)
 

@@ -120,16 +120,11 @@ class WaitGraph:
         return () if rest else ends
 
     @property
-    def has_circle(self) -> bool:
-        """Whether some ranks wait for each other, by waits of which it is known whom they are for."""
-        numbers = {rank: number for number, rank in enumerate(self.waits)}
-        edges = [frozenset(numbers[other] for other in self.blockers[rank] if other in numbers) for rank in self.waits]
-        return not _is_acyclic(edges, -1)
-
-    @property
     def endless(self) -> tuple[int, ...]:
-        """Waiting ranks from which no chain of waits ends at a root: they wait in a circle."""
-        explained = self.leading_to(frozenset(self.roots))
+        """Waiting ranks from which no chain of waits ends at a root, or at one of which it is not known whom it awaits:
+        they wait in a circle."""
+        unknown = {rank for rank, wait in self.waits.items() if wait.members is None and not self.blockers[rank]}
+        explained = self.leading_to(frozenset({*self.roots, *unknown}))
         return tuple(rank for rank in self.waits if rank not in explained and self.blockers[rank])
 
     def breaking_ranks(self) -> tuple[int, ...]:
