@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -28,9 +29,21 @@ def answer_styled(text: str, style: dict[str, Any]) -> None:
     click.echo(click.style(text, **style) if style and is_interactive() and not os.environ.get("NO_COLOR") else text)
 
 
+def answer_spans(spans: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    """Print a line of the answer of which each part has a style of its own; plain where `answer_styled` is."""
+    if not is_interactive() or os.environ.get("NO_COLOR"):
+        spans = [(text, {}) for text, _ in spans]
+    click.echo("".join(click.style(text, **style) if style else text for text, style in spans))
+
+
 def answer_json(document: Any) -> None:
     """Print one JSON document on stdout."""
     click.echo(json.dumps(document, indent=2, default=str))
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that a person reads stdout on, or None."""
+    return shutil.get_terminal_size().columns if is_interactive() else None
 
 
 def is_interactive() -> bool:

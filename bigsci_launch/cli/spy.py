@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,18 @@ STYLES: dict[str, dict[str, Any]] = {
     "good": {"fg": "green"},
     "head": {"bold": True},
     "muted": {"dim": True},
+}
+# The largest class recedes, what is odd stands out.
+MARK_STYLES: dict[str, dict[str, Any]] = {
+    "A": {"dim": True},
+    "B": {"fg": "blue"},
+    "C": {"fg": "yellow"},
+    "D": {"fg": "green"},
+    "E": {"fg": "magenta"},
+    "F": {"fg": "cyan"},
+    "!": {"fg": "red", "bold": True, "reverse": True},
+    "?": {"fg": "red"},
+    "x": {"fg": "red", "dim": True},
 }
 
 
@@ -179,5 +192,15 @@ def _show(evidence: Evidence, conclusion: Conclusion, as_json: bool) -> None:
     if as_json:
         console.answer_json(to_document(evidence, conclusion))
         return
-    for line in to_lines(evidence, conclusion):
-        console.answer_styled(line.text, STYLES.get(line.role, {}))
+    for line in to_lines(evidence, conclusion, console.terminal_width()):
+        if line.role == "grid":
+            console.answer_spans(_colour_marks(line.text))
+        else:
+            console.answer_styled(line.text, STYLES.get(line.role, {}))
+
+
+def _colour_marks(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """A row of the grid, its name dim and each letter in the colour of what it stands for."""
+    name, gap, marks = text.partition(text.split()[0] + " ")
+    parts = (("".join(equal), MARK_STYLES.get(mark, {})) for mark, equal in groupby(marks))
+    return [(name + gap, {"dim": True}), *parts]

@@ -5,6 +5,7 @@ A line carries a role, which the command line turns into colour on a terminal an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
@@ -12,44 +13,113 @@ from typing import Literal
 
 from bigsci_launch.scheduler.hostlist import compress_hostlist
 from bigsci_launch.spy.conclusion import Conclusion, State, where_shared
-from bigsci_launch.spy.evidence import Evidence, RankEvidence
+from bigsci_launch.spy.evidence import Evidence
+from bigsci_launch.spy.grid import MEANINGS, class_letter, make_text_grid, rank_marks
 from bigsci_launch.spy.known_frames import operation_of
-from bigsci_launch.spy.merge import StackClass, merge_stacks
+from bigsci_launch.spy.merge import StackClass, merge_stacks, merge_suspects, name_group
 from bigsci_launch.spy.stacks import Frame
 from bigsci_launch.topology import compress_ranks
 
-Role = Literal["bad", "good", "head", "plain", "muted"]
-MAX_CLASSES = 7
+Role = Literal["bad", "good", "head", "plain", "muted", "grid"]
+MAX_LINES = 40
 MAX_FRAMES = 4
-MAX_UNREADABLE = 4
-MAX_REASONS = 3
+MAX_ITEMS = 4
 MAX_WIDTH = 180
+MAX_RUNS = 8
+"""A list of more runs of ranks is cut: `0-7,12-39,44-71,...`. The document has all of them."""
+
+NAME_WIDTH = 11
+LEAST_FOR_CLASSES = 5
+MAX_GRID_ROWS = 16
+LEAST_FOR_GRID = 8
+"""Fewer ranks are told apart by the classes alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the report."""
+    """One line of the report. In a line of the grid each letter has a colour of its own."""
 
     text: str
     role: Role = "plain"
 
 
-def to_lines(evidence: Evidence, conclusion: Conclusion) -> list[Line]:
-    """The report. 40 lines at most, whatever the number of ranks."""
+Items = list[list[Line]]
+
+
+def to_lines(evidence: Evidence, conclusion: Conclusion, width: int | None = None) -> list[Line]:
+    """The report. 40 lines at most, whatever the number of ranks.
+
+    `width` is that of a terminal: nothing is wider. Without one the sentence is a single line, and others are cut late.
+    """
+    page = _Folder(width)
     bad = conclusion.state in (State.HANG, State.CRASHED)
     good = conclusion.state in (State.PROGRESSING, State.FINISHED)
-    lines = [
-        Line(conclusion.claim, "bad" if bad else "good" if good else "head"),
-        Line(_summary(evidence, conclusion), "muted"),
-        *_known_hang(conclusion),
-        *_list("evidence", conclusion.evidence),
-        *_list("missing", conclusion.missing),
-        *_list("next", conclusion.next),
-        *_other_suspects(evidence, conclusion),
-        *_classes(evidence, conclusion),
-        *_unreadable(evidence),
+    claim = page.fold("", conclusion.claim, "bad" if bad else "good" if good else "head", max_lines=5)
+    lines = [*claim, *page.fold("", _summary(evidence, conclusion), "muted")]
+    before = [
+        *_known_hang(conclusion, page),
+        _items("evidence", conclusion.evidence, page),
+        _items("missing", conclusion.missing, page),
+        _items("next", conclusion.next, page),
+        _items("suspects", _suspects(evidence, conclusion), page),
     ]
-    return [Line(_cut(line.text) if index else line.text, line.role) for index, line in enumerate(lines)]
+    after = _unreadable(evidence, page)
+    classes = merge_stacks(evidence.ranks)
+    grid = _grid(evidence, conclusion, classes, page.width)
+    _shorten([*before, after], MAX_LINES - len(lines) - len(grid) - LEAST_FOR_CLASSES)
+    shown = [line for items in before for item in items for line in item]
+    end = [*(line for item in after for line in item), *grid]
+    left = MAX_LINES - len(lines) - len(shown) - len(end)
+    return [*lines, *shown, *_classes(evidence, conclusion, classes, left, page), *end]
+
+
+def _shorten(sections: Sequence[Items], max_lines: int) -> None:
+    """Take items off the longest sections until all fit; the first item of each stays."""
+    while sum(len(item) for items in sections for item in items) > max_lines:
+        longest = max(sections, key=len)
+        if len(longest) <= 1:
+            return
+        longest.pop()
+
+
+class _Folder:
+    """Text in lines of a width; without one, in a single line that is cut where it gets very long."""
+
+    def __init__(self, width: int | None) -> None:
+        self.is_terminal = width is not None
+        self.width = max(min(width or MAX_WIDTH, MAX_WIDTH), 40)
+
+    def fold(self, name: str, text: str, role: Role = "plain", max_lines: int = 2) -> list[Line]:
+        """`text`, in at most `max_lines` lines. Behind a `name` it is indented."""
+        text = _cut_runs(text)
+        indent = " " * NAME_WIDTH if name else ""
+        first = f"  {name:{NAME_WIDTH - 2}}" if name else ""
+        if not self.is_terminal:
+            return [Line(self.cut(first + text) if name else text, role)]
+        lines = wrap(
+            text,
+            self.width,
+            initial_indent=first,
+            subsequent_indent=indent,
+            max_lines=max_lines,
+            placeholder=" ...",
+            break_on_hyphens=False,
+        )
+        return [Line(line, role) for line in lines]
+
+    def cut(self, text: str) -> str:
+        """One line of the text."""
+        text = _cut_runs(text)
+        return text if len(text) <= self.width else text[: self.width - 4] + " ..."
+
+
+def _cut_runs(text: str) -> str:
+    """`text` with long lists of ranks or nodes cut."""
+
+    def cut(found: re.Match[str]) -> str:
+        return ",".join([*found[0].split(",")[: MAX_RUNS - 2], "..."])
+
+    return re.sub(rf"(?:\d+(?:-\d+)?,){{{MAX_RUNS},}}\d+(?:-\d+)?", cut, text)
 
 
 def _summary(evidence: Evidence, conclusion: Conclusion) -> str:
@@ -67,66 +137,64 @@ def _summary(evidence: Evidence, conclusion: Conclusion) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _list(name: str, items: Sequence[str]) -> list[Line]:
-    lines = [f"  {name if index == 0 else '':9}{item}" for index, item in enumerate(items[:MAX_REASONS])]
-    return [Line(line) for line in lines]
+def _items(name: str, items: Sequence[str], page: _Folder) -> Items:
+    names = [name, *[" "] * len(items)]
+    return [page.fold(*each) for each in zip(names, items[:MAX_ITEMS], strict=False)]
 
 
-def _known_hang(conclusion: Conclusion) -> list[Line]:
-    """Which known hang it is, why such hangs happen, and what to do; two lines each at most."""
+def _known_hang(conclusion: Conclusion, page: _Folder) -> list[Items]:
+    """Which known hang it is and why such hangs happen; what to do."""
     known = conclusion.signature
     if known is None:
         return []
     texts = (("known", f"{known.name}: {known.explanation}"), ("remedy", known.remedy))
-    lines = []
-    for name, text in texts:
-        parts = wrap(text, MAX_WIDTH - 20)
-        lines += [f"  {name if part is parts[0] else '':9}{part}" for part in parts]
-    return [Line(line, "head") for line in lines]
+    folder = _Folder(page.width)  # it is worth two lines, also where others are cut
+    return [[folder.fold(name, text, "head")] for name, text in texts]
 
 
-def _other_suspects(evidence: Evidence, conclusion: Conclusion) -> list[Line]:
-    """The suspects that the sentence has no room for."""
-    if len(conclusion.suspects) < 2:
-        return []
-    lines = [Line(f"  {evidence.name(item.rank)} {item.why}") for item in conclusion.suspects[:MAX_REASONS]]
-    rest = [suspect.rank for suspect in conclusion.suspects[MAX_REASONS:]]
-    return [*lines, *([Line(f"  and ranks {compress_ranks(rest)}")] if rest else [])]
+def _suspects(evidence: Evidence, conclusion: Conclusion) -> list[str]:
+    """Suspects by reason, where the sentence has no room for all."""
+    found = merge_suspects(conclusion.suspects) if len(conclusion.suspects) > 1 else ()
+    return [
+        f"{name_group(evidence, group.ranks)}{': each' if len(group.ranks) > 1 else ''} {group.why}" for group in found
+    ]
 
 
-def _classes(evidence: Evidence, conclusion: Conclusion) -> list[Line]:
-    found = merge_stacks(evidence.ranks)
+def _classes(
+    evidence: Evidence, conclusion: Conclusion, classes: Sequence[StackClass], max_lines: int, page: _Folder
+) -> list[Line]:
+    """The largest classes and that of a suspect, two lines each; then how many more there are."""
     suspects = {suspect.rank for suspect in conclusion.suspects}
-    # A known hang takes four lines, as many as two classes.
-    shown = _most_telling(found, suspects, MAX_CLASSES - (2 if conclusion.signature else 0))
+    count = max_lines // 2 if 2 * len(classes) <= max_lines else max((max_lines - 1) // 2, 1)
+    shown = _most_telling(classes, suspects, count)
     lines = []
-    for stack_class in shown:
-        lines += _one_class(stack_class, evidence, bool(suspects.intersection(stack_class.ranks)))
-    rest = [stack_class for stack_class in found if stack_class not in shown]
-    if rest:
-        ranks = [rank for stack_class in rest for rank in stack_class.ranks]
-        lines.append(Line(f"{len(rest)} more classes: ranks {compress_ranks(ranks)}", "muted"))
+    for index in shown:
+        lines += _one_class(index, classes[index], evidence, bool(suspects.intersection(classes[index].ranks)), page)
+    if len(shown) < len(classes):
+        rest = [rank for index, found in enumerate(classes) if index not in shown for rank in found.ranks]
+        lines.append(Line(page.cut(f"{len(classes) - len(shown)} more classes: ranks {compress_ranks(rest)}"), "muted"))
     return lines
 
 
-def _most_telling(found: Sequence[StackClass], suspects: set[int], count: int) -> list[StackClass]:
+def _most_telling(classes: Sequence[StackClass], suspects: set[int], count: int) -> list[int]:
     """The largest classes, and the first of the suspects' in place of the smallest of them."""
-    shown = list(found[:count])
-    if suspects and len(found) > count and not any(suspects.intersection(item.ranks) for item in shown):
-        shown[-1] = next((item for item in found if suspects.intersection(item.ranks)), shown[-1])
+    shown = list(range(min(count, len(classes))))
+    theirs = [index for index, found in enumerate(classes) if suspects.intersection(found.ranks)]
+    if theirs and not set(theirs).intersection(shown):
+        shown[-1] = theirs[0]
     return shown
 
 
-def _one_class(stack_class: StackClass, evidence: Evidence, suspected: bool) -> list[Line]:
-    count = len(stack_class.ranks)
-    head = f"{count} {'rank' if count == 1 else 'ranks'}: {compress_ranks(stack_class.ranks)}"
-    nodes = compress_hostlist(node for node in stack_class.nodes if node)
-    where = [nodes, _coordinates(stack_class, evidence)]
-    thread = f"thread {stack_class.thread}" if stack_class.thread != "MainThread" else ""
+def _one_class(index: int, found: StackClass, evidence: Evidence, suspected: bool, page: _Folder) -> list[Line]:
+    count = len(found.ranks)
+    head = f"{class_letter(index)} {count} {'rank' if count == 1 else 'ranks'}: {compress_ranks(found.ranks)}"
+    nodes = compress_hostlist(node for node in found.nodes if node)
+    where = [nodes, _coordinates(found, evidence)]
+    thread = f"thread {found.thread}" if found.thread != "MainThread" else ""
     head += "".join(f"  {part}" for part in (*where, thread) if part)
-    frames = " < ".join(_frame(frame) for frame in stack_class.frames[:MAX_FRAMES])
-    more = " < ..." if len(stack_class.frames) > MAX_FRAMES else ""
-    return [Line(head, "bad" if suspected else "head"), Line(f"    {frames}{more}", "plain")]
+    frames = " < ".join(_frame(frame) for frame in found.frames[:MAX_FRAMES])
+    more = " < ..." if len(found.frames) > MAX_FRAMES else ""
+    return [Line(page.cut(head), "bad" if suspected else "head"), Line(page.cut(f"    {frames}{more}"))]
 
 
 def _frame(frame: Frame) -> str:
@@ -142,27 +210,31 @@ def _coordinates(stack_class: StackClass, evidence: Evidence) -> str:
     return " ".join(part for part in shared if "node" not in part)
 
 
-def _unreadable(evidence: Evidence) -> list[Line]:
-    lines = [Line(f"node {node} is silent: {why}", "bad") for node, why in evidence.nodes_silent[:MAX_UNREADABLE]]
-    if len(evidence.nodes_silent) > MAX_UNREADABLE:
-        lines.append(Line(f"and {len(evidence.nodes_silent) - MAX_UNREADABLE} more silent nodes", "bad"))
-    reasons: dict[str, list[RankEvidence]] = {}
+def _unreadable(evidence: Evidence, page: _Folder) -> Items:
+    """Nodes that were silent, and ranks that could not be read, each with the reason."""
+    lines = [f"node {node} is silent: {why}" for node, why in evidence.nodes_silent[:MAX_ITEMS]]
+    if len(evidence.nodes_silent) > MAX_ITEMS:
+        lines.append(f"and {len(evidence.nodes_silent) - MAX_ITEMS} more silent nodes")
+    reasons: dict[str, list[int]] = {}
     for seen in evidence.ranks:
         if seen.why_unreadable:
-            reasons.setdefault(seen.why_unreadable, []).append(seen)
-    for why, group in sorted(reasons.items(), key=lambda item: -len(item[1]))[:MAX_UNREADABLE]:
-        lines.append(Line(f"not read: {_who(evidence, group)}: {why}", "bad"))
-    return lines
+            reasons.setdefault(seen.why_unreadable, []).append(seen.rank)
+    by_number = sorted(reasons.items(), key=lambda item: -len(item[1]))[:MAX_ITEMS]
+    lines += [f"not read: {name_group(evidence, tuple(ranks))}: {why}" for why, ranks in by_number]
+    return [[Line(page.cut(line), "bad")] for line in lines]
 
 
-def _who(evidence: Evidence, group: Sequence[RankEvidence]) -> str:
-    if len(group) == 1:
-        return evidence.name(group[0].rank)
-    return f"ranks {compress_ranks(seen.rank for seen in group)}"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_WIDTH else text[: MAX_WIDTH - 4] + " ..."
+def _grid(evidence: Evidence, conclusion: Conclusion, classes: Sequence[StackClass], width: int) -> list[Line]:
+    """All ranks at their places, where they do not all stand in the same one."""
+    marks = rank_marks(evidence, classes, (suspect.rank for suspect in conclusion.suspects))
+    if len(marks) < LEAST_FOR_GRID or len(set(marks.values())) < 2:
+        return []
+    grid = make_text_grid(evidence.topology, marks, min(width, 120) - 2 - NAME_WIDTH, MAX_GRID_ROWS)
+    meanings = (f"{mark} {meaning}" for mark, meaning in MEANINGS.items() if mark in marks.values())
+    caption = "; ".join((grid.caption, *meanings))
+    widest = max(len(name) for name, _ in grid.rows)
+    rows = [Line(f"  {name:{widest}}  {row}", "grid") for name, row in grid.rows]
+    return [*(Line(line, "muted") for line in wrap(caption, width)), *rows]
 
 
 def to_text(lines: Iterable[Line]) -> str:
