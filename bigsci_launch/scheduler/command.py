@@ -146,12 +146,13 @@ def _run(argv: tuple[str, ...], timeout_s: float, cwd: Path | None, environment:
 
 
 def stream_slurm(
-    argv: Sequence[str], *, stdin: str, timeout_s: float, on_line: Callable[[str], None]
+    argv: Sequence[str], *, stdin: str, until: Callable[[], float], on_line: Callable[[str], None]
 ) -> tuple[int | None, str]:
     """Run a Slurm command that may not end, handing on each line of its output as it comes.
 
-    After `timeout_s` the command is ended; what it printed until then has been handed on. Returns its exit status, or
-    None when it ran out of time, and what it wrote to stderr.
+    At the moment `until()` (`time.monotonic()`, asked again after each line) the command is ended; what it printed
+    until then has been handed on. Returns its exit status, or None when it ran out of time, and what it wrote to
+    stderr.
 
     Raises:
         SlurmUnavailable: the command is missing.
@@ -164,7 +165,7 @@ def stream_slurm(
         environment = scrubbed_environment(os.environ)
         process = subprocess.Popen(argv, stdin=source, stdout=subprocess.PIPE, stderr=words, env=environment)
         try:
-            status = _pass_lines(process, time.monotonic() + timeout_s, on_line)
+            status = _pass_lines(process, until, on_line)
         finally:
             if process.poll() is None:
                 _end(process)
@@ -174,15 +175,17 @@ def stream_slurm(
         return status, words.read().decode("utf-8", "replace")
 
 
-def _pass_lines(process: subprocess.Popen[bytes], deadline: float, on_line: Callable[[str], None]) -> int | None:
+def _pass_lines(
+    process: subprocess.Popen[bytes], until: Callable[[], float], on_line: Callable[[str], None]
+) -> int | None:
     assert process.stdout is not None
     tail = b""
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        while selector.select(max(0.0, deadline - time.monotonic())):
+        while selector.select(max(0.0, until() - time.monotonic())):
             data = os.read(process.stdout.fileno(), 1 << 16)
             if not data:
-                return _wait(process, max(1.0, deadline - time.monotonic()))
+                return _wait(process, max(1.0, until() - time.monotonic()))
             *lines, tail = (tail + data).split(b"\n")
             for line in lines:
                 on_line(line.decode("utf-8", "replace"))

@@ -141,12 +141,13 @@ def run_monitor_step(
     *,
     nodes: Sequence[str],
     stdin: str,
-    timeout_s: float,
+    until: Callable[[], float],
     on_line: Callable[[str], None],
 ) -> MonitorStep:
     """Run `argv` once on each of `nodes` with `stdin`, beside what the job runs; `on_line` gets each line they print.
 
-    A node that does not answer delays nobody: the step is ended after `timeout_s`, and lines come as they are printed.
+    A node that does not answer delays nobody: lines come as they are printed, and the step is ended at the moment
+    `until()`, which is asked again after each line.
 
     Raises:
         SlurmUnavailable: srun is missing.
@@ -154,7 +155,7 @@ def run_monitor_step(
     command = [word for word in step_argv(job_id, (), nodes=nodes) if word != "--input=none"]
     # --wait=0: a site's WaitTime must not end slower nodes when the first is done.
     options = ("--input=all", "--wait=0", "--no-kill", "--quiet")
-    status, words = stream_slurm([*command, *options, *argv], stdin=stdin, timeout_s=timeout_s, on_line=on_line)
+    status, words = stream_slurm([*command, *options, *argv], stdin=stdin, until=until, on_line=on_line)
     refused = re.findall(r"[Tt]ask launch for \S+ failed on node (\S+?):", words)
     return MonitorStep(status is not None, tuple(dict.fromkeys(refused)), slurm_words(words))
 

@@ -29,6 +29,7 @@ from bigsci_launch.topology import Topology
 
 NODE_TIMEOUT_S = 20.0
 STEP_TIMEOUT_S = 40.0
+LATE_NODE_S = 12.0  # a node of which each process hangs its reader takes that long
 MAX_STEPS = 3
 MORE_TIME_S = 20.0
 MAX_NATIVE_FRAMES = 40
@@ -216,17 +217,17 @@ def collect_step(target: Target, tell: Tell) -> tuple[list[dict[str, Any]], dict
     reader = FrameReader()
     silent: dict[str, str] = {}
     left, words, program = list(target.nodes), "", agent_program(target)
-    until = time.monotonic() + STEP_TIMEOUT_S + more_time(target)
+    patience = Patience(len(target.nodes), STEP_TIMEOUT_S + more_time(target))
     for _ in range(MAX_STEPS):
-        if not left or time.monotonic() >= until:
+        if not left or time.monotonic() >= patience.until:
             break
         step = run_monitor_step(
             target.job_id,
             ["/bin/sh", "-c", START_AGENT, "sh", sys.executable],
             nodes=left,
             stdin=program,
-            timeout_s=until - time.monotonic(),
-            on_line=lambda line: _take(reader, line, tell),
+            until=lambda: patience.until,
+            on_line=lambda line: _take(reader, line, tell, patience),
         )
         words = step.words or words
         silent |= {node: "Slurm could not start the step there" for node in step.refused_nodes}
@@ -235,22 +236,43 @@ def collect_step(target: Target, tell: Tell) -> tuple[list[dict[str, Any]], dict
         left = [node for node in left if node not in silent and node not in reader.documents]
     for node in target.nodes:
         if node not in reader.documents:
-            silent.setdefault(node, _why_silent(node, reader, words))
+            silent.setdefault(node, _why_silent(node, reader, words, patience))
     if not reader.documents:
         raise no_answer(target, silent, words)
     return list(reader.documents.values()), {node: why for node, why in silent.items() if node not in reader.documents}
 
 
-def _take(reader: FrameReader, line: str, tell: Tell) -> None:
+class Patience:
+    """How long the nodes are waited for: once half of them have answered, not much longer than they took."""
+
+    def __init__(self, num_nodes: int, limit_s: float) -> None:
+        self._num_nodes, self._is_cut = num_nodes, False
+        self._began = time.monotonic()
+        self.until = self._began + limit_s
+
+    def hear(self, num_answered: int) -> None:
+        """Called at each answer."""
+        if not self._is_cut and 2 * num_answered >= self._num_nodes:
+            now = time.monotonic()
+            self._is_cut = True
+            self.until = min(self.until, now + max(LATE_NODE_S, 2 * (now - self._began)))
+
+    @property
+    def seconds(self) -> float:
+        return self.until - self._began
+
+
+def _take(reader: FrameReader, line: str, tell: Tell, patience: Patience) -> None:
     node = reader.feed(line)
     if node is not None:
+        patience.hear(len(reader.documents))
         tell(len(reader.documents), node)
 
 
-def _why_silent(node: str, reader: FrameReader, words: str) -> str:
+def _why_silent(node: str, reader: FrameReader, words: str, patience: Patience) -> str:
     if node in reader.torn:
         return "its answer broke off"
-    return f"no answer in {STEP_TIMEOUT_S:g} s" + (f" (srun: {words})" if words else "")
+    return f"no answer in {patience.seconds:.0f} s" + (f" (srun: {words})" if words else "")
 
 
 def more_time(target: Target) -> float:

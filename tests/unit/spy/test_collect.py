@@ -5,6 +5,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -110,6 +111,26 @@ def test_no_answer_from_any_node_is_one_clear_error(fake_slurm: Callable[..., An
     assert caught.value.hint == "try by hand: srun --overlap --jobid=7 --gres=gpu:0 hostname"
     argv = slurm.calls("srun")[0]["argv"]
     assert {"--overlap", "--gres=gpu:0", "--jobid=7", "--nodelist=n1,n2", "--ntasks-per-node=1"} <= set(argv)
+
+
+def test_a_silent_node_does_not_delay_the_others(
+    fake_slurm: Callable[..., Any], agent: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of three nodes answer, and srun never ends: the look does, long before its limit."""
+    slurm = fake_slurm("squeue", "sinfo")
+    slurm.answer("squeue", "7|RUNNING|me|debug|3|n[1-3]|None|N/A|N/A|0:10|job|(null)\n")
+    slurm.answer("sinfo", "n1|mixed|none\nn2|mixed|none\nn3|mixed|none\n")
+    lines = [line for node in ("n1", "n3") for line in agent.frame({"node": node, "ranks": []})]
+    (tmp_path / "lines").write_text("\n".join(lines) + "\n")
+    srun = slurm.folder / "bin" / "srun"
+    srun.write_text(f"#!/bin/sh\n/bin/cat {tmp_path}/lines\nexec /bin/sleep 60\n")
+    srun.chmod(0o755)
+    monkeypatch.setattr("bigsci_launch.spy.collect.LATE_NODE_S", 0.5)
+    began = time.monotonic()
+    found = collect(find_target(None, "7")).collection
+    assert time.monotonic() - began < 20.0
+    assert [silent["node"] for silent in found["nodes_silent"]] == ["n2"]
+    assert found["nodes_silent"][0]["why"].startswith("no answer in ")
 
 
 def test_a_node_that_slurm_cannot_reach_is_left_out_and_told(fake_slurm: Callable[..., Any]) -> None:
