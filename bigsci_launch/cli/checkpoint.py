@@ -16,6 +16,7 @@ from bigsci_launch.cli import console
 
 if TYPE_CHECKING:
     from bigsci_launch.plan.conversion import Conversion
+    from bigsci_launch.runs.checkpoints import CheckpointsDir
     from bigsci_launch.runs.verify import CheckpointState
 
 STEP = click.option("--step", type=click.IntRange(min=0), help="The step of the checkpoint; default: the newest.")
@@ -38,9 +39,9 @@ def list_(run: str | None, as_json: bool) -> None:
         console.answer_json({"schema_version": 1, "checkpoints": [state.document for state in states]})
         return
     for state in states:
-        marks = [name for name in ("latest", "pinned", "verified") if state.document[name]]
+        marks = [name for name in ("latest", "pinned", "verified", "half_verified") if state.document[name]]
         size = "unreadable" if state.bytes is None else _size(state.bytes)
-        console.answer(f"{state.folder.name:<20} {size:>14}  {' '.join(marks)}".rstrip())
+        console.answer(f"{state.folder.name:<20} {size:>14}  {' '.join(marks).replace('_', ' ')}".rstrip())
 
 
 @checkpoint.command(
@@ -55,10 +56,10 @@ def verify(ctx: click.Context, run: str | None, step: int | None, as_json: bool)
 
     Exit code: 0 sound, 1 damaged.
     """
-    from bigsci_launch.runs.verify import find_damage, mark_verified
+    from bigsci_launch.runs.verify import find_damage, mark_verified, verifying
 
     folder = _folder(run, step)
-    with console.late_progress("verify", None) as advance:
+    with verifying(folder), console.late_progress("verify", None) as advance:
         problems = find_damage(folder, advance)
     if not problems:
         mark_verified(folder)
@@ -90,9 +91,11 @@ def pin(run: str | None, step: int | None, undo: bool) -> None:
 @click.option("--keep", required=True, type=click.IntRange(min=1), help="How many of the newest stay.")
 @click.option("--dry-run", is_flag=True, help="Say what would go; delete nothing.")
 def prune(run: str | None, keep: int, dry_run: bool) -> None:
-    """Delete old checkpoints of RUN; never the newest, a pinned one, or those from the last verified one on."""
-    from bigsci_launch.runs.verify import choose_prunable, delete_checkpoint
+    """Delete old checkpoints of RUN; never the newest, a pinned, a half verified, or the last verified one."""
+    from bigsci_launch.runs.verify import choose_prunable, delete_checkpoint, finish_deletions
 
+    if not dry_run:
+        finish_deletions(_checkpoints(run))
     doomed = choose_prunable(_states(run), keep)
     for state in doomed:
         if not dry_run:
@@ -194,15 +197,20 @@ def _size(num_bytes: int) -> str:
 
 def _states(run: str | None) -> list[CheckpointState]:
     from bigsci_launch.errors import CheckpointError
-    from bigsci_launch.runs.checkpoints import CheckpointsDir
-    from bigsci_launch.runs.find import find_run
     from bigsci_launch.runs.verify import list_checkpoints
 
-    path: Path = find_run(run).checkpoints
-    states = list_checkpoints(CheckpointsDir(path))
+    checkpoints = _checkpoints(run)
+    states = list_checkpoints(checkpoints)
     if not states:
-        raise CheckpointError(f"{path}: holds no checkpoint")
+        raise CheckpointError(f"{checkpoints.path}: holds no checkpoint")
     return states
+
+
+def _checkpoints(run: str | None) -> CheckpointsDir:
+    from bigsci_launch.runs.checkpoints import CheckpointsDir
+    from bigsci_launch.runs.find import find_run
+
+    return CheckpointsDir(find_run(run).checkpoints)
 
 
 def _one(run: str | None, step: int | None) -> CheckpointState:

@@ -251,12 +251,12 @@ class CheckpointSection(Section):
     """Steps between checkpoints; default: only at the end and when asked to stop."""
 
     keep_last: PositiveInt | None = None
-    """How many of the newest checkpoints stay; older ones are deleted after a save, but for those that are pinned, and
-    none from the last verified one on (`bsl checkpoint`). Default: all stay."""
+    """How many of the newest checkpoints stay; older ones are deleted after a save, but for the last verified one and
+    those that are pinned or half verified (`bsl checkpoint`). Default: all stay."""
 
     load: str = "auto"
     """`auto`: the newest checkpoint of the run, if it has one. `none`: start at step 0. Else the path of a checkpoint
-    folder, which must hold one."""
+    folder, which must hold one: the run begins with it, and goes on from its own once it has any."""
 
 
 class MonitorSection(Section):

@@ -11,7 +11,7 @@ from bigsci_launch.errors import CheckpointError
 from bigsci_launch.runs.checkpoints import CheckpointRecord, CheckpointsDir, find_checkpoint, read_record
 from bigsci_launch.runs.events import read_last_events
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.verify import Advance, find_damage, is_verified, mark_verified, no_progress
+from bigsci_launch.runs.verify import Advance, find_damage, is_verified, mark_verified, no_progress, verifying
 from bigsci_launch.topology import Topology
 
 
@@ -82,7 +82,9 @@ def verify_resume(
     require_same_run(folder, read_record(folder), describe_run(config, topology))
     if is_verified(folder):
         return folder
-    if problems := find_damage(folder, advance):
+    with verifying(folder):
+        problems = find_damage(folder, advance)
+    if problems:
         raise CheckpointError(
             "; ".join(problems[:5]), hint="`bsl checkpoint list` shows the others; checkpoint.load names one of them"
         )

@@ -10,6 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,8 @@ class CheckpointState:
     is_latest: bool
     is_pinned: bool
     is_verified: bool
+    is_half_verified: bool = False
+    """Its verification goes on or was interrupted, or files have changed since it was verified."""
 
     @property
     def document(self) -> dict[str, Any]:
@@ -104,6 +107,7 @@ class CheckpointState:
             "latest": self.is_latest,
             "pinned": self.is_pinned,
             "verified": self.is_verified,
+            "half_verified": self.is_half_verified,
         }
 
 
@@ -119,7 +123,9 @@ def _state(folder: Path, latest: str) -> CheckpointState:
     except CheckpointError:
         size = None
     step = int(folder.name.removeprefix("global_step"))
-    return CheckpointState(folder, step, size, folder.name == latest, pin_path(folder).exists(), is_verified(folder))
+    is_sound = is_verified(folder)
+    is_half = _begun_path(folder).exists() or (_mark_path(folder).exists() and not is_sound)
+    return CheckpointState(folder, step, size, folder.name == latest, pin_path(folder).exists(), is_sound, is_half)
 
 
 def pin_path(folder: Path) -> Path:
@@ -129,6 +135,21 @@ def pin_path(folder: Path) -> Path:
 
 def _mark_path(folder: Path) -> Path:
     return folder / "verified.json"
+
+
+def _begun_path(folder: Path) -> Path:
+    return folder / "verifying"
+
+
+@contextmanager
+def verifying(folder: Path) -> Iterator[None]:
+    """Keep a checkpoint from being deleted while it is verified; one that ends here otherwise stays kept."""
+    # A checkpoint that somebody else saved can be verified too.
+    with suppress(PermissionError):
+        _begun_path(folder).touch()
+    yield
+    with suppress(PermissionError):
+        _begun_path(folder).unlink(missing_ok=True)
 
 
 def mark_verified(folder: Path) -> None:
@@ -153,13 +174,11 @@ def _newest_change(folder: Path) -> int:
 
 
 def choose_prunable(states: Sequence[CheckpointState], keep: int) -> list[CheckpointState]:
-    """Which may go so that the newest `keep` stay. Never one that is pinned, that `latest` names, the newest that was
-    verified, or one that is newer than it: until a newer one is known to be good, what is older may be needed."""
-    verified = [state for state in states if state.is_verified]
+    """Which may go so that the newest `keep` stay. Never one that is pinned, half verified or named by `latest`, nor
+    the newest that was verified: none of those after it is known to be good."""
     kept = {state.folder for state in states[-keep:]}
-    kept |= {state.folder for state in states if state.is_pinned or state.is_latest}
-    if verified:
-        kept |= {state.folder for state in states if state.step >= verified[-1].step}
+    kept |= {state.folder for state in states if state.is_pinned or state.is_latest or state.is_half_verified}
+    kept |= {state.folder for state in [state for state in states if state.is_verified][-1:]}
     return [state for state in states if state.folder not in kept]
 
 

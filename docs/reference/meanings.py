@@ -115,6 +115,7 @@ checkpoints[].path | its folder
 checkpoints[].step | the step after which it was saved
 checkpoints[].bytes | size of its files; null where its record cannot be read
 checkpoints[].latest | whether `latest` names it
+checkpoints[].half_verified | whether its verification was begun only, or files have changed since: it is kept
 checkpoints[].pinned | whether it is kept from being pruned
 checkpoints[].verified | whether it was found as it was saved, and has not changed since
 """,

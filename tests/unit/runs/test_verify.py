@@ -30,6 +30,7 @@ from bigsci_launch.runs.verify import (
     list_checkpoints,
     mark_verified,
     pin_path,
+    verifying,
 )
 
 SHARD = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
@@ -83,7 +84,8 @@ def test_a_mark_holds_until_a_file_changes(checkpoints: CheckpointsDir) -> None:
 
 
 def state(step: int, marks: str = "") -> CheckpointState:
-    return CheckpointState(Path(f"global_step{step}"), step, 1, "l" in marks, "p" in marks, "v" in marks)
+    flags = [letter in marks for letter in "lpvh"]
+    return CheckpointState(Path(f"global_step{step}"), step, 1, *flags)
 
 
 @pytest.mark.parametrize(
@@ -93,8 +95,9 @@ def state(step: int, marks: str = "") -> CheckpointState:
         (["", "", "", "l"], 3, [10]),
         (["", "p", "", "l"], 1, [10, 30]),
         # What follows the last verified one is not known to be good; what precedes it is not needed.
-        (["", "v", "", "l"], 1, [10]),
-        (["v", "", "", "l"], 1, []),
+        (["", "v", "", "l"], 1, [10, 30]),
+        (["v", "v", "", "l"], 1, [10, 30]),
+        (["h", "", "h", "l"], 1, [20]),
         # `latest` may have been set back by hand.
         (["l", "", "", ""], 1, [20, 30]),
     ],
@@ -102,6 +105,23 @@ def state(step: int, marks: str = "") -> CheckpointState:
 def test_what_may_go(marks: list[str], keep: int, doomed: list[int]) -> None:
     states = [state(10 * (number + 1), mark) for number, mark in enumerate(marks)]
     assert [each.step for each in choose_prunable(states, keep)] == doomed
+
+
+def test_what_is_being_verified_or_has_changed_since_is_kept(checkpoints: CheckpointsDir) -> None:
+    begun, changed, sound = save(checkpoints, 10), save(checkpoints, 20), save(checkpoints, 30)
+    save(checkpoints, 40)
+    with pytest.raises(KeyboardInterrupt), verifying(begun):
+        raise KeyboardInterrupt
+    for folder in (changed, sound):
+        with verifying(folder):
+            assert list_checkpoints(checkpoints)[1 if folder is changed else 2].is_half_verified
+        mark_verified(folder)
+    (changed / SHARD).write_bytes((changed / SHARD).read_bytes())
+    assert [each.is_half_verified for each in list_checkpoints(checkpoints)] == [True, True, False, False]
+    assert choose_prunable(list_checkpoints(checkpoints), 1) == []
+    with verifying(begun):
+        pass
+    assert [each.step for each in choose_prunable(list_checkpoints(checkpoints), 1)] == [10]
 
 
 def test_an_interrupted_deletion_leaves_no_checkpoint(checkpoints: CheckpointsDir) -> None:
