@@ -148,8 +148,8 @@ def _known_hang(conclusion: Conclusion, page: _Folder) -> list[Items]:
     if known is None:
         return []
     texts = (("known", f"{known.name}: {known.explanation}"), ("remedy", known.remedy))
-    folder = _Folder(page.width)  # it is worth two lines, also where others are cut
-    return [[folder.fold(name, text, "head")] for name, text in texts]
+    folder = _Folder(page.width)  # it is worth some lines, also where others are cut
+    return [[folder.fold(name, text, "head", 3 if name == "remedy" else 2)] for name, text in texts]
 
 
 def _suspects(evidence: Evidence, conclusion: Conclusion) -> list[str]:

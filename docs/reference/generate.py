@@ -20,6 +20,7 @@ from bigsci_launch.cli.main import bsl
 from bigsci_launch.config.reference import config_reference, keys_reference
 from bigsci_launch.runs import events, layout
 from bigsci_launch.spy.signature_file import SignatureFile
+from bigsci_launch.spy.signatures import read_signature
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -95,6 +96,25 @@ def signature_page() -> str:
     return "\n".join([NOTE, "# Keys of a signature\n", introduction, keys_reference(SignatureFile)])
 
 
+def known_hangs_page() -> str:
+    introduction = (
+        "What `bsl spy` recognises, from `diagnostics/signatures/`: each is a file that says what to look for, and a\n"
+        "recording in which it is found. [How to add one](../how-to/add-a-signature.md).\n"
+    )
+    parts = [NOTE, "# Known hangs\n", introduction]
+    for path in sorted((ROOT / "diagnostics" / "signatures").glob("*/signature.yaml")):
+        content = read_signature(path).file
+        links = (re.sub(r"(https://\S+)", r"<\1>", source) for source in content.source)
+        sources = "; ".join(re.sub(r"^(bsl .*)", r"`\1`", source) for source in links)
+        parts += [
+            f"## `{path.parent.name}`\n",
+            content.explanation.strip() + "\n",
+            f"*Remedy:* {content.remedy.strip()}\n",
+        ]
+        parts.append(f"*Source:* {sources}\n")
+    return "\n".join(parts)
+
+
 def pages() -> dict[str, str]:
     """The text of each generated page, by file name."""
     return {
@@ -108,6 +128,7 @@ def pages() -> dict[str, str]:
         "environment.md": environment_page(),
         "json.md": json_page(),
         "signature.md": signature_page(),
+        "known-hangs.md": known_hangs_page(),
     }
 
 

@@ -126,9 +126,9 @@ def test_ones_own_stands_in_place_of_a_packaged_one_of_the_same_name(write: Writ
 
 
 def test_of_two_that_match_the_one_that_asks_for_more_is_named(write: Write) -> None:
-    write("vague", FILE.replace("^load ", "file_baton"))
-    assert name_hang(*judged("stale-build-lock"), read_library()).signature.name == "vague"  # type: ignore[union-attr]
-    path = write("precise", FILE.replace('["^load "]', '["file_baton", "."]'))
+    write("a-vague-one", FILE.replace("^load ", "file_baton"))
+    assert name_hang(*judged("stale-build-lock"), read_library()).signature.name == "a-vague-one"  # type: ignore[union-attr]
+    path = write("one-more-precise", FILE.replace('["^load "]', '["file_baton", "."]'))
     assert name_hang(*judged("stale-build-lock"), read_library()).signature.name == path.parent.name  # type: ignore[union-attr]
 
 
