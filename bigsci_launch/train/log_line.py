@@ -1,4 +1,7 @@
-"""One console line per step, in the format of bigscience's Megatron-DeepSpeed: existing parsers read it."""
+"""One console line per step, in the format of bigscience's Megatron-DeepSpeed: existing parsers read it.
+
+That one gives seconds per iteration, Megatron-LM and deepspeedai's Megatron-DeepSpeed milliseconds: both are there.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,7 @@ def format_step(result: StepResult) -> str:
         f"consumed samples: {result.consumed_samples:12d}",
         f"consumed tokens: {result.consumed_samples * result.sequence_length:12d}",
         f"elapsed time per iteration (s): {result.seconds:.2f}",
+        f"elapsed time per iteration (ms): {1e3 * result.seconds:.1f}",
         f"learning rate: {result.learning_rate:.3E}",
         f"global batch size: {result.global_batch_size:5d}",
         f"lm loss: {result.loss:.6E}",

@@ -159,7 +159,9 @@ def train_several(dataset: Path) -> Callable[..., dict[str, Attempt]]:
     `name+` for the second attempt.
     """
 
-    def train_all(folder: Path, topology: str, scenarios: Sequence[Scenario]) -> dict[str, Attempt]:
+    def train_all(
+        folder: Path, topology: str, scenarios: Sequence[Scenario], module: str = "bigsci_launch.train.several"
+    ) -> dict[str, Attempt]:
         shape = Topology.parse(topology)
         found: dict[str, tuple[RunDir, AttemptDir]] = {}
         for name, sections in scenarios:
@@ -171,7 +173,7 @@ def train_several(dataset: Path) -> Callable[..., dict[str, Attempt]]:
         run = RunDir(folder / "ranks")
         first = run.attempt("0001")
         first.make()
-        port, program = free_port(), ("bigsci_launch.train.several", *(str(each.path) for _, each in found.values()))
+        port, program = free_port(), (module, *(str(each.path) for _, each in found.values()))
         processes = tuple(
             start_rank(run, first, rank, shape.world_size, port, program) for rank in range(shape.world_size)
         )

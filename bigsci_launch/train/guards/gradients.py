@@ -7,7 +7,8 @@ Three things are checked, each from another side than the code that it checks:
   tensor-parallel ranks, W_r that layer's weight and db_r the gradient of its bias. A sum over ranks that is missing, or
   a factor too much, breaks this.
 - The norm that clips is that of all gradients, each parameter once, summed in float64; and every gradient reaches
-  AdamW with the factor that follows from it.
+  AdamW with the factor that follows from it. On a CPU torch adds up the squares of a tensor in 32 bits, nearly one
+  after the other, and so DeepSpeed's bf16 optimizer is 0.4 % off for 50 M elements. That much is let pass.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor, nn
@@ -54,6 +56,7 @@ class GradientWatch:
         self.violations: list[Violation] = []
         self._reduced: dict[str, float] = {}
         self._used: dict[str, float] = {}
+        self.lost_square = 0.0
         self.seconds = 0.0
 
     @property
@@ -100,6 +103,7 @@ class GradientWatch:
             flat = gradient_parts(optimizer, number)
             squares = _squares(flat, part.slices)
             self._reduced.update({name: square / scale**2 for name, square in squares.items()})
+        self.lost_square = lost_in_summing(optimizer)
 
     @torch.no_grad()
     def _see_used(self) -> None:
@@ -112,7 +116,7 @@ class GradientWatch:
         return sum(square for name, square in self._reduced.items() if counts(name))
 
     def find_wrong_clipping(self, norm: float, clip: float) -> Iterator[Violation]:
-        """Gradients that reached AdamW with another factor than `norm` asks for."""
+        """Gradients that reached AdamW with another factor than `norm`, the one that clipped, asks for."""
         if not math.isfinite(norm) or not self._used:
             return
         factor = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
@@ -132,11 +136,20 @@ def _squares(flat: Tensor, slices: Mapping[str, tuple[int, int]]) -> dict[str, f
     return {name: norm * norm for name, norm in zip(slices, torch.stack(norms).tolist(), strict=True)} if norms else {}
 
 
-def find_wrong_norm(independent: float, used: float, rank: int) -> Iterator[Violation]:
-    """Whether the norm that clips is the one computed here."""
+def lost_in_summing(optimizer: Any) -> float:
+    """By how much 32 bits change the sum of squares that this rank adds to the norm which clips."""
+    if not isinstance(optimizer, BF16_Optimizer):
+        return 0.0
+    gradients = [each for each in optimizer.get_grads_for_norm()[0] if each.device.type == "cpu"]
+    exact = (float(torch.linalg.vector_norm(each, dtype=torch.float64)) ** 2 for each in gradients)
+    return sum(abs(square - float(each.norm()) ** 2) for square, each in zip(exact, gradients, strict=True))
+
+
+def find_wrong_norm(independent: float, used: float, rank: int, lost: float = 0.0) -> Iterator[Violation]:
+    """Whether the norm that clips is the one computed here, but for `lost`, what summing in 32 bits changes."""
     if not math.isfinite(independent) and not math.isfinite(used):
         return
-    if not abs(independent - used) <= _NORM_TOLERANCE * independent + 1e-6:
+    if not abs(independent - used) <= _NORM_TOLERANCE * independent + 2 * lost + 1e-6:
         text = f"{used:.6g} clips; every parameter counted once it is {independent:.6g}"
         yield Violation("gradient norm", "all gradients", (rank,), text)
 

@@ -34,6 +34,9 @@ from bigsci_launch.train.report import RankReport
 SHARE = 0.005
 """The part of the time of training that guards may take."""
 
+AIM = 0.8 * SHARE
+"""The part that the interval is chosen for: one check is measured, and the next may take longer."""
+
 _SHOWN = 20
 
 
@@ -91,15 +94,13 @@ class Guards:
         if not self._gradients.is_armed:
             return
         started = time.monotonic()
-        if getattr(self._engine.optimizer, "overflow", False):
-            # fp16: the step was skipped on all ranks, and its gradients are no numbers.
-            self._gradients.clear()
-            return
-        norm = self._independent_norm()
-        used = float(self._engine.get_global_grad_norm() or 0.0)
+        norm, lost = self._independent_norm()
+        used, clip = float(self._engine.get_global_grad_norm() or 0.0), self._config.optimizer.clip_grad
         found = [*self._gradients.violations, *find_masters_apart(partitions(self._engine.optimizer), self._rank)]
-        found += find_wrong_norm(norm, used, self._rank) if self._config.optimizer.clip_grad > 0 else []
-        found += self._gradients.find_wrong_clipping(norm, self._config.optimizer.clip_grad)
+        # A step whose gradients are no numbers is skipped on all ranks, and may leave the norm of the one before.
+        if clip > 0 and not getattr(self._engine.optimizer, "overflow", False):
+            found += find_wrong_norm(norm, used, self._rank, lost)
+        found += self._gradients.find_wrong_clipping(used if clip > 0 else norm, clip)
         self._judge(step, found, self._digests(with_gradients=True))
         watched = self._gradients.seconds
         self._gradients.clear()
@@ -120,11 +121,13 @@ class Guards:
         tied = self._gradients.tied_digests if with_gradients else [0] * len(self._gradients.tied_names)
         return [*weight_digests(self._engine.module), *tied]
 
-    def _independent_norm(self) -> float:
-        square = self._gradients.squared_norm(self._counts_here)
-        total = torch.tensor([square], dtype=torch.float64, device=self._engine.device)
+    def _independent_norm(self) -> tuple[float, float]:
+        """The norm, and how much of it the one that clips may have lost in rounding."""
+        mine = [self._gradients.squared_norm(self._counts_here), self._gradients.lost_square / self._topology.dp]
+        total = torch.tensor(mine, dtype=torch.float64, device=self._engine.device)
         dist.all_reduce(total)
-        return math.sqrt(float(total))
+        norm = math.sqrt(float(total[0]))
+        return norm, float(total[1]) / (2 * norm) if norm else 0.0
 
     def _counts_here(self, name: str) -> bool:
         """Whether this rank counts a parameter: the first stage that holds it; replicated over tp, the first of those.
@@ -173,13 +176,13 @@ class Guards:
             )
 
     def _choose_interval(self, cost: float, step_seconds: float) -> None:
-        """With `auto`, the shortest interval whose cost stays within `SHARE`; the same on all ranks."""
+        """With `auto`, the shortest interval whose cost stays within `AIM`; the same on all ranks."""
         if self._config.guards.interval != "auto" or self._due_early:
             return
         slowest = torch.tensor([cost, -step_seconds], dtype=torch.float64, device=self._engine.device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         cost, step_seconds = float(slowest[0]), -float(slowest[1])
-        self.interval = max(1, math.ceil(cost / (SHARE * step_seconds)))
+        self.interval = max(1, math.ceil(cost / (AIM * step_seconds)))
         if self._tells and not self._is_announced:
             share = cost / (self.interval * step_seconds)
             text = (

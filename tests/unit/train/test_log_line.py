@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pytest
+
 from bigsci_launch.train.log_line import StepResult, format_step, step_record
 
 RESULT = StepResult(
@@ -24,7 +26,8 @@ RESULT = StepResult(
 )
 LINE = (
     " iteration      805/  115311 | consumed samples:       154560 | consumed tokens:    316538880 | "
-    "elapsed time per iteration (s): 13.19 | learning rate: 5.065E-05 | global batch size:   192 | "
+    "elapsed time per iteration (s): 13.19 | elapsed time per iteration (ms): 13189.4 | "
+    "learning rate: 5.065E-05 | global batch size:   192 | "
     "lm loss: 4.531072E+00 | grad norm: 1.021 | number of skipped iterations:   0 | "
     "number of nan iterations:   0 | samples per second: 14.557 | TFLOPs: 110.48 |"
 )
@@ -40,6 +43,35 @@ def test_a_parser_of_megatron_logs_reads_it() -> None:
     assert float(fields["lm loss"]) == 4.531072
     assert float(fields["elapsed time per iteration (s)"]) == 13.19
     assert float(fields["TFLOPs"]) == 110.48
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (r"iteration\s+(\d+)/\s*(\d+)", ("805", "115311")),
+        (r"elapsed time per iteration \(s\): ([\d.]+)", ("13.19",)),
+        (r"elapsed time per iteration \((?:s|ms)\): *([\d.]+)", ("13.19",)),
+        (r"elapsed time per iteration \(ms\):\s+([0-9.]+)(?:\s|$|\|)", ("13189.4",)),
+        (
+            r"iteration +(\d+)/.*per iteration \(ms\): ([\d.]+).*lm loss: ([\d.E+\-]+).*grad norm: ([\d.]+)",
+            ("805", "13189.4", "4.531072E+00", "1.021"),
+        ),
+        (r"consumed samples:\s+(\d+) \|", ("154560",)),
+        (r"global batch size:\s+(\d+) \| lm loss: ([\d.E+-]+) \| grad norm", ("192", "4.531072E+00")),
+        (r"number of skipped iterations:\s+(\d+) \| number of nan iterations:\s+(\d+)", ("0", "0")),
+    ],
+)
+def test_patterns_that_people_use_find_what_they_look_for(pattern: str, expected: tuple[str, ...]) -> None:
+    """Of the kind in scripts around Megatron-LM and both Megatron-DeepSpeeds, which print milliseconds or seconds."""
+    match = re.search(pattern, format_step(RESULT))
+    assert match is not None
+    assert match.groups() == expected
+
+
+def test_fp16_shows_its_loss_scale() -> None:
+    line = format_step(replace(RESULT, loss_scale=65536.0))
+    assert " | lm loss: 4.531072E+00 | loss scale: 65536.0 | grad norm: 1.021 | " in line
+    assert step_record(replace(RESULT, loss_scale=65536.0))["loss_scale"] == 65536.0
 
 
 def test_utilization_shows_where_the_peak_is_known() -> None:

@@ -1,0 +1,86 @@
+"""`bigsci_launch.train.several`, with something broken at step 3 just before the guards look; run.name says what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bigsci_launch.train import several
+
+STEP = 3
+
+
+def break_weight(guards: Any) -> None:
+    """One bit of one weight on rank 1, in the half whose masters rank 0 has."""
+    import torch
+
+    if guards._rank == 1:
+        weight = next(guards._engine.module.parameters())
+        bits = weight.data.view(torch.int16 if weight.element_size() == 2 else torch.int32)
+        bits.view(-1)[5] ^= 1
+
+
+def break_master(guards: Any) -> None:
+    """One fp32 master of rank 1."""
+    from bigsci_launch.train.guards.state import partitions
+
+    if guards._rank == 1:
+        partitions(guards._engine.optimizer)[0].master.data[7] += 1.0
+
+
+def break_norm(guards: Any) -> None:
+    """The norm that is said to have clipped, on all ranks."""
+    norm = guards._engine.get_global_grad_norm
+    guards._engine.get_global_grad_norm = lambda: 1.01 * norm()
+
+
+def break_settings(guards: Any) -> None:
+    """AdamW's second beta, on all ranks."""
+    for group in guards._engine.optimizer.param_groups:
+        group["betas"] = (0.9, 0.5)
+
+
+BREAKS: dict[str, Callable[[Any], None]] = {
+    "weight": break_weight,
+    "master": break_master,
+    "norm": break_norm,
+    "weight before a save": break_weight,
+    "settings before a save": break_settings,
+}
+
+
+def stand_in() -> None:
+    """Break before each look of step `STEP`."""
+    from bigsci_launch.train.guards.watch import Guards
+
+    def standing(original: Callable[..., None], is_save: bool) -> Callable[..., None]:
+        def run(guards: Any, step: int, *arguments: Any) -> None:
+            kind = guards._config.run.name.replace("-", " ")
+            if step == STEP and kind in BREAKS and kind.endswith("a save") == is_save:
+                BREAKS[kind](guards)
+            original(guards, step, *arguments)
+
+        return run
+
+    Guards.after_step = standing(Guards.after_step, False)  # type: ignore[method-assign]
+    Guards.before_save = standing(Guards.before_save, True)  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """Train each attempt in turn."""
+    train_one = several._train_one
+    is_standing = False
+
+    def first_stand_in() -> None:
+        nonlocal is_standing
+        if not is_standing:
+            stand_in()
+            is_standing = True
+        train_one()
+
+    several._train_one = first_stand_in
+    several.main()
+
+
+if __name__ == "__main__":
+    main()
