@@ -73,8 +73,14 @@ def moves_bytes(seen: RankEvidence) -> bool:
     if not first.written_bytes or not last.written_bytes:
         return False  # not known in both
     moved = (last.written_bytes - first.written_bytes) + (last.read_bytes - first.read_bytes)
+    return moved >= MOVED_BYTES and _deciding_thread_ran(seen, first, last)
+
+
+def _deciding_thread_ran(seen: RankEvidence, first: Sample, last: Sample) -> bool:
+    """By its time on a core; where that is not known, by how often the main thread went to sleep."""
     tid = str(seen.thread.tid if seen.thread else seen.pid)
-    return moved >= MOVED_BYTES and first.thread_times.get(tid) != last.thread_times.get(tid)
+    before, after = first.thread_times.get(tid), last.thread_times.get(tid)
+    return last.switches > first.switches if before is None or after is None else after > before
 
 
 def collectives_moved(seen: RankEvidence) -> bool:
@@ -124,10 +130,27 @@ def moving_ranks(evidence: Evidence, graph: WaitGraph) -> tuple[int, ...]:
     communication, any change of the outer frames counts.
     """
     alive = [seen for seen in evidence.ranks if not seen.is_gone]
-    moved = [seen.rank for seen in alive if collectives_moved(seen) or (seen.recorder is None and left_wait(seen))]
+    moved = [seen.rank for seen in alive if collectives_moved(seen) or (not counts_twice(seen) and changed_wait(seen))]
     if moved or graph.waits:
         return tuple(moved)
     return tuple(seen.rank for seen in alive if outer_frames_moved(seen))
+
+
+def counts_twice(seen: RankEvidence) -> bool:
+    """Whether the recorder's numbers are known of two samples; one that was pulled is known of the last only."""
+    return sum(sample.sequences is not None for sample in seen.samples) > 1
+
+
+def changed_wait(seen: RankEvidence) -> bool:
+    """Whether the rank left a communication between the samples, or came to one from work elsewhere."""
+    return left_wait(seen) or came_to_wait(seen)
+
+
+def came_to_wait(seen: RankEvidence) -> bool:
+    """Whether a rank that stood in no communication first stands in one last: ranks that step together do so together."""
+    first = next((sample for sample in seen.samples if sample.threads), None)
+    thread = seen.thread
+    return first is not None and thread is not None and thread.operation is not None and not was_communicating(seen)
 
 
 def left_wait(seen: RankEvidence) -> bool:
