@@ -15,6 +15,7 @@ from bigsci_launch.spy.conclusion import Conclusion, State, Suspect, count_ranks
 from bigsci_launch.spy.evidence import Child, Evidence, RankEvidence
 from bigsci_launch.spy.motion import (
     INNER_FRAMES,
+    STARVED_SHARE,
     bytes_per_s,
     cpu_share,
     is_busy,
@@ -70,19 +71,21 @@ def _child_computes(seen: RankEvidence) -> Work | None:
 
 
 def busy_child(seen: RankEvidence) -> Child | None:
-    """A process below the rank that used the CPU between the samples, or that ran in every one of them."""
-    if not seen.samples or seen.last is None:
+    """A process below the rank that used the CPU between the samples, or wanted to: others may have held the cores."""
+    if len(seen.samples) < 2 or seen.last is None:
         return None
-    first, elapsed_s = seen.samples[0], max(seen.last.mono - seen.samples[0].mono, 1e-3)
-    before = {child.pid: child for child in first.children}
+    before = {child.pid: child for child in seen.samples[0].children}
+    elapsed_s = max(seen.last.mono - seen.samples[0].mono, 1e-3)
     for child in seen.last.children:
         earlier = before.get(child.pid)
         if earlier is None:
             continue
-        if child.cpu_ticks is not None and earlier.cpu_ticks is not None and len(seen.samples) > 1:
-            if (child.cpu_ticks - earlier.cpu_ticks) / seen.clock_ticks_per_s / elapsed_s >= BUSY_CHILD_SHARE:
-                return child
-        elif child.state == earlier.state == "R":
+        wants_cpu = child.state == earlier.state == "R"
+        if child.cpu_ticks is None or earlier.cpu_ticks is None:
+            share = BUSY_CHILD_SHARE if wants_cpu else 0.0
+        else:
+            share = (child.cpu_ticks - earlier.cpu_ticks) / seen.clock_ticks_per_s / elapsed_s
+        if share >= (STARVED_SHARE if wants_cpu else BUSY_CHILD_SHARE):
             return child
     return None
 
