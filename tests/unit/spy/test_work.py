@@ -130,7 +130,13 @@ def test_all_ranks_compute(make_evidence: MakeEvidence, make_rank: MakeRank) -> 
 
 @pytest.mark.parametrize(
     ("ticks", "child_state", "state"),
-    [((10, 80), "S", "slow"), ((10, 10), "S", "hang"), ((10, 13), "R", "slow"), ((10, 13), "S", "hang")],
+    [
+        ((10, 80), "S", "slow"),
+        ((10, 10), "S", "hang"),
+        ((10, 13), "R", "slow"),
+        ((10, 13), "S", "hang"),
+        ((10, 10), "R", "hang"),
+    ],
 )
 def test_a_child_that_computes_is_work(
     make_evidence: MakeEvidence, make_rank: MakeRank, ticks: tuple[int, int], child_state: str, state: str
