@@ -190,6 +190,12 @@ class SyntheticJob:
             "members": {name: list(ranks) for name, ranks in self.groups(rank).items()},
         }
 
+    def recorded_frames(self, call: int) -> list[dict[str, Any]]:
+        """From where a rank issued a collective, as the recorder writes it."""
+        places: tuple[Place, ...] = ("tp", "tp", "tp", "dp", "world")
+        frames = (*_STACKS[places[call]], *_LOOP)
+        return [{"name": function, "filename": file, "line": line} for function, file, line in frames]
+
     def last_sequence(self, rank: int) -> dict[str, int]:
         """The newest number in each group."""
         tp, dp = self.groups(rank)
