@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +16,7 @@ from bigsci_launch.config.document import read_document
 from bigsci_launch.config.problems import validate
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.spy.conclusion import Conclusion, KnownHang
-from bigsci_launch.spy.evidence import Evidence, RankEvidence
+from bigsci_launch.spy.evidence import Child, Evidence, RankEvidence
 from bigsci_launch.spy.known_frames import bare_name
 from bigsci_launch.spy.signature_file import RankCondition, SignatureFile
 from bigsci_launch.spy.stacks import ThreadStack
@@ -112,32 +112,41 @@ def matches(signature: Signature, evidence: Evidence, conclusion: Conclusion) ->
 
 def _holds(condition: RankCondition, evidence: Evidence, conclusion: Conclusion) -> bool:
     """Whether enough of the ranks in question show what `condition` asks for."""
+    if condition.who == "some":
+        return any(_shows(condition, seen) for seen in evidence.ranks)
     suspects = {suspect.rank for suspect in conclusion.suspects}
     asked = [seen for seen in evidence.ranks if condition.who != "suspects" or seen.rank in suspects]
-    showing = sum(_shows(condition, seen) for seen in asked)
     num_known = sum(1 for seen in asked if seen.threads or seen.is_gone)
-    needed = {"suspects": len(asked), "some": 1, "most": num_known // 2 + 1, "all": num_known}[condition.who]
-    return showing > 0 and showing >= needed
+    needed = {"suspects": len(asked), "most": num_known // 2 + 1, "all": num_known}[condition.who]
+    return 0 < needed <= sum(_shows(condition, seen) for seen in asked)
+
+
+_TEXTS: tuple[tuple[str, Callable[[RankEvidence], list[str]]], ...] = (
+    ("wchan", lambda seen: [seen.last.wchan] if seen.last else []),
+    ("call", lambda seen: [seen.last.system_call] if seen.last else []),
+    ("child", lambda seen: [f"{child.comm} {child.state} {child.wchan}" for child in _children(seen)]),
+    ("error", lambda seen: [str(error) for error in (seen.error, seen.failure) if error]),
+    ("exit", lambda seen: [str(seen.exit or "gone")] if seen.is_gone else []),
+)
+"""What a rank offers to the pattern of each key."""
 
 
 def _shows(condition: RankCondition, seen: RankEvidence) -> bool:
     """Whether one rank shows everything that `condition` asks for."""
-    last = seen.last
-    children = [f"{child.comm} {child.state} {child.wchan}" for child in last.children] if last else []
-    texts: list[tuple[str | None, list[str]]] = [
-        (condition.wchan, [last.wchan] if last else []),
-        (condition.call, [last.system_call] if last else []),
-        (condition.child, children),
-        (condition.error, [str(error) for error in (seen.error, seen.failure) if error]),
-        (condition.exit, [str(seen.exit or "gone")] if seen.is_gone else []),
-    ]
+    for key, texts_of in _TEXTS:
+        pattern = getattr(condition, key)
+        if pattern is not None and not any(re.search(pattern, text) for text in texts_of(seen)):
+            return False
     return (
-        all(pattern is None or any(re.search(pattern, text) for text in found) for pattern, found in texts)
-        and (condition.state is None or (last is not None and last.state in condition.state))
+        (condition.state is None or (seen.last is not None and seen.last.state in condition.state))
         and (condition.writing is None or condition.writing == _is_writing(seen))
         and (condition.stack is None or any(_is_within(condition.stack, thread) for thread in seen.threads or ()))
         and (condition.without is None or _is_without(condition.without, seen))
     )
+
+
+def _children(seen: RankEvidence) -> Sequence[Child]:
+    return seen.last.children if seen.last else ()
 
 
 def _is_writing(seen: RankEvidence) -> bool:
