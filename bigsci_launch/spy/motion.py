@@ -147,7 +147,7 @@ def changed_wait(seen: RankEvidence) -> bool:
 
 
 def came_to_wait(seen: RankEvidence) -> bool:
-    """Whether a rank that stood in no communication first stands in one last: ranks that step together do so together."""
+    """Whether a rank that stood in no communication first stands in one last, as ranks do that step together."""
     first = next((sample for sample in seen.samples if sample.threads), None)
     thread = seen.thread
     return first is not None and thread is not None and thread.operation is not None and not was_communicating(seen)
