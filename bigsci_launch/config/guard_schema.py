@@ -35,6 +35,7 @@ class FaultSpec(Section):
         "unreduced_tied_gradients",
         "passenger_norm",
         "decayed_norm",
+        "tied_norm",
         "unclipped_tied_copy",
         "unreduced_tp_gradients",
         "scaled_gradients",
@@ -49,7 +50,8 @@ class FaultSpec(Section):
     `unclipped_tied_copy`: the last stage's copy is not clipped (bf16). `unreduced_tp_gradients`: column-parallel
     layers do not sum their inputs' gradients. `scaled_gradients`: gradients of tp-replicated parameters are divided by
     tp. `lost_random_states`, `lost_optimizer_step`: not restored at load. From the beginning, whatever `step`:
-    `passenger_norm`: a layer norm inside the tied module. `decayed_norm`: the same, in the weight-decay group."""
+    `passenger_norm`: a layer norm inside the tied module. `decayed_norm`: the same, in the weight-decay group.
+    `tied_norm`: the same, and tied too, though the output makes no gradient for it: refused before the start."""
 
     rank: NonNegativeInt | None = None
     """Global rank that misbehaves; left out where all ranks do."""

@@ -2,7 +2,8 @@
 
 DeepSpeed computes one gradient norm per optimizer group and drops empty groups rank by rank, so a stage without layer
 norms and biases waits in another collective than the others, for ever (DeepSpeed#1522; what BLOOM's prequel met with
-96 stages). In bf16, a rank on which no parameter counts for that norm crashes while its peers wait.
+96 stages). In bf16, a rank on which no parameter counts for that norm crashes while its peers wait. And a tied
+attribute is summed over its stages only where it has a gradient: where one has none, the other waits.
 """
 
 from __future__ import annotations
@@ -39,12 +40,51 @@ LAYERS = {
 
 @dataclass(frozen=True, slots=True)
 class StageRefusal:
-    """Why a stage cannot train: the rule that it breaks, in words, and what it would lead to."""
+    """Why a stage cannot train: the rule that it breaks, in words, and what it would lead to. `remedy` where another
+    cut would not do."""
 
     rule: str
     stage: int
     text: str
     effect: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """A module that the first and the last stage share: which of its attributes are tied, and which of them each of the
+    two makes gradients for."""
+
+    attributes: tuple[str, ...]
+    with_gradient: tuple[frozenset[str], frozenset[str]]
+
+
+def embedding_tie(config: RunConfig) -> Tie | None:
+    """What the ends of the vocabulary share: the table alone, unless a fault ties more."""
+    if not config.model.tied_embeddings:
+        return None
+    norm = ("norm.weight", "norm.bias") if any(fault.kind == "tied_norm" for fault in config.faults) else ()
+    return Tie(("weight", *norm), (frozenset(("weight", *norm)), frozenset(("weight",))))
+
+
+def find_tie_refusals(tie: Tie | None, *, pp: int, precision: str) -> list[StageRefusal]:
+    """Tied attributes without a gradient on one of their two stages: DeepSpeed sums over both, and skips where there is
+    none."""
+    if tie is None or pp == 1:
+        return []
+    effect = (
+        "the ranks there would crash for want of it while the others wait"
+        if precision == "bf16"
+        else "the ranks there would not take part in the sum over stages, and the others would wait for ever"
+    )
+    remedy = "tie the weight alone, and put norms and positions into layers of their own; faults: tied_norm ties a norm"
+    return [
+        StageRefusal(
+            "tied gradients on every holder", stage, f"stage {stage} makes no gradient for {names}", effect, remedy
+        )
+        for stage, made in zip((0, pp - 1), tie.with_gradient, strict=True)
+        if (names := ", ".join(f"the tied {name}" for name in tie.attributes if name not in made))
+    ]
 
 
 def find_stage_refusals(stages: Sequence[Sequence[str]], *, tied: bool, tp: int, precision: str) -> list[StageRefusal]:
@@ -92,7 +132,9 @@ def preflight(config: RunConfig, pp: int | None = None) -> list[StageRefusal]:
     tp, shape = parallelism.tensor_parallel_size, ModelShape.of_config(config)
     cut = cut_model(shape, _method(config, pp), pp, tp=tp)
     stages = [[layer.name for layer in cut.of(stage)] for stage in range(pp)]
-    return find_stage_refusals(stages, tied=shape.tied_embeddings, tp=tp, precision=config.training.precision)
+    precision = config.training.precision
+    found = find_stage_refusals(stages, tied=shape.tied_embeddings, tp=tp, precision=precision)
+    return [*found, *find_tie_refusals(embedding_tie(config), pp=pp, precision=precision)]
 
 
 def _method(config: RunConfig, pp: int) -> str:
@@ -105,7 +147,9 @@ def _method(config: RunConfig, pp: int) -> str:
 
 
 def remedy(config: RunConfig) -> str:
-    """What to change where the cut is refused: the most stages that would do."""
+    """What to change where the cut is refused: the most stages that would do, if stages are what is wrong."""
+    if own := next((refusal.remedy for refusal in preflight(config) if refusal.remedy), ""):
+        return own
     most = next(
         (pp for pp in range(config.parallelism.pipeline_parallel_size - 1, 0, -1) if not preflight(config, pp)), 1
     )

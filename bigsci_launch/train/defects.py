@@ -35,7 +35,8 @@ class Defects:
     @property
     def embedding(self) -> type[VocabularyEmbedding]:
         """The class of the tied module."""
-        return EmbeddingWithNorm if self._kinds & {"passenger_norm", "decayed_norm"} else VocabularyEmbedding
+        kinds = {"passenger_norm", "decayed_norm", "tied_norm"}
+        return EmbeddingWithNorm if self._kinds & kinds else VocabularyEmbedding
 
     @property
     def group_rule(self) -> GroupRule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ def runs(train_several: Any, dataset: Any, tmp_path_factory: pytest.TempPathFact
             ("evaluated", {**held_out, "monitor": {"eval_interval": 2}, "checkpoint": {"save_interval": 4}}),
             ("more", {**held_out, "monitor": {"eval_interval": 4, "eval_batches": 9}}),
             ("fp16", {**held_out, "training": {**STEPS, "precision": "fp16"}}),
+            # Not of evaluation: what is refused costs no ranks of its own.
+            ("tied_norm", {**held_out, "faults": [{"kind": "tied_norm", "step": 1}]}),
         ],
     )
 
@@ -91,3 +94,31 @@ def test_fp16_is_refused_where_the_device_cannot(runs: Any) -> None:
         assert error["type"] == "ConfigError"
         assert "training.precision: fp16: the cpu of this rank does not compute in it" in error["message"]
         assert "bf16" in error["hint"]
+
+
+def test_a_tied_attribute_without_gradient_is_refused(runs: Any) -> None:
+    for rank in (0, 1):
+        error = runs["tied_norm"].error(rank)
+        assert (error["type"], error["step"]) == ("ConfigError", 0)
+        assert "preflight: tied gradients on every holder: " in error["message"]
+        assert "stage 1 makes no gradient for the tied norm.weight" in error["message"]
+        assert "tie the weight alone" in error["hint"]
+
+
+def test_weights_in_another_format_than_the_runs_are_refused() -> None:
+    """A layer that keeps its norm in fp32 through DeepSpeed's cast; DeepSpeed lays its group out in fp32 then."""
+    pytest.importorskip("deepspeed")
+    torch = pytest.importorskip("torch")
+    from bigsci_launch.config.schema import RunConfig
+    from bigsci_launch.errors import ConfigError
+    from bigsci_launch.train.parallel.pipeline import require_one_format
+
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2).bfloat16(), torch.nn.LayerNorm(2))
+    config = RunConfig.model_construct(training=SimpleNamespace(precision="bf16"))
+    with pytest.raises(
+        ConfigError, match=r"one number format: training.precision: bf16, but 1.weight and 1 more are"
+    ) as info:
+        require_one_format(module, config)
+    assert "float32" in info.value.message
+    assert info.value.hint
+    require_one_format(module.bfloat16(), config)

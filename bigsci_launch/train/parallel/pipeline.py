@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from deepspeed import __version__ as deepspeed_version
 from deepspeed import initialize
@@ -21,6 +22,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from torch import nn
 
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.errors import BslError, ConfigError
@@ -28,7 +30,7 @@ from bigsci_launch.plan.balance import settle_method
 from bigsci_launch.plan.calibration import Calibration
 from bigsci_launch.plan.layout import StageLayout, layout_lines, stage_layout
 from bigsci_launch.plan.partition import Layer, PartitionRule, cut_at_counts, layer_counts
-from bigsci_launch.plan.preflight import find_stage_refusals, remedy
+from bigsci_launch.plan.preflight import embedding_tie, find_stage_refusals, find_tie_refusals, remedy
 from bigsci_launch.plan.setup import Setup
 from bigsci_launch.topology import Topology
 from bigsci_launch.train.defects import Defects
@@ -61,13 +63,15 @@ def layer_specs(
     seed, tied = config.run.seed, config.model.tied_embeddings
     draw = Draw(seed, "model")
     embedding = (sizes, draw.inside("embedding"), ranks)
+    tie = embedding_tie(config)
+    shared = {"tied_weight_attr": list(tie.attributes)} if tie else {}
     head = (
-        TiedLayerSpec(EMBEDDING_KEY, table, *embedding, forward_fn=tied_logits)
+        TiedLayerSpec(EMBEDDING_KEY, table, *embedding, forward_fn=tied_logits, **shared)
         if tied
         else LayerSpec(OutputEmbedding, sizes, draw.inside("output"), ranks)
     )
     return [
-        TiedLayerSpec(EMBEDDING_KEY, table, *embedding) if tied else LayerSpec(table, *embedding),
+        TiedLayerSpec(EMBEDDING_KEY, table, *embedding, **shared) if tied else LayerSpec(table, *embedding),
         *([LayerSpec(LearnedPositions, sizes, draw.inside("positions"))] if sizes.positions == "learned" else []),
         *([LayerSpec(InputNorm, sizes)] if config.model.embedding_norm else []),
         *(
@@ -126,6 +130,7 @@ def build_engine(
             optimizer=make_optimizer(module, config.optimizer, defects.group_rule),
             config=engine_settings(config, topology, batch_size),
         )
+    require_one_format(module, config)
     return engine
 
 
@@ -143,6 +148,24 @@ def require_precision(config: RunConfig) -> None:
         )
 
 
+def require_one_format(module: nn.Module, config: RunConfig) -> None:
+    """Refuse weights that have kept another number format than that of the run. DeepSpeed lays a group out as one
+    tensor in the widest format of its members: then the run crashes, or saves what cannot be loaded again.
+
+    Raises:
+        ConfigError: naming rule and remedy.
+    """
+    wanted = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.training.precision]
+    other = [name for name, parameter in module.named_parameters() if parameter.dtype != wanted]
+    if other:
+        found = str(dict(module.named_parameters())[other[0]].dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"preflight: one number format: training.precision: {config.training.precision}, but {other[0]} and "
+            f"{len(other) - 1} more are {found}",
+            hint="let layers compute in another format inside of forward, and hold their weights in the run's",
+        )
+
+
 def require_trainable(config: RunConfig, topology: Topology, stages: Sequence[Sequence[str]]) -> None:
     """Refuse a cut that would hang or crash, given by the class names of every stage's layers.
 
@@ -151,6 +174,7 @@ def require_trainable(config: RunConfig, topology: Topology, stages: Sequence[Se
     """
     tied, precision = config.model.tied_embeddings, config.training.precision
     refusals = find_stage_refusals(stages, tied=tied, tp=topology.tp, precision=precision)
+    refusals += find_tie_refusals(embedding_tie(config), pp=topology.pp, precision=precision)
     if not refusals:
         return
     first = refusals[0]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bigsci_launch.config.guard_schema import FaultSpec
 from bigsci_launch.config.load import load_run
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.plan.check import check_plan
@@ -58,6 +59,36 @@ def test_the_prequels_hang_is_refused_with_a_remedy() -> None:
     assert "would hang" in refusal.effect
     assert remedy(config).startswith("set parallelism.pipeline_parallel_size to 3, ")
     assert preflight(config, 3) == []
+
+
+def with_tied_norm(pp: int) -> Any:
+    loaded = demo(4, pp)
+    fault = FaultSpec(kind="tied_norm", step=1)
+    return loaded, loaded.config.model_copy(update={"faults": [fault]})
+
+
+def test_a_tied_norm_without_gradient_on_the_last_stage_is_refused() -> None:
+    loaded, config = with_tied_norm(2)
+    (refusal,) = preflight(config)
+    assert (refusal.rule, refusal.stage) == ("tied gradients on every holder", 1)
+    assert refusal.text == "stage 1 makes no gradient for the tied norm.weight, the tied norm.bias"
+    assert "would crash" in refusal.effect
+    assert remedy(config) == refusal.remedy
+    assert "tie the weight alone" in refusal.remedy
+    precision = config.training.model_copy(update={"precision": "fp32"})
+    (waits,) = preflight(config.model_copy(update={"training": precision}))
+    assert "would wait for ever" in waits.effect
+    (finding,) = [found for found in check_plan(config, loaded.site) if found.rule.startswith("preflight")]
+    assert (finding.rule, finding.severity) == ("preflight: tied gradients on every holder", "error")
+    assert refusal.remedy in finding.text
+
+
+def test_one_stage_or_an_untied_output_has_nothing_to_sum() -> None:
+    _, config = with_tied_norm(1)
+    assert preflight(config) == []
+    _, config = with_tied_norm(2)
+    untied = config.model.model_copy(update={"tied_embeddings": False})
+    assert preflight(config.model_copy(update={"model": untied})) == []
 
 
 def test_bsl_plan_check_and_submit_refuse_it_too() -> None:
