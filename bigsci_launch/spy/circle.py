@@ -7,12 +7,13 @@ peers), then the only place through which every circle of waits goes, then both 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bigsci_launch.spy.conclusion import Conclusion, Side, State, Suspect, name_ranks
 from bigsci_launch.spy.departure import Departure, Departures, Kind, find_departures, is_as_before, peer_groups
 from bigsci_launch.spy.evidence import Evidence, RankEvidence
 from bigsci_launch.spy.groups import group_words
+from bigsci_launch.spy.missed import find_missed
 from bigsci_launch.spy.sides import (
     conclude_places,
     conclude_roots,
@@ -38,6 +39,9 @@ def judge_circle(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         return None
     departures = find_departures(evidence)
     departed = _trusted(departures, evidence)
+    if not departed and mismatch is None and (missed := find_missed(evidence, graph)):
+        departures = replace(departures, from_past=missed, from_peers={})
+        departed = _trusted(departures, evidence)
     if departed:
         return _conclude_departed(evidence, graph, departures, departed, mismatch)
     if mismatch is not None:

@@ -20,6 +20,7 @@ Document = dict[str, Any]
 # The right state and class, the ranks that have to be accused, and those that may be.
 EXPECTED: dict[str, tuple[str, str, set[int], set[int]]] = {
     "H01-world-1": ("hang", "H01", {1}, {1}),
+    "H01-wrapped-1": ("hang", "H01", {1}, {1}),
     "H01-wrapped-3": ("hang", "H01", {3}, {3}),
     "H03-majority-1": ("hang", "H03", set(), {0, 2, 3}),
     "H03-wrapped-1": ("hang", "H03", {1}, {1}),
