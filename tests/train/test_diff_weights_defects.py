@@ -104,9 +104,11 @@ def test_the_norm_that_load_resets_is_named(two_stages: Path) -> None:
 
 
 @pytest.mark.parametrize("scenario", ["healthy", "B5"])
-def test_drift_over_tp_is_invisible_between_two_sides(two_tp: Path, scenario: str) -> None:
+def test_drift_over_tp_is_told_and_no_difference_between_two_sides(two_tp: Path, scenario: str) -> None:
     assert diff(two_tp / scenario / AFTER, two_tp / scenario / BEFORE)[0] == 0
     assert diff(two_tp / scenario / "continued", two_tp / scenario / "resumed")[0] == 0
+    told = "in A and likewise in B" in diff(two_tp / scenario / AFTER, two_tp / scenario / BEFORE)[1]
+    assert told == (scenario == "B5")
 
 
 @pytest.mark.parametrize("scenario", ["healthy", "B1", "B2", "B3", "B4"])
@@ -160,9 +162,10 @@ def test_gradients_divided_by_tp_show_against_a_healthy_run(two_tp: Path) -> Non
 
 
 def test_dumps_and_both_sides_tell_of_the_tied_copies(two_stages: Path) -> None:
-    for defect in ("B1", "B4"):
+    for defect, cause in (("B1", "not reduced"), ("B4", "clipped on one side")):
         (finding,) = document(two_stages / defect / AFTER, two_stages / defect / BEFORE)["findings"]
-        assert finding["pattern"] == "tied copies apart"
+        assert finding["pattern"] == f"tied copies apart: {cause}"
+        assert "(by the moments in global_step12)" in finding["claim"]
         assert finding["claim"].endswith("; in B the copies are equal")
     patterns = {f["pattern"] for f in document(two_stages / "B4/continued", two_stages / "B4/resumed")["findings"]}
     assert "tied copies apart: clipped on one side" in patterns
