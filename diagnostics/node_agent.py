@@ -44,7 +44,13 @@ from node_injection import PULL_TIMEOUT_S, may_pull, read_rank_pulled
 from node_kernel import child_ticks, find_locks, read_rank_kernel
 from node_processes import ask_children, ask_one, read_safe, thread_times
 from node_ranks import find_ranks
-from node_recorder import RECORDER_TIMEOUT_S, has_recorder, read_rank_recorder
+from node_recorder import (
+    RECORDER_TIMEOUT_S,
+    has_recorder,
+    has_recorder_file,
+    read_rank_file,
+    read_rank_recorder,
+)
 from node_stacks import (
     CHILD_TIMEOUT_S,
     NATIVE_TIMEOUT_S,
@@ -109,9 +115,13 @@ def stages(request: Facts) -> list[Stage]:
     ]
 
 
-def add_what_was_asked_for(ranks: list[Facts], request: Facts, deadline: float) -> None:
-    """What pauses a process or runs in it, on request only; after the samples, which it would make look alive."""
+def add_at_the_end(ranks: list[Facts], request: Facts, deadline: float) -> None:
+    """Dumps that were there already; then, on request only, what pauses a process or runs in it.
+
+    After the samples, which that would make look alive.
+    """
     alive = [rank for rank in ranks if rank["samples"][-1]["state"] not in ("gone", "Z")]
+    run_stage(("recorder file", has_recorder_file, read_rank_file, RECORDER_TIMEOUT_S + 0.5), alive, request, deadline)
     run_stage(("pulled recorder", may_pull, read_rank_pulled, PULL_TIMEOUT_S), alive, request, deadline)
     run_stage(("native stacks", may_dump_native, read_rank_native, NATIVE_TIMEOUT_S + 0.5), alive, request, deadline)
 
@@ -226,7 +236,7 @@ def examine(request: Facts) -> Facts:
     locks = ask_one(lambda: [("locks", find_locks(all_pids(ranks)))], LOCKS_TIMEOUT_S)
     for _ in range(request["samples"] - 1):
         next_samples(ranks, request, deadline)
-    add_what_was_asked_for(ranks, request, deadline)
+    add_at_the_end(ranks, request, deadline)
     drop_repetition(ranks)
     return {
         "agent_version": AGENT_VERSION,

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 OTHER_VARIABLES = ("SLURM_JOB_ID", "SLURMD_NODENAME", "BSL_RUN_DIR", "BSL_ATTEMPT")
+# Where torch puts the dumps of its flight recorder: the rank follows.
+DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 PID_FILES_TIMEOUT_S = 5.0
 IDENTIFY_TIMEOUT_S = 1.0
 LISTPIDS_TIMEOUT_S = 5.0
@@ -180,7 +182,7 @@ def exe_and_environment(pid: int) -> Facts:
         exe = os.readlink(f"/proc/{pid}/exe")
     except OSError:
         exe = ""
-    wanted = RANK_VARIABLES + SIZE_VARIABLES + OTHER_VARIABLES
+    wanted = RANK_VARIABLES + SIZE_VARIABLES + OTHER_VARIABLES + DUMP_VARIABLES
     pairs = (entry.partition("=")[::2] for entry in (read_text(f"/proc/{pid}/environ", 1 << 20) or "").split("\0"))
     return {"exe": exe, "env": {name: value for name, value in pairs if name in wanted}}
 
@@ -238,7 +240,10 @@ def as_rank(source: str, key: tuple[Any, int], group: list[int], known: Known) -
     """The record of one rank; `key` is (step, rank)."""
     pid = leader(group, known)
     env = known[pid]["env"]
+    prefixes = [env[name] for name in DUMP_VARIABLES if env.get(name)]
+    dumps = {"recorder_files": [f"{prefix}{key[1]}" for prefix in prefixes]} if prefixes else {}
     return {
+        **dumps,
         "rank": key[1],
         "pid": pid_of_run(key[1], env) or pid,
         "source": source,

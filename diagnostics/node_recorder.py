@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from node_processes import read_text
 
@@ -75,7 +76,65 @@ def compact_records(entries: list[Facts]) -> Facts:
         token = (group, description, operation, str(entry["input_sizes"]), str(entry["input_dtypes"]))
         stream.append(tokens.setdefault(token, len(tokens)))
         last[group] = entry["collective_seq_id"]
-        if not entry["retired"]:
+        if not entry["retired"] and entry["state"] != "completed":
             unfinished.append(position)
     first = entries[0]["record_id"] if entries else 0
     return {"first_record": first, "tokens": list(tokens), "stream": stream, "last_sequence": last, "open": unfinished}
+
+
+def has_recorder_file(rank: Facts, _request: Facts) -> bool:
+    """Whether the job told torch where to dump, and the recorder is not known in another way."""
+    return bool(rank.get("recorder_files")) and not any("recorder" in sample for sample in rank["samples"])
+
+
+def read_rank_file(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tuple[str, Any]]:
+    """The collectives in a dump that torch wrote, if it is of this moment: nothing ran in the main thread since."""
+    ran = last_run(rank["pid"])
+    for path in rank["recorder_files"]:
+        try:
+            written = os.stat(f"/proc/{rank['pid']}/root{path}").st_mtime
+            if ran is None or written < ran:
+                yield "recorder_why", f"{path} was written before the main thread last ran"
+                continue
+            yield "recorder", read_dump(f"/proc/{rank['pid']}/root{path}")
+            yield "recorder_file", path
+            return
+        except FileNotFoundError:
+            continue  # nothing was dumped
+        except Exception as error:  # a damaged pickle may raise anything
+            yield "recorder_why", f"{path}: {str(error) or type(error).__name__}"
+
+
+def last_run(pid: int) -> float | None:
+    """When the main thread of a process was on a CPU last, as wall clock; None where the kernel does not tell."""
+    moments = [exec_start(f"/proc/{each}/sched") for each in (pid, "self")]
+    if moments[0] is None or moments[1] is None:
+        return None
+    return time.time() - (moments[1] - moments[0])
+
+
+def exec_start(path: str) -> float | None:
+    """Seconds, on a clock of the scheduler's own, at which a thread was counted last."""
+    for line in (read_text(path) or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "se.exec_start":
+            return float(value) / 1000.0
+    return None
+
+
+def read_dump(path: str) -> Facts:
+    """The collectives in a dump of torch, pickle or JSON. Nothing of a pickle is run: plain data or nothing."""
+    import json
+    import pickle
+
+    class PlainUnpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> None:
+            raise ValueError(f"it is a pickle that would run {module}.{name}")
+
+    with open(path, "rb") as stream:
+        is_json = stream.read(1) == b"{"
+        stream.seek(0)
+        document = json.load(stream) if is_json else PlainUnpickler(stream).load()
+    groups = {name: json.loads(group.get("ranks") or "[]") for name, group in document["pg_config"].items()}
+    members = {name: ranks for name, ranks in groups.items() if ranks}
+    return dict(compact_records(document["entries"]), members=members)

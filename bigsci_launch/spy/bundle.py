@@ -25,7 +25,8 @@ samples}; a sample holds
   sockets                                  {count, list: [{fd, local, remote, state, tx, rx, timer, retransmits}]}, TCP;
                                            busy ones first, zeros left out; timer: retransmit, zero window probe, ..
   stack, same_stack, why                   threads, or that they are those of the sample before, or why there are none
-  recorder, recorder_why                   what torch recorded of collectives, or why that could not be had
+  recorder, recorder_why                   what torch recorded of collectives, or why that could not be had;
+                                           `recorder_file`, where it came from a dump that torch had written
   native, native_why                       with --native: [{tid, name, frames}], frames as words, innermost first; or
                                            why there are none
   unread                                   {evidence: why it could not be read}
