@@ -59,7 +59,7 @@ def verify(ctx: click.Context, run: str | None, step: int | None, as_json: bool)
     from bigsci_launch.runs.verify import find_damage, mark_verified, verifying
 
     folder = _folder(run, step)
-    with verifying(folder), console.late_progress("verify", None) as advance:
+    with verifying(folder), console.late_progress("verify", 100) as advance:
         problems = find_damage(folder, advance)
     if not problems:
         mark_verified(folder)
@@ -146,7 +146,7 @@ def _require_sound(folder: Path) -> None:
     from bigsci_launch.errors import CheckpointError
     from bigsci_launch.runs.verify import find_damage
 
-    with console.late_progress("verify", None) as advance:
+    with console.late_progress("verify", 100) as advance:
         if problems := find_damage(folder, advance):
             raise CheckpointError("; ".join(problems[:5]))
 
@@ -161,7 +161,7 @@ def _convert(conversion: Conversion, output: Path) -> str:
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
     ) as process:
-        with console.late_progress("convert", None) as advance:
+        with console.late_progress("convert", 100) as advance:
             last = _follow(process, advance)
         talk = process.stderr.read() if process.stderr else ""
     if "error" in last:
@@ -178,7 +178,7 @@ def _follow(process: subprocess.Popen[str], advance: Callable[[int, str], None])
         if line.startswith("{"):
             last = json.loads(line)
             if "done" in last:
-                advance(last["done"], f"of {last['total']}: {last['text']}")
+                advance(100 * last["done"] // last["total"], last["text"])
     return last
 
 

@@ -146,7 +146,7 @@ def check_checkpoint(loaded: LoadedRun, request: JobRequest) -> None:
     require_same_run(request.run, loaded.config, request.topology)
     require_no_active_attempt(request.run)
     finish_interrupted(CheckpointsDir(request.run.checkpoints))
-    with console.late_progress("verify checkpoint", None) as advance:
+    with console.late_progress("verify checkpoint", 100) as advance:
         folder = verify_resume(loaded.config, request.topology, CheckpointsDir(request.run.checkpoints), advance)
     if folder is not None:
         console.talk(f"goes on from {folder}, which is as it was saved")

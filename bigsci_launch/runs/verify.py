@@ -54,7 +54,10 @@ def file_digest(path: Path) -> str:
 
 
 def find_damage(folder: Path, advance: Advance = no_progress) -> list[str]:
-    """What is wrong with the checkpoint in `folder`: one sentence per file; none where it is as it was saved."""
+    """What is wrong with the checkpoint in `folder`: one sentence per file; none where it is as it was saved.
+
+    `advance` is told how many hundredths of the files are done, and the name of the next.
+    """
     try:
         record = read_record(folder)
         require_complete(folder, record)
@@ -63,7 +66,7 @@ def find_damage(folder: Path, advance: Advance = no_progress) -> list[str]:
         return [error.message]
     problems = []
     for number, (name, digest) in enumerate(sorted(expected.items())):
-        advance(number, name)
+        advance(100 * number // len(expected), name)
         if file_digest(folder / name) != digest:
             problems.append(f"{folder / name}: its bytes are not those that were saved")
     return problems

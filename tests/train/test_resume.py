@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -52,8 +53,18 @@ def saved(stopped: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def resumed(stopped: Any, finish: Any) -> Any:
-    return finish(stopped.run.path, "tp=2,pp=2,dp=2", training=BF16)
+def killed(saved: Path, stopped: Any, start: Any) -> Any:
+    """The stopped run goes on and saves every step; then one of its ranks is killed."""
+    attempt = start(stopped.run.path, "tp=2,pp=2,dp=2", training=BF16, checkpoint={"save_interval": 1})
+    attempt.until(lambda: attempt.steps())
+    attempt.processes[5].kill()
+    attempt.wait(60)
+    return attempt
+
+
+@pytest.fixture(scope="module")
+def resumed(killed: Any, finish: Any) -> Any:
+    return finish(killed.run.path, "tp=2,pp=2,dp=2", training=BF16)
 
 
 def test_a_signal_to_one_rank_stops_all_at_one_step(stopped: Any) -> None:
@@ -69,11 +80,22 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(stopped: Any) -> None:
     assert (stopped.run.checkpoints / "latest_checkpointed_iteration.txt").read_text() == f"{step}\n"
 
 
-def test_the_resumed_run_is_the_undisturbed_one_to_the_last_bit(undisturbed: Any, stopped: Any, resumed: Any) -> None:
-    first = losses(stopped)
-    assert resumed.events(4, "load")[0]["checkpoint_step"] == max(first)
-    assert sorted(losses(resumed)) == list(range(max(first) + 1, STEPS + 1))
-    assert {**first, **losses(resumed)} == losses(undisturbed)
+def test_a_killed_rank_takes_all_with_it_and_costs_one_interval(stopped: Any, killed: Any, resumed: Any) -> None:
+    codes = [process.returncode for process in killed.processes]
+    assert codes[5] == -signal.SIGKILL
+    assert 0 not in codes
+    done = max(losses(killed))
+    assert killed.events(4, "load")[0]["checkpoint_step"] == max(losses(stopped))
+    assert resumed.events(4, "load")[0]["checkpoint_step"] in (done - 1, done)
+
+
+def test_the_resumed_run_is_the_undisturbed_one_to_the_last_bit(
+    undisturbed: Any, stopped: Any, killed: Any, resumed: Any
+) -> None:
+    attempts = [losses(attempt) for attempt in (stopped, killed, resumed)]
+    for found in attempts:
+        assert found.items() <= losses(undisturbed).items()
+    assert sorted({step for found in attempts for step in found}) == list(range(1, STEPS + 1))
 
 
 def test_weights_are_dumped_per_rank(undisturbed: Any) -> None:
@@ -105,23 +127,6 @@ def test_dropout_and_a_slow_rank_resume_exactly(finish: Any, tmp_path: Path) -> 
 def test_dropout_drops(finish: Any, tmp_path: Path) -> None:
     runs = [finish(tmp_path / str(p), model={"dropout": p}, training={"steps": 2}) for p in (0.0, 0.1)]
     assert losses(runs[0])[1] != losses(runs[1])[1]
-
-
-def test_a_run_killed_while_it_saves_goes_on(start: Any, finish: Any, tmp_path: Path) -> None:
-    """All ranks are killed during the save after step 3; the run resumes from step 2 or 3, exactly."""
-    whole = finish(tmp_path / "whole", "dp=2", training={"steps": 6})
-    run = {"training": {"steps": 6}, "checkpoint": {"save_interval": 1, "keep_last": 2}}
-    killed = start(tmp_path / "killed", "dp=2", **run)
-    killed.until(
-        lambda: any(record.get("phase") == "save" and record["step"] == 3 for record in killed.events(0, "heartbeat"))
-    )
-    killed.kill()
-    resumed = finish(tmp_path / "killed", "dp=2", **run)
-    assert resumed.events(0, "load")[0]["checkpoint_step"] >= 2
-    assert losses(resumed) == {step: loss for step, loss in losses(whole).items() if step in losses(resumed)}
-    assert max(losses(resumed)) == 6
-    assert not list(resumed.run.checkpoints.glob(".saving-*"))
-    assert CheckpointsDir(resumed.run.checkpoints).tags() == ["global_step5", "global_step6"]
 
 
 def convert(folder: Path, out: Path, *sizes: str) -> Result:
@@ -203,3 +208,17 @@ def test_no_conversion_picks_one_of_copies_that_differ(saved: Path, tmp_path: Pa
         CheckpointError, match=r"tied_modules.embedding.weight \(master\): .* pp 0, tp 0 and on pp 1, tp 0"
     ):
         SavedShards(tmp_path / "apart", saved_topology(read_record(saved))).require_equal_copies(lambda text: None)
+
+
+def test_kills_during_saves_cost_one_interval_and_no_bit(tmp_path: Path) -> None:
+    """Four of the moments of the benchmark: a file half written, named, half pointed to, an old one half deleted."""
+    path = Path(__file__).parents[2] / "benchmarks/kill_during_save.py"
+    spec = importlib.util.spec_from_file_location("kill_during_save", path)
+    assert spec and spec.loader
+    program = sys.modules["kill_during_save"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    moments = program.draw_moments(9, seed=2)
+    kills, problems, compared = program.run_kills(tmp_path, [moments[number] for number in (1, 5, 6, 8)])
+    assert problems == []
+    assert [kill.lost for kill in kills if kill.lost > program.INTERVAL] == []
+    assert compared >= kills[-1].done + program.INTERVAL

@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from bigsci_launch.cli.main import bsl
 from bigsci_launch.config.load import load_run
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.plan.conversion import Conversion, plan_conversion, require_room
@@ -89,4 +91,14 @@ def test_nothing_is_begun_without_room(tmp_path: Path) -> None:
         require_room(conversion, tmp_path / "out")
     with pytest.raises(CheckpointError, match="global_step20: is there already"):
         require_room(conversion, tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_says_what_changes_and_writes_nothing(tmp_path: Path) -> None:
+    saved = checkpoint(tmp_path, "model.dropout=0.1")
+    command = ["checkpoint", "convert", str(saved), "--tp", "1", "--dp", "1", "-o", str(tmp_path / "out"), "--dry-run"]
+    done = CliRunner().invoke(bsl, command)
+    assert (done.exit_code, done.stdout) == (0, f"would write {tmp_path}/out/global_step20, about 0.0 MiB\n")
+    assert "topology tp=2,pp=2,dp=2 -> tp=1,pp=2,dp=1" in done.stderr
+    assert "dropout 0.1 draws other numbers" in done.stderr
     assert not (tmp_path / "out").exists()
