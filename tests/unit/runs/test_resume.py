@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from bigsci_launch.runs.checkpoints import (
     commit_checkpoint,
     digests_path,
     list_files,
+    record_path,
     write_record,
 )
 from bigsci_launch.runs.layout import RunDir
@@ -62,6 +66,40 @@ def test_a_damaged_one_is_refused_even_if_it_was_sound(checkpoints: CheckpointsD
     (checkpoints.folder("global_step20") / SHARD).write_bytes(b"weighty" * 100)
     with pytest.raises(CheckpointError, match="its bytes are not those that were saved"):
         verify_resume(config(), SHAPE, checkpoints)
+
+
+def shard_of(made: CheckpointsDir) -> Path:
+    return made.folder("global_step20") / SHARD
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[333] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda made: shard_of(made).unlink(), "mp_rank_00_model_states.pt: No such file"),
+        (lambda made: os.truncate(shard_of(made), 5), "mp_rank_00_model_states.pt: 5 bytes, but 700 were saved"),
+        (lambda made: flip(shard_of(made)), "mp_rank_00_model_states.pt: its bytes are not those that were saved"),
+        (lambda made: digests_path(made.folder("global_step20"), 3).unlink(), "rank-0003.digests.json: No such file"),
+        (lambda made: made.latest.unlink(), "latest: missing, although global_step20 are there"),
+        (lambda made: made.latest.write_text(""), "latest: is empty"),
+        (lambda made: made.latest.write_text("global_step99"), "latest: names global_step99, which is not there"),
+        (lambda made: shutil.rmtree(made.folder("global_step20")), "latest: names global_step20, which is not there"),
+        (lambda made: record_path(made.folder("global_step20")).write_text("{}"), "not the record of a checkpoint"),
+        (lambda made: record_path(made.folder("global_step20")).unlink(), "not a checkpoint of `bsl train`"),
+    ],
+)
+def test_nothing_begins_from_a_damaged_one(
+    checkpoints: CheckpointsDir, damage: Callable[[CheckpointsDir], object], text: str
+) -> None:
+    damage(checkpoints)
+    with pytest.raises(CheckpointError, match=text) as refused:
+        verify_resume(config(), SHAPE, checkpoints)
+    assert refused.value.exit_code == 4
 
 
 @pytest.mark.parametrize(
