@@ -147,3 +147,29 @@ def test_the_whole_search_on_48_nodes_takes_less_than_a_second(bloom: Setup, jea
         search([replace(bloom, micro_batch_size=1)], [48], Limits(), jean_zay, per_parameter=False)
         seconds.append(time.perf_counter() - began)
     assert min(seconds) < 1
+
+
+def test_cuts_by_price_are_among_the_plans_where_they_differ(bloom_run: tuple[RunConfig, Site]) -> None:
+    """Made anew for each topology, also where the run file names one that was made for its own."""
+    config, site = bloom_run
+    found = find_plans(config, site, nodes=None, calibration=None, free=None)
+    settled = changed(config, "parallelism", partition_method="time:5,6,6,6,6,6,6,6,6,6,6,5")
+    again = find_plans(settled, site, nodes=None, calibration=None, free=None)
+    for answer in (found, again):
+        assert answer.result is not None
+        plans = [*answer.result.plans, *answer.result.out_of_memory]
+        names = {plan.setup.partition_method.split(":")[0] for plan in plans}
+        assert "memory" in names
+        priced = [plan.setup for plan in plans if plan.setup.partition_method.startswith(("time:", "memory:"))]
+        assert all(sum(setup.layers_per_stage) == setup.shape.num_layers for setup in priced)
+        assert len({setup.topology.pp for setup in priced}) > 1
+    assert again.configured is not None and again.configured.setup.layers_per_stage == (5, *(6,) * 10, 5)
+
+
+def test_another_program_gets_no_cut_by_price(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    answer = find_plans(
+        changed(config, "run", command=["python", "pretrain_gpt.py"]), site, nodes=None, calibration=None, free=None
+    )
+    assert answer.result is not None
+    assert all(plan.setup.partition_method.startswith(("type:", "parameters")) for plan in answer.result.plans)
