@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from bigsci_launch.spy.bundle import Bundle
-from bigsci_launch.topology import Coordinate, Topology
+from bigsci_launch.topology import Coordinate, Topology, compress_ranks
 
 Document = dict[str, Any]
 Place = Literal["tp", "dp", "world", "receive", "loader"]
@@ -187,7 +187,7 @@ class SyntheticJob:
             "stream": kept,
             "last_sequence": self.last_sequence(rank),
             "open": [] if self.place(rank) == "receive" else [len(kept) - 1],
-            "members": {name: list(ranks) for name, ranks in self.groups(rank).items()},
+            "members": {name: compress_ranks(ranks) for name, ranks in self.groups(rank).items()},
         }
 
     def recorded_frames(self, call: int) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from bigsci_launch.spy.bundle import Bundle
 from bigsci_launch.spy.known_frames import operation_of
 from bigsci_launch.spy.records import read_records
 from bigsci_launch.spy.target import Target
-from bigsci_launch.topology import Topology
+from bigsci_launch.topology import Topology, compress_ranks
 
 NODE_TIMEOUT_S = 20.0
 STEP_TIMEOUT_S = 40.0
@@ -117,8 +117,15 @@ def unpack(document: dict[str, Any]) -> dict[str, Any]:
             _unpack_children(sample)
             if "native_dump" in sample:
                 _unpack_native(sample)
+            if "members" in sample.get("recorder", {}):
+                _compress_members(sample["recorder"])
             before = sample
     return document
+
+
+def _compress_members(recorder: dict[str, Any]) -> None:
+    """Groups as `0-383`: listed one by one, the ranks of the world would outweigh all else in a large job."""
+    recorder["members"] = {group: compress_ranks(ranks) for group, ranks in recorder["members"].items()}
 
 
 def _unpack_dump(sample: dict[str, Any], before: Mapping[str, Any] | None) -> None:

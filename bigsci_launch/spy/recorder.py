@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+from bigsci_launch.spy.groups import share
+from bigsci_launch.topology import expand_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,16 @@ class Recorder:
         return None
 
 
+def _parse_members(ranks: str | list[int]) -> tuple[int, ...]:
+    """Ranks as a list, or as the text `0-383` of a stored bundle; the same tuple for the same ranks."""
+    return _expand_members(ranks) if isinstance(ranks, str) else share(tuple(int(rank) for rank in ranks))
+
+
+@lru_cache(maxsize=1 << 14)
+def _expand_members(text: str) -> tuple[int, ...]:
+    return share(expand_ranks(text))
+
+
 def parse_recorder(document: Mapping[str, Any]) -> Recorder:
     """A recorder as the node agent writes it."""
     members = document.get("members") or {}
@@ -86,5 +100,5 @@ def parse_recorder(document: Mapping[str, Any]) -> Recorder:
         stream=tuple(int(index) for index in document["stream"]),
         last_sequence={group: int(number) for group, number in document["last_sequence"].items()},
         open_positions=tuple(int(position) for position in document["open"]),
-        members={group: tuple(int(rank) for rank in ranks) for group, ranks in members.items()},
+        members={group: _parse_members(ranks) for group, ranks in members.items()},
     )

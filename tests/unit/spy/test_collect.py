@@ -15,6 +15,7 @@ import pytest
 
 from bigsci_launch.errors import CollectError
 from bigsci_launch.spy.collect import FrameReader, agent_program, collect, unpack
+from bigsci_launch.spy.recorder import parse_recorder
 from bigsci_launch.spy.target import Target, find_target
 
 
@@ -94,6 +95,14 @@ def test_py_spys_text_becomes_stacks_and_equal_ones_are_kept_once() -> None:
     assert found[1] == {"same_stack": True}
     assert found[2] == {"why": "no answer"}
     assert found[3]["stack"]["threads"][0]["frames"][0]["line"] == 4
+
+
+def test_the_ranks_of_a_large_group_take_no_room() -> None:
+    recorder = {"first_record": 0, "tokens": [], "stream": [], "last_sequence": {}, "open": []}
+    sample = {"recorder": {**recorder, "members": {"0": list(range(4096)), "7": [1, 3]}}}
+    found = unpack({"node": "n1", "ranks": [{"samples": [sample]}]})["ranks"][0]["samples"][0]["recorder"]
+    assert found["members"] == {"0": "0-4095", "7": "1,3"}
+    assert parse_recorder(found).members == {"0": tuple(range(4096)), "7": (1, 3)}
 
 
 def test_a_torn_text_of_py_spy_is_a_reason() -> None:
