@@ -8,7 +8,8 @@ reach and once (`--unprepared`) without. Beside it, on the same hangs: torchfrtr
 lacks on gloo, and the DETAIL mode of torch in a run of its own. Results are appended to `--results`, one line each;
 what is there already is not run again, so that an interrupted run can go on, and a subset (`--classes H01,H36
 --ranks 4`) can be repeated alone. `--bundles DIR` keeps the evidence of every run; `--again` asks the engine as it is
-now about the evidence that is kept there, and runs nothing.
+now about the evidence that is kept there, and runs nothing. `--peers-from FILE` takes what the peers said from the
+rows of an earlier series: what they are given does not depend on this engine.
 
 Exit status 1 where a rank is accused wrongly or a hang is seen where there is none: the assertion over all classes.
 """
@@ -50,6 +51,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--culprits", default="first,middle,last", help="places, or numbers")
     parser.add_argument("--unprepared", action="store_true", help="also without recorded collectives")
     parser.add_argument("--peers", action="store_true", help="also torchfrtrace and TORCH_DISTRIBUTED_DEBUG=DETAIL")
+    parser.add_argument("--peers-from", type=Path, help="rows of an earlier series, for what the peers said there")
     parser.add_argument("--results", type=Path, default=Path("hang_confusion.jsonl"))
     parser.add_argument("--bundles", type=Path, help="folder to keep the evidence in")
     parser.add_argument("--again", action="store_true", help="judge the evidence in --bundles anew, run nothing")
@@ -66,6 +68,8 @@ def main() -> None:
         options.results.write_text("".join(json.dumps(row) + "\n" for row in done))
     else:
         run_missing(options, done)
+    if options.peers_from:
+        done = [with_peers(row, read_rows(options.peers_from)) for row in done]
     if options.page:
         write_page(options.page, [row for row in done if "judgement" in row], sys.argv[1:])
     harmful = [row for row in done if "judgement" in row and Judgement(row["judgement"]).is_harmful]
@@ -108,6 +112,12 @@ def judge_again(row: Row, bundles: Path) -> Row:
         judgement=judge(verdict, reproduction, row["culprit"], topology),
     )
     return {**row, **compared.document()}
+
+
+def with_peers(row: Row, earlier: list[Row]) -> Row:
+    """`row` with what the peers said of the same trial in an earlier series."""
+    same = next((other for other in earlier if key_of(other) == key_of(row)), {})
+    return {**{peer: same[peer] for peer in ("torchfrtrace", "detail") if peer in same}, **row}
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -35,6 +35,9 @@ the right ones. `-`: an innocent rank is named. Nothing: no rank is named.
 """
 
 
+HARMFUL = (Judgement.WRONG_ACCUSATION, Judgement.FALSE_ALARM)
+
+
 def write_page(path: Path, rows: Sequence[Row], arguments: Sequence[str]) -> None:
     """Write the page of `rows`."""
     parts = [HEAD.format(arguments=" ".join(shown_arguments(arguments))), *totals(rows), COLUMNS, *table(rows),
@@ -49,7 +52,9 @@ def shown_arguments(arguments: Sequence[str]) -> list[str]:
 
 def totals(rows: Sequence[Row]) -> list[str]:
     counts = Counter(row["judgement"] for row in rows)
-    lines = ["## In numbers", "", f"{len(rows)} runs of {len({row['name'] for row in rows})} reproductions.", ""]
+    harm = (f"{counts[one.value]} {one.value}{'s' if counts[one.value] != 1 else ''}" for one in HARMFUL)
+    of_all = f"in {len(rows)} runs of {len({row['name'] for row in rows})} reproductions."
+    lines = ["## In numbers", "", f"**{', '.join(harm)}** {of_all}", ""]
     lines += ["| `bsl spy` says | runs |", "|---|---:|"]
     lines += [f"| {judgement.value} | {counts[judgement.value]} |" for judgement in Judgement]
     peers = {"torchfrtrace": "torchfrtrace", "detail": "DETAIL"}

@@ -137,21 +137,25 @@ def _conclude_departed(
         state=State.HANG,
         claim=claim,
         confidence=0.95 if agree else 0.8 if first.rank in departures.from_past else 0.75,
-        kind=_kind_of(first, departed, mismatch),
+        kind=_kind_of(first, departures, departed, mismatch),
         suspects=tuple(Suspect(rank, words[rank]) for rank in departed),
         sides=sides_of(graph, tuple(graph.waits)),
         evidence=_departed_evidence(evidence, graph, departures, departed),
     )
 
 
-def _kind_of(first: Departure, departed: Sequence[int], mismatch: Mismatch | None) -> str:
+def _kind_of(first: Departure, departures: Departures, departed: Sequence[int], mismatch: Mismatch | None) -> str:
     if first.did[1] in SETUP_OPERATIONS:
         return "H13"
     if mismatch is not None:
         return "H03"
     if len(departed) > 1:
         return "H07"
-    return "H01" if first.form == "skip" else "H02"
+    if first.rank not in departures.from_past:
+        return "H22"  # it never did as its peers do: another program, flag or version
+    if first.form == "skip":
+        return "H20" if first.expected[0] == "tied" else "H01"
+    return "H02"
 
 
 def _departed_words(departure: Departure, evidence: Evidence, graph: WaitGraph) -> str:

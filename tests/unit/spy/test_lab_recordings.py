@@ -33,7 +33,7 @@ EXPECTED: dict[str, tuple[str, str, set[int], set[int]]] = {
     "H13-3": ("hang", "H13", {3}, {3}),
     "H14-0": ("hang", "H14", set(), {0}),
     "H20-0": ("hang", "H01", {0}, {0}),
-    "H22-1": ("hang", "H01", set(), {1}),
+    "H22-1": ("hang", "H22", set(), {1}),
     "H70-1": ("crashed", "H70", {1}, {1}),
     "prequel-4": ("hang", "H10", set(), set()),
     "prequel-8": ("hang", "H10", set(), set()),
