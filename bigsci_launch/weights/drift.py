@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from bigsci_launch.weights.causes import Cause, CopyState, cause_of_constant, cause_of_drift
 from bigsci_launch.weights.compare import EVERYTHING, Advance, difference_of_pair, is_equal, measure_pair, silent
@@ -41,17 +41,17 @@ class Holdings:
     groups: dict[Place, tuple[OptimizerGroup, ...]]
     unreadable: tuple[Unreadable, ...]
 
+    _first: dict[tuple[Role, str, Place], StoredTensor] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        found: dict[tuple[Role, str, Place], StoredTensor] = {}
+        for tensor in self.tensors:
+            found.setdefault((tensor.role, tensor.name, replace(tensor.place, dp=None)), tensor)
+        object.__setattr__(self, "_first", found)
+
     def find(self, role: Role, name: str, place: Place) -> StoredTensor | None:
         """The tensor at a place, its dp rank left out of account."""
-        wanted = replace(place, dp=None)
-        return next(
-            (
-                tensor
-                for tensor in self.tensors
-                if (tensor.role, tensor.name) == (role, name) and replace(tensor.place, dp=None) == wanted
-            ),
-            None,
-        )
+        return self._first.get((role, name, replace(place, dp=None)))
 
 
 def hold(weights: Weights, selection: Selection = EVERYTHING, advance: Advance = silent) -> Holdings:
@@ -197,14 +197,12 @@ def _amount(difference: Difference, *, is_worst: bool) -> str:
 
 def find_causes(differences: Iterable[Difference], holdings: Holdings, files: FilePool) -> dict[Key, Cause]:
     """The cause of each drift between copies: from the moments where there are any, else from constant values."""
-    causes: dict[Key, Cause] = {}
+    causes: dict[Key, Cause | None] = {}
     for difference in differences:
         key = _key(difference)
         if difference.role in ("fp32", "weight") and difference.relation != MASTER and key not in causes:
-            cause = _cause(difference, holdings, files)
-            if cause is not None:
-                causes[key] = cause
-    return causes
+            causes[key] = _cause(difference, holdings, files)
+    return {key: cause for key, cause in causes.items() if cause is not None}
 
 
 def _cause(difference: Difference, holdings: Holdings, files: FilePool) -> Cause | None:
