@@ -26,6 +26,10 @@ python benchmarks/hang_confusion.py {arguments}
 A *wrong accusation* names a rank that has done nothing wrong; a *false alarm* calls a hang what is none. Neither must
 ever happen: somebody acts on it. *Unknown* and *nobody named* are honest, and counted.
 """
+PEERS_FROM = """
+What the peers said is that of an earlier series of the same reproductions (`--peers-from`): what they are given does
+not depend on `bsl spy`. Both series ran beside other work, so that not every trial has its peers.
+"""
 COLUMNS = """
 *Told*: what `bsl spy` was told of: `recorded` collectives, or nothing but `stacks` and /proc. *Right* counts the runs
 (numbers of ranks x places of the culprit). torchfrtrace is given the table of groups without which it crashes on
@@ -40,7 +44,8 @@ HARMFUL = (Judgement.WRONG_ACCUSATION, Judgement.FALSE_ALARM)
 
 def write_page(path: Path, rows: Sequence[Row], arguments: Sequence[str]) -> None:
     """Write the page of `rows`."""
-    parts = [HEAD.format(arguments=" ".join(shown_arguments(arguments))), *totals(rows), COLUMNS, *table(rows),
+    peers = [PEERS_FROM] if "--peers-from" in arguments else []
+    parts = [HEAD.format(arguments=" ".join(shown_arguments(arguments))), *peers, *totals(rows), COLUMNS, *table(rows),
              *misses(rows), *absent()]  # fmt: skip
     path.write_text("\n".join(part.rstrip("\n") for part in parts) + "\n")
 
