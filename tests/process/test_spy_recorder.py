@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ranks(launch: Any, folder: Path) -> Any:
     arguments = [f"{place} {folder} {{ready}}" for place in PLACES]
-    return launch("recorded_rank.py", arguments, OMP_NUM_THREADS="1")
+    return launch("recorded_rank.py", arguments, limit_s=150, OMP_NUM_THREADS="1")
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +116,40 @@ def test_killing_what_holds_a_thread_harms_nobody(ranks: Any, agent_path: Path, 
     assert_unharmed(ranks, folder)
 
 
+def test_killing_bsl_spy_at_any_moment_harms_nobody(ranks: Any, folder: Path, tmp_path: Path) -> None:
+    """Its agent is on its own then, and ends."""
+    argv = [sys.executable, "-m", "bigsci_launch", "spy", "--pid", str(ranks.pid), "--output", str(tmp_path / "e")]
+    orphans = [child for step in range(3) for child in kill_bsl([*argv, "--native", "--flight-recorder=gdb"], step)]
+    until = time.monotonic() + LIMIT_S + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in orphans):
+        assert time.monotonic() < until, orphans
+        time.sleep(0.05)
+    assert_unharmed(ranks, folder)
+
+
+def kill_bsl(argv: list[str], step: int) -> list[int]:
+    """KILL for `bsl` when its agent has run for `step` half seconds; its children, which live on."""
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children: list[int] = []
+    until = time.monotonic() + LIMIT_S
+    while not children and process.poll() is None and time.monotonic() < until:
+        children = children_of(process.pid)
+        time.sleep(0.02)
+    time.sleep(0.5 * step)
+    process.kill()
+    process.wait(5)
+    return children
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def kill_after(argv: list[str], delay_s: float) -> None:
     """KILL for a program and its readers, which have process groups of their own."""
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     time.sleep(delay_s)
-    readers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    for pid in [process.pid, *map(int, readers)]:
+    for pid in [process.pid, *children_of(process.pid)]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait(5)

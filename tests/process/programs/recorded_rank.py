@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace
 
 PLACE, FOLDER, READY = sys.argv[1:4]
-signal.alarm(120)
+signal.alarm(240)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 for _ in range(5):
     dist.all_reduce(torch.ones(8))

@@ -27,6 +27,6 @@ def end(*_: object) -> None:
 
 signal.signal(signal.SIGTERM, end)
 signal.signal(signal.SIGALRM, end)
-signal.alarm(120)
+signal.alarm(240)
 while True:
     signal.pause()
