@@ -252,6 +252,10 @@ def _unreached_rank(
     node = str(record.get("node") or "")
     if not node and len(silent) == 1:
         node = next(iter(silent))
+    if node in silent:
+        why = f"node {node} is silent: {silent[node]}"
+    else:
+        why = f"{len(silent)} nodes are silent, and it may be on any of them" if silent and not node else why_missing
     return RankEvidence(
         rank=int(record["rank"]),
         node=node,
@@ -260,7 +264,7 @@ def _unreached_rank(
         samples=(),
         recorder=None,
         **records.of(int(record["rank"])),
-        unreached=f"node {node} is silent: {silent[node]}" if node in silent else why_missing,
+        unreached=why,
     )
 
 

@@ -246,3 +246,18 @@ def test_a_phase_that_all_ranks_are_new_to_accuses_nobody(make_evidence: MakeEvi
     conclusion = judge(make_evidence(ranks, "pp=2"))
     assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("hang", "H03", [])
     assert len(conclusion.sides) == 2
+
+
+def test_a_rank_that_may_be_on_one_of_several_silent_nodes_is_not_said_to_have_ended(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    silent = [{"node": node, "why": "no answer in 40 s"} for node in ("n1", "n2")]
+    evidence = make_evidence(
+        [make_rank(rank, "all_reduce@c10d:1 < step@/src/p.py:1") for rank in range(2)],
+        "tp=2,dp=3",
+        world_size=6,
+        nodes_silent=silent,
+    )
+    conclusion = judge(evidence)
+    assert conclusion.kind == "H73", conclusion.claim
+    assert "2 nodes are silent, and it may be on any of them" in conclusion.suspects[0].why
