@@ -92,6 +92,8 @@ def read_json(path: Path, data: bytes) -> Found:
     try:
         document = repair(data.decode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
+        if not any(key in data for key in (b'"entries"', b'"communicators"')):
+            raise NotThis from error  # such as lines of JSON
         raise Damaged(f"it begins like JSON, but is broken ({error})") from error
     try:
         return read_recorder_json(path, document)
