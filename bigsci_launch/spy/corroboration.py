@@ -44,7 +44,8 @@ def corroborate(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
     """`conclusion` with what else the evidence says of it. Pure; never changes whom it accuses."""
     if conclusion.state in (State.PROGRESSING, State.FINISHED, State.UNKNOWN):
         return conclusion
-    suspects = [seen for seen in evidence.ranks if seen.rank in {suspect.rank for suspect in conclusion.suspects}]
+    accused = {suspect.rank for suspect in conclusion.suspects}
+    suspects = [seen for seen in evidence.ranks if seen.rank in accused]
     findings = [finding for find in _KINDS for finding in find(conclusion, evidence, suspects)]
     confidence = conclusion.confidence
     for finding in findings:
@@ -76,13 +77,14 @@ def _first_exception(conclusion: Conclusion, evidence: Evidence, suspects: list[
         return []
     earliest = min(_time_of(seen) for seen in failed)
     first = [seen for seen in failed if _time_of(seen) - earliest <= SAME_MOMENT_S]
-    accused = [seen for seen in first if seen in suspects]
+    ranks = {seen.rank for seen in suspects}
+    accused = [seen for seen in first if seen.rank in ranks]
     if accused:
         return [_own_exception(conclusion, evidence, accused[0])]
     said = _said(evidence, first[0])
     if not suspects:
         return [Finding(f"{said}: the first exception of the job", missing=_HANDLED)]
-    late = next((seen for seen in suspects if seen in failed), None)
+    late = next((seen for seen in failed if seen.rank in ranks), None)
     if late is not None:
         return [Finding(f"{said}: before the first of rank {late.rank}", weight=-0.2)]
     return [Finding(f"{said}, and no suspect raised anything", missing=_HANDLED, weight=-0.1)]
@@ -133,10 +135,10 @@ def _called_by_collector(conclusion: Conclusion, evidence: Evidence, suspects: l
 
 def _memory_kills(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
     """Kills for lack of memory in a suspect's control group, or in that of its neighbours on the node."""
+    of_node = {seen.node: seen.memory_events for seen in evidence.ranks if seen.memory_events}
     found: dict[str, Finding] = {}
     for seen in suspects:
-        neighbours = [seen, *(other for other in evidence.ranks if other.node == seen.node)]
-        events = next((other.memory_events for other in neighbours if other.memory_events), None)
+        events = seen.memory_events or of_node.get(seen.node)
         if events is None:
             continue
         lost_a_process = _was_killed(seen) or _waits_for_killed(seen)

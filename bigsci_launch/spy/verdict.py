@@ -23,7 +23,7 @@ from bigsci_launch.spy.sides import sides_of
 from bigsci_launch.spy.stacks import decisive_thread
 from bigsci_launch.spy.stalls import Stall, explain_stall
 from bigsci_launch.spy.waits import WaitGraph, build_graph, waits_for_handle
-from bigsci_launch.spy.work import conclude_computing, find_work, judge_leaving, judge_work
+from bigsci_launch.spy.work import conclude_computing, find_works, judge_leaving, judge_work
 from bigsci_launch.topology import compress_ranks
 
 ODD_SHARE = 0.25
@@ -159,10 +159,11 @@ def _stays_away(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     roots = [by_rank[rank] for rank in graph.roots]
     if not roots:
         return None
-    at_work = judge_work(evidence, graph, roots)
+    works = find_works(graph, roots)
+    at_work = judge_work(evidence, graph, roots, works)
     if at_work is not None:
         return at_work
-    stalls = _certain_stalls([explain_stall(seen) for seen in roots if not find_work(seen, graph)], by_rank)
+    stalls = _certain_stalls([explain_stall(seen) for seen in roots if seen.rank not in works], by_rank)
     if all(is_joining(by_rank[rank]) for rank in graph.waits):
         stalls = [replace(stall, kind="H45") for stall in stalls]
     waiting = graph.leading_to(frozenset(graph.roots))
@@ -262,7 +263,8 @@ def _no_collectives(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
             State.UNKNOWN, f"the ranks stand in {len(classes)} places, none in a collective", 0.2, sides=sides
         )
     by_rank = {seen.rank: seen for seen in evidence.ranks}
-    at_work = judge_work(evidence, graph, [by_rank[rank] for rank in odd])
+    strays = [by_rank[rank] for rank in odd]
+    at_work = judge_work(evidence, graph, strays, find_works(graph, strays))
     if at_work is not None:
         return at_work
     stalls = [explain_stall(by_rank[rank]) for rank in odd]

@@ -8,11 +8,12 @@ end of what it does, or its own record names such a phase), or where several ran
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bigsci_launch.spy.conclusion import Conclusion, State, Suspect, count_ranks
 from bigsci_launch.spy.evidence import Child, Evidence, RankEvidence
+from bigsci_launch.spy.known_frames import bare_name
 from bigsci_launch.spy.motion import (
     INNER_FRAMES,
     STARVED_SHARE,
@@ -46,17 +47,48 @@ class Work:
     missing: str = ""
 
 
-def find_work(seen: RankEvidence, graph: WaitGraph) -> Work | None:
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """Ranks that wait for `blockers`: the functions (name, file) in which they stand at a barrier, or None where one
+    of them waits in anything else."""
+
+    blockers: frozenset[int]
+    functions: frozenset[tuple[str, str]] | None
+
+
+def find_gatherings(graph: WaitGraph) -> tuple[Gathering, ...]:
+    """Where ranks wait for the same others."""
+    return tuple(Gathering(blockers, _barrier_functions(graph, ranks)) for blockers, ranks in graph.meetings)
+
+
+def _barrier_functions(graph: WaitGraph, ranks: Sequence[int]) -> frozenset[tuple[str, str]] | None:
+    found = set()
+    for wait in (graph.waits[rank] for rank in ranks):
+        if wait.operation not in ("barrier", "monitored_barrier") or wait.site is None:
+            return None
+        found.add((wait.site.function, wait.site.file))
+    return frozenset(found)
+
+
+def find_works(graph: WaitGraph, roots: Sequence[RankEvidence]) -> dict[int, Work]:
+    """What those of `roots` get on with that show it, by rank."""
+    gatherings = find_gatherings(graph)
+    return {seen.rank: work for seen in roots if (work := find_work(seen, gatherings))}
+
+
+def find_work(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Work | None:
     """What the rank gets on with, or None where nothing shows that it does."""
-    return _moves_bytes(seen, graph) or _child_computes(seen) or _is_meant(seen, graph) or _is_warming_up(seen)
+    return (
+        _moves_bytes(seen, gatherings) or _child_computes(seen) or _is_meant(seen, gatherings) or _is_warming_up(seen)
+    )
 
 
-def _moves_bytes(seen: RankEvidence, graph: WaitGraph) -> Work | None:
+def _moves_bytes(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Work | None:
     if not moves_bytes(seen):
         return None
     written, read = bytes_per_s(seen)
     did = f"writes {format_bytes(round(written))}/s" if written >= read else f"reads {format_bytes(round(read))}/s"
-    kind = _kind_of_phase(seen, graph) or ("H51" if is_busy(seen) or read > written else "H64")
+    kind = _kind_of_phase(seen, gatherings) or ("H51" if is_busy(seen) or read > written else "H64")
     return Work(seen.rank, kind, f"{did} in {_place(seen)}", 0.85, "how much is left to do")
 
 
@@ -90,7 +122,7 @@ def busy_child(seen: RankEvidence) -> Child | None:
     return None
 
 
-def _is_meant(seen: RankEvidence, graph: WaitGraph) -> Work | None:
+def _is_meant(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Work | None:
     """A rank that computes where others are meant to wait for it."""
     if not is_busy(seen):
         return None
@@ -98,28 +130,26 @@ def _is_meant(seen: RankEvidence, graph: WaitGraph) -> Work | None:
     if seen.heartbeat and seen.heartbeat.phase in MEANT_PHASES:
         words += f", in the phase {seen.heartbeat.phase!r} of step {seen.heartbeat.step}"
         return Work(seen.rank, MEANT_PHASES[seen.heartbeat.phase], words, 0.7, "whether it would end")
-    shared = _meant_function(seen, graph)
+    shared = _meant_function(seen, gatherings)
     if shared is None:
         return None
-    kind = _kind_of_phase(seen, graph) or "H104"
+    kind = _kind_of_phase(seen, gatherings) or "H104"
     return Work(seen.rank, kind, f"{words}; the others wait in the barrier of {shared}", 0.6, "whether it would end")
 
 
-def _meant_function(seen: RankEvidence, graph: WaitGraph) -> str | None:
+def _meant_function(seen: RankEvidence, gatherings: Sequence[Gathering]) -> str | None:
     """The function in which all who wait for the rank itself stand at a barrier, and which the rank is in too."""
     own = {(frame.function, frame.file) for frame in seen.thread.frames} if seen.thread else set()
-    waits = [graph.waits[rank] for blockers, ranks in graph.meetings if seen.rank in blockers for rank in ranks]
-    sites = [wait.site for wait in waits if wait.operation in ("barrier", "monitored_barrier") and wait.site]
-    if not waits or len(sites) < len(waits):
+    around = [gathering.functions for gathering in gatherings if seen.rank in gathering.blockers]
+    if not around or any(functions is None or not functions <= own for functions in around):
         return None
-    shared = {site.function for site in sites if (site.function, site.file) in own}
-    return sites[0].function.rpartition(".")[2] if shared and len(shared) == len({s.function for s in sites}) else None
+    return bare_name(min(function for functions in around for function, _ in functions or ()))
 
 
 _SAVE, _EVALUATE = re.compile("save|checkpoint|dump|serialize", re.I), re.compile("eval|valid", re.I)
 
 
-def _kind_of_phase(seen: RankEvidence, graph: WaitGraph) -> str | None:
+def _kind_of_phase(seen: RankEvidence, gatherings: Sequence[Gathering]) -> str | None:
     """The class of what it does, by its record or by the names of what it is in."""
     if seen.heartbeat and seen.heartbeat.phase in MEANT_PHASES:
         return MEANT_PHASES[seen.heartbeat.phase]
@@ -128,7 +158,7 @@ def _kind_of_phase(seen: RankEvidence, graph: WaitGraph) -> str | None:
         return "H64"
     if any(_EVALUATE.search(name) for name in names):
         return "H104"
-    return "H51" if _meant_function(seen, graph) else None
+    return "H51" if _meant_function(seen, gatherings) else None
 
 
 def _is_warming_up(seen: RankEvidence) -> Work | None:
@@ -157,13 +187,13 @@ def compute_alike(roots: Sequence[RankEvidence]) -> bool:
     return shared > 0 and shared >= min(map(len, stacks)) - INNER_FRAMES
 
 
-def judge_work(evidence: Evidence, graph: WaitGraph, roots: Sequence[RankEvidence]) -> Conclusion | None:
+def judge_work(
+    evidence: Evidence, graph: WaitGraph, roots: Sequence[RankEvidence], works: Mapping[int, Work]
+) -> Conclusion | None:
     """The verdict where every rank that others wait for gets on; None where one of them does not."""
-    works = [work for seen in roots if (work := find_work(seen, graph))]
     if len(works) == len(roots):
-        return _conclude_work(evidence, graph, works)
-    by_work = {work.rank for work in works}
-    others = [seen for seen in roots if seen.rank not in by_work]
+        return _conclude_work(evidence, graph, list(works.values()))
+    others = [seen for seen in roots if seen.rank not in works]
     if all(is_busy(seen) and outer_frames_moved(seen) for seen in others) or compute_alike(others):
         return conclude_computing(evidence, [seen.rank for seen in roots])
     return None
