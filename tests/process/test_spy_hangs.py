@@ -33,7 +33,7 @@ def free_port() -> int:
 def spy(launch: Any, tmp_path: Path) -> Spy:
     """`spy("skip", culprit=1, recorder=True)`: start the ranks, look at them, read the answer."""
 
-    def look(case: str, culprit: int, *, recorder: bool = False) -> dict[str, Any]:
+    def look(case: str, culprit: int, *options: str, recorder: bool = False) -> dict[str, Any]:
         folder = tmp_path / "attempts" / "0001" / "recorder"
         folder.mkdir(parents=True)
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
@@ -42,7 +42,7 @@ def spy(launch: Any, tmp_path: Path) -> Spy:
         arguments = f"{case} {{ready}} {culprit}" + (f" {folder}" if recorder else "")
         launched = launch("gloo_ranks.py", [arguments] * 4, limit_s=90, **environment)
         argv = [sys.executable, "-m", "bigsci_launch", "spy", "--pid", str(launched.pid), "--topology", "tp=2,dp=2"]
-        argv += ["--output", str(tmp_path / "evidence"), "--json"]
+        argv += ["--output", str(tmp_path / "evidence"), "--json", *options]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         document = json.loads(done.stdout)
@@ -59,6 +59,14 @@ def named(document: dict[str, Any]) -> list[tuple[int, dict[str, int]]]:
 def test_a_rank_that_skipped_a_collective(spy: Spy) -> None:
     document = spy("skip", 3, recorder=True)
     assert document["verdict"]["class"] == "H01"
+    assert named(document) == [(3, {"pp": 0, "tp": 1, "dp": 1})]
+    assert "left out all_reduce number 14 of the tensor-parallel group (ranks 2-3)" in document["verdict"]["claim"]
+
+
+def test_a_skipped_collective_in_a_job_that_nobody_prepared(spy: Spy) -> None:
+    """Stacks alone show four ranks in collectives; what torch recorded, pulled out of them, tells who left one out."""
+    document = spy("skip", 3, "--flight-recorder=gdb")
+    assert document["verdict"]["class"] == "H01", document["verdict"]
     assert named(document) == [(3, {"pp": 0, "tp": 1, "dp": 1})]
     assert "left out all_reduce number 14 of the tensor-parallel group (ranks 2-3)" in document["verdict"]["claim"]
 

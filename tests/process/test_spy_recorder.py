@@ -119,7 +119,7 @@ def test_killing_what_holds_a_thread_harms_nobody(ranks: Any, agent_path: Path, 
 def test_killing_bsl_spy_at_any_moment_harms_nobody(ranks: Any, folder: Path, tmp_path: Path) -> None:
     """Its agent is on its own then, and ends."""
     argv = [sys.executable, "-m", "bigsci_launch", "spy", "--pid", str(ranks.pid), "--output", str(tmp_path / "e")]
-    orphans = [child for step in range(3) for child in kill_bsl([*argv, "--native", "--flight-recorder=gdb"], step)]
+    orphans = [child for step in range(2) for child in kill_bsl([*argv, "--native", "--flight-recorder=gdb"], step)]
     until = time.monotonic() + LIMIT_S + 20
     while any(Path(f"/proc/{pid}").exists() for pid in orphans):
         assert time.monotonic() < until, orphans
