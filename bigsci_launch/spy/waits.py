@@ -147,9 +147,13 @@ class WaitGraph:
         return tuple(sorted(rank for rank in single if _is_acyclic(edges, node_of[rank])))
 
     def direct_waiter(self, rank: int) -> Wait | None:
-        """A rank that waits for `rank` itself: the one that waits for the fewest others."""
-        waiters = [other for other, blockers in self.blockers.items() if rank in blockers]
-        return self.waits[min(waiters, key=lambda other: (len(self.blockers[other]), other))] if waiters else None
+        """A rank that waits for `rank` itself: in a collective sooner than for a message, and for the fewest others."""
+        waiters = [self.waits[other] for other, blockers in self.blockers.items() if rank in blockers]
+        return min(
+            waiters,
+            key=lambda wait: (wait.is_point_to_point, len(self.blockers[wait.rank]), wait.rank),
+            default=None,
+        )
 
 
 def _is_acyclic(edges: Sequence[frozenset[int]], removed: int) -> bool:
