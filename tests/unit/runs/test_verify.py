@@ -152,7 +152,12 @@ def test_the_command(checkpoints: CheckpointsDir) -> None:
     assert call("prune", "--keep", "1", "--dry-run") == (0, "nothing to delete\n")
     assert call("pin", "--step", "10", "--undo")[0] == 0
     assert call("prune", "--keep", "1", "--dry-run") == (0, "would delete global_step10\n")
+    killed = checkpoints.path / ".deleting-global_step5"
+    killed.mkdir()
+    assert call("prune", "--keep", "1", "--dry-run")[0] == 0
+    assert killed.exists()
     assert call("prune", "--keep", "1") == (0, "deleted global_step10\n")
+    assert not killed.exists()
     document = json.loads(call("list", "--json")[1])
     assert [each["step"] for each in document["checkpoints"]] == [20, 30]
     (checkpoints.folder("global_step30") / SHARD).write_bytes(b"")
