@@ -9,6 +9,9 @@ from enum import Enum
 from bigsci_launch.spy.evidence import Evidence
 from bigsci_launch.topology import compress_ranks
 
+MAX_LIST = 60
+"""Characters that a list of ranks may take within a sentence."""
+
 
 class State(Enum):
     """What the job is doing, as far as the evidence tells."""
@@ -66,8 +69,11 @@ class Conclusion:
 
 
 def name_ranks(ranks: Collection[int]) -> str:
-    """`rank 3`, `ranks 0-3,7`."""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {compress_ranks(ranks)}"
+    """`rank 3`, `ranks 0-3,7`, `1024 ranks (0,8,16,...)` where the list would fill the screen."""
+    text = compress_ranks(ranks)
+    if len(text) > MAX_LIST:
+        return f"{len(ranks)} ranks ({text[:MAX_LIST].rpartition(',')[0]},...)"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"
 
 
 def count_ranks(ranks: Collection[int]) -> str:

@@ -201,7 +201,7 @@ def _claim_away(evidence: Evidence, graph: WaitGraph, stalls: list[Stall], num_w
         wait = graph.direct_waiter(first.rank)
         where = f", first of them rank {wait.rank} in {wait}" if wait else ""
         return f"{evidence.name(first.rank)} {first.words}; {_ranks(num_waiting)} {verb} for it{where}"
-    who = f"ranks {compress_ranks(stall.rank for stall in stalls)}"
+    who = name_ranks([stall.rank for stall in stalls])
     shared = where_shared(evidence, [stall.rank for stall in stalls])
     words = {stall.words for stall in stalls}
     said = f"each {first.words}" if len(words) == 1 else f"rank {first.rank} {first.words}, the others are listed below"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bigsci_launch.spy.conclusion import Conclusion, State, Suspect, count_ranks
+from bigsci_launch.spy.conclusion import Conclusion, State, Suspect, count_ranks, name_ranks
 from bigsci_launch.spy.evidence import Child, Evidence, RankEvidence
 from bigsci_launch.spy.known_frames import bare_name
 from bigsci_launch.spy.motion import (
@@ -26,7 +26,6 @@ from bigsci_launch.spy.motion import (
 )
 from bigsci_launch.spy.stalls import may_wait_for_child
 from bigsci_launch.spy.waits import WaitGraph
-from bigsci_launch.topology import compress_ranks
 from bigsci_launch.units import format_bytes
 
 MEANT_PHASES = {"save": "H64", "dump": "H64", "load": "H51", "eval": "H104"}
@@ -204,14 +203,14 @@ def conclude_computing(evidence: Evidence, ranks: Sequence[int]) -> Conclusion:
     if len(ranks) == evidence.world_size:
         words = f"all {count_ranks(ranks)} compute, and none waits in a communication"
     else:
-        words = f"{count_ranks(ranks)} ({compress_ranks(ranks)}) compute, and the others wait for them"
+        words = f"{name_ranks(ranks)} compute, and the others wait for them"
     return Conclusion(State.PROGRESSING, words, 0.6, missing=("whether it takes longer than it should",))
 
 
 def _conclude_work(evidence: Evidence, graph: WaitGraph, works: Sequence[Work]) -> Conclusion:
     first, waiting = works[0], graph.leading_to(frozenset(work.rank for work in works))
     kinds = {work.kind for work in works}
-    who = evidence.name(first.rank) if len(works) == 1 else f"ranks {compress_ranks(work.rank for work in works)}"
+    who = evidence.name(first.rank) if len(works) == 1 else name_ranks([work.rank for work in works])
     each = "" if len(works) == 1 else "each of them, as the first: "
     claim = f"no hang so far: {who} {each}{first.words}, and {count_ranks(waiting)} wait for that"
     named = () if kinds == {"H103"} else tuple(Suspect(work.rank, work.words) for work in works)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.spy.conclusion import Conclusion
+from bigsci_launch.spy.conclusion import Conclusion, name_ranks
 from bigsci_launch.spy.evidence import Evidence
 from bigsci_launch.spy.verdict import judge
 
@@ -261,3 +261,12 @@ def test_a_rank_that_may_be_on_one_of_several_silent_nodes_is_not_said_to_have_e
     conclusion = judge(evidence)
     assert conclusion.kind == "H73", conclusion.claim
     assert "2 nodes are silent, and it may be on any of them" in conclusion.suspects[0].why
+
+
+def test_a_long_list_of_ranks_is_cut_in_a_sentence() -> None:
+    assert name_ranks([3]) == "rank 3"
+    assert name_ranks(range(1024)) == "ranks 0-1023"
+    words = name_ranks(range(0, 1024, 2))
+    assert words.startswith("512 ranks (0,2,4,")
+    assert words.endswith(",...)")
+    assert len(words) < 80
