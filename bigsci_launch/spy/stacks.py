@@ -137,6 +137,11 @@ def decisive_thread(threads: Sequence[ThreadStack], pid: int) -> ThreadStack | N
 
 
 def is_idle(thread: ThreadStack) -> bool:
-    """Whether the thread only waits for other threads: its innermost frames are the standard library's waiting code."""
+    """Whether the thread only waits for other threads: its innermost frames are the standard library's waiting code.
+
+    Nothing is known of a thread without frames.
+    """
+    if not thread.frames:
+        return True
     innermost = thread.frames[0]
     return any(bare_name(innermost.function) == name and innermost.file.endswith(file) for name, file in IDLE_FUNCTIONS)

@@ -182,6 +182,19 @@ def test_the_gil_is_held_by_a_thread_that_sleeps(
     assert explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1]).kind == kind
 
 
+def test_a_thread_without_frames_tells_nothing(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    """py-spy lists threads that have not begun to run Python, or that it caught in between."""
+    rank = make_rank(1, LOCK)
+    for sample in rank["samples"]:
+        thread = sample["stack"]["threads"][0]
+        thread["owns_gil"] = True
+        sample["stack"]["threads"].append({**thread, "tid": 500, "name": "new", "owns_gil": False, "frames": []})
+    assert explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1]).kind == "H32"
+    for sample in rank["samples"]:
+        sample["stack"]["threads"] = [{**thread, "frames": []} for thread in sample["stack"]["threads"]]
+    assert explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1]).kind in ("H31", "H32")
+
+
 def test_a_storm_of_signals(explain: Explain, make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
     rank = make_rank(1, LOCK, wchan="hrtimer_nanosleep")
     rank["samples"][0]["voluntary"], rank["samples"][1]["voluntary"] = 700, 1700
