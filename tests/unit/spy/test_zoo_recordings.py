@@ -7,6 +7,7 @@ laboratory, really run, at every place: `python benchmarks/hang_confusion.py`.
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from bigsci_launch.hang_lab.judgement import judge as judge_verdict
 from bigsci_launch.hang_lab.zoo import REPRODUCTIONS
 from bigsci_launch.spy.bundle import Bundle
 from bigsci_launch.spy.document import to_document
+from bigsci_launch.spy.report import to_lines
 from bigsci_launch.spy.verdict import judge
 
 ZOO = Path(__file__).parent / "recordings" / "zoo"
@@ -87,6 +89,36 @@ LESS = {
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_with_less_evidence_it_does_no_harm(name: str, missing: str) -> None:
     assert not judged(name, LESS[missing]).is_harmful
+
+
+def thin_out(value: Any, rng: random.Random, share: float) -> Any:
+    """`value` without some of its keys and some of the ends of its lists; recorders stay whole."""
+    if isinstance(value, dict) and "stream" not in value:
+        return {key: thin_out(each, rng, share) for key, each in value.items() if key in BASIC or rng.random() > share}
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        kept = value[: rng.randrange(len(value))] if rng.random() < share else value
+        return [thin_out(each, rng, share) for each in kept]
+    return value
+
+
+BASIC = ("rank", "node", "mono", "state", "tid", "pid", "threads", "name", "frames", "function", "file", "line", "fd",
+         "recorder", "last_sequence")  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_missing_there_is_an_answer(seed: int) -> None:
+    """Threads without frames, ranks without samples, samples without anything: nodes under load give all of that."""
+    rng = random.Random(seed)
+    for name in rng.sample(RECORDINGS, 20):
+        document = json.loads((ZOO / f"{name}.json").read_text())
+        for node in document["nodes"]:
+            for rank in node["ranks"]:
+                samples = rank["samples"][: rng.choice([0, 1, 2, 2, 2])]
+                rank["samples"] = thin_out(samples, rng, rng.choice([0.01, 0.05, 0.2]))
+        evidence = Bundle(document["collection"], tuple(document["nodes"])).evidence()
+        conclusion = judge(evidence)
+        assert conclusion.claim
+        assert len(to_lines(evidence, conclusion)) <= 40
 
 
 def test_every_reproduction_is_recorded_on_four_and_on_eight_ranks() -> None:
