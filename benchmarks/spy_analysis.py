@@ -32,7 +32,7 @@ from bigsci_launch.spy.verdict import judge
 from bigsci_launch.topology import Topology
 
 GOAL_S = 2.0
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 BSL = [sys.executable, "-m", "bigsci_launch", "spy", "--json", "--bundle"]
 TORCH = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
 CALL_S = 0.02

@@ -186,7 +186,7 @@ class SyntheticJob:
             "tokens": tokens,
             "stream": kept,
             "last_sequence": self.last_sequence(rank),
-            "open": [] if self.place(rank) == "receive" else [len(kept) - 1],
+            "open": [] if self.place(rank) in ("receive", "loader") else [len(kept) - 1],
             "members": {name: compress_ranks(ranks) for name, ranks in self.groups(rank).items()},
         }
 

@@ -22,6 +22,7 @@ from bigsci_launch.spy.rendezvous import is_joining, judge_rendezvous
 from bigsci_launch.spy.sides import sides_of
 from bigsci_launch.spy.stacks import decisive_thread
 from bigsci_launch.spy.stalls import Stall, explain_stall
+from bigsci_launch.spy.unseen import judge_unseen
 from bigsci_launch.spy.waits import WaitGraph, build_graph, waits_for_handle
 from bigsci_launch.spy.work import conclude_computing, find_works, judge_leaving, judge_work
 from bigsci_launch.topology import compress_ranks
@@ -282,6 +283,6 @@ def _no_collectives(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
 
 
 GATES = (
-    _nothing, _ended, _moving, judge_leaving, judge_network, judge_phases, _stays_away, judge_rendezvous, judge_circle,
-    _together, _no_collectives,
+    _nothing, _ended, _moving, judge_leaving, judge_network, judge_phases, judge_unseen, _stays_away, judge_rendezvous,
+    judge_circle, _together, _no_collectives,
 )  # fmt: skip

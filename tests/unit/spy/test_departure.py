@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from bigsci_launch.spy.departure import PeerView, find_departures, find_surprises
 from bigsci_launch.spy.evidence import Evidence
+from bigsci_launch.spy.verdict import judge
+from bigsci_launch.topology import Topology
 
 MakeRank = Callable[..., dict[str, Any]]
 MakeEvidence = Callable[..., Evidence]
@@ -141,3 +144,16 @@ def test_a_rank_without_peers_is_judged_by_its_past_alone(make_evidence: MakeEvi
     found = find_departures(make_evidence(ranks, "pp=2"))
     assert list(found.from_past) == [1]
     assert not found.from_peers
+
+
+@pytest.mark.parametrize(("cause", "suspects"), [("skip", [9]), ("loader", [])])
+def test_from_recorders_alone_ranks_that_wait_for_a_message_are_not_accused(
+    synthetic: ModuleType, cause: str, suspects: list[int]
+) -> None:
+    """Earlier stages of the culprit's replica wait in a receive, which no recorder lists."""
+    bundle = synthetic.SyntheticJob(Topology(tp=2, pp=4, dp=2), culprit=9, cause=cause, ring=300).bundle()
+    for rank in (rank for node in bundle.nodes for rank in node["ranks"]):
+        rank["samples"] = [{"mono": 0.0, "state": "?", "recorder": rank["samples"][-1]["recorder"]}]
+    conclusion = judge(bundle.evidence())
+    assert [suspect.rank for suspect in conclusion.suspects] == suspects, conclusion.claim
+    assert "outside of any collective" not in conclusion.claim
