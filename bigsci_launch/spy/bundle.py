@@ -15,6 +15,7 @@ samples}; a sample holds
   thread_times, run_delay_ns               nanoseconds on a CPU per thread; nanoseconds that threads waited for one
   major_faults                             pages that had to be fetched from a disk, so far
   blocked_threads                          threads besides the main one in state D, T or t: [{tid, comm, state, wchan}]
+  thread_waits                             {kernel function: threads besides the main one that wait in it}
   children                                 processes below: [{pid, ppid, comm, state, wchan, cpu_ticks, stack}]; `stack`
                                            for the two that tell most, where they run Python
   child_ticks                              {pid: CPU ticks so far} of these children, in later samples
@@ -30,6 +31,9 @@ samples}; a sample holds
   native, native_why                       with --native: [{tid, name, frames}], frames as words, innermost first; or
                                            why there are none
   unread                                   {evidence: why it could not be read}
+
+`collection.json` holds what the run wrote of its ranks too: `expected`, `exits`, `errors`, the first `tracebacks` in
+the ends of logs {rank, time, type, message, place, source}, and `heartbeats` {rank, phase, step, time, first_step}.
 """
 
 from __future__ import annotations

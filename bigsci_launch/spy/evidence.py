@@ -54,7 +54,8 @@ class Sample:
 
     `state` is the kernel's letter for the main thread, or `gone`; `threads` is None where the stacks could not be
     read, and `why` says why. `sequences` are the recorder's newest numbers per group. `call_number` is the system call
-    in which the main thread waits. `read_bytes` and `written_bytes` went through read and write calls so far.
+    in which the main thread waits. `read_bytes` and `written_bytes` went through read and write calls so far;
+    `major_faults` are pages of mapped files that had to be fetched so far.
     `run_delay_ns` is how long its threads were ready to run and had no core, so far. `thread_waits` is what other
     threads wait in, where that is known: {thread id: kernel function}.
     """
@@ -75,6 +76,7 @@ class Sample:
     children: tuple[Child, ...]
     read_bytes: int
     written_bytes: int
+    major_faults: int
     threads: tuple[ThreadStack, ...] | None
     why: str | None
     sequences: Mapping[str, int] | None
@@ -313,6 +315,7 @@ def _parse_sample(document: Mapping[str, Any], previous: Sample | None) -> Sampl
         children=_parse_children(document, still),
         read_bytes=int(moved.get("rchar") or 0),
         written_bytes=int(moved.get("wchar") or 0),
+        major_faults=int(document.get("major_faults") or 0),
         threads=threads,
         why=document.get("why"),
         sequences=recorder.get("last_sequence"),

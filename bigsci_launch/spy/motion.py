@@ -12,6 +12,7 @@ QUEUED_SHARE = 0.1
 """So much CPU time at least, and long waits for a core: less is what threads use that only wait."""
 MOVED_BYTES = 65536
 """So much between two samples is work. Less may be a log, or a thread that says that it lives."""
+MOVED_PAGES = 16
 INNER_FRAMES = 2
 """A loop that goes nowhere still changes its innermost calls: so many frames may differ."""
 
@@ -74,6 +75,17 @@ def moves_bytes(seen: RankEvidence) -> bool:
         return False  # not known in both
     moved = (last.written_bytes - first.written_bytes) + (last.read_bytes - first.read_bytes)
     return moved >= MOVED_BYTES and _deciding_thread_ran(seen, first, last)
+
+
+def faults_per_s(seen: RankEvidence) -> float:
+    """Pages that the process fetched from mapped files, per second; 0 where it was few, or the main thread slept on."""
+    if len(seen.samples) < 2:
+        return 0.0
+    first, last = seen.samples[0], seen.samples[-1]
+    fetched = last.major_faults - first.major_faults
+    if fetched < MOVED_PAGES or not _deciding_thread_ran(seen, first, last):
+        return 0.0
+    return fetched / max(last.mono - first.mono, 1e-3)
 
 
 def _deciding_thread_ran(seen: RankEvidence, first: Sample, last: Sample) -> bool:

@@ -19,6 +19,7 @@ from bigsci_launch.spy.motion import (
     STARVED_SHARE,
     bytes_per_s,
     cpu_share,
+    faults_per_s,
     is_busy,
     moves_bytes,
     named_frames,
@@ -78,7 +79,11 @@ def find_works(graph: WaitGraph, roots: Sequence[RankEvidence]) -> dict[int, Wor
 def find_work(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Work | None:
     """What the rank gets on with, or None where nothing shows that it does."""
     return (
-        _moves_bytes(seen, gatherings) or _child_computes(seen) or _is_meant(seen, gatherings) or _is_warming_up(seen)
+        _moves_bytes(seen, gatherings)
+        or _fetches_pages(seen)
+        or _child_computes(seen)
+        or _is_meant(seen, gatherings)
+        or _is_warming_up(seen)
     )
 
 
@@ -89,6 +94,15 @@ def _moves_bytes(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Work | 
     did = f"writes {format_bytes(round(written))}/s" if written >= read else f"reads {format_bytes(round(read))}/s"
     kind = _kind_of_phase(seen, gatherings) or ("H51" if is_busy(seen) or read > written else "H64")
     return Work(seen.rank, kind, f"{did} in {_place(seen)}", 0.85, "how much is left to do")
+
+
+def _fetches_pages(seen: RankEvidence) -> Work | None:
+    """Reads a mapped file: no call shows the bytes, and whoever looks finds it asleep in the kernel."""
+    rate = faults_per_s(seen)
+    if not rate:
+        return None
+    words = f"fetches {rate:.0f} pages of mapped files a second in {_place(seen)}"
+    return Work(seen.rank, "H51", words, 0.75, "how much is left to read")
 
 
 def _child_computes(seen: RankEvidence) -> Work | None:

@@ -76,6 +76,20 @@ def test_a_rank_that_writes_nothing_of_its_own_hangs(
     assert (conclusion.state.value, suspects(conclusion)) == ("hang", [1]), why
 
 
+@pytest.mark.parametrize(
+    ("faults", "ran", "state"), [((5, 400), 1, "slow"), ((5, 6), 1, "hang"), ((5, 400), 0, "hang")]
+)
+def test_a_rank_that_reads_a_mapped_file_is_slow(
+    make_evidence: MakeEvidence, make_rank: MakeRank, faults: tuple[int, int], ran: int, state: str
+) -> None:
+    """It sleeps in the kernel in every look, and no call shows bytes: its page faults do."""
+    reader = make_rank(1, "__getitem__@/src/indexed_dataset.py:7", state="D", wchan="folio_wait_bit_common")
+    for index, sample in enumerate(reader["samples"]):
+        sample |= {"major_faults": faults[index], "thread_times": {str(reader["pid"]): 5 + index * ran}}
+    conclusion = judge(make_evidence([make_rank(0, WORLD), reader]))
+    assert (conclusion.state.value, conclusion.kind) == (state, "H51" if state == "slow" else "H63")
+
+
 def test_a_rank_that_computes_alone_while_others_wait_in_a_collective_may_never_end(
     make_evidence: MakeEvidence, make_rank: MakeRank
 ) -> None:
