@@ -15,7 +15,6 @@ from bigsci_launch.runs.status import read_topology
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.slurm import query_job, query_nodes
-from bigsci_launch.spy.records import read_records as read_records
 
 
 @dataclass(frozen=True, slots=True)
