@@ -1,0 +1,186 @@
+"""What the guards cost: steps with and without a check in one run, and what the run itself says.
+
+    python benchmarks/guards_cost.py [--page docs/explanation/guards-cost.md] [--steps 60]
+
+Ranks of this machine train a GPT. In the first run of each size every second step is checked (`guards: {interval: 2}`),
+so steps with and without a check lie side by side; the cost is the median difference of a checked step and the mean of
+its two neighbours, each from its beginning to that of the next. The second run has the default, `interval: auto`, and
+says in its log what it measured itself and how often it will look. The share is the cost of one check over the time of
+all steps until the next. Other programs shared the two cores: differences of a few milliseconds are noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from defect_matrix import BSL, train, write
+
+from bigsci_launch.runs.events import read_events
+from bigsci_launch.runs.layout import AttemptDir
+from bigsci_launch.topology import Topology
+
+WARM_UP = 4
+AIM = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A model and the ranks that train it."""
+
+    topology: Topology
+    hidden: int
+    layers: int
+    vocabulary: int
+    samples: int
+    precision: str
+
+    @property
+    def words(self) -> str:
+        return f"{self.layers} x {self.hidden}, vocabulary {self.vocabulary}, {self.precision}, {self.topology}"
+
+
+SIZES = (
+    Size(Topology(tp=1, pp=2, dp=1), 64, 4, 512, 16, "bf16"),
+    Size(Topology(tp=1, pp=2, dp=1), 256, 4, 4096, 16, "bf16"),
+    Size(Topology(tp=1, pp=2, dp=1), 256, 4, 4096, 16, "fp32"),
+    Size(Topology(tp=2, pp=1, dp=1), 256, 4, 4096, 16, "bf16"),
+    Size(Topology(tp=2, pp=2, dp=1), 128, 4, 2048, 16, "bf16"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Milliseconds of a step without a check, of a check as measured and as the run itself says, and every how many
+    steps there is one."""
+
+    plain_ms: float
+    measured_ms: float
+    said_ms: float
+    said_share: float
+    interval: int
+
+    @property
+    def share(self) -> float:
+        return self.measured_ms / (self.interval * self.plain_ms)
+
+
+def sections(size: Size, corpus: Path, num_steps: int, interval: int | str) -> dict[str, Any]:
+    """The run file of a size."""
+    return {
+        "run": {"name": "cost"},
+        "parallelism": {
+            "tensor_parallel_size": size.topology.tp,
+            "pipeline_parallel_size": size.topology.pp,
+            "data_parallel_size": size.topology.dp,
+        },
+        "model": {
+            "num_layers": size.layers,
+            "hidden_size": size.hidden,
+            "num_attention_heads": 4,
+            "sequence_length": 64,
+            "vocab_size": size.vocabulary,
+        },
+        "training": {
+            "steps": num_steps,
+            "micro_batch_size": 4,
+            "global_batch_size": size.samples,
+            "precision": size.precision,
+        },
+        "data": {"prefix": str(corpus)},
+        "guards": {"interval": interval},
+    }
+
+
+def step_seconds(attempt: AttemptDir) -> dict[int, float]:
+    """From the beginning of each step to that of the next, guards included, on rank 0."""
+    records = read_events(attempt.event_file(0))
+    begins = [record for record in records if record["kind"] == "heartbeat" and record["phase"] == "step"]
+    return {one["step"]: other["mono"] - one["mono"] for one, other in pairwise(begins)}
+
+
+def measure(folder: Path, size: Size, corpus: Path, num_steps: int) -> Cost:
+    """Train both runs of a size, by the same ranks."""
+    every_second = write(folder / "every-second", sections(size, corpus, num_steps, 2))
+    chosen = write(folder / "auto", sections(size, corpus, 8, "auto"))
+    train([every_second, chosen], folder, size.topology.world_size)
+    seconds = {step: value for step, value in step_seconds(every_second).items() if step > WARM_UP}
+    differences = [
+        seconds[step] - (seconds[step - 1] + seconds[step + 1]) / 2
+        for step in seconds
+        if step % 2 == 0 and {step - 1, step + 1} <= seconds.keys()
+    ]
+    files = sorted(chosen.events.glob("*.jsonl"))
+    (said,) = [record for file in files for record in read_events(file) if record["kind"] == "guards"]
+    return Cost(
+        plain_ms=1e3 * median(value for step, value in seconds.items() if step % 2),
+        measured_ms=1e3 * median(differences),
+        said_ms=1e3 * said["seconds"],
+        said_share=said["share"],
+        interval=said["interval"],
+    )
+
+
+def row(size: Size, cost: Cost) -> str:
+    cells = [
+        size.words,
+        f"{cost.plain_ms:.0f}",
+        f"{cost.measured_ms:.1f}",
+        f"{cost.said_ms:.1f}",
+        f"{cost.interval}",
+        f"{cost.share:.2%}",
+        f"{cost.said_share:.2%}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def page(rows: list[str]) -> str:
+    """The table as Markdown."""
+    lines = [
+        "<!-- Made by `python benchmarks/guards_cost.py --page docs/explanation/guards-cost.md`. -->",
+        "",
+        "# What guards cost",
+        "",
+        *(__doc__ or "").split("\n\n")[2].strip().split("\n"),
+        "",
+        "| model and ranks | step, ms | check, ms | it says, ms | every N steps | share | it says |",
+        "|---|---|---|---|---|---|---|",
+        *rows,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=60, help="steps of the run in which every second one is checked")
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of the sizes to measure, from 0; default: all")
+    parser.add_argument("--page", type=Path, help="write the page there; default: print it")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, costs = Path(temporary), []
+        corpus = folder / "corpus"
+        source = Path(__file__).resolve().parents[1] / "bigsci_launch"
+        arguments = ["data", "prepare", str(source), "--output", str(corpus), "--vocab-size", "500", "--glob", "*.py"]
+        subprocess.run([sys.executable, "-c", BSL, *arguments], check=True, stdout=subprocess.DEVNULL)
+        for number, size in enumerate(SIZES):
+            (folder / str(number)).mkdir()
+            costs.append(measure(folder / str(number), size, corpus, options.steps))
+            print(row(size, costs[-1]), file=sys.stderr, flush=True)
+        text = page([row(size, cost) for size, cost in zip(SIZES, costs, strict=True)])
+    if options.page:
+        options.page.write_text(text)
+    else:
+        print(text)
+    if any(cost.share > AIM for cost in costs):
+        sys.exit(f"a share is above {AIM:.1%}")
+
+
+if __name__ == "__main__":
+    main()
