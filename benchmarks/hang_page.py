@@ -47,7 +47,8 @@ def write_page(path: Path, rows: Sequence[Row], arguments: Sequence[str]) -> Non
     peers = [PEERS_FROM] if "--peers-from" in arguments else []
     parts = [HEAD.format(arguments=" ".join(shown_arguments(arguments))), *peers, *totals(rows), COLUMNS, *table(rows),
              *misses(rows), *absent()]  # fmt: skip
-    path.write_text("\n".join(part.rstrip("\n") for part in parts) + "\n")
+    lines = ("\n" * part.startswith("## ") + part.rstrip("\n") for part in parts)
+    path.write_text("\n".join(lines) + "\n")
 
 
 def shown_arguments(arguments: Sequence[str]) -> list[str]:
