@@ -5,7 +5,8 @@
 Writes a synthetic job in which one rank left out one collective (see spy_synthetic.py) three times: as pickles of
 torch's flight recorder, which both tools read, and as a bundle of `bsl spy`, with the same collectives and the stacks.
 Each tool runs as a command, from start to end, in turn. torchfrtrace gets the table of groups without which it crashes
-on gloo. Writes a table in Markdown; ends with 1 where a goal is missed: the bundle within 2 s, the right rank named.
+on gloo. Writes a table in Markdown; ends with 1 where a goal is missed: the bundle within 2 s of CPU (what else the
+machine does matters little to that), the right rank named.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def main() -> None:
     if options.output:
         options.output.write_text(text + "\n")
     ours = answers["bsl spy, a bundle"]
-    if not all(answer.is_right for answer in ours) or statistics.median(answer.seconds for answer in ours) > GOAL_S:
+    if not all(answer.is_right for answer in ours) or statistics.median(answer.cpu_s for answer in ours) > GOAL_S:
         sys.exit(1)
 
 
