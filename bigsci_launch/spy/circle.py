@@ -22,9 +22,7 @@ from bigsci_launch.spy.sides import (
     core_of,
     find_roots,
     name_part,
-)
-from bigsci_launch.spy.sides import (
-    sides_of as sides_of,
+    sides_of,
 )
 from bigsci_launch.spy.waits import SETUP_OPERATIONS, WaitGraph, recorded_members
 

@@ -155,3 +155,30 @@ def test_a_job_that_waits_has_no_stacks(fake_slurm: Callable[..., Any]) -> None:
     slurm.answer("squeue", "7|PENDING|me|debug|2||Resources|N/A|N/A|0:00|job|(null)\n")
     with pytest.raises(CollectError, match="job 7 is not running: PENDING"):
         find_target(None, "7")
+
+
+def test_of_local_variables_only_whom_a_communication_is_with_is_kept() -> None:
+    """py-spy lists every variable with its text; none of the others may reach the evidence."""
+
+    def frame(name: str, file: str, **local: str) -> dict[str, Any]:
+        variables = [{"name": key, "addr": 1, "arg": True, "repr": text} for key, text in local.items()]
+        return {"name": name, "filename": file, "line": 5, "locals": variables}
+
+    c10d = "/venv/torch/distributed/distributed_c10d.py"
+    frames = [
+        frame("recv", c10d, src="3", tag="7", group="None", tensor="<Tensor>", group_src="secret"),
+        frame("load", "/src/train.py", src="4", token="1234"),
+    ]
+    threads = [{"os_thread_id": 9, "thread_name": None, "active": False, "owns_gil": False, "frames": frames}]
+    sample = {"mono": 0.0, "state": "S", "dump": json.dumps(threads)}
+    kept = unpack({"ranks": [{"samples": [sample]}]})["ranks"][0]["samples"][0]["stack"]["threads"][0]["frames"]
+    assert kept == [
+        {"function": "recv", "file": c10d, "line": 5, "arguments": {"src": 3, "tag": 7}},
+        {"function": "load", "file": "/src/train.py", "line": 5},
+    ]
+
+
+def test_variables_are_asked_for_only_where_they_say_with_whom(agent: ModuleType) -> None:
+    stacks = sys.modules["node_stacks"]
+    assert stacks.has_partner('{"name": "recv", "filename": "distributed_c10d.py"}')
+    assert not stacks.has_partner('{"name": "all_reduce", "filename": "distributed_c10d.py"}')
