@@ -249,6 +249,7 @@ def notes(loaded: LoadedRun, *, is_local: bool, was_asked: bool) -> list[str]:
         for name, variable in loaded.config.env.items()
         if is_secret_name(name) and variable.value
     ]
+    found += _missing_data(loaded.config)
     if not is_local or loaded.site.is_local:
         return found
     why = "" if was_asked else "there is no sbatch here: "
@@ -256,6 +257,18 @@ def notes(loaded: LoadedRun, *, is_local: bool, was_asked: bool) -> list[str]:
     left_out = [name for name in ("activation", "container") if getattr(loaded.site.config, name)]
     without = f", without the {' and '.join(left_out)} of site {loaded.site.name}" if left_out else ""
     return [*found, f"{why}starting {ranks} ranks on this machine{without}"]
+
+
+def _missing_data(config: RunConfig) -> Iterator[str]:
+    """A warning and no error: a login node need not see what the compute nodes do."""
+    names = () if config.run.command is not None else (f"{config.data.prefix}.bin", f"{config.data.prefix}.idx")
+    for name in names:
+        if not Path(name).exists():
+            yield (
+                f"warning: data.prefix: {name}: no such file seen from here; "
+                f"`bsl data prepare DIR --output {config.data.prefix}` makes a dataset"
+            )
+            return
 
 
 def exit_of(submission: Submission) -> dict[str, Any] | None:

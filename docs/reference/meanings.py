@@ -218,7 +218,13 @@ num_parameters | parameters of the model
 padded_vocab_size | size of the vocabulary as it is laid out
 checkpoint_bytes | size of a checkpoint
 refusal | why the configured layout is refused; null where it is not
-stages[] | {stage, layers, num_transformer_layers, parameters_per_rank, state_bytes_per_rank, micro_batch_milliseconds, need_gib} of the configured layout; the last two null without a GPU
+stages[].stage | number of a stage of the configured layout
+stages[].layers[] | class names of its layers, in order
+stages[].num_transformer_layers | how many of them are transformer layers
+stages[].parameters_per_rank | parameters that one of its ranks holds
+stages[].state_bytes_per_rank | bytes of weights, gradients and optimizer state of such a rank
+stages[].micro_batch_milliseconds | predicted milliseconds of a micro batch, or null without a GPU
+stages[].need_gib | GiB that a rank must have, or null without a GPU
 calibration.is_measured | whether it was fitted to measurements; on a site without GPUs all from here on is missing
 calibration.num_timed_runs | how many of them told a time
 calibration.mean_left_out_error | mean relative error, each predicted from all others
