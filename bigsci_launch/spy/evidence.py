@@ -80,6 +80,8 @@ class Sample:
     threads: tuple[ThreadStack, ...] | None
     why: str | None
     sequences: Mapping[str, int] | None
+    call_name: str = ""
+    """The name of that system call, where it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +321,7 @@ def _parse_sample(document: Mapping[str, Any], previous: Sample | None) -> Sampl
         threads=threads,
         why=document.get("why"),
         sequences=recorder.get("last_sequence"),
+        call_name=still.call_name if still else str(call.get("call") or ""),
     )
 
 

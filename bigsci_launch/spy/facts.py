@@ -31,7 +31,7 @@ def facts_of(seen: RankEvidence, evidence: Evidence) -> tuple[Pair, ...]:
 def _facts(seen: RankEvidence, evidence: Evidence) -> Iterator[Pair]:
     if seen.last is not None:
         yield "state", ", then ".join(dict.fromkeys(_state(sample.state, sample.wchan) for sample in seen.samples))
-        yield "system call", seen.last.system_call or _call_number(seen)
+        yield "system call", seen.last.system_call or _call_words(seen)
         yield "moved", _moved(seen)
         yield "signals", "SIGKILL is pending" if seen.last.kill_pending else ""
         yield "debugger", f"pid {seen.last.tracer_pid}" if seen.last.tracer_pid else ""
@@ -62,7 +62,9 @@ def _state(state: str, wchan: str) -> str:
     return f"{state}, {_STATES.get(state, 'not known')}{where}"
 
 
-def _call_number(seen: RankEvidence) -> str:
+def _call_words(seen: RankEvidence) -> str:
+    if seen.last is not None and seen.last.call_name:
+        return seen.last.call_name
     number = seen.last.call_number if seen.last else None
     return f"number {number}" if number is not None and number >= 0 else ""
 

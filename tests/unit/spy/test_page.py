@@ -180,6 +180,7 @@ def test_the_command_writes_it(tmp_path: Path, synthetic: ModuleType) -> None:
     [
         ({"system_call": {"number": 0, "name": "read", "fd": 5, "target": "pipe:[1]"}}, "system call", "read on fd 5"),
         ({"system_call": {"number": 202}}, "system call", "number 202"),
+        ({"system_call": {"number": 202, "call": "futex"}}, "system call", "futex"),
         ({"tracer_pid": 77}, "debugger", "pid 77"),
         ({"kill_pending": True}, "signals", "SIGKILL is pending"),
         ({"children": [{"pid": 9, "comm": "worker", "state": "T"}]}, "child", "9 (worker): T, stopped"),
