@@ -158,9 +158,10 @@ def _answer_plans(answer: Answer, result: SearchResult, calibration: Calibration
 
 
 def _write_page(answer: Answer, path: Path) -> None:
+    from bigsci_launch.pages import write_page
     from bigsci_launch.plan.page import render_page
 
-    path.write_text(render_page(answer), encoding="utf-8")
+    write_page(path, render_page(answer))
     console.talk(f"wrote {path}")
 
 
