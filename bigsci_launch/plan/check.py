@@ -125,7 +125,7 @@ def _preflight_findings(config: RunConfig) -> list[PricedFinding]:
             "error",
             PP,
             "parallelism.partition_method",
-            f"{refusal.text}; {remedy(config)}",
+            f"{refusal.rule}: {refusal.text}; {remedy(config)}",
             refusal.effect,
         )
         for refusal in preflight(config)

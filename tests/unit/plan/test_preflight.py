@@ -81,6 +81,7 @@ def test_a_tied_norm_without_gradient_on_the_last_stage_is_refused() -> None:
     (finding,) = [found for found in check_plan(config, loaded.site) if found.rule.startswith("preflight")]
     assert (finding.rule, finding.severity) == ("preflight: tied gradients on every holder", "error")
     assert refusal.remedy in finding.text
+    assert finding.text.startswith(f"{refusal.rule}: {refusal.text}; ")
 
 
 def test_one_stage_or_an_untied_output_has_nothing_to_sum() -> None:
