@@ -121,7 +121,7 @@ CASES = [
     of("cancel torn", 2, "job.json: not a JSON document"),
     of("spy ./configs", 2, "configs: not a run directory"),
     of("spy --pid 999999999", 4, "there is no process 999999999"),
-    of("spy --bundle a-file", 4, "a-file: not a bundle"),
+    of("spy --bundle a-file", 2, "a-file: not evidence"),
     of("spy --topology tp=x --pid 1", 2, "--topology"),
     of("diff-weights nowhere nowhere", 4, "nowhere: no such file or folder"),
     of("diff-weights configs configs", 4, "configs: not a checkpoint"),
