@@ -31,7 +31,7 @@ class Stand(Enum):
     JOINING = "no rank reports anything; those that wait for a rendezvous may still poll"
     MOVING = "steps go on"
     LEAVING = "all ranks have struck, and are on their way out"
-    ALL_ENDED = "every rank has ended"
+    ALL_ENDED = "every rank has ended, or of a crash some and the others stay in their wait"
     CULPRIT_ENDED = "the culprit has ended, and every other rank has come to rest"
     OTHERS_ENDED = "every rank but the culprit has ended"
 

@@ -17,6 +17,9 @@ from bigsci_launch.runs.layout import AttemptDir, read_json
 POLL_S = 0.05
 REST_S = 0.4
 """How long nothing may move before a reproduction is taken to be at rest."""
+LEFT_BEHIND_S = 5.0
+"""How long ranks may rest beside those that have crashed before they are taken to stay: gloo now and then leaves one in
+its wait when a peer aborts."""
 NUM_STEPS_AFTER = 3
 """How many steps a rank that goes on must have done since the culprit struck."""
 
@@ -81,7 +84,7 @@ def _stands(job: Job, stand: Stand, moments: Iterator[float]) -> bool:
     rest_s = next(moments)
     struck, ended, everybody = job.struck(), job.ended(), set(range(job.world_size))
     if stand is Stand.ALL_ENDED:
-        return ended == everybody
+        return ended == everybody or (bool(ended) and rest_s >= LEFT_BEHIND_S)
     if stand is Stand.LEAVING:
         return struck == everybody
     if not struck or len(job.pids()) < job.world_size:
