@@ -296,7 +296,7 @@ def report(folder: Path, gigabytes: float, num_rounds: int) -> str:
         *INTRODUCTION.format(size=gigabytes, rounds=num_rounds, cores=os.cpu_count()).split("\n"),
         "",
         f"The machine's load was {load_before:.1f} before and {os.getloadavg()[0]:.1f} after it. "
-        "Where others were at work",
+        "Where others were at work,",
         "the fastest round says what a program needs, the median what it had to wait for.",
         "",
         "Files in the page cache:",

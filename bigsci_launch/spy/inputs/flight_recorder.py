@@ -106,20 +106,28 @@ def rank_of(path: Path) -> int | None:
 def compact(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Recorded collectives as the node agent stores them; point-to-point calls have numbers of their own."""
     collectives = [entry for entry in entries if not entry.get("is_p2p")]
-    tokens: dict[tuple[str, ...], int] = {}
+    calls: dict[tuple[str, ...], int] = {}
     last: dict[str, int] = {}
     stream, unfinished = [], []
     for position, entry in enumerate(collectives):
-        group, description = (str(part) for part in entry["process_group"])
-        operation = str(entry["profiling_name"]).rpartition(":")[2]
-        token = (group, description, operation, str(entry["input_sizes"]), str(entry["input_dtypes"]))
-        stream.append(tokens.setdefault(token, len(tokens)))
-        last[group] = int(entry["collective_seq_id"])
+        group, description = entry["process_group"]
+        sizes, types = str(entry["input_sizes"]), str(entry["input_dtypes"])
+        stream.append(calls.setdefault((group, description, entry["profiling_name"], sizes, types), len(calls)))
+        last[group] = entry["collective_seq_id"]
         if is_open(entry):
             unfinished.append(position)
-    first = int(collectives[0]["record_id"]) if collectives else 0
-    listed = [list(token) for token in tokens]
-    return {"first_record": first, "tokens": listed, "stream": stream, "last_sequence": last, "open": unfinished}
+    return {
+        "first_record": int(collectives[0]["record_id"]) if collectives else 0,
+        "tokens": [as_token(*call) for call in calls],
+        "stream": stream,
+        "last_sequence": {str(group): int(number) for group, number in last.items()},
+        "open": unfinished,
+    }
+
+
+def as_token(group: object, description: object, profiling_name: object, sizes: str, types: str) -> list[str]:
+    """What a bundle holds of a recorded call; `gloo:all_reduce` is the operation `all_reduce`."""
+    return [str(group), str(description), str(profiling_name).rpartition(":")[2], sizes, types]
 
 
 def is_open(entry: Mapping[str, Any]) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from bigsci_launch.spy.inputs.pyspy_text import read_pyspy_text
 from bigsci_launch.spy.inputs.reading import Damaged, Found, NotThis, Reading
 
 MAX_FILE_BYTES = 1 << 28
+PARALLEL_BYTES = 1 << 25
+"""So much is read by one process in half a second."""
 KINDS = "a bundle of `bsl spy`, text of `py-spy dump`, torch's flight recorder, or the JSON of ncclras"
 HINT = f"--bundle reads {KINDS}: files, or one folder of them"
 
@@ -58,10 +62,19 @@ def read_path(path: Path) -> list[Found]:
             raise EvidenceError(f"{path}: not evidence", hint=HINT)
         return [found]
     files = sorted(file for file in path.iterdir() if file.is_file() and file.stat().st_size <= MAX_FILE_BYTES)
-    all_found = [found for file in files if (found := read_file(file)) is not None]
+    all_found = [found for found in read_files(files) if found is not None]
     if not all_found:
         raise EvidenceError(f"{path}: not a bundle of `bsl spy`, and no file in it is evidence", hint=HINT)
     return all_found
+
+
+def read_files(files: Sequence[Path]) -> list[Found | None]:
+    """What each file says; where there is much to read, on all cores."""
+    if sum(file.stat().st_size for file in files) < PARALLEL_BYTES:
+        return [read_file(file) for file in files]
+    # What a dump unfolds to is no garbage: to search it for some costs a third of the time.
+    with ProcessPoolExecutor(initializer=gc.disable) as readers:
+        return list(readers.map(read_file, files, chunksize=4))
 
 
 def read_file(path: Path) -> Found | None:

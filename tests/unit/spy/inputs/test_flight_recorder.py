@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 from bigsci_launch.errors import EvidenceError
 from bigsci_launch.spy.inputs.flight_recorder import rank_of
-from bigsci_launch.spy.inputs.gather import open_evidence
+from bigsci_launch.spy.inputs.gather import open_evidence, read_file
+from bigsci_launch.spy.inputs.reading import Found
 
 
 def entry(number: int, *, retired: bool = True, operation: str = "all_reduce", **more: Any) -> dict[str, Any]:
@@ -103,6 +105,33 @@ def damaged(change: str) -> bytes:
         document["entries"] = ["all_reduce"]
     data = pickle.dumps(document, protocol=2)
     return data[: len(data) // 2] if change == "torn" else data
+
+
+@pytest.mark.parametrize("damage", [None, "torn"])
+def test_much_is_read_by_several_processes_to_the_same_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str | None
+) -> None:
+    for rank in range(9):
+        (tmp_path / f"rank{rank}.pkl").write_bytes(pickle.dumps(dump(entry(0), entry(1, retired=rank == 4))))
+    if damage:
+        (tmp_path / "rank7.pkl").write_bytes(damaged(damage))
+    alone = outcome(tmp_path)
+    monkeypatch.setattr("bigsci_launch.spy.inputs.gather.PARALLEL_BYTES", 0)
+    monkeypatch.setattr("bigsci_launch.spy.inputs.gather.read_file", partial(in_another_process, os.getpid()))
+    assert outcome(tmp_path) == alone
+
+
+def in_another_process(pid: int, path: Path) -> Found | None:
+    assert os.getpid() != pid
+    return read_file(path)
+
+
+def outcome(folder: Path) -> object:
+    """The bundle of a folder, or its error."""
+    try:
+        return open_evidence([folder])
+    except EvidenceError as error:
+        return error.message, error.hint
 
 
 @pytest.mark.parametrize("change", ["torn", "no entries", "entry without a number", "entries of text"])
