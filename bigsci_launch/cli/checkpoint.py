@@ -24,7 +24,7 @@ STEP = click.option("--step", type=click.IntRange(min=0), help="The step of the 
 
 @click.group(epilog="Example: bsl checkpoint list demo")
 def checkpoint() -> None:
-    """List, verify, pin, prune and convert the checkpoints of a run."""
+    """List, verify, pin, prune and convert checkpoints."""
 
 
 @checkpoint.command(
