@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from bigsci_launch.spy.evidence import Child, Evidence, RankEvidence
+from bigsci_launch.spy.groups import group_kind
 from bigsci_launch.spy.motion import cpu_share
+from bigsci_launch.spy.recorder import Recorder, Token
 from bigsci_launch.spy.surroundings import Socket
 
 Pair = tuple[str, str]
@@ -41,25 +43,37 @@ def _facts(seen: RankEvidence, evidence: Evidence) -> Iterator[Pair]:
     yield from (("lock", str(lock)) for lock in evidence.locks if lock.node == seen.node and seen.pid in lock.waiters)
     if seen.memory_events is not None and seen.memory_events.num_kills:
         yield "memory", f"the kernel killed {seen.memory_events.num_kills} processes of its group for lack of it"
-    yield from _records(seen)
+    yield from _records(seen, evidence)
 
 
-def _records(seen: RankEvidence) -> Iterator[Pair]:
+def _records(seen: RankEvidence, evidence: Evidence) -> Iterator[Pair]:
     """What the run and torch wrote down."""
     if seen.heartbeat is not None:
         yield "last record", f"{seen.heartbeat.phase}, step {seen.heartbeat.step}"
     yield "failed with", str(seen.failure or seen.error or "")
     yield "ended", str(seen.exit or "")
     if seen.recorder is not None:
-        numbers = ", ".join(f"{group}: {number}" for group, number in sorted(seen.recorder.last_sequence.items()))
-        yield "newest collectives", f"{numbers} (group: number)"
+        names = {group: _group_name(group, seen.recorder, evidence) for group in seen.recorder.last_sequence}
+        numbers = sorted((names[group], number) for group, number in seen.recorder.last_sequence.items())
+        yield "newest collectives", ", ".join(f"{name}: number {number}" for name, number in numbers)
         for call in seen.recorder.open_calls[-MAX_ROWS:]:
-            yield "not finished", f"{call} of group {call.token.group}, {call.token.sizes} {call.token.types}"
+            yield "not finished", f"{call} of {names[call.token.group]}, {_tensors(call.token)}"
+
+
+def _group_name(group: str, recorder: Recorder, evidence: Evidence) -> str:
+    """`world`, `tp (group 3)`: torch's own name stays, because two groups may have the same members."""
+    kind = group_kind(recorder.members.get(group, ()), evidence.world_size, evidence.topology)
+    return "world" if kind == "world" else f"{kind} (group {group})" if kind else f"group {group}"
+
+
+def _tensors(token: Token) -> str:
+    """`Float [16384]`, from what torch writes as `['Float']` and `[[16384]]`."""
+    return f"{token.types[1:-1]} {token.sizes[1:-1]}".replace("'", "")
 
 
 def _state(state: str, wchan: str) -> str:
     where = f" in {wchan}" if wchan.strip("0") else ""
-    return f"{state}, {_STATES.get(state, 'not known')}{where}"
+    return f"{state}, {_STATES[state]}{where}" if state in _STATES else f"not known{where}"
 
 
 def _call_words(seen: RankEvidence) -> str:

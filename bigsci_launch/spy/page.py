@@ -230,5 +230,6 @@ class _WaitWords:
         if rank in self._graph.waits:
             found = self._said[id(self._graph.blockers[rank])]
         if rank in self._awaited:
-            found = (*found, ("awaited by", f"{self._awaited[rank]} of the ranks that wait"))
+            count = self._awaited[rank]
+            found = (*found, ("awaited by", f"{count} {'rank' if count == 1 else 'ranks'} directly"))
         return found
