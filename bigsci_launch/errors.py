@@ -10,7 +10,7 @@
         JobNotFound              3   neither squeue nor sacct knows the job
       ClusterError               3   the mini cluster could not be started or stopped
       CollectError               4   no rank could be read at all
-      CheckpointError            4   a checkpoint or a weight dump cannot be read
+      CheckpointError            4   a checkpoint, a weight dump or a log beside them cannot be read
       EvidenceError              2   what was given as evidence of a hang is none, or is damaged
       LabError                   2   a hang cannot be reproduced: the name, the ranks or this machine
       DataError                  2   a corpus or an indexed dataset is missing or broken
@@ -136,6 +136,6 @@ class CollectError(BslError):
 
 
 class CheckpointError(BslError):
-    """A checkpoint or a weight dump is missing, truncated or inconsistent."""
+    """A checkpoint, a weight dump or a log beside them is missing, truncated or inconsistent."""
 
     exit_code = 4

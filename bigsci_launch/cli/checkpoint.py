@@ -184,9 +184,9 @@ def _follow(process: subprocess.Popen[str], advance: Callable[[int, str], None])
 
 def _folder(run: str | None, step: int | None) -> Path:
     """The folder of the checkpoint that a command means: RUN may be that folder itself."""
-    from bigsci_launch.runs.checkpoints import record_path
+    from bigsci_launch.runs.checkpoints import is_checkpoint_name, record_path
 
-    if run is not None and record_path(Path(run)).is_file():
+    if run is not None and (record_path(Path(run)).is_file() or is_checkpoint_name(Path(run))):
         return Path(run)
     return _one(run, step).folder
 

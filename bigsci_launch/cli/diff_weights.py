@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from bigsci_launch.weights.seam import Seam
     from bigsci_launch.weights.sources import Weights
 
-PATH = click.Path(path_type=Path)
+# What cannot be read is told with exit code 4, by what reads it.
+PATH = click.Path(path_type=Path, readable=False)
 
 
 @click.command("diff-weights", short_help="Compare weights tensor by tensor and bit by bit.")
@@ -116,7 +118,9 @@ def _weights_folder(path: Path) -> Path:
     from bigsci_launch.runs.layout import RunDir
 
     run = RunDir(path)
-    return run.checkpoints if run.record.is_file() else path
+    with suppress(PermissionError):
+        return run.checkpoints if run.record.is_file() else path
+    return path
 
 
 def _with_checkpoint(weights: Weights) -> Weights:

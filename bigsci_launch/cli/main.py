@@ -45,6 +45,14 @@ class Boundary(click.Group):
             # The reader went away (`bsl logs | head`): not an error, but Python must not complain at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(141)
+        except OSError as error:
+            # A file of somebody else, a full disk: what the system said, and no traceback.
+            if os.environ.get("BSL_DEBUG") == "1":
+                raise
+            where = "" if error.filename is None else f"{error.filename}: "
+            click.echo(f"error: {where}{(error.strerror or str(error)).lower()}", err=True)
+            click.echo("hint: BSL_DEBUG=1 shows what was being done", err=True)
+            ctx.exit(BslError.exit_code)
 
 
 def error_text(error: BslError) -> str:

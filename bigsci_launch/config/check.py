@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bigsci_launch.config.problems import closest
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema import ModelSection, RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.units import format_slurm_duration, parse_slurm_duration
 
@@ -137,6 +137,29 @@ def check_partition_method(config: RunConfig, site: Site) -> Iterator[Finding]:
         re.compile(pattern)
     except re.error as problem:
         yield error("partition_method", key, "", f"{pattern!r} is no regular expression: {problem}")
+        return
+    if name == "type" and config.run.command is None:
+        yield from _check_pattern_matches(config, method.split(":")[1])
+
+
+def layer_names(model: ModelSection) -> tuple[str, ...]:
+    """Class names of `bsl train`'s pipeline layers, in their order, repeated ones once."""
+    return (
+        "VocabularyEmbedding",
+        *(["LearnedPositions"] if model.positions == "learned" else []),
+        *(["InputNorm"] if model.embedding_norm else []),
+        "TransformerLayer",
+        "FinalNorm",
+        *([] if model.tied_embeddings else ["OutputEmbedding"]),
+    )
+
+
+def _check_pattern_matches(config: RunConfig, pattern: str) -> Iterator[Finding]:
+    """`type:REGEX` matches a layer; DeepSpeed would cut by weights that are all zero."""
+    names = layer_names(config.model)
+    if not any(re.search(pattern, name, re.IGNORECASE) for name in names):
+        text = f"{pattern!r} matches no layer: there are {', '.join(names)}"
+        yield error("partition_method", "parallelism.partition_method", "", text)
 
 
 def _check_counts(config: RunConfig, counts: str) -> Iterator[Finding]:

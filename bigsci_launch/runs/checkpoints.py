@@ -102,6 +102,11 @@ def _shown(value: Any) -> str:
     return "absent" if value is None else str(value)
 
 
+def is_checkpoint_name(path: Path) -> bool:
+    """Whether the folder `path` is called as a checkpoint is, whatever it holds."""
+    return _step_of(path.name) is not None and path.is_dir()
+
+
 def record_path(folder: Path) -> Path:
     """The file that describes the checkpoint in `folder`."""
     return folder / "checkpoint.json"
@@ -157,14 +162,23 @@ def require_complete(folder: Path, record: CheckpointRecord) -> None:
     Raises:
         CheckpointError: naming the first that is not.
     """
+    for problem in find_incomplete(folder, record).values():
+        raise CheckpointError(problem, hint=_OTHER_CHECKPOINT)
+
+
+def find_incomplete(folder: Path, record: CheckpointRecord) -> dict[str, str]:
+    """What is wrong with each file, by its name, that is not there or not in its full length."""
+    problems = {}
     for name, size in record.files.items():
         path = folder / name
         try:
             found = path.stat().st_size
         except OSError as error:
-            raise CheckpointError(f"{path}: {error.strerror or error}", hint=_OTHER_CHECKPOINT) from error
+            problems[name] = f"{path}: {error.strerror or error}"
+            continue
         if found != size:
-            raise CheckpointError(f"{path}: {found} bytes, but {size} were saved", hint=_OTHER_CHECKPOINT)
+            problems[name] = f"{path}: {found} bytes, but {size} were saved"
+    return problems
 
 
 def find_checkpoint(load: str, own: CheckpointsDir) -> Path | None:

@@ -20,9 +20,9 @@ from bigsci_launch.runs.checkpoints import (
     CheckpointRecord,
     CheckpointsDir,
     digests_path,
+    find_incomplete,
     read_record,
     record_path,
-    require_complete,
 )
 from bigsci_launch.runs.layout import write_atomically
 
@@ -60,16 +60,26 @@ def find_damage(folder: Path, advance: Advance = no_progress) -> list[str]:
     """
     try:
         record = read_record(folder)
-        require_complete(folder, record)
-        expected = saved_digests(folder, record)
     except CheckpointError as error:
         return [error.message]
-    problems = []
+    problems = find_incomplete(folder, record)
+    try:
+        expected = saved_digests(folder, record)
+    except CheckpointError as error:
+        return [*problems.values()] or [error.message]
     for number, (name, digest) in enumerate(sorted(expected.items())):
         advance(100 * number // len(expected), name)
-        if file_digest(folder / name) != digest:
-            problems.append(f"{folder / name}: its bytes are not those that were saved")
-    return problems
+        if name not in problems and (problem := _find_other_bytes(folder / name, digest)):
+            problems[name] = problem
+    return [*problems.values()]
+
+
+def _find_other_bytes(path: Path, digest: str) -> str | None:
+    """What is wrong with the bytes of a file; None where they are those that were saved."""
+    try:
+        return None if file_digest(path) == digest else f"{path}: its bytes are not those that were saved"
+    except OSError as error:
+        return f"{path}: {error.strerror or error}"
 
 
 def saved_digests(folder: Path, record: CheckpointRecord) -> dict[str, str]:
@@ -147,18 +157,19 @@ def _begun_path(folder: Path) -> Path:
 @contextmanager
 def verifying(folder: Path) -> Iterator[None]:
     """Keep a checkpoint from being deleted while it is verified; one that ends here otherwise stays kept."""
-    # A checkpoint that somebody else saved can be verified too.
-    with suppress(PermissionError):
+    # A checkpoint that somebody else saved, or on a disk that is read only, can be verified too.
+    with suppress(OSError):
         _begun_path(folder).touch()
     yield
-    with suppress(PermissionError):
+    with suppress(OSError):
         _begun_path(folder).unlink(missing_ok=True)
 
 
 def mark_verified(folder: Path) -> None:
-    """Note that the checkpoint was found as it was saved."""
+    """Note that the checkpoint was found as it was saved, where it may be written to."""
     mark = {"schema_version": 1, "time": time.time(), "newest_change": _newest_change(folder)}
-    write_atomically(_mark_path(folder), json.dumps(mark) + "\n")
+    with suppress(OSError):
+        write_atomically(_mark_path(folder), json.dumps(mark) + "\n")
 
 
 def is_verified(folder: Path) -> bool:

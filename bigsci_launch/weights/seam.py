@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.errors import BslError
+from bigsci_launch.errors import BslError, CheckpointError
 from bigsci_launch.weights.comparison import Finding
 from bigsci_launch.weights.tensors import os_reason
 
@@ -89,19 +89,19 @@ def read_log(path: Path) -> dict[int, Iteration]:
     """The steps of a log; where one was printed twice, the later line counts.
 
     Raises:
-        BslError: the file cannot be read, or has no line of a step.
+        CheckpointError: the file cannot be read, or has no line of a step.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise BslError(f"{path}: {os_reason(error)}") from error
+        raise CheckpointError(f"{path}: {os_reason(error)}") from error
     found = {}
     for match in LINE.finditer(text):
         iteration = parse_iteration(int(match[1]), match[2])
         if iteration is not None:
             found[iteration.step] = iteration
     if not found:
-        raise BslError(
+        raise CheckpointError(
             f"{path}: no line of a step in it", hint="it takes lines as `iteration 10/ 20 | ... | lm loss: 3.5E+00 |`"
         )
     return found

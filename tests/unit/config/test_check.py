@@ -109,6 +109,7 @@ FAULT = {"kind": "hang", "rank": 3, "step": 5}
         ({MARGIN: 100}, "warning", "exit_margin", MARGIN, "monitor.save_time_s", "(180 s)"),
         ({LIMIT: "00:06:00"}, "warning", "exit_margin", "monitor.step_time_s", LIMIT, "take 360 s"),
         ({METHOD: "type:tr(ansformer"}, "error", "partition_method", METHOD, "", "no regular expression"),
+        ({METHOD: "type:none:transformer"}, "error", "partition_method", METHOD, "", "'none' matches no layer"),
         ({METHOD: "type:"}, "error", "partition_method", METHOD, "", "type:REGEX"),
         ({METHOD: "tme"}, "error", "partition_method", METHOD, "", "did you mean time?"),
         ({METHOD: "time:2,x"}, "error", "partition_method", METHOD, "", "'2,x' is no list of layers of every stage"),

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from bigsci_launch.config.check import layer_names
 from bigsci_launch.config.guard_schema import FaultSpec
 from bigsci_launch.config.load import load_run
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.plan.check import check_plan
+from bigsci_launch.plan.parameters import ModelShape, pipeline_layers
 from bigsci_launch.plan.preflight import find_stage_refusals, preflight, remedy
 
 DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
@@ -101,3 +103,12 @@ def test_bsl_plan_check_and_submit_refuse_it_too() -> None:
     assert "pipeline_parallel_size to 3" in findings[0].text
     healthy = demo(4, 2)
     assert not [f for f in check_plan(healthy.config, healthy.site) if f.rule.startswith("preflight")]
+
+def test_the_names_that_a_pattern_is_searched_in_are_those_of_the_pipelines_layers() -> None:
+    for positions in ("learned", "rotary", "alibi"):
+        for is_tied in ("true", "false"):
+            for has_norm in ("true", "false"):
+                sizes = (f"positions={positions}", f"tied_embeddings={is_tied}", f"embedding_norm={has_norm}")
+                config = load_run(DEMO, [f"model.{size}" for size in sizes]).config
+                layers = pipeline_layers(ModelShape.of_config(config))
+                assert layer_names(config.model) == tuple(dict.fromkeys(layer.name for layer in layers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from bigsci_launch.runs.checkpoints import (
     commit_checkpoint,
     digests_path,
     list_files,
+    read_record,
+    record_path,
     write_record,
 )
 from bigsci_launch.runs.layout import RunDir
@@ -71,6 +74,42 @@ def test_one_byte_is_found(checkpoints: CheckpointsDir) -> None:
     digests_path(folder, 0).write_text("{}" + " " * (list_files(folder)["digests/rank-0000.digests.json"] - 2))
     shard.write_bytes(content)
     assert "cannot be read" in find_damage(folder)[0]
+
+
+def test_every_file_that_is_wrong_is_named(checkpoints: CheckpointsDir, tmp_path: Path) -> None:
+    folder = save(checkpoints, 10)
+    (folder / "rng_rank_0000.pt").write_bytes(b"1234")
+    shard = folder / SHARD
+    shard.unlink()
+    shard.mkdir()
+    record = read_record(folder)
+    sizes = {**record.files, SHARD: shard.stat().st_size, "rng_rank_0000.pt": 5, "layer_00.pt": 7}
+    write_record(folder, replace(record, files=sizes))
+    problems = find_damage(folder)
+    assert [problem.removeprefix(f"{folder}/") for problem in problems] == [
+        "rng_rank_0000.pt: 4 bytes, but 5 were saved",
+        "layer_00.pt: No such file or directory",
+        f"{SHARD}: Is a directory",
+    ]
+    digests_path(folder, 0).unlink()
+    assert len(find_damage(folder)) == 3
+
+
+def test_half_a_checkpoint_is_no_lost_run(checkpoints: CheckpointsDir) -> None:
+    folder = save(checkpoints, 10)
+    record_path(folder).unlink()
+    result = CliRunner().invoke(bsl, ["checkpoint", "verify", str(folder)])
+    assert (result.exit_code, result.stdout) == (
+        1,
+        f"{folder}: not a checkpoint of `bsl train` (it has no checkpoint.json)\n",
+    )
+
+
+def test_a_checkpoint_that_cannot_be_marked_is_verified_all_the_same(checkpoints: CheckpointsDir) -> None:
+    folder = save(checkpoints, 10)
+    (folder / "verified.json" / "in the way").mkdir(parents=True)
+    result = CliRunner().invoke(bsl, ["checkpoint", "verify", str(folder)])
+    assert (result.exit_code, result.stdout) == (0, "global_step10: as it was saved\n")
 
 
 def test_a_mark_holds_until_a_file_changes(checkpoints: CheckpointsDir) -> None:
