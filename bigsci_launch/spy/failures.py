@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from bigsci_launch.spy.conclusion import Conclusion, Side, State, name_ranks
+from bigsci_launch.spy.conclusion import Conclusion, Side, State, count_ranks, name_ranks
 from bigsci_launch.spy.evidence import Evidence, RankEvidence
+from bigsci_launch.spy.waits import WaitGraph, build_graph
 
 LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken ?pipe|closed by (peer|remote)|remote (process|peer|error)"
@@ -49,6 +50,8 @@ def judge_unaccused(evidence: Evidence, failed: Sequence[RankEvidence]) -> Concl
     first = in_order_of_failure(failed)[0]
     if lost_peer(first):
         return _conclude_lost(evidence, failed)
+    if not any(seen.exit or words_of(seen) for seen in failed):
+        return _judge_silent(evidence, failed, build_graph(evidence))
     if first.exit is None or first.exit.signal != "SIGABRT":
         return None
     words = words_of(first)
@@ -68,6 +71,29 @@ def _conclude_lost(evidence: Evidence, failed: Sequence[RankEvidence]) -> Conclu
         sides=(Side(tuple(ranks), "lost a peer"),),
         evidence=tuple(f"{evidence.name(seen.rank)}: {words_of(seen)[:120]}" for seen in failed[:2]),
         missing=("the first failure: no rank's record or log holds it",),
+    )
+
+
+def _judge_silent(evidence: Evidence, failed: Sequence[RankEvidence], graph: WaitGraph) -> Conclusion | None:
+    """No rank that ended left a record, as in a job that nobody prepared: it may as well have ended with exit code 0.
+
+    A single one is accused if others are in a collective. Of several, nobody knows which was the first.
+    """
+    if len(failed) == 1 and graph.waits:
+        return None
+    ranks = tuple(sorted(seen.rank for seen in failed))
+    num_left, waiting = len(evidence.ranks) - len(ranks), count_ranks(graph.waits)
+    some = name_ranks(ranks) if num_left else f"all {len(ranks)} ranks"
+    who = evidence.name(ranks[0]) if len(ranks) == 1 else some
+    left = f"; {num_left} of {evidence.world_size} ranks still run" if num_left else ""
+    waits = f", {waiting} in a collective" if graph.waits else ", none of them in a collective" if num_left else ""
+    return Conclusion(
+        state=State.CRASHED if graph.waits else State.UNKNOWN,
+        claim=f"{who} {'has' if len(ranks) == 1 else 'have'} ended, and nothing that was read says how{left}{waits}",
+        confidence=0.5 if graph.waits else 0.3,
+        kind="H72" if graph.waits else None,
+        sides=(Side(ranks, "ended"),),
+        missing=("how they ended: see the job's output",),
     )
 
 

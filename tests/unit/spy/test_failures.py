@@ -62,3 +62,29 @@ def test_an_abort_with_words_of_its_own_is_the_cause(make_evidence: MakeEvidence
 def test_a_rank_killed_by_another_signal_is_the_cause(make_evidence: MakeEvidence) -> None:
     exits = [ended(0, 1.0), ended(1, 2.0, "SIGKILL")]
     assert accused(verdict(make_evidence, exits, [raised(0, LOST)])) == [1]
+
+
+REDUCE = "all_reduce@c10d:10 < step@/src/train.py:5"
+
+
+def test_ranks_that_ended_without_a_record_may_have_ended_well(
+    make_evidence: MakeEvidence, make_rank: Callable[..., dict[str, Any]]
+) -> None:
+    """In a job that nobody prepared no exit is recorded: neither a crash nor a culprit can be told from that."""
+    gone = [make_rank(rank, None, state="gone") for rank in range(4)]
+    conclusion = judge(make_evidence(gone))
+    assert (conclusion.state.value, accused(conclusion)) == ("unknown", [])
+    assert conclusion.claim.startswith("all 4 ranks have ended")
+    leaving = [make_rank(rank, "upload@/src/train.py:9") for rank in (1, 2, 3)]
+    assert accused(judge(make_evidence([gone[0], *leaving]))) == []
+
+
+@pytest.mark.parametrize(("dead", "suspects"), [((2,), [2]), ((1, 2), [])])
+def test_a_single_one_is_accused_without_a_record_while_others_wait_in_a_collective(
+    make_evidence: MakeEvidence, make_rank: Callable[..., dict[str, Any]], dead: tuple[int, ...], suspects: list[int]
+) -> None:
+    ranks = [
+        make_rank(rank, None if rank in dead else REDUCE, state="gone" if rank in dead else "S") for rank in range(4)
+    ]
+    conclusion = judge(make_evidence(ranks, topology="dp=4"))
+    assert (conclusion.state.value, accused(conclusion)) == ("crashed", suspects)
