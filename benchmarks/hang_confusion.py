@@ -42,6 +42,8 @@ from bigsci_launch.spy.document import to_document
 from bigsci_launch.spy.verdict import judge as judge_evidence
 
 Row = dict[str, Any]
+KINDS = {None: (True,), "also": (True, False), "only": (False,)}
+"""Whether collectives are recorded, in turn, for each value of `--unprepared`."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -49,7 +51,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--classes", help="H01,H36-lock,...; default: all")
     parser.add_argument("--ranks", default="4,8")
     parser.add_argument("--culprits", default="first,middle,last", help="places, or numbers")
-    parser.add_argument("--unprepared", action="store_true", help="also without recorded collectives")
+    parser.add_argument("--unprepared", nargs="?", const="also", choices=("also", "only"),
+                        help="also, or only, without recorded collectives")  # fmt: skip
     parser.add_argument("--peers", action="store_true", help="also torchfrtrace and TORCH_DISTRIBUTED_DEBUG=DETAIL")
     parser.add_argument("--peers-from", type=Path, help="rows of an earlier series, for what the peers said there")
     parser.add_argument("--results", type=Path, default=Path("hang_confusion.jsonl"))
@@ -137,7 +140,7 @@ def wanted(options: argparse.Namespace) -> Iterator[tuple[Trial, bool]]:
                 print(f"{reproduction.name}: skipped, {reason}")
                 continue
             for culprit in culprits(reproduction, num_ranks, options.culprits.split(",")):
-                for is_prepared in (True, False) if options.unprepared else (True,):
+                for is_prepared in KINDS[options.unprepared]:
                     environment = {} if is_prepared else {"BSL_LAB_RECORDER": "0"}
                     yield Trial(reproduction, num_ranks, culprit, environment), is_prepared
 

@@ -38,7 +38,7 @@ PATHS = (
 )
 NODE = "n0"
 RING = 400
-BUNDLE_NAME = re.compile(r"(\d+)-ranks-culprit-(\d+)-prepared")
+BUNDLE_NAME = re.compile(r"(\d+)-ranks-culprit-(\d+)-(prepared|unprepared)")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -46,13 +46,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("bundles", type=Path)
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--classes", default=".*", help="regular expression of the reproductions to take")
+    parser.add_argument("--unprepared", action="store_true", help="of the runs without recorded collectives")
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse_arguments()
     options.recordings.mkdir(parents=True, exist_ok=True)
-    for name, num_ranks, culprit, folder in choose(options.bundles, re.compile(options.classes)):
+    kind = "unprepared" if options.unprepared else "prepared"
+    for name, num_ranks, culprit, folder in choose(options.bundles, re.compile(options.classes), kind):
         path = options.recordings / f"{name}-{num_ranks}-ranks-culprit-{culprit}.json"
         bundle = read_bundle(folder)
         document = trim(bundle)
@@ -66,12 +68,12 @@ def main() -> None:
         print(f"{path.name}: {path.stat().st_size / 1024:.1f} KiB")
 
 
-def choose(bundles: Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, int, int, Path]]:
+def choose(bundles: Path, wanted: re.Pattern[str], kind: str) -> Iterator[tuple[str, int, int, Path]]:
     """(reproduction, ranks, culprit, folder): one per reproduction and number of ranks, places in turn."""
     for index, folder in enumerate(sorted(each for each in bundles.iterdir() if wanted.fullmatch(each.name))):
         kept: dict[int, list[tuple[int, Path]]] = {}
         for each in folder.iterdir():
-            if match := BUNDLE_NAME.fullmatch(each.name):
+            if (match := BUNDLE_NAME.fullmatch(each.name)) and match[3] == kind:
                 kept.setdefault(int(match[1]), []).append((int(match[2]), each))
         for num_ranks, found in sorted(kept.items()):
             culprit, path = sorted(found)[index % len(found)]

@@ -7,11 +7,13 @@ otherwise, two ends of a message that never meet, two roots of one broadcast.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from bigsci_launch.spy.conclusion import Conclusion, Side, State, name_ranks
 from bigsci_launch.spy.departure import Departures
 from bigsci_launch.spy.evidence import Evidence, RankEvidence
 from bigsci_launch.spy.groups import group_words
+from bigsci_launch.spy.known_frames import bare_name
 from bigsci_launch.spy.waits import SETUP_OPERATIONS, Wait, WaitGraph
 from bigsci_launch.topology import compress_ranks
 
@@ -24,14 +26,30 @@ _AXES = (("pp", "stage"), ("dp", "replica"), ("tp", "tensor-parallel rank"))
 
 def sides_of(graph: WaitGraph, ranks: Sequence[int]) -> tuple[Side, ...]:
     """`ranks` by operation, kind of group and place in the code, the fewest first."""
-    found: dict[tuple[str, str | None, str, int | None], list[Wait]] = {}
+    found: dict[tuple[str, str | None, str, int | None, str], list[Wait]] = {}
     for rank in ranks:
         wait = graph.waits[rank]
         # A few ranks that wait for each other are told one by one, a whole stage that receives is one side.
         partner = wait.partner if len(ranks) <= MAX_TOLD_ALONE else None
-        found.setdefault((wait.operation, wait.kind, str(wait.site or ""), partner), []).append(wait)
-    sides = (Side(tuple(sorted(wait.rank for wait in waits)), _where(waits)) for waits in found.values())
+        found.setdefault((wait.operation, wait.kind, str(wait.site or ""), partner, wait.path), []).append(wait)
+    words = _tell_apart([(_where(waits), waits[0].path) for waits in found.values()])
+    sides = (
+        Side(tuple(sorted(wait.rank for wait in waits)), where)
+        for waits, where in zip(found.values(), words, strict=True)
+    )
     return tuple(sorted(sides, key=lambda side: (len(side.ranks), side.ranks)))
+
+
+def _tell_apart(places: Sequence[tuple[str, str]]) -> list[str]:
+    """The words of places (words, path); where several have the same, with the innermost call that differs."""
+    told = []
+    for words, path in places:
+        calls = path.split(" < ")
+        others = [other.split(" < ") for same, other in places if same == words and other != path]
+        depth = next((depth for depth, call in enumerate(calls) if any(call not in one[depth:] for one in others)), -1)
+        function, _, file = calls[depth].partition(" ")
+        told.append(f"{words}, from {bare_name(function)} ({file.rpartition('/')[2]})" if others and file else words)
+    return told
 
 
 def _where(waits: Sequence[Wait]) -> str:
@@ -211,27 +229,46 @@ def conclude_places(evidence: Evidence, graph: WaitGraph) -> Conclusion:
 
 def find_roots(graph: WaitGraph) -> dict[int, tuple[int, ...]] | None:
     """Ranks by the root that they take a collective to have, for the first that they disagree about."""
-    found: dict[object, dict[int, list[int]]] = {}
+    found: dict[object, dict[int, list[Wait]]] = {}
     for wait in graph.waits.values():
         if wait.root is not None and wait.operation in ROOTED:
             number = (wait.call.token.group, wait.call.sequence) if wait.call else wait.place
-            found.setdefault((number, wait.members), {}).setdefault(wait.root, []).append(wait.rank)
-    split = next((roots for roots in found.values() if len(roots) > 1), None)
-    return {root: tuple(sorted(ranks)) for root, ranks in split.items()} if split else None
+            found.setdefault((number, wait.members), {}).setdefault(wait.root, []).append(wait)
+    split = next((roots for roots in found.values() if len(roots) > 1 and _may_be_one_group(roots)), None)
+    return {root: tuple(sorted(wait.rank for wait in waits)) for root, waits in split.items()} if split else None
+
+
+def _may_be_one_group(roots: Mapping[int, Sequence[Wait]]) -> bool:
+    """Whether waits by their root may be in one group; where it is not known, each root has an own place in it.
+
+    Each of several groups has its own root, which most programs take from the same place in each of them.
+    """
+    if all(wait.members is not None for waits in roots.values() for wait in waits):
+        return True
+    indices = [{wait.root_index for wait in waits} for _, waits in sorted(roots.items())]
+    if any(len(found) > 1 or None in found for found in indices):
+        return False
+    in_order = [found.pop() or 0 for found in indices]
+    return all(one < other for one, other in pairwise(in_order))
 
 
 def conclude_roots(evidence: Evidence, graph: WaitGraph, roots: Mapping[int, tuple[int, ...]]) -> Conclusion:
     by_size = sorted(roots.items(), key=lambda item: (len(item[1]), item[1]))
     what = "; ".join(f"for {name_part(evidence, ranks)} it is rank {root}" for root, ranks in by_size)
     wait = graph.waits[by_size[0][1][0]]
+    is_known = wait.members is not None
+    doubt = "" if is_known else "; if that is one group, it cannot end"
     return Conclusion(
         state=State.HANG,
-        claim=f"the ranks do not agree about the root of {wait}: {what}",
-        confidence=0.8,
+        claim=f"the ranks do not agree about the root of {wait}: {what}{doubt}",
+        confidence=0.8 if is_known else 0.5,
         kind="H06",
         sides=tuple(Side(ranks, f"{wait} with root {root}") for root, ranks in by_size),
         evidence=("the root is an argument of the call in each rank's stack",),
-        missing=("which root is meant: the recorder does not keep it",),
+        missing=(
+            *(() if is_known else (f"over which ranks this {wait.operation} goes",)),
+            "which root is meant: the recorder does not keep it",
+        ),
     )
 
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence import Evidence, RankEvidence
 from bigsci_launch.spy.groups import group_kind, group_members, group_words, smallest_group
-from bigsci_launch.spy.known_frames import POINT_TO_POINT, reach_of
+from bigsci_launch.spy.known_frames import POINT_TO_POINT, operation_of, reach_of
 from bigsci_launch.spy.recorder import Call
 from bigsci_launch.spy.stacks import Frame, ThreadStack
 
 SETUP_OPERATIONS = ("init_process_group", "new_group")
-ROOT_ARGUMENTS = ("src", "dst", "group_src", "group_dst")
+ROOT_INDICES = ("group_src", "group_dst")
+ROOT_ARGUMENTS = ("src", "dst", *ROOT_INDICES)
 DEFAULT_GROUP = "0"
 """Name that torch gives to the group of all ranks."""
 
@@ -26,8 +27,10 @@ DEFAULT_GROUP = "0"
 class Wait:
     """A communication in which a rank stands. `call` is its recorder entry; without one, the stack is the source.
 
-    `members` is None where the group is not known. `partner` and `tag` are those of a point-to-point call, `root` that
-    of a collective that has one, `outer` the call that the program made (`all_gather_object`): where they can be read.
+    `members` is None where the group is not known; then `path` holds the calls that led there, innermost first: one
+    function communicates over several groups for several callers. `partner` and `tag` are those of a point-to-point
+    call, `root` that of a collective that has one (`root_index` its place in the group), `outer` the call that the
+    program made (`all_gather_object`): where they can be read.
     """
 
     rank: int
@@ -40,6 +43,8 @@ class Wait:
     partner: int | None = None
     tag: int | None = None
     root: int | None = None
+    root_index: int | None = None
+    path: str = ""
 
     @property
     def is_point_to_point(self) -> bool:
@@ -48,8 +53,7 @@ class Wait:
     @property
     def place(self) -> tuple[str, str | None, str]:
         """What ranks share that stand in the same communication, as far as a stack tells."""
-        site = f"{self.site.function} {self.site.file}" if self.site and self.members is None else ""
-        return (self.operation, self.kind, site)
+        return (self.operation, self.kind, self.path if self.members is None else "")
 
     def __str__(self) -> str:
         number = f" number {self.call.sequence}" if self.call else ""
@@ -217,6 +221,14 @@ def waits_for_handle(seen: RankEvidence) -> bool:
     return seen.threads is None or seen.last.wchan.startswith("futex")
 
 
+def may_wait_for_handle(seen: RankEvidence) -> bool:
+    """`waits_for_handle` of the thread that decides: where that is not the main thread, it may sleep elsewhere."""
+    thread = seen.thread
+    if seen.last is None or thread is None or thread.tid == seen.pid:
+        return waits_for_handle(seen)
+    return seen.last.thread_waits.get(str(thread.tid), "futex").startswith("futex")
+
+
 def _wait_from_stack(seen: RankEvidence, thread: ThreadStack | None, operation: str | None, evidence: Evidence) -> Wait:
     assert thread is not None and operation is not None
     reaches = (reach_of(frame.function, frame.file, operation) for frame in thread.frames)
@@ -240,6 +252,8 @@ def _wait_from_stack(seen: RankEvidence, thread: ThreadStack | None, operation: 
         partner=partner,
         tag=thread.argument("tag") if operation in POINT_TO_POINT else None,
         root=None if operation in POINT_TO_POINT else thread.argument(*ROOT_ARGUMENTS),
+        root_index=thread.argument(*ROOT_INDICES),
+        path=path_of(thread) if members is None else "",
     )
 
 
@@ -259,7 +273,14 @@ def _wait_from_call(seen: RankEvidence, thread: ThreadStack | None, call: Call, 
         call,
         outer=thread.outer_operation if thread else None,
         root=thread.argument(*ROOT_ARGUMENTS) if thread and thread.operation == call.token.operation else None,
+        path=path_of(thread) if members is None and thread else "",
     )
+
+
+def path_of(thread: ThreadStack) -> str:
+    """The calls that led to a communication, innermost first, without lines: branches of one function may meet."""
+    frames = (frame for frame in thread.named_frames if operation_of(frame.function, frame.file) is None)
+    return " < ".join(f"{frame.function} {frame.file}" for frame in frames)
 
 
 def recorded_members(seen: RankEvidence, group: str, evidence: Evidence) -> tuple[int, ...] | None:

@@ -35,7 +35,7 @@ def test_ranks_that_came_to_a_collective_between_the_looks_get_on(
 def test_ranks_that_waited_in_both_looks_wait(
     make_rank: Callable[..., dict[str, Any]], make_evidence: Callable[..., Evidence]
 ) -> None:
-    ranks = [make_rank(rank, REST if rank == 2 else WAIT, wchan="futex_do_wait") for rank in range(4)]
-    verdict = judge(make_evidence(ranks))
+    waits = [make_rank(rank, WAIT, wchan="futex_do_wait") for rank in (0, 1, 3)]
+    verdict = judge(make_evidence([*waits, make_rank(2, REST, wchan="hrtimer_nanosleep")]))
     assert verdict.state.value == "hang"
     assert [suspect.rank for suspect in verdict.suspects] == [2]

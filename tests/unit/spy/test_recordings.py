@@ -50,7 +50,7 @@ def test_without_a_recorder_nobody_innocent_is_accused(recorded: Recorded, name:
     assert {suspect.rank for suspect in conclusion.suspects} <= set(guilty), conclusion.claim
 
 
-@pytest.mark.parametrize("name", ["loader-2", "spin-0", "gil-1", "stop-1", "thread-1", "dead-1"])
+@pytest.mark.parametrize("name", ["loader-2", "spin-0", "gil-1", "stop-1", "dead-1"])
 def test_a_rank_outside_of_any_collective_is_named_from_stacks_alone(recorded: Recorded, name: str) -> None:
     conclusion = judge(recorded(name, without=("recorder",)))
     assert [suspect.rank for suspect in conclusion.suspects] == VERDICTS[name][2]

@@ -162,6 +162,49 @@ def test_known_stalls(make_evidence: MakeEvidence, make_rank: MakeRank, stack: s
     assert (conclusion.kind, suspects(conclusion)) == (kind, [1])
 
 
+@pytest.mark.parametrize("topology", [None, "tp=2,dp=2", "dp=4"])
+def test_the_victim_of_an_asynchronous_collective_is_not_accused(
+    make_evidence: MakeEvidence, make_rank: MakeRank, topology: str | None
+) -> None:
+    """Rank 0 stands in `Work.wait()`, which shows no frame; rank 2 has left out the collective and gone on."""
+    handle = make_rank(0, "optimizer_step@/src/loop.py:7 < step@/src/loop.py:4")
+    conclusion = judge(make_evidence([handle, *waiting(make_rank, range(1, 4))], topology))
+    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("hang", None, [])
+    assert conclusion.sides[-1].ranks == (0,)
+    assert conclusion.next == ("py-spy dump --native --pid 100  # on n0",)
+
+
+def test_one_of_several_that_sleep_is_accused_where_the_kernel_says_why(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    handle = make_rank(0, "optimizer_step@/src/loop.py:7 < step@/src/loop.py:4")
+    ranks = [handle, make_rank(1, LOADER, **SLEEPING), *waiting(make_rank, range(2, 4))]
+    assert suspects(judge(make_evidence(ranks))) == [1]
+
+
+@pytest.mark.parametrize(("wait", "accused"), [("hrtimer_nanosleep", [3]), ("futex_do_wait", [])])
+def test_what_counts_is_the_wait_of_the_thread_that_decides(
+    make_evidence: MakeEvidence, make_rank: MakeRank, wait: str, accused: list[int]
+) -> None:
+    """The main thread joins another one, which the culprit's sleeps in and a victim's waits for a handle in."""
+    ranks = [*waiting(make_rank, range(3)), make_rank(3, "join@/usr/lib/python3.11/threading.py:1 < step@/src/a.py:2")]
+    thread = {"tid": 999, "name": "autograd-0", "active": False, "owns_gil": False}
+    frames = [{"function": "hook", "file": "/src/loop.py", "line": 3}]
+    for sample in ranks[3]["samples"]:
+        sample["stack"]["threads"].append({**thread, "frames": frames})
+        sample.update(children=[], thread_waits={wait: [999]})
+    assert suspects(judge(make_evidence(ranks))) == accused
+
+
+def test_one_of_many_that_sleep_at_another_line_may_be_a_victim(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    """No stack shows a collective: all wait for handles. The odd one is not accused for that."""
+    stacks = ["backward@/src/loop.py:3", *["optimizer_step@/src/loop.py:7"] * 7]
+    conclusion = judge(make_evidence([make_rank(rank, stack) for rank, stack in enumerate(stacks)]))
+    assert (conclusion.state.value, suspects(conclusion)) == ("unknown", [])
+
+
 def exits(*codes: int | str | None, told: tuple[int, ...] = ()) -> list[dict[str, Any]]:
     """Exit records in the order in which ranks ended."""
     records = []

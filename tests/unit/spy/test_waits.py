@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bigsci_launch.spy.evidence import Evidence
+from bigsci_launch.spy.verdict import judge
 from bigsci_launch.spy.waits import build_graph
 
 MakeRank = Callable[..., dict[str, Any]]
@@ -55,6 +56,19 @@ def test_without_a_topology_everyone_elsewhere_may_be_missing(make_evidence: Mak
     graph = graph_of(make_evidence, make_rank, [WORLD, WORLD, LOADER], None)
     assert graph.blockers == {0: {2}, 1: {2}}
     assert not graph.is_certain
+
+
+def test_one_helper_called_from_two_places_is_not_one_collective(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    """The groups are not known: who calls the helper for another reason has not come to the same collective."""
+    helper = "all_reduce@c10d:1 < reduce@/src/comm.py:5"
+    stacks = [f"{helper} < forward@/src/a.py:1", f"{helper} < backward@/src/a.py:9", f"{helper} < forward@/src/a.py:2"]
+    graph = graph_of(make_evidence, make_rank, stacks, None)
+    assert graph.blockers == {0: {1}, 1: {0, 2}, 2: {1}}
+    conclusion = judge(make_evidence([make_rank(rank, stack) for rank, stack in enumerate(stacks)]))
+    assert (conclusion.kind, conclusion.suspects) == (None, ())
+    assert "ranks 0,2 in all_reduce at reduce (comm.py:5), from forward (a.py)" in conclusion.claim
 
 
 def test_the_recorder_knows_who_has_come_and_gone(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
