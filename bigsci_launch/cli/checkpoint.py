@@ -34,13 +34,15 @@ def checkpoint() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def list_(run: str | None, as_json: bool) -> None:
     """List the checkpoints of RUN (a name or a directory; default: the run submitted last), oldest first."""
+    from bigsci_launch.units import format_bytes
+
     states = _states(run)
     if as_json:
         console.answer_json({"schema_version": 1, "checkpoints": [state.document for state in states]})
         return
     for state in states:
         marks = [name for name in ("latest", "pinned", "verified", "half_verified") if state.document[name]]
-        size = "unreadable" if state.bytes is None else _size(state.bytes)
+        size = "unreadable" if state.bytes is None else format_bytes(state.bytes)
         console.answer(f"{state.folder.name:<20} {size:>14}  {' '.join(marks).replace('_', ' ')}".rstrip())
 
 
@@ -128,6 +130,7 @@ def convert(
     from bigsci_launch.plan.conversion import plan_conversion, require_room, saved_topology
     from bigsci_launch.runs.checkpoints import read_record
     from bigsci_launch.topology import Topology
+    from bigsci_launch.units import format_bytes
 
     folder = _folder(run, step)
     saved = saved_topology(read_record(folder))
@@ -136,7 +139,8 @@ def convert(
         console.talk(f"{folder.name}: {line}")
     require_room(conversion, output)
     if dry_run:
-        console.answer(f"would write {output / folder.name}, about {_size(sum(conversion.before.files.values()))}")
+        size = format_bytes(sum(conversion.before.files.values()))
+        console.answer(f"would write {output / folder.name}, about {size}")
         return
     _require_sound(folder)
     console.answer(f"wrote {_convert(conversion, output)}")
@@ -189,10 +193,6 @@ def _folder(run: str | None, step: int | None) -> Path:
     if run is not None and (record_path(Path(run)).is_file() or is_checkpoint_name(Path(run))):
         return Path(run)
     return _one(run, step).folder
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.1f} MiB"
 
 
 def _states(run: str | None) -> list[CheckpointState]:

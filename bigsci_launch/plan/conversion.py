@@ -30,6 +30,7 @@ from bigsci_launch.runs.checkpoints import (
 )
 from bigsci_launch.runs.resume import describe_run
 from bigsci_launch.topology import Topology
+from bigsci_launch.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,6 @@ def require_room(conversion: Conversion, output: Path) -> None:
     free = shutil.disk_usage(there).free
     if free < needed:
         raise CheckpointError(
-            f"{there}: {free / 2**30:.1f} GiB are free, but the result may take {needed / 2**30:.1f} GiB",
+            f"{there}: {format_bytes(free)} are free, but the result may take {format_bytes(needed)}",
             hint="choose a folder on another disk with -o",
         )

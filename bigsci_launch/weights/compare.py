@@ -161,7 +161,8 @@ def _ahead(
     """Bundles in order with their outcomes, while the threads compare those that follow."""
     waiting: deque[tuple[Bundle, list[Future[list[_Compared]]]]] = deque()
     for bundle in found:
-        pairs = [pair for pair in bundle.pairs if selection.takes(_either(pair).name)]
+        tensors = ((pair, _either(pair)) for pair in bundle.pairs)
+        pairs = [pair for pair, tensor in tensors if selection.takes(tensor.name, tensor.role)]
         waiting.append((bundle, [pool.submit(_compare_batch, batch, files) for batch in _batches(pairs)]))
         if len(waiting) >= MAX_AHEAD:
             yield _outcome(*waiting.popleft())

@@ -19,6 +19,11 @@ if TYPE_CHECKING:  # numpy is loaded only once something differs
 Kind = Literal["value", "bits", "missing", "extra", "shape", "dtype", "nan"]
 
 
+def title_of(name: str, role: Role) -> str:
+    """A tensor as the answer calls it: `layer.weight`, `layer.weight exp_avg`."""
+    return name if role in ("weight", "other") else f"{name} {role}"
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One tensor at one place that is not the same on both sides.
@@ -41,7 +46,7 @@ class Difference:
     @property
     def title(self) -> str:
         """The tensor's name, and what of it: `layer.weight`, `layer.weight exp_avg`."""
-        named = self.name if self.role in ("weight", "other") else f"{self.name} {self.role}"
+        named = title_of(self.name, self.role)
         return f"{named} ({self.relation})" if self.relation else named
 
 
@@ -58,15 +63,20 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which tensors are compared: those that match one of `include` (all, if empty) and none of `exclude`."""
+    """Which tensors are compared: those that match one of `include` (all, if empty) and none of `exclude`.
+
+    Masters and moments have two names to be found by: the parameter's, and the one that the answer shows
+    (`layer.weight exp_avg`).
+    """
 
     include: tuple[re.Pattern[str], ...] = ()
     exclude: tuple[re.Pattern[str], ...] = ()
 
-    def takes(self, name: str) -> bool:
-        if any(pattern.search(name) for pattern in self.exclude):
+    def takes(self, name: str, role: Role = "weight") -> bool:
+        names = (name, title_of(name, role))
+        if any(pattern.search(text) for pattern in self.exclude for text in names):
             return False
-        return not self.include or any(pattern.search(name) for pattern in self.include)
+        return not self.include or any(pattern.search(text) for pattern in self.include for text in names)
 
 
 def parse_selection(include: Sequence[str], exclude: Sequence[str]) -> Selection:

@@ -65,7 +65,7 @@ def hold(weights: Weights, selection: Selection = EVERYTHING, advance: Advance =
         except UnreadableFile as error:
             unreadable.append(Unreadable(error.path, error.why))
             continue
-        tensors += (tensor for tensor in contents.tensors if selection.takes(tensor.name))
+        tensors += (tensor for tensor in contents.tensors if selection.takes(tensor.name, tensor.role))
         if contents.groups:
             groups[source.place] = contents.groups
         advance(done + 1, source.label)

@@ -69,7 +69,7 @@ def _all_on(comparison: Comparison) -> str:
     everywhere = {place for held in comparison.places.values() for place in held}
     if is_product(places, holders):
         where = describe_places(places, holders, everywhere)
-        return f", all on {where}" if where else ""
+        return f", {'' if where.startswith('every ') else 'all '}on {where}" if where else ""
     within = describe_range(places, everywhere)
     return f", all within {within}" if within else ""
 

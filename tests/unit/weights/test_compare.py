@@ -118,6 +118,23 @@ def test_one_tp_rank_apart_is_named(tmp_path: Path, save_arrays: Any, diff: Any)
     assert "w differs on tp 1 only (tp 1, every pp and dp)" in answer.text
 
 
+def test_masters_and_moments_can_be_left_out_by_the_names_that_the_answer_shows(
+    tmp_path: Path, tiny: Any, diff: Any
+) -> None:
+    tiny().write(tmp_path / "a")
+    other = tiny()
+    for params in other.state.values():
+        for roles in params.values():
+            roles["exp_avg"] *= 1.5
+    other.write(tmp_path / "b")
+    paths = (tmp_path / "a", tmp_path / "b")
+    answer = diff(*paths)
+    assert answer.code == 1 and "differ, on every pp and tp" in answer.text.splitlines()[0]
+    assert diff(*paths, "--exclude", "exp_avg$").code == 0
+    document = diff(*paths, "--include", "exp_avg", "--json").document
+    assert {entry["role"] for entry in document["different"]} == {"exp_avg"}
+
+
 def test_a_restarted_and_a_lost_optimizer_are_named(tmp_path: Path, tiny: Any, diff: Any) -> None:
     tiny().write(tmp_path / "a")
     restarted = tiny(optimizer_step=1.0)
