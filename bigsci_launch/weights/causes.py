@@ -2,7 +2,7 @@
 
 Copies that must stay equal see the same gradients, so their moments are equal. Where they are not, the first moments'
 angle and the lengths of both say what happened to the gradients (thresholds from defects made on purpose: not reduced,
-cosine -0.01 to 0.14; clipped on one side, cosine 0.92 to 0.99 with |v| going as the square of |m|).
+cosine -0.01 to 0.14; clipped on one side, cosine 0.92 to 0.99, |m| and |v| both longer).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SAME_DIRECTION = 0.7
 # Clipping changes its factor from step to step; one factor for all steps keeps the direction exactly.
 EXACT_DIRECTION = 0.9995
 SAME_LENGTH = 0.1
-# How far |v| may be from the square of |m|. Both are averages, over other spans of steps; gradients that shrink while a
-# run warms up put |v| far above the square, for |v| remembers them longer.
-SQUARE_FACTOR = 8.0
+# How far |v| may be from the square of |m| under one factor for all steps. Clipping has no such bound: its factor is
+# largest where gradients are, and |v| remembers those of a warm-up long after |m| has forgotten them (180 for 3.6).
+SQUARE_FACTOR = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ def cause_of_drift(
         return Cause("set apart", "equal moments: the weights alone were set apart, at load or at the start")
     cosine, ratio, ratio_of_squares = first.cosine or 0.0, first.norm_ratio or 0.0, second.norm_ratio or 0.0
     lengths = f"cos {cosine:.2f}, |m| x{ratio:.2g}, |v| x{ratio_of_squares:.2g}"
-    is_longer = abs(ratio - 1) > SAME_LENGTH and _is_square(ratio, ratio_of_squares)
-    if is_longer and cosine > EXACT_DIRECTION:
+    is_other_length = abs(ratio - 1) > SAME_LENGTH
+    if is_other_length and cosine > EXACT_DIRECTION and _is_square(ratio, ratio_of_squares):
         return Cause("scaled", f"the same gradients times {ratio:.3g} on {at[1]} ({lengths})")
     # Clipping knows no tp: partial gradients that were never summed can point the same way.
     if axis == "tp" or cosine < SAME_DIRECTION:
         return Cause("not reduced", f"different gradients (cos {cosine:.2f}): not reduced over {axis}")
-    if is_longer:
+    if is_other_length and (ratio > 1) == (ratio_of_squares > 1):
         clipped, free = at if ratio > 1 else at[::-1]
         words = f"same direction, other length ({lengths}): one copy was clipped ({clipped}), the other not ({free})"
         return Cause("clipped on one side", words)

@@ -59,13 +59,14 @@ def test_tied_gradients_that_are_not_reduced(tmp_path: Path, tiny: Any, diff: An
     assert {entry["coordinate"]["pp"] for entry in document["different"]} == {1}
 
 
-def test_clipping_on_one_side(tmp_path: Path, tiny: Any, diff: Any) -> None:
+@pytest.mark.parametrize("squared", [10, 180])
+def test_clipping_on_one_side(tmp_path: Path, tiny: Any, diff: Any, squared: float) -> None:
     checkpoint = tiny()
 
     def unclipped(roles: dict[str, torch.Tensor]) -> None:
         roles["fp32"] += 0.1
         roles["exp_avg"] *= 3 + 0.5 * torch.rand(roles["exp_avg"].shape, generator=torch.Generator().manual_seed(1))
-        roles["exp_avg_sq"] *= 10
+        roles["exp_avg_sq"] *= squared
 
     set_apart(checkpoint, TIED, unclipped, pp=1)
     checkpoint.write(tmp_path)

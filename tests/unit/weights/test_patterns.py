@@ -24,15 +24,18 @@ def likely(diff: Any, a: Path, b: Path) -> dict[str, str | None]:
 def test_a_scaling_is_told_from_a_drift(tmp_path: Path, diff: Any, save_arrays: Any) -> None:
     base = torch.randn(500, generator=torch.Generator().manual_seed(0))
     noise = torch.randn(500, generator=torch.Generator().manual_seed(1))
-    a = {name: base.bfloat16() for name in ("half", "minus", "drift", "nearly")}
+    young_norm = 1 + 0.001 * base
+    a = {name: base.bfloat16() for name in ("half", "minus", "drift", "nearly")} | {"trained": young_norm}
     b = {
         "half": (base * 0.5).bfloat16(),
         "minus": (base * -3).bfloat16(),
         "drift": (base * 0.5 + 0.1 * noise).bfloat16(),
         "nearly": (base * 1.005).bfloat16(),
+        "trained": young_norm + 0.006 + 0.0003 * noise,
     }
     found = likely(diff, save_arrays(tmp_path / "a.safetensors", a), save_arrays(tmp_path / "b.safetensors", b))
-    assert found == {"half": "scaled by a constant", "minus": "scaled by a constant", "drift": None, "nearly": None}
+    scaled = {"half": "scaled by a constant", "minus": "scaled by a constant"}
+    assert found == {**scaled, "drift": None, "nearly": None, "trained": None}
 
 
 @pytest.mark.parametrize(("factor", "words"), [(0.5, "about 1/2"), (0.25, "about 1/4"), (4.0, "about 4 times")])
