@@ -101,7 +101,17 @@ def go_wrong() -> None:
         leave_loop()
     elif CASE == "thread":
         step_in_thread()
+    elif CASE == "async":
+        reduce_behind_the_back()
     train_step()
+
+
+def reduce_behind_the_back() -> None:
+    """An asynchronous collective that the culprit leaves out: the rank that waits for its end is its victim."""
+    handle = dist.all_reduce(x, group=DP, async_op=True) if not IS_CULPRIT else None
+    if handle is not None:
+        handle.wait()
+    leave_loop()
 
 
 def step_in_thread() -> None:

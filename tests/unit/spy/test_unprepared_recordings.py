@@ -22,6 +22,7 @@ VERDICTS: dict[str, tuple[str, str | None, list[int]]] = {
     "H07-4-ranks-culprit-3": ("hang", None, []),
     "H10-4-ranks-culprit-0": ("hang", None, []),
     "H17-4-ranks-culprit-3": ("hang", "H31", [3]),
+    "async-4-ranks-culprit-0": ("hang", None, []),
 }
 """State, class and suspects."""
 
@@ -64,3 +65,10 @@ def test_one_helper_in_two_groups_is_no_fault_of_the_network() -> None:
 def test_two_groups_with_a_root_each_do_not_disagree() -> None:
     """H10: in two groups of two, each has its own root; the other member of each is elsewhere."""
     assert "root" not in judged("H10-4-ranks-culprit-0").claim
+
+
+def test_who_waits_for_an_asynchronous_collective_is_shown_and_not_accused() -> None:
+    """Rank 0 left the collective out; its peer, rank 2, stands in `Work.wait()`, as no other rank does."""
+    conclusion = judged("async-4-ranks-culprit-0")
+    assert conclusion.claim.startswith("rank 2 (n0, dp1 pp0 tp0) sleeps in no collective that a stack shows")
+    assert [side.ranks for side in conclusion.sides] == [(0, 1, 3), (2,)]
