@@ -103,9 +103,12 @@ def check_plan(
     limits, used = limits_of(config, site), calibration or calibration_of(site)
     refusal = find_refusal(setup, limits)
     refused = _preflight_findings(config)
+    if refusal and refusal.rule.name == "empty stage":
+        # The pre-flight says the same of such a cut, and more: what the stage holds, what comes of it, a remedy.
+        keys, price = (PP, "model.num_layers"), "the job would end at its start"
+        return refused or [PricedFinding(refusal.rule.name, "error", *keys, refusal.text, price)]
     if refusal:
-        keys = (PP, "model.num_layers") if refusal.rule.name == "empty stage" else (PP, TP)
-        found = PricedFinding(refusal.rule.name, "error", *keys, refusal.text, "the job would end at its start")
+        found = PricedFinding(refusal.rule.name, "error", PP, TP, refusal.text, "the job would end at its start")
         return [found, *refused]
     if refused:
         return refused
