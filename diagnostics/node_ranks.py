@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+LOCAL_SIZE_VARIABLES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 OTHER_VARIABLES = ("SLURM_JOB_ID", "SLURMD_NODENAME", "BSL_RUN_DIR", "BSL_ATTEMPT")
 # Where torch puts the dumps of its flight recorder: the rank follows.
 DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -96,9 +97,23 @@ def spread_tasks(known: Known, tasks: Tasks) -> Tasks:
 
 
 def from_launcher(launcher_pid: int, problems: list[str]) -> Found:
-    """The ranks among the descendants of a launcher, numbered by it or, failing that, in order of their start."""
-    known = identify(sorted({launcher_pid} | descendants(launcher_pid, parents())), problems)
+    """The ranks among the descendants of a launcher, numbered by it or, failing that, in order of their start.
+
+    Those that only lead to this process are none: it may have been started from the same shell.
+    """
+    above = parents()
+    pids = {launcher_pid} | (descendants(launcher_pid, above) - chain_to_root(os.getpid(), above))
+    known = identify(sorted(pids), problems)
     return assign_ranks(known, {}) or count_ranks(launcher_pid, known), f"descendants of {launcher_pid}", problems
+
+
+def chain_to_root(pid: int, above: dict[int, int]) -> set[int]:
+    """`pid` and all that stand above it; `above` gives the parent of each process."""
+    chain: set[int] = set()
+    while pid and pid not in chain:
+        chain.add(pid)
+        pid = above.get(pid, 0)
+    return chain
 
 
 def list_tasks(job_id: str, node: str, problems: list[str]) -> list[Row]:
@@ -182,7 +197,7 @@ def exe_and_environment(pid: int) -> Facts:
         exe = os.readlink(f"/proc/{pid}/exe")
     except OSError:
         exe = ""
-    wanted = RANK_VARIABLES + SIZE_VARIABLES + OTHER_VARIABLES + DUMP_VARIABLES
+    wanted = RANK_VARIABLES + SIZE_VARIABLES + LOCAL_SIZE_VARIABLES + OTHER_VARIABLES + DUMP_VARIABLES
     pairs = (entry.partition("=")[::2] for entry in (read_text(f"/proc/{pid}/environ", 1 << 20) or "").split("\0"))
     return {"exe": exe, "env": {name: value for name, value in pairs if name in wanted}}
 
@@ -249,6 +264,7 @@ def as_rank(source: str, key: tuple[Any, int], group: list[int], known: Known) -
         "source": source,
         "step": key[0],
         "world_size": first_number(env, SIZE_VARIABLES),
+        "local_world_size": first_number(env, LOCAL_SIZE_VARIABLES),
         "attempt": attempt_of_run(env),
     }
 

@@ -29,6 +29,7 @@ from bigsci_launch.topology import Coordinate, Topology
 GONE_STATES = ("gone", "Z", "X")
 NOT_FOUND = "no process of it was found"
 NOT_IDENTIFIED = "none of the processes that could be asked who they are is it"
+ELSEWHERE = "no process of it was found below --pid, where only a part of the ranks was started"
 UNREADABLE = "its environment cannot be read"
 """What the node agent says of a process that gave no answer: it may be any rank."""
 
@@ -184,7 +185,9 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
     """The evidence in the documents of a bundle: `collection`, and one document per node that answered."""
     nodes = sorted(nodes, key=lambda node: str(node["node"]))
     problems = tuple(f"{node['node']}: {problem}" for node in nodes for problem in node.get("problems", []))
-    why_missing = NOT_IDENTIFIED if any(UNREADABLE in problem for problem in problems) else NOT_FOUND
+    why_missing = ELSEWHERE if _is_one_launcher_of_several(nodes) else NOT_FOUND
+    if any(UNREADABLE in problem for problem in problems):
+        why_missing = NOT_IDENTIFIED
     records = _Records(collection)
 
     def unreached(record: Mapping[str, Any]) -> RankEvidence:
@@ -210,6 +213,13 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         problems=problems,
         locks=tuple(lock for node in nodes for lock in parse_locks(node)),
     )
+
+
+def _is_one_launcher_of_several(nodes: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the ranks were looked for below a launcher that started, by their own word, only a part of the world."""
+    below = [node for node in nodes if str(node.get("found_by")).startswith("descendants")]
+    sizes = [(rank.get("local_world_size"), rank.get("world_size")) for node in below for rank in node["ranks"]]
+    return any(local and world and local < world for local, world in sizes)
 
 
 class _Records:

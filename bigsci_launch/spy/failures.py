@@ -82,6 +82,9 @@ def _judge_silent(evidence: Evidence, failed: Sequence[RankEvidence], graph: Wai
     if len(failed) == 1 and graph.waits:
         return None
     ranks = tuple(sorted(seen.rank for seen in failed))
+    verb = "has" if len(ranks) == 1 else "have"
+    were_seen = any(seen.samples for seen in failed)
+    what = "ended, and nothing that was read says how" if were_seen else "no process that was found"
     num_left, waiting = len(evidence.ranks) - len(ranks), count_ranks(graph.waits)
     some = name_ranks(ranks) if num_left else f"all {len(ranks)} ranks"
     who = evidence.name(ranks[0]) if len(ranks) == 1 else some
@@ -89,11 +92,11 @@ def _judge_silent(evidence: Evidence, failed: Sequence[RankEvidence], graph: Wai
     waits = f", {waiting} in a collective" if graph.waits else ", none of them in a collective" if num_left else ""
     return Conclusion(
         state=State.CRASHED if graph.waits else State.UNKNOWN,
-        claim=f"{who} {'has' if len(ranks) == 1 else 'have'} ended, and nothing that was read says how{left}{waits}",
+        claim=f"{who} {verb} {what}{left}{waits}",
         confidence=0.5 if graph.waits else 0.3,
         kind="H72" if graph.waits else None,
         sides=(Side(ranks, "ended"),),
-        missing=("how they ended: see the job's output",),
+        missing=("how they ended, if they were ever started: see the job's output",),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from bigsci_launch.spy.circle import judge_circle
 from bigsci_launch.spy.conclusion import Conclusion, Side, State, Suspect, count_ranks, name_ranks, where_shared
 from bigsci_launch.spy.corroboration import corroborate
-from bigsci_launch.spy.evidence import NOT_FOUND, Evidence, RankEvidence
+from bigsci_launch.spy.evidence import ELSEWHERE, NOT_FOUND, Evidence, RankEvidence
 from bigsci_launch.spy.failures import in_order_of_failure, judge_unaccused
 from bigsci_launch.spy.merge import merge_stacks
 from bigsci_launch.spy.motion import is_busy, moving_ranks, named_frames
@@ -89,7 +89,7 @@ def _ended(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     others = evidence.world_size - len(gone)
     claim = f"{evidence.name(first.rank)} {stall.words}"
     if others:
-        claim += f"; {others} of {evidence.world_size} ranks still run, {len(graph.waits)} of them wait in a collective"
+        claim += f"; {others} of {evidence.world_size} ranks still run, {len(graph.waits)} of them in a collective"
     if not failed and not awaited:
         return None
     return Conclusion(
@@ -157,7 +157,7 @@ def _communicates(seen: RankEvidence, index: int) -> bool:
 def _stays_away(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     """Ranks that others wait for and that wait in no communication themselves."""
     by_rank = {seen.rank: seen for seen in evidence.ranks}
-    roots = [by_rank[rank] for rank in graph.roots]
+    roots = [by_rank[rank] for rank in graph.roots if by_rank[rank].unreached != ELSEWHERE]
     if not roots:
         return None
     works = find_works(graph, roots)
@@ -169,7 +169,7 @@ def _stays_away(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         stalls = [replace(stall, kind="H45") for stall in stalls]
     if not stalls:
         return _conclude_uncertain(evidence, graph, roots)
-    waiting = graph.leading_to(frozenset(graph.roots))
+    waiting = graph.leading_to(frozenset(seen.rank for seen in roots))
     many = len(stalls) > len(waiting)
     return Conclusion(
         state=State.HANG,
@@ -282,7 +282,9 @@ def _no_collectives(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     if all(is_busy(seen) for seen in read):
         return conclude_computing(evidence, [seen.rank for seen in read])
     if len(classes) == 1:
-        return Conclusion(State.UNKNOWN, f"all {most}, and none is in a collective", 0.2, sides=sides)
+        place = classes[0].frames[0]
+        claim = f"all {most}, and none is in a collective" if num_read > 1 else f"the rank that was read is in {place}"
+        return Conclusion(State.UNKNOWN, claim, 0.2, sides=sides)
     if len(odd) > ODD_SHARE * num_read:
         return _in_places(len(classes), sides)
     by_rank = {seen.rank: seen for seen in evidence.ranks}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bigsci_launch.spy.bundle import Bundle
 from bigsci_launch.spy.conclusion import Conclusion
 from bigsci_launch.spy.evidence import Evidence
 from bigsci_launch.spy.verdict import judge
@@ -88,3 +89,18 @@ def test_a_single_one_is_accused_without_a_record_while_others_wait_in_a_collect
     ]
     conclusion = judge(make_evidence(ranks, topology="dp=4"))
     assert (conclusion.state.value, accused(conclusion)) == ("crashed", suspects)
+
+
+def test_ranks_of_another_machine_are_not_accused_of_staying_away(make_rank: Callable[..., dict[str, Any]]) -> None:
+    """--pid shows the ranks of one torchrun; the other machine's may be well."""
+    sizes = {"world_size": 4, "local_world_size": 2}
+    here = [make_rank(rank, REDUCE, **sizes) for rank in range(2)]
+
+    def seen(ranks: list[dict[str, Any]]) -> Conclusion:
+        node = {"node": "a", "found_by": "descendants of 9", "clock_ticks_per_s": 100, "ranks": ranks}
+        return judge(Bundle({"topology": "dp=4"}, (node,)).evidence())
+
+    assert accused(seen(here)) == []
+    assert "ranks 2-3 have not come" in seen(here).claim
+    stuck = seen([here[0], make_rank(1, "load_batch@/src/train.py:7", wchan="hrtimer_nanosleep", **sizes)])
+    assert accused(stuck) == [1]

@@ -109,3 +109,15 @@ def test_py_spy_errors_fit_on_a_line(agent: ModuleType) -> None:
     explain = agent.node_stacks.explain_py_spy
     assert explain(text) == "py-spy: Error: Failed to open process 7; Reason: Permission Denied"
     assert explain("") == "py-spy said nothing"
+
+
+def test_a_rank_says_how_many_its_launcher_started(agent: ModuleType) -> None:
+    known = {11: process(1, RANK="8", WORLD_SIZE="16", LOCAL_WORLD_SIZE="2")}
+    (found,) = agent.node_ranks.assign_ranks(known, {})
+    assert (found["world_size"], found["local_world_size"]) == (16, 2)
+
+
+def test_the_way_from_a_shell_to_this_program_holds_no_rank(agent: ModuleType) -> None:
+    """`bsl spy --pid $$` is below that shell, too."""
+    above = {2: 1, 5: 2, 6: 5, 7: 6, 9: 2}
+    assert agent.node_ranks.chain_to_root(7, above) == {7, 6, 5, 2, 1}
