@@ -105,7 +105,8 @@ def _relative(statistics: Statistics | None) -> float:
 def _amount(difference: Difference, *, is_worst: bool) -> str:
     statistics = difference.statistics
     if statistics is None:
-        return f"{_shape(difference.a)} in A, {_shape(difference.b)} in B"
+        one, other = _shape(difference.a), _shape(difference.b)
+        return f"{one} in A, {other} in B" if one != other else "by their digests, which do not say how far"
     worst = f"at most, in {difference.title}: " if is_worst else ""
     relative = statistics.relative
     rel = "" if relative is None else f", rel {relative:.2g}"
