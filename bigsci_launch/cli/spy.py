@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bigsci_launch.cli import console
-from bigsci_launch.errors import ConfigError
+from bigsci_launch.errors import BslError, CollectError, ConfigError
 from bigsci_launch.topology import Topology
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def spy(
     analyses it again offline.
     """
     run = None if bundle is not None or not words else words[0]
+    unstored: BslError | None = None
     _require_one_place(words, jobid, local or pid is not None, bundle)
     axes = _parse_topology(topology)
     if bundle is not None and (native or flight_recorder):
@@ -99,10 +100,13 @@ def spy(
         target = replace(target, request={**target.request, "native": native, "flight_recorder": flight_recorder})
         found = _collect(target)
         evidence, conclusion = _judge(found, axes)
-        _store(found, evidence, conclusion, output or target.bundles / time.strftime("%Y%m%d-%H%M%S"), axes)
+        folder = output or target.bundles / time.strftime("%Y%m%d-%H%M%S")
+        unstored = _store(found, evidence, conclusion, folder, axes)
     _show(evidence, conclusion, as_json)
     if html is not None:
         _write_page(evidence, conclusion, html)
+    if unstored is not None:
+        raise unstored
     if exit_code and conclusion.state.value in ("hang", "crashed"):
         sys.exit(EXIT_FOUND)
     if evidence.nodes_silent:
@@ -166,15 +170,22 @@ def _collect(target: Target) -> Bundle:
         return collect(target, advance)
 
 
-def _store(found: Bundle, evidence: Evidence, conclusion: Conclusion, folder: Path, axes: str | None) -> None:
+def _store(
+    found: Bundle, evidence: Evidence, conclusion: Conclusion, folder: Path, axes: str | None
+) -> BslError | None:
+    """Store the evidence; why that failed, so that the answer can be shown all the same."""
     from bigsci_launch.spy.bundle import Bundle, write_bundle
     from bigsci_launch.spy.document import to_document
     from bigsci_launch.spy.report import to_lines, to_text
 
     kept = Bundle({**found.collection, "topology": axes}, found.nodes) if axes else found
     report = to_text(to_lines(evidence, conclusion))
-    write_bundle(folder, kept, to_document(evidence, conclusion), report)
+    try:
+        write_bundle(folder, kept, to_document(evidence, conclusion), report)
+    except CollectError as error:
+        return error
     console.talk(f"evidence: {folder}")
+    return None
 
 
 def _write_page(evidence: Evidence, conclusion: Conclusion, path: Path) -> None:

@@ -40,7 +40,8 @@ def find_run(argument: str | None, job_id: str | None = None) -> RunDir:
         return open_run(Path(argument))
     if (named := runs_root() / argument).is_dir():
         return open_run(named)
-    raise RunDirError(f"no run {argument!r} under {runs_root()} (nor is it a path)", hint=LIST_HINT)
+    hint = f"for a Slurm job: `bsl spy --jobid {argument}`" if argument.isdigit() else LIST_HINT
+    raise RunDirError(f"no run {argument!r} under {runs_root()} (nor is it a path)", hint=hint)
 
 
 def find_run_of_job(job_id: str) -> RunDir:
@@ -66,7 +67,8 @@ def latest_run() -> RunDir:
     """The run whose newest attempt is the newest of all."""
     submitted = [(_last_submission(run), run.name, run) for run in find_runs(runs_root())]
     if not submitted:
-        raise RunDirError(f"there are no runs under {runs_root()}", hint=LIST_HINT)
+        hint = f"{LIST_HINT}; `bsl spy --jobid ID` takes any Slurm job"
+        raise RunDirError(f"there are no runs under {runs_root()}", hint=hint)
     return max(submitted, key=lambda entry: entry[:2])[2]
 
 

@@ -69,9 +69,9 @@ def query_job(job_id: str) -> JobInfo:
     """
     found = query_jobs([job_id])
     if job_id not in found:
-        accounting = "nor does sacct" if has_command("sacct") else "and there is no sacct here"
+        accounting = "sacct does not either" if has_command("sacct") else "there is no sacct here"
         raise JobNotFound(
-            f"job {job_id}: squeue does not know it {accounting}",
+            f"job {job_id}: squeue does not know it, and {accounting}",
             hint="jobs leave squeue some minutes after their end; `bsl list` shows the runs that can be found",
         )
     return found[job_id]

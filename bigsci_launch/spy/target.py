@@ -73,9 +73,10 @@ def _attempt_of(run: RunDir, job_id: str) -> AttemptDir | None:
 def target_of_job(job: JobInfo, run: RunDir | None, attempt: AttemptDir | None) -> Target:
     """A job on Slurm, with its nodes as squeue names them."""
     if job.state is not JobState.RUNNING or not job.hostlist:
+        more = f"bsl status --jobid {job.job_id}" if run else f"scontrol show job {job.job_id}"
         raise CollectError(
             f"job {job.job_id} is not running: {job.raw_state or job.state.value}",
-            hint=f"`bsl status --jobid {job.job_id}` says more; stacks can only be read while a job runs",
+            hint=f"`{more}` says more; stacks can only be read while a job runs",
         )
     nodes = expand_hostlist(job.hostlist)
     down = {node.name: node.raw_state for node in query_nodes(job.hostlist) if not node.is_responding}

@@ -60,6 +60,14 @@ def test_json_and_the_stored_bundle_say_the_same(launcher: int, tmp_path: Path) 
     assert json.loads((tmp_path / "evidence" / "verdict.json").read_text()) == document
 
 
+def test_the_answer_is_given_also_where_the_evidence_cannot_be_stored(launcher: int, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = bsl("spy", "--pid", str(launcher), "--output", "file", cwd=tmp_path)
+    assert done.returncode == 4
+    assert done.stdout.startswith("rank 3 (")
+    assert done.stderr.startswith("error: file: the evidence cannot be stored")
+
+
 def test_a_hang_may_be_an_exit_code(launcher: int, tmp_path: Path) -> None:
     words = ("spy", "--pid", str(launcher), "--output", "e")
     assert bsl(*words, "--exit-code", cwd=tmp_path).returncode == 1
