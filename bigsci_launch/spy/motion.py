@@ -107,6 +107,17 @@ def frames_moved(seen: RankEvidence) -> bool:
     return len(stacks) > 1
 
 
+def spins_in_native_code(seen: RankEvidence) -> bool:
+    """Whether the process computes in one place, and its deciding thread never held the interpreter's lock there.
+
+    So does a call that waits for a device. Python that computes holds the lock whenever somebody looks.
+    """
+    found = [decisive_thread(sample.threads, seen.pid or 0) for sample in seen.samples if sample.threads]
+    return (
+        is_busy(seen) and not frames_moved(seen) and bool(found) and not any(each and each.owns_gil for each in found)
+    )
+
+
 def outer_frames_moved(seen: RankEvidence) -> bool:
     """Whether the thread moved by more than its innermost calls."""
     stacks = [

@@ -6,7 +6,7 @@ say why. Where the evidence looks the same from both sides, both sides are shown
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from bigsci_launch.spy.circle import judge_circle
@@ -17,13 +17,14 @@ from bigsci_launch.spy.failures import in_order_of_failure, judge_unaccused
 from bigsci_launch.spy.merge import merge_stacks
 from bigsci_launch.spy.motion import is_busy, moving_ranks, named_frames
 from bigsci_launch.spy.network import judge_network
-from bigsci_launch.spy.phases import NO_REASON, judge_phases
+from bigsci_launch.spy.phases import judge_phases
 from bigsci_launch.spy.rendezvous import is_joining, judge_rendezvous
 from bigsci_launch.spy.sides import sides_of
 from bigsci_launch.spy.stacks import decisive_thread
 from bigsci_launch.spy.stalls import Stall, explain_stall
+from bigsci_launch.spy.uncertain import conclude_uncertain, is_certain
 from bigsci_launch.spy.unseen import judge_unseen
-from bigsci_launch.spy.waits import WaitGraph, build_graph, may_wait_for_handle
+from bigsci_launch.spy.waits import WaitGraph, build_graph
 from bigsci_launch.spy.work import conclude_computing, find_works, judge_leaving, judge_work
 from bigsci_launch.topology import compress_ranks
 
@@ -164,11 +165,11 @@ def _stays_away(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     at_work = judge_work(evidence, graph, roots, works)
     if at_work is not None:
         return at_work
-    stalls = _certain_stalls([explain_stall(seen) for seen in roots if seen.rank not in works], by_rank)
+    stalls = _certain_stalls([seen for seen in roots if seen.rank not in works])
     if all(is_joining(by_rank[rank]) for rank in graph.waits):
         stalls = [replace(stall, kind="H45") for stall in stalls]
     if not stalls:
-        return _conclude_uncertain(evidence, graph, roots)
+        return conclude_uncertain(evidence, graph, roots)
     waiting = graph.leading_to(frozenset(seen.rank for seen in roots))
     many = len(stalls) > len(waiting)
     return Conclusion(
@@ -184,39 +185,9 @@ def _stays_away(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     )
 
 
-def _certain_stalls(stalls: list[Stall], by_rank: Mapping[int, RankEvidence]) -> list[Stall]:
-    """`stalls` without those of ranks that may wait for a collective which they began earlier.
-
-    `Work.wait()` shows no frame: without a recorder it looks like any place in which a process sleeps on a futex.
-    """
-    return [
-        stall
-        for stall in stalls
-        if stall.kind != NO_REASON or by_rank[stall.rank].recorder or not may_wait_for_handle(by_rank[stall.rank])
-    ]
-
-
-def _conclude_uncertain(evidence: Evidence, graph: WaitGraph, roots: Sequence[RankEvidence]) -> Conclusion:
-    """All that others wait for sleep on a futex: in an asynchronous collective as its victims, or in something else."""
-    ranks = tuple(seen.rank for seen in roots)
-    where: dict[str, list[int]] = {}
-    for seen in roots:
-        site = seen.thread.site if seen.thread else None
-        where.setdefault(f"no collective that a stack shows{f', at {site}' if site else ''}", []).append(seen.rank)
-    sides = tuple(Side(tuple(standing), place) for place, standing in where.items())
-    num_waiting = len(graph.leading_to(frozenset(ranks)))
-    verb = "waits" if num_waiting == 1 else "wait"
-    sleep = f"{evidence.name(ranks[0])} sleeps" if len(ranks) == 1 else f"{name_ranks(ranks)} sleep"
-    return Conclusion(
-        state=State.HANG,
-        claim=f"{sleep} in {sides[0].where}, and {_ranks(num_waiting)} {verb} in collectives: whoever waits for an "
-        "asynchronous collective looks the same, so it is not certain who holds up whom",
-        confidence=0.4,
-        sides=(*sides_of(graph, tuple(graph.waits)), *sides),
-        evidence=tuple(f"{name_ranks(side.ranks)}: {side.where}, asleep on a futex" for side in sides[:3]),
-        missing=("whether they wait for a collective that they began earlier: native frames or a recorder would say",),
-        next=tuple(f"py-spy dump --native --pid {seen.pid}  # on {seen.node}" for seen in roots[:1]),
-    )
+def _certain_stalls(ranks: Sequence[RankEvidence]) -> list[Stall]:
+    """What holds those of `ranks` that cannot be victims themselves."""
+    return [stall for seen in ranks if is_certain(stall := explain_stall(seen), seen)]
 
 
 def _claim_away(evidence: Evidence, graph: WaitGraph, stalls: list[Stall], num_waiting: int) -> str:
@@ -292,7 +263,7 @@ def _no_collectives(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     at_work = judge_work(evidence, graph, strays, find_works(graph, strays))
     if at_work is not None:
         return at_work
-    stalls = _certain_stalls([explain_stall(by_rank[rank]) for rank in odd], by_rank)
+    stalls = _certain_stalls(strays)
     if not stalls:
         return _in_places(len(classes), sides)
     first = f"{evidence.name(stalls[0].rank)} {stalls[0].words}"

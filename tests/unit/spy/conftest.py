@@ -42,6 +42,7 @@ def rank_of(
     state: str = "S",
     wchan: str = "futex_do_wait",
     cpu_ticks: Sequence[int] = (10, 10),
+    owns_gil: bool = False,
     calls: str = "",
     **more: Any,
 ) -> Document:
@@ -56,7 +57,7 @@ def rank_of(
         if text is None:
             sample["why"] = "py-spy gave no answer in 3 s"
         else:
-            thread = {"tid": 100 + rank, "name": "MainThread", "active": False, "owns_gil": False}
+            thread = {"tid": 100 + rank, "name": "MainThread", "active": False, "owns_gil": owns_gil}
             sample["stack"] = {"threads": [{**thread, "frames": frames_of(text)}]}
         samples.append({**sample, **extra})
     if calls:

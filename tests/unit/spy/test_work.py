@@ -25,7 +25,8 @@ AT_STORE = (
     "_create_c10d_store@/venv/torch/distributed/rendezvous.py:199 < _env_rendezvous_handler@/venv/torch/distributed/"
     "rendezvous.py:280 < init_process_group@c10d:1892 < main@/src/train.py:2"
 )
-BUSY = {"state": "R", "wchan": "0", "cpu_ticks": (0, 95)}
+BUSY = {"state": "R", "wchan": "0", "cpu_ticks": (0, 95), "owns_gil": True}
+NATIVE = {**BUSY, "owns_gil": False}
 ENDED = {"node": "n0", "code": 0, "signal": None, "time": 1.0}
 
 
@@ -95,6 +96,24 @@ def test_a_rank_that_computes_alone_while_others_wait_in_a_collective_may_never_
 ) -> None:
     conclusion = judge(make_evidence([make_rank(0, WORLD), make_rank(1, SPIN, **BUSY)]))
     assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("hang", "H30", [1])
+
+
+def test_a_rank_that_spins_without_the_gil_may_wait_for_a_device(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    """As the victims of a collective on devices do: no stack shows theirs. Where lines move, or a recorder tells
+    that they began none, it is their own work."""
+    conclusion = judge(make_evidence([make_rank(0, WORLD), make_rank(1, SPIN, **NATIVE)]))
+    assert (conclusion.state.value, suspects(conclusion)) == ("hang", [])
+    assert "spins in no collective that a stack shows" in conclusion.claim
+    moving = [SPIN, SPIN.replace(":7 ", ":8 ")]
+    assert suspects(judge(make_evidence([make_rank(0, WORLD), make_rank(1, moving, **NATIVE)]))) == [1]
+    members = {"w": [0, 1]}
+    recorded = [
+        make_rank(0, WORLD, calls="w w!", members=members),
+        make_rank(1, SPIN, calls="w", members=members, **NATIVE),
+    ]
+    assert suspects(judge(make_evidence(recorded))) == [1]
 
 
 @pytest.mark.parametrize(("phase", "kind"), [("save", "H64"), ("eval", "H104"), ("load", "H51")])
