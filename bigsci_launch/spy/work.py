@@ -24,6 +24,7 @@ from bigsci_launch.spy.motion import (
     moves_bytes,
     named_frames,
     outer_frames_moved,
+    spins_in_native_code,
 )
 from bigsci_launch.spy.stalls import may_wait_for_child
 from bigsci_launch.spy.waits import WaitGraph
@@ -218,6 +219,12 @@ def conclude_computing(evidence: Evidence, ranks: Sequence[int]) -> Conclusion:
         words = f"all {count_ranks(ranks)} compute, and none waits in a communication"
     else:
         words = f"{name_ranks(ranks)} compute, and the others wait for them"
+    there = set(ranks)
+    if all(seen.recorder is None and spins_in_native_code(seen) for seen in evidence.ranks if seen.rank in there):
+        doubt = "or wait for their devices: each stays at one place, in native code and without the GIL"
+        missing = "what the devices do: native frames or a recorder would say"
+        again = "bsl spy  # again in a minute: the same places are a hang"
+        return Conclusion(State.UNKNOWN, f"{words}, {doubt}", 0.3, missing=(missing,), next=(again,))
     return Conclusion(State.PROGRESSING, words, 0.6, missing=("whether it takes longer than it should",))
 
 

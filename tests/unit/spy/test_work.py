@@ -156,6 +156,17 @@ def test_several_ranks_that_compute_at_one_place_are_no_hang(make_evidence: Make
     assert suspects(judge(make_evidence([*ranks[:3], apart]))) == [2, 3]
 
 
+def test_all_ranks_spin_without_the_gil_or_wait_for_their_devices(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    """Every rank of a hang on devices looks so, and every rank of a long step too."""
+    conclusion = judge(make_evidence([make_rank(rank, SPIN, **NATIVE) for rank in range(4)]))
+    assert (conclusion.state.value, suspects(conclusion)) == ("unknown", [])
+    ranks = [make_rank(0, WORLD), make_rank(1, WORLD), *(make_rank(rank, SPIN, **NATIVE) for rank in (2, 3))]
+    assert judge(make_evidence(ranks)).state.value == "unknown"
+    assert judge(make_evidence([*ranks[:3], make_rank(3, SPIN, **BUSY)])).state.value == "progressing"
+
+
 def test_all_ranks_compute(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
     conclusion = judge(make_evidence([make_rank(rank, SPIN, **BUSY) for rank in range(4)]))
     assert (conclusion.state.value, suspects(conclusion)) == ("progressing", [])
