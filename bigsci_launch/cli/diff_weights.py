@@ -69,6 +69,8 @@ def diff_weights(
     from bigsci_launch.weights.comparison import parse_selection
 
     _require_sides(ctx, a, b, audit, seam)
+    if tolerance is not None and not a:
+        raise click.UsageError("--tolerance is for A and B: copies in one checkpoint are equal or not", ctx)
     selection = parse_selection(include, exclude)
     found = _audited(audit, selection) if audit else _compared(a, b, selection, tolerance) if a and b else None
     jump = _seam(seam) if seam else None
@@ -149,10 +151,6 @@ def _answer(ctx: click.Context, found: Comparison | None, jump: Seam | None, htm
         document = seam_document(jump)
         found = with_finding(found, seam_finding(jump, is_equal=found.is_equal if found else None))
     assert found is not None
-    if html is not None:
-        from bigsci_launch.weights.html import write_page
-
-        write_page(found, html)
     if as_json:
         console.answer_json(as_document(found, document))
     else:
@@ -160,4 +158,8 @@ def _answer(ctx: click.Context, found: Comparison | None, jump: Seam | None, htm
             console.answer(line)
         if found.differences:
             console.answer_table(COLUMNS, table_rows(found))
+    if html is not None:  # last: where it cannot be written, the answer is not lost
+        from bigsci_launch.weights.html import write_page
+
+        write_page(found, html)
     ctx.exit(found.exit_code)

@@ -61,6 +61,7 @@ def render_page(comparison: Comparison) -> str:
     tps, cells = heat_map(comparison)
     body = environment.from_string(source).render(
         lines=summary_lines(comparison),
+        is_comparison=not comparison.is_empty,
         a=str(comparison.a),
         b=str(comparison.b),
         tps=tps,

@@ -179,8 +179,8 @@ def as_document(comparison: Comparison, seam: dict[str, Any] | None = None) -> d
     """The JSON document of `bsl diff-weights --json`; `seam`: what two logs show, where they were asked."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "a": str(comparison.a),
-        "b": str(comparison.b),
+        "a": None if comparison.is_empty else str(comparison.a),
+        "b": None if comparison.is_empty else str(comparison.b),
         "equal": comparison.is_equal,
         "compared": comparison.num_compared,
         "within_tolerance": comparison.num_within_tolerance,

@@ -185,8 +185,8 @@ classes[].frames[] | {function, file, line}, innermost first
 """,
     "bsl diff-weights --json": """
 schema_version | 1
-a | first argument
-b | second argument
+a | first argument, or that of `--audit`; null where only logs were given
+b | second argument, or that of `--audit`; null where only logs were given
 equal | whether all tensors are equal, within `--tolerance`
 compared | number of tensors that both sides have
 within_tolerance | number of those that differ, but not by more than `--tolerance`
@@ -201,7 +201,7 @@ different[].rel_l2 | norm of the difference over the norm of A
 different[].max_ulp | representable values between two elements, at most
 different[].fraction | part of the elements that differ
 different[].likely | what the difference looks like
-different[].relation | how B follows from A, where it does
+different[].relation | of an audit: what the two copies are to each other
 findings[] | {pattern, tensors, coordinates, claim}: what the differences have in common
 unreadable | list of {file, why}
 notes | what else should be known

@@ -123,6 +123,7 @@ def test_a_page_has_the_map_and_needs_nothing_else(tmp_path: Path, tiny: Any, di
     assert "2.up.weight fp32" in text
     refused = diff(tmp_path / "a", tmp_path / "b", "--html", tmp_path / "nowhere/page.html")
     assert (refused.code, "no such file or directory" in refused.talk) == (1, True)
+    assert "154 tensors compared" in refused.text  # the answer is not lost
 
 
 def test_the_map_counts_names_over_dp(tmp_path: Path, diff: Any, save_arrays: Any) -> None:

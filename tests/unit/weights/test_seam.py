@@ -64,6 +64,16 @@ def test_a_smooth_restart_is_no_jump_and_a_spike_is(tmp_path: Path, diff: Any) -
     assert spike.document["findings"][0]["pattern"] == "loss jump"
 
 
+def test_a_page_and_a_document_of_two_logs_alone_name_no_weights(tmp_path: Path, diff: Any) -> None:
+    logs = [write(tmp_path / f"{name}.log", curve(1, 20)) for name in "ab"]
+    answer = diff("--seam", *logs, "--html", tmp_path / "page.html", "--json")
+    assert (answer.document["a"], answer.document["b"], answer.document["seam"]["equal_steps"]) == (None, None, 20)
+    page = (tmp_path / "page.html").read_text()
+    assert "<h1>the losses of 20 steps" in page and "Where it differs" not in page
+    refused = diff("--seam", *logs, "--tolerance", "1")
+    assert (refused.code, "--tolerance is for A and B" in refused.talk) == (2, True)
+
+
 def test_overlapping_logs_compare_the_same_step(tmp_path: Path, diff: Any) -> None:
     whole = curve(1, 60)
     after = {step: loss for step, loss in whole.items() if step > 50}
