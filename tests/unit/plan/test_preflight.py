@@ -104,6 +104,7 @@ def test_bsl_plan_check_and_submit_refuse_it_too() -> None:
     healthy = demo(4, 2)
     assert not [f for f in check_plan(healthy.config, healthy.site) if f.rule.startswith("preflight")]
 
+
 def test_the_names_that_a_pattern_is_searched_in_are_those_of_the_pipelines_layers() -> None:
     for positions in ("learned", "rotary", "alibi"):
         for is_tied in ("true", "false"):
