@@ -6,6 +6,7 @@ BUNDLE/
   verdict.json         the answer of the version that collected it
   report.txt           the same for people
 
+`may_lack_ranks` says that files of other tools were read, which need not be there for every rank.
 A node's document: {node, host, time, found_by, py_spy, problems, locks, ranks, ..}. Its `locks` are file locks for
 which a rank or a child of one waits, or which it holds against others: [{kind, mode, file, holder, holder_comm,
 holder_state, path, waiters}], pids, 0 where the kernel does not know. A rank is {rank, pid, source, step, world_size,
@@ -62,8 +63,8 @@ class Bundle:
     def evidence(self, topology: str | None = None) -> Evidence:
         """The evidence for the engine; `topology` replaces that of the bundle."""
         collection = {**self.collection, "topology": topology} if topology else dict(self.collection)
-        if topology and collection.get("nodes_silent"):
-            # Silent nodes do not say how many ranks they hold; the topology does.
+        if topology and (collection.get("nodes_silent") or collection.get("may_lack_ranks")):
+            # Silent nodes and absent files do not say how many ranks they hold; the topology does.
             collection["world_size"] = Topology.parse(topology).world_size
         return read_evidence(collection, self.nodes)
 

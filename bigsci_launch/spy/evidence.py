@@ -27,9 +27,12 @@ from bigsci_launch.spy.surroundings import (
 from bigsci_launch.topology import Coordinate, Topology
 
 GONE_STATES = ("gone", "Z", "X")
+FILES = "files"
+"""How the ranks were found in a document that was made of other tools' files."""
 NOT_FOUND = "no process of it was found"
 NOT_IDENTIFIED = "none of the processes that could be asked who they are is it"
 ELSEWHERE = "no process of it was found below --pid, where only a part of the ranks was started"
+NO_FILE = "no file holds it"
 UNREADABLE = "its environment cannot be read"
 """What the node agent says of a process that gave no answer: it may be any rank."""
 
@@ -145,12 +148,19 @@ class RankEvidence:
         return self.exit is not None or (self.last is not None and self.last.state in GONE_STATES)
 
     @property
+    def was_out_of_reach(self) -> bool:
+        """Whether nobody looked where the rank may be: that nothing was seen of it says nothing."""
+        return self.unreached in (ELSEWHERE, NO_FILE)
+
+    @property
     def why_unreadable(self) -> str | None:
         """Why there is no stack of a process that lives, or None."""
         if self.threads or self.is_gone:
             return None
         if self.last is None:
             return self.unreached or "it was not found"
+        if self.last.state == "?":
+            return self.last.why or "no stack"
         kernel = f"state {self.last.state}" + (f", {self.last.wchan}" if self.last.wchan.strip("0") else "")
         return f"{self.last.why or 'no stack'} ({kernel})"
 
@@ -185,9 +195,7 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
     """The evidence in the documents of a bundle: `collection`, and one document per node that answered."""
     nodes = sorted(nodes, key=lambda node: str(node["node"]))
     problems = tuple(f"{node['node']}: {problem}" for node in nodes for problem in node.get("problems", []))
-    why_missing = ELSEWHERE if _is_one_launcher_of_several(nodes) else NOT_FOUND
-    if any(UNREADABLE in problem for problem in problems):
-        why_missing = NOT_IDENTIFIED
+    why_missing = _why_missing(nodes, problems)
     records = _Records(collection)
 
     def unreached(record: Mapping[str, Any]) -> RankEvidence:
@@ -213,6 +221,15 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         problems=problems,
         locks=tuple(lock for node in nodes for lock in parse_locks(node)),
     )
+
+
+def _why_missing(nodes: Sequence[Mapping[str, Any]], problems: Sequence[str]) -> str:
+    """Why nothing is known of a rank that none of `nodes` tells of, though all of them answered."""
+    if any(UNREADABLE in problem for problem in problems):
+        return NOT_IDENTIFIED
+    if any(node.get("found_by") == FILES for node in nodes):
+        return NO_FILE
+    return ELSEWHERE if _is_one_launcher_of_several(nodes) else NOT_FOUND
 
 
 def _is_one_launcher_of_several(nodes: Iterable[Mapping[str, Any]]) -> bool:

@@ -9,13 +9,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bigsci_launch.spy.circle import judge_circle
-from bigsci_launch.spy.conclusion import Conclusion, State, name_ranks
-from bigsci_launch.spy.evidence import ELSEWHERE, Evidence, RankEvidence
+from bigsci_launch.spy.conclusion import Conclusion, State, count_ranks, name_ranks
+from bigsci_launch.spy.evidence import ELSEWHERE, NO_FILE, Evidence, RankEvidence
 from bigsci_launch.spy.sides import sides_of
+from bigsci_launch.spy.stalls import explain_stall
+from bigsci_launch.spy.uncertain import UNKNOWN_STATE, is_certain
 from bigsci_launch.spy.waits import WaitGraph
 
 NOT_LISTED = "their stacks: they may wait for messages of each other, which recorders do not list"
-NOT_HERE = "their stacks: they run on other machines; look below the launchers there too, or with --jobid on Slurm"
+WHERE_TO_LOOK = {
+    ELSEWHERE: "their stacks: look below their launchers too (--pid), or at the whole job (--jobid)",
+    NO_FILE: "their files: that one is missing accuses nobody",
+}
 
 
 def judge_unseen(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
@@ -29,22 +34,25 @@ def judge_unseen(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     conclusion = judge_circle(evidence, replace(graph, ranks=seen_ranks))
     if conclusion is not None and conclusion.suspects:
         return conclusion
-    are_elsewhere = any(by_rank[rank].unreached == ELSEWHERE for rank in roots)
-    if len(roots) == 1 and not are_elsewhere:
+    reason = next((by_rank[rank].unreached for rank in roots if by_rank[rank].was_out_of_reach), None)
+    if len(roots) == 1 and reason is None:
         return None
-    verb = "has" if len(roots) == 1 else "have"
-    claim = f"{name_ranks(roots)} {verb} not come to the collectives that {len(graph.waits)} ranks wait in"
+    verb, they = ("has", "it stands") if len(roots) == 1 else ("have", "they stand")
+    waiting = "waits" if len(graph.waits) == 1 else "wait"
+    claim = f"{name_ranks(roots)} {verb} not come to the collectives that {count_ranks(graph.waits)} {waiting} in"
     return Conclusion(
         state=State.HANG,
-        claim=f"{claim}, and nothing that was read shows where they stand",
+        claim=f"{claim}, and nothing that was read shows where {they}",
         confidence=0.3,
         sides=sides_of(graph, tuple(graph.waits)),
-        evidence=() if are_elsewhere else ("no recorded collective of theirs is open",),
-        missing=(NOT_HERE if are_elsewhere else NOT_LISTED,),
+        evidence=() if reason else ("no recorded collective of theirs is open",),
+        missing=(WHERE_TO_LOOK[reason] if reason else NOT_LISTED,),
     )
 
 
 def _is_unseen(seen: RankEvidence) -> bool:
-    if seen.unreached == ELSEWHERE:
+    if seen.was_out_of_reach:
         return True
-    return seen.recorder is not None and not seen.threads and seen.last is not None and seen.last.state == "?"
+    if seen.recorder is None or seen.threads or seen.last is None:
+        return False
+    return seen.last.state == UNKNOWN_STATE or not is_certain(explain_stall(seen), seen)

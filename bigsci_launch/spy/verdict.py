@@ -12,7 +12,7 @@ from dataclasses import replace
 from bigsci_launch.spy.circle import judge_circle
 from bigsci_launch.spy.conclusion import Conclusion, Side, State, Suspect, count_ranks, name_ranks, where_shared
 from bigsci_launch.spy.corroboration import corroborate
-from bigsci_launch.spy.evidence import ELSEWHERE, NOT_FOUND, Evidence, RankEvidence
+from bigsci_launch.spy.evidence import NOT_FOUND, Evidence, RankEvidence
 from bigsci_launch.spy.failures import in_order_of_failure, judge_unaccused
 from bigsci_launch.spy.merge import merge_stacks
 from bigsci_launch.spy.motion import is_busy, moving_ranks, named_frames
@@ -158,7 +158,7 @@ def _communicates(seen: RankEvidence, index: int) -> bool:
 def _stays_away(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     """Ranks that others wait for and that wait in no communication themselves."""
     by_rank = {seen.rank: seen for seen in evidence.ranks}
-    roots = [by_rank[rank] for rank in graph.roots if by_rank[rank].unreached != ELSEWHERE]
+    roots = [by_rank[rank] for rank in graph.roots if not by_rank[rank].was_out_of_reach]
     if not roots:
         return None
     works = find_works(graph, roots)

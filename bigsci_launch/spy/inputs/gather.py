@@ -12,6 +12,7 @@ from typing import Any
 
 from bigsci_launch.errors import EvidenceError
 from bigsci_launch.spy.bundle import Bundle, read_bundle
+from bigsci_launch.spy.evidence import FILES
 from bigsci_launch.spy.inputs.flight_recorder import read_recorder_json, read_recorder_pickle
 from bigsci_launch.spy.inputs.nccl_ras import read_ras, repair
 from bigsci_launch.spy.inputs.pyspy_text import read_pyspy_text
@@ -129,7 +130,8 @@ def make_bundle(label: str, readings: Iterable[Reading], problems: Sequence[str]
     documents = [as_node(node, ranks) for node, ranks in nodes.items()]
     documents[0]["problems"] = list(problems)
     world_size = max([max(merged) + 1, *(size for each in numbered for size in group_sizes(each))])
-    return Bundle({"job": label, "topology": None, "world_size": world_size}, tuple(documents))
+    collection = {"job": label, "topology": None, "world_size": world_size, "may_lack_ranks": not assumed}
+    return Bundle(collection, tuple(documents))
 
 
 def group_sizes(reading: Reading) -> list[int]:
@@ -139,7 +141,7 @@ def group_sizes(reading: Reading) -> list[int]:
 
 
 def as_node(node: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"node": node, "clock_ticks_per_s": 100, "found_by": "files", "problems": [], "ranks": ranks}
+    return {"node": node, "clock_ticks_per_s": 100, "found_by": FILES, "problems": [], "ranks": ranks}
 
 
 def as_rank(rank: int, several: Sequence[Reading]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from bigsci_launch.errors import EvidenceError
 from bigsci_launch.spy.inputs.flight_recorder import rank_of
 from bigsci_launch.spy.inputs.gather import open_evidence, read_file
 from bigsci_launch.spy.inputs.reading import Found
+from bigsci_launch.spy.verdict import judge
 
 
 def entry(number: int, *, retired: bool = True, operation: str = "all_reduce", **more: Any) -> dict[str, Any]:
@@ -63,6 +64,20 @@ def test_what_nccl_has_completed_is_not_open_and_pairs_are_left_out(tmp_path: Pa
     assert recorder is not None
     assert recorder.open_calls == ()
     assert len(recorder.stream) == 1
+
+
+@pytest.mark.parametrize("absent", [2, 3])
+def test_a_rank_whose_file_is_missing_is_not_accused_for_that(tmp_path: Path, absent: int) -> None:
+    """Rank 2 has not come to the third collective, and its file or that of a rank that waits is not there."""
+    for rank in set(range(4)) - {absent}:
+        entries = [entry(0), entry(1), *([] if rank == 2 else [entry(2, retired=False)])]
+        document = {**dump(*entries), "pg_config": {}}
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(document, protocol=2))
+    evidence = open_evidence([tmp_path]).evidence("dp=4")
+    conclusion = judge(evidence)
+    assert (evidence.world_size, evidence.ranks[absent].unreached) == (4, "no file holds it")
+    assert conclusion.state.value == "hang"
+    assert absent not in [suspect.rank for suspect in conclusion.suspects]
 
 
 def test_a_rank_without_a_file_is_known_of_by_its_group(tmp_path: Path) -> None:

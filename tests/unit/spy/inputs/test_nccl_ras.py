@@ -69,7 +69,7 @@ def test_a_rank_that_does_not_answer_is_known_of(tmp_path: Path) -> None:
     gone = [missing(1, 1), missing(2, 2, dead=True)]
     (tmp_path / "ras.json").write_text(report(communicator("0xa", ranks, gone)))
     evidence = open_evidence([tmp_path]).evidence()
-    assert evidence.ranks[1].why_unreadable == "it does not answer NCCL's RAS (state ?)"
+    assert evidence.ranks[1].why_unreadable == "it does not answer NCCL's RAS"
     assert evidence.ranks[2].is_gone
     assert not evidence.ranks[1].is_gone
 
