@@ -54,8 +54,8 @@ def diff_weights(
     """Compare the weights in A with those in B, tensor by tensor and bit by bit.
 
     A and B are DeepSpeed or universal checkpoints, folders of .pt or .safetensors files, single files, per-rank weight
-    dumps or digests of them, dumps as torch prints them, or runs (their latest checkpoint). Neither torch nor any code
-    inside the files is run.
+    dumps or digests of them, dumps as torch prints them, or runs, by name or directory (their latest checkpoint).
+    Neither torch nor any code inside the files is run.
 
     Exit code: 0 equal, 1 different, 4 something could not be read (the rest is still compared).
 
@@ -116,11 +116,16 @@ def _audited(path: Path, selection: Selection) -> Comparison:
 
 
 def _weights_folder(path: Path) -> Path:
-    """The checkpoints of a run where the user names its directory, else the path itself."""
+    """The checkpoints of a run where the user names it or its directory, else the path itself."""
     from bigsci_launch.runs.layout import RunDir
 
-    run = RunDir(path)
     with suppress(PermissionError):
+        if not path.exists():
+            from bigsci_launch.runs.find import runs_root
+
+            named = RunDir(runs_root() / path)
+            return named.checkpoints if named.record.is_file() else path
+        run = RunDir(path)
         return run.checkpoints if run.record.is_file() else path
     return path
 

@@ -178,3 +178,17 @@ def test_a_shard_of_another_make_is_named(tmp_path: Path, tiny: Callable[..., An
         torch.save({"optimizer_state_dict": shard}, source.path)
         with pytest.raises(UnreadableFile, match="holds something unexpected"):
             read_contents(source, weights.model)
+
+
+def test_a_run_is_known_by_its_name(tmp_path: Path, tiny: Any, diff: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        tiny().write(tmp_path / "runs" / name / "checkpoints")
+        (tmp_path / "runs" / name / "run.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BSL_RUNS", raising=False)
+    answer = diff("one", tmp_path / "runs/two", "--json")
+    assert (answer.code, answer.document["a"]) == (0, "runs/one/checkpoints")
+    assert diff("--audit", "two").code == 0
+    (tmp_path / "two").mkdir()  # what is there under that path comes first
+    assert diff("one", "two").code == 4
+    assert diff("one", "three").talk.startswith("error: three: no such file or folder")
