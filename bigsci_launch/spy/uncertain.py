@@ -16,12 +16,18 @@ from bigsci_launch.spy.sides import sides_of
 from bigsci_launch.spy.stalls import Stall
 from bigsci_launch.spy.waits import WaitGraph, may_wait_for_handle
 
-COMPUTES = "H30"
-"""The class of a rank of which nothing but that it computes is known."""
+COMPUTES, IS_WOKEN = "H30", "H56"
+"""The classes of ranks of which nothing is known but that they compute, or run again and again."""
+
+UNKNOWN_STATE = "?"
+"""Of a rank of which nothing but its recorder's dump was given: no stack of any rank is known then."""
 
 
 def is_certain(stall: Stall, seen: RankEvidence) -> bool:
     """Whether `stall` tells that the rank holds up others, and is not what their victim shows too."""
+    if not seen.threads and stall.kind in (NO_REASON, COMPUTES, IS_WOKEN):
+        # It may wait for a message, which gloo does not record, or for a store, which runs again and again.
+        return seen.recorder is not None and seen.last is not None and seen.last.state == UNKNOWN_STATE
     if seen.recorder is not None:
         return True
     if stall.kind == NO_REASON:

@@ -12,6 +12,8 @@ from bigsci_launch.spy.circle import judge_circle
 from bigsci_launch.spy.conclusion import Conclusion, State, count_ranks, name_ranks
 from bigsci_launch.spy.evidence import ELSEWHERE, NO_FILE, Evidence, RankEvidence
 from bigsci_launch.spy.sides import sides_of
+from bigsci_launch.spy.stalls import explain_stall
+from bigsci_launch.spy.uncertain import UNKNOWN_STATE, is_certain
 from bigsci_launch.spy.waits import WaitGraph
 
 NOT_LISTED = "their stacks: they may wait for messages of each other, which recorders do not list"
@@ -51,4 +53,6 @@ def judge_unseen(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
 def _is_unseen(seen: RankEvidence) -> bool:
     if seen.was_out_of_reach:
         return True
-    return seen.recorder is not None and not seen.threads and seen.last is not None and seen.last.state == "?"
+    if seen.recorder is None or seen.threads or seen.last is None:
+        return False
+    return seen.last.state == UNKNOWN_STATE or not is_certain(explain_stall(seen), seen)

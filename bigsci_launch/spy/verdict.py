@@ -25,7 +25,7 @@ from bigsci_launch.spy.stalls import Stall, explain_stall
 from bigsci_launch.spy.uncertain import conclude_uncertain, is_certain
 from bigsci_launch.spy.unseen import judge_unseen
 from bigsci_launch.spy.waits import WaitGraph, build_graph
-from bigsci_launch.spy.work import conclude_computing, find_works, judge_leaving, judge_work
+from bigsci_launch.spy.work import conclude_computing, conclude_work, find_works, judge_leaving, judge_work
 from bigsci_launch.topology import compress_ranks
 
 ODD_SHARE = 0.25
@@ -169,7 +169,8 @@ def _stays_away(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     if all(is_joining(by_rank[rank]) for rank in graph.waits):
         stalls = [replace(stall, kind="H45") for stall in stalls]
     if not stalls:
-        return conclude_uncertain(evidence, graph, roots)
+        at_work = conclude_work(evidence, graph, list(works.values())) if works else None
+        return at_work or conclude_uncertain(evidence, graph, roots)
     waiting = graph.leading_to(frozenset(seen.rank for seen in roots))
     many = len(stalls) > len(waiting)
     return Conclusion(

@@ -206,7 +206,7 @@ def judge_work(
 ) -> Conclusion | None:
     """The verdict where every rank that others wait for gets on; None where one of them does not."""
     if len(works) == len(roots):
-        return _conclude_work(evidence, graph, list(works.values()))
+        return conclude_work(evidence, graph, list(works.values()))
     others = [seen for seen in roots if seen.rank not in works]
     if all(is_busy(seen) and outer_frames_moved(seen) for seen in others) or compute_alike(others):
         return conclude_computing(evidence, [seen.rank for seen in roots])
@@ -228,7 +228,7 @@ def conclude_computing(evidence: Evidence, ranks: Sequence[int]) -> Conclusion:
     return Conclusion(State.PROGRESSING, words, 0.6, missing=("whether it takes longer than it should",))
 
 
-def _conclude_work(evidence: Evidence, graph: WaitGraph, works: Sequence[Work]) -> Conclusion:
+def conclude_work(evidence: Evidence, graph: WaitGraph, works: Sequence[Work]) -> Conclusion:
     first, waiting = works[0], graph.leading_to(frozenset(work.rank for work in works))
     kinds = {work.kind for work in works}
     who = evidence.name(first.rank) if len(works) == 1 else name_ranks([work.rank for work in works])

@@ -156,6 +156,18 @@ def test_several_ranks_that_compute_at_one_place_are_no_hang(make_evidence: Make
     assert suspects(judge(make_evidence([*ranks[:3], apart]))) == [2, 3]
 
 
+def test_who_is_at_work_is_named_beside_a_rank_that_could_not_be_read(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    saving = make_rank(1, "write@/src/save.py:1 < save_checkpoint@/src/save.py:2", state="D", wchan="")
+    for index, sample in enumerate(saving["samples"]):
+        sample |= {"io": {"rchar": 1, "wchar": 1 + index * 10**8}, "thread_times": {str(saving["pid"]): index}}
+    barrier = "barrier@c10d:10 < save_checkpoint@/src/save.py:5"
+    ranks = [make_rank(0, barrier), saving, make_rank(2, None), make_rank(3, barrier)]
+    conclusion = judge(make_evidence(ranks))
+    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("slow", "H64", [1])
+
+
 def test_all_ranks_spin_without_the_gil_or_wait_for_their_devices(
     make_evidence: MakeEvidence, make_rank: MakeRank
 ) -> None:

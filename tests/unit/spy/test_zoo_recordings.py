@@ -91,6 +91,28 @@ def test_with_less_evidence_it_does_no_harm(name: str, missing: str) -> None:
     assert not judged(name, LESS[missing]).is_harmful
 
 
+def without_stack(rank: int, *keys: str) -> Change:
+    """py-spy had no time for one rank."""
+    drop = without_samples(*keys)
+
+    def change(document: Document) -> None:
+        drop(document)
+        for node in document["nodes"]:
+            for sample in (sample for each in node["ranks"] if each["rank"] == rank for sample in each["samples"]):
+                sample.pop("stack", None)
+                sample.pop("same_stack", None)
+
+    return change
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_where_one_stack_could_not_be_read_it_does_no_harm(name: str) -> None:
+    """gloo records no messages: a rank without a stack may wait for one, and is not accused of staying away."""
+    for rank in range(4):
+        assert not judged(name, without_stack(rank)).is_harmful, rank
+        assert not judged(name, without_stack(rank, "recorder")).is_harmful, rank
+
+
 def thin_out(value: Any, rng: random.Random, share: float) -> Any:
     """`value` without some of its keys and some of the ends of its lists; recorders stay whole."""
     if isinstance(value, dict) and "stream" not in value:
