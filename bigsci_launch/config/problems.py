@@ -6,6 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -45,7 +46,31 @@ def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Problem
     try:
         return model.model_validate_json(json.dumps(tree.plain())), []
     except ValidationError as error:
-        return None, [_problem(model, tree, dict(detail)) for detail in error.errors(include_url=False)]
+        details = [dict(detail) for detail in error.errors(include_url=False)]
+    return None, [_problem(model, tree, detail) for detail in _without_alternatives(details)]
+
+
+# What pydantic adds to the key of a value that may be one of several words or a number: which of the two it tried.
+_ALTERNATIVE = re.compile(r"literal\[.*\]|constrained-\w+")
+
+
+def _without_alternatives(details: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The errors, those of a value that fits none of a key's alternatives as one."""
+    for loc, same in groupby(details, lambda detail: _without_alternative(detail["loc"])):
+        first, *others = same
+        if loc != first["loc"]:
+            texts = [_text(first), *(_text(detail).removeprefix("must be ") for detail in others)]
+            yield {**first, "loc": loc, "text": " or ".join(texts)}
+            continue
+        yield from (first, *others)
+
+
+def _without_alternative(loc: KeyPath) -> KeyPath:
+    return loc[:-1] if loc and _ALTERNATIVE.fullmatch(str(loc[-1])) else loc
+
+
+def _text(detail: dict[str, Any]) -> str:
+    return _WORDS.get(detail["type"], "").format_map(detail.get("ctx", {})) or _own_words(detail["msg"])
 
 
 def _problem(model: type[BaseModel], tree: Node, detail: dict[str, Any]) -> Problem:
@@ -53,7 +78,7 @@ def _problem(model: type[BaseModel], tree: Node, detail: dict[str, Any]) -> Prob
     where = tree.nearest(loc).where
     if detail["type"] == "extra_forbidden":
         return Problem(where, dotted(loc), f"unknown key{_meant(model, loc)}")
-    text = _WORDS.get(detail["type"], "").format_map(detail.get("ctx", {})) or _own_words(detail["msg"])
+    text = detail.get("text") or _text(detail)
     if detail["type"] == "missing":
         return Problem(where, dotted(loc), text)
     given = loc[-1] if "[key]" in detail["loc"] else detail["input"]

@@ -152,6 +152,7 @@ def test_all_problems_come_at_once_in_reading_order(spoil: Spoil) -> None:
         ("site: lake", "site: sites", "run.yaml:4:3: slurm.site: unknown site 'sites'"),
         ("site: lake", "site: ./sites", "run.yaml:4:3: slurm.site: no such site file: sites"),
         ("nodes: 4", "nodes: 4\n  nodes: 8", "run.yaml:6:3: nodes: the key stands twice (first at "),
+        ("data:", "guards: {interval: 0}\ndata:", "run.yaml:20:10: guards.interval: must be 'auto' or 'off' or g"),
         ("data:", "env: {1A: {value: x, reason: y}}\ndata:", "run.yaml:20:7: env.1A: does not match"),
         ("data:", "env: {A: {value: x}}\ndata:", "run.yaml:20:7: env.A.reason: the key is required"),
         ("data:", "env: {A: {value: 1, reason: y}}\ndata:", "run.yaml:20:11: env.A.value: must be text (got 1)"),
