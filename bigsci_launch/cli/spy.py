@@ -139,7 +139,10 @@ def _judge(found: Bundle, axes: str | None) -> tuple[Evidence, Conclusion]:
     evidence = found.evidence(axes)
     if axes is not None and evidence.topology and evidence.topology.world_size != evidence.world_size:
         size = evidence.topology.world_size
-        raise ConfigError(f"--topology: {axes} is {size} ranks, but the job has {evidence.world_size}")
+        raise ConfigError(
+            f"--topology: {axes} is {size} ranks, but the job has {evidence.world_size}",
+            hint="without --topology the verdict stands, without coordinates",
+        )
     return evidence, _recognise(evidence, judge(evidence))
 
 
