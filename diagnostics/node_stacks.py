@@ -113,7 +113,7 @@ def add_numbers(argv: list[str], dump: str) -> str:
 
 
 def explain_py_spy(text: str) -> str:
-    """py-spy's error and its causes on one line."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    """py-spy's error and its causes on one line, without its advice: it is not the user's shell that may not read."""
+    lines = [line.partition(": Try running again")[0].strip() for line in text.splitlines() if line.strip()]
     start = next((index for index, line in enumerate(lines) if line.startswith("Error:")), 0)
     return "py-spy: " + "; ".join(lines[start : start + 4])[:300] if lines else "py-spy said nothing"

@@ -108,6 +108,8 @@ def test_py_spy_errors_fit_on_a_line(agent: ModuleType) -> None:
     text = "warning: x\nError: Failed to open process 7\nReason: Permission Denied\n"
     explain = agent.node_stacks.explain_py_spy
     assert explain(text) == "py-spy: Error: Failed to open process 7; Reason: Permission Denied"
+    denied = "Permission Denied: Try running again with elevated permissions by going 'sudo env \"PATH=$PATH\" !!'"
+    assert explain(denied) == "py-spy: Permission Denied"
     assert explain("") == "py-spy said nothing"
 
 
