@@ -217,12 +217,14 @@ def conclude_places(evidence: Evidence, graph: WaitGraph) -> Conclusion:
     """All ranks wait, and the stacks do not show over which ranks each of the communications goes."""
     sides = sides_of(graph, tuple(graph.waits))
     how_many = f"{len(graph.waits)} of {evidence.world_size} ranks"
+    were_seen_twice = all(len(seen.samples) > 1 for seen in evidence.ranks)
+    still = "no rank moved between the samples, and " if were_seen_twice else ""
     return Conclusion(
         state=State.HANG,
         claim=f"{how_many} wait in collectives, and none gets on: {name_sides(evidence, sides)}",
         confidence=0.3,
         sides=sides,
-        evidence=("no rank moved between the samples, and none is outside of a collective",),
+        evidence=(f"{still}none is outside of a collective",),
         missing=("over which ranks each collective goes: so who waits for whom is not known",),
     )
 

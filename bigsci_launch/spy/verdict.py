@@ -30,6 +30,7 @@ from bigsci_launch.topology import compress_ranks
 
 ODD_SHARE = 0.25
 """Without any collective in sight, so few ranks of all may be called odd."""
+ONE_LOOK = "a second look at the ranks: one alone does not tell whether they stand still"
 
 
 def judge(evidence: Evidence) -> Conclusion:
@@ -49,6 +50,8 @@ def _complete(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
     if unreadable:
         missing.append(f"the stacks of {count_ranks(unreadable)} ({compress_ranks(unreadable)})")
         missing += evidence.problems[:2]
+    if conclusion.state is State.HANG and not any(len(seen.samples) > 1 for seen in evidence.ranks):
+        missing.append(ONE_LOOK)
     if conclusion.state in (State.HANG, State.UNKNOWN):
         if not any(seen.recorder for seen in evidence.ranks):
             missing.append("sequence numbers of collectives: no rank has a flight recorder that can be asked")
@@ -235,7 +238,7 @@ def _together(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         confidence=0.4,
         kind="H80",
         sides=sides_of(graph, tuple(graph.waits)),
-        evidence=("no rank moved between the samples",),
+        evidence=("no rank moved between the samples",) if _num_samples(evidence) > 1 else (),
         missing=("unacknowledged bytes on the connections between the nodes", "the state of the devices"),
         next=("ss -tin  # on the nodes: look for unacked bytes and retransmits",),
     )

@@ -196,6 +196,17 @@ def test_what_counts_is_the_wait_of_the_thread_that_decides(
     assert suspects(judge(make_evidence(ranks))) == accused
 
 
+@pytest.mark.parametrize("looks", [1, 2])
+def test_one_look_does_not_tell_that_nobody_moves(make_evidence: MakeEvidence, make_rank: MakeRank, looks: int) -> None:
+    helper = "all_reduce@c10d:1 < reduce@/src/comm.py:5"
+    stacks = [f"{helper} < forward@/src/a.py:1", f"{helper} < backward@/src/a.py:9"]
+    ranks = [make_rank(rank, [stack] * looks) for rank, stack in enumerate(stacks)]
+    conclusion = judge(make_evidence(ranks))
+    assert conclusion.state.value == "hang"
+    assert any(line.startswith("a second look") for line in conclusion.missing) == (looks == 1)
+    assert any("no rank moved" in line for line in conclusion.evidence) == (looks == 2)
+
+
 def test_one_of_many_that_sleep_at_another_line_may_be_a_victim(
     make_evidence: MakeEvidence, make_rank: MakeRank
 ) -> None:
