@@ -30,6 +30,7 @@ from bigsci_launch.topology import compress_ranks
 
 ODD_SHARE = 0.25
 """Without any collective in sight, so few ranks of all may be called odd."""
+ASK_RECORDER = "bsl spy --flight-recorder=gdb  # the collectives that torch recorded tell who left"
 ONE_LOOK = "a second look at the ranks: one alone does not tell whether they stand still"
 
 
@@ -62,6 +63,8 @@ def _complete(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
 
 
 def _next_commands(conclusion: Conclusion, evidence: Evidence) -> tuple[str, ...]:
+    if conclusion.state is State.HANG and not conclusion.suspects and not any(seen.recorder for seen in evidence.ranks):
+        return (ASK_RECORDER,)
     if conclusion.state in (State.PROGRESSING, State.FINISHED) or not conclusion.suspects:
         return ()
     seen = next(seen for seen in evidence.ranks if seen.rank == conclusion.suspects[0].rank)
