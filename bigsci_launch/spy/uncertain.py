@@ -37,6 +37,8 @@ def is_certain(stall: Stall, seen: RankEvidence) -> bool:
 
 def conclude_uncertain(evidence: Evidence, graph: WaitGraph, roots: Sequence[RankEvidence]) -> Conclusion:
     """The verdict where all that others wait for may be victims themselves: where everybody stands, and no suspect."""
+    if not any(seen.threads for seen in roots):
+        return _conclude_unread(evidence, graph, roots)
     standing: dict[tuple[bool, str], list[int]] = {}
     for seen in roots:
         site = seen.thread.site if seen.thread else None
@@ -62,4 +64,23 @@ def conclude_uncertain(evidence: Evidence, graph: WaitGraph, roots: Sequence[Ran
         ),
         missing=("whether they wait for a collective that they began earlier: native frames or a recorder would say",),
         next=tuple(f"py-spy dump --native --pid {seen.pid}  # on {seen.node}" for seen in roots[:1]),
+    )
+
+
+def _conclude_unread(evidence: Evidence, graph: WaitGraph, roots: Sequence[RankEvidence]) -> Conclusion:
+    """The verdict where no stack of those was read for whom all others wait."""
+    ranks = tuple(seen.rank for seen in roots)
+    waiting = graph.leading_to(frozenset(ranks))
+    who = evidence.name(ranks[0]) if len(ranks) == 1 else name_ranks(ranks)
+    verb = "waits" if len(waiting) == 1 else "wait"
+    why = tuple(dict.fromkeys(seen.why_unreadable or "no stack" for seen in roots))
+    return Conclusion(
+        state=State.HANG,
+        claim=f"{count_ranks(waiting)} {verb} for {who}, of which no stack could be read ({why[0]}): "
+        "whether it waits too is not known",
+        confidence=0.4,
+        kind="H75",
+        sides=(*sides_of(graph, tuple(graph.waits)), Side(ranks, "not read")),
+        evidence=tuple(f"{name_ranks(ranks)}: {words}" for words in why[:3]),
+        missing=("what would let py-spy read it: the right to trace, py-spy itself, a second try",),
     )

@@ -9,6 +9,7 @@ import pytest
 
 from bigsci_launch.spy.evidence import Evidence, read_evidence
 from bigsci_launch.spy.stalls import Stall, explain_stall
+from bigsci_launch.spy.verdict import judge
 
 MakeEvidence = Callable[..., Evidence]
 MakeRank = Callable[..., dict[str, Any]]
@@ -220,3 +221,15 @@ def test_the_reader_of_a_pipe_and_the_server_of_a_call_are_named(explain: Explai
     server = {"number": 45, "name": "recvfrom", "fd": 9, "target": "socket:[1]", "socket": {"remote": "10.0.0.9:443"}}
     words = explain(LOCK, wchan="wait_woken", sample={"system_call": server}).words
     assert "recvfrom on fd 9 (a connection to 10.0.0.9:443)" in words
+
+
+def test_a_rank_that_may_not_be_read_is_told_of_and_not_accused(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    """A victim that cannot be read looks the same."""
+    others = [make_rank(rank, f"all_reduce@c10d:10 < {TAIL}") for rank in (0, 2, 3)]
+    hidden = make_rank(1, None, sample={"why": "py-spy: Permission Denied"})
+    conclusion = judge(make_evidence([*others, hidden], topology="dp=4"))
+    assert (conclusion.state.value, conclusion.kind, conclusion.suspects) == ("hang", "H75", ())
+    assert "3 ranks wait for rank 1" in conclusion.claim
+    assert "Permission Denied" in conclusion.claim
