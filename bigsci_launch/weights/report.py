@@ -54,11 +54,21 @@ def _headline(comparison: Comparison) -> str:
 
 
 def _count_of_differing(comparison: Comparison) -> str:
-    titles = {difference.title for difference in comparison.differences}
-    copies = len(comparison.differences)
-    counted = f"{len(titles):,}" if copies == len(titles) else f"{len(titles):,} (in {copies:,} places)"
-    verb = "differs" if len(titles) == 1 else "differ"
-    return f"{counted} {verb}{_all_on(comparison)}"
+    absent = [difference for difference in comparison.differences if difference.kind in ABSENT]
+    present = [difference for difference in comparison.differences if difference.kind not in ABSENT]
+    parts = [_counted(present, "differs", "differ"), _counted(absent, "is on one side only", "are on one side only")]
+    return f"{' and '.join(part for part in parts if part)}{_all_on(comparison)}"
+
+
+def _counted(differences: Sequence[Difference], one: str, more: str) -> str:
+    """How many tensors, at how many places if these are more, with a verb; nothing for none."""
+    if not differences:
+        return ""
+    titles = {difference.title for difference in differences}
+    counted = f"{len(titles):,}"
+    if len(differences) > len(titles):
+        counted += f" (in {len(differences):,} places)"
+    return f"{counted} {one if len(titles) == 1 else more}"
 
 
 def _all_on(comparison: Comparison) -> str:

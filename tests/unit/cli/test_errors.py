@@ -167,6 +167,7 @@ def test_a_tensor_that_is_missing_is_a_difference(run: Run) -> None:
     assert (
         done.returncode == 1 and "second" in done.stdout and "missing" in done.stdout and "Traceback" not in done.stderr
     )
+    assert "1 equal. 1 is on one side only." in done.stdout
 
 
 def test_a_reader_that_goes_away_is_no_error(folder: Path) -> None:
