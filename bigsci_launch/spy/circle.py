@@ -198,7 +198,7 @@ def _departed_evidence(
         if rank in departures.from_past:
             departure = departures.from_past[rank]
             due, did = _expected_words(departure, evidence), _did_words(departure, evidence, graph)
-            lines.append(f"rank {rank} did the same in the steps before: {due} was due, it issued {did}")
+            lines.append(f"by its steps before, rank {rank} was to issue {due}; it issued {did}")
         if rank in departures.from_peers:
             lines.append(f"no other rank with the same part in the schedule did as rank {rank}")
         wait = graph.direct_waiter(rank)
