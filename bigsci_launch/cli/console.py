@@ -72,7 +72,10 @@ def answer_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title
         table.add_row(*(Text(cell) for cell in row))
     console = Console(highlight=False)
     console.width = max(console.width, _least_width(columns, rows)) if is_interactive() else 10_000
-    console.print(table)
+    # Written by click: where the reader goes away, rich would exit with 1, which says that the answer is bad.
+    with console.capture() as capture:
+        console.print(table)
+    click.echo(capture.get(), nl=False)
 
 
 def _least_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:

@@ -8,11 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from bigsci_launch.cli import console
 
 ROOT = Path(__file__).parents[3]
 LONG = "a" * 300
@@ -183,3 +186,15 @@ def test_a_reader_that_goes_away_is_no_error(folder: Path) -> None:
 def test_debug_shows_where_an_error_comes_from(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BSL_DEBUG", "1")
     assert "Traceback" in run("status", "nowhere").stderr
+
+
+def test_a_table_whose_reader_went_away_ends_as_other_text_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The boundary turns it into 141; rich by itself exits with 1, which would say that the answer is bad."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    stdout = os.fdopen(writer, "w")
+    with monkeypatch.context() as patch, pytest.raises(BrokenPipeError):
+        patch.setattr(sys, "stdout", stdout)
+        console.answer_table(("tensor",), [("weight",)])
+    with suppress(BrokenPipeError):
+        stdout.close()
