@@ -49,10 +49,7 @@ def find_target(argument: str | None, job_id: str | None) -> Target:
     """
     if job_id is not None:
         job = query_job(job_id)
-        if job.run_directory is None:
-            return target_of_job(job, None, None)
-        run = open_run(Path(job.run_directory))
-        return target_of_job(job, run, _attempt_of(run, job_id))
+        return target_of_job(job, *_run_of(job))
     run = find_run(argument, None)
     attempt = run.latest_attempt()
     record = read_job(attempt) if attempt else None
@@ -61,6 +58,15 @@ def find_target(argument: str | None, job_id: str | None) -> Target:
     if record.job_id is not None:
         return target_of_job(query_job(record.job_id), run, attempt)
     return target_of_local_run(run, attempt)
+
+
+def _run_of(job: JobInfo) -> tuple[RunDir | None, AttemptDir | None]:
+    """The run of a job and its attempt. A job whose run directory was deleted, or is not ours to read, has none."""
+    try:
+        run = open_run(Path(job.run_directory)) if job.run_directory else None
+        return run, _attempt_of(run, job.job_id) if run else None
+    except RunDirError:
+        return None, None
 
 
 def _attempt_of(run: RunDir, job_id: str) -> AttemptDir | None:

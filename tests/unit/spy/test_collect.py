@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from bigsci_launch.errors import CollectError
+from bigsci_launch.scheduler.job import format_comment
 from bigsci_launch.spy.collect import FrameReader, agent_program, collect, unpack
 from bigsci_launch.spy.recorder import parse_recorder
 from bigsci_launch.spy.target import Target, find_target
@@ -148,6 +149,15 @@ def test_a_node_that_slurm_cannot_reach_is_left_out_and_told(fake_slurm: Callabl
     slurm.answer("sinfo", "n1|mixed|none\nn2|mixed*|none\n")
     target = find_target(None, "7")
     assert (target.nodes, dict(target.down)) == (("n1",), {"n2": "it does not respond to Slurm (mixed*)"})
+
+
+def test_a_job_runs_on_though_its_run_directory_was_deleted(fake_slurm: Callable[..., Any], tmp_path: Path) -> None:
+    slurm = fake_slurm("squeue", "sinfo")
+    comment = format_comment(str(tmp_path / "runs" / "deleted"))
+    slurm.answer("squeue", f"7|RUNNING|me|debug|1|n1|None|N/A|N/A|0:10|job|{comment}\n")
+    slurm.answer("sinfo", "n1|mixed|none\n")
+    target = find_target(None, "7")
+    assert (target.nodes, target.run, dict(target.request)) == (("n1",), None, {"job_id": "7"})
 
 
 def test_a_job_that_waits_has_no_stacks(fake_slurm: Callable[..., Any]) -> None:
