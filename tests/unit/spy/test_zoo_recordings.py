@@ -72,6 +72,12 @@ def without_records(document: Document) -> None:
     }
 
 
+def without_bsl(document: Document) -> None:
+    """What a job leaves that `bsl` did not start: no exit is recorded either, and nobody said which ranks to expect."""
+    without_records(document)
+    document["collection"].update(exits=[], expected=[])
+
+
 def without_topology(document: Document) -> None:
     document["collection"].update(topology=None, world_size=None)
 
@@ -81,6 +87,7 @@ LESS = {
     "sockets": without_samples("sockets"),
     "calls and threads": without_samples("system_call", "thread_waits", "thread_times"),
     "records of the run": without_records,
+    "a run of bsl": without_bsl,
     "topology": without_topology,
 }
 
