@@ -76,6 +76,7 @@ def write_bundle(folder: Path, bundle: Bundle, verdict: Mapping[str, Any], repor
         CollectError: it cannot be written.
     """
     try:
+        _clear(folder)
         (folder / "nodes").mkdir(parents=True, exist_ok=True)
         for node in bundle.nodes:
             (folder / "nodes" / f"{node['node']}.json").write_text(_dump(node), encoding="utf-8")
@@ -87,6 +88,14 @@ def write_bundle(folder: Path, bundle: Bundle, verdict: Mapping[str, Any], repor
         raise CollectError(
             f"{folder}: the evidence cannot be stored: {error.strerror}", hint="name another place with --output DIR"
         ) from error
+
+
+def _clear(folder: Path) -> None:
+    """Take an earlier bundle out of `folder`: a node that kept silent this time must not speak from it."""
+    if (folder / "collection.json").is_file():
+        (folder / "collection.json").unlink()
+        for node in (folder / "nodes").glob("*.json"):
+            node.unlink()
 
 
 def _dump(document: Mapping[str, Any]) -> str:

@@ -32,6 +32,13 @@ def test_a_stored_bundle_gives_the_same_answer(bundle: Bundle, tmp_path: Path) -
     assert (tmp_path / "b" / "report.txt").read_text() == "report\n"
 
 
+def test_a_second_look_into_one_folder_keeps_nothing_of_the_first(bundle: Bundle, tmp_path: Path) -> None:
+    """A node that is silent by now must not answer from the earlier look."""
+    write_bundle(tmp_path / "b", bundle, {}, "")
+    write_bundle(tmp_path / "b", Bundle(bundle.collection, bundle.nodes[:2]), {}, "")
+    assert [node["node"] for node in read_bundle(tmp_path / "b").nodes] == ["n0", "n1"]
+
+
 def test_another_topology_may_be_given_later(bundle: Bundle) -> None:
     assert str(bundle.evidence("tp=5").topology) == "tp=5,pp=1,dp=1"
 
