@@ -41,7 +41,8 @@ def judge_unseen(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     waiting = "waits" if len(graph.waits) == 1 else "wait"
     claim = f"{name_ranks(roots)} {verb} not come to the collectives that {count_ranks(graph.waits)} {waiting} in"
     return Conclusion(
-        state=State.HANG,
+        # Where nobody has looked, ranks may be at work.
+        state=State.UNKNOWN if reason == ELSEWHERE else State.HANG,
         claim=f"{claim}, and nothing that was read shows where {they}",
         confidence=0.3,
         sides=sides_of(graph, tuple(graph.waits)),
