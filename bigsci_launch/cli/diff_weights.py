@@ -110,7 +110,7 @@ def _audited(path: Path, selection: Selection) -> Comparison:
     require_numpy("an audit measures tensors")
     from bigsci_launch.weights.audit import audit_weights
 
-    weights = open_weights(_weights_folder(path), "a")
+    weights = _with_checkpoint(open_weights(_weights_folder(path), "a"))
     with console.late_progress("auditing", len(weights.sources)) as advance:
         return audit_weights(weights, selection=selection, advance=advance)
 

@@ -9,7 +9,7 @@ from bigsci_launch.errors import CheckpointError
 from bigsci_launch.weights.compare import EVERYTHING, Advance, silent
 from bigsci_launch.weights.comparison import Comparison, Difference, Finding, Selection
 from bigsci_launch.weights.copies import CopyPair, dp_pairs, master_pairs, tied_pairs, tp_pairs
-from bigsci_launch.weights.drift import Holdings, compare_pairs, describe, hold
+from bigsci_launch.weights.drift import Holdings, compare_pairs, describe, hold, with_moments, with_source
 from bigsci_launch.weights.health import broken_records, decayed_norms, lost_steps, non_finite
 from bigsci_launch.weights.mapped import MANY_FILES, FilePool
 from bigsci_launch.weights.replicas import Hints
@@ -31,9 +31,10 @@ def audit_weights(weights: Weights, *, selection: Selection = EVERYTHING, advanc
     pairs = list(all_pairs(holdings.tensors, Hints.of_model(weights.model)))
     files = FilePool(MANY_FILES)
     differences = compare_pairs(pairs, files)
+    explained, source = with_moments(holdings, weights, {difference.name for difference in differences})
     findings = [
         *broken_records(weights.sources),
-        *describe(differences, holdings, files),
+        *with_source(describe(differences, explained, files), source),
         *non_finite(holdings.tensors, files),
         *lost_steps(holdings.groups, weights.model),
         *decayed_norms(holdings.groups),

@@ -77,26 +77,32 @@ def copy_findings(weights: Weights, names: set[str], side: str) -> list[Finding]
     if not names:
         return []
     held = hold(weights, _named(names))
-    holdings, source = _with_moments(held, weights, names)
+    holdings, source = with_moments(held, weights, names)
     files = FilePool(MANY_FILES)
     tied = [tensor for tensor in held.tensors if tensor.name.startswith(TIED)]
     pairs = [*tied_pairs(tied), *tp_pairs(held.tensors, Hints.of_model(weights.model))]
     differences = compare_pairs(pairs, files)
     found = [
-        replace(item, claim=f"in {side}, {item.claim}{source if ': ' in item.pattern else ''}")
-        for item in describe(differences, holdings, files)
+        replace(item, claim=f"in {side}, {item.claim}")
+        for item in with_source(describe(differences, holdings, files), source)
     ]
     files.close_all()
     return found
+
+
+def with_source(findings: Iterable[Finding], source: str) -> Iterator[Finding]:
+    """The findings, those that name a cause with words that say where it was read."""
+    for finding in findings:
+        yield replace(finding, claim=f"{finding.claim}{source}") if ": " in finding.pattern else finding
 
 
 def _named(names: set[str]) -> Selection:
     return Selection(include=(re.compile("|".join(f"^{re.escape(name)}$" for name in sorted(names))),))
 
 
-def _with_moments(held: Holdings, weights: Weights, names: set[str]) -> tuple[Holdings, str]:
+def with_moments(held: Holdings, weights: Weights, names: set[str]) -> tuple[Holdings, str]:
     """The holdings with the moments of the checkpoint beside a dump, and words that say so."""
-    if weights.beside is None:
+    if weights.beside is None or not names:
         return held, ""
     saved = hold(weights.beside, _named(names))
     moments = (tensor for tensor in saved.tensors if tensor.role in MOMENTS)

@@ -67,6 +67,10 @@ def test_dumps_around_a_restart_name_the_cause_from_the_checkpoint_of_the_run(
     assert claims[pattern].startswith(f"in A, {TIED} (pp 1, every tp and dp) differs from its tied copy on pp 0")
     assert f"{words} (by the moments in global_step20); in B the copies are equal" in claims[pattern]
     assert {entry["likely"] for entry in answer.document["different"]} == {pattern}
+    alone = diff("--audit", a, "--json")
+    (finding,) = alone.document["findings"]
+    assert (alone.code, finding["pattern"]) == (1, pattern)
+    assert finding["claim"].endswith(f"{words} (by the moments in global_step20)")
 
 
 def test_the_checkpoint_of_another_step_is_not_asked(tmp_path: Path, tiny: Any, diff: Any, save_arrays: Any) -> None:
