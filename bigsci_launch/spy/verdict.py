@@ -31,6 +31,7 @@ from bigsci_launch.topology import compress_ranks
 ODD_SHARE = 0.25
 """Without any collective in sight, so few ranks of all may be called odd."""
 ASK_RECORDER = "bsl spy --flight-recorder=gdb  # the collectives that torch recorded tell who left"
+LOOK_AGAIN = "bsl spy  # again in a minute"
 ONE_LOOK = "a second look at the ranks: one alone does not tell whether they stand still"
 
 
@@ -121,6 +122,10 @@ def _moving(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     if not moving:
         return None
     fact = f"{count_ranks(moving)} of {evidence.world_size} moved on between the samples"
+    if all(is_joining(seen) for seen in evidence.ranks):
+        missing = "whether all will: who is late, or looks elsewhere, shows when nobody moves any more"
+        claim = f"the ranks still look for each other: {fact}"
+        return Conclusion(State.PROGRESSING, claim, 0.5, evidence=(fact,), missing=(missing,), next=(LOOK_AGAIN,))
     slow = _straggler(evidence)
     if slow is None:
         return Conclusion(State.PROGRESSING, f"the job gets on: {fact}", 0.9, evidence=(fact,))

@@ -39,3 +39,17 @@ def test_ranks_that_waited_in_both_looks_wait(
     verdict = judge(make_evidence([*waits, make_rank(2, REST, wchan="hrtimer_nanosleep")]))
     assert verdict.state.value == "hang"
     assert [suspect.rank for suspect in verdict.suspects] == [2]
+
+
+def test_one_rank_that_joins_does_not_tell_that_all_will(
+    make_rank: Callable[..., dict[str, Any]], make_evidence: Callable[..., Evidence]
+) -> None:
+    """As `bsl hang-lab run H46` showed: one rank looks elsewhere, and another came in between the looks."""
+    init = "init_process_group@c10d:20 < main@/src/train.py:3"
+    at_store = f"_create_c10d_store@/venv/torch/distributed/rendezvous.py:199 < {init}"
+    inside = f"_new_process_group_helper@c10d:10 < {init}"
+    stacks = [at_store, inside, inside, [at_store, inside]]
+    verdict = judge(make_evidence([make_rank(rank, stack) for rank, stack in enumerate(stacks)]))
+    assert (verdict.state.value, verdict.confidence) == ("progressing", 0.5)
+    assert verdict.claim == "the ranks still look for each other: 1 rank of 4 moved on between the samples"
+    assert verdict.next == ("bsl spy  # again in a minute",)
