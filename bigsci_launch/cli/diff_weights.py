@@ -117,16 +117,13 @@ def _audited(path: Path, selection: Selection) -> Comparison:
 
 def _weights_folder(path: Path) -> Path:
     """The checkpoints of a run where the user names it or its directory, else the path itself."""
+    from bigsci_launch.runs.find import runs_root
     from bigsci_launch.runs.layout import RunDir
 
     with suppress(PermissionError):
-        if not path.exists():
-            from bigsci_launch.runs.find import runs_root
-
-            named = RunDir(runs_root() / path)
-            return named.checkpoints if named.record.is_file() else path
-        run = RunDir(path)
-        return run.checkpoints if run.record.is_file() else path
+        run = RunDir(path if path.exists() else runs_root() / path)
+        if run.record.is_file():
+            return run.checkpoints
     return path
 
 

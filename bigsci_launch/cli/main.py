@@ -50,9 +50,11 @@ class Boundary(click.Group):
             if os.environ.get("BSL_DEBUG") == "1":
                 raise
             where = "" if error.filename is None else f"{error.filename}: "
-            click.echo(f"error: {where}{(error.strerror or str(error)).lower()}", err=True)
-            click.echo("hint: BSL_DEBUG=1 shows what was being done", err=True)
-            ctx.exit(BslError.exit_code)
+            said = BslError(
+                f"{where}{(error.strerror or str(error)).lower()}", hint="BSL_DEBUG=1 shows what was being done"
+            )
+            click.echo(error_text(said), err=True)
+            ctx.exit(said.exit_code)
 
 
 def error_text(error: BslError) -> str:

@@ -103,12 +103,11 @@ def check_plan(
     limits, used = limits_of(config, site), calibration or calibration_of(site)
     refusal = find_refusal(setup, limits)
     refused = _preflight_findings(config)
-    if refusal and refusal.rule.name == "empty stage":
-        # The pre-flight says the same of such a cut, and more: what the stage holds, what comes of it, a remedy.
-        keys, price = (PP, "model.num_layers"), "the job would end at its start"
-        return refused or [PricedFinding(refusal.rule.name, "error", *keys, refusal.text, price)]
-    if refusal:
-        found = PricedFinding(refusal.rule.name, "error", PP, TP, refusal.text, "the job would end at its start")
+    # Of an empty stage the pre-flight says the same, and more: what the stage holds, what comes of it, a remedy.
+    is_empty_stage = refusal is not None and refusal.rule.name == "empty stage"
+    if refusal and not (is_empty_stage and refused):
+        keys = (PP, "model.num_layers") if is_empty_stage else (PP, TP)
+        found = PricedFinding(refusal.rule.name, "error", *keys, refusal.text, "the job would end at its start")
         return [found, *refused]
     if refused:
         return refused

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from bigsci_launch.spy.conclusion import Conclusion, Side, State, count_ranks, name_ranks
 from bigsci_launch.spy.evidence import Evidence, RankEvidence
-from bigsci_launch.spy.waits import WaitGraph, build_graph
+from bigsci_launch.spy.waits import WaitGraph
 
 LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken ?pipe|closed by (peer|remote)|remote (process|peer|error)"
@@ -45,13 +45,13 @@ def words_of(seen: RankEvidence) -> str:
     return seen.error or (seen.failure.words if seen.failure else "")
 
 
-def judge_unaccused(evidence: Evidence, failed: Sequence[RankEvidence]) -> Conclusion | None:
+def judge_unaccused(evidence: Evidence, failed: Sequence[RankEvidence], graph: WaitGraph) -> Conclusion | None:
     """The verdict on a crash of which no rank can be accused, or None where the first failure is a rank's own."""
     first = in_order_of_failure(failed)[0]
     if lost_peer(first):
         return _conclude_lost(evidence, failed)
     if not any(seen.exit or words_of(seen) for seen in failed):
-        return _judge_silent(evidence, failed, build_graph(evidence))
+        return _judge_silent(evidence, failed, graph)
     if first.exit is None or first.exit.signal != "SIGABRT":
         return None
     words = words_of(first)

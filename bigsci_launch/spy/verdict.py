@@ -89,7 +89,7 @@ def _ended(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     if len(gone) == evidence.world_size and not failed:
         return Conclusion(State.FINISHED, f"all {evidence.world_size} ranks have ended with exit code 0", 1.0)
     awaited = [seen for seen in gone if seen.rank in graph.roots]
-    unaccused = judge_unaccused(evidence, failed) if failed else None
+    unaccused = judge_unaccused(evidence, failed, graph) if failed else None
     if unaccused is not None:
         return unaccused
     first = (failed or awaited or gone)[0]
