@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,13 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ranks import BSL, prepare_corpus, require_success, start_ranks
+
 from bigsci_launch.config.load import dump_resolved
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
 
 SAVE_AT, LAST, MID_RUN = 60, 64, 7
-BSL = "from bigsci_launch.cli.main import main; main()"
+LIMIT_S = 1800
 DEFECTS = {
     "healthy": "",
     "B1 tied gradients not reduced": "unreduced_tied_gradients",
@@ -121,23 +121,9 @@ def has_ended(attempt: AttemptDir) -> bool:
 
 def train(attempts: list[AttemptDir], logs: Path, num_ranks: int) -> None:
     """Train all attempts one after the other, by the same ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "bigsci_launch.train.several", *(str(attempt.path) for attempt in attempts)]
-    shared = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = []
-    for rank in range(num_ranks):
-        environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        with (logs / f"rank-{rank}.log").open("w") as log:
-            ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-    try:
-        codes = [process.wait(timeout=1800) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    if any(code not in (0, -6) for code in codes):
-        sys.exit((logs / "rank-0.log").read_text()[-3000:])
+    module = ["bigsci_launch.train.several", *(str(attempt.path) for attempt in attempts)]
+    ranks = start_ranks(num_ranks, module, lambda rank: logs / f"rank-{rank}.log", {})
+    require_success(ranks, logs / "rank-0.log", LIMIT_S)
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -267,10 +253,7 @@ def main() -> None:
         folder = (options.keep or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         corpus = folder / "corpus"
-        source = Path(__file__).resolve().parents[1] / "bigsci_launch"
-        arguments = ["data", "prepare", str(source), "--output", str(corpus), "--vocab-size", "512", "--glob", "*.py"]
-        if not corpus.with_suffix(".idx").exists():
-            subprocess.run([sys.executable, "-c", BSL, *arguments], check=True, stdout=subprocess.DEVNULL)
+        prepare_corpus(corpus, 512)
         for dp in options.dp:
             runs = folder / str(dp)
             runs.mkdir(exist_ok=True)

@@ -12,7 +12,6 @@ all steps until the next. Other programs shared the two cores: differences of a 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from defect_matrix import BSL, train, write
+from defect_matrix import train, write
+from ranks import prepare_corpus
 
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir
@@ -166,14 +166,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder, costs = Path(temporary), []
         corpus = folder / "corpus"
-        source = Path(__file__).resolve().parents[1] / "bigsci_launch"
-        arguments = ["data", "prepare", str(source), "--output", str(corpus), "--vocab-size", "500", "--glob", "*.py"]
-        subprocess.run([sys.executable, "-c", BSL, *arguments], check=True, stdout=subprocess.DEVNULL)
-        for number, size in enumerate(SIZES):
+        prepare_corpus(corpus, 500)
+        sizes = [SIZES[number] for number in options.only] if options.only else SIZES
+        for number, size in enumerate(sizes):
             (folder / str(number)).mkdir()
             costs.append(measure(folder / str(number), size, corpus, options.steps))
             print(row(size, costs[-1]), file=sys.stderr, flush=True)
-        text = page([row(size, cost) for size, cost in zip(SIZES, costs, strict=True)])
+        text = page([row(size, cost) for size, cost in zip(sizes, costs, strict=True)])
     if options.page:
         options.page.write_text(text)
     else:

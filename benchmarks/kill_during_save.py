@@ -19,10 +19,8 @@ import random
 import select
 import shutil
 import signal
-import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -30,11 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from ranks import draw_corpus, require_success, start_attempt
 
-from bigsci_launch.config.load import dump_resolved
 from bigsci_launch.config.schema import RunConfig
-from bigsci_launch.data.indexed import IndexedWriter
 from bigsci_launch.errors import BslError
 from bigsci_launch.runs.checkpoints import CheckpointsDir, find_checkpoint, read_record, require_complete
 from bigsci_launch.runs.events import read_events
@@ -168,34 +164,10 @@ def make_config(prefix: Path, steps: int) -> RunConfig:
     )
 
 
-def write_dataset(prefix: Path) -> None:
-    draw = np.random.default_rng(0)
-    with IndexedWriter(prefix, np.dtype(np.uint16)) as writer:
-        writer.add_document(draw.integers(300, size=20_000))
-
-
-def start_ranks(run: RunDir, config: RunConfig) -> tuple[AttemptDir, list[subprocess.Popen[bytes]]]:
-    attempt = run.attempt(run.next_attempt_name())
-    attempt.make()
-    attempt.config.write_text(dump_resolved(config))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shared |= {"BSL_RUN_DIR": str(run.path), "BSL_ATTEMPT": attempt.name}
-    processes = []
-    for rank in range(RANKS):
-        environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        with attempt.log_file(rank).open("wb") as log:
-            command = [sys.executable, "-m", "bigsci_launch.train"]
-            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-    return attempt, processes
-
-
 def kill_at(moment: Moment, run: RunDir, config: RunConfig) -> Kill:
     """One attempt, killed at the moment."""
     watch = Watch(run.checkpoints)
-    attempt, processes = start_ranks(run, config)
+    attempt, processes = start_attempt(run, config, RANKS)
     seen = 0
     try:
         for folder, event, name in watch.events(time.monotonic() + LIMIT_S):
@@ -272,10 +244,8 @@ def examine(checkpoints: CheckpointsDir) -> tuple[int | None, str]:
 
 def finish(run: RunDir, config: RunConfig) -> None:
     """Train to the end."""
-    attempt, processes = start_ranks(run, config)
-    codes = [process.wait(LIMIT_S) for process in processes]
-    if any(code not in (0, -signal.SIGABRT) for code in codes):
-        raise SystemExit(f"ranks ended with {codes}:\n{tail(attempt)}")
+    attempt, processes = start_attempt(run, config, RANKS)
+    require_success(processes, attempt.log_file(0), LIMIT_S)
 
 
 def find_other_losses(run: RunDir, reference: RunDir) -> list[str]:
@@ -306,7 +276,7 @@ def write_page(page: Path, text: str, begin: str, end: str) -> None:
 def run_kills(folder: Path, moments: Sequence[Moment]) -> tuple[list[Kill], list[str], int]:
     """The kills, what was wrong, and how many losses were compared."""
     prefix = folder / "tokens"
-    write_dataset(prefix)
+    draw_corpus(prefix)
     run, reference = RunDir(folder / "killed"), RunDir(folder / "undisturbed")
     kills, problems = [], []
     for number, moment in enumerate(moments, 1):

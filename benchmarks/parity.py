@@ -11,7 +11,6 @@ copies, tensor-parallel copies and replicas are equal to the last bit after each
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from defect_matrix import BSL, has_ended, train, write
+from defect_matrix import has_ended, train, write
+from ranks import prepare_corpus
 
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir
@@ -181,10 +181,7 @@ def main() -> None:
         folder = (options.keep or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         corpus = folder / "corpus"
-        source = Path(__file__).resolve().parents[1] / "bigsci_launch"
-        arguments = ["data", "prepare", str(source), "--output", str(corpus), "--vocab-size", "500", "--glob", "*.py"]
-        if not corpus.with_suffix(".idx").exists():
-            subprocess.run([sys.executable, "-c", BSL, *arguments], check=True, stdout=subprocess.DEVNULL)
+        prepare_corpus(corpus, 500)
         topologies = [topology for topology in TOPOLOGIES if topology.world_size in options.ranks]
         train_all(folder, corpus, [ALONE, *topologies])
         text, wrong = page(folder, topologies, options.ranks)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
 import statistics
 import tempfile
 import time
@@ -21,7 +20,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kill_during_save import RANKS, start_ranks, write_dataset, write_page
+from kill_during_save import RANKS, write_page
+from ranks import draw_corpus, require_success, start_attempt
 
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.runs.checkpoints import CheckpointsDir, read_record
@@ -53,10 +53,8 @@ def make_config(prefix: Path, hidden: int, steps: int) -> RunConfig:
 
 
 def train(run: RunDir, config: RunConfig) -> AttemptDir:
-    attempt, processes = start_ranks(run, config)
-    codes = [process.wait(LIMIT_S) for process in processes]
-    if any(code not in (0, -signal.SIGABRT) for code in codes):
-        raise SystemExit(f"ranks ended with {codes}:\n{attempt.log_file(0).read_text()[-2000:]}")
+    attempt, processes = start_attempt(run, config, RANKS)
+    require_success(processes, attempt.log_file(0), LIMIT_S)
     return attempt
 
 
@@ -119,7 +117,7 @@ def _read(path: Path) -> None:
 
 def measure(folder: Path, hidden: int) -> str:
     prefix, run = folder / "tokens", RunDir(folder / "run")
-    write_dataset(prefix)
+    draw_corpus(prefix)
     saves, loads, writes, reads = [], [], [], []
     saves += save_seconds(train(run, make_config(prefix, hidden, TIMES)))
     for number in range(TIMES):

@@ -10,9 +10,7 @@ gradient norms are compared step by step; `bsl diff-weights` compares every conv
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kill_during_save import write_dataset, write_page
+from kill_during_save import write_page
+from ranks import draw_corpus, require_success, start_attempt
 
-from bigsci_launch.config.load import dump_resolved
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.runs.events import read_events
@@ -78,25 +76,9 @@ def make_config(prefix: Path, topology: Topology, precision: str, steps: int) ->
 
 def train(run: RunDir, prefix: Path, topology: Topology, precision: str, steps: int) -> dict[int, dict[str, Any]]:
     """Train `steps` steps, from the run's newest checkpoint if it has one; the records of the steps."""
-    attempt = run.attempt(run.next_attempt_name())
-    attempt.make()
-    attempt.config.write_text(dump_resolved(make_config(prefix, topology, precision, steps)))
-    port = str(20_000 + os.getpid() % 9_000)
-    shared = {"WORLD_SIZE": str(topology.world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    shared |= {"BSL_RUN_DIR": str(run.path), "BSL_ATTEMPT": attempt.name}
-    processes = []
-    for rank in range(topology.world_size):
-        environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        with attempt.log_file(rank).open("wb") as log:
-            command = [sys.executable, "-m", "bigsci_launch.train"]
-            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-    try:
-        codes = [process.wait(LIMIT_S) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    if any(code not in (0, -signal.SIGABRT) for code in codes):
-        raise SystemExit(f"{topology}: ranks ended with {codes}:\n{attempt.log_file(0).read_text()[-2000:]}")
+    config = make_config(prefix, topology, precision, steps)
+    attempt, processes = start_attempt(run, config, topology.world_size)
+    require_success(processes, attempt.log_file(0), LIMIT_S)
     files = [attempt.event_file(rank) for rank in range(topology.world_size)]
     return {record["step"]: record for file in files for record in read_events(file) if record["kind"] == "step"}
 
@@ -124,7 +106,7 @@ def largest(key: str, found: dict[int, dict[str, Any]], expected: dict[int, dict
 
 def measure(folder: Path, precision: str) -> list[Row]:
     prefix = folder / "tokens"
-    write_dataset(prefix)
+    draw_corpus(prefix)
     home = RunDir(folder / "home")
     train(home, prefix, HOME, precision, SAVED)
     shutil.copytree(home.path, folder / "saved")

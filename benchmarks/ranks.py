@@ -1,0 +1,74 @@
+"""Ranks of `bsl train` on this machine, for the benchmarks that train: their data, their processes, their end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bigsci_launch.config.load import dump_resolved
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.data.indexed import IndexedWriter
+from bigsci_launch.runs.layout import AttemptDir, RunDir
+
+BSL = "from bigsci_launch.cli.main import main; main()"
+SOURCE = Path(__file__).resolve().parents[1] / "bigsci_launch"
+Process = subprocess.Popen[bytes]
+
+
+def prepare_corpus(prefix: Path, vocab_size: int) -> None:
+    """Make a dataset of this project's own source, unless it is there."""
+    if not prefix.with_suffix(".idx").exists():
+        arguments = ["data", "prepare", str(SOURCE), "--output", str(prefix), "--glob", "*.py"]
+        command = [sys.executable, "-c", BSL, *arguments, "--vocab-size", str(vocab_size)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def draw_corpus(prefix: Path) -> None:
+    """Make a dataset of 20,000 random tokens below 300."""
+    draw = np.random.default_rng(0)
+    with IndexedWriter(prefix, np.dtype(np.uint16)) as writer:
+        writer.add_document(draw.integers(300, size=20_000))
+
+
+def start_attempt(run: RunDir, config: RunConfig, num_ranks: int) -> tuple[AttemptDir, list[Process]]:
+    """Start the ranks of the next attempt of a run."""
+    attempt = run.attempt(run.next_attempt_name())
+    attempt.make()
+    attempt.config.write_text(dump_resolved(config))
+    place = {"BSL_RUN_DIR": str(run.path), "BSL_ATTEMPT": attempt.name}
+    return attempt, start_ranks(num_ranks, ["bigsci_launch.train"], attempt.log_file, place)
+
+
+def start_ranks(
+    num_ranks: int, module: Sequence[str], log_of: Callable[[int], Path], more: Mapping[str, str]
+) -> list[Process]:
+    """Start `python -m MODULE ARGUMENTS...` as so many ranks, each with a log and with `more` in its environment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **more}
+    processes = []
+    for rank in range(num_ranks):
+        environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        with log_of(rank).open("wb") as log:
+            command = [sys.executable, "-m", *module]
+            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+    return processes
+
+
+def require_success(processes: Sequence[Process], log: Path, timeout_s: float) -> None:
+    """Wait for all ranks; ends the benchmark with the end of `log` where one failed."""
+    try:
+        codes = [process.wait(timeout_s) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    if any(code not in (0, -signal.SIGABRT) for code in codes):
+        sys.exit(f"ranks ended with {codes}:\n{log.read_text()[-3000:]}")
