@@ -68,6 +68,22 @@ def test_the_answer_is_given_also_where_the_evidence_cannot_be_stored(launcher: 
     assert done.stderr.startswith("error: file: the evidence cannot be stored")
 
 
+SHELL = """
+for rank in 0 1; do
+    {python} -c "import pathlib, time; pathlib.Path('up-$rank').touch(); time.sleep(60)" &
+done
+until [ -e up-0 ] && [ -e up-1 ]; do sleep 0.05; done
+{python} -m bigsci_launch spy --pid $$ --json
+kill $(jobs -p)
+"""
+
+
+def test_bsl_is_no_rank_of_the_shell_that_it_was_typed_in(tmp_path: Path) -> None:
+    text = SHELL.format(python=sys.executable)
+    done = subprocess.run(["bash", "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert json.loads(done.stdout)["world_size"] == 2, done.stderr
+
+
 def test_a_hang_may_be_an_exit_code(launcher: int, tmp_path: Path) -> None:
     words = ("spy", "--pid", str(launcher), "--output", "e")
     assert bsl(*words, "--exit-code", cwd=tmp_path).returncode == 1
