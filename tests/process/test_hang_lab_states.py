@@ -185,7 +185,7 @@ def require_look(standing: Standing, look: Look) -> None:
     assert state in look.state or state == look.state, (state, wchan)
     assert re.search(look.wchan, wchan), wchan
     if look.function:
-        assert look.function in functions_of(pids[culprit])
+        require_function(pids[culprit], look.function)
     if look.others:
         stacks = {rank: functions_of(pid) for rank, pid in pids.items() if rank != culprit}
         assert any(look.others in stack for stack in stacks.values()), stacks
@@ -199,6 +199,13 @@ def kernel_state(pid: int) -> tuple[str, str]:
         return process.state, Path(f"/proc/{pid}/wchan").read_text()
     except OSError:
         return process.state, ""
+
+
+def require_function(pid: int, name: str) -> None:
+    """`name` is on a stack. Of a process that moves, a look without a pause may catch a part of the stack only."""
+    end = time.monotonic() + 10
+    while name not in (functions := functions_of(pid)):
+        assert time.monotonic() < end, functions
 
 
 def functions_of(pid: int) -> set[str]:

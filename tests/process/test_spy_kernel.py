@@ -31,7 +31,8 @@ def document(launch: Any, ask_agent: Callable[..., Facts]) -> Facts:
 
 
 def is_settled(found: Facts) -> bool:
-    return bool(found["locks"]) and all(calls_of(found, place) for place in ("send_result", "write_log"))
+    is_asleep = first(found, "end_worker")["state"] == "S"
+    return is_asleep and bool(found["locks"]) and all(calls_of(found, place) for place in ("send_result", "write_log"))
 
 
 def first(found: Facts, place: str) -> Facts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import shutil
 import signal
@@ -210,13 +210,10 @@ def test_no_conversion_picks_one_of_copies_that_differ(saved: Path, tmp_path: Pa
         SavedShards(tmp_path / "apart", saved_topology(read_record(saved))).require_equal_copies(lambda text: None)
 
 
-def test_kills_during_saves_cost_one_interval_and_no_bit(tmp_path: Path) -> None:
+def test_kills_during_saves_cost_one_interval_and_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four of the moments of the benchmark: a file half written, named, half pointed to, an old one half deleted."""
-    path = Path(__file__).parents[2] / "benchmarks/kill_during_save.py"
-    spec = importlib.util.spec_from_file_location("kill_during_save", path)
-    assert spec and spec.loader
-    program = sys.modules["kill_during_save"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    program = importlib.import_module("kill_during_save")
     moments = program.draw_moments(9, seed=2)
     kills, problems, compared = program.run_kills(tmp_path, [moments[number] for number in (1, 5, 6, 8)])
     assert problems == []
