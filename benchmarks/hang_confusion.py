@@ -37,9 +37,9 @@ from bigsci_launch.hang_lab.needs import missing_need
 from bigsci_launch.hang_lab.nursery import Nursery, open_nursery
 from bigsci_launch.hang_lab.runner import Trial, reproduce
 from bigsci_launch.hang_lab.zoo import REPRODUCTIONS
-from bigsci_launch.spy.bundle import read_bundle
-from bigsci_launch.spy.document import to_document
-from bigsci_launch.spy.verdict import judge as judge_evidence
+from bigsci_launch.spy.evidence.bundle import read_bundle
+from bigsci_launch.spy.judge.verdict import judge as judge_evidence
+from bigsci_launch.spy.show.document import to_document
 
 Row = dict[str, Any]
 KINDS = {None: (True,), "also": (True, False), "only": (False,)}

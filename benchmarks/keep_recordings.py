@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.spy.bundle import Bundle, read_bundle
-from bigsci_launch.spy.document import to_document
-from bigsci_launch.spy.verdict import judge
+from bigsci_launch.spy.evidence.bundle import Bundle, read_bundle
+from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.show.document import to_document
 
 Document = dict[str, Any]
 RANK_KEYS = ("rank", "pid", "world_size", "step")

@@ -17,16 +17,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigsci_launch.plan.calibrate import fit_calibration
-from bigsci_launch.plan.calibration import read_calibration
-from bigsci_launch.plan.constants import A100
-from bigsci_launch.plan.legality import Limits
-from bigsci_launch.plan.model import price_setup
-from bigsci_launch.plan.predict import predict_row
-from bigsci_launch.plan.rows import Measurement, measurements_of, read_rows
-from bigsci_launch.plan.score import ErrorFigures, Ranking, error_figures, rank_figures, score_rows
-from bigsci_launch.plan.search import search
-from bigsci_launch.plan.tflops import full_flops
+from bigsci_launch.plan.calibrate.calibrate import fit_calibration
+from bigsci_launch.plan.calibrate.predict import predict_row
+from bigsci_launch.plan.calibrate.rows import Measurement, measurements_of, read_rows
+from bigsci_launch.plan.calibrate.score import ErrorFigures, Ranking, error_figures, rank_figures, score_rows
+from bigsci_launch.plan.choose.search import search
+from bigsci_launch.plan.price.calibration import read_calibration
+from bigsci_launch.plan.price.constants import A100
+from bigsci_launch.plan.price.price import price_setup
+from bigsci_launch.plan.shape.legality import Limits
+from bigsci_launch.plan.shape.tflops import full_flops
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/explanation/planner.md"

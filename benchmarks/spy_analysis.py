@@ -28,8 +28,8 @@ from typing import Any
 
 from spy_synthetic import SyntheticJob
 
-from bigsci_launch.spy.bundle import write_bundle
-from bigsci_launch.spy.verdict import judge
+from bigsci_launch.spy.evidence.bundle import write_bundle
+from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.topology import Topology
 
 GOAL_S = 2.0

@@ -24,9 +24,9 @@ from typing import Any
 
 from spy_synthetic import SyntheticJob
 
-from bigsci_launch.spy.document import to_document
-from bigsci_launch.spy.report import to_lines
-from bigsci_launch.spy.verdict import judge
+from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.show.document import to_document
+from bigsci_launch.spy.show.report import to_lines
 from bigsci_launch.topology import Topology
 
 TOPOLOGIES = {384: Topology(4, 12, 8), 4096: Topology(8, 16, 32), 32768: Topology(8, 16, 256)}

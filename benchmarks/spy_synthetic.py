@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from bigsci_launch.spy.bundle import Bundle
+from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.topology import Coordinate, Topology, compress_ranks
 
 Document = dict[str, Any]

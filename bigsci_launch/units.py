@@ -66,3 +66,11 @@ def format_count(number: float) -> str:
         if abs(number) >= limit:
             return f"{number / limit:.1f}{unit}"
     return f"{number:.0f}"
+
+
+def format_percent(fraction: float) -> str:
+    """A share as a reader wants it: `31 %`, `0.00042 %`, never `0 %` for something."""
+    if fraction == 0 or fraction == 1:
+        return f"{fraction * 100:.0f} %"
+    share = fraction * 100
+    return f"{min(share, 99.9):.1f} %" if share > 99 else f"{share:.2g} %"

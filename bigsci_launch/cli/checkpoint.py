@@ -15,7 +15,7 @@ import click
 from bigsci_launch.cli import console
 
 if TYPE_CHECKING:
-    from bigsci_launch.plan.conversion import Conversion
+    from bigsci_launch.plan.choose.conversion import Conversion
     from bigsci_launch.runs.checkpoints import CheckpointsDir
     from bigsci_launch.runs.verify import CheckpointState
 
@@ -127,7 +127,7 @@ def convert(
     bit. Copies that differ are refused: none is picked. With the `checkpoints` folder of a new run as the output, that
     run goes on from it.
     """
-    from bigsci_launch.plan.conversion import plan_conversion, require_room, saved_topology
+    from bigsci_launch.plan.choose.conversion import plan_conversion, require_room, saved_topology
     from bigsci_launch.runs.checkpoints import read_record
     from bigsci_launch.topology import Topology
     from bigsci_launch.units import format_bytes
@@ -159,7 +159,7 @@ def _convert(conversion: Conversion, output: Path) -> str:
     """Convert in a process of its own, which may import torch; the folder that it wrote."""
     from bigsci_launch.errors import CheckpointError
 
-    command = [sys.executable, "-m", "bigsci_launch.train.convert", str(conversion.source)]
+    command = [sys.executable, "-m", "bigsci_launch.train.state.convert", str(conversion.source)]
     command += [str(conversion.topology), str(output)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     with subprocess.Popen(

@@ -12,9 +12,9 @@ import click
 from bigsci_launch.cli import console
 
 if TYPE_CHECKING:
-    from bigsci_launch.weights.comparison import Comparison, Selection
-    from bigsci_launch.weights.seam import Seam
-    from bigsci_launch.weights.sources import Weights
+    from bigsci_launch.weights.compare.comparison import Comparison, Selection
+    from bigsci_launch.weights.explain.seam import Seam
+    from bigsci_launch.weights.files.sources import Weights
 
 # What cannot be read is told with exit code 4, by what reads it.
 PATH = click.Path(path_type=Path, readable=False)
@@ -66,7 +66,7 @@ def diff_weights(
       bsl diff-weights --audit runs/demo
       bsl diff-weights a/ b/ --seam first.log second.log --json | jq .findings
     """
-    from bigsci_launch.weights.comparison import parse_selection
+    from bigsci_launch.weights.compare.comparison import parse_selection
 
     _require_sides(ctx, a, b, audit, seam)
     if tolerance is not None and not a:
@@ -89,8 +89,8 @@ def _require_sides(
 
 
 def _compared(a: Path, b: Path, selection: Selection, tolerance: float | None) -> Comparison:
-    from bigsci_launch.weights.compare import compare_weights
-    from bigsci_launch.weights.locate import open_weights
+    from bigsci_launch.weights.compare.compare import compare_weights
+    from bigsci_launch.weights.files.locate import open_weights
 
     left = _with_checkpoint(open_weights(_weights_folder(a), "a"))
     right = _with_checkpoint(open_weights(_weights_folder(b), "b"))
@@ -98,17 +98,17 @@ def _compared(a: Path, b: Path, selection: Selection, tolerance: float | None) -
         found = compare_weights(left, right, selection=selection, tolerance=tolerance, advance=advance)
     if not found.differences and not found.apart:
         return found
-    from bigsci_launch.weights.explain import explain
+    from bigsci_launch.weights.explain.explain import explain
 
     return explain(found, left, right)
 
 
 def _audited(path: Path, selection: Selection) -> Comparison:
-    from bigsci_launch.weights.compare import require_numpy
-    from bigsci_launch.weights.locate import open_weights
+    from bigsci_launch.weights.compare.compare import require_numpy
+    from bigsci_launch.weights.files.locate import open_weights
 
     require_numpy("an audit measures tensors")
-    from bigsci_launch.weights.audit import audit_weights
+    from bigsci_launch.weights.explain.audit import audit_weights
 
     weights = _with_checkpoint(open_weights(_weights_folder(path), "a"))
     with console.late_progress("auditing", len(weights.sources)) as advance:
@@ -130,25 +130,25 @@ def _weights_folder(path: Path) -> Path:
 def _with_checkpoint(weights: Weights) -> Weights:
     """A dump with the checkpoint that its run saved at the same step; all else as it is."""
     from bigsci_launch.runs.layout import checkpoint_of_dump
-    from bigsci_launch.weights.locate import open_weights
+    from bigsci_launch.weights.files.locate import open_weights
 
     saved = checkpoint_of_dump(weights.sources[0].path.parent) if weights.layout == "rank dumps" else None
     return weights if saved is None else replace(weights, beside=open_weights(saved))
 
 
 def _seam(logs: tuple[Path, Path]) -> Seam:
-    from bigsci_launch.weights.seam import measure_seam, read_log
+    from bigsci_launch.weights.explain.seam import measure_seam, read_log
 
     return measure_seam(read_log(logs[0]), read_log(logs[1]))
 
 
 def _answer(ctx: click.Context, found: Comparison | None, jump: Seam | None, html: Path | None, as_json: bool) -> None:
-    from bigsci_launch.weights.report import COLUMNS, as_document, summary_lines, table_rows
+    from bigsci_launch.weights.show.report import COLUMNS, as_document, summary_lines, table_rows
 
     document: dict[str, Any] | None = None
     if jump is not None:
-        from bigsci_launch.weights.comparison import with_finding
-        from bigsci_launch.weights.seam import seam_document, seam_finding
+        from bigsci_launch.weights.compare.comparison import with_finding
+        from bigsci_launch.weights.explain.seam import seam_document, seam_finding
 
         document = seam_document(jump)
         found = with_finding(found, seam_finding(jump, is_equal=found.is_equal if found else None))
@@ -161,7 +161,7 @@ def _answer(ctx: click.Context, found: Comparison | None, jump: Seam | None, htm
         if found.differences:
             console.answer_table(COLUMNS, table_rows(found))
     if html is not None:  # last: where it cannot be written, the answer is not lost
-        from bigsci_launch.weights.html import write_page
+        from bigsci_launch.weights.show.page import write_page
 
         write_page(found, html)
     ctx.exit(found.exit_code)

@@ -14,9 +14,9 @@ import click
 from bigsci_launch.cli import console
 
 if TYPE_CHECKING:
-    from bigsci_launch.plan.answer import Answer
-    from bigsci_launch.plan.calibration import Calibration
-    from bigsci_launch.plan.search import SearchResult
+    from bigsci_launch.plan.choose.answer import Answer
+    from bigsci_launch.plan.choose.search import SearchResult
+    from bigsci_launch.plan.price.calibration import Calibration
 
 SEARCH = "search"
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -83,7 +83,7 @@ def search(
 ) -> None:
     """Rank every legal layout of the run in CONFIG. Exit 1: none fits."""
     from bigsci_launch.config.load import resolve_run
-    from bigsci_launch.plan.answer import find_plans
+    from bigsci_launch.plan.choose.answer import find_plans
 
     run, site, _ = resolve_run(config, overrides)
     answer = find_plans(run, site, nodes=nodes, calibration=calibration, free=free)
@@ -98,7 +98,7 @@ def search(
 
 
 def _answer_json(answer: Answer, top: int) -> None:
-    from bigsci_launch.plan import report
+    from bigsci_launch.plan.show import report
 
     if answer.result is None or answer.calibration is None:
         document = {"schema_version": report.SCHEMA_VERSION, **report.request_document(answer.request), "plans": None}
@@ -110,7 +110,7 @@ def _answer_json(answer: Answer, top: int) -> None:
 
 
 def _answer_text(answer: Answer, top: int, *, explain: bool, rejected: bool) -> None:
-    from bigsci_launch.plan import report
+    from bigsci_launch.plan.show import report
 
     request = answer.request
     setup = request.configured
@@ -135,13 +135,13 @@ def _answer_text(answer: Answer, top: int, *, explain: bool, rejected: bool) -> 
 
 
 def _trust(calibration: Calibration) -> str:
-    from bigsci_launch.plan.report import calibration_line
+    from bigsci_launch.plan.show.report import calibration_line
 
     return calibration_line(calibration)
 
 
 def _answer_plans(answer: Answer, result: SearchResult, calibration: Calibration, top: int) -> None:
-    from bigsci_launch.plan import report
+    from bigsci_launch.plan.show import report
 
     if result.plans:
         console.answer_table(*report.plan_table(result.plans[:top], calibration, answer.request.configured))
@@ -159,7 +159,7 @@ def _answer_plans(answer: Answer, result: SearchResult, calibration: Calibration
 
 def _write_page(answer: Answer, path: Path) -> None:
     from bigsci_launch.pages import write_page
-    from bigsci_launch.plan.page import render_page
+    from bigsci_launch.plan.show.page import render_page
 
     write_page(path, render_page(answer))
     console.talk(f"wrote {path}")
@@ -175,10 +175,10 @@ def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) ->
     A source is a CSV of measured rows, a run directory of bsl, or a log in Megatron's format that begins with its
     arguments. Prints each constant with its interval, the error of left-out runs, drift, and what more runs would help.
     """
-    from bigsci_launch.plan.calibrate import calibrate as fit
-    from bigsci_launch.plan.calibration import dump_calibration
-    from bigsci_launch.plan.calibration_report import CONSTANT_COLUMNS, constant_cells, fit_lines
-    from bigsci_launch.plan.sources import gpu_of_site, read_sources
+    from bigsci_launch.plan.calibrate.calibrate import calibrate as fit
+    from bigsci_launch.plan.calibrate.report import CONSTANT_COLUMNS, constant_cells, fit_lines
+    from bigsci_launch.plan.calibrate.sources import gpu_of_site, read_sources
+    from bigsci_launch.plan.price.calibration import dump_calibration
 
     measurements, left = read_sources(sources)
     for reason in left:
@@ -205,9 +205,9 @@ def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) ->
 @click.option("-o", "--output", type=PATH, required=True, metavar="FILE", help="Where to write the table.")
 def predict(rows: Path, calibration: Path, output: Path) -> None:
     """Append predictions to every row that can be priced, and say why for those that cannot."""
-    from bigsci_launch.plan.calibration import read_calibration
-    from bigsci_launch.plan.predict import predict_row, predicted_csv
-    from bigsci_launch.plan.rows import read_rows
+    from bigsci_launch.plan.calibrate.predict import predict_row, predicted_csv
+    from bigsci_launch.plan.calibrate.rows import read_rows
+    from bigsci_launch.plan.price.calibration import read_calibration
 
     known = read_calibration(calibration)
     columns, table = read_rows(rows)
@@ -226,8 +226,8 @@ def predict(rows: Path, calibration: Path, output: Path) -> None:
 @JSON
 def score(predicted: Path, as_json: bool) -> None:
     """Compare predictions with measurements: errors, order inside sections, memory, out of memory."""
-    from bigsci_launch.plan.rows import read_rows
-    from bigsci_launch.plan.score import score_document, score_lines, score_rows
+    from bigsci_launch.plan.calibrate.rows import read_rows
+    from bigsci_launch.plan.calibrate.score import score_document, score_lines, score_rows
 
     found = score_rows(read_rows(predicted)[1])
     if as_json:
@@ -261,8 +261,8 @@ def check(
     from datetime import datetime
 
     from bigsci_launch.config.load import resolve_run
-    from bigsci_launch.plan.answer import calibration_of
-    from bigsci_launch.plan.check import check_document, check_everything, check_lines
+    from bigsci_launch.plan.choose.answer import calibration_of
+    from bigsci_launch.plan.choose.check import check_document, check_everything, check_lines
 
     run, site, _ = resolve_run(config, overrides)
     day = starts.date() if isinstance(starts, datetime) else None

@@ -16,10 +16,10 @@ from bigsci_launch.errors import BslError, CollectError, ConfigError
 from bigsci_launch.topology import Topology
 
 if TYPE_CHECKING:
-    from bigsci_launch.spy.bundle import Bundle
-    from bigsci_launch.spy.conclusion import Conclusion
-    from bigsci_launch.spy.evidence import Evidence
-    from bigsci_launch.spy.target import Target
+    from bigsci_launch.spy.evidence.bundle import Bundle
+    from bigsci_launch.spy.evidence.ranks import Evidence
+    from bigsci_launch.spy.judge.conclusion import Conclusion
+    from bigsci_launch.spy.look.target import Target
 
 EXIT_FOUND, EXIT_INCOMPLETE = 1, 4
 STYLES: dict[str, dict[str, Any]] = {
@@ -134,7 +134,7 @@ def _open(paths: list[Path]) -> Bundle:
 
 
 def _judge(found: Bundle, axes: str | None) -> tuple[Evidence, Conclusion]:
-    from bigsci_launch.spy.verdict import judge
+    from bigsci_launch.spy.judge.verdict import judge
 
     evidence = found.evidence(axes)
     if axes is not None and evidence.topology and evidence.topology.world_size != evidence.world_size:
@@ -148,7 +148,7 @@ def _judge(found: Bundle, axes: str | None) -> tuple[Evidence, Conclusion]:
 
 def _recognise(evidence: Evidence, conclusion: Conclusion) -> Conclusion:
     """`conclusion` with the known hang that it is. A signature that cannot be used is told of, and hides nothing."""
-    from bigsci_launch.spy.signatures import name_hang, read_library
+    from bigsci_launch.spy.known.library import name_hang, read_library
 
     library = read_library()
     for problem in library.problems:
@@ -157,7 +157,7 @@ def _recognise(evidence: Evidence, conclusion: Conclusion) -> Conclusion:
 
 
 def _find_target(run: str | None, jobid: str | None, local: bool, pid: int | None) -> Target:
-    from bigsci_launch.spy.target import find_local_target, find_target, target_of_process
+    from bigsci_launch.spy.look.target import find_local_target, find_target, target_of_process
 
     if pid is not None:
         return target_of_process(pid)
@@ -165,7 +165,7 @@ def _find_target(run: str | None, jobid: str | None, local: bool, pid: int | Non
 
 
 def _collect(target: Target) -> Bundle:
-    from bigsci_launch.spy.collect import collect
+    from bigsci_launch.spy.look.collect import collect
 
     if not target.job_id:
         return collect(target)
@@ -177,9 +177,9 @@ def _store(
     found: Bundle, evidence: Evidence, conclusion: Conclusion, folder: Path, axes: str | None
 ) -> BslError | None:
     """Store the evidence; why that failed, so that the answer can be shown all the same."""
-    from bigsci_launch.spy.bundle import Bundle, write_bundle
-    from bigsci_launch.spy.document import to_document
-    from bigsci_launch.spy.report import to_lines, to_text
+    from bigsci_launch.spy.evidence.bundle import Bundle, write_bundle
+    from bigsci_launch.spy.show.document import to_document
+    from bigsci_launch.spy.show.report import to_lines, to_text
 
     kept = Bundle({**found.collection, "topology": axes}, found.nodes) if axes else found
     report = to_text(to_lines(evidence, conclusion))
@@ -193,15 +193,15 @@ def _store(
 
 def _write_page(evidence: Evidence, conclusion: Conclusion, path: Path) -> None:
     from bigsci_launch.pages import write_page
-    from bigsci_launch.spy.page import render_page
+    from bigsci_launch.spy.show.page import render_page
 
     write_page(path, render_page(evidence, conclusion))
     console.talk(f"page: {path}")
 
 
 def _show(evidence: Evidence, conclusion: Conclusion, as_json: bool) -> None:
-    from bigsci_launch.spy.document import to_document
-    from bigsci_launch.spy.report import to_lines
+    from bigsci_launch.spy.show.document import to_document
+    from bigsci_launch.spy.show.report import to_lines
 
     if as_json:
         console.answer_json(to_document(evidence, conclusion))

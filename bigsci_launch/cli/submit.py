@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bigsci_launch.config.load import LoadedRun
     from bigsci_launch.launch.request import JobRequest
     from bigsci_launch.launch.submit import Submission
-    from bigsci_launch.plan.layout import StageLayout
+    from bigsci_launch.plan.price.stages import StageLayout
     from bigsci_launch.scheduler.job import JobInfo
 
 
@@ -86,7 +86,7 @@ def settle_stages(loaded: LoadedRun) -> LoadedRun:
     """The run with the layers of every stage written down, where they go by price: a job must not depend on it."""
     from dataclasses import replace
 
-    from bigsci_launch.plan.answer import settled_run
+    from bigsci_launch.plan.choose.answer import settled_run
 
     config = settled_run(loaded.config, loaded.site)
     if config is loaded.config:
@@ -96,8 +96,8 @@ def settle_stages(loaded: LoadedRun) -> LoadedRun:
 
 def stages_of(loaded: LoadedRun) -> Sequence[StageLayout]:
     """What `bsl train` will have on each stage; another program has layers of its own."""
-    from bigsci_launch.plan.answer import calibration_of, configured_setup
-    from bigsci_launch.plan.layout import stage_layout
+    from bigsci_launch.plan.choose.answer import calibration_of, configured_setup
+    from bigsci_launch.plan.price.stages import stage_layout
 
     if loaded.config.run.command is not None:
         return ()
@@ -112,7 +112,7 @@ def check_arithmetic(loaded: LoadedRun, *, force: bool) -> None:
         ConfigError: there are errors, and nobody forces the submission.
     """
     from bigsci_launch.errors import ConfigError, Problem
-    from bigsci_launch.plan.check import check_plan, finding_line
+    from bigsci_launch.plan.choose.check import check_plan, finding_line
 
     findings = check_plan(loaded.config, loaded.site)
     errors = [finding for finding in findings if finding.severity == "error"]

@@ -10,7 +10,7 @@ from bigsci_launch.launch.rank_map import rank_map, rank_map_lines
 from bigsci_launch.launch.request import JobRequest
 from bigsci_launch.launch.script import option_text, render_script
 from bigsci_launch.launch.submit import Submission
-from bigsci_launch.plan.layout import StageLayout, layout_lines
+from bigsci_launch.plan.price.stages import StageLayout, layout_lines
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.scheduler.slurm import submit_argv
 

@@ -18,7 +18,7 @@ import traceback
 from bigsci_launch.config.load import load_resolved
 from bigsci_launch.errors import BslError, ConfigError
 from bigsci_launch.train.place import Place, require_topology, this_place
-from bigsci_launch.train.report import RankReport
+from bigsci_launch.train.rank_events import RankReport
 from bigsci_launch.train.stop import StopFlag
 
 

@@ -14,7 +14,21 @@ from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.runs.checkpoints import CheckpointRecord, CheckpointsDir
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.batches import Batches, open_batches
-from bigsci_launch.train.checkpoint import (
+from bigsci_launch.train.evaluation import evaluate, format_evaluation, is_evaluation_due
+from bigsci_launch.train.flight_recorder import offered_recorder
+from bigsci_launch.train.flops import FlopCounter
+from bigsci_launch.train.guards.watch import Guards, make_guards
+from bigsci_launch.train.log_line import StepResult, format_step, step_record
+from bigsci_launch.train.mischief.defects import Defects
+from bigsci_launch.train.mischief.faults import Faults
+from bigsci_launch.train.optimizer import loss_scale, set_learning_rate
+from bigsci_launch.train.parallel.pipeline import build_engine, describe_layout
+from bigsci_launch.train.parallel.tensor import make_tensor_parallel
+from bigsci_launch.train.place import Place
+from bigsci_launch.train.rank_events import RankReport
+from bigsci_launch.train.schedule import BatchSize, LearningRate
+from bigsci_launch.train.startup import join_ranks
+from bigsci_launch.train.state.checkpoint import (
     DurableCheckpointEngine,
     Progress,
     choose_checkpoint,
@@ -22,22 +36,8 @@ from bigsci_launch.train.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from bigsci_launch.train.defects import Defects
-from bigsci_launch.train.dump import dump_weights
-from bigsci_launch.train.evaluation import evaluate, format_evaluation, is_evaluation_due
-from bigsci_launch.train.faults import Faults
-from bigsci_launch.train.flight_recorder import offered_recorder
-from bigsci_launch.train.flops import FlopCounter
-from bigsci_launch.train.guards.watch import Guards, make_guards
-from bigsci_launch.train.log_line import StepResult, format_step, step_record
-from bigsci_launch.train.optimizer import loss_scale, set_learning_rate
-from bigsci_launch.train.parallel.pipeline import build_engine, describe_layout
-from bigsci_launch.train.parallel.tensor import make_tensor_parallel
-from bigsci_launch.train.place import Place
-from bigsci_launch.train.report import RankReport
-from bigsci_launch.train.rng import seed_generators
-from bigsci_launch.train.schedule import BatchSize, LearningRate
-from bigsci_launch.train.startup import join_ranks
+from bigsci_launch.train.state.dump import dump_weights
+from bigsci_launch.train.state.rng import seed_generators
 from bigsci_launch.train.stop import StopFlag
 
 EndReason = Literal["finished", "signal", "stop_after_steps"]

@@ -32,7 +32,7 @@ def _train_one() -> None:
     from bigsci_launch.errors import BslError
     from bigsci_launch.train.loop import train
     from bigsci_launch.train.place import require_topology, this_place
-    from bigsci_launch.train.report import RankReport
+    from bigsci_launch.train.rank_events import RankReport
     from bigsci_launch.train.stop import StopFlag
 
     place = this_place()

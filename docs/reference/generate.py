@@ -19,8 +19,8 @@ from bigsci_launch import errors
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.config.reference import config_reference, keys_reference
 from bigsci_launch.runs import events, layout
-from bigsci_launch.spy.signature_file import SignatureFile
-from bigsci_launch.spy.signatures import read_signature
+from bigsci_launch.spy.known.library import read_signature
+from bigsci_launch.spy.known.schema import SignatureFile
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.spy.collect import unpack
+from bigsci_launch.spy.look.collect import unpack
 
 PROGRAMS = Path(__file__).parent / "programs"
 SETTLE_S = 0.4

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.spy.collect import FrameReader, agent_program
-from bigsci_launch.spy.target import Target
+from bigsci_launch.spy.look.collect import FrameReader, agent_program
+from bigsci_launch.spy.look.target import Target
 
 AskAgent = Callable[..., dict[str, Any]]
 PLACES = ["wait_for_peers", "load_batch", "tokenise", "stop_here", "read_shard", "wait_for_worker"]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from bigsci_launch.spy.bundle import Bundle
-from bigsci_launch.spy.page import render_page
-from bigsci_launch.spy.verdict import judge
+from bigsci_launch.spy.evidence.bundle import Bundle
+from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.show.page import render_page
 
 RECORDING = Path(__file__).parents[1] / "unit" / "spy" / "recordings" / "deepspeed-skip-5.json"
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")

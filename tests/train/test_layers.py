@@ -19,7 +19,7 @@ from bigsci_launch.train.initial import BLOCK_ROWS, Draw  # noqa: E402
 from bigsci_launch.train.model import GptSizes, TransformerLayer, VocabularyEmbedding  # noqa: E402
 from bigsci_launch.train.optimizer import apply_settings, make_optimizer  # noqa: E402
 from bigsci_launch.train.parallel.tensor import TensorParallel, VocabularyParallelLoss  # noqa: E402
-from bigsci_launch.train.rng import capture_generators, restore_generators, seed_generators  # noqa: E402
+from bigsci_launch.train.state.rng import capture_generators, restore_generators, seed_generators  # noqa: E402
 
 SIZES = GptSizes(
     num_layers=2,

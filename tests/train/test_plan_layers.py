@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.config.load import load_run
-from bigsci_launch.plan.parameters import ModelShape, count_parameters, pipeline_layers
+from bigsci_launch.plan.shape.parameters import ModelShape, count_parameters, pipeline_layers
 
 pytest.importorskip("deepspeed")
 pytestmark = pytest.mark.torch

@@ -195,8 +195,8 @@ def test_another_topology_is_refused_with_what_to_type(saved: Path, start: Any, 
 def test_no_conversion_picks_one_of_copies_that_differ(saved: Path, tmp_path: Path) -> None:
     import torch
 
-    from bigsci_launch.plan.conversion import saved_topology
-    from bigsci_launch.train.reshard import SavedShards
+    from bigsci_launch.plan.choose.conversion import saved_topology
+    from bigsci_launch.train.state.reshard import SavedShards
 
     shutil.copytree(saved, tmp_path / "apart")
     shard = tmp_path / "apart" / "bf16_zero_pp_rank_0_mp_rank_02_optim_states.pt"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import EvidenceError
-from bigsci_launch.spy.bundle import Bundle, read_bundle
-from bigsci_launch.spy.evidence import FILES
+from bigsci_launch.spy.evidence.bundle import Bundle, read_bundle
+from bigsci_launch.spy.evidence.ranks import FILES
 from bigsci_launch.spy.inputs.flight_recorder import read_recorder_json, read_recorder_pickle
 from bigsci_launch.spy.inputs.nccl_ras import read_ras, repair
 from bigsci_launch.spy.inputs.pyspy_text import read_pyspy_text

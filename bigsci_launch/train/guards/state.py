@@ -21,7 +21,7 @@ from bigsci_launch.config.schema import OptimizerSection
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.train.guards.copies import TIED, Axis, Column, Violation
 from bigsci_launch.train.optimizer import group_by_shape, loss_scale
-from bigsci_launch.train.rng import capture_generators
+from bigsci_launch.train.state.rng import capture_generators
 
 _INTEGERS = {2: torch.int16, 4: torch.int32}
 

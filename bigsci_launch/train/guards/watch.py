@@ -29,7 +29,7 @@ from bigsci_launch.train.guards.state import (
     state_document,
     weight_digests,
 )
-from bigsci_launch.train.report import RankReport
+from bigsci_launch.train.rank_events import RankReport
 
 SHARE = 0.005
 """The part of the time of training that guards may take."""

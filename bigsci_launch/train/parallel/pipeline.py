@@ -26,15 +26,15 @@ from torch import nn
 
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.errors import BslError, ConfigError
-from bigsci_launch.plan.balance import settle_method
-from bigsci_launch.plan.calibration import Calibration
-from bigsci_launch.plan.layout import StageLayout, layout_lines, stage_layout
-from bigsci_launch.plan.partition import Layer, PartitionRule, cut_at_counts, layer_counts
-from bigsci_launch.plan.preflight import embedding_tie, find_stage_refusals, find_tie_refusals, remedy
-from bigsci_launch.plan.setup import Setup
+from bigsci_launch.plan.choose.preflight import embedding_tie, find_stage_refusals, find_tie_refusals, remedy
+from bigsci_launch.plan.price.balance import settle_method
+from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.stages import StageLayout, layout_lines, stage_layout
+from bigsci_launch.plan.shape.partition import Layer, PartitionRule, cut_at_counts, layer_counts
+from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
-from bigsci_launch.train.defects import Defects
 from bigsci_launch.train.initial import Draw
+from bigsci_launch.train.mischief.defects import Defects
 from bigsci_launch.train.model import (
     FinalNorm,
     GptSizes,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bigsci_launch.plan.calibrate import calibrate
-from bigsci_launch.plan.calibration import Calibration
-from bigsci_launch.plan.constants import A100
-from bigsci_launch.plan.parameters import ModelShape
-from bigsci_launch.plan.rows import Measurement, Row, measurements_of, read_rows
-from bigsci_launch.plan.setup import Setup
+from bigsci_launch.plan.calibrate.calibrate import calibrate
+from bigsci_launch.plan.calibrate.rows import Measurement, Row, measurements_of, read_rows
+from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.constants import A100
+from bigsci_launch.plan.shape.parameters import ModelShape
+from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
 
 ROOT = Path(__file__).parents[3]

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.spy.bundle import Bundle
-from bigsci_launch.spy.collect import AGENT_MODULES
-from bigsci_launch.spy.evidence import Evidence
+from bigsci_launch.spy.evidence.bundle import Bundle
+from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.look.collect import AGENT_MODULES
 
 RECORDINGS = Path(__file__).parent / "recordings"
 C10D = "/venv/torch/distributed/distributed_c10d.py"

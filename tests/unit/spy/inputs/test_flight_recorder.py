@@ -15,7 +15,7 @@ from bigsci_launch.errors import EvidenceError
 from bigsci_launch.spy.inputs.flight_recorder import rank_of
 from bigsci_launch.spy.inputs.gather import open_evidence, read_file
 from bigsci_launch.spy.inputs.reading import Found
-from bigsci_launch.spy.verdict import judge
+from bigsci_launch.spy.judge.verdict import judge
 
 
 def entry(number: int, *, retired: bool = True, operation: str = "all_reduce", **more: Any) -> dict[str, Any]:

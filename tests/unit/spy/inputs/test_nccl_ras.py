@@ -10,7 +10,7 @@ import pytest
 
 from bigsci_launch.errors import EvidenceError
 from bigsci_launch.spy.inputs.gather import open_evidence
-from bigsci_launch.spy.verdict import judge
+from bigsci_launch.spy.judge.verdict import judge
 
 RUNNING = {"init_state": 0, "async_error": 0, "finalize_called": False, "destroy_flag": False, "abort_flag": False}
 

@@ -1,0 +1,275 @@
+"""Fits the ten constants of a cluster to measured runs, and says how far to trust them.
+
+Time and memory are fitted apart. The error is that of left-out rows: each is predicted from all others, constants,
+neighbours and all.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+
+from bigsci_launch.plan.calibrate.fit import Fit, Prior, fit_constants
+from bigsci_launch.plan.calibrate.rows import Measurement
+from bigsci_launch.plan.price.calibration import Calibration, ErrorSummary
+from bigsci_launch.plan.price.constants import CONSTANTS, MEMORY_CONSTANTS, TIME_CONSTANTS, Constants, GpuModel
+from bigsci_launch.plan.price.memory import count_memory, outer_stages, weigh_memory
+from bigsci_launch.plan.price.neighbours import (
+    DAY_AXIS,
+    MEMORY_NUGGET,
+    MEMORY_SCALES,
+    TIME_NUGGET,
+    TIME_SCALES,
+    Neighbours,
+    Point,
+    interpolate,
+    inverse_of_kernel,
+    kernel_row,
+    left_out,
+    point_of,
+)
+from bigsci_launch.plan.price.step_time import StepWork, count_work, drift_at, rates_of, step_seconds
+
+DRIFT_GAIN = 20.0
+"""By how much a change of the cluster on some day must lower the discord of alike setups to be believed."""
+
+DRIFT_NUGGET = 0.02
+"""How little two measurements of one setup should differ: variance of the noise over that of the model's error."""
+
+DRIFT_ROWS = 4
+"""Timed runs that must lie on each side of that day."""
+
+LEFT_OUT_ITERATIONS = 3
+"""Moves of the fit without one row, which starts from the fit with all."""
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One of the two fits: what is predicted at given constants, what was measured, and where the rows lie."""
+
+    names: tuple[str, ...]
+    predict: Callable[[Constants], list[float]]
+    measured: tuple[float, ...]
+    points: tuple[Point, ...]
+    scales: Point
+    nugget: float
+
+    def subset(self, indices: Sequence[int]) -> _Task:
+        return _Task(
+            self.names,
+            lambda constants: _pick(self.predict(constants), indices),
+            tuple(self.measured[index] for index in indices),
+            tuple(self.points[index] for index in indices),
+            self.scales,
+            self.nugget,
+        )
+
+
+def _pick(numbers: Sequence[float], indices: Sequence[int]) -> list[float]:
+    return [numbers[index] for index in indices]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """A fit with its neighbours."""
+
+    fit: Fit
+    constants: Constants
+    residuals: tuple[float, ...]
+    inverse: list[list[float]]
+    neighbours: Neighbours
+
+
+def calibrate(
+    measurements: Sequence[Measurement],
+    gpu: GpuModel,
+    *,
+    sources: Sequence[str] = (),
+    command: str = "",
+    progress: Progress = lambda done: None,
+) -> Calibration:
+    """The calibration of the cluster on which `measurements` were made, with the errors of left-out rows.
+
+    `progress` is told how many of 100 parts are done.
+    """
+    fitted, time_task, time_fit, memory_task, memory_fit = _fit_both(measurements, gpu)
+    progress(20)
+    time_errors = _left_out_errors(time_task, time_fit)
+    progress(60)
+    memory_errors = _left_out_errors(memory_task, memory_fit)
+    progress(80)
+    learning = _learning_curve(time_task)
+    progress(100)
+    return replace(
+        fitted,
+        time_errors=time_errors,
+        memory_errors=memory_errors,
+        learning=learning,
+        sources=tuple(sources),
+        command=command,
+    )
+
+
+def fit_calibration(measurements: Sequence[Measurement], gpu: GpuModel) -> Calibration:
+    """The same constants and neighbours, quicker: without errors, so without bands."""
+    return _fit_both(measurements, gpu)[0]
+
+
+def _fit_both(measurements: Sequence[Measurement], gpu: GpuModel) -> tuple[Calibration, _Task, _Fitted, _Task, _Fitted]:
+    timed = [measurement for measurement in measurements if measurement.seconds]
+    weighed = [measurement for measurement in measurements if measurement.memory_gib]
+    drift_from = find_drift(timed, gpu)
+    time_task, memory_task = _time_task(timed, gpu, drift_from), _memory_task(weighed, gpu)
+    time_fit, memory_fit = _fit(time_task), _fit(memory_task)
+    calibration = Calibration(
+        gpu=gpu,
+        constants=Constants.of({**_values(time_task, time_fit.fit), **_values(memory_task, memory_fit.fit)}),
+        spreads=_spreads(time_task, time_fit.fit, memory_task, memory_fit.fit),
+        drift_from=drift_from,
+        blocking_launches=2 * sum(measurement.setup.blocking_launches for measurement in timed) > len(timed),
+        time=time_fit.neighbours,
+        memory=memory_fit.neighbours,
+    )
+    return calibration, time_task, time_fit, memory_task, memory_fit
+
+
+def _values(task: _Task, fit: Fit) -> dict[str, float]:
+    return dict(zip(task.names, fit.values, strict=True))
+
+
+def _spreads(time_task: _Task, time_fit: Fit, memory_task: _Task, memory_fit: Fit) -> tuple[float, ...]:
+    """Spreads in the order of `CONSTANTS`; those that were not fitted keep the prior's."""
+    found = {
+        **dict(zip(time_task.names, time_fit.spreads, strict=True)),
+        **dict(zip(memory_task.names, memory_fit.spreads, strict=True)),
+    }
+    return tuple(found.get(constant.name, constant.spread) for constant in CONSTANTS)
+
+
+def _time_task(timed: Sequence[Measurement], gpu: GpuModel, drift_from: date | None) -> _Task:
+    works = [count_work(measurement.setup, gpu) for measurement in timed]
+    names = TIME_CONSTANTS if drift_from else tuple(name for name in TIME_CONSTANTS if name != "drift")
+    ordinal = drift_from.toordinal() if drift_from else None
+    return _Task(
+        names,
+        lambda constants: _seconds(works, constants, ordinal),
+        tuple(measurement.seconds or 0.0 for measurement in timed),
+        tuple(point_of(measurement.setup) for measurement in timed),
+        TIME_SCALES,
+        TIME_NUGGET,
+    )
+
+
+def _seconds(works: Sequence[StepWork], constants: Constants, drift_from: int | None) -> list[float]:
+    rates = rates_of(constants)
+    return [step_seconds(work, rates) * drift_at(work.ordinal, constants.drift, drift_from) for work in works]
+
+
+def _memory_task(weighed: Sequence[Measurement], gpu: GpuModel) -> _Task:
+    works = [
+        [count_memory(measurement.setup, stage) for stage in outer_stages(measurement.setup)] for measurement in weighed
+    ]
+    return _Task(
+        MEMORY_CONSTANTS,
+        lambda constants: [max(weigh_memory(work, constants, gpu)[1] for work in stages) for stages in works],
+        tuple(measurement.memory_gib or 0.0 for measurement in weighed),
+        tuple(point_of(measurement.setup) for measurement in weighed),
+        MEMORY_SCALES,
+        MEMORY_NUGGET,
+    )
+
+
+def _residuals(task: _Task, values: Sequence[float]) -> list[float]:
+    predicted = task.predict(Constants.of(dict(zip(task.names, values, strict=True))))
+    return [math.log(one / other) for one, other in zip(predicted, task.measured, strict=True)]
+
+
+def _priors(task: _Task) -> list[Prior]:
+    return [Prior(constant.prior, constant.spread) for constant in CONSTANTS if constant.name in task.names]
+
+
+def _fit_only(task: _Task, start: Sequence[float] | None = None, num_iterations: int = 20) -> Fit:
+    return fit_constants(lambda values: _residuals(task, values), _priors(task), start, num_iterations)
+
+
+def _fit(task: _Task) -> _Fitted:
+    fit = _fit_only(task)
+    residuals = tuple(-residual for residual in _residuals(task, fit.values))
+    inverse = inverse_of_kernel(task.points, task.scales, task.nugget)
+    constants = Constants.of(_values(task, fit))
+    return _Fitted(fit, constants, residuals, inverse, interpolate(task.points, residuals, inverse, task.scales))
+
+
+def find_drift(timed: Sequence[Measurement], gpu: GpuModel) -> date | None:
+    """The day from which the same work took another time, if there is one.
+
+    It is the day that best reconciles setups that are alike: their errors should be alike too, on all days.
+    """
+    days = sorted(measurement.setup.day for measurement in timed if measurement.setup.day)
+    steady = _time_task(timed, gpu, None)
+    start = _fit_only(steady)
+    ageless = (*TIME_SCALES[:DAY_AXIS], math.inf, *TIME_SCALES[DAY_AXIS + 1 :])
+    inverse = inverse_of_kernel(steady.points, ageless, DRIFT_NUGGET)
+    best_day, best_cost = None, _discord(_residuals(steady, start.values), inverse) - DRIFT_GAIN
+    for day in sorted(set(days))[1:]:
+        if min(sum(other < day for other in days), sum(other >= day for other in days)) < DRIFT_ROWS:
+            continue
+        task = _time_task(timed, gpu, day)
+        fit = _fit_only(task, (*start.values, 1.0), num_iterations=5)
+        cost = _discord(_residuals(task, fit.values), inverse)
+        if cost < best_cost:
+            best_day, best_cost = day, cost
+    return best_day
+
+
+def _discord(residuals: Sequence[float], inverse: list[list[float]]) -> float:
+    """How unlike the errors of alike setups are; outliers count as 10 %."""
+    clipped = [max(-0.1, min(0.1, residual)) for residual in residuals]
+    return sum(one * sum(map(float.__mul__, row, clipped)) for one, row in zip(clipped, inverse, strict=True)) * 400
+
+
+def _left_out_errors(task: _Task, fitted: _Fitted) -> ErrorSummary:
+    """For each row, how close its nearest neighbour is and how wrong the others predict it."""
+    count = len(task.measured)
+    if count < 2:
+        return ErrorSummary()
+    pairs = []
+    for index in range(count):
+        others = [other for other in range(count) if other != index]
+        fit = _fit_only(task.subset(others), fitted.fit.values, LEFT_OUT_ITERATIONS)
+        residuals = [-residual for residual in _residuals(task, fit.values)]
+        guessed = left_out(residuals, fitted.inverse)[index]
+        kernel = kernel_row(task.points[index], _pick_points(task, others), task.scales)
+        pairs.append((max(kernel), abs(math.expm1(guessed - residuals[index]))))
+    return ErrorSummary(tuple(pairs))
+
+
+def _pick_points(task: _Task, indices: Sequence[int]) -> list[Point]:
+    return [task.points[index] for index in indices]
+
+
+def _learning_curve(task: _Task) -> tuple[tuple[int, float], ...]:
+    """Mean error on the other rows after fitting 4, 8, 16, ... of them, each three times."""
+    count, shuffled = len(task.measured), random.Random(0)
+    curve = []
+    size = 4
+    while size <= count // 2:
+        errors: list[float] = []
+        for _ in range(3):
+            order = shuffled.sample(range(count), count)
+            errors += _errors_of_rest(task, order[:size], order[size:])
+        curve.append((size, sum(errors) / len(errors)))
+        size *= 2
+    return tuple(curve)
+
+
+def _errors_of_rest(task: _Task, given: Sequence[int], rest: Sequence[int]) -> list[float]:
+    fitted = _fit(task.subset(given))
+    predicted = task.predict(fitted.constants)
+    corrected = [predicted[index] * fitted.neighbours.look_up(task.points[index])[0] for index in rest]
+    return [abs(one / task.measured[index] - 1) for one, index in zip(corrected, rest, strict=True)]

@@ -1,0 +1,220 @@
+"""Measured rows: a CSV with one setup and what was measured per row, as people keep them by hand.
+
+Cells may be empty; what is left must describe a setup, or the row is not priced and the reason is said. Columns that
+are not known are kept as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Literal
+
+from bigsci_launch.errors import DataError
+from bigsci_launch.plan.shape.parameters import ModelShape
+from bigsci_launch.plan.shape.partition import PartitionRule
+from bigsci_launch.plan.shape.setup import Precision, Setup
+from bigsci_launch.topology import Topology
+
+REQUIRED = ("nlayers", "nhidden", "nheads", "seq", "vocab", "dp", "tp", "pp", "mbs", "gbs")
+
+BF16_OPTIMIZER_DAY = date(2022, 2, 28)
+"""First day of DeepSpeed's BF16 optimizer in the measured rows; bf16 before it accumulated gradients in bf16."""
+
+BALANCE_DAY = date(2023, 12, 15)
+"""Release of DeepSpeed 0.12.5, which cuts layers by the rule of DeepSpeed#4312."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table: its cells as they were, its place for messages, and what an empty cell is taken for."""
+
+    cells: dict[str, str]
+    where: str
+    assumed: dict[str, str] = field(default_factory=dict)
+
+    def text(self, column: str) -> str:
+        return (self.cells.get(column) or self.assumed.get(column) or "").strip()
+
+    def number(self, column: str) -> float | None:
+        """The number in a cell, or nothing when it holds none."""
+        try:
+            return float(self.text(column))
+        except ValueError:
+            return None
+
+    def flag(self, column: str) -> bool:
+        return self.number(column) == 1
+
+    @property
+    def name(self) -> str:
+        return self.text("row_id") or self.where
+
+    @property
+    def section(self) -> str:
+        return self.text("section")
+
+    @property
+    def day(self) -> date | None:
+        try:
+            return date.fromisoformat(self.text("date"))
+        except ValueError:
+            return None
+
+    def is_scored(self, what: Literal["time", "mem", "oom"]) -> bool:
+        """Whether the row counts for an error; where the column is missing, every measured row does."""
+        column = f"score_{what}"
+        return self.flag(column) if self.text(column) else True
+
+    @property
+    def seconds(self) -> float | None:
+        """Measured seconds of a step, where there are any."""
+        seconds = self.number("sec_per_it")
+        return seconds if seconds and seconds > 0 else None
+
+    @property
+    def memory_gib(self) -> float | None:
+        memory = self.number("mem_gb")
+        return memory if memory and memory > 0 else None
+
+
+def read_rows(path: Path) -> tuple[list[str], list[Row]]:
+    """The columns and rows of the CSV file at `path`.
+
+    Raises:
+        DataError: the file cannot be read, is no CSV, or lacks columns that a setup needs.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.DictReader(stream)
+            columns = list(reader.fieldnames or [])
+            lines = [(_cells(line), f"{path}:{reader.line_num}") for line in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: {error}") from error
+    missing = [column for column in REQUIRED if column not in columns]
+    if missing:
+        hint = "docs/how-to/plan.md lists the columns of measured rows"
+        raise DataError(f"{path}: no column {', '.join(missing)}", hint=hint)
+    assumed = _assumed([cells for cells, _ in lines])
+    return columns, [Row(cells, where, assumed) for cells, where in lines]
+
+
+def _assumed(lines: Sequence[dict[str, str]]) -> dict[str, str]:
+    """What people leave out because it was always the same: whether launches blocked, as most rows that say it."""
+    said = Counter(cells["launch_blocking"] for cells in lines if cells.get("launch_blocking"))
+    return {"launch_blocking": said.most_common(1)[0][0]} if said else {}
+
+
+def _cells(line: dict[str, str | list[str]]) -> dict[str, str]:
+    return {key: value for key, value in line.items() if isinstance(key, str) and isinstance(value, str)}
+
+
+def setup_of(row: Row) -> Setup | str:
+    """The setup that a row describes, or why it describes none that can be priced."""
+    sizes: dict[str, int] = {}
+    for column in REQUIRED:
+        number = row.number(column)
+        if number is None:
+            return f"{column} is empty" if not row.text(column) else f"{column} is no number: {row.text(column)!r}"
+        if number < 1 or number != int(number):
+            return f"{column} is {row.text(column)}, not a positive whole number"
+        sizes[column] = int(number)
+    ranks_per_node = _ranks_per_node(row, sizes)
+    problem = _problem(row, sizes, ranks_per_node)
+    return problem or _build(row, sizes, ranks_per_node)
+
+
+def _ranks_per_node(row: Row, sizes: dict[str, int]) -> int:
+    """GPUs per node as the row says, else 8, else what there is."""
+    gpus, nodes = row.number("gpus"), row.number("nodes")
+    if gpus and nodes and gpus % nodes == 0:
+        return int(gpus / nodes)
+    return min(8, sizes["dp"] * sizes["tp"] * sizes["pp"])
+
+
+def _problem(row: Row, sizes: dict[str, int], ranks_per_node: int) -> str | None:
+    """Why sizes do not make a run, or nothing."""
+    world, gpus = sizes["dp"] * sizes["tp"] * sizes["pp"], row.number("gpus")
+    micro = sizes["mbs"] * sizes["dp"]
+    if gpus and world != gpus:
+        return f"dp {sizes['dp']} x tp {sizes['tp']} x pp {sizes['pp']} = {world}, but gpus is {gpus:g}"
+    if sizes["tp"] > ranks_per_node:
+        return f"tp {sizes['tp']} is more than the {ranks_per_node} GPUs of a node"
+    if sizes["gbs"] % micro:
+        return f"gbs {sizes['gbs']} is no multiple of mbs {sizes['mbs']} x dp {sizes['dp']} = {micro}"
+    if sizes["pp"] > 1 and (row.number("zero") or 0) > 1:
+        return f"ZeRO stage {row.text('zero')} does not go with a pipeline"
+    if sizes["nheads"] % sizes["tp"]:
+        return f"{sizes['nheads']} heads are no multiple of tp {sizes['tp']}"
+    return None
+
+
+def _build(row: Row, sizes: dict[str, int], ranks_per_node: int) -> Setup | str:
+    day, precision = row.day, row.text("precision") or "fp16"
+    if precision not in ("fp16", "bf16", "fp32"):
+        return f"precision {precision!r} is none of fp16, bf16, fp32"
+    accumulates = precision == "bf16" and _has_bf16_optimizer(row)
+    setup = Setup(
+        shape=ModelShape(
+            sizes["nlayers"], sizes["nhidden"], sizes["nheads"], 4 * sizes["nhidden"], sizes["seq"], sizes["vocab"]
+        ),
+        topology=Topology(tp=sizes["tp"], pp=sizes["pp"], dp=sizes["dp"]),
+        micro_batch_size=sizes["mbs"],
+        global_batch_size=sizes["gbs"],
+        ranks_per_node=ranks_per_node,
+        partition_method=row.text("partition_method") or "type:transformer",
+        precision=_precision(precision),
+        fp32_gradients=accumulates,
+        sharded_optimizer=accumulates or row.number("zero") != 0,
+        rule=PartitionRule.FILL if day and day < BALANCE_DAY else PartitionRule.BALANCE,
+        blocking_launches=row.flag("launch_blocking"),
+        framework="megatron",
+        day=day,
+    )
+    try:
+        num_empty = setup.layers_per_stage.count(0)
+    except ValueError as error:
+        return str(error)
+    return f"{num_empty} of {setup.topology.pp} stages have no transformer layer" if num_empty else setup
+
+
+def _precision(text: str) -> Precision:
+    return "fp16" if text == "fp16" else "bf16" if text == "bf16" else "fp32"
+
+
+def _has_bf16_optimizer(row: Row) -> bool:
+    if "BF16 optimizer" in row.text("notes"):
+        return True
+    return row.day is None or row.day >= BF16_OPTIMIZER_DAY
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A setup with what was measured of it, and where from. `section` groups what was compared at the time."""
+
+    name: str
+    section: str
+    setup: Setup
+    seconds: float | None
+    memory_gib: float | None
+    out_of_memory: bool
+
+
+def measurements_of(rows: Sequence[Row]) -> tuple[list[Measurement], list[str]]:
+    """What can be learned from, and why the other rows cannot: `NAME: reason`."""
+    found, left = [], []
+    for row in rows:
+        setup = setup_of(row)
+        seconds = row.seconds if row.is_scored("time") else None
+        memory = row.memory_gib if row.is_scored("mem") else None
+        if isinstance(setup, str):
+            left.append(f"{row.name}: {setup}")
+        elif seconds is None and memory is None and not row.flag("oom"):
+            left.append(f"{row.name}: nothing measured that counts")
+        else:
+            found.append(Measurement(row.name, row.section, setup, seconds, memory, row.flag("oom")))
+    return found, left

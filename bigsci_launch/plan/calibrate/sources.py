@@ -1,0 +1,183 @@
+"""Measured runs from where they are written down: tables of rows, run directories of bsl, logs in Megatron's format."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+
+from bigsci_launch.config.load import load_resolved
+from bigsci_launch.config.site import load_site
+from bigsci_launch.errors import BslError, ConfigError, DataError
+from bigsci_launch.plan.calibrate.rows import Measurement, Row, measurements_of, read_rows
+from bigsci_launch.plan.price.balance import settle_method
+from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.constants import A100, GpuModel
+from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.runs.events import read_events
+from bigsci_launch.runs.layout import AttemptDir, open_run
+from bigsci_launch.topology import Topology
+
+WARM_UP_STEPS = 2
+"""First steps of a job that are not counted: they compile, allocate and fill caches."""
+
+_ARGUMENT = re.compile(r"(?:^|\s)([a-z][a-z0-9_]*) \.{3,} (\S+)")
+_SECONDS = re.compile(r"elapsed time per iteration \((s|ms)\): *([0-9.]+)")
+_BATCH = re.compile(r"global batch size: *([0-9]+)")
+
+# Columns of measured rows, and the arguments of Megatron that hold them.
+_COLUMN_ARGUMENTS = {
+    "nlayers": "num_layers",
+    "nhidden": "hidden_size",
+    "nheads": "num_attention_heads",
+    "seq": "seq_length",
+    "vocab": "padded_vocab_size",
+    "dp": "data_parallel_size",
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "mbs": "micro_batch_size",
+    "gpus": "world_size",
+    "partition_method": "pp_partition_method",
+}
+
+
+def gpu_of_site(name: str | None) -> GpuModel:
+    """The GPU of a site, A100-80GB where none is named.
+
+    Raises:
+        ConfigError: there is no such site, or it has no GPU.
+    """
+    if name is None:
+        return A100
+    gpu = load_site(name).config.gpu
+    if gpu is None:
+        raise ConfigError(f"site {name} has no GPU to calibrate", hint="name the site on which the runs were made")
+    return GpuModel(gpu.name, gpu.memory_gib, gpu.peak_tflops)
+
+
+def read_sources(paths: Sequence[Path]) -> tuple[list[Measurement], list[str]]:
+    """What was measured in all of `paths`, and why the rest cannot be used.
+
+    Raises:
+        DataError: a source cannot be read, or there is nothing measured in any.
+    """
+    found: list[Measurement] = []
+    left: list[str] = []
+    for path in paths:
+        measured, reasons = _read_source(path)
+        found += measured
+        left += reasons
+    if not any(measurement.seconds or measurement.memory_gib for measurement in found):
+        raise DataError(
+            f"nothing measured in {', '.join(map(str, paths))}" + "".join(f"; {reason}" for reason in left[:3]),
+            hint="rows need sec_per_it or mem_gb; runs need finished steps",
+        )
+    return found, left
+
+
+def _read_source(path: Path) -> tuple[list[Measurement], list[str]]:
+    if path.is_dir():
+        return _read_run(path)
+    if path.suffix == ".csv":
+        return measurements_of(read_rows(path)[1])
+    return _read_log(path)
+
+
+def _read_run(path: Path) -> tuple[list[Measurement], list[str]]:
+    """One measurement for each attempt that finished steps."""
+    run = open_run(path)
+    found, left = [], []
+    for attempt in run.attempts():
+        name = f"{run.name}/{attempt.name}"
+        seconds = _typical(_attempt_steps(attempt))
+        if seconds is None:
+            left.append(f"{name}: no step after the first {WARM_UP_STEPS}")
+            continue
+        try:
+            setup = _attempt_setup(attempt, seconds[0])
+        except BslError as error:
+            left.append(f"{name}: {error}")
+            continue
+        found.append(Measurement(name, run.name, setup, seconds[1], None, False))
+    return found, left
+
+
+def _attempt_setup(attempt: AttemptDir, global_batch_size: int) -> Setup:
+    config = load_resolved(attempt.config)
+    axes = config.parallelism
+    topology = Topology(tp=axes.tensor_parallel_size, pp=axes.pipeline_parallel_size, dp=axes.data_parallel_size or 1)
+    ranks_per_node = max(1, topology.world_size // config.slurm.nodes)
+    return settle_method(Setup.of_config(config, topology, ranks_per_node), Calibration()).with_batch(global_batch_size)
+
+
+def _attempt_steps(attempt: AttemptDir) -> list[tuple[int, float]]:
+    """Batch size and seconds of every step, by the first rank that recorded any."""
+    for path in sorted(attempt.events.glob("*.jsonl")):
+        steps = [
+            (int(record["global_batch_size"]), float(record["seconds"]))
+            for record in read_events(path)
+            if record.get("kind") == "step" and record.get("seconds") and record.get("global_batch_size")
+        ]
+        if steps:
+            return steps
+    return []
+
+
+def _typical(steps: Iterable[tuple[int, float]]) -> tuple[int, float] | None:
+    """The batch size of most steps, and their median seconds, without the first steps."""
+    counted = list(steps)[WARM_UP_STEPS:]
+    if not counted:
+        return None
+    size = Counter(size for size, _ in counted).most_common(1)[0][0]
+    return size, median(seconds for other, seconds in counted if other == size)
+
+
+def _read_log(path: Path) -> tuple[list[Measurement], list[str]]:
+    """The run whose arguments and steps stand in a log of Megatron-LM or Megatron-DeepSpeed.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
+    typical = _typical(_log_steps(text))
+    if typical is None:
+        return [], [f"{path}: no `elapsed time per iteration` after the first {WARM_UP_STEPS} steps"]
+    arguments = dict(_ARGUMENT.findall(text))
+    missing = [
+        name for column, name in _COLUMN_ARGUMENTS.items() if column != "partition_method" and name not in arguments
+    ]
+    if missing:
+        return [], [f"{path}: the log does not begin with Megatron's arguments (no {', '.join(missing)})"]
+    return measurements_of([_log_row(path, arguments, *typical)])
+
+
+def _log_steps(text: str) -> list[tuple[int, float]]:
+    steps = []
+    for line in text.splitlines():
+        seconds, batch = _SECONDS.search(line), _BATCH.search(line)
+        if seconds and batch:
+            steps.append((int(batch[1]), float(seconds[2]) / (1000 if seconds[1] == "ms" else 1)))
+    return steps
+
+
+def _log_row(path: Path, arguments: dict[str, str], global_batch_size: int, seconds: float) -> Row:
+    """The log as one measured row."""
+    cells = {column: arguments.get(name, "") for column, name in _COLUMN_ARGUMENTS.items()}
+    return Row(
+        {
+            **cells,
+            "partition_method": cells["partition_method"].strip("'\"").replace("None", ""),
+            "row_id": path.name,
+            "section": path.stem,
+            "gbs": str(global_batch_size),
+            "precision": next((kind for kind in ("bf16", "fp16") if arguments.get(kind) == "True"), "fp32"),
+            "zero": arguments.get("zero_stage", "1"),
+            "sec_per_it": str(seconds),
+        },
+        str(path),
+    )

@@ -1,0 +1,151 @@
+"""From a run file to an answer: which calibration holds, what is asked, and the search for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.site import Site
+from bigsci_launch.errors import ConfigError
+from bigsci_launch.plan.choose.search import Plan, SearchResult, make_plan, search, with_free_heads, with_free_layers
+from bigsci_launch.plan.price.balance import settle_config, settle_method
+from bigsci_launch.plan.price.calibration import Calibration, read_calibration
+from bigsci_launch.plan.price.constants import GpuModel
+from bigsci_launch.plan.shape.legality import Limits, Refusal, Rule, find_refusal
+from bigsci_launch.plan.shape.ramp import phases_of, total_samples
+from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.topology import Topology
+
+Free = Literal["layers", "heads"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What was asked: the run's name, its setup as configured, the site's name and nodes, and how long it trains."""
+
+    name: str
+    configured: Setup
+    site_name: str
+    refusal: Refusal | None
+    num_steps: int
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What `bsl plan` found. Nothing is searched or priced on a site without GPUs."""
+
+    request: PlanRequest
+    limits: Limits
+    calibration: Calibration | None
+    result: SearchResult | None
+    configured: Plan | None
+
+
+def site_gpu(site: Site) -> GpuModel | None:
+    """The accelerator of a site, or nothing."""
+    gpu = site.config.gpu
+    return GpuModel(gpu.name, gpu.memory_gib, gpu.peak_tflops) if gpu else None
+
+
+def calibration_of(site: Site, path: Path | None = None) -> Calibration | None:
+    """What pricing on `site` goes by: the file at `path`, else the site's own, else priors; nothing without a GPU.
+
+    Raises:
+        DataError: the file is no calibration.
+    """
+    gpu = site_gpu(site)
+    own = site.path.parent / site.config.calibration if site.config.calibration else None
+    chosen = path or own
+    if chosen is None:
+        return Calibration(gpu=gpu) if gpu else None
+    calibration = read_calibration(chosen)
+    # What was learned goes with the peak that it was learned at; the memory is that of the site at hand.
+    return replace(calibration, gpu=replace(calibration.gpu, memory_gib=gpu.memory_gib)) if gpu else calibration
+
+
+def parse_nodes(text: str | None, configured: int) -> range:
+    """The numbers of nodes in `N` or `A:B` (both ends included); the configured number where nothing is given.
+
+    Raises:
+        ConfigError: another text.
+    """
+    if text is None:
+        return range(configured, configured + 1)
+    match = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", text.strip())
+    if match is None or int(match[2] or match[1]) < int(match[1]):
+        raise ConfigError(f"--nodes {text}: neither N nor A:B with A <= B", hint="--nodes 48, or --nodes 40:48")
+    return range(int(match[1]), int(match[2] or match[1]) + 1)
+
+
+def configured_setup(config: RunConfig, site: Site, calibration: Calibration | None = None) -> tuple[Setup, str | None]:
+    """The setup of a run file, and why its sizes do not fit the site if they do not; then every rank is a replica.
+
+    A cut by price goes by `calibration`, else by the site's, else by priors.
+    """
+    used = calibration or calibration_of(site) or Calibration()
+    try:
+        layout = site.layout(config)
+    except ValueError as problem:
+        world = config.slurm.nodes * site.config.ranks_per_node
+        setup = Setup.of_config(config, Topology(tp=1, pp=1, dp=world), site.config.ranks_per_node)
+        return settle_method(setup, used), str(problem)
+    return settle_method(Setup.of_config(config, layout.topology, layout.ranks_per_node), used), None
+
+
+def settled_run(config: RunConfig, site: Site) -> RunConfig:
+    """The run file with the layers of every stage in it, where its partition method goes by the site's prices."""
+    layout = site.layout(config)
+    return settle_config(config, layout.topology, layout.ranks_per_node, calibration_of(site) or Calibration())
+
+
+def limits_of(config: RunConfig, site: Site) -> Limits:
+    """The nodes that the site lends, and the phases of the run."""
+    partition = site.config.partitions.get(config.slurm.partition or site.config.default_partition or "")
+    nodes = partition.nodes if partition else None
+    return Limits(nodes - site.config.reserve_nodes if nodes else None, phases_of(config.training))
+
+
+def find_plans(
+    config: RunConfig, site: Site, *, nodes: str | None, calibration: Path | None, free: Free | None
+) -> Answer:
+    """Everything that `bsl plan` says about a run.
+
+    Raises:
+        ConfigError: the nodes are not readable.
+        DataError: the calibration is not.
+    """
+    limits, used = limits_of(config, site), calibration_of(site, calibration)
+    setup, misfit = configured_setup(config, site, used)
+    refusal = _misfit(misfit) if misfit else find_refusal(setup, limits)
+    request = PlanRequest(
+        config.run.name, setup, site.name, refusal, config.training.steps, total_samples(limits.phases)
+    )
+    if used is None:
+        return Answer(request, limits, None, None, None)
+    numbers = parse_nodes(nodes, config.slurm.nodes)
+    result = search(_bases(setup, free), numbers, limits, used, per_parameter=free == "layers")
+    configured = make_plan(setup, limits.phases, used) if refusal is None else None
+    return Answer(request, limits, used, result, configured)
+
+
+def _bases(setup: Setup, free: Free | None) -> Iterable[Setup]:
+    if free == "layers":
+        return with_free_layers(setup)
+    return with_free_heads(setup) if free == "heads" else (setup,)
+
+
+def _misfit(text: str) -> Refusal:
+    return Refusal(Rule("world size", "tp x pp x dp is the number of ranks", "", lambda setup, limits: text), text)
+
+
+def reference_plans(answer: Answer) -> Sequence[Plan]:
+    """The best plan, and the configured one where it is another."""
+    if answer.result is None or not answer.result.plans:
+        return ()
+    best, mine = answer.result.plans[0], answer.configured
+    return (best,) if mine is None or mine.setup == best.setup else (best, mine)

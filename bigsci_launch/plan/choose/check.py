@@ -1,0 +1,420 @@
+"""The arithmetic of a whole run, before it is submitted: each finding with its two keys and its price.
+
+Rules that need no model are in `config.check`; these need the partitioner, a predicted step, or the whole ramp-up.
+Where nothing was measured, `monitor.step_time_s` is taken for the length of a step.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date, timedelta
+from typing import Any, Literal
+
+from bigsci_launch.config.check import DP, PP, TP, check_run
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.site import Site
+from bigsci_launch.plan.choose.answer import calibration_of, configured_setup, limits_of
+from bigsci_launch.plan.choose.preflight import preflight, remedy
+from bigsci_launch.plan.choose.search import Plan, make_plan
+from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.memory import TIGHT_SHARE
+from bigsci_launch.plan.price.price import TERM_NAMES
+from bigsci_launch.plan.shape.legality import Limits, advise, find_refusal
+from bigsci_launch.plan.shape.parameters import checkpoint_bytes, count_parameters
+from bigsci_launch.plan.shape.ramp import Phase, filling_batch_size
+from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.topology import Topology
+from bigsci_launch.units import format_count
+
+Severity = Literal["error", "warning", "note"]
+_ORDER = ("error", "warning", "note")
+
+DECLARED_TOLERANCE = 0.03
+"""How far a declared size may be from the real one before it is remarked; three times as far is an error."""
+
+INTERVAL_TOLERANCE = 2.0
+"""How many times longer or shorter than the best save interval is worth a warning: both cost a quarter more."""
+
+_SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kKmMbBtT]?)\s*")
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+@dataclass(frozen=True, slots=True)
+class PricedFinding:
+    """What the arithmetic says: `key` and `other_key` do not go together, and what that costs."""
+
+    rule: str
+    severity: Severity
+    key: str
+    other_key: str
+    text: str
+    price: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A run with all that the rules look at. `plan` is nothing where the site has no GPU."""
+
+    config: RunConfig
+    site: Site
+    setup: Setup
+    limits: Limits
+    calibration: Calibration | None
+    plan: Plan | None
+    starts: date
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a full step: predicted where runs were measured, else as the run file expects."""
+        if self.plan and self.calibration and self.calibration.is_measured:
+            return self.plan.price.seconds
+        return self.config.monitor.step_time_s
+
+    @property
+    def run_days(self) -> float:
+        """Days of the whole run, ramp-up included where it can be predicted."""
+        if self.plan and self.calibration and self.calibration.is_measured:
+            return self.plan.days
+        return self.config.training.steps * self.config.monitor.step_time_s / 86400
+
+    @property
+    def hours_between_failures(self) -> float | None:
+        """Mean hours between failures of any node of the job."""
+        mtbf = self.site.config.node_mtbf_h
+        return mtbf / self.setup.num_nodes if mtbf else None
+
+
+def check_plan(
+    config: RunConfig, site: Site, *, calibration: Calibration | None = None, starts: date | None = None
+) -> list[PricedFinding]:
+    """What the arithmetic says of `config` on `site`, errors first.
+
+    Sizes that do not fit each other at all are the business of `config.check`; nothing is priced then.
+
+    Raises:
+        DataError: the site's own calibration cannot be read.
+    """
+    setup, misfit = configured_setup(config, site, calibration)
+    if misfit or any(finding.severity == "error" for finding in check_run(config, site)):
+        return []
+    limits, used = limits_of(config, site), calibration or calibration_of(site)
+    refusal = find_refusal(setup, limits)
+    refused = _preflight_findings(config)
+    # Of an empty stage the pre-flight says the same, and more: what the stage holds, what comes of it, a remedy.
+    is_empty_stage = refusal is not None and refusal.rule.name == "empty stage"
+    if refusal and not (is_empty_stage and refused):
+        keys = (PP, "model.num_layers") if is_empty_stage else (PP, TP)
+        found = PricedFinding(refusal.rule.name, "error", *keys, refusal.text, "the job would end at its start")
+        return [found, *refused]
+    if refused:
+        return refused
+    plan = make_plan(setup, limits.phases, used) if used else None
+    case = Case(config, site, setup, limits, used, plan, starts or date.today())
+    findings = [finding for rule in RULES for finding in rule(case)]
+    return sorted(findings, key=lambda finding: _ORDER.index(finding.severity))
+
+
+def _preflight_findings(config: RunConfig) -> list[PricedFinding]:
+    """What would hang or crash in `bsl train`; other programs have layers of their own."""
+    if config.run.command is not None or config.guards.preflight == "warn":
+        return []
+    return [
+        PricedFinding(
+            f"preflight: {refusal.rule}",
+            "error",
+            PP,
+            "parallelism.partition_method",
+            f"{refusal.rule}: {refusal.text}; {remedy(config)}",
+            refusal.effect,
+        )
+        for refusal in preflight(config)
+    ]
+
+
+def check_everything(
+    config: RunConfig, site: Site, *, calibration: Calibration | None = None, starts: date | None = None
+) -> list[PricedFinding]:
+    """The findings of `config.check`, which have no price, and those of `check_plan`, errors first."""
+    plain = [
+        PricedFinding(finding.rule, finding.severity, finding.key, finding.other_key, finding.text, "")
+        for finding in check_run(config, site)
+    ]
+    priced = check_plan(config, site, calibration=calibration, starts=starts)
+    return sorted([*plain, *priced], key=lambda finding: _ORDER.index(finding.severity))
+
+
+def check_below_fill(case: Case) -> Iterator[PricedFinding]:
+    """Small batches of the ramp do not fill the pipeline: BLOOM began at 8 TFLOP/s with a batch of 16."""
+    topology = case.setup.topology
+    filling = filling_batch_size(case.setup.micro_batch_size, topology.dp, topology.pp)
+    thin = [phase for phase in case.limits.phases if phase.global_batch_size < filling]
+    if not thin or topology.pp == 1:
+        return
+    text = (
+        f"batches below {filling} = pp {topology.pp} x micro batch {case.setup.micro_batch_size} x dp {topology.dp} "
+        f"do not fill the pipeline: {sum(phase.num_steps for phase in thin)} steps"
+    )
+    days, lost = _days_below(case, thin)
+    price = f"{days:.2f} days below it, {lost:.2f} of them lost ({lost * 24 * topology.world_size:,.0f} GPU-hours)"
+    key = "training.rampup.start" if case.config.training.rampup else "training.global_batch_size"
+    severity: Severity = "warning" if lost > 0.01 * case.run_days else "note"
+    yield PricedFinding("pipeline fill", severity, key, PP, text, price)
+
+
+def _days_below(case: Case, thin: Sequence[Phase]) -> tuple[float, float]:
+    """Days spent in `thin` phases, and how many of them full steps would not have needed for the same samples."""
+    full = case.setup.global_batch_size
+    seconds = [(phase, _phase_step_s(case, phase)) for phase in thin]
+    spent = sum(phase.num_steps * step for phase, step in seconds)
+    ideal = sum(phase.num_samples for phase in thin) / full * case.step_s
+    return spent / 86400, (spent - ideal) / 86400
+
+
+def _phase_step_s(case: Case, phase: Phase) -> float:
+    """Seconds of a step at the batch size of `phase`; by the pipeline's fill alone where nothing is predicted."""
+    micro, topology = case.setup.micro_batch_size * case.setup.topology.dp, case.setup.topology
+    missing = (case.setup.global_batch_size - phase.global_batch_size) / micro
+    if case.plan and case.calibration and case.calibration.is_measured:
+        return case.plan.price.seconds - missing * case.plan.price.micro_batch_seconds
+    slots = case.setup.num_micro_batches + topology.pp - 1
+    return case.step_s * (slots - missing) / slots
+
+
+def check_declared_size(case: Case) -> Iterator[PricedFinding]:
+    """The size people speak of is the size of the model: tr8 trained 58B as 104B because of one left-over MLP width."""
+    declared_text = case.config.model.declared_parameters
+    if declared_text is None:
+        return
+    real = count_parameters(case.setup.shape, case.setup.topology.tp)
+    declared = parse_size(declared_text)
+    key = "model.declared_parameters"
+    if declared is None:
+        text = f"{declared_text!r} is no size such as 176B"
+        yield PricedFinding("declared size", "error", key, "", text, "nothing to compare with")
+        return
+    off = real / declared - 1
+    if abs(off) <= DECLARED_TOLERANCE:
+        return
+    other = "model.ffn_hidden_size" if case.config.model.ffn_hidden_size else "model.num_layers"
+    severity: Severity = "error" if abs(off) > 3 * DECLARED_TOLERANCE else "warning"
+    text = (
+        f"{declared_text} is declared, but the sizes give {format_count(real)} ({real} parameters, {100 * off:+.0f} %)"
+    )
+    price = f"the whole budget of {case.run_days:.0f} days goes into another model"
+    yield PricedFinding("declared size", severity, key, other, text, price)
+
+
+def parse_size(text: str) -> float | None:
+    """Parameters in `176B`, `1.3b`, `350 M`; nothing in another text."""
+    match = _SIZE.fullmatch(text)
+    return float(match[1]) * _UNITS[match[2].lower()] if match else None
+
+
+def check_save_interval(case: Case) -> Iterator[PricedFinding]:
+    """Young's and Daly's interval: saving as often as costs as little as the work that failures undo."""
+    between, interval = case.hours_between_failures, case.config.checkpoint.save_interval
+    if between is None:
+        return
+    save_s, failure_s = case.config.monitor.save_time_s, between * 3600
+    best_s = math.sqrt(2 * save_s * failure_s)
+    best = max(1, round(best_s / case.step_s))
+    keys = ("checkpoint.save_interval", "site.node_mtbf_h")
+    if interval is None:
+        text = f"no save before the end, and a node fails every {between:.0f} h; the best interval is {best} steps"
+        price = f"each failure undoes everything since the start of the job, {case.run_days:.1f} days at most"
+        yield PricedFinding("save interval", "warning", *keys, text, price)
+        return
+    interval_s = interval * case.step_s
+    off = interval_s / best_s
+    is_far = off > INTERVAL_TOLERANCE or off < 1 / INTERVAL_TOLERANCE
+    cost, least = (_share_lost(seconds, save_s, failure_s) for seconds in (interval_s, best_s))
+    text = (
+        f"{interval} steps are {interval_s / 3600:.1f} h, {off:.1f} x the best interval of {best} steps (Young, Daly)"
+    )
+    price = f"saves and undone work take {100 * cost:.2f} % of the time; {100 * least:.2f} % at best"
+    yield PricedFinding("save interval", "warning" if is_far else "note", *keys, text, price)
+
+
+def _share_lost(interval_s: float, save_s: float, failure_s: float) -> float:
+    return save_s / interval_s + interval_s / 2 / failure_s
+
+
+def check_save_before_eval(case: Case) -> Iterator[PricedFinding]:
+    """Megatron evaluates before it saves: an evaluation that hangs on a save step takes the whole interval with it.
+    `bsl train` saves first."""
+    evaluation, interval = case.config.monitor.eval_interval, case.config.checkpoint.save_interval
+    if case.config.run.command is None or not evaluation or not interval or evaluation % interval:
+        return
+    text = f"every evaluation ({evaluation} steps) is on a save step ({interval}), and the save comes after it"
+    price = f"a hang in it undoes {interval * case.step_s / 3600:.1f} h; save some steps before instead"
+    yield PricedFinding("save before eval", "warning", "monitor.eval_interval", "checkpoint.save_interval", text, price)
+
+
+def check_exit_margin(case: Case) -> Iterator[PricedFinding]:
+    """An evaluation, a step and a save must end between the signal and the time limit."""
+    monitor = case.config.monitor
+    if case.config.slurm.time_limit is None or case.site.is_local or not monitor.eval_time_s:
+        return
+    margin = monitor.exit_margin_s or 2 * (monitor.step_time_s + monitor.save_time_s)
+    needed = monitor.eval_time_s + max(case.step_s, monitor.step_time_s) + monitor.save_time_s
+    if margin >= needed:
+        return
+    interval = case.config.checkpoint.save_interval
+    text = f"{margin:.0f} s before the limit, but evaluation + step + save take {needed:.0f} s"
+    lost = f"{interval * case.step_s / 3600:.1f} h" if interval else "everything since the start of the job"
+    price = f"a job that ends in an evaluation loses {lost}"
+    yield PricedFinding("exit margin", "warning", "monitor.exit_margin_s", "monitor.eval_time_s", text, price)
+
+
+def check_disk(case: Case) -> Iterator[PricedFinding]:
+    """What checkpoints take on disk: 19 TB a day for BLOOM, pruned by hand."""
+    interval = case.config.checkpoint.save_interval
+    if interval is None:
+        return
+    size = checkpoint_bytes(case.setup.shape, case.setup.topology.tp)
+    per_day = size * 86400 / (interval * case.step_s)
+    whole = size * (case.config.training.steps // interval)
+    text = f"a checkpoint of {size / 1e12:.3f} TB every {interval} steps"
+    price = f"{per_day / 1e12:.2f} TB a day; {whole / 1e12:,.1f} TB in all if nothing is deleted"
+    severity: Severity = "warning" if per_day > 1e12 else "note"
+    yield PricedFinding("disk", severity, "checkpoint.save_interval", "model.num_layers", text, price)
+
+
+def check_reserve(case: Case) -> Iterator[PricedFinding]:
+    """Spare nodes replace those that die; without one the run waits for a repair."""
+    partition = case.site.config.partitions.get(case.config.slurm.partition or "")
+    between = case.hours_between_failures
+    if partition is None or partition.nodes is None or between is None:
+        return
+    spare, per_week = partition.nodes - case.setup.num_nodes, 168 / between
+    if spare >= 1:
+        return
+    text = f"all {partition.nodes} nodes of the partition are used, none is kept to replace a dead one"
+    price = f"{per_week:.1f} nodes fail a week; each stops the run until it is repaired"
+    yield PricedFinding("reserve", "warning", "slurm.nodes", "site.reserve_nodes", text, price)
+
+
+def check_lost_node(case: Case) -> Iterator[PricedFinding]:
+    """What one lost node does: how many replicas are left, and the largest dp that the batch allows."""
+    setup = case.setup
+    if setup.num_nodes < 2 or case.site.is_local:
+        return
+    ranks = (setup.num_nodes - 1) * setup.ranks_per_node
+    replica = setup.topology.tp * setup.topology.pp
+    keys = ("slurm.nodes", DP)
+    left = next((dp for dp in range(ranks // replica, 0, -1) if _fits(case, dp)), None)
+    if left is None:
+        text = f"with one node less no replica of {replica} ranks is left"
+        yield PricedFinding("lost node", "note", *keys, text, "the run stands still until a node replaces it")
+        return
+    reduced = replace(setup, topology=replace(setup.topology, dp=left))
+    text = (
+        f"with one node less {ranks // replica} replicas of {replica} ranks are left; the batch sizes allow dp {left}, "
+        f"on {reduced.num_nodes} nodes"
+    )
+    yield PricedFinding("lost node", "note", *keys, text, _price_of_reduced(case, reduced))
+
+
+def _fits(case: Case, dp: int) -> bool:
+    topology = Topology(tp=case.setup.topology.tp, pp=case.setup.topology.pp, dp=dp)
+    return find_refusal(replace(case.setup, topology=topology), case.limits) is None
+
+
+def _price_of_reduced(case: Case, reduced: Setup) -> str:
+    """How much slower and fuller a run on fewer replicas is; ZeRO-1 shares the optimizer state out over fewer."""
+    if case.plan is None or case.calibration is None:
+        return f"about {case.setup.topology.dp / reduced.topology.dp:.2f} x the time of a step"
+    other = make_plan(reduced, case.limits.phases, case.calibration).price
+    price = f"{other.seconds / case.plan.price.seconds:.2f} x the time of a step, {other.need_gib:.0f} GiB per GPU"
+    return f"{price}: out of memory" if other.is_out_of_memory else price
+
+
+def check_allocation(case: Case) -> Iterator[PricedFinding]:
+    """The run ends before the allocation does."""
+    if case.site.config.allocation_ends is None:
+        return
+    end = date.fromisoformat(case.site.config.allocation_ends)
+    finish = case.starts + timedelta(days=math.ceil(case.run_days))
+    late = (finish - end).days
+    keys = ("training.steps", "site.allocation_ends")
+    text = f"begun on {case.starts}, {case.run_days:.0f} days of computing end on {finish}; the allocation on {end}"
+    if late > 0:
+        yield PricedFinding("allocation", "error", *keys, text, f"{late} days too late, without any failure")
+    elif -late < 0.1 * case.run_days:
+        yield PricedFinding("allocation", "warning", *keys, text, f"{-late} days are left for failures and restarts")
+
+
+def check_memory(case: Case) -> Iterator[PricedFinding]:
+    """The fullest stage fits the GPU, with some room."""
+    if case.plan is None or case.calibration is None:
+        return
+    need, memory = case.plan.price.need_gib, case.calibration.gpu.memory_gib
+    keys = ("training.micro_batch_size", "site.gpu.memory_gib")
+    text = f"the fullest rank needs {need:.0f} GiB of {memory:g}"
+    if case.plan.price.is_out_of_memory and case.calibration.is_measured:
+        yield PricedFinding("memory", "error", *keys, text, "out of memory in the first step")
+    elif need > TIGHT_SHARE * memory:
+        price = f"{memory - need:.0f} GiB are left for fragments and spikes; a smaller dp needs more"
+        yield PricedFinding("memory", "warning", *keys, text, price)
+
+
+def check_step_time(case: Case) -> Iterator[PricedFinding]:
+    """The step time that margins are computed from is the predicted one."""
+    if case.plan is None or case.calibration is None or not case.calibration.is_measured:
+        return
+    expected, price = case.config.monitor.step_time_s, case.plan.price
+    if abs(expected / price.seconds - 1) <= max(price.band, 0.1):
+        return
+    text = f"{expected:g} s expected, {price.seconds:.0f} s predicted (±{100 * price.band:.0f} %)"
+    cost = "the exit margin is computed from it"
+    yield PricedFinding("step time", "warning", "monitor.step_time_s", "training.global_batch_size", text, cost)
+
+
+def check_advice(case: Case) -> Iterator[PricedFinding]:
+    """Shapes that a GPU's kernels do not like."""
+    if case.plan is None:
+        return
+    for text in advise(case.setup):
+        share = _share_of_misaligned(case.plan)
+        price = f"{100 * share:.0f} % of a step" if share > 0.01 else "small; measure"
+        yield PricedFinding("shape", "warning", "model.num_attention_heads", TP, text, price)
+
+
+def _share_of_misaligned(plan: Plan) -> float:
+    return plan.price.terms[TERM_NAMES.index("misaligned heads")] / plan.price.seconds
+
+
+RULES: tuple[Callable[[Case], Iterator[PricedFinding]], ...] = (
+    check_memory,
+    check_declared_size,
+    check_allocation,
+    check_below_fill,
+    check_save_interval,
+    check_save_before_eval,
+    check_exit_margin,
+    check_disk,
+    check_reserve,
+    check_lost_node,
+    check_step_time,
+    check_advice,
+)
+
+
+def check_lines(name: str, findings: Sequence[PricedFinding]) -> list[str]:
+    """The findings for people; one line says that there are none."""
+    return [finding_line(finding) for finding in findings] or [f"{name}: the arithmetic holds"]
+
+
+def finding_line(finding: PricedFinding) -> str:
+    """A finding with its keys and its price."""
+    keys = " and ".join(key for key in (finding.key, finding.other_key) if key)
+    price = f": {finding.price}" if finding.price else ""
+    return f"{finding.severity}: {keys}: {finding.text}{price}"
+
+
+def check_document(name: str, findings: Sequence[PricedFinding]) -> dict[str, Any]:
+    """The findings for JSON."""
+    return {"schema_version": 1, "run": name, "findings": [asdict(finding) for finding in findings]}

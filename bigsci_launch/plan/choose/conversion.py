@@ -1,0 +1,147 @@
+"""What a checkpoint becomes at another topology: whether it can, and what is kept. Only its record is read.
+
+Kept: weights, fp32 masters, moments, the optimizer's step, the schedule and the place in the data, which depend on no
+topology. Random states belong to a pipeline stage of a replica: ranks that differ only in tp share theirs, so they
+outlive a change of tp and nothing else.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.site import load_site
+from bigsci_launch.errors import CheckpointError, ConfigError
+from bigsci_launch.plan.choose.answer import calibration_of
+from bigsci_launch.plan.choose.preflight import preflight
+from bigsci_launch.plan.price.balance import PRICED_METHODS, settle_config
+from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.shape.parameters import ModelShape, cut_model
+from bigsci_launch.runs.checkpoints import (
+    CheckpointRecord,
+    CheckpointsDir,
+    checkpoint_tag,
+    read_record,
+    require_complete,
+)
+from bigsci_launch.runs.resume import describe_run
+from bigsci_launch.topology import Topology
+from bigsci_launch.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A checkpoint, and what it becomes. `stages[pp]` are the numbers of the layers on a stage."""
+
+    source: Path
+    before: CheckpointRecord
+    after: CheckpointRecord
+    config: RunConfig
+    topology: Topology
+    stages: tuple[range, ...]
+
+    @property
+    def keeps_random_states(self) -> bool:
+        """Whether every rank goes on with the random states of a rank that saved."""
+        return all(self.before.topology[axis] == self.after.topology[axis] for axis in ("pp", "dp"))
+
+    @property
+    def changes(self) -> list[str]:
+        """What is not the same afterwards, in words."""
+        lines = [f"topology {_shown(self.before)} -> {_shown(self.after)}"]
+        rows = [record.model["padded_vocab_size"] for record in (self.before, self.after)]
+        if rows[0] != rows[1]:
+            lines.append(f"padded vocabulary {rows[0]} -> {rows[1]} rows; those of the padding hold zeros")
+        if not self.keeps_random_states:
+            dropout = self.config.model.dropout
+            effect = (
+                f"dropout {dropout:g} draws other numbers than an undisturbed run would"
+                if dropout
+                else "nothing draws from them while dropout is 0"
+            )
+            lines.append(f"random states start anew at another pp or dp: {effect}")
+        return lines
+
+
+def _shown(record: CheckpointRecord) -> str:
+    return ",".join(f"{axis}={record.topology[axis]}" for axis in ("tp", "pp", "dp"))
+
+
+def saved_topology(record: CheckpointRecord) -> Topology:
+    """The topology of the ranks that saved a checkpoint."""
+    return Topology(**{axis: record.topology[axis] for axis in ("tp", "pp", "dp")})
+
+
+def plan_conversion(folder: Path, topology: Topology) -> Conversion:
+    """What the checkpoint in `folder` becomes at `topology`.
+
+    Raises:
+        CheckpointError: it is incomplete, or the model cannot be laid over that topology.
+    """
+    before = read_record(folder)
+    require_complete(folder, before)
+    config = _at(RunConfig.model_validate(before.config), topology)
+    after = describe_run(config, topology, step=before.step, consumed_samples=before.consumed_samples)
+    stages = _stages(config, topology)
+    conversion = Conversion(folder, before, after, config, topology, stages)
+    origin = {"path": str(folder.absolute()), "topology": before.topology, "random_states": "new"}
+    if conversion.keeps_random_states:
+        origin["random_states"] = "kept"
+    return replace(conversion, after=replace(after, code=before.code, converted_from=origin))
+
+
+def _at(config: RunConfig, topology: Topology) -> RunConfig:
+    sizes: dict[str, Any] = {
+        "tensor_parallel_size": topology.tp,
+        "pipeline_parallel_size": topology.pp,
+        "data_parallel_size": topology.dp,
+    }
+    method = config.parallelism.partition_method.split(":")[0]
+    if method not in PRICED_METHODS or topology.pp == config.parallelism.pipeline_parallel_size:
+        return config.model_copy(update={"parallelism": config.parallelism.model_copy(update=sizes)})
+    # A cut by price is written down as the layers of each stage: for other stages it is made again, as a submit would.
+    priced = config.parallelism.model_copy(update={**sizes, "partition_method": method})
+    try:
+        site = load_site(config.slurm.site)
+        ranks_per_node, calibration = site.config.ranks_per_node, calibration_of(site) or Calibration()
+    except ConfigError:
+        ranks_per_node, calibration = topology.world_size, Calibration()
+    return settle_config(config.model_copy(update={"parallelism": priced}), topology, ranks_per_node, calibration)
+
+
+def _stages(config: RunConfig, topology: Topology) -> tuple[range, ...]:
+    for name, size in (("attention heads", config.model.num_attention_heads), ("MLP", config.ffn_hidden_size)):
+        if size % topology.tp:
+            raise CheckpointError(f"tp {topology.tp} does not divide the model's {name} ({size})")
+    try:
+        refusals = preflight(config)
+        cut = cut_model(ModelShape.of_config(config), config.parallelism.partition_method, topology.pp, tp=topology.tp)
+    except ValueError as error:
+        raise CheckpointError(f"{topology}: {error}") from error
+    if refusals:
+        raise CheckpointError(f"{topology}: {refusals[0].text}; {refusals[0].effect}", hint="take fewer stages")
+    return tuple(range(first, last) for first, last in pairwise(cut.bounds))
+
+
+def require_room(conversion: Conversion, output: Path) -> None:
+    """Check that `output` can take the result, before anything is written.
+
+    Raises:
+        CheckpointError: a checkpoint of that step is there, or the disk is too full.
+    """
+    target = CheckpointsDir(output).folder(checkpoint_tag(conversion.after.step))
+    if target.exists():
+        raise CheckpointError(f"{target}: is there already", hint="choose another folder with -o")
+    there = next(path for path in (output.absolute(), *output.absolute().parents) if path.exists())
+    # What is kept once and what every rank keeps shift a little between topologies.
+    needed = sum(conversion.before.files.values()) * 5 // 4
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise CheckpointError(
+            f"{there}: {format_bytes(free)} are free, but the result may take {format_bytes(needed)}",
+            hint="choose a folder on another disk with -o",
+        )

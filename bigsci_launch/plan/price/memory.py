@@ -1,0 +1,114 @@
+"""What a rank keeps in memory on each stage: state, kept activations, working set, and what the allocator adds.
+
+Two figures: `need_gib` must be there at some moment of the step; `predicted_gib` is what nvidia-smi shows, since the
+allocator keeps freed blocks. It gives them back when memory gets short, so only the need decides about running out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bigsci_launch.plan.price.constants import Constants, GpuModel
+from bigsci_launch.plan.shape.parameters import position_parameters
+from bigsci_launch.plan.shape.setup import Setup
+
+GIB = 2.0**30
+
+FP32_GRADIENT_BYTES = 5.0
+"""Bytes per parameter of fp32 gradient accumulators; 4 and their flat buffers' waste (5.1 measured)."""
+
+OOM_MARGIN = 0.02
+"""By which part of the memory the need must exceed it to be called out of memory: the model's error near the limit."""
+
+GUESSED_OOM_MARGIN = 0.1
+"""The same where no memory was measured on the cluster."""
+
+SQUEEZED_SHARE = 0.97
+"""Share of the memory up to which the allocator keeps freed blocks."""
+
+TIGHT_SHARE = 0.94
+"""Share of the memory above which a plan is called tight."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """What one stage keeps, in GiB, before the constants weigh it."""
+
+    resident: float
+    optimizer: float
+    kept: float
+    working: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Memory of one rank of a stage, GiB."""
+
+    stage: int
+    state_gib: float
+    need_gib: float
+    predicted_gib: float
+
+
+def count_memory(setup: Setup, stage: int, layers: int | None = None) -> StageWork:
+    """What a rank of `stage` keeps with `layers` transformer layers; default: those that it has.
+
+    1F1B keeps as many micro batches as there are stages from here to the end. With recomputation that is one input per
+    layer, and one layer's activations while it is computed again (Korthikanti et al., arXiv 2205.05198, section 4).
+    """
+    shape, topology = setup.shape, setup.topology
+    h, tp = shape.hidden_size, topology.tp
+    layers = setup.layers_per_stage[stage] if layers is None else layers
+    is_last = stage == topology.pp - 1
+    in_flight = min(setup.num_micro_batches, topology.pp - stage)
+    parameters = _parameters(setup, stage, layers)
+    stream = setup.tokens_per_micro_batch * h
+    scores = shape.num_attention_heads * shape.sequence_length**2 * setup.micro_batch_size / tp
+    one_layer = (stream * (10 + 24 / tp) + 5 * scores) * (setup.element_bytes / 2)
+    kept = in_flight * layers * (setup.element_bytes * stream if setup.recompute else one_layer)
+    logits = 2 * setup.tokens_per_micro_batch * shape.padded_vocab(tp) / tp if is_last else 0.0
+    gradients = FP32_GRADIENT_BYTES if setup.fp32_gradients and setup.precision != "fp32" else 0.0
+    return StageWork(
+        resident=parameters * (2 * setup.element_bytes + gradients) / GIB,
+        optimizer=parameters / (topology.dp if setup.sharded_optimizer else 1) / GIB,
+        kept=kept / GIB,
+        working=((one_layer if setup.recompute else 0.0) + logits + in_flight * setup.element_bytes * stream) / GIB,
+    )
+
+
+def _parameters(setup: Setup, stage: int, layers: int) -> float:
+    """Parameters of a rank of `stage` with `layers` layers; only those and tables, the rest is too little to see."""
+    h, tp, last = setup.shape.hidden_size, setup.topology.tp, setup.topology.pp - 1
+    ffn = setup.shape.ffn_hidden_size
+    count = layers * (4 * h * h + 2 * h * ffn + 9 * h + ffn) / tp
+    if stage in (0, last):
+        count += setup.shape.padded_vocab(tp) / tp * h
+    if stage == 0:
+        count += position_parameters(setup.shape)
+    return count
+
+
+def weigh_memory(work: StageWork, constants: Constants, gpu: GpuModel) -> tuple[float, float]:
+    """The need and what nvidia-smi will show, GiB."""
+    fixed = constants.base_gib + work.resident + work.optimizer * constants.optimizer_bytes + work.working
+    need = fixed + work.kept * min(1.0, constants.activation_factor)
+    slack = fixed + work.kept * constants.activation_factor - need
+    return need, need + min(slack, max(0.0, SQUEEZED_SHARE * gpu.memory_gib - need))
+
+
+def predict_stage(setup: Setup, stage: int, constants: Constants, gpu: GpuModel) -> StageMemory:
+    """Memory of a rank of `stage`."""
+    work = count_memory(setup, stage)
+    need, predicted = weigh_memory(work, constants, gpu)
+    return StageMemory(stage, work.resident + work.optimizer * constants.optimizer_bytes, need, predicted)
+
+
+def is_out_of_memory(need_gib: float, gpu: GpuModel, *, is_measured: bool) -> bool:
+    """Whether a need is beyond doubt more than the GPU has; the doubt is larger where no memory was measured."""
+    return need_gib > gpu.memory_gib * (1 + (OOM_MARGIN if is_measured else GUESSED_OOM_MARGIN))
+
+
+def outer_stages(setup: Setup) -> tuple[int, ...]:
+    """The first and the last stage: one of them is the fullest, and nvidia-smi was read on them."""
+    last = setup.topology.pp - 1
+    return (0,) if last == 0 else (0, last)

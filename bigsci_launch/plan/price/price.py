@@ -1,0 +1,80 @@
+"""Prices a setup: what one step of it takes and what it keeps in memory, with a band, under a calibration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.memory import StageMemory, is_out_of_memory, outer_stages, predict_stage
+from bigsci_launch.plan.price.neighbours import point_of
+from bigsci_launch.plan.price.step_time import TERMS, StepTime, count_work, predict_step
+from bigsci_launch.plan.shape.setup import Setup
+
+NEIGHBOUR_TERM = "measured neighbours"
+TERM_NAMES = (*TERMS, "once per step", NEIGHBOUR_TERM)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a setup costs. `band` is relative, 9 of 10 left-out measurements stayed inside it; `terms` add up to
+    `seconds`, in the order of `TERM_NAMES`; `closeness` to the nearest measured run is 1 for the same, 0 for far."""
+
+    seconds: float
+    band: float
+    terms: tuple[float, ...]
+    stage_seconds: tuple[float, ...]
+    micro_batch_seconds: float
+    bubble: float
+    closeness: float
+    first: StageMemory
+    last: StageMemory
+    is_out_of_memory: bool
+
+    @property
+    def memory_gib(self) -> float:
+        """What nvidia-smi will show on the fuller of the first and the last stage."""
+        return max(self.first.predicted_gib, self.last.predicted_gib)
+
+    @property
+    def need_gib(self) -> float:
+        return max(self.first.need_gib, self.last.need_gib)
+
+
+def price_setup(setup: Setup, calibration: Calibration) -> Price:
+    """What a step of `setup` costs.
+
+    Raises:
+        ValueError: the layers cannot be cut into stages.
+    """
+    point = point_of(setup)
+    step = _step(setup, calibration)
+    time_factor, closeness = calibration.time.look_up(point)
+    memory_factor, _ = calibration.memory.look_up(point)
+    stages = [stage_memory(setup, stage, calibration, memory_factor) for stage in outer_stages(setup)]
+    need = max(stage.need_gib for stage in stages)
+    once = step.seconds - sum(step.terms)
+    return Price(
+        seconds=step.seconds * time_factor,
+        band=calibration.time_errors.band(closeness),
+        terms=(*step.terms, once, step.seconds * (time_factor - 1)),
+        stage_seconds=tuple(seconds * time_factor for seconds in step.stage_seconds),
+        micro_batch_seconds=step.micro_batch_seconds * time_factor,
+        bubble=step.bubble,
+        closeness=closeness,
+        first=stages[0],
+        last=stages[-1],
+        is_out_of_memory=is_out_of_memory(need, calibration.gpu, is_measured=bool(calibration.memory.points)),
+    )
+
+
+def _step(setup: Setup, calibration: Calibration) -> StepTime:
+    drift_from = calibration.drift_from.toordinal() if calibration.drift_from else None
+    return predict_step(count_work(setup, calibration.gpu), calibration.constants, drift_from)
+
+
+def stage_memory(setup: Setup, stage: int, calibration: Calibration, factor: float | None = None) -> StageMemory:
+    """Memory of a rank of `stage`, corrected by what measured neighbours showed (`factor`, looked up when left out)."""
+    if factor is None:
+        factor, _ = calibration.memory.look_up(point_of(setup))
+    memory = predict_stage(setup, stage, calibration.constants, calibration.gpu)
+    return StageMemory(stage, memory.state_gib, memory.need_gib, memory.predicted_gib * factor)

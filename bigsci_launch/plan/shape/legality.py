@@ -1,0 +1,176 @@
+"""Which setups can run at all, and which run badly. Each rule is one small function with its source.
+
+Hard rules refuse a setup; advice lets it pass with a remark that carries the cost where the model can tell it. The
+rules for a whole run file are in `config.check`; these here work on setups, thousands of which a search makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bigsci_launch.plan.shape.ramp import Phase, filling_batch_size
+from bigsci_launch.plan.shape.setup import Setup
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a setup must fit into besides itself: nodes that the site lends, and the batch sizes of the ramp."""
+
+    max_nodes: int | None = None
+    phases: tuple[Phase, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule: a name for lists, what it asks, where that comes from, and the check: nothing, or what is wrong."""
+
+    name: str
+    asks: str
+    source: str
+    check: Callable[[Setup, Limits], str | None]
+
+
+def _world_size(setup: Setup, limits: Limits) -> str | None:
+    world, ranks = setup.topology.world_size, setup.ranks_per_node
+    if world > ranks and world % ranks:
+        return f"{setup.topology} is {world} ranks, no whole number of nodes with {ranks}"
+    return None
+
+
+def _tensor_parallel_in_node(setup: Setup, limits: Limits) -> str | None:
+    tp, ranks = setup.topology.tp, setup.ranks_per_node
+    return f"tp {tp} does not divide the {ranks} ranks of a node" if ranks % tp else None
+
+
+def _replica_on_nodes(setup: Setup, limits: Limits) -> str | None:
+    replica, ranks = setup.topology.tp * setup.topology.pp, setup.ranks_per_node
+    if replica % ranks and ranks % replica:
+        return f"a replica of {replica} ranks neither fills nodes of {ranks} nor divides one"
+    return None
+
+
+def _heads_divide_hidden(setup: Setup, limits: Limits) -> str | None:
+    hidden, heads = setup.shape.hidden_size, setup.shape.num_attention_heads
+    return f"hidden size {hidden} is no multiple of {heads} heads" if hidden % heads else None
+
+
+def _tensor_parallel_divides(setup: Setup, limits: Limits) -> str | None:
+    shape, tp = setup.shape, setup.topology.tp
+    sizes = {"heads": shape.num_attention_heads, "hidden": shape.hidden_size, "MLP columns": shape.ffn_hidden_size}
+    broken = next((f"{size} {name}" for name, size in sizes.items() if size % tp), None)
+    return f"{broken} are no multiple of tp {tp}" if broken else None
+
+
+def _stages_are_filled(setup: Setup, limits: Limits) -> str | None:
+    try:
+        empty = [stage for stage, layers in enumerate(setup.layers_per_stage) if not layers]
+    except ValueError as problem:
+        return str(problem)
+    if not empty:
+        return None
+    return f"{setup.partition_method} leaves stage {empty[0]} of {setup.topology.pp} without a transformer layer"
+
+
+def _global_batch(setup: Setup, limits: Limits) -> str | None:
+    unit, size = setup.micro_batch_size * setup.topology.dp, setup.global_batch_size
+    if size % unit:
+        return f"global batch {size} is no multiple of micro batch {setup.micro_batch_size} x dp {setup.topology.dp}"
+    return None
+
+
+def _every_batch_of_the_ramp(setup: Setup, limits: Limits) -> str | None:
+    unit = setup.micro_batch_size * setup.topology.dp
+    broken = next((phase.global_batch_size for phase in limits.phases if phase.global_batch_size % unit), None)
+    if broken is None:
+        return None
+    return f"the ramp reaches {broken}, no multiple of micro batch {setup.micro_batch_size} x dp {setup.topology.dp}"
+
+
+def _nodes_of_the_site(setup: Setup, limits: Limits) -> str | None:
+    if limits.max_nodes is not None and setup.num_nodes > limits.max_nodes:
+        return f"{setup.num_nodes} nodes, but the site lends {limits.max_nodes} with its reserve kept"
+    return None
+
+
+HARD_RULES: tuple[Rule, ...] = (
+    Rule("world size", "dp x tp x pp fills whole nodes", "Megatron-DeepSpeed arguments", _world_size),
+    Rule("nodes", "nodes within the partition, its reserve kept", "BLOOM: 48 of 52 nodes", _nodes_of_the_site),
+    Rule("tp in a node", "tp divides the GPUs of a node", "BLOOM: TP = gpus per node", _tensor_parallel_in_node),
+    Rule("replica on nodes", "tp x pp fills nodes or divides one", "BLOOM's prequel", _replica_on_nodes),
+    Rule("heads", "heads divide the hidden size", "Megatron-DeepSpeed arguments", _heads_divide_hidden),
+    Rule("tp divides", "tp divides heads, hidden and MLP", "Megatron-DeepSpeed transformer", _tensor_parallel_divides),
+    Rule("batch", "micro batch x dp divides the batch", "Megatron-DeepSpeed microbatches", _global_batch),
+    Rule("ramp-up", "and every batch of the ramp", "Megatron-DeepSpeed microbatches", _every_batch_of_the_ramp),
+    Rule("empty stage", "a layer on every stage", "DeepSpeed#4312, DeepSpeed#5078, gpt_model", _stages_are_filled),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a setup cannot run."""
+
+    rule: Rule
+    text: str
+
+
+def find_refusal(setup: Setup, limits: Limits) -> Refusal | None:
+    """The first hard rule that `setup` breaks."""
+    for rule in HARD_RULES:
+        text = rule.check(setup, limits)
+        if text:
+            return Refusal(rule, text)
+    return None
+
+
+def advise(setup: Setup) -> tuple[str, ...]:
+    """Remarks on a legal setup, most costly first."""
+    checks = (_head_size, _fused_softmax, _uneven_stages, _row_width, _micro_batch_power, _thin_pipeline)
+    return tuple(text for text in (check(setup) for check in checks) if text)
+
+
+def _head_size(setup: Setup) -> str | None:
+    """NVIDIA's matrix-multiply guide; 13824/128 heads = 108 measured a third slower."""
+    if setup.shape.head_dim % 8:
+        return f"head size {setup.shape.head_dim:g} is no multiple of 8: attention is about 25 times slower (priced)"
+    return None
+
+
+def _fused_softmax(setup: Setup) -> str | None:
+    """Megatron-DeepSpeed's fused softmax: 16 < seq <= 2048, seq % 4 = 0, heads per rank x micro batch % 4 = 0."""
+    length = setup.shape.sequence_length
+    planes = setup.shape.num_attention_heads // setup.topology.tp * setup.micro_batch_size
+    if setup.framework != "megatron" or (16 < length <= 2048 and length % 4 == 0 and planes % 4 == 0):
+        return None
+    return (
+        f"the fused softmax needs 16 < length <= 2048, length % 4 = 0 and heads per rank x micro batch ({planes}) % 4"
+    )
+
+
+def _uneven_stages(setup: Setup) -> str | None:
+    """Megatron-LM#381, #1303; the slowest stage sets the pace."""
+    layers = setup.layers_per_stage
+    inner = layers[1:-1] or layers
+    idle = max(layers) * len(layers) - sum(layers)
+    if max(inner) == min(inner) or not idle:
+        return None
+    return f"stages are uneven: {idle} layer slots of {max(layers) * len(layers)} idle (priced)"
+
+
+def _row_width(setup: Setup) -> str | None:
+    """128-byte rows on A100: NVIDIA's guide, arXiv 2401.14489."""
+    width = setup.shape.hidden_size // setup.topology.tp
+    return f"hidden / tp = {width} is no multiple of 64" if width % 64 else None
+
+
+def _micro_batch_power(setup: Setup) -> str | None:
+    size = setup.micro_batch_size
+    return f"micro batch {size} is no power of two" if size & (size - 1) else None
+
+
+def _thin_pipeline(setup: Setup) -> str | None:
+    topology = setup.topology
+    filling = filling_batch_size(setup.micro_batch_size, topology.dp, topology.pp)
+    if setup.global_batch_size < filling:
+        return f"the batch never fills the pipeline: that takes {filling} samples"
+    return None

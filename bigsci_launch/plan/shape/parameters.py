@@ -1,0 +1,210 @@
+"""How many parameters a GPT has: in all, per pipeline layer, per stage and per rank, and what they weigh in memory.
+
+Counts are exact for the model that `bsl train` builds: learned, rotary or alibi positions, biases everywhere, two layer
+norms per layer, one after the last, and one after the embedding where it is asked for. With tied embeddings the head is
+the word embedding again: nothing new to train, but a copy on the last stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from bigsci_launch.config.schema import Positions, RunConfig
+from bigsci_launch.plan.shape.partition import Layer, PartitionRule, Stages, cut_layers
+
+Framework = Literal["bsl", "megatron"]
+"""The program that trains: `bsl train`, or Megatron-DeepSpeed. Decides the layer list and what kernels ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes of a GPT, counts of elements. `vocab_size` is the text's; `padded_vocab` says what is trained."""
+
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    ffn_hidden_size: int
+    sequence_length: int
+    vocab_size: int
+    vocab_size_multiple: int = 128
+    tied_embeddings: bool = True
+    embedding_norm: bool = False
+    positions: Positions = "learned"
+
+    @classmethod
+    def of_config(cls, config: RunConfig) -> ModelShape:
+        """The shape that a run file describes."""
+        model = config.model
+        return cls(
+            num_layers=model.num_layers,
+            hidden_size=model.hidden_size,
+            num_attention_heads=model.num_attention_heads,
+            ffn_hidden_size=config.ffn_hidden_size,
+            sequence_length=model.sequence_length,
+            vocab_size=model.vocab_size,
+            vocab_size_multiple=model.vocab_size_multiple,
+            tied_embeddings=model.tied_embeddings,
+            embedding_norm=model.embedding_norm,
+            positions=model.positions,
+        )
+
+    def padded_vocab(self, tp: int) -> int:
+        """`vocab_size` rounded up to a multiple of `vocab_size_multiple` x tp (Megatron's rule)."""
+        multiple = self.vocab_size_multiple * tp
+        return -(-self.vocab_size // multiple) * multiple
+
+    @property
+    def head_dim(self) -> float:
+        """Width of one attention head; not a whole number where heads do not divide the hidden size."""
+        return self.hidden_size / self.num_attention_heads
+
+
+def layer_parameters(hidden_size: int, ffn_hidden_size: int | None = None) -> int:
+    """Parameters of one transformer layer; 12 h^2 + 13 h with the usual MLP of 4 h."""
+    sharded, replicated = _layer_parts(hidden_size, ffn_hidden_size or 4 * hidden_size)
+    return sharded + replicated
+
+
+def _layer_parts(h: int, ffn: int) -> tuple[int, int]:
+    """Parameters of a layer that tensor parallelism shards (matrices, column biases) and those that it replicates."""
+    return 4 * h * h + 3 * h + 2 * h * ffn + ffn, 6 * h
+
+
+def count_parameters(shape: ModelShape, tp: int = 1) -> int:
+    """Parameters of the whole model, each counted once, with the vocabulary padded for `tp`."""
+    h = shape.hidden_size
+    embeddings = shape.padded_vocab(tp) * h * (1 if shape.tied_embeddings else 2)
+    layers = shape.num_layers * layer_parameters(h, shape.ffn_hidden_size)
+    return layers + embeddings + position_parameters(shape) + _norm_parameters(shape) + 2 * h
+
+
+def position_parameters(shape: ModelShape) -> int:
+    """Parameters of the positions: a vector for each where they are learned, else none."""
+    return shape.sequence_length * shape.hidden_size if shape.positions == "learned" else 0
+
+
+def _norm_parameters(shape: ModelShape) -> int:
+    """Parameters of the layer norm after the embedding, where there is one."""
+    return 2 * shape.hidden_size if shape.embedding_norm else 0
+
+
+def pipeline_layers(shape: ModelShape, tp: int = 1, framework: Framework = "bsl") -> tuple[Layer, ...]:
+    """The layer list that the pipeline is cut from, with the class names of the program that trains.
+
+    DeepSpeed counts the parameters that one rank holds, so counts are those of a tensor-parallel rank. The weightless
+    items matter: a cut may fall on either side of them.
+    """
+    h, table = shape.hidden_size, shape.padded_vocab(tp) // tp * shape.hidden_size
+    sharded, replicated = _layer_parts(h, shape.ffn_hidden_size)
+    first, block, last = _FRAMEWORK_LAYERS[framework]
+    sizes = {
+        "VocabularyEmbedding": table,
+        "OutputEmbedding": table,
+        "LearnedPositions": position_parameters(shape),
+        "InputNorm": 2 * h,
+        "EmbeddingPipe": table + position_parameters(shape) + _norm_parameters(shape),
+        "FinalNorm": 2 * h,
+        "MixedFusedLayerNorm": 2 * h,
+    }
+    if framework == "bsl" and not shape.tied_embeddings:
+        last = (*last[:-1], "OutputEmbedding")
+    if framework == "bsl" and shape.positions != "learned":
+        first = first[:1]
+    if framework == "bsl" and shape.embedding_norm:
+        first = (*first, "InputNorm")
+    return (
+        *(Layer(name, sizes.get(name, 0)) for name in first),
+        *(Layer(block, sharded // tp + replicated, is_transformer=True) for _ in range(shape.num_layers)),
+        *(Layer(name, sizes.get(name, 0)) for name in last),
+    )
+
+
+# Class names before, of, and after the transformer layers. `function` stands for a lambda in Megatron-DeepSpeed's list.
+_FRAMEWORK_LAYERS: dict[Framework, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
+    "bsl": (("VocabularyEmbedding", "LearnedPositions"), "TransformerLayer", ("FinalNorm", "VocabularyEmbedding")),
+    "megatron": (
+        ("function", "EmbeddingPipe", "function"),
+        "ParallelTransformerLayerPipe",
+        ("function", "MixedFusedLayerNorm", "EmbeddingPipe", "function"),
+    ),
+}
+
+
+@lru_cache(maxsize=4096)
+def cut_model(
+    shape: ModelShape,
+    method: str,
+    pp: int,
+    rule: PartitionRule = PartitionRule.BALANCE,
+    tp: int = 1,
+    framework: Framework = "bsl",
+) -> Stages:
+    """The stages of `shape` under DeepSpeed's partition method.
+
+    Raises:
+        ValueError: the method is unknown or matches no layer.
+    """
+    return cut_layers(pipeline_layers(shape, tp, framework), method, pp, rule)
+
+
+@dataclass(frozen=True, slots=True)
+class StageParameters:
+    """Parameters that one rank of a pipeline stage holds."""
+
+    stage: int
+    num_transformer_layers: int
+    num_parameters: int
+
+
+def stage_parameters(shape: ModelShape, tp: int, layers_per_stage: tuple[int, ...]) -> tuple[StageParameters, ...]:
+    """Parameters per rank of every stage, first stage first.
+
+    The word and position embeddings are on the first stage, the final norm and the head (a copy of the word embedding
+    where they are tied and there is more than one stage) on the last.
+    """
+    h = shape.hidden_size
+    sharded, replicated = _layer_parts(h, shape.ffn_hidden_size)
+    block = sharded // tp + replicated
+    table = shape.padded_vocab(tp) // tp * h
+    last = len(layers_per_stage) - 1
+    has_own_head = last > 0 or not shape.tied_embeddings
+    counts = [layers * block for layers in layers_per_stage]
+    counts[0] += table + position_parameters(shape) + _norm_parameters(shape)
+    counts[last] += 2 * h + (table if has_own_head else 0)
+    return tuple(
+        StageParameters(stage, layers, count)
+        for stage, (layers, count) in enumerate(zip(layers_per_stage, counts, strict=True))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """Bytes of one rank's training state; activations and the framework's own memory are not in it."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimizer
+
+
+def state_bytes(num_parameters: int, dp: int, precision: str) -> StateBytes:
+    """Weights, gradients and ZeRO-1's share of AdamW's state of one rank.
+
+    bf16 keeps bf16 weights and fp32 gradients whole, and a 1/dp share of fp32 masters and two moments: 18 bytes per
+    parameter at dp 1. fp16 keeps its gradients in 16 bits, fp32 all in 32; the share is the same.
+    """
+    weight, gradient = {"fp32": (4, 4), "fp16": (2, 2), "bf16": (2, 4)}[precision]
+    return StateBytes(weight * num_parameters, gradient * num_parameters, 12 * num_parameters / dp)
+
+
+def checkpoint_bytes(shape: ModelShape, tp: int) -> int:
+    """Bytes of one checkpoint of DeepSpeed's layout in bf16: weights 2, and masters and moments 12, per parameter.
+
+    BLOOM's 176.2 B parameters give 2.47 TB (2.3 TB were reported, in binary units: 2.25 TiB).
+    """
+    return 14 * count_parameters(shape, tp)

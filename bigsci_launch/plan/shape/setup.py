@@ -1,0 +1,114 @@
+"""A setup: everything that decides how long a step takes and what it keeps in memory. Pure values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import cached_property
+from typing import Literal
+
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.plan.shape.parameters import Framework, ModelShape, cut_model
+from bigsci_launch.plan.shape.partition import PartitionRule
+from bigsci_launch.topology import Topology
+
+Precision = Literal["fp32", "fp16", "bf16"]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model on a topology with its batches, as one would measure it.
+
+    `fp32_gradients` says whether 16-bit weights accumulate their gradients in fp32 (DeepSpeed's BF16 optimizer);
+    `sharded_optimizer` whether replicas share out the optimizer state (ZeRO 1, and the BF16 optimizer by itself);
+    `recompute` whether layers compute their activations again in the backward pass; `blocking_launches` whether every
+    kernel is waited for (CUDA_LAUNCH_BLOCKING=1). `day` is when it ran; nothing means now, and the newest state of the
+    cluster.
+    """
+
+    shape: ModelShape
+    topology: Topology
+    micro_batch_size: int
+    global_batch_size: int
+    ranks_per_node: int
+    partition_method: str
+    precision: Precision = "bf16"
+    fp32_gradients: bool = True
+    sharded_optimizer: bool = True
+    recompute: bool = True
+    blocking_launches: bool = False
+    rule: PartitionRule = PartitionRule.BALANCE
+    framework: Framework = "bsl"
+    day: date | None = None
+
+    @classmethod
+    def of_config(cls, config: RunConfig, topology: Topology, ranks_per_node: int) -> Setup:
+        """The setup that a run file describes, on `topology`."""
+        return cls(
+            shape=ModelShape.of_config(config),
+            topology=topology,
+            micro_batch_size=config.training.micro_batch_size,
+            global_batch_size=config.training.global_batch_size,
+            ranks_per_node=ranks_per_node,
+            partition_method=config.parallelism.partition_method,
+            precision=config.training.precision,
+            fp32_gradients=config.training.precision == "bf16",
+            recompute=config.training.activation_checkpointing,
+            blocking_launches=_is_blocking(config),
+            framework="bsl" if config.run.command is None else "megatron",
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        return -(-self.topology.world_size // self.ranks_per_node)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro batches of one step on one replica."""
+        return self.global_batch_size // (self.micro_batch_size * self.topology.dp)
+
+    @property
+    def tokens_per_micro_batch(self) -> int:
+        return self.micro_batch_size * self.shape.sequence_length
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch_size * self.shape.sequence_length
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one weight or activation."""
+        return 4 if self.precision == "fp32" else 2
+
+    @cached_property
+    def layers_per_stage(self) -> tuple[int, ...]:
+        """Transformer layers of every stage, by the framework's own partitioner.
+
+        Raises:
+            ValueError: the partition method is unknown or matches no layer.
+        """
+        stages = cut_model(
+            self.shape, self.partition_method, self.topology.pp, self.rule, self.topology.tp, self.framework
+        )
+        return stages.num_transformer_layers
+
+    def with_batch(self, global_batch_size: int) -> Setup:
+        """The same setup at another global batch size, as on a ramp."""
+        return replace(self, global_batch_size=global_batch_size)
+
+
+def _is_blocking(config: RunConfig) -> bool:
+    """Whether the ranks' environment, the site's part included, makes kernel launches wait."""
+    variable = config.env.get("CUDA_LAUNCH_BLOCKING")
+    return variable is not None and variable.value == "1"
+
+
+def describe_stages(layers: tuple[int, ...]) -> str:
+    """Layers per stage as people write them: `6,7x10,6`."""
+    runs: list[list[int]] = []
+    for count in layers:
+        if runs and runs[-1][0] == count:
+            runs[-1][1] += 1
+        else:
+            runs.append([count, 1])
+    return ",".join(str(count) if times == 1 else f"{count}x{times}" for count, times in runs)

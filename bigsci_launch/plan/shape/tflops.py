@@ -1,0 +1,65 @@
+"""TFLOP/s of one GPU, in the two conventions that logs of this model family use.
+
+Logs before 2022-02-21 count 2 FLOPs per weight of the layers and pass; later ones count attention and the head too
+(Narayanan et al., arXiv 2104.04473, equation 3). The newer figure is about 4 % higher for models of 200B parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+
+from bigsci_launch.plan.shape.parameters import ModelShape, layer_parameters
+from bigsci_launch.plan.shape.setup import Setup
+
+CONVENTION_DAY = date(2022, 2, 21)
+"""First day of the newer convention in the measured rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tflops:
+    """TFLOP/s of one GPU: `weights` in the older convention, `full` in the newer."""
+
+    weights: float
+    full: float
+
+    def of_day(self, day: date | None) -> float:
+        """The figure in the convention of `day`; the newer where no day is given."""
+        return self.weights if day and day < CONVENTION_DAY else self.full
+
+
+def weight_flops(shape: ModelShape, num_samples: int, passes: int = 4) -> float:
+    """FLOPs of a step as 2 per weight of the layers, token and pass; `passes` is 4 with recomputation, else 3."""
+    weights = shape.num_layers * layer_parameters(shape.hidden_size, shape.ffn_hidden_size)
+    return 2.0 * passes * weights * num_samples * shape.sequence_length
+
+
+def full_flops(shape: ModelShape, tp: int, num_samples: int, passes: int = 4) -> float:
+    """FLOPs of a step with attention and head: 24 x passes x B s L h^2 (1 + s / 6h + V / 16Lh) for an MLP of 4h."""
+    h, s = shape.hidden_size, shape.sequence_length
+    layer = 8 * h * h + 4 * h * shape.ffn_hidden_size + 4 * s * h
+    head = 1.5 * h * shape.padded_vocab(tp)
+    return float(passes * num_samples * s * (shape.num_layers * layer + head))
+
+
+def tflops_of(setup: Setup, seconds: float) -> Tflops:
+    """TFLOP/s of one GPU in a step of `seconds`."""
+    passes = 4 if setup.recompute else 3
+    per_gpu = seconds * setup.topology.world_size * 1e12
+    return Tflops(
+        weights=weight_flops(setup.shape, setup.global_batch_size, passes) / per_gpu,
+        full=full_flops(setup.shape, setup.topology.tp, setup.global_batch_size, passes) / per_gpu,
+    )
+
+
+def training_days(num_tokens: float, num_parameters: float, num_gpus: int, tflops: float, passes: int = 4) -> float:
+    """Days for `num_tokens` tokens of a model of `num_parameters` at `tflops` TFLOP/s per GPU.
+
+    300e9 tokens of 200e9 parameters on 350 GPUs at 150 TFLOP/s take 105.82 days.
+    """
+    return gpu_hours(num_tokens, num_parameters, tflops, passes) / num_gpus / 24
+
+
+def gpu_hours(num_tokens: float, num_parameters: float, tflops: float, passes: int = 4) -> float:
+    """GPU-hours of the same: 888888.89, however many GPUs."""
+    return 2 * passes * num_tokens * num_parameters / (tflops * 1e12) / 3600

@@ -1,0 +1,206 @@
+"""The HTML page of a search: self-contained, readable without a network, plots as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
+
+from bigsci_launch import pages
+from bigsci_launch.plan.choose.answer import Answer, reference_plans
+from bigsci_launch.plan.choose.search import Plan, SearchResult
+from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.neighbours import point_of
+from bigsci_launch.plan.price.price import price_setup, stage_memory
+from bigsci_launch.plan.shape.legality import Limits
+from bigsci_launch.plan.shape.ramp import filling_batch_size
+from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.plan.shape.tflops import tflops_of
+from bigsci_launch.plan.show.charts import Bar, Mark, bars, scatter, stairs
+from bigsci_launch.plan.show.report import (
+    EXPLAIN_COLUMNS,
+    REFUSED_COLUMNS,
+    calibration_line,
+    explain_cells,
+    explain_lines,
+    model_line,
+    plan_table,
+    refused_cells,
+    summary_line,
+)
+
+SHOWN_PLANS = 20
+SHOWN_REFUSED = 150
+SLOWEST_SHOWN = 3.0
+"""Plans that take more than this many times the best are left out of the plot, which they would flatten."""
+
+WIDEST_SHOWN = 1.8
+"""And those that need more than this many times the memory."""
+
+# Setups that break only these rules still have stages, so they have a price that can be drawn.
+_PRICED_RULES = ("batch", "ramp-up", "replica on nodes", "nodes")
+
+_STYLE = """
+table { border-collapse: collapse; font-size: 13px; } td, th { padding: 3px 9px; border-bottom: 1px solid var(--line);
+  text-align: left; } td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+.wide { overflow-x: auto; } .pair { display: flex; flex-wrap: wrap; gap: 16px; }
+svg { max-width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--soft); }
+svg .label { text-anchor: middle; } .grid { stroke: var(--line); } .limit { stroke: #c0392b; stroke-dasharray: 5 4; }
+.fits { fill: #2d7dd2; } .best { fill: none; stroke: #1b9e5a; stroke-width: 3; r: 11px; }
+.mine { fill: none; stroke: #e69f00; stroke-width: 3; } .oom { stroke: #c0392b; stroke-width: 1.6; fill: none; }
+.refused { stroke: #8a94a0; stroke-width: 1.2; fill: none; opacity: .55; }
+.time { fill: #2d7dd2; } .memory { fill: #7a5ea8; } .batch, .speed { fill: none; stroke: #2d7dd2; stroke-width: 2; }
+.speed { stroke: #1b9e5a; }
+.key { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin: 0 .3em 0 1em; }
+"""
+
+
+def render_page(answer: Answer) -> str:
+    """The page for `answer`; without a GPU only the sizes."""
+    request = answer.request
+    shape, tp = request.configured.shape, request.configured.topology.tp
+    parts = [
+        f"<h1>{escape(request.name)} on {escape(request.site_name)}</h1>",
+        f"<p>{escape(model_line(shape, tp))}</p>",
+    ]
+    if answer.result is None or answer.calibration is None:
+        parts.append("<p>The site has no GPU: time and memory are not predicted.</p>")
+    else:
+        parts += _sections(answer, answer.result, answer.calibration)
+    return pages.render_page(f"bsl plan: {request.name}", _STYLE, "\n".join(parts))
+
+
+def _sections(answer: Answer, result: SearchResult, calibration: Calibration) -> list[str]:
+    parts = [
+        f'<p class="soft">{escape(calibration.gpu.name)}: {escape(calibration_line(calibration))}</p>',
+        f"<p>{escape(summary_line(result))}</p>",
+    ]
+    shown = reference_plans(answer)
+    if result.plans or result.out_of_memory:
+        parts += ["<h2>Time against memory</h2>", _KEY, _time_against_memory(answer, result, calibration)]
+    if result.plans:
+        table = plan_table(result.plans[:SHOWN_PLANS], calibration, answer.request.configured)
+        parts += ["<h2>The best plans</h2>", _table(*table)]
+    for plan in shown:
+        parts += _balance(plan, calibration)
+    if shown:
+        parts += _ramp(shown[0], answer.limits)
+    if len(result.plans) > 1:
+        best, other = result.plans[:2]
+        parts += ["<h2>The winner against the runner-up</h2>", _table(EXPLAIN_COLUMNS, explain_cells(best, other))]
+        parts += [f"<p>{escape(line)}</p>" for line in explain_lines(best, other)]
+    return [*parts, "<h2>Refused</h2>", _table(REFUSED_COLUMNS, refused_cells(result))]
+
+
+_KEY = (
+    '<p class="soft"><span class="key" style="background:#2d7dd2"></span>fits'
+    '<span class="key" style="background:#c0392b"></span>runs out of memory'
+    '<span class="key" style="background:#8a94a0"></span>refused, priced all the same'
+    '<span class="key" style="border:3px solid #1b9e5a"></span>best'
+    '<span class="key" style="border:3px solid #e69f00"></span>as configured; point at a mark to read it</p>'
+)
+
+
+def _time_against_memory(answer: Answer, result: SearchResult, calibration: Calibration) -> str:
+    every = [*result.plans, *result.out_of_memory]
+    fastest = min(plan.price.seconds for plan in result.plans or every)
+    marks = [
+        *_refused_marks(result, calibration),
+        *(_plan_mark(plan, "oom", "cross") for plan in result.out_of_memory),
+        *(_plan_mark(plan, "fits", "dot") for plan in result.plans),
+    ]
+    if result.plans:
+        marks.append(replace(_plan_mark(result.plans[0], "best", "dot"), shape="ring"))
+    if answer.configured:
+        marks.append(replace(_plan_mark(answer.configured, "mine", "dot"), shape="ring"))
+    memory = calibration.gpu.memory_gib
+    near = [mark for mark in marks if mark.y <= SLOWEST_SHOWN * fastest and mark.x <= WIDEST_SHOWN * memory]
+    limit = (memory, f"{memory:g} GiB")
+    return scatter(near, "memory of the fullest rank, GiB", "seconds of a step", limit=limit)
+
+
+def _plan_mark(plan: Plan, kind: str, shape: str) -> Mark:
+    return _mark(plan.setup, plan.price.need_gib, plan.price.seconds, kind, shape, f"{plan.days:.1f} days")
+
+
+def _mark(setup: Setup, memory: float, seconds: float, kind: str, shape: str, remark: str) -> Mark:
+    title = (
+        f"{setup.topology}, micro batch {setup.micro_batch_size}, {setup.partition_method}: "
+        f"{seconds:.1f} s, {memory:.0f} GiB; {remark}"
+    )
+    return Mark(memory, seconds, kind, "cross" if shape == "cross" else "dot", title)
+
+
+def _refused_marks(result: SearchResult, calibration: Calibration) -> list[Mark]:
+    """Some of the refused setups that have a price, evenly taken."""
+    priced = [setup for rule, setup in result.refused_setups if rule in _PRICED_RULES and setup.num_micro_batches]
+    step = max(1, len(priced) // SHOWN_REFUSED)
+    marks = []
+    for setup in priced[::step]:
+        if 0 in setup.layers_per_stage:
+            continue
+        price = price_setup(setup, calibration)
+        marks.append(_mark(setup, price.need_gib, price.seconds, "refused", "cross", "refused"))
+    return marks
+
+
+def _balance(plan: Plan, calibration: Calibration) -> list[str]:
+    """Time and memory of every stage, apart: the head costs time, the embedding memory."""
+    setup = plan.setup
+    layers = setup.layers_per_stage
+    times = [
+        Bar(str(stage), seconds * 1e3, f"stage {stage}: {layers[stage]} layers, {seconds * 1e3:.0f} ms")
+        for stage, seconds in enumerate(plan.price.stage_seconds)
+    ]
+    factor, _ = calibration.memory.look_up(point_of(setup))
+    memories = [stage_memory(setup, stage, calibration, factor) for stage in range(len(layers))]
+    fullness = [
+        Bar(str(memory.stage), memory.predicted_gib, f"stage {memory.stage}: {memory.predicted_gib:.0f} GiB")
+        for memory in memories
+    ]
+    limit = (calibration.gpu.memory_gib, f"{calibration.gpu.memory_gib:g} GiB")
+    heading = f"Stages of {setup.topology}, micro batch {setup.micro_batch_size}, {setup.partition_method}"
+    charts = (
+        bars(times, "ms for a micro batch", "time", limit=None),
+        bars(fullness, "GiB of a rank", "memory", limit=limit),
+    )
+    return [f"<h2>{escape(heading)}</h2>", f'<div class="pair">{"".join(charts)}</div>']
+
+
+def _ramp(plan: Plan, limits: Limits) -> list[str]:
+    """Batch size and TFLOP/s over the days of the ramp-up."""
+    if len(limits.phases) < 2:
+        return []
+    batches, speeds = [], []
+    days = 0.0
+    for phase in limits.phases:
+        setup = plan.setup.with_batch(phase.global_batch_size)
+        missing = plan.setup.num_micro_batches - setup.num_micro_batches
+        seconds = plan.price.seconds - missing * plan.price.micro_batch_seconds
+        batches.append((days, float(phase.global_batch_size)))
+        speeds.append((days, tflops_of(setup, seconds).full))
+        # The last phase lasts for the rest of the run; a tenth of the ramp shows it.
+        is_last = phase is limits.phases[-1]
+        days += days / 10 if is_last else phase.num_steps * seconds / 86400
+    batches.append((days, batches[-1][1]))
+    speeds.append((days, speeds[-1][1]))
+    topology = plan.setup.topology
+    filling = filling_batch_size(plan.setup.micro_batch_size, topology.dp, topology.pp)
+    fill = (float(filling), f"{filling} fill the pipeline")
+    return [
+        "<h2>Ramp-up of the best plan</h2>",
+        stairs(batches, "days", "global batch size", "batch", limit=fill),
+        stairs(speeds, "days", "TFLOP/s of a GPU", "speed", limit=None),
+    ]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    classes = [' class="number"' if column.startswith(">") else "" for column in columns]
+    head = "".join(
+        f"<th{kind}>{escape(column.lstrip('>'))}</th>" for column, kind in zip(columns, classes, strict=True)
+    )
+    body = "".join(
+        "<tr>" + "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, classes, strict=True)) + "</tr>"
+        for row in rows
+    )
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

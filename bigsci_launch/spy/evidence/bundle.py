@@ -1,0 +1,130 @@
+"""Evidence on disk: plain JSON that the same engine reads again, on any machine, at any time.
+
+BUNDLE/
+  collection.json      what was asked, who was expected, which nodes kept silent, how ranks ended
+  nodes/NODE.json      what the node agent said, as it said it
+  verdict.json         the answer of the version that collected it
+  report.txt           the same for people
+
+`may_lack_ranks` says that files of other tools were read, which need not be there for every rank.
+A node's document: {node, host, time, found_by, py_spy, problems, locks, ranks, ..}. Its `locks` are file locks for
+which a rank or a child of one waits, or which it holds against others: [{kind, mode, file, holder, holder_comm,
+holder_state, path, waiters}], pids, 0 where the kernel does not know. A rank is {rank, pid, source, step, world_size,
+samples}; a sample holds
+
+  state, wchan, cpu_ticks, voluntary, ..   from the files that answer always
+  thread_times, run_delay_ns               nanoseconds on a CPU per thread; nanoseconds that threads waited for one
+  major_faults                             pages that had to be fetched from a disk, so far
+  blocked_threads                          threads besides the main one in state D, T or t: [{tid, comm, state, wchan}]
+  thread_waits                             {kernel function: threads besides the main one that wait in it}
+  children                                 processes below: [{pid, ppid, comm, state, wchan, cpu_ticks, stack}]; `stack`
+                                           for the two that tell most, where they run Python
+  child_ticks                              {pid: CPU ticks so far} of these children, in later samples
+  system_call                              {number, call}; for calls on a file {name, fd, target} too, and `socket`, an
+                                           entry as in `sockets`, or `other_ends` of a pipe: [{pid, comm, state}]
+  io                                       {rchar, wchar, read_bytes, write_bytes} so far
+  memory_events                            {cgroup, oom_kill, high, max}: counts of the step's control group
+  sockets                                  {count, list: [{fd, local, remote, state, tx, rx, timer, retransmits}]}, TCP;
+                                           busy ones first, zeros left out; timer: retransmit, zero window probe, ..
+  stack, same_stack, why                   threads, or that they are those of the sample before, or why there are none
+  recorder, recorder_why                   what torch recorded of collectives, or why that could not be had;
+                                           `recorder_file`, where it came from a dump that torch had written
+  native, native_why                       with --native: [{tid, name, frames}], frames as words, innermost first; or
+                                           why there are none
+  unread                                   {evidence: why it could not be read}
+
+`collection.json` holds what the run wrote of its ranks too: `expected`, `exits`, `errors`, the first `tracebacks` in
+the ends of logs {rank, time, type, message, place, source}, and `heartbeats` {rank, phase, step, time, first_step}.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.errors import CollectError, EvidenceError
+from bigsci_launch.runs.layout import write_atomically
+from bigsci_launch.spy.evidence.ranks import Evidence, read_evidence
+from bigsci_launch.topology import Topology
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The documents of one look at a job."""
+
+    collection: Mapping[str, Any]
+    nodes: tuple[Mapping[str, Any], ...]
+
+    def evidence(self, topology: str | None = None) -> Evidence:
+        """The evidence for the engine; `topology` replaces that of the bundle."""
+        collection = {**self.collection, "topology": topology} if topology else dict(self.collection)
+        if topology and (collection.get("nodes_silent") or collection.get("may_lack_ranks")):
+            # Silent nodes and absent files do not say how many ranks they hold; the topology does.
+            collection["world_size"] = Topology.parse(topology).world_size
+        return read_evidence(collection, self.nodes)
+
+
+def write_bundle(folder: Path, bundle: Bundle, verdict: Mapping[str, Any], report: str) -> None:
+    """Write everything under `folder`, about 5 KB per rank.
+
+    Raises:
+        CollectError: it cannot be written.
+    """
+    try:
+        _clear(folder)
+        (folder / "nodes").mkdir(parents=True, exist_ok=True)
+        for node in bundle.nodes:
+            (folder / "nodes" / f"{node['node']}.json").write_text(_dump(node), encoding="utf-8")
+        (folder / "verdict.json").write_text(json.dumps(verdict, indent=2) + "\n", encoding="utf-8")
+        (folder / "report.txt").write_text(report + "\n", encoding="utf-8")
+        # Last, and atomically: a folder with a collection is a whole bundle.
+        write_atomically(folder / "collection.json", _dump({"schema_version": SCHEMA_VERSION, **bundle.collection}))
+    except OSError as error:
+        raise CollectError(
+            f"{folder}: the evidence cannot be stored: {error.strerror}", hint="name another place with --output DIR"
+        ) from error
+
+
+def _clear(folder: Path) -> None:
+    """Take an earlier bundle out of `folder`: a node that kept silent this time must not speak from it."""
+    if (folder / "collection.json").is_file():
+        (folder / "collection.json").unlink()
+        for node in (folder / "nodes").glob("*.json"):
+            node.unlink()
+
+
+def _dump(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, separators=(",", ":")) + "\n"
+
+
+def read_bundle(folder: Path) -> Bundle:
+    """The bundle in `folder`.
+
+    Raises:
+        EvidenceError: it is none, or one of its files is damaged.
+    """
+    path = folder / "collection.json"
+    if not path.is_file():
+        raise EvidenceError(
+            f"{folder}: not a bundle of `bsl spy` (it has no collection.json)",
+            hint="`bsl spy` stores one for each look: it prints where, on stderr",
+        )
+    collection = _read(path)
+    if collection.get("schema_version") != SCHEMA_VERSION:
+        raise EvidenceError(f"{path}: schema_version {collection.get('schema_version')} is not {SCHEMA_VERSION}")
+    return Bundle(collection, tuple(_read(node) for node in sorted((folder / "nodes").glob("*.json"))))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EvidenceError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(document, dict):
+        raise EvidenceError(f"{path}: not a JSON object")
+    return document

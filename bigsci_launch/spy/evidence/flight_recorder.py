@@ -1,0 +1,104 @@
+"""What torch's flight recorder says of one rank: its collectives, in order, with group and sequence number.
+
+On gloo the recorder lists collectives but no point-to-point calls, and no member lists: those come from the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from bigsci_launch.spy.evidence.groups import share
+from bigsci_launch.topology import expand_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What a collective is, apart from when: group, operation, sizes and element types as text."""
+
+    group: str
+    operation: str
+    sizes: str
+    types: str
+
+    @property
+    def shape(self) -> tuple[str, str, str]:
+        """What all members of the group must agree on."""
+        return (self.operation, self.sizes, self.types)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One recorded collective of a rank: its token, its number in the group, its place in the rank's stream."""
+
+    token: Token
+    sequence: int
+    position: int
+
+    def __str__(self) -> str:
+        return f"{self.token.operation} number {self.sequence}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """The collectives of one rank, oldest first.
+
+    `stream` indexes `tokens`; its first entry was the rank's collective number `first_record` (the buffer is a ring).
+    `last_sequence` is the newest number in each group, `open_positions` are entries that have not ended. `members` are
+    the ranks of each group, where the run says so.
+    """
+
+    first_record: int
+    tokens: tuple[Token, ...]
+    stream: tuple[int, ...]
+    last_sequence: Mapping[str, int]
+    open_positions: tuple[int, ...]
+    members: Mapping[str, tuple[int, ...]]
+
+    def call(self, position: int) -> Call:
+        """The entry at `position`, with its number: entries of a group are numbered without gaps up to its newest."""
+        token = self.tokens[self.stream[position]]
+        later = sum(self.tokens[index].group == token.group for index in self.stream[position + 1 :])
+        return Call(token, self.last_sequence[token.group] - later, position)
+
+    @property
+    def open_calls(self) -> tuple[Call, ...]:
+        """The collectives that the rank has begun and not finished."""
+        return tuple(self.call(position) for position in self.open_positions)
+
+    def find(self, group: str, sequence: int) -> Call | None:
+        """The entry with this number in `group`, unless it has not happened or has left the ring."""
+        back = self.last_sequence.get(group, 0) - sequence
+        if back < 0:
+            return None
+        for position in range(len(self.stream) - 1, -1, -1):
+            if self.tokens[self.stream[position]].group == group:
+                if back == 0:
+                    return Call(self.tokens[self.stream[position]], sequence, position)
+                back -= 1
+        return None
+
+
+def _parse_members(ranks: str | list[int]) -> tuple[int, ...]:
+    """Ranks as a list, or as the text `0-383` of a stored bundle; the same tuple for the same ranks."""
+    return _expand_members(ranks) if isinstance(ranks, str) else share(tuple(int(rank) for rank in ranks))
+
+
+@lru_cache(maxsize=1 << 14)
+def _expand_members(text: str) -> tuple[int, ...]:
+    return share(expand_ranks(text))
+
+
+def parse_recorder(document: Mapping[str, Any]) -> Recorder:
+    """A recorder as the node agent writes it."""
+    members = document.get("members") or {}
+    return Recorder(
+        first_record=int(document["first_record"]),
+        tokens=tuple(Token(group, operation, sizes, types) for group, _, operation, sizes, types in document["tokens"]),
+        stream=tuple(int(index) for index in document["stream"]),
+        last_sequence={group: int(number) for group, number in document["last_sequence"].items()},
+        open_positions=tuple(int(position) for position in document["open"]),
+        members={group: _parse_members(ranks) for group, ranks in members.items()},
+    )

@@ -1,0 +1,415 @@
+"""What was seen of a job, as values: samples of ranks, nodes that kept silent, records of the run.
+
+Built from the plain documents of a bundle, so that a live look and a later one go through the same code.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bigsci_launch.spy.evidence.flight_recorder import Recorder, parse_recorder
+from bigsci_launch.spy.evidence.kernel import (
+    Failure,
+    FileLock,
+    Heartbeat,
+    MemoryEvents,
+    Socket,
+    parse_failure,
+    parse_heartbeat,
+    parse_locks,
+    parse_memory_events,
+    parse_sockets,
+)
+from bigsci_launch.spy.evidence.stacks import ThreadStack, decisive_thread, parse_threads
+from bigsci_launch.topology import Coordinate, Topology
+
+GONE_STATES = ("gone", "Z", "X")
+FILES = "files"
+"""How the ranks were found in a document that was made of other tools' files."""
+NOT_FOUND = "no process of it was found"
+NOT_IDENTIFIED = "none of the processes that could be asked who they are is it"
+ELSEWHERE = "no process of it was found below --pid, where only a part of the ranks was started"
+NO_FILE = "no file holds it"
+UNREADABLE = "its environment cannot be read"
+"""What the node agent says of a process that gave no answer: it may be any rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process below a rank, such as a data-loader worker. `state` is the kernel's letter; `cpu_ticks` so far.
+
+    `place` is where its own stack stands, where that could be read.
+    """
+
+    pid: int
+    comm: str
+    state: str
+    wchan: str
+    cpu_ticks: int | None = None
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at a process. `mono` is the node's monotonic clock, seconds; `cpu_ticks` its CPU time so far.
+
+    `state` is the kernel's letter for the main thread, or `gone`; `threads` is None where the stacks could not be
+    read, and `why` says why. `sequences` are the recorder's newest numbers per group. `call_number` is the system call
+    in which the main thread waits. `read_bytes` and `written_bytes` went through read and write calls so far;
+    `major_faults` are pages of mapped files that had to be fetched so far.
+    `run_delay_ns` is how long its threads were ready to run and had no core, so far. `thread_waits` is what other
+    threads wait in, where that is known: {thread id: kernel function}.
+    """
+
+    mono: float
+    state: str
+    wchan: str
+    cpu_ticks: int
+    switches: int
+    tracer_pid: int
+    kill_pending: bool
+    core_dumping: bool
+    thread_times: Mapping[str, int]
+    run_delay_ns: int
+    thread_waits: Mapping[str, str]
+    system_call: str
+    call_number: int | None
+    children: tuple[Child, ...]
+    read_bytes: int
+    written_bytes: int
+    major_faults: int
+    threads: tuple[ThreadStack, ...] | None
+    why: str | None
+    sequences: Mapping[str, int] | None
+    call_name: str = ""
+    """The name of that system call, where it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a rank ended, from the record of its runner: exit code, or name of the signal; when (wall clock, seconds).
+
+    `was_told`: the runner had been told to end before, so that this is a consequence and not the cause.
+    """
+
+    code: int | None
+    signal: str | None
+    time: float
+    was_told: bool
+
+    @property
+    def is_clean(self) -> bool:
+        return self.code == 0
+
+    def __str__(self) -> str:
+        return f"killed by {self.signal}" if self.signal else f"exit code {self.code}"
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvidence:
+    """All that was seen of one rank. Without samples it is known of, but was not reached: `unreached` says why."""
+
+    rank: int
+    node: str
+    pid: int | None
+    clock_ticks_per_s: int
+    samples: tuple[Sample, ...]
+    recorder: Recorder | None
+    exit: Exit | None = None
+    error: str | None = None
+    """Type and message of the uncaught exception that the rank recorded."""
+    unreached: str | None = None
+    found_by: str = ""
+    failure: Failure | None = None
+    heartbeat: Heartbeat | None = None
+    sockets: tuple[Socket, ...] = ()
+    memory_events: MemoryEvents | None = None
+
+    @property
+    def last(self) -> Sample | None:
+        return self.samples[-1] if self.samples else None
+
+    @property
+    def threads(self) -> tuple[ThreadStack, ...] | None:
+        """The newest stacks."""
+        return next((sample.threads for sample in reversed(self.samples) if sample.threads is not None), None)
+
+    @property
+    def thread(self) -> ThreadStack | None:
+        """The thread that decides, in the newest sample that has stacks."""
+        return decisive_thread(self.threads, self.pid or 0) if self.threads else None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process has ended."""
+        return self.exit is not None or (self.last is not None and self.last.state in GONE_STATES)
+
+    @property
+    def was_out_of_reach(self) -> bool:
+        """Whether nobody looked where the rank may be: that nothing was seen of it says nothing."""
+        return self.unreached in (ELSEWHERE, NO_FILE)
+
+    @property
+    def why_unreadable(self) -> str | None:
+        """Why there is no stack of a process that lives, or None."""
+        if self.threads or self.is_gone:
+            return None
+        if self.last is None:
+            return self.unreached or "it was not found"
+        if self.last.state == "?":
+            return self.last.why or "no stack"
+        kernel = f"state {self.last.state}" + (f", {self.last.wchan}" if self.last.wchan.strip("0") else "")
+        return f"{self.last.why or 'no stack'} ({kernel})"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that the engine judges."""
+
+    job: str | None
+    world_size: int
+    topology: Topology | None
+    ranks: tuple[RankEvidence, ...]
+    nodes_silent: tuple[tuple[str, str], ...]
+    problems: tuple[str, ...]
+    """What the node agents could not do, each with the name of its node."""
+    locks: tuple[FileLock, ...] = ()
+
+    def coordinate(self, rank: int) -> Coordinate | None:
+        """The coordinate of `rank`, where the topology is known."""
+        known = self.topology is not None and rank < self.topology.world_size
+        return self.topology.coordinate(rank) if known and self.topology else None
+
+    def name(self, rank: int) -> str:
+        """`rank 5 (n2, dp0 pp1 tp1)`: how every sentence calls a rank."""
+        # Every rank of the world is there, in order.
+        node = self.ranks[rank].node if rank < len(self.ranks) else ""
+        parts = [part for part in (node, str(self.coordinate(rank) or "")) if part]
+        return f"rank {rank} ({', '.join(parts)})" if parts else f"rank {rank}"
+
+
+def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, Any]]) -> Evidence:
+    """The evidence in the documents of a bundle: `collection`, and one document per node that answered."""
+    nodes = sorted(nodes, key=lambda node: str(node["node"]))
+    problems = tuple(f"{node['node']}: {problem}" for node in nodes for problem in node.get("problems", []))
+    why_missing = _why_missing(nodes, problems)
+    records = _Records(collection)
+
+    def unreached(record: Mapping[str, Any]) -> RankEvidence:
+        return _unreached_rank(record, collection, why_missing, records)
+
+    found: dict[int, RankEvidence] = {}
+    steps = _largest_steps_first(nodes)
+    for node in nodes:
+        for document in sorted(node.get("ranks", []), key=lambda rank: steps.index(rank.get("step"))):
+            found.setdefault(int(document["rank"]), _parse_rank(document, node, records))
+    for record in collection.get("expected", []):
+        found.setdefault(int(record["rank"]), unreached(record))
+    world_size = _world_size(collection, nodes, found)
+    for rank in range(world_size):
+        found.setdefault(rank, unreached({"rank": rank}))
+    topology = collection.get("topology")
+    return Evidence(
+        job=collection.get("job"),
+        world_size=world_size,
+        topology=Topology.parse(topology) if topology else None,
+        ranks=tuple(found[rank] for rank in sorted(found)),
+        nodes_silent=tuple((str(silent["node"]), str(silent["why"])) for silent in collection.get("nodes_silent", [])),
+        problems=problems,
+        locks=tuple(lock for node in nodes for lock in parse_locks(node)),
+    )
+
+
+def _why_missing(nodes: Sequence[Mapping[str, Any]], problems: Sequence[str]) -> str:
+    """Why nothing is known of a rank that none of `nodes` tells of, though all of them answered."""
+    if any(UNREADABLE in problem for problem in problems):
+        return NOT_IDENTIFIED
+    if any(node.get("found_by") == FILES for node in nodes):
+        return NO_FILE
+    return ELSEWHERE if _is_one_launcher_of_several(nodes) else NOT_FOUND
+
+
+def _is_one_launcher_of_several(nodes: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the ranks were looked for below a launcher that started, by their own word, only a part of the world."""
+    below = [node for node in nodes if str(node.get("found_by")).startswith("descendants")]
+    sizes = [(rank.get("local_world_size"), rank.get("world_size")) for node in below for rank in node["ranks"]]
+    return any(local and world and local < world for local, world in sizes)
+
+
+class _Records:
+    """What the run itself wrote of its ranks, by rank."""
+
+    def __init__(self, collection: Mapping[str, Any]) -> None:
+        self._by_kind = {
+            kind: {int(record["rank"]): record for record in reversed(collection.get(kind) or [])}
+            for kind in ("exits", "errors", "tracebacks", "heartbeats")
+        }
+
+    def of(self, rank: int) -> dict[str, Any]:
+        """The fields of `RankEvidence` that come from records."""
+        exit_record, error, traceback, heartbeat = (each.get(rank) for each in self._by_kind.values())
+        return {
+            "exit": _parse_exit(exit_record),
+            "error": _parse_error(error),
+            "failure": parse_failure(error or traceback),
+            "heartbeat": parse_heartbeat(heartbeat),
+        }
+
+
+def _largest_steps_first(nodes: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """The job steps in which ranks were found, the one that holds most of them first: it counts."""
+    counts = Counter(rank.get("step") for node in nodes for rank in node.get("ranks", []))
+    return sorted(counts, key=lambda step: (-counts[step], str(step)))
+
+
+def _world_size(
+    collection: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], found: Mapping[int, RankEvidence]
+) -> int:
+    said = [int(rank["world_size"]) for node in nodes for rank in node.get("ranks", []) if rank.get("world_size")]
+    expected = int(collection.get("world_size") or 0) or max(said, default=0)
+    return max([expected, *(rank + 1 for rank in found)], default=0)
+
+
+def _unreached_rank(
+    record: Mapping[str, Any],
+    collection: Mapping[str, Any],
+    why_missing: str,
+    records: _Records,
+) -> RankEvidence:
+    silent = {str(item["node"]): str(item["why"]) for item in collection.get("nodes_silent", [])}
+    node = str(record.get("node") or "")
+    if not node and len(silent) == 1:
+        node = next(iter(silent))
+    if node in silent:
+        why = f"node {node} is silent: {silent[node]}"
+    else:
+        why = f"{len(silent)} nodes are silent, and it may be on any of them" if silent and not node else why_missing
+    return RankEvidence(
+        rank=int(record["rank"]),
+        node=node,
+        pid=record.get("pid"),
+        clock_ticks_per_s=100,
+        samples=(),
+        recorder=None,
+        **records.of(int(record["rank"])),
+        unreached=why,
+    )
+
+
+def _parse_rank(document: Mapping[str, Any], node: Mapping[str, Any], records: _Records) -> RankEvidence:
+    samples: list[Sample] = []
+    for sample in document["samples"]:
+        samples.append(_parse_sample(sample, samples[-1] if samples else None))
+    recorders = [sample["recorder"] for sample in document["samples"] if "stream" in sample.get("recorder", {})]
+    return RankEvidence(
+        rank=int(document["rank"]),
+        node=str(node["node"]),
+        pid=document.get("pid"),
+        clock_ticks_per_s=int(node.get("clock_ticks_per_s") or 100),
+        samples=tuple(samples),
+        recorder=parse_recorder(recorders[-1]) if recorders else None,
+        **records.of(int(document["rank"])),
+        found_by=str(document.get("source") or ""),
+        sockets=parse_sockets(document["samples"]),
+        memory_events=parse_memory_events(document["samples"]),
+    )
+
+
+def _parse_sample(document: Mapping[str, Any], previous: Sample | None) -> Sample:
+    stack = document.get("stack")
+    threads = parse_threads(stack["threads"]) if stack else None
+    if document.get("same_stack") and previous is not None:
+        threads = previous.threads
+    recorder = document.get("recorder") or {}
+    still = previous if "children" not in document and document["state"] not in GONE_STATES else None
+    call = document.get("system_call") or {}
+    moved = document.get("io") or ({"rchar": still.read_bytes, "wchar": still.written_bytes} if still else {})
+    return Sample(
+        mono=float(document["mono"]),
+        state=str(document["state"]),
+        wchan=str(document.get("wchan") or ""),
+        cpu_ticks=int(document.get("cpu_ticks") or 0),
+        switches=int(document.get("voluntary") or 0) + int(document.get("involuntary") or 0),
+        tracer_pid=int(document.get("tracer_pid") or 0),
+        kill_pending=bool(document.get("kill_pending")),
+        core_dumping=bool(document.get("core_dumping")),
+        thread_times=document.get("thread_times") or {},
+        run_delay_ns=int(document.get("run_delay_ns") or 0),
+        thread_waits=still.thread_waits if still else _parse_thread_waits(document),
+        system_call=still.system_call if still else _describe_call(call),
+        call_number=still.call_number if still else call.get("number"),
+        children=_parse_children(document, still),
+        read_bytes=int(moved.get("rchar") or 0),
+        written_bytes=int(moved.get("wchar") or 0),
+        major_faults=int(document.get("major_faults") or 0),
+        threads=threads,
+        why=document.get("why"),
+        sequences=recorder.get("last_sequence"),
+        call_name=still.call_name if still else str(call.get("call") or ""),
+    )
+
+
+def _parse_children(document: Mapping[str, Any], still: Sample | None) -> tuple[Child, ...]:
+    """The children in this sample; where they were not read again, those of the sample before with newer CPU times."""
+    if still is not None:
+        ticks = document.get("child_ticks") or {}
+        return tuple(replace(child, cpu_ticks=ticks.get(str(child.pid), child.cpu_ticks)) for child in still.children)
+    return tuple(
+        Child(
+            pid=int(child["pid"]),
+            comm=str(child.get("comm") or ""),
+            state=str(child["state"]),
+            wchan=str(child.get("wchan") or ""),
+            cpu_ticks=child.get("cpu_ticks"),
+            place=_place_of_child(child),
+        )
+        for child in document.get("children") or []
+    )
+
+
+def _place_of_child(child: Mapping[str, Any]) -> str:
+    threads = parse_threads((child.get("stack") or {}).get("threads") or [])
+    thread = decisive_thread(threads, int(child["pid"]))
+    return str(thread.site) if thread and thread.site else ""
+
+
+def _parse_thread_waits(document: Mapping[str, Any]) -> dict[str, str]:
+    """{thread id: kernel function}; the agent writes the threads of each function together."""
+    together = {
+        str(thread): wait for wait, threads in (document.get("thread_waits") or {}).items() for thread in threads
+    }
+    blocked = {str(each["tid"]): str(each.get("wchan") or "") for each in document.get("blocked_threads") or []}
+    return {**together, **blocked}
+
+
+def _describe_call(call: Mapping[str, Any] | None) -> str:
+    """`write on fd 1 (pipe:[4711], whose other end process 17 (tee, stopped) holds)`, or nothing."""
+    if not call or not call.get("name"):
+        return ""
+    about = [str(call["target"])] if call.get("target") else []
+    if remote := (call.get("socket") or {}).get("remote"):
+        about = [f"a connection to {remote}"]
+    ends = [_describe_end(end) for end in call.get("other_ends") or []]
+    about += [f"whose other end {' and '.join(ends)} holds"] if ends else []
+    return f"{call['name']} on fd {call['fd']}" + (f" ({', '.join(about)})" if about else "")
+
+
+def _describe_end(end: Mapping[str, Any]) -> str:
+    state = {"T": ", stopped", "D": ", asleep in the kernel", "Z": ", ended"}.get(str(end.get("state")), "")
+    return f"process {end['pid']} ({end.get('comm')}{state})"
+
+
+def _parse_exit(record: Mapping[str, Any] | None) -> Exit | None:
+    if record is None:
+        return None
+    time, was_told = float(record.get("time") or 0), record.get("terminated") is not None
+    if record.get("clean_end"):
+        return Exit(0, None, time, was_told)
+    return Exit(record.get("code"), record.get("signal"), time, was_told)
+
+
+def _parse_error(record: Mapping[str, Any] | None) -> str | None:
+    return f"{record.get('type')}: {record.get('message')}".strip() if record else None

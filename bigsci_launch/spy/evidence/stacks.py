@@ -1,0 +1,147 @@
+"""Stacks as values: frames, threads, which frames name the work, and which thread of a process decides.
+
+Frames stand innermost first, as py-spy gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from bigsci_launch.spy.evidence.known_code import IDLE_FUNCTIONS, WRAPPER_FILES, bare_name, operation_of
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call: function, path of its file, current line.
+
+    `arguments` are whole numbers that a communication was called with (`src`, `dst`, `tag`), where they could be read.
+    They differ from rank to rank, and do not make a place another one.
+    """
+
+    function: str
+    file: str
+    line: int
+    arguments: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+
+    @property
+    def short_file(self) -> str:
+        return self.file.rpartition("/")[2]
+
+    @property
+    def place(self) -> str:
+        """`train.py:915`."""
+        return f"{self.short_file}:{self.line}"
+
+    def __str__(self) -> str:
+        return f"{bare_name(self.function)} ({self.place})"
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStack:
+    """The frames of one thread at one moment. `tid` is the kernel's number: the main thread has the pid."""
+
+    tid: int
+    name: str | None
+    owns_gil: bool
+    active: bool
+    frames: tuple[Frame, ...]
+
+    @property
+    def named_frames(self) -> tuple[Frame, ...]:
+        """The frames without wrappers; all of them where nothing would be left."""
+        return tuple(frame for frame in self.frames if not is_wrapper(frame)) or self.frames
+
+    @property
+    def operation(self) -> str | None:
+        """The collective or point-to-point call that the thread is in, such as `all_reduce`, or None."""
+        return next((name for frame in self.frames if (name := operation_of(frame.function, frame.file))), None)
+
+    @property
+    def outer_operation(self) -> str | None:
+        """The outermost communication that the thread is in: `all_gather_object` gathers through `all_gather`."""
+        names = [name for frame in self.frames if (name := operation_of(frame.function, frame.file))]
+        return names[-1] if names else None
+
+    def argument(self, *names: str) -> int | None:
+        """The first of `names` among the numbers with which the innermost communication was called."""
+        frame = next((frame for frame in self.frames if operation_of(frame.function, frame.file)), None)
+        given = dict(frame.arguments) if frame else {}
+        return next((given[name] for name in names if name in given), None)
+
+    @property
+    def site(self) -> Frame | None:
+        """The innermost frame that is neither a wrapper nor the communication library: where the work stands."""
+        frames = [frame for frame in self.named_frames if operation_of(frame.function, frame.file) is None]
+        return frames[0] if frames else (self.named_frames[0] if self.frames else None)
+
+    @property
+    def label(self) -> str:
+        """The thread's name without a number that differs from rank to rank."""
+        return (self.name or "MainThread").rstrip("0123456789-_ ") or "MainThread"
+
+
+def parse_threads(documents: Sequence[Mapping[str, Any]]) -> tuple[ThreadStack, ...]:
+    """Threads as the node agent writes them."""
+    return tuple(
+        ThreadStack(
+            tid=int(thread["tid"]),
+            name=thread.get("name"),
+            owns_gil=bool(thread.get("owns_gil")),
+            active=bool(thread.get("active")),
+            frames=tuple(_parse_frame(frame) for frame in thread["frames"]),
+        )
+        for thread in documents
+    )
+
+
+def _parse_frame(document: Mapping[str, Any]) -> Frame:
+    arguments = tuple((name, int(value)) for name, value in (document.get("arguments") or {}).items())
+    return Frame(document["function"], _with_folder(document["file"]), int(document["line"]), arguments)
+
+
+def _with_folder(file: str) -> str:
+    """py-spy's text shortens `/usr/lib/python3.11/queue.py` to `queue.py`: known frames are known by `/queue.py`."""
+    return file if "/" in file or file.startswith("<") else f"./{file}"
+
+
+def is_wrapper(frame: Frame) -> bool:
+    """Whether the frame only passes a call on: torch's, DeepSpeed's and the interpreter's own plumbing."""
+    return _is_plumbing(frame.file)
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_plumbing(file: str) -> bool:
+    return file.startswith("<frozen ") or any(part in file for part in WRAPPER_FILES)
+
+
+def decisive_thread(threads: Sequence[ThreadStack], pid: int) -> ThreadStack | None:
+    """The thread that tells what the process waits for.
+
+    A thread inside a collective, the main thread before others. Else the main thread, unless it only waits for
+    another thread of the process: then that one, if there is one whose work is not waiting too.
+    """
+    with_frames = [thread for thread in threads if thread.frames]
+    main = next((thread for thread in with_frames if thread.tid == pid), with_frames[0] if with_frames else None)
+    if main is None:
+        return None
+    in_order = [main, *(thread for thread in with_frames if thread is not main)]
+    communicating = next((thread for thread in in_order if thread.operation), None)
+    if communicating is not None:
+        return communicating
+    if is_idle(main):
+        return next((thread for thread in in_order if not is_idle(thread)), main)
+    return main
+
+
+def is_idle(thread: ThreadStack) -> bool:
+    """Whether the thread only waits for other threads: its innermost frames are the standard library's waiting code.
+
+    Nothing is known of a thread without frames.
+    """
+    if not thread.frames:
+        return True
+    innermost = thread.frames[0]
+    return any(bare_name(innermost.function) == name and innermost.file.endswith(file) for name, file in IDLE_FUNCTIONS)

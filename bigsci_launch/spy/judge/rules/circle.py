@@ -1,0 +1,277 @@
+"""Every rank is in a collective, and they wait for each other: which of them left the common schedule?
+
+First what the recorders say (another operation under the same number; a departure from the rank's own past or from its
+peers), then the only place through which every circle of waits goes, then both sides and no accusation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bigsci_launch.spy.evidence.groups import group_words
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, State, Suspect, name_ranks
+from bigsci_launch.spy.judge.rules.messages import (
+    conclude_places,
+    conclude_roots,
+    conclude_sides,
+    conclude_unfinished,
+    core_of,
+    find_roots,
+    name_part,
+    sides_of,
+)
+from bigsci_launch.spy.judge.schedule.departure import (
+    Departure,
+    Departures,
+    Kind,
+    find_departures,
+    is_as_before,
+    peer_groups,
+)
+from bigsci_launch.spy.judge.schedule.rounds import find_missed
+from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, WaitGraph, recorded_members
+
+MIN_GROUP_TO_STAND_ALONE = 3
+
+
+def judge_circle(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
+    """The verdict where ranks wait in a circle, or disagree about a collective; None where neither is so."""
+    mismatch = find_mismatch(evidence, graph)
+    roots = find_roots(graph)
+    if not graph.endless and mismatch is None and roots is None:
+        return None
+    departures = find_departures(evidence)
+    departed = _trusted(departures, evidence)
+    if not departed and mismatch is None and (missed := find_missed(evidence, graph)):
+        departures = replace(departures, from_past=missed, from_peers={})
+        departed = _trusted(departures, evidence)
+    if departed:
+        return _conclude_departed(evidence, graph, departures, departed, mismatch)
+    if mismatch is not None:
+        return _conclude_mismatch(evidence, mismatch, departures)
+    if roots is not None:
+        return conclude_roots(evidence, graph, roots)
+    return _conclude_unaccused(evidence, graph, departures)
+
+
+def _conclude_unaccused(evidence: Evidence, graph: WaitGraph, departures: Departures) -> Conclusion:
+    """The verdict where no recorder says who left."""
+    certain = graph.certain_part()
+    unfinished = conclude_unfinished(evidence, certain)
+    if unfinished is not None:
+        return unfinished
+    alone = _stands_alone(evidence, graph) if graph.is_certain and not departures.compared else None
+    if alone is not None:
+        return _conclude_alone(evidence, graph, alone)
+    core = core_of(certain) or certain.open_ends()
+    if core:
+        return conclude_sides(evidence, certain, departures, core)
+    return conclude_places(evidence, graph)
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Ranks by what they think a collective is; `confirmed` are those whose own past says the same."""
+
+    opinions: Mapping[str, tuple[int, ...]]
+    confirmed: frozenset[int]
+
+
+def find_mismatch(evidence: Evidence, graph: WaitGraph) -> Mismatch | None:
+    """The first (group, number) that members disagree about, or None."""
+    by_rank = {seen.rank: seen for seen in evidence.ranks}
+    # One of those who stand in the same collective stands for all of them.
+    calls = ((wait.call, wait.members) for wait in graph.waits.values() if wait.call)
+    waits = dict.fromkeys((call.token.group, call.sequence, members) for call, members in calls)
+    for group, sequence, members in waits:
+        found: dict[str, list[tuple[int, int]]] = {}
+        for member in members or ():
+            recorder = by_rank[member].recorder if member in by_rank else None
+            call = recorder.find(group, sequence) if recorder else None
+            if call is not None:
+                found.setdefault(" ".join(call.token.shape), []).append((member, call.position))
+        if len(found) > 1:
+            return _mismatch_of(found, by_rank)
+    return None
+
+
+def _mismatch_of(found: Mapping[str, list[tuple[int, int]]], by_rank: Mapping[int, RankEvidence]) -> Mismatch:
+    confirmed = {
+        rank
+        for calls in found.values()
+        for rank, position in calls
+        if (recorder := by_rank[rank].recorder) and is_as_before(recorder.stream, position)
+    }
+    opinions = {what: tuple(sorted(rank for rank, _ in calls)) for what, calls in found.items()}
+    return Mismatch(opinions, frozenset(confirmed))
+
+
+def _trusted(departures: Departures, evidence: Evidence) -> tuple[int, ...]:
+    """The ranks that departed, unless the two views contradict each other or most ranks departed.
+
+    That a rank differs from its peers counts alone only where no rank has a past: then most ranks are right.
+    """
+    past, peers = set(departures.from_past), set(departures.from_peers)
+    found = past & peers if past and peers else past
+    if not past and not departures.surprised and departures.is_whole:
+        found = peers
+    return tuple(sorted(found)) if len(found) * 2 <= evidence.world_size else ()
+
+
+def _conclude_departed(
+    evidence: Evidence,
+    graph: WaitGraph,
+    departures: Departures,
+    departed: tuple[int, ...],
+    mismatch: Mismatch | None,
+) -> Conclusion:
+    first = departures.of(departed[0])
+    agree = all(rank in departures.from_past and rank in departures.from_peers for rank in departed)
+    words = {rank: _departed_words(departures.of(rank), evidence, graph) for rank in departed}
+    wait = graph.direct_waiter(first.rank)
+    others = len(graph.waits.keys() - set(departed))
+    claim = f"{evidence.name(first.rank)} {words[first.rank]}"
+    if len(departed) > 1:
+        rest = ", ".join(evidence.name(rank) for rank in departed[1:])
+        claim += f"; so did {rest}"
+    claim += f"; {evidence.name(wait.rank)} waits there, {others}" if wait is not None else f"; {others}"
+    claim += f" of {evidence.world_size} ranks wait in all"
+    return Conclusion(
+        state=State.HANG,
+        claim=claim,
+        confidence=0.95 if agree else 0.8 if first.rank in departures.from_past else 0.75,
+        kind=_kind_of(first, departures, departed, mismatch),
+        suspects=tuple(Suspect(rank, words[rank]) for rank in departed),
+        sides=sides_of(graph, tuple(graph.waits)),
+        evidence=_departed_evidence(evidence, graph, departures, departed),
+    )
+
+
+def _kind_of(first: Departure, departures: Departures, departed: Sequence[int], mismatch: Mismatch | None) -> str:
+    if first.did[1] in SETUP_OPERATIONS:
+        return "H13"
+    if mismatch is not None:
+        return "H03"
+    if len(departed) > 1:
+        return "H07"
+    if first.rank not in departures.from_past:
+        return "H22"  # it never did as its peers do: another program, flag or version
+    if first.form == "skip":
+        return "H20" if first.expected[0] == "tied" else "H01"
+    return "H02"
+
+
+def _departed_words(departure: Departure, evidence: Evidence, graph: WaitGraph) -> str:
+    """`left out all_reduce number 41 of the tensor-parallel group (ranks 4-5) and went on to ...`."""
+    wait = graph.direct_waiter(departure.rank)
+    here = graph.waits.get(departure.rank)
+    expected = _expected_words(departure, evidence)
+    if departure.form == "skip":
+        if wait is not None and wait.call and wait.operation == departure.expected[1]:
+            expected = str(wait)
+        return f"left out {expected}" + (f" and stands in {here}" if here else "")
+    did = _did_words(departure, evidence, graph)
+    if departure.form == "extra":
+        return f"issued {did} once more than its schedule has it, before {expected}"
+    return f"issued {did} where {expected} was due"
+
+
+def _kind_words(kind: Kind, group: str | None, rank: int, evidence: Evidence) -> str:
+    """`all_reduce of the tensor-parallel group (ranks 4-5)`; `group` is the name that `rank` knows it by."""
+    seen = next(seen for seen in evidence.ranks if seen.rank == rank)
+    members = recorded_members(seen, group, evidence) if group is not None else None
+    name = kind[0] if kind[0] in ("world", "tp", "dp", "pp", "model", "tied") else None
+    return f"{kind[1]} of {group_words(name, members)}"
+
+
+def _expected_words(departure: Departure, evidence: Evidence) -> str:
+    return _kind_words(departure.expected, departure.expected_group, departure.rank, evidence)
+
+
+def _did_words(departure: Departure, evidence: Evidence, graph: WaitGraph) -> str:
+    here = graph.waits.get(departure.rank)
+    if here is not None and here.call is not None and here.call.token.group == departure.did_group:
+        return f"{departure.did[1]} of {group_words(here.kind, here.members)}"
+    return _kind_words(departure.did, departure.did_group, departure.rank, evidence)
+
+
+def _departed_evidence(
+    evidence: Evidence, graph: WaitGraph, departures: Departures, departed: tuple[int, ...]
+) -> tuple[str, ...]:
+    lines = []
+    for rank in departed[:3]:
+        if rank in departures.from_past:
+            departure = departures.from_past[rank]
+            due, did = _expected_words(departure, evidence), _did_words(departure, evidence, graph)
+            lines.append(f"by its steps before, rank {rank} was to issue {due}; it issued {did}")
+        if rank in departures.from_peers:
+            lines.append(f"no other rank with the same part in the schedule did as rank {rank}")
+        wait = graph.direct_waiter(rank)
+        if wait is not None and wait.call is not None:
+            seen = next(seen for seen in evidence.ranks if seen.rank == rank)
+            count = seen.recorder.last_sequence.get(wait.call.token.group, 0) if seen.recorder else 0
+            lines.append(f"rank {wait.rank} is in {wait}; rank {rank} has issued {count} there")
+    return tuple(lines)
+
+
+def _conclude_mismatch(evidence: Evidence, mismatch: Mismatch, departures: Departures) -> Conclusion:
+    """Members of a group disagree, and no schedule says who is right.
+
+    A minority is odd where the past of others confirms what they did and its own does not, or where nobody has a past:
+    most ranks can be wrong, and a past may speak for the few.
+    """
+    by_size = sorted(mismatch.opinions.items(), key=lambda item: (len(item[1]), item[1]))
+    few, many = by_size[0][1], [rank for _, ranks in by_size[1:] for rank in ranks]
+    has_past = not mismatch.confirmed.isdisjoint(many) and mismatch.confirmed.isdisjoint(few)
+    has_none = departures.is_whole and not departures.surprised and not mismatch.confirmed
+    is_odd = len(few) < len(many) and departures.surprised.isdisjoint(many) and (has_past or has_none)
+    odd = few if is_odd and len(by_size) == 2 else ()
+    what = "; ".join(f"{name_part(evidence, ranks)} issued {operation}" for operation, ranks in by_size)
+    new = [ranks for _, ranks in by_size if set(ranks) <= departures.surprised]
+    news = tuple(f"{name_ranks(ranks)} had not issued this before in that place, the others had" for ranks in new)
+    return Conclusion(
+        state=State.HANG,
+        claim=f"one collective, two opinions: {what}",
+        confidence=0.6 if odd else 0.4,
+        kind="H03",
+        suspects=tuple(Suspect(rank, f"issued {by_size[0][0]} where most issued {by_size[1][0]}") for rank in odd),
+        sides=tuple(Side(ranks, operation) for operation, ranks in by_size),
+        evidence=("the recorders hold different operations under the same group and number", *news),
+        missing=("whether all were meant to change here",) if news else ("enough steps to know the schedule",),
+    )
+
+
+def _stands_alone(evidence: Evidence, graph: WaitGraph) -> int | None:
+    """The only rank through which every circle of waits goes, if it is alone in its communication.
+
+    Only in a group of three or more: of two ranks that miss each other, either may be the one that left. And only where
+    others have its part: what a whole stage does is that stage's program.
+    """
+    breaking = graph.breaking_ranks()
+    if len(breaking) != 1:
+        return None
+    rank = breaking[0]
+    wait = graph.waits[rank]
+    if evidence.topology is not None and [rank] in map(list, peer_groups(graph.ranks, evidence)):
+        return None
+    others = (graph.waits[other] for other in graph.waits if other != rank)
+    is_alone = not any(other.place == wait.place and other.members == wait.members for other in others)
+    return rank if is_alone and len(graph.blockers[rank]) + 1 >= MIN_GROUP_TO_STAND_ALONE else None
+
+
+def _conclude_alone(evidence: Evidence, graph: WaitGraph, rank: int) -> Conclusion:
+    wait = graph.waits[rank]
+    where = f"{wait} at {wait.site}" if wait.site else str(wait)
+    words = f"is alone in {where}, while the {len(graph.waits) - 1} others are elsewhere and wait for it"
+    return Conclusion(
+        state=State.HANG,
+        claim=f"{evidence.name(rank)} {words}",
+        confidence=0.55,
+        kind="H02",
+        suspects=(Suspect(rank, words),),
+        sides=sides_of(graph, tuple(graph.waits)),
+        evidence=("every circle of waits goes through this rank and through no other",),
+        missing=("whether it left the schedule or all others did: by the stacks alone it is the one against the rest",),
+    )

@@ -1,0 +1,249 @@
+"""The last gate: what else speaks for the verdict, or against it.
+
+First traceback in logs, kills for lack of memory, holders of file locks, stale lock files, stuck connections. It raises
+or lowers the confidence and adds lines; it may say which class of several it is; it never accuses a rank that the
+verdict has not accused, however loud its log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+
+from bigsci_launch.spy.evidence.kernel import FileLock
+from bigsci_launch.spy.evidence.known_code import bare_name
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.judge.conclusion import Conclusion, State
+from bigsci_launch.spy.judge.rules.failures import lost_peer
+from bigsci_launch.spy.judge.rules.network import stuck_connections
+from bigsci_launch.spy.judge.rules.rendezvous import calling_in_vain
+
+LEFT_KINDS = ("H01", "H02", "H03", "H10", "H15")
+"""What a rank looks like that an exception took out of the schedule into a barrier of its own."""
+MAX_CONFIDENCE = 0.98
+SAME_MOMENT_S = 0.2
+"""Exceptions so close in time are one event: clocks of nodes do not agree better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that bears on the verdict. `weight` above 0 speaks for it, below against it, from -1 to 1.
+
+    `kind` is the class that it makes of the verdict's, if it does.
+    """
+
+    evidence: str = ""
+    missing: str = ""
+    weight: float = 0.0
+    kind: str | None = None
+    next: str = ""
+
+
+def corroborate(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
+    """`conclusion` with what else the evidence says of it. Pure; never changes whom it accuses."""
+    if conclusion.state in (State.PROGRESSING, State.FINISHED, State.UNKNOWN):
+        return conclusion
+    accused = {suspect.rank for suspect in conclusion.suspects}
+    suspects = [seen for seen in evidence.ranks if seen.rank in accused]
+    findings = [finding for find in _KINDS for finding in find(conclusion, evidence, suspects)]
+    confidence = conclusion.confidence
+    for finding in findings:
+        room = MAX_CONFIDENCE - confidence if finding.weight > 0 else confidence
+        confidence += max(room, 0.0) * finding.weight
+    kind = next((finding.kind for finding in findings if finding.kind), conclusion.kind)
+    return replace(
+        conclusion,
+        confidence=round(confidence, 2),
+        kind=kind,
+        evidence=_joined(conclusion.evidence, (finding.evidence for finding in findings)),
+        missing=_joined(conclusion.missing, (finding.missing for finding in findings)),
+        next=_joined(conclusion.next, (finding.next for finding in findings)),
+    )
+
+
+def _joined(lines: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
+    """What corroborates comes first: reports show only a few lines of each kind."""
+    return tuple(dict.fromkeys(line for line in (*more, *lines) if line))
+
+
+# --------------------------------------------------------------------------------------------------- exceptions
+
+
+def _first_exception(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
+    """The first exception of the job: a suspect's own, or one of a rank that nothing else accuses."""
+    failed = [seen for seen in evidence.ranks if seen.failure and not lost_peer(seen)]
+    if not failed:
+        return []
+    earliest = min(_time_of(seen) for seen in failed)
+    first = [seen for seen in failed if _time_of(seen) - earliest <= SAME_MOMENT_S]
+    ranks = {seen.rank for seen in suspects}
+    accused = [seen for seen in first if seen.rank in ranks]
+    if accused:
+        return [_own_exception(conclusion, evidence, accused[0])]
+    said = _said(evidence, first[0])
+    if not suspects:
+        return [Finding(f"{said}: the first exception of the job", missing=_HANDLED)]
+    late = next((seen for seen in failed if seen.rank in ranks), None)
+    if late is not None:
+        return [Finding(f"{said}: before the first of rank {late.rank}", weight=-0.2)]
+    return [Finding(f"{said}, and no suspect raised anything", missing=_HANDLED, weight=-0.1)]
+
+
+_HANDLED = "whether that exception was handled"
+
+
+def _own_exception(conclusion: Conclusion, evidence: Evidence, seen: RankEvidence) -> Finding:
+    """A suspect's exception. One that it has outlived, as its later records show, says little."""
+    said = f"{_said(evidence, seen)}: the first exception of the job"
+    if seen.heartbeat and _time_of(seen) < seen.heartbeat.time:
+        return Finding(f"{said}, and the rank went on after it", weight=0.1)
+    kind = "H47" if conclusion.state is State.HANG and conclusion.kind in LEFT_KINDS else None
+    return Finding(said, weight=0.5, kind=kind)
+
+
+def _said(evidence: Evidence, seen: RankEvidence) -> str:
+    """`rank 5 (n2) raised OSError: no space at save (train.py:9) at 12:00:01 UTC, as its log says`."""
+    assert seen.failure is not None
+    return f"{evidence.name(seen.rank)} raised {seen.failure}{_clock(seen.failure.time)}, as {seen.failure.source} says"
+
+
+def _time_of(seen: RankEvidence) -> float:
+    return seen.failure.time if seen.failure else 0.0
+
+
+def _clock(time: float) -> str:
+    return f" at {datetime.fromtimestamp(time, timezone.utc):%H:%M:%S} UTC" if time else ""
+
+
+def _called_by_collector(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
+    """A suspect that is in a communication from within `__del__`: no two ranks free an object at the same moment."""
+    if conclusion.kind not in LEFT_KINDS:
+        return []
+    for seen in suspects:
+        frames = seen.thread.frames if seen.thread and seen.thread.operation else ()
+        frame = next((frame for frame in frames if bare_name(frame.function) == "__del__"), None)
+        if frame is not None:
+            who = f"{evidence.name(seen.rank)} is in it from {frame}"
+            words = f"{who}: the garbage collector frees at another time on each rank"
+            return [Finding(words, weight=0.5, kind="H52")]
+    return []
+
+
+# --------------------------------------------------------------------------------------------------- memory
+
+
+def _memory_kills(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
+    """Kills for lack of memory in a suspect's control group, or in that of its neighbours on the node."""
+    of_node = {seen.node: seen.memory_events for seen in evidence.ranks if seen.memory_events}
+    found: dict[str, Finding] = {}
+    for seen in suspects:
+        events = seen.memory_events or of_node.get(seen.node)
+        if events is None:
+            continue
+        lost_a_process = _was_killed(seen) or _waits_for_killed(seen)
+        times = "once" if events.num_kills == 1 else f"{events.num_kills} times"
+        words = f"the kernel has killed for lack of memory {times} in {events.group} on {seen.node}"
+        found[words] = Finding(words, weight=0.5 if lost_a_process else 0.0)
+    if not found and any(_was_killed(seen) for seen in suspects):
+        node = next(seen.node for seen in suspects if _was_killed(seen))
+        return [Finding(missing="who sent SIGKILL: lack of memory, or a person", next=_who_killed(node))]
+    return list(found.values())
+
+
+def _who_killed(node: str) -> str:
+    return f"dmesg -T | grep -i 'killed process'  # on {node}"
+
+
+def _was_killed(seen: RankEvidence) -> bool:
+    return seen.exit is not None and seen.exit.signal == "SIGKILL"
+
+
+def _waits_for_killed(seen: RankEvidence) -> bool:
+    """Whether the rank waits for a pool or a worker, of which a kill would take one away unseen."""
+    return any("multiprocessing/" in frame.file for thread in seen.threads or () for frame in thread.frames)
+
+
+# --------------------------------------------------------------------------------------------------- locks
+
+
+def _lock_holders(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
+    """Who holds the file lock for which a suspect, or a child of it, waits."""
+    found = []
+    for seen in suspects:
+        pids = {seen.pid, *(child.pid for child in (seen.last.children if seen.last else ()))}
+        for lock in evidence.locks:
+            if lock.node == seen.node and pids & set(lock.waiters):
+                found.append(_held(lock, evidence))
+    if not found and conclusion.kind == "H41":
+        missing = "who holds the lock: /proc/locks of this node does not say"
+        return [Finding(missing=missing, next=f"cat /proc/locks  # on {suspects[0].node}" if suspects else "")]
+    return found
+
+
+def _held(lock: FileLock, evidence: Evidence) -> Finding:
+    holder = next((seen for seen in evidence.ranks if seen.node == lock.node and seen.pid == lock.holder), None)
+    words = f"{lock}" + (f": that is {evidence.name(holder.rank)}" if holder else "")
+    if not lock.holder:
+        return Finding(missing="who holds the lock: it is on another node, or has no owner")
+    return Finding(words, weight=0.7, next=f"ls -l /proc/{lock.holder}/fd  # on {lock.node}: who holds the lock")
+
+
+def _stale_lock_file(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
+    """A build that waits for a lock file: nobody on the node builds, so that nobody will take the file away."""
+    if conclusion.kind != "H40":
+        return []
+    nodes = {seen.node for seen in suspects}
+    near = [seen for seen in evidence.ranks if seen.node in nodes]
+    builder = next((seen for seen in near if _is_building(seen)), None)
+    if builder is not None:
+        words = f"{evidence.name(builder.rank)} builds at this moment: the lock may be its own, and be given back"
+        return [Finding(words, weight=-0.4)]
+    words = "no rank of the node builds anything: the lock file is left over from a build that was killed"
+    return [Finding(words, missing="the path and the age of the lock file", weight=0.5, next=_FIND_LOCK)]
+
+
+_FIND_LOCK = "find ${TORCH_EXTENSIONS_DIR:-~/.cache/torch_extensions} -name lock -mmin +10  # remove what is found"
+
+
+def _is_building(seen: RankEvidence) -> bool:
+    """Whether a rank is in torch's builder, other than to wait for somebody else's build."""
+    names = {bare_name(frame.function) for thread in seen.threads or () for frame in thread.frames}
+    return bool(names & {"_run_ninja_build", "_write_ninja_file_and_build_library"}) and "wait" not in names
+
+
+# --------------------------------------------------------------------------------------------------- connections
+
+
+def _connections(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
+    """Bytes that nobody acknowledges, calls that nobody answers: the network has a part in it."""
+    if conclusion.kind in ("H80", "H81"):
+        return []
+    found = [Finding(line) for seen in suspects if (line := calling_in_vain(seen)) and line not in conclusion.evidence]
+    stuck = stuck_connections(evidence)
+    if stuck:
+        missing = "whether the network works: connections between hosts send again in vain"
+        found.append(Finding(str(stuck[0]), missing=missing, weight=-0.3))
+    return found if conclusion.state is not State.HANG else [*found, *_unread(evidence, suspects)]
+
+
+def _unread(evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
+    """Bytes that a suspect has no more room for: it does not read what others have sent it."""
+    ends = {socket.local: seen for seen in suspects for socket in seen.sockets if socket.unread}
+    for seen in evidence.ranks:
+        for socket in seen.sockets:
+            if socket.is_unsent and socket.remote in ends:
+                deaf = evidence.name(ends[socket.remote].rank)
+                return [Finding(f"{deaf} does not read what rank {seen.rank} has sent it", weight=0.2)]
+    return []
+
+
+Find = Callable[[Conclusion, Evidence, list[RankEvidence]], list[Finding]]
+_KINDS: tuple[Find, ...] = (
+    _first_exception,
+    _called_by_collector,
+    _memory_kills,
+    _lock_holders,
+    _stale_lock_file,
+    _connections,
+)

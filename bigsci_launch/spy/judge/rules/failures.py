@@ -1,0 +1,125 @@
+"""Of several ranks that ended badly: which failed by itself, and which only lost a peer, or choked on one.
+
+A rank that dies takes the others down with "connection closed": that is no failure of theirs. And gloo aborts the rank
+that *receives* an amount of data which it did not expect: whoever sent it may be the one that is wrong, so an abort of
+that kind, or one that left no word, accuses nobody.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, State, count_ranks, name_ranks
+from bigsci_launch.spy.judge.waits import WaitGraph
+
+LOST_PEER = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken ?pipe|closed by (peer|remote)|remote (process|peer|error)"
+    r"|ConnectionResetError|caused pair closure|socket closed|no route to host|DistNetworkError|failed to recv, got 0",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL and plain sockets say when the rank at the other end is gone."""
+OTHER_AMOUNT = re.compile(r"EnforceNotMet|enforce fail at.*(preamble|nbytes|length)", re.IGNORECASE)
+AMOUNTS = re.compile(r"(\d+) vs\.? (\d+)")
+
+
+def in_order_of_failure(failed: Sequence[RankEvidence]) -> list[RankEvidence]:
+    """The cause first. Ranks that lost a peer, that were told to end, or that left no record, come later."""
+    return sorted(failed, key=_order)
+
+
+def _order(seen: RankEvidence) -> tuple[bool, bool, float, int]:
+    if seen.exit is None:
+        return (lost_peer(seen), True, float("inf"), seen.rank)
+    return (lost_peer(seen), seen.exit.was_told, seen.exit.time, seen.rank)
+
+
+def lost_peer(seen: RankEvidence) -> bool:
+    """Whether the rank failed because another one was gone."""
+    return LOST_PEER.search(words_of(seen)) is not None
+
+
+def words_of(seen: RankEvidence) -> str:
+    """What the rank said when it failed, or nothing."""
+    return seen.error or (seen.failure.words if seen.failure else "")
+
+
+def judge_unaccused(evidence: Evidence, failed: Sequence[RankEvidence], graph: WaitGraph) -> Conclusion | None:
+    """The verdict on a crash of which no rank can be accused, or None where the first failure is a rank's own."""
+    first = in_order_of_failure(failed)[0]
+    if lost_peer(first):
+        return _conclude_lost(evidence, failed)
+    if not any(seen.exit or words_of(seen) for seen in failed):
+        return _judge_silent(evidence, failed, graph)
+    if first.exit is None or first.exit.signal != "SIGABRT":
+        return None
+    words = words_of(first)
+    if words and not OTHER_AMOUNT.search(words):
+        return None
+    return _conclude_abort(evidence, failed, first, words)
+
+
+def _conclude_lost(evidence: Evidence, failed: Sequence[RankEvidence]) -> Conclusion:
+    """Every rank that failed says that another one was gone."""
+    ranks = [seen.rank for seen in failed]
+    return Conclusion(
+        state=State.CRASHED,
+        claim=f"{name_ranks(ranks)} lost a peer and ended; none of them says why the first of them went",
+        confidence=0.4,
+        kind="H70",
+        sides=(Side(tuple(ranks), "lost a peer"),),
+        evidence=tuple(f"{evidence.name(seen.rank)}: {words_of(seen)[:120]}" for seen in failed[:2]),
+        missing=("the first failure: no rank's record or log holds it",),
+    )
+
+
+def _judge_silent(evidence: Evidence, failed: Sequence[RankEvidence], graph: WaitGraph) -> Conclusion | None:
+    """No rank that ended left a record, as in a job that nobody prepared: it may as well have ended with exit code 0.
+
+    A single one is accused if others are in a collective. Of several, nobody knows which was the first.
+    """
+    if len(failed) == 1 and graph.waits:
+        return None
+    ranks = tuple(sorted(seen.rank for seen in failed))
+    verb = "has" if len(ranks) == 1 else "have"
+    were_seen = any(seen.samples for seen in failed)
+    what = "ended, and nothing that was read says how" if were_seen else "no process that was found"
+    num_left, waiting = len(evidence.ranks) - len(ranks), count_ranks(graph.waits)
+    some = name_ranks(ranks) if num_left else f"all {len(ranks)} ranks"
+    who = evidence.name(ranks[0]) if len(ranks) == 1 else some
+    left = f"; {num_left} of {evidence.world_size} ranks still run" if num_left else ""
+    waits = f", {waiting} in a collective" if graph.waits else ", none of them in a collective" if num_left else ""
+    return Conclusion(
+        state=State.CRASHED if graph.waits else State.UNKNOWN,
+        claim=f"{who} {verb} {what}{left}{waits}",
+        confidence=0.5 if graph.waits else 0.3,
+        kind="H72" if graph.waits else None,
+        sides=(Side(ranks, "ended"),),
+        missing=("how they ended, if they were ever started: see the job's output",),
+    )
+
+
+def _conclude_abort(evidence: Evidence, failed: Sequence[RankEvidence], first: RankEvidence, words: str) -> Conclusion:
+    others = tuple(sorted(seen.rank for seen in failed if seen is not first))
+    amounts = AMOUNTS.search(words)
+    sizes = f" of {amounts[1]} bytes where {amounts[2]} were expected" if amounts else ""
+    why = (
+        f"it received a message{sizes}: it and a peer disagree about the size of one collective"
+        if words
+        else "gloo does that to the rank that receives another amount of data than it expects"
+    )
+    return Conclusion(
+        state=State.CRASHED,
+        claim=f"{evidence.name(first.rank)} aborted first ({why}); {name_ranks(others)} then lost it"
+        if others
+        else f"{evidence.name(first.rank)} aborted: {why}",
+        confidence=0.7 if words else 0.4,
+        kind="H04" if words else "H71",
+        sides=(Side((first.rank,), "aborted"), *((Side(others, "lost a peer"),) if others else ())),
+        missing=(
+            "who is wrong: the rank that aborted is the one that received, its peer may have sent the wrong amount",
+            *(() if words else (f"the last words of rank {first.rank}: see its log",)),
+        ),
+        next=("TORCH_DISTRIBUTED_DEBUG=DETAIL  # in the next attempt: names both sizes at the call",),
+    )

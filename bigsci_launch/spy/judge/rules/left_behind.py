@@ -1,0 +1,121 @@
+"""Ranks of one program in two phases: some in a collective, the many others beyond it or before it, outside of any.
+
+On GPUs a rank leaves a collective before it has ended: what the stack shows of the many is a later line, in no call of
+the communication library. The many are not to blame for that, and neither are the few: both sides are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+
+from bigsci_launch.spy.evidence.known_code import LOCK_WAITS, bare_name
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.evidence.stacks import Frame
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, State, count_ranks
+from bigsci_launch.spy.judge.motion import frames_moved, is_busy
+from bigsci_launch.spy.judge.rules.messages import sides_of
+from bigsci_launch.spy.judge.rules.process import explain_stall
+from bigsci_launch.spy.judge.waits import WaitGraph
+from bigsci_launch.topology import compress_ranks
+
+NO_REASON = "H31"
+"""The class of a rank of which nothing but its place is known."""
+
+
+def judge_phases(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
+    """The verdict where most ranks stand at one place outside of any collective, for no reason of their own."""
+    by_rank = {seen.rank: seen for seen in evidence.ranks}
+    outside = [seen for seen in evidence.ranks if seen.rank not in graph.waits and seen.threads and not seen.is_gone]
+    if not graph.waits or len(outside) * 2 <= evidence.world_size or not set(graph.roots) <= {x.rank for x in outside}:
+        return None
+    if len({_site(seen) for seen in outside}) > 1 or not all(may_wait_for_device(seen, graph) for seen in outside):
+        return None
+    sides = sides_of(graph, tuple(graph.waits))
+    away = [seen.rank for seen in outside]
+    first = by_rank[sides[0].ranks[0]]
+    are_complete = not any(graph.blockers[rank] for rank in graph.waits)
+    still = "; ".join(f"{where_words(evidence, side.ranks)} are still in {side.where}" for side in sides[:3])
+    gone_on = f"{where_words(evidence, away)} {_progress(first, outside[0])}"
+    return Conclusion(
+        state=State.HANG,
+        claim=f"{still}; {gone_on}, and neither side gets on",
+        confidence=0.5,
+        kind="H10",
+        sides=(*sides, Side(tuple(away), f"no collective, at {_site(outside[0])}")),
+        evidence=_evidence(graph, are_complete),
+        missing=("what the devices do: a call of the host may have returned before its collective has ended",),
+        next=("CUDA_LAUNCH_BLOCKING=1  # in the next attempt: no rank leaves a call before it has ended",),
+    )
+
+
+def _evidence(graph: WaitGraph, are_complete: bool) -> tuple[str, ...]:
+    if not are_complete:
+        return (f"{count_ranks(graph.waits)} wait for members of their groups that stand with the many",)
+    return (
+        f"all members of each group of the {len(graph.waits)} have come: no rank is missing there",
+        "all others stand at one place, in no collective that their stacks would show",
+    )
+
+
+def _site(seen: RankEvidence) -> Frame | None:
+    return seen.thread.site if seen.thread else None
+
+
+def may_wait_for_device(seen: RankEvidence, graph: WaitGraph) -> bool:
+    """Whether a process that stands still may wait for a collective on its device: it spins, or sleeps on a futex.
+
+    One that spins may as well compute: that counts only where nobody waits for it.
+    """
+    if frames_moved(seen):
+        return False
+    if is_busy(seen):
+        return seen.rank not in graph.roots
+    wchan = seen.last.wchan.strip("0") if seen.last else ""
+    return (not wchan or wchan.startswith(LOCK_WAITS)) and explain_stall(seen).kind == NO_REASON
+
+
+def _progress(inside: RankEvidence, outside: RankEvidence) -> str:
+    """`have left train_step and stand in train (training.py:915)`, where one function tells the order of the two."""
+    place = _site(outside)
+    frames: Sequence[Frame] = inside.thread.frames if inside.thread else ()
+    for callee, frame in pairwise(frames):
+        if place and (frame.function, frame.file) == (place.function, place.file) and frame.line < place.line:
+            return f"have left {bare_name(callee.function)} and stand in {place}"
+    return f"stand in {place}"
+
+
+def where_words(evidence: Evidence, ranks: Collection[int]) -> str:
+    """`80 ranks (tp5-6; 2 of 8 on each of 40 nodes)`: how many, and which part of the layout that is."""
+    parts = [part for part in (_axes(evidence, ranks), _nodes(evidence, ranks)) if part]
+    return f"{count_ranks(ranks)} ({'; '.join(parts)})" if parts else count_ranks(ranks)
+
+
+def _axes(evidence: Evidence, ranks: Collection[int]) -> str:
+    """The values of the axes that `ranks` have, where these are all ranks that have them; else nothing."""
+    coordinates = [evidence.coordinate(rank) for rank in ranks]
+    if evidence.topology is None or None in coordinates:
+        return ""
+    values = {
+        axis: {coordinate.as_dict()[axis] for coordinate in coordinates if coordinate} for axis in ("pp", "dp", "tp")
+    }
+    if len(values["pp"]) * len(values["dp"]) * len(values["tp"]) != len(coordinates):
+        return ""
+    limited = [axis for axis in values if len(values[axis]) < getattr(evidence.topology, axis)]
+    return " ".join(f"{axis}{compress_ranks(values[axis])}" for axis in limited)
+
+
+def _nodes(evidence: Evidence, ranks: Collection[int]) -> str:
+    """`2 of 8 on each of 40 nodes`, where it is the same on each."""
+    wanted = frozenset(ranks)
+    counts: dict[str, tuple[int, int]] = {}
+    for seen in evidence.ranks:
+        inside, in_all = counts.get(seen.node, (0, 0))
+        counts[seen.node] = (inside + (seen.rank in wanted), in_all + 1)
+    held = {count for count in counts.values() if count[0]}
+    num_nodes = sum(1 for count in counts.values() if count[0])
+    if len(held) != 1 or num_nodes < 2:
+        return ""
+    inside, in_all = next(iter(held))
+    share = f"{inside} of {in_all}" if inside < in_all else f"all {in_all}"
+    return f"{share} on each of {num_nodes} nodes"

@@ -1,0 +1,329 @@
+"""Both sides of a hang of which the evidence does not say who is wrong: who stands where.
+
+Nobody is accused here. What the sides are is often enough to know what happened: whole pipeline stages that count
+otherwise, two ends of a message that never meet, two roots of one broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from bigsci_launch.spy.evidence.groups import group_words
+from bigsci_launch.spy.evidence.known_code import bare_name
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, State, name_ranks
+from bigsci_launch.spy.judge.schedule.departure import Departures
+from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, Wait, WaitGraph
+from bigsci_launch.topology import compress_ranks
+
+ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather"})
+# DeepSpeed's ZeRO makes one all-reduce for each of the optimizer's parameter groups in these.
+NORM_FUNCTIONS = ("get_grad_norm_direct", "get_grad_norm_from_groups", "scaled_global_norm")
+MAX_TOLD_ALONE = 4
+_AXES = (("pp", "stage"), ("dp", "replica"), ("tp", "tensor-parallel rank"))
+
+
+def sides_of(graph: WaitGraph, ranks: Sequence[int]) -> tuple[Side, ...]:
+    """`ranks` by operation, kind of group and place in the code, the fewest first."""
+    found: dict[tuple[str, str | None, str, int | None, str], list[Wait]] = {}
+    for rank in ranks:
+        wait = graph.waits[rank]
+        # A few ranks that wait for each other are told one by one, a whole stage that receives is one side.
+        partner = wait.partner if len(ranks) <= MAX_TOLD_ALONE else None
+        found.setdefault((wait.operation, wait.kind, str(wait.site or ""), partner, wait.path), []).append(wait)
+    words = _tell_apart([(_where(waits), waits[0].path) for waits in found.values()])
+    sides = (
+        Side(tuple(sorted(wait.rank for wait in waits)), where)
+        for waits, where in zip(found.values(), words, strict=True)
+    )
+    return tuple(sorted(sides, key=lambda side: (len(side.ranks), side.ranks)))
+
+
+def _tell_apart(places: Sequence[tuple[str, str]]) -> list[str]:
+    """The words of places (words, path); where several have the same, with the innermost call that differs."""
+    told = []
+    for words, path in places:
+        calls = path.split(" < ")
+        others = [other.split(" < ") for same, other in places if same == words and other != path]
+        depth = next((depth for depth, call in enumerate(calls) if any(call not in one[depth:] for one in others)), -1)
+        function, _, file = calls[depth].partition(" ")
+        told.append(f"{words}, from {bare_name(function)} ({file.rpartition('/')[2]})" if others and file else words)
+    return told
+
+
+def _where(waits: Sequence[Wait]) -> str:
+    """`all_reduce number 41 of the tensor-parallel group (ranks 4-5) at backward (tensor.py:68)`."""
+    first = waits[0]
+    is_one_group = all(wait.members == first.members for wait in waits)
+    of_kind = f" of {group_words(first.kind, None)}" if first.kind else ""
+    numbers = {wait.call.sequence if wait.call else None for wait in waits}
+    number = f" number {first.call.sequence}" if first.call and len(numbers) == 1 else ""
+    what = str(first) if is_one_group else f"{first.operation}{number}{of_kind}"
+    if first.outer and first.outer != first.operation and first.outer not in SETUP_OPERATIONS:
+        what = f"{first.outer} ({what})"
+    return f"{what} at {first.site}" if first.site else what
+
+
+def name_sides(evidence: Evidence, sides: Sequence[Side]) -> str:
+    """The first two sides in words, with the part of the grid that each of them is."""
+    what = ", ".join(f"{name_part(evidence, side.ranks)} in {side.where}" for side in sides[:2])
+    return what + (f", and in {len(sides) - 2} more places" if len(sides) > 2 else "")
+
+
+def name_part(evidence: Evidence, ranks: Collection[int]) -> str:
+    """`stage 3 (rank 3)` where these are all the ranks of whole stages, replicas or tensor-parallel ranks."""
+    part = whole_part(evidence, ranks)
+    return f"{part} ({name_ranks(ranks)})" if part else name_ranks(ranks)
+
+
+def whole_part(evidence: Evidence, ranks: Collection[int]) -> str:
+    """`stages 0-2`: what part of the grid `ranks` are, or nothing where they are no whole part of one axis."""
+    wanted = frozenset(ranks)
+    if evidence.topology is None or not wanted or max(wanted) >= evidence.topology.world_size:
+        return ""
+    for axis, word in _AXES:
+        size = getattr(evidence.topology, axis)
+        of_rank = {seen.rank: at.as_dict()[axis] for seen in evidence.ranks if (at := evidence.coordinate(seen.rank))}
+        values = {of_rank[rank] for rank in wanted}
+        if len(values) < size and frozenset(rank for rank, value in of_rank.items() if value in values) == wanted:
+            return f"{word}{'s' if len(values) > 1 else ''} {compress_ranks(values)}"
+    return ""
+
+
+def conclude_sides(evidence: Evidence, graph: WaitGraph, departures: Departures, core: tuple[int, ...]) -> Conclusion:
+    """The ranks of `core` wait for each other, and the evidence looks the same from each side."""
+    sides = sides_of(graph, core)
+    return (
+        _conclude_norm(evidence, graph, sides)
+        or _conclude_news(evidence, graph, departures)
+        or Conclusion(
+            state=State.HANG,
+            claim=f"{name_ranks(core)} wait for each other, and the evidence does not say who left: "
+            + name_sides(evidence, sides),
+            confidence=0.4,
+            kind=class_of(graph, core),
+            sides=sides,
+            evidence=(f"{len(graph.waits)} of {evidence.world_size} ranks wait for these", *_chain(graph, core[0])),
+            missing=_missing(graph, core),
+        )
+    )
+
+
+def class_of(graph: WaitGraph, core: Iterable[int]) -> str:
+    """The class of a circle by what the ranks in it do: messages that do not meet, else a split of phases."""
+    waits = [graph.waits[rank] for rank in core]
+    if not all(wait.is_point_to_point for wait in waits):
+        return "H10"
+    return "H09" if len({"send" in wait.operation for wait in waits}) > 1 else "H08"
+
+
+def _missing(graph: WaitGraph, core: Collection[int]) -> tuple[str, ...]:
+    waits = [graph.waits[rank] for rank in core]
+    if any(wait.is_point_to_point and wait.partner is None for wait in waits):
+        return ("whom each message is for, and with which tag: the stacks do not say",)
+    if all(wait.is_point_to_point for wait in waits):
+        return ("which end is wrong: each waits for the other",)
+    return ("which of the sides departs from its schedule",)
+
+
+def _conclude_norm(evidence: Evidence, graph: WaitGraph, sides: Sequence[Side]) -> Conclusion | None:
+    """Stages that disagree about how many all-reduces the gradient norm has: BLOOM's prequel, DeepSpeed#1522."""
+    by_rank = {seen.rank: seen for seen in evidence.ranks}
+    inside = next((side for side in sides if all(_is_in_norm(by_rank[rank]) for rank in side.ranks)), None)
+    others = tuple(sorted({rank for side in sides if side is not inside for rank in side.ranks}))
+    if inside is None or not others or any(_is_in_norm(by_rank[rank]) for rank in others):
+        return None
+    wait = graph.waits[inside.ranks[0]]
+    waits_for_stages = all(set() < graph.blockers[rank] <= set(others) for rank in inside.ranks)
+    if not whole_part(evidence, others).startswith("stage") or not waits_for_stages:
+        return None
+    there = next(side for side in sides if side is not inside)
+    made = _counts(wait, [by_rank[rank] for rank in others if rank in (wait.members or ())])
+    has, stand = ("has", "stands") if len(others) == 1 else ("have", "stand")
+    only = f"{has} made only {compress_ranks(made)} there, left the norm" if made else f"{has} left the norm"
+    return Conclusion(
+        state=State.HANG,
+        claim=f"{name_part(evidence, inside.ranks)} stand in {inside.where}, in the gradient norm; "
+        f"{name_part(evidence, others)} {only} and {stand} in {there.where}: the stages disagree about the number of "
+        "all-reduces in the norm, one for each parameter group of the optimizer",
+        confidence=0.75,
+        kind="H10",
+        sides=tuple(sides),
+        evidence=(
+            "each side is whole pipeline stages, and the first waits for the second in the norm of one replica",
+            *_chain(graph, inside.ranks[0]),
+        ),
+        missing=("the parameter groups of each stage: which of them has fewer",),
+        next=("bsl plan check RUN.yaml  # names a stage whose optimizer has fewer parameter groups",),
+    )
+
+
+def _is_in_norm(seen: RankEvidence) -> bool:
+    frames = seen.thread.frames if seen.thread else ()
+    return any(frame.function.rpartition(".")[2] in NORM_FUNCTIONS for frame in frames)
+
+
+def _counts(wait: Wait, ranks: Sequence[RankEvidence]) -> tuple[int, ...]:
+    """How many collectives `ranks` have made in the group of `wait`, where their recorders say so."""
+    group = wait.call.token.group if wait.call else None
+    return tuple({seen.recorder.last_sequence.get(group, 0) for seen in ranks if seen.recorder}) if group else ()
+
+
+def _conclude_news(evidence: Evidence, graph: WaitGraph, departures: Departures) -> Conclusion | None:
+    """Some ranks have come to something that was never in the schedule, and the others go on as before.
+
+    A new phase that some have missed, or one that some should not have entered: the evidence is the same.
+    """
+    new = [graph.waits[rank] for rank in graph.waits if rank in departures.surprised or _is_object(graph.waits[rank])]
+    kind = _class_of_news(new)
+    others = tuple(sorted(graph.waits.keys() - {wait.rank for wait in new}))
+    if kind is None or not others:
+        return None
+    waited_for = frozenset().union(*(graph.blockers[wait.rank] for wait in new)) & set(others)
+    absent = tuple(sorted(waited_for)) or others
+    ranks = tuple(sorted(wait.rank for wait in new))
+    return Conclusion(
+        state=State.HANG,
+        claim=f"{name_part(evidence, ranks)} stand in {_where(new)}, to which {name_part(evidence, absent)} "
+        f"{'has' if len(absent) == 1 else 'have'} not come; the evidence does not say whether that was left out or "
+        "should not have been begun",
+        confidence=0.5,
+        kind=kind,
+        sides=sides_of(graph, tuple(graph.waits)),
+        evidence=(
+            f"{name_ranks(ranks)} had not done this before in that place, {name_ranks(absent)} goes on as before",
+        )
+        if departures.surprised
+        else (),
+        missing=("whether the schedule has this collective here: it was never seen before",),
+    )
+
+
+def _class_of_news(new: Sequence[Wait]) -> str | None:
+    """H12: an object collective; H14: the first use of a group; None: neither."""
+    if not new:
+        return None
+    if all(_is_object(wait) for wait in new):
+        return "H12"
+    return "H14" if all(wait.call is not None and wait.call.sequence == 1 for wait in new) else None
+
+
+def _is_object(wait: Wait) -> bool:
+    return wait.outer is not None and "object" in wait.outer
+
+
+def conclude_places(evidence: Evidence, graph: WaitGraph) -> Conclusion:
+    """All ranks wait, and the stacks do not show over which ranks each of the communications goes."""
+    sides = sides_of(graph, tuple(graph.waits))
+    how_many = f"{len(graph.waits)} of {evidence.world_size} ranks"
+    were_seen_twice = all(len(seen.samples) > 1 for seen in evidence.ranks)
+    still = "no rank moved between the samples, and " if were_seen_twice else ""
+    return Conclusion(
+        state=State.HANG,
+        claim=f"{how_many} wait in collectives, and none gets on: {name_sides(evidence, sides)}",
+        confidence=0.3,
+        sides=sides,
+        evidence=(f"{still}none is outside of a collective",),
+        missing=("over which ranks each collective goes: so who waits for whom is not known",),
+    )
+
+
+def find_roots(graph: WaitGraph) -> dict[int, tuple[int, ...]] | None:
+    """Ranks by the root that they take a collective to have, for the first that they disagree about."""
+    found: dict[object, dict[int, list[Wait]]] = {}
+    for wait in graph.waits.values():
+        if wait.root is not None and wait.operation in ROOTED:
+            number = (wait.call.token.group, wait.call.sequence) if wait.call else wait.place
+            found.setdefault((number, wait.members), {}).setdefault(wait.root, []).append(wait)
+    split = next((roots for roots in found.values() if len(roots) > 1 and _may_be_one_group(roots)), None)
+    return {root: tuple(sorted(wait.rank for wait in waits)) for root, waits in split.items()} if split else None
+
+
+def _may_be_one_group(roots: Mapping[int, Sequence[Wait]]) -> bool:
+    """Whether waits by their root may be in one group; where it is not known, each root has an own place in it.
+
+    Each of several groups has its own root, which most programs take from the same place in each of them.
+    """
+    if all(wait.members is not None for waits in roots.values() for wait in waits):
+        return True
+    indices = [{wait.root_index for wait in waits} for _, waits in sorted(roots.items())]
+    if any(len(found) > 1 or None in found for found in indices):
+        return False
+    in_order = [found.pop() or 0 for found in indices]
+    return all(one < other for one, other in pairwise(in_order))
+
+
+def conclude_roots(evidence: Evidence, graph: WaitGraph, roots: Mapping[int, tuple[int, ...]]) -> Conclusion:
+    by_size = sorted(roots.items(), key=lambda item: (len(item[1]), item[1]))
+    what = "; ".join(f"for {name_part(evidence, ranks)} it is rank {root}" for root, ranks in by_size)
+    wait = graph.waits[by_size[0][1][0]]
+    is_known = wait.members is not None
+    doubt = "" if is_known else "; if that is one group, it cannot end"
+    return Conclusion(
+        state=State.HANG,
+        claim=f"the ranks do not agree about the root of {wait}: {what}{doubt}",
+        confidence=0.8 if is_known else 0.5,
+        kind="H06",
+        sides=tuple(Side(ranks, f"{wait} with root {root}") for root, ranks in by_size),
+        evidence=("the root is an argument of the call in each rank's stack",),
+        missing=(
+            *(() if is_known else (f"over which ranks this {wait.operation} goes",)),
+            "which root is meant: the recorder does not keep it",
+        ),
+    )
+
+
+def conclude_unfinished(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
+    """Every member has come to a collective that some of them do not get out of, and all others wait for these."""
+    still = [wait for rank, wait in graph.waits.items() if wait.call is not None and not graph.blockers[rank]]
+    numbers = {(wait.call.token.group, wait.call.sequence, wait.members) for wait in still if wait.call}
+    if len(numbers) != 1 or not still[0].members:
+        return None
+    inside = tuple(sorted(wait.rank for wait in still))
+    finished = tuple(sorted(set(still[0].members) - set(inside)))
+    if set(graph.waits) - set(inside) - graph.leading_to(frozenset(inside)):
+        return None
+    is_rooted = still[0].operation in ROOTED and bool(finished)
+    has = "has" if len(finished) == 1 else "have"
+    done = f", which {name_part(evidence, finished)} {has} finished" if finished else ""
+    cause = "about its root they may disagree, or a connection fails" if is_rooted else "a connection or a device fails"
+    return Conclusion(
+        state=State.HANG,
+        claim=f"{name_part(evidence, inside)} do not get out of {_where(still)}{done}: {cause}",
+        confidence=0.4,
+        kind="H06" if is_rooted else "H80",
+        sides=sides_of(graph, tuple(graph.waits)),
+        evidence=("all members have come to this collective", f"{len(graph.waits)} ranks wait for it in the end"),
+        missing=(
+            *(("the root that each rank named: its stack does not show it",) if is_rooted else ()),
+            "unacknowledged bytes on the connections between the nodes",
+        ),
+    )
+
+
+def core_of(graph: WaitGraph) -> tuple[int, ...]:
+    """The ranks without which no circle would be: those whose removal alone breaks it, else all that are in one."""
+    breaking = graph.breaking_ranks()
+    return breaking if len(breaking) > 1 else graph.endless
+
+
+def _chain(graph: WaitGraph, start: int) -> tuple[str, ...]:
+    """The shortest circle through `start`, in words, if it is short."""
+    came_from: dict[int, int] = {}
+    left = [start]
+    for rank in left:
+        for blocker in sorted(graph.blockers.get(rank, ())):
+            if blocker == start:
+                return (_chain_words(start, rank, came_from),)
+            if blocker not in came_from:
+                came_from[blocker] = rank
+                left.append(blocker)
+    return ()
+
+
+def _chain_words(start: int, last: int, came_from: Mapping[int, int]) -> str:
+    path = [start, last] if last != start else [start]
+    while path[-1] in came_from:
+        path.append(came_from[path[-1]])
+    return "a circle: rank " + ", which waits for rank ".join(map(str, reversed(path)))

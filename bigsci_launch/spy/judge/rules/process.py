@@ -1,0 +1,316 @@
+"""Why a rank that others wait for does not come: what its process says, outside of any communication."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from bigsci_launch.spy.evidence.known_code import (
+    CHILD_FILES,
+    DAEMON_WAITS,
+    DATA_LOADER_FILES,
+    FAULT_WAITS,
+    KERNEL_STALLS,
+    LOCK_WAITS,
+    MAP_LOCK_WAITS,
+    STALLS,
+    bare_name,
+)
+from bigsci_launch.spy.evidence.known_code import Stall as KnownStall
+from bigsci_launch.spy.evidence.ranks import NOT_FOUND, NOT_IDENTIFIED, Child, RankEvidence
+from bigsci_launch.spy.evidence.stacks import ThreadStack, is_idle, is_wrapper
+from bigsci_launch.spy.judge.motion import cpu_share, is_busy, switches_per_s
+
+CRASH_SIGNALS = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
+POLL_CALLS = {7: "poll", 271: "ppoll"}
+STORM_PER_S = 200.0
+HANDLER_NAME = re.compile(r"(^|_)(on_)?(sig(nal|term|int|usr\d|hup)?|signal_handler|handler|handle_signal)(_|$)", re.I)
+SURE, LIKELY = 0.95, 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """`words` completes "rank 3 ..."; `kind` is a class of the taxonomy; `missing` is what would make it surer."""
+
+    rank: int
+    kind: str
+    words: str
+    confidence: float
+    missing: str = ""
+    next: str = ""
+
+
+def explain_stall(seen: RankEvidence) -> Stall:
+    """What holds the process, from the surest sign to the weakest."""
+    for explain in _EXPLANATIONS:
+        stall = explain(seen)
+        if stall is not None:
+            return stall
+    return Stall(seen.rank, "H31", f"waits in {_place(seen)}, outside of any collective", 0.8)
+
+
+def _place(seen: RankEvidence) -> str:
+    """`load_batch (train.py:88)`, or `a place that its stack does not show`."""
+    thread = seen.thread
+    return str(thread.site) if thread and thread.site else "a place that its stack does not show"
+
+
+def main_thread(seen: RankEvidence) -> ThreadStack | None:
+    """The main thread with its frames, whichever thread decides."""
+    return next((thread for thread in seen.threads or () if thread.tid == seen.pid and thread.frames), None)
+
+
+# ------------------------------------------------------------------------------------------- the process as a whole
+
+
+def _ended(seen: RankEvidence) -> Stall | None:
+    if not seen.is_gone:
+        return None
+    error = f" after {seen.error}" if seen.error else ""
+    if seen.exit is None:
+        return Stall(seen.rank, "H72", f"has ended{error}: its process is gone", 0.8, "its exit status")
+    if seen.exit.signal:
+        kind = "H71" if seen.exit.signal in CRASH_SIGNALS else "H70"
+        return Stall(seen.rank, kind, f"was killed by {seen.exit.signal}{error}", SURE)
+    return Stall(seen.rank, "H72", f"has ended with exit code {seen.exit.code}{error}", SURE)
+
+
+def _unreadable(seen: RankEvidence) -> Stall | None:
+    if seen.last is not None:
+        return None
+    if seen.unreached == NOT_FOUND:
+        words = "has no process on any node: it has ended, or was never started"
+        return Stall(seen.rank, "H72", words, 0.7, f"how rank {seen.rank} ended: see the job's output")
+    kind = "H62" if seen.unreached == NOT_IDENTIFIED else "H73"
+    return Stall(seen.rank, kind, f"was not seen: {seen.unreached}", 0.7, f"anything about rank {seen.rank}")
+
+
+def _stopped(seen: RankEvidence) -> Stall | None:
+    if seen.last is None or seen.last.state not in ("T", "t"):
+        return None
+    if seen.last.tracer_pid:
+        words = f"is stopped under a debugger (tracer pid {seen.last.tracer_pid})"
+        return Stall(seen.rank, "H55", words, SURE)
+    words = f"is stopped (SIGSTOP or job control) in {_place(seen)}"
+    return Stall(seen.rank, "H55", words, SURE, next=f"kill -CONT {seen.pid}  # on {seen.node}")
+
+
+# ------------------------------------------------------------------------------------------- in the kernel
+
+
+def _dumps_core(seen: RankEvidence) -> Stall | None:
+    if seen.last is None or not seen.last.core_dumping:
+        return None
+    words = f"has crashed in {_place(seen)}, and its core is still being written"
+    return Stall(seen.rank, "H66", words, 0.9, "where the core goes: see /proc/sys/kernel/core_pattern")
+
+
+def _in_kernel(seen: RankEvidence) -> Stall | None:
+    if seen.last is None or seen.last.state != "D" or any(sample.state != "D" for sample in seen.samples):
+        return None
+    wchan = f" ({seen.last.wchan})" if seen.last.wchan.strip("0") else ""
+    if seen.last.kill_pending:
+        words = f"cannot die: it was killed and sleeps in the kernel{wchan} in {_place(seen)}"
+        return Stall(
+            seen.rank, "H61", words, 0.9, next=f"scontrol update nodename={seen.node} state=drain reason=D-state"
+        )
+    if seen.threads is None and seen.last.wchan.startswith(MAP_LOCK_WAITS):
+        words = f"waits in the kernel{wchan} for the lock of its own memory map: ps and py-spy hang on it too"
+        instead = f"cat /proc/{seen.pid}/wchan  # on {seen.node}, and never ps"
+        return Stall(seen.rank, "H62", words, LIKELY, next=instead)
+    words = f"sleeps in the kernel, uninterruptibly{wchan}, in {_place(seen)}"
+    return Stall(seen.rank, _kind_in_kernel(seen), words, 0.9, "the file or device behind the call")
+
+
+def _kind_in_kernel(seen: RankEvidence) -> str:
+    assert seen.last is not None
+    if seen.last.wchan.startswith(FAULT_WAITS):
+        return "H63"
+    if seen.last.wchan.startswith(DAEMON_WAITS):
+        return "H60"  # a request that cannot be interrupted is a file system's, not a device's
+    return next((stall.kind for stall in KERNEL_STALLS if _waits_in(stall, seen)), "H60")
+
+
+def _in_known_call(seen: RankEvidence) -> Stall | None:
+    """The kernel function, and the file behind the call, tell all."""
+    known = next((stall for stall in KERNEL_STALLS if _waits_in(stall, seen)), None)
+    return _of_known(known, seen) if known else None
+
+
+def _waits_in(stall: KnownStall, seen: RankEvidence) -> bool:
+    return seen.last is not None and bool(stall.wchan) and seen.last.wchan.startswith(stall.wchan)
+
+
+# ------------------------------------------------------------------------------------------- children
+
+
+def _held_by_child(seen: RankEvidence) -> Stall | None:
+    """A child that is stopped, dead or in the kernel, or a worker of a data loader that waits for a lock."""
+    if is_busy(seen) or not may_wait_for_child(seen):
+        return None
+    child = _stuck_child(seen)
+    if child is None:
+        return None
+    wchan = f", {child.wchan}" if child.wchan.strip("0") else ""
+    words = f"waits in {_place(seen)} for its child process {child.pid} ({child.comm}, state {child.state}{wchan})"
+    words += f", which stands in {child.place}" if child.place else ""
+    kind = "H36" if _in_data_loader(seen) else "H38" if _passes(seen, ("multiprocessing/",)) else "H35"
+    look = f"py-spy dump --pid {child.pid}  # on {seen.node}"
+    return Stall(seen.rank, kind, words, LIKELY, "" if child.place else "the stack of the child", look)
+
+
+def may_wait_for_child(seen: RankEvidence) -> bool:
+    """Whether the process waits in the kernel for a child, or its stack stands in code that waits for one."""
+    return (seen.last is not None and seen.last.wchan.startswith("do_wait")) or _passes(seen, CHILD_FILES)
+
+
+def _passes(seen: RankEvidence, files: tuple[str, ...]) -> bool:
+    threads = [thread for thread in (main_thread(seen), seen.thread) if thread]
+    return any(part in frame.file for thread in threads for frame in thread.frames for part in files)
+
+
+def _in_data_loader(seen: RankEvidence) -> bool:
+    return _passes(seen, DATA_LOADER_FILES)
+
+
+def _stuck_child(seen: RankEvidence) -> Child | None:
+    """A child that is stopped, dead or in the kernel; else one that waits for a lock and has not run meanwhile."""
+    children = seen.last.children if seen.last else ()
+    halted = next((child for child in children if child.state in ("T", "t", "D", "Z")), None)
+    times = {child.pid: child.cpu_ticks for child in seen.samples[0].children} if seen.samples else {}
+    idle = (child for child in children if child.state == "S" and times.get(child.pid) == child.cpu_ticks)
+    return halted or next((child for child in idle if child.wchan.startswith(LOCK_WAITS)), None)
+
+
+# ------------------------------------------------------------------------------------------- its threads
+
+
+def _holds_gil(seen: RankEvidence) -> Stall | None:
+    holder = next((thread for thread in seen.threads or () if thread.owns_gil and not thread.active), None)
+    if holder is None or seen.last is None or seen.last.state == "R" or is_busy(seen):
+        return None
+    words = f"sleeps in C code with the GIL held, called from {_innermost(holder)}"
+    waiting = [thread for thread in seen.threads or () if thread is not holder and not is_idle(thread)]
+    if seen.last.wchan.startswith(LOCK_WAITS) and waiting:
+        words += f", and thread {waiting[0].label} waits to run"
+        return Stall(seen.rank, "H33", words, LIKELY, "native frames (py-spy dump --native)")
+    return Stall(seen.rank, "H32", words, 0.9, "native frames (py-spy dump --native)")
+
+
+def _innermost(thread: ThreadStack) -> str:
+    return str(thread.named_frames[0]) if thread.named_frames else "an unknown place"
+
+
+def _is_ending(seen: RankEvidence) -> Stall | None:
+    """The interpreter ends, and waits for a thread or an executor that does not."""
+    main = main_thread(seen)
+    if main is None or not any(_is_shutdown(frame.function, frame.file) for frame in main.frames):
+        return None
+    others = [thread for thread in seen.threads or () if thread is not main and thread.frames and not is_idle(thread)]
+    after = f" after {seen.failure.words}" if seen.failure else ""
+    thread = f"thread {others[0].label} in {others[0].site}" if others else "a thread that has not ended"
+    missing = "" if seen.failure else "why it ends: see its log"
+    return Stall(seen.rank, "H48", f"is ending{after}, and waits for {thread}", 0.9, missing)
+
+
+def _is_shutdown(function: str, file: str) -> bool:
+    name = bare_name(function)
+    return (name == "_shutdown" and file.endswith("/threading.py")) or (
+        name == "_python_exit" and "concurrent/futures/" in file
+    )
+
+
+def _starved_of_batches(seen: RankEvidence) -> Stall | None:
+    """The main thread takes from a queue that another thread of the process should fill, or from its loader."""
+    main = main_thread(seen)
+    if main is None or is_busy(seen):
+        return None
+    in_queue = bare_name(main.frames[0].function) in ("wait", "get") and any(
+        bare_name(frame.function) == "get" and frame.file.endswith("/queue.py") for frame in main.frames[:3]
+    )
+    if not in_queue and not _in_data_loader(seen):
+        return None
+    own = (frame for frame in main.frames if not is_wrapper(frame) and not frame.file.endswith(_PLUMBING))
+    asking = next(own, None)
+    words = f"waits in {asking} for a batch" if asking else "waits for a batch"
+    feeder = seen.thread if seen.thread is not main else None
+    if feeder is not None and in_queue:
+        words += f"; thread {feeder.label}, which may have to fill the queue, stands in {feeder.site}"
+    return Stall(seen.rank, "H37" if in_queue else "H36", f"{words}, outside of any collective", LIKELY)
+
+
+_PLUMBING = ("/threading.py", "/queue.py", "/selectors.py", "/connection.py", "/queues.py")
+
+
+def _locked(seen: RankEvidence) -> Stall | None:
+    """A lock of the process itself: in a signal handler, or crossed with that of another thread."""
+    main = main_thread(seen)
+    if main is None or seen.last is None or not seen.last.wchan.startswith(LOCK_WAITS) or is_idle(main):
+        return None
+    handler = next((frame for frame in main.frames if HANDLER_NAME.search(bare_name(frame.function))), None)
+    if handler is not None:
+        words = f"waits for a lock in {main.site}, in what is named as a signal handler: the code below may hold it"
+        return Stall(seen.rank, "H49", words, 0.75, "whether the interrupted code holds that lock")
+    waits = seen.last.thread_waits
+    partners = [thread for thread in seen.threads or () if thread is not main and thread.frames and not is_idle(thread)]
+    partner = next((each for each in partners if waits.get(str(each.tid), "").startswith(LOCK_WAITS)), None)
+    if partner is None:
+        return None
+    words = f"waits for a lock in {main.site}, and its thread {partner.label} for one in {partner.site}"
+    return Stall(seen.rank, "H34", f"{words}: each may hold the other's", LIKELY)
+
+
+# ------------------------------------------------------------------------------------------- what is left
+
+
+def _busy(seen: RankEvidence) -> Stall | None:
+    if not is_busy(seen):
+        return None
+    words = f"computes in {_place(seen)} ({cpu_share(seen):.0%} of a core) and has not come to the collective"
+    return Stall(seen.rank, "H30", words, 0.65, "whether it would end", next="bsl spy  # again in a minute")
+
+
+def _stormed(seen: RankEvidence) -> Stall | None:
+    """Woken again and again in one place: a timer or a storm of signals."""
+    rate = switches_per_s(seen)
+    if rate < STORM_PER_S or is_busy(seen):
+        return None
+    words = f"is woken {rate:.0f} times a second in {_place(seen)} and gets no further"
+    return Stall(seen.rank, "H56", words, 0.8, "which signal or timer wakes it")
+
+
+def _polls(seen: RankEvidence) -> Stall | None:
+    """`poll` straight from the caller's line: a library's own connection, as that of torch's store."""
+    if seen.last is None or seen.last.call_number not in POLL_CALLS or not seen.last.wchan.startswith("poll_schedule"):
+        return None
+    thread = seen.thread
+    if thread is None or not thread.frames or thread.frames[0] is not thread.site:
+        return None
+    if thread.frames[0].file.endswith(("/selectors.py", "/socket.py", "/ssl.py")):
+        return None
+    words = f"waits for an answer to a request in {_place(seen)}, as for a key of torch's store that nobody sets"
+    return Stall(seen.rank, "H44", words, 0.7, "native frames (py-spy dump --native): they name the store")
+
+
+def _known(seen: RankEvidence) -> Stall | None:
+    known = next((stall for stall in STALLS if _fits(stall, seen, seen.thread)), None)
+    return _of_known(known, seen) if known else None
+
+
+def _of_known(known: KnownStall, seen: RankEvidence) -> Stall:
+    call = f", {seen.last.system_call}" if seen.last and seen.last.system_call else ""
+    return Stall(seen.rank, known.kind, f"{known.words} in {_place(seen)}{call}, outside of any collective", LIKELY)
+
+
+def _fits(stall: KnownStall, seen: RankEvidence, thread: ThreadStack | None) -> bool:
+    if stall.wchan:
+        return _waits_in(stall, seen)
+    return thread is not None and any(
+        stall.function in ("", bare_name(frame.function)) and frame.file.endswith(stall.file) for frame in thread.frames
+    )
+
+
+_EXPLANATIONS = (
+    _ended, _unreadable, _stopped, _dumps_core, _in_kernel, _in_known_call, _held_by_child, _holds_gil, _is_ending,
+    _busy, _starved_of_batches, _locked, _stormed, _known, _polls,
+)  # fmt: skip

@@ -1,0 +1,94 @@
+"""Ranks that have not found each other yet: who is late for the rendezvous, and who looks for it elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bigsci_launch.spy.evidence.known_code import bare_name
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, State, Suspect, count_ranks, name_ranks
+from bigsci_launch.spy.judge.waits import WaitGraph
+
+STORE_FRAME = ("_create_c10d_store", "torch/distributed/rendezvous.py")
+"""Where a rank connects to the store; rank 0 also waits there, as its server, until all others have connected."""
+
+
+def is_joining(seen: RankEvidence) -> bool:
+    """Whether the rank is inside `init_process_group`."""
+    frames = seen.thread.frames if seen.thread else ()
+    return any(bare_name(frame.function) == "init_process_group" for frame in frames)
+
+
+def is_at_store(seen: RankEvidence) -> bool:
+    """Whether the rank is still connecting to the store."""
+    frames = seen.thread.frames if seen.thread else ()
+    function, file = STORE_FRAME
+    return any(bare_name(frame.function) == function and frame.file.endswith(file) for frame in frames)
+
+
+def judge_rendezvous(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
+    """The verdict where every rank is inside `init_process_group`; None where one is not.
+
+    A rank that others wait for and that has not come there at all is found as any other that stays away.
+    """
+    if len(graph.waits) < evidence.world_size or not all(is_joining(seen) for seen in evidence.ranks):
+        return None
+    at_store = [seen for seen in evidence.ranks if is_at_store(seen)]
+    past = [seen for seen in evidence.ranks if not is_at_store(seen)]
+    if not at_store:
+        return None
+    # Rank 0 waits there for the others, unless all of them have connected: then it is itself that does not find it.
+    lost = [seen for seen in at_store if seen.rank != 0] or at_store
+    if not past:
+        return _conclude_nobody(evidence, at_store)
+    return _conclude_lost(evidence, lost, past)
+
+
+def _conclude_lost(evidence: Evidence, lost: Sequence[RankEvidence], past: Sequence[RankEvidence]) -> Conclusion:
+    ranks = tuple(seen.rank for seen in lost)
+    words = "does not reach the store of the rendezvous"
+    where = "where it looks: MASTER_ADDR and MASTER_PORT of that rank, and its network interface"
+    who = evidence.name(ranks[0]) if len(ranks) == 1 else f"{name_ranks(ranks)}, each of them,"
+    calling = [line for seen in lost if (line := calling_in_vain(seen))]
+    return Conclusion(
+        state=State.HANG,
+        claim=f"{who} {words} (rank 0), which {count_ranks([seen.rank for seen in past])} have reached",
+        confidence=0.85 if calling else 0.75,
+        kind="H46",
+        suspects=tuple(Suspect(rank, words) for rank in ranks),
+        sides=_sides(lost, past),
+        evidence=tuple(calling[:2]),
+        missing=() if calling else (where,),
+        next=(f"tr '\\0' '\\n' < /proc/{lost[0].pid}/environ | grep MASTER  # on {lost[0].node}",),
+    )
+
+
+def _conclude_nobody(evidence: Evidence, at_store: Sequence[RankEvidence]) -> Conclusion:
+    calling = [line for seen in at_store if (line := calling_in_vain(seen))]
+    who = count_ranks([seen.rank for seen in at_store])
+    return Conclusion(
+        state=State.HANG,
+        claim=f"none of {who} has found the others: all still connect to the store",
+        confidence=0.5,
+        kind="H46",
+        sides=_sides(at_store, ()),
+        evidence=tuple(calling[:2]),
+        missing=(
+            "whether the port of rank 0 can be reached from every node",
+            "whether as many ranks started as should",
+        ),
+        next=("nc -zv $MASTER_ADDR $MASTER_PORT  # on each node",),
+    )
+
+
+def calling_in_vain(seen: RankEvidence) -> str | None:
+    """A connection of the rank that nobody answers, in words, or None."""
+    call = next((socket for socket in seen.sockets if socket.state == "SYN_SENT"), None)
+    return f"rank {seen.rank} calls {call.remote}, and nobody answers (SYN_SENT)" if call else None
+
+
+def _sides(lost: Sequence[RankEvidence], past: Sequence[RankEvidence]) -> tuple[Side, ...]:
+    sides = [Side(tuple(seen.rank for seen in lost), "init_process_group, connecting to the store")]
+    if past:
+        sides.append(Side(tuple(seen.rank for seen in past), "init_process_group, waiting for the others"))
+    return tuple(sides)

@@ -1,0 +1,279 @@
+"""Ranks that others wait for and that get on with something: late, or meant to take its time, but no hang.
+
+What counts is what moved between the samples: bytes, the CPU time of a child, calls below the outermost. A rank that
+only computes may never end: it is at work only where others are meant to wait for it (they stand in a barrier at the
+end of what it does, or its own record names such a phase), or where several ranks do the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bigsci_launch.spy.evidence.known_code import bare_name
+from bigsci_launch.spy.evidence.ranks import Child, Evidence, RankEvidence
+from bigsci_launch.spy.judge.conclusion import Conclusion, State, Suspect, count_ranks, name_ranks
+from bigsci_launch.spy.judge.motion import (
+    INNER_FRAMES,
+    STARVED_SHARE,
+    bytes_per_s,
+    cpu_share,
+    faults_per_s,
+    is_busy,
+    moves_bytes,
+    named_frames,
+    outer_frames_moved,
+    spins_in_native_code,
+)
+from bigsci_launch.spy.judge.rules.process import may_wait_for_child
+from bigsci_launch.spy.judge.waits import WaitGraph
+from bigsci_launch.units import format_bytes
+
+MEANT_PHASES = {"save": "H64", "dump": "H64", "load": "H51", "eval": "H104"}
+"""Phases of a trainer's own record in which one rank may keep the others waiting, and what that is called."""
+END_PHASE = "end"
+BUSY_CHILD_SHARE = 0.2
+FIRST_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a rank gets on with: `words` complete "rank 3 ...", `kind` is a class of the taxonomy."""
+
+    rank: int
+    kind: str
+    words: str
+    confidence: float
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """Ranks that wait for `blockers`: the functions (name, file) in which they stand at a barrier, or None where one
+    of them waits in anything else."""
+
+    blockers: frozenset[int]
+    functions: frozenset[tuple[str, str]] | None
+
+
+def find_gatherings(graph: WaitGraph) -> tuple[Gathering, ...]:
+    """Where ranks wait for the same others."""
+    return tuple(Gathering(blockers, _barrier_functions(graph, ranks)) for blockers, ranks in graph.meetings)
+
+
+def _barrier_functions(graph: WaitGraph, ranks: Sequence[int]) -> frozenset[tuple[str, str]] | None:
+    found = set()
+    for wait in (graph.waits[rank] for rank in ranks):
+        if wait.operation not in ("barrier", "monitored_barrier") or wait.site is None:
+            return None
+        found.add((wait.site.function, wait.site.file))
+    return frozenset(found)
+
+
+def find_works(graph: WaitGraph, roots: Sequence[RankEvidence]) -> dict[int, Work]:
+    """What those of `roots` get on with that show it, by rank."""
+    gatherings = find_gatherings(graph)
+    return {seen.rank: work for seen in roots if (work := find_work(seen, gatherings))}
+
+
+def find_work(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Work | None:
+    """What the rank gets on with, or None where nothing shows that it does."""
+    return (
+        _moves_bytes(seen, gatherings)
+        or _fetches_pages(seen)
+        or _child_computes(seen)
+        or _is_meant(seen, gatherings)
+        or _is_warming_up(seen)
+    )
+
+
+def _moves_bytes(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Work | None:
+    if not moves_bytes(seen):
+        return None
+    written, read = bytes_per_s(seen)
+    did = f"writes {format_bytes(round(written))}/s" if written >= read else f"reads {format_bytes(round(read))}/s"
+    kind = _kind_of_phase(seen, gatherings) or ("H51" if is_busy(seen) or read > written else "H64")
+    return Work(seen.rank, kind, f"{did} in {_place(seen)}", 0.85, "how much is left to do")
+
+
+def _fetches_pages(seen: RankEvidence) -> Work | None:
+    """Reads a mapped file: no call shows the bytes, and whoever looks finds it asleep in the kernel."""
+    rate = faults_per_s(seen)
+    if not rate:
+        return None
+    words = f"fetches {rate:.0f} pages of mapped files a second in {_place(seen)}"
+    return Work(seen.rank, "H51", words, 0.75, "how much is left to read")
+
+
+def _child_computes(seen: RankEvidence) -> Work | None:
+    if is_busy(seen) or not may_wait_for_child(seen):
+        return None
+    child = busy_child(seen)
+    if child is None:
+        return None
+    words = f"waits in {_place(seen)} for its child process {child.pid} ({child.comm}), which computes"
+    return Work(seen.rank, "H50", words, 0.8, f"whether process {child.pid} ends")
+
+
+def busy_child(seen: RankEvidence) -> Child | None:
+    """A process below the rank that used the CPU between the samples, or wanted to: others may have held the cores."""
+    if len(seen.samples) < 2 or seen.last is None:
+        return None
+    before = {child.pid: child for child in seen.samples[0].children}
+    elapsed_s = max(seen.last.mono - seen.samples[0].mono, 1e-3)
+    for child in seen.last.children:
+        earlier = before.get(child.pid)
+        if earlier is None:
+            continue
+        wants_cpu = child.state == earlier.state == "R"
+        if child.cpu_ticks is None or earlier.cpu_ticks is None:
+            share = BUSY_CHILD_SHARE if wants_cpu else 0.0
+        else:
+            share = (child.cpu_ticks - earlier.cpu_ticks) / seen.clock_ticks_per_s / elapsed_s
+        if share >= (STARVED_SHARE if wants_cpu else BUSY_CHILD_SHARE):
+            return child
+    return None
+
+
+def _is_meant(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Work | None:
+    """A rank that computes where others are meant to wait for it."""
+    if not is_busy(seen):
+        return None
+    words = f"computes in {_place(seen)} ({cpu_share(seen):.0%} of a core)"
+    if seen.heartbeat and seen.heartbeat.phase in MEANT_PHASES:
+        words += f", in the phase {seen.heartbeat.phase!r} of step {seen.heartbeat.step}"
+        return Work(seen.rank, MEANT_PHASES[seen.heartbeat.phase], words, 0.7, "whether it would end")
+    shared = _meant_function(seen, gatherings)
+    if shared is None:
+        return None
+    kind = _kind_of_phase(seen, gatherings) or "H104"
+    return Work(seen.rank, kind, f"{words}; the others wait in the barrier of {shared}", 0.6, "whether it would end")
+
+
+def _meant_function(seen: RankEvidence, gatherings: Sequence[Gathering]) -> str | None:
+    """The function in which all who wait for the rank itself stand at a barrier, and which the rank is in too."""
+    own = {(frame.function, frame.file) for frame in seen.thread.frames} if seen.thread else set()
+    around = [gathering.functions for gathering in gatherings if seen.rank in gathering.blockers]
+    if not around or any(functions is None or not functions <= own for functions in around):
+        return None
+    return bare_name(min(function for functions in around for function, _ in functions or ()))
+
+
+_SAVE, _EVALUATE = re.compile("save|checkpoint|dump|serialize", re.I), re.compile("eval|valid", re.I)
+
+
+def _kind_of_phase(seen: RankEvidence, gatherings: Sequence[Gathering]) -> str | None:
+    """The class of what it does, by its record or by the names of what it is in."""
+    if seen.heartbeat and seen.heartbeat.phase in MEANT_PHASES:
+        return MEANT_PHASES[seen.heartbeat.phase]
+    names = [frame.function for frame in seen.thread.named_frames[:4]] if seen.thread else []
+    if any(_SAVE.search(name) for name in names):
+        return "H64"
+    if any(_EVALUATE.search(name) for name in names):
+        return "H104"
+    return "H51" if _meant_function(seen, gatherings) else None
+
+
+def _is_warming_up(seen: RankEvidence) -> Work | None:
+    """A rank that computes in the first steps since its start: compilers and caches take their time there."""
+    beat = seen.heartbeat
+    if not is_busy(seen) or beat is None or beat.first_step is None or beat.step - beat.first_step >= FIRST_STEPS:
+        return None
+    words = f"computes in {_place(seen)} ({cpu_share(seen):.0%} of a core), in step {beat.step}, soon after its start"
+    return Work(seen.rank, "H103", words, 0.6, "whether it would end")
+
+
+def _place(seen: RankEvidence) -> str:
+    return str(seen.thread.site) if seen.thread and seen.thread.site else "a place that its stack does not show"
+
+
+def compute_alike(roots: Sequence[RankEvidence]) -> bool:
+    """Whether several ranks compute in one place: what never ends would be no accident of one of them."""
+    if len(roots) < 2 or not all(is_busy(seen) for seen in roots):
+        return False
+    stacks = [[frame.function for frame in reversed(named_frames(seen, seen.samples[-1]))] for seen in roots]
+    shared = 0
+    for calls in zip(*stacks, strict=False):
+        if len(set(calls)) > 1:
+            break
+        shared += 1
+    return shared > 0 and shared >= min(map(len, stacks)) - INNER_FRAMES
+
+
+def judge_work(
+    evidence: Evidence, graph: WaitGraph, roots: Sequence[RankEvidence], works: Mapping[int, Work]
+) -> Conclusion | None:
+    """The verdict where every rank that others wait for gets on; None where one of them does not."""
+    if len(works) == len(roots):
+        return conclude_work(evidence, graph, list(works.values()))
+    others = [seen for seen in roots if seen.rank not in works]
+    if all(is_busy(seen) and outer_frames_moved(seen) for seen in others) or compute_alike(others):
+        return conclude_computing(evidence, [seen.rank for seen in roots])
+    return None
+
+
+def conclude_computing(evidence: Evidence, ranks: Sequence[int]) -> Conclusion:
+    """The verdict where several ranks compute as they do in every step."""
+    if len(ranks) == evidence.world_size:
+        words = f"all {count_ranks(ranks)} compute, and none waits in a communication"
+    else:
+        words = f"{name_ranks(ranks)} compute, and the others wait for them"
+    there = set(ranks)
+    if all(seen.recorder is None and spins_in_native_code(seen) for seen in evidence.ranks if seen.rank in there):
+        doubt = "or wait for their devices: each stays at one place, in native code and without the GIL"
+        missing = "what the devices do: native frames or a recorder would say"
+        again = "bsl spy  # again in a minute: the same places are a hang"
+        return Conclusion(State.UNKNOWN, f"{words}, {doubt}", 0.3, missing=(missing,), next=(again,))
+    return Conclusion(State.PROGRESSING, words, 0.6, missing=("whether it takes longer than it should",))
+
+
+def conclude_work(evidence: Evidence, graph: WaitGraph, works: Sequence[Work]) -> Conclusion:
+    first, waiting = works[0], graph.leading_to(frozenset(work.rank for work in works))
+    kinds = {work.kind for work in works}
+    who = evidence.name(first.rank) if len(works) == 1 else name_ranks([work.rank for work in works])
+    each = "" if len(works) == 1 else "each of them, as the first: "
+    claim = f"no hang so far: {who} {each}{first.words}, and {count_ranks(waiting)} wait for that"
+    named = () if kinds == {"H103"} else tuple(Suspect(work.rank, work.words) for work in works)
+    return Conclusion(
+        state=State.SLOW,
+        claim=claim,
+        confidence=min(work.confidence for work in works),
+        kind=kinds.pop() if len(kinds) == 1 else None,
+        suspects=named,
+        evidence=tuple(f"{evidence.name(work.rank)} {work.words}" for work in works[1:4]),
+        missing=tuple(dict.fromkeys(work.missing for work in works if work.missing)),
+        next=("bsl spy  # again in a minute: the same place without progress is a hang",),
+    )
+
+
+def judge_leaving(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
+    """The verdict where the training has ended and ranks are on their way out: all that ended did so well, and nobody
+    waits for anybody. Without the ranks' own record of their end, most must be gone, or all others at one place."""
+    alive = [seen for seen in evidence.ranks if not seen.is_gone]
+    if graph.waits or not alive or any(seen.is_gone and not _ended_well(seen) for seen in evidence.ranks):
+        return None
+    says_so = all(seen.heartbeat is not None and seen.heartbeat.phase == END_PHASE for seen in alive)
+    gone = len(evidence.ranks) - len(alive)
+    if not says_so and not (gone and (gone >= len(alive) or _stand_together(alive))):
+        return None
+    slow = alive[0]
+    where = f"{evidence.name(slow.rank)} is still in {_place(slow)}" if len(alive) == 1 else f"{len(alive)} still leave"
+    return Conclusion(
+        state=State.FINISHED,
+        claim=f"the training has ended: {gone} of {evidence.world_size} ranks have ended with exit code 0, and {where}",
+        confidence=0.9 if says_so else 0.6,
+        kind="H105",
+        evidence=("the ranks' own records name the end",) if says_so else (),
+        missing=() if says_so else ("whether the ranks that are left have come to the end of their training",),
+    )
+
+
+def _ended_well(seen: RankEvidence) -> bool:
+    return seen.exit is not None and seen.exit.is_clean
+
+
+def _stand_together(alive: Sequence[RankEvidence]) -> bool:
+    """Whether all that could be read stand at one place, and none of them computes or writes."""
+    places = {thread.named_frames[:1] for seen in alive if (thread := seen.thread)}
+    return len(places) == 1 and not any(seen.threads and (is_busy(seen) or moves_bytes(seen)) for seen in alive)

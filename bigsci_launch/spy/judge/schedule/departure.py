@@ -1,0 +1,322 @@
+"""Which rank left the common schedule: against its own past, and against ranks with the same part.
+
+Both need the recorder. A rank's collectives repeat from step to step: what always followed the same collectives before,
+and does not now, is a surprise. Ranks of the same pipeline stage issue the same collectives: the one that differs from
+most is odd. What most peers did alike (a checkpoint, an evaluation) is no departure, and where most ranks surprise
+their past while one does not, nobody is accused: both sides are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from bigsci_launch.spy.evidence.flight_recorder import Token
+from bigsci_launch.spy.evidence.groups import group_kind
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, recorded_members
+
+CONTEXTS = (256, 96, 32, 8, 4)
+"""So many collectives before one are compared with the past, the longest first."""
+MIN_TIMES = 2
+"""A context that came less often tells nothing."""
+RECENT = 400
+LOOK_AHEAD = 64
+MAX_PLACES = 32
+Kind = tuple[str, str, str, str]
+"""A collective as other ranks know it: what the group is, operation, sizes, types."""
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """At `position` of its stream a rank did `did` where `expected` was due. `form`: skip, extra or other.
+
+    `expected_group` and `did_group` are torch's names of the rank's own groups, where it has used such a one.
+    """
+
+    rank: int
+    position: int
+    expected: Kind
+    did: Kind
+    form: str
+    expected_group: str | None = None
+    did_group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Departures:
+    """Departures from a rank's own past, and from its peers, by rank. `compared` could be judged in either way.
+
+    `surprised` did what they had never done in this place, whether their peers did so too or not. `is_whole`: the
+    recorders hold everything since the start, so that peers can be compared without knowing their past.
+    """
+
+    from_past: Mapping[int, Departure]
+    from_peers: Mapping[int, Departure]
+    compared: frozenset[int]
+    surprised: frozenset[int] = frozenset()
+    is_whole: bool = False
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({*self.from_past, *self.from_peers}))
+
+    def of(self, rank: int) -> Departure:
+        return self.from_past.get(rank) or self.from_peers[rank]
+
+
+def find_departures(evidence: Evidence) -> Departures:
+    """Every departure that the recorders show."""
+    known: dict[Kind, Kind] = {}  # equal kinds as the same object: they are compared millions of times
+    streams = {
+        seen.rank: kinds_of(seen, evidence, known) for seen in evidence.ranks if seen.recorder and seen.recorder.stream
+    }
+    firsts = {seen.rank: seen.recorder.first_record for seen in evidence.ranks if seen.recorder}
+    groups = peer_groups(streams, evidence)
+    surprises = {rank: find_surprises(rank, stream) for rank, stream in streams.items()}
+    views = [PeerView(group, streams, firsts) for group in groups]
+    past = [found for view in views for rank in view.group for found in view.unusual(surprises[rank])[-1:]]
+    peers = [found for view in views for found in view.odd_ones() if not view.is_due_to_others(found, surprises)]
+    return Departures(
+        from_past={found.rank: _with_groups(found, streams, evidence) for found in past},
+        from_peers={found.rank: _with_groups(found, streams, evidence) for found in peers},
+        compared=frozenset(streams),
+        surprised=frozenset(rank for rank, found in surprises.items() if found),
+        is_whole=not any(firsts.values()),
+    )
+
+
+def _with_groups(departure: Departure, streams: Mapping[int, Sequence[Kind]], evidence: Evidence) -> Departure:
+    """`departure` with the names of the rank's own groups."""
+    recorder = next(seen.recorder for seen in evidence.ranks if seen.rank == departure.rank)
+    stream = streams[departure.rank]
+    assert recorder is not None
+    # The stream may end with a call that no recorder lists.
+    groups = {kind: recorder.tokens[index].group for kind, index in zip(stream, recorder.stream, strict=False)}
+    return replace(departure, expected_group=groups.get(departure.expected), did_group=groups.get(departure.did))
+
+
+def kinds_of(seen: RankEvidence, evidence: Evidence, known: dict[Kind, Kind]) -> list[Kind]:
+    """The collectives of a rank as other ranks know them, oldest first.
+
+    The recorder does not list the making of a group: a rank that stands in it has come to that after all the rest.
+    """
+    assert seen.recorder is not None
+    kinds = [known.setdefault(kind, kind) for token in seen.recorder.tokens if (kind := _kind(token, seen, evidence))]
+    stream = [kinds[index] for index in seen.recorder.stream]
+    operation = seen.thread.operation if seen.thread else None
+    if operation not in SETUP_OPERATIONS:
+        return stream
+    return [*stream, known.setdefault(setup := ("world", operation, "", ""), setup)]
+
+
+def _kind(token: Token, seen: RankEvidence, evidence: Evidence) -> Kind:
+    members = recorded_members(seen, token.group, evidence) or ()
+    what = group_kind(members, evidence.world_size, evidence.topology) or f"{len(members)} ranks"
+    if evidence.topology is None and what != "world":
+        # Groups of one size can still be two kinds; torch numbers them in the order in which a rank made them.
+        mine = [group for group in seen.recorder.last_sequence if group != token.group] if seen.recorder else []
+        what += f" #{sum(_order(group) < _order(token.group) for group in mine)}"
+    return (what, *token.shape)
+
+
+def _order(group: str) -> tuple[int, str]:
+    return (int(group), "") if group.isdigit() else (1 << 60, group)
+
+
+def peer_groups(ranks: Iterable[int], evidence: Evidence) -> list[tuple[int, ...]]:
+    """Ranks that should issue the same collectives: those of one pipeline stage; without a topology, all."""
+    stages: dict[int, list[int]] = {}
+    for rank in ranks:
+        coordinate = evidence.coordinate(rank)
+        stages.setdefault(coordinate.pp_rank if coordinate else -1, []).append(rank)
+    return [tuple(sorted(group)) for group in stages.values()]
+
+
+def find_surprises(rank: int, stream: Sequence[Kind]) -> list[Departure]:
+    """Where a rank did what it never did after the same collectives, before or since, the newest last.
+
+    The longest run of collectives before it that came twice or more decides: within a row of equal collectives only a
+    long one tells the last but one from the last. Only what happened shortly before the end counts.
+    """
+    letters = {kind: chr(number) for number, kind in enumerate(dict.fromkeys(stream))}
+    text = "".join(letters[kind] for kind in stream)
+    found = []
+    for at, length, places in _new_followers(text):
+        due = [stream[place : place + LOOK_AHEAD] for place in places if place < at]
+        departure = _departure(rank, at, due[-MAX_PLACES:], stream[at:])
+        if _is_surprise_in_full(departure, length, stream, text):
+            found.append(departure)
+    return found
+
+
+def _is_surprise_in_full(found: Departure, length: int, stream: Sequence[Kind], text: str) -> bool:
+    """Whether it still is one with all of the row in view that the `length` collectives before it belong to.
+
+    Within a row of equal parts the last one looks like any other: only the way from where the row began says whether it
+    is over. Where no other row began like this, it has to be the whole schedule that repeats: a group that it does not
+    hold may be what always comes at its end.
+    """
+    at = found.position
+    start = _start_of_row(text, at, length)
+    window = text[max(start, 0) : at]
+    ends = _ends_of(window, text, at)
+    if ends:
+        return all(text[end] != text[at] for end in ends)
+    groups = {kind[0] for kind in stream[at - length : at]}
+    return len(set(stream[at - length : at])) > 1 and (found.did[0] in groups or found.did[1] in SETUP_OPERATIONS)
+
+
+def is_as_before(stream: Sequence[int], position: int) -> bool:
+    """Whether a rank has done the same after the same collectives before. `stream` are numbers of kinds."""
+    text = "".join(map(chr, stream[: position + 1]))
+    for length in CONTEXTS:
+        if position >= length:
+            ends = _ends_of(text[position - length : position], text, position)
+            if len(ends) >= MIN_TIMES:
+                return any(text[end] == text[position] for end in ends)
+    return False
+
+
+def _ends_of(window: str, text: str, before: int) -> list[int]:
+    """Where `window` ends in `text`, every time it ends before that position."""
+    ends, start = [], text.find(window)
+    while 0 <= start < before - len(window):
+        ends.append(start + len(window))
+        start = text.find(window, start + 1)
+    return ends
+
+
+def _start_of_row(text: str, at: int, length: int) -> int:
+    """Where the letters before `at` begin that belong to one row of equal parts; -1 where that is not seen.
+
+    At least `length` letters; with those of the row goes the one before it.
+    """
+    window = text[at - length : at]
+    part = next((size for size in range(1, length // 2 + 1) if window[size:] == window[:-size]), None)
+    if part is None:
+        return at - length
+    start = at - length
+    while start >= 0 and text[start] == text[start + part]:
+        start -= 1
+    return start
+
+
+@lru_cache(maxsize=1 << 12)
+def _new_followers(text: str) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
+    """Recent positions whose letter followed the letters before it nowhere else, how many these are, all their places.
+
+    What was new once and came again is part of the schedule: a check every few steps. The streams of many ranks are the
+    same text, so it is read once.
+    """
+    found = []
+    left: Sequence[int] = range(max(0, len(text) - RECENT), len(text))
+    for length in CONTEXTS:
+        places = _places(text, length)
+        told = {at: here for at in left if bisect_left(here := places.get(text[at - length : at], ()), at) >= MIN_TIMES}
+        for at, here in told.items():
+            if all(text[place] != text[at] for place in here if place != at):
+                found.append((at, length, tuple(here)))
+        left = [at for at in left if at not in told]
+        if not left:
+            break
+    return tuple(sorted(found))
+
+
+def _places(text: str, length: int) -> dict[str, list[int]]:
+    """Where each run of `length` letters was gone through: the positions after it, in order."""
+    found: dict[str, list[int]] = {}
+    for at in range(length, len(text)):
+        found.setdefault(text[at - length : at], []).append(at)
+    return found
+
+
+def _departure(rank: int, position: int, due: Sequence[Sequence[Kind]], did: Sequence[Kind]) -> Departure:
+    """`due` are ways in which it went on at other times, the newest last; `did` is what came at `position`."""
+    for expected in reversed(due):
+        if _agree(did, expected[1:]):
+            return Departure(rank, position, expected[0], did[0], "skip")
+    for expected in reversed(due):
+        if len(did) > 1 and _agree(did[1:], expected):
+            return Departure(rank, position, expected[0], did[0], "extra")
+    return Departure(rank, position, due[-1][0], did[0], "other")
+
+
+def _first_difference(one: Sequence[Kind], other: Sequence[Kind]) -> int:
+    return next(at for at, (mine, theirs) in enumerate(zip(one, other, strict=True)) if mine != theirs)
+
+
+def _agree(did: Sequence[Kind], due: Sequence[Kind]) -> bool:
+    shared = min(len(did), len(due))
+    return shared > 0 and list(did[:shared]) == list(due[:shared])
+
+
+class PeerView:
+    """Ranks with the same part, side by side. Peers issue equal numbers of collectives: equal record numbers are equal
+    places of the schedule."""
+
+    def __init__(self, group: Sequence[int], streams: Mapping[int, Sequence[Kind]], firsts: Mapping[int, int]) -> None:
+        self.group = group
+        self._streams = streams
+        self._firsts = firsts
+
+    def _did(self, rank: int, record: int) -> Kind | None:
+        """What `rank` did as its collective number `record`; None where that has not happened or has left the ring."""
+        at = record - self._firsts[rank]
+        return self._streams[rank][at] if 0 <= at < len(self._streams[rank]) else None
+
+    def unusual(self, surprises: Sequence[Departure]) -> list[Departure]:
+        """Those of one rank's surprises that most of its peers do not share."""
+        return [found for found in surprises if not self._is_usual(found)]
+
+    def _is_usual(self, found: Departure) -> bool:
+        record = found.position + self._firsts[found.rank]
+        others = [self._did(rank, record) for rank in self.group if rank != found.rank]
+        alike = sum(kind == found.did for kind in others)
+        return alike > 0 and alike >= sum(kind == found.expected for kind in others)
+
+    def is_due_to_others(self, found: Departure, surprises: Mapping[int, Sequence[Departure]]) -> bool:
+        """Whether it was the peers who surprised their past there, and not the one that differs from them."""
+        record = found.position + self._firsts[found.rank]
+        surprised = [
+            rank for rank in self.group if any(each.position + self._firsts[rank] == record for each in surprises[rank])
+        ]
+        return bool(surprised) and found.rank not in surprised
+
+    def odd_ones(self) -> list[Departure]:
+        """Members that differ from most others at the same place.
+
+        Where the first common place differs already, places are not equal, and nobody is odd; where no majority
+        exists, nobody is either.
+        """
+        start = record = max(self._firsts[rank] for rank in self.group)
+        together = [rank for rank in self.group if self._did(rank, record) is not None]
+        found: list[Departure] = []
+        while len(together) > 1:
+            record = self._alike_until(together, record)
+            kinds: dict[Kind, list[int]] = {}
+            for rank in together:
+                if (kind := self._did(rank, record)) is not None:
+                    kinds.setdefault(kind, []).append(rank)
+            most = max(kinds.values(), key=len, default=[])
+            others = [rank for members in kinds.values() if members is not most for rank in members]
+            if others and (record == start or len(most) <= len(others)):
+                return []
+            found += [self._differs(rank, most, record) for rank in others]
+            together = most
+            record += 1
+        return found
+
+    def _alike_until(self, ranks: Sequence[int], record: int) -> int:
+        """The first record from `record` on at which not all of `ranks` did the same, or one of them nothing."""
+        end = min(self._firsts[rank] + len(self._streams[rank]) for rank in ranks)
+        parts = [self._streams[rank][record - self._firsts[rank] : end - self._firsts[rank]] for rank in ranks]
+        others = [part for part in parts[1:] if part != parts[0]]
+        return record + min((_first_difference(parts[0], part) for part in others), default=len(parts[0]))
+
+    def _differs(self, rank: int, most: Sequence[int], record: int) -> Departure:
+        model = max(most, key=lambda other: len(self._streams[other]) + self._firsts[other])
+        due, did = (self._streams[each][record - self._firsts[each] :] for each in (model, rank))
+        return _departure(rank, record - self._firsts[rank], [due[:LOOK_AHEAD]], did)

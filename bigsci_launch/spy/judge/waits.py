@@ -1,0 +1,323 @@
+"""Who waits for whom: the communication that each rank stands in, and the ranks that have not come to it.
+
+Two sources. Where torch's recorder could be read, group and sequence number say exactly who is missing. Where it could
+not, the stacks say the operation, known frames and the topology say the group, and a rank that stands elsewhere has
+not come, or has left it behind: stacks alone cannot tell which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bigsci_launch.spy.evidence.flight_recorder import Call
+from bigsci_launch.spy.evidence.groups import group_kind, group_members, group_words, smallest_group
+from bigsci_launch.spy.evidence.known_code import POINT_TO_POINT, operation_of, reach_of
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack
+
+SETUP_OPERATIONS = ("init_process_group", "new_group")
+ROOT_INDICES = ("group_src", "group_dst")
+ROOT_ARGUMENTS = ("src", "dst", *ROOT_INDICES)
+DEFAULT_GROUP = "0"
+"""Name that torch gives to the group of all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A communication in which a rank stands. `call` is its recorder entry; without one, the stack is the source.
+
+    `members` is None where the group is not known; then `path` holds the calls that led there, innermost first: one
+    function communicates over several groups for several callers. `partner` and `tag` are those of a point-to-point
+    call, `root` that of a collective that has one (`root_index` its place in the group), `outer` the call that the
+    program made (`all_gather_object`): where they can be read.
+    """
+
+    rank: int
+    operation: str
+    kind: str | None
+    members: tuple[int, ...] | None
+    site: Frame | None
+    call: Call | None
+    outer: str | None = None
+    partner: int | None = None
+    tag: int | None = None
+    root: int | None = None
+    root_index: int | None = None
+    path: str = ""
+
+    @property
+    def is_point_to_point(self) -> bool:
+        return self.operation in POINT_TO_POINT
+
+    @property
+    def place(self) -> tuple[str, str | None, str]:
+        """What ranks share that stand in the same communication, as far as a stack tells."""
+        return (self.operation, self.kind, self.path if self.members is None else "")
+
+    def __str__(self) -> str:
+        number = f" number {self.call.sequence}" if self.call else ""
+        if self.partner is not None:
+            preposition = "to" if "send" in self.operation else "from"
+            tag = f" with tag {self.tag}" if self.tag else ""
+            return f"{self.operation} {preposition} rank {self.partner}{tag}"
+        if self.members is None and self.kind is None:
+            return self.operation
+        return f"{self.operation}{number} of {group_words(self.kind, self.members)}"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitGraph:
+    """`waits` per waiting rank; `blockers` are the ranks that a waiting rank has not been joined by."""
+
+    waits: Mapping[int, Wait]
+    blockers: Mapping[int, frozenset[int]]
+    ranks: tuple[int, ...]
+
+    @property
+    def roots(self) -> tuple[int, ...]:
+        """Ranks that others wait for and that wait in no communication themselves."""
+        awaited = frozenset().union(*(blockers for blockers, _ in self.meetings))
+        return tuple(rank for rank in self.ranks if rank in awaited and rank not in self.waits)
+
+    @property
+    def meetings(self) -> tuple[tuple[frozenset[int], tuple[int, ...]], ...]:
+        """Ranks that wait for the same others, with these: thousands of ranks wait in few places."""
+        found: dict[int, tuple[frozenset[int], list[int]]] = {}
+        for rank, blockers in self.blockers.items():
+            found.setdefault(id(blockers), (blockers, []))[1].append(rank)
+        return tuple((blockers, tuple(ranks)) for blockers, ranks in found.values())
+
+    def leading_to(self, goals: frozenset[int], without: int | None = None) -> frozenset[int]:
+        """Waiting ranks from which a chain of waits ends in `goals`; `without` is taken out of the graph."""
+        waiting_for: dict[int, list[list[int]]] = {}
+        for blockers, ranks in self.meetings:
+            not_seen = [rank for rank in ranks if rank not in goals and rank != without]
+            for blocker in blockers:
+                waiting_for.setdefault(blocker, []).append(not_seen)
+        found: set[int] = set()
+        left = [goal for goal in goals if goal != without]
+        while left:
+            for not_seen in waiting_for.get(left.pop(), ()):
+                found.update(not_seen)
+                left += not_seen
+                not_seen.clear()
+        return frozenset(found)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the group of every wait is known: only then is it certain who waits for whom."""
+        return all(wait.members is not None for wait in self.waits.values())
+
+    def certain_part(self) -> WaitGraph:
+        """The graph without the waits of which it is not known whom they are for."""
+        if self.is_certain:
+            return self
+        nobody: frozenset[int] = frozenset()
+        known = {rank: found if self.waits[rank].members else nobody for rank, found in self.blockers.items()}
+        return WaitGraph(self.waits, known, self.ranks)
+
+    def open_ends(self) -> tuple[int, ...]:
+        """Ranks in point-to-point calls whose partner is not known, if all other waits lead to them, else none."""
+        ends = tuple(rank for rank, wait in self.waits.items() if wait.is_point_to_point and wait.members is None)
+        rest = self.waits.keys() - set(ends) - self.leading_to(frozenset(ends))
+        return () if rest else ends
+
+    @property
+    def endless(self) -> tuple[int, ...]:
+        """Waiting ranks from which no chain of waits ends at a root, or at one of which it is not known whom it awaits:
+        they wait in a circle."""
+        unknown = {rank for rank, wait in self.waits.items() if wait.members is None and not self.blockers[rank]}
+        explained = self.leading_to(frozenset({*self.roots, *unknown}))
+        return tuple(rank for rank in self.waits if rank not in explained and self.blockers[rank])
+
+    def breaking_ranks(self) -> tuple[int, ...]:
+        """Ranks each of which alone lies on every circle of waits.
+
+        Ranks that stand at one place and wait for the same others are one node of a smaller graph: of several, none
+        alone breaks a circle.
+        """
+        places: dict[object, list[int]] = {}
+        for rank in self.endless:
+            wait = self.waits[rank]
+            sequence = wait.call.sequence if wait.call else None
+            places.setdefault((wait.place, wait.members, sequence, self.blockers[rank]), []).append(rank)
+        node_of = {rank: node for node, ranks in enumerate(places.values()) for rank in ranks}
+        edges = [
+            frozenset(node_of[blocker] for blocker in self.blockers[ranks[0]] if blocker in node_of)
+            for ranks in places.values()
+        ]
+        single = [ranks[0] for ranks in places.values() if len(ranks) == 1]
+        return tuple(sorted(rank for rank in single if _is_acyclic(edges, node_of[rank])))
+
+    def direct_waiter(self, rank: int) -> Wait | None:
+        """A rank that waits for `rank` itself: in a collective sooner than for a message, and for the fewest others."""
+        waiters = [self.waits[other] for other, blockers in self.blockers.items() if rank in blockers]
+        return min(
+            waiters,
+            key=lambda wait: (wait.is_point_to_point, len(self.blockers[wait.rank]), wait.rank),
+            default=None,
+        )
+
+
+def _is_acyclic(edges: Sequence[frozenset[int]], removed: int) -> bool:
+    """Whether the graph has no circle once node `removed` is taken out."""
+    left = {node: targets - {removed} for node, targets in enumerate(edges) if node != removed}
+    while True:
+        free = [node for node, targets in left.items() if not any(target in left for target in targets)]
+        if not free:
+            return not left
+        for node in free:
+            del left[node]
+
+
+def build_graph(evidence: Evidence) -> WaitGraph:
+    """The wait-for graph of all ranks."""
+    found = {seen.rank: wait for seen in evidence.ranks if (wait := find_wait(seen, evidence)) is not None}
+    by_rank = {seen.rank: seen for seen in evidence.ranks}
+    return WaitGraph(waits=found, blockers=_all_blockers(found, by_rank), ranks=tuple(by_rank))
+
+
+def _all_blockers(waits: Mapping[int, Wait], by_rank: Mapping[int, RankEvidence]) -> dict[int, frozenset[int]]:
+    """The blockers of every waiting rank, found once for ranks that stand in the same collective of the same group."""
+    found: dict[object, frozenset[int]] = {}
+    blockers = {}
+    for rank, wait in waits.items():
+        token = (wait.call.token.group, wait.call.sequence) if wait.call else None
+        key = (wait.place, id(wait.members), token, rank if wait.is_point_to_point else None)
+        if key not in found:
+            found[key] = find_blockers(wait, waits, by_rank)
+        blockers[rank] = found[key]
+    return blockers
+
+
+def find_wait(seen: RankEvidence, evidence: Evidence) -> Wait | None:
+    """The communication that a rank stands in, or None."""
+    thread = seen.thread
+    if seen.is_gone or is_halted(seen):
+        return None
+    operation = thread.operation if thread else None
+    calls = seen.recorder.open_calls if seen.recorder else ()
+    if operation in POINT_TO_POINT or operation in SETUP_OPERATIONS or (operation and not calls):
+        return _wait_from_stack(seen, thread, operation, evidence)
+    if calls and (operation or waits_for_handle(seen)):
+        return _wait_from_call(seen, thread, calls[-1] if operation else calls[0], evidence)
+    return None
+
+
+def is_halted(seen: RankEvidence) -> bool:
+    """Whether the process is stopped or sleeps in the kernel: then it is not its collective that holds it."""
+    return seen.last is not None and seen.last.state in ("T", "t", "D")
+
+
+def waits_for_handle(seen: RankEvidence) -> bool:
+    """Whether a process without a communication in its stack may wait for one that it began before.
+
+    `Work.wait()` is C++ and shows no frame; it sleeps on a futex, as nothing that computes or does I/O does. Without
+    stacks an unfinished collective is the best that is known.
+    """
+    if seen.last is None:
+        return False
+    return seen.threads is None or seen.last.wchan.startswith("futex")
+
+
+def may_wait_for_handle(seen: RankEvidence) -> bool:
+    """`waits_for_handle` of the thread that decides: where that is not the main thread, it may sleep elsewhere."""
+    thread = seen.thread
+    if seen.last is None or thread is None or thread.tid == seen.pid:
+        return waits_for_handle(seen)
+    return seen.last.thread_waits.get(str(thread.tid), "futex").startswith("futex")
+
+
+def _wait_from_stack(seen: RankEvidence, thread: ThreadStack | None, operation: str | None, evidence: Evidence) -> Wait:
+    assert thread is not None and operation is not None
+    reaches = (reach_of(frame.function, frame.file, operation) for frame in thread.frames)
+    kind = next((reach for reach in reaches if reach is not None), None)
+    if operation in SETUP_OPERATIONS or operation == "monitored_barrier":
+        kind = "world"
+    members = group_members(kind, seen.rank, evidence.world_size, evidence.topology) if kind else None
+    partner = thread.argument("src", "dst") if operation in POINT_TO_POINT else None
+    if partner is not None and not 0 <= partner < evidence.world_size:
+        partner = None
+    if partner is not None:
+        members = (min(seen.rank, partner), max(seen.rank, partner))
+    return Wait(
+        seen.rank,
+        operation,
+        kind,
+        members,
+        thread.site,
+        None,
+        outer=thread.outer_operation,
+        partner=partner,
+        tag=thread.argument("tag") if operation in POINT_TO_POINT else None,
+        root=None if operation in POINT_TO_POINT else thread.argument(*ROOT_ARGUMENTS),
+        root_index=thread.argument(*ROOT_INDICES),
+        path=path_of(thread) if members is None else "",
+    )
+
+
+def _wait_from_call(seen: RankEvidence, thread: ThreadStack | None, call: Call, evidence: Evidence) -> Wait:
+    members = recorded_members(seen, call.token.group, evidence)
+    kind = group_kind(members, evidence.world_size, evidence.topology) if members else None
+    reaches = (reach_of(frame.function, frame.file, call.token.operation) for frame in thread.frames) if thread else ()
+    said = next((reach for reach in reaches if reach is not None), None)
+    if said and said != kind and members:
+        kind = said if group_members(said, seen.rank, evidence.world_size, evidence.topology) == members else kind
+    return Wait(
+        seen.rank,
+        call.token.operation,
+        kind,
+        members,
+        thread.site if thread else None,
+        call,
+        outer=thread.outer_operation if thread else None,
+        root=thread.argument(*ROOT_ARGUMENTS) if thread and thread.operation == call.token.operation else None,
+        path=path_of(thread) if members is None and thread else "",
+    )
+
+
+def path_of(thread: ThreadStack) -> str:
+    """The calls that led to a communication, innermost first, without lines: branches of one function may meet."""
+    frames = (frame for frame in thread.named_frames if operation_of(frame.function, frame.file) is None)
+    return " < ".join(f"{frame.function} {frame.file}" for frame in frames)
+
+
+def recorded_members(seen: RankEvidence, group: str, evidence: Evidence) -> tuple[int, ...] | None:
+    """The ranks of a recorded group: as the run says, else guessed from who has used it."""
+    if seen.recorder and group in seen.recorder.members:
+        return seen.recorder.members[group]
+    if group == DEFAULT_GROUP:
+        return group_members("world", seen.rank, evidence.world_size, evidence.topology)
+    users = [other.rank for other in evidence.ranks if other.recorder and group in other.recorder.last_sequence]
+    return smallest_group(users, evidence.world_size, evidence.topology) or tuple(users)
+
+
+def find_blockers(wait: Wait, waits: Mapping[int, Wait], by_rank: Mapping[int, RankEvidence]) -> frozenset[int]:
+    """The members of the group that have not come to the communication that `wait` stands in."""
+    members = wait.members if wait.members is not None else tuple(by_rank)
+    return frozenset(
+        other
+        for other in members
+        if other != wait.rank and other in by_rank and not _has_come(other, wait, waits, by_rank)
+    )
+
+
+def _has_come(other: int, wait: Wait, waits: Mapping[int, Wait], by_rank: Mapping[int, RankEvidence]) -> bool:
+    recorder = by_rank[other].recorder
+    if wait.call is not None and recorder is not None:
+        return recorder.last_sequence.get(wait.call.token.group, 0) >= wait.call.sequence
+    theirs = waits.get(other)
+    if theirs is None:
+        return False
+    if wait.is_point_to_point:
+        return _meet(wait, theirs)
+    is_same_group = wait.members is None or theirs.members is wait.members or theirs.members == wait.members
+    return is_same_group and theirs.place == wait.place
+
+
+def _meet(wait: Wait, theirs: Wait) -> bool:
+    """Whether two ranks stand in the two ends of one message. Tags of other messages do not meet."""
+    if not theirs.is_point_to_point or theirs.members != wait.members or theirs.operation == wait.operation:
+        return False
+    return None in (wait.tag, theirs.tag) or wait.tag == theirs.tag

@@ -1,0 +1,163 @@
+"""Known hangs: found as folders on a search path, read, and recognised in a verdict and its evidence.
+
+A signature is content, not code: `signatures/NAME/signature.yaml`, with a recording beside it that it must match.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+
+from bigsci_launch.config.document import read_document
+from bigsci_launch.config.problems import validate
+from bigsci_launch.errors import ConfigError
+from bigsci_launch.spy.evidence.known_code import bare_name
+from bigsci_launch.spy.evidence.ranks import Child, Evidence, RankEvidence
+from bigsci_launch.spy.evidence.stacks import ThreadStack
+from bigsci_launch.spy.judge.conclusion import Conclusion, KnownHang
+from bigsci_launch.spy.known.schema import RankCondition, SignatureFile
+
+FILE = "signature.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A known hang: the name of its folder, its file, and what stands in it."""
+
+    name: str
+    path: Path
+    file: SignatureFile
+
+    @property
+    def num_conditions(self) -> int:
+        """How much it asks for: of two that match, the one that asks for more says more."""
+        conditions = self.file.when.ranks
+        patterns = sum(len(condition.stack or ()) for condition in conditions)
+        keys = sum(len(condition.model_fields_set - {"who", "stack"}) for condition in conditions)
+        return patterns + keys + (self.file.when.classes is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Signatures in the order of the search path; `problems` has a line for each file that cannot be used."""
+
+    signatures: tuple[Signature, ...]
+    problems: tuple[str, ...]
+
+
+def search_path() -> list[Path]:
+    """Folders with signatures, first found wins: `signatures` under each of `$BSL_PATH`, then our own."""
+    roots = [Path(part) for part in os.environ.get("BSL_PATH", "").split(os.pathsep) if part]
+    own = Path(str(files("bigsci_launch"))) / "assets" / "diagnostics" / "signatures"
+    return [*(root / "signatures" for root in roots), own]
+
+
+def read_library() -> Library:
+    """Every signature on the search path. A file that is wrong becomes a problem: it must not hide a verdict."""
+    found: dict[str, Signature] = {}
+    problems: list[str] = []
+    for folder in search_path():
+        for path in sorted(folder.glob(f"*/{FILE}")):
+            if path.parent.name in found:
+                continue
+            try:
+                found[path.parent.name] = read_signature(path)
+            except ConfigError as error:
+                problems.append("; ".join(str(problem) for problem in error.problems) or error.message)
+    return Library(tuple(found.values()), tuple(problems))
+
+
+def read_signature(path: Path) -> Signature:
+    """The signature in the file at `path`.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds problems: all of them, each `file:line:column: key: text`.
+    """
+    content, problems = validate(SignatureFile, read_document(path))
+    if content is None:
+        raise ConfigError(f"{path}: {len(problems)} problems", problems=problems)
+    return Signature(path.parent.name, path, content)
+
+
+def name_hang(evidence: Evidence, conclusion: Conclusion, library: Library) -> Conclusion:
+    """`conclusion` with the known hang that it is, if it is one; its remedy is the first thing to do next."""
+    signature = find_signature(evidence, conclusion, library.signatures)
+    if signature is None:
+        return conclusion
+    known = KnownHang(signature.name, _one_line(signature.file.explanation), _one_line(signature.file.remedy))
+    return replace(conclusion, signature=known)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def find_signature(evidence: Evidence, conclusion: Conclusion, signatures: Sequence[Signature]) -> Signature | None:
+    """The signature that matches; of several, the one that asks for most, then the first on the search path."""
+    matching = [signature for signature in signatures if matches(signature, evidence, conclusion)]
+    return max(matching, key=lambda signature: signature.num_conditions, default=None)
+
+
+def matches(signature: Signature, evidence: Evidence, conclusion: Conclusion) -> bool:
+    """Whether everything that `signature` asks for is true."""
+    when = signature.file.when
+    if conclusion.state.value not in when.states or (when.classes and conclusion.kind not in when.classes):
+        return False
+    return all(_holds(condition, evidence, conclusion) for condition in when.ranks)
+
+
+def _holds(condition: RankCondition, evidence: Evidence, conclusion: Conclusion) -> bool:
+    """Whether enough of the ranks in question show what `condition` asks for."""
+    if condition.who == "some":
+        return any(_shows(condition, seen) for seen in evidence.ranks)
+    suspects = {suspect.rank for suspect in conclusion.suspects}
+    asked = [seen for seen in evidence.ranks if condition.who != "suspects" or seen.rank in suspects]
+    num_known = sum(1 for seen in asked if seen.threads or seen.is_gone)
+    needed = {"suspects": len(asked), "most": num_known // 2 + 1, "all": num_known}[condition.who]
+    return 0 < needed <= sum(_shows(condition, seen) for seen in asked)
+
+
+_TEXTS: tuple[tuple[str, Callable[[RankEvidence], list[str]]], ...] = (
+    ("wchan", lambda seen: [seen.last.wchan] if seen.last else []),
+    ("call", lambda seen: [seen.last.system_call] if seen.last else []),
+    ("child", lambda seen: [f"{child.comm} {child.state} {child.wchan}" for child in _children(seen)]),
+    ("error", lambda seen: [str(error) for error in (seen.error, seen.failure) if error]),
+    ("exit", lambda seen: [str(seen.exit or "gone")] if seen.is_gone else []),
+)
+"""What a rank offers to the pattern of each key."""
+
+
+def _shows(condition: RankCondition, seen: RankEvidence) -> bool:
+    """Whether one rank shows everything that `condition` asks for."""
+    for key, texts_of in _TEXTS:
+        pattern = getattr(condition, key)
+        if pattern is not None and not any(re.search(pattern, text) for text in texts_of(seen)):
+            return False
+    return (
+        (condition.state is None or (seen.last is not None and seen.last.state in condition.state))
+        and (condition.writing is None or condition.writing == _is_writing(seen))
+        and (condition.stack is None or any(_is_within(condition.stack, thread) for thread in seen.threads or ()))
+        and (condition.without is None or _is_without(condition.without, seen))
+    )
+
+
+def _children(seen: RankEvidence) -> Sequence[Child]:
+    return seen.last.children if seen.last else ()
+
+
+def _is_writing(seen: RankEvidence) -> bool:
+    return len(seen.samples) > 1 and seen.samples[-1].written_bytes > seen.samples[0].written_bytes
+
+
+def _is_without(pattern: str, seen: RankEvidence) -> bool:
+    return bool(seen.threads) and not any(_is_within((pattern,), thread) for thread in seen.threads or ())
+
+
+def _is_within(patterns: Sequence[str], thread: ThreadStack) -> bool:
+    """Whether calls of `thread` match `patterns` in their order; other calls may stand between."""
+    calls = iter(f"{bare_name(frame.function)} {frame.file}" for frame in thread.frames)
+    return all(any(re.search(pattern, call) for call in calls) for pattern in patterns)

@@ -1,0 +1,313 @@
+"""Fetching the evidence: the node agent on every node of a job through one Slurm step, or once on this machine.
+
+The agent's text goes through standard input, so that nodes need not see the package. Each node prints its document in
+short framed lines; what has come is kept, whatever happens to the rest.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import importlib.util
+import json
+import marshal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from importlib import resources
+from typing import Any
+
+from bigsci_launch.errors import CollectError
+from bigsci_launch.scheduler.slurm import run_monitor_step
+from bigsci_launch.spy.evidence.bundle import Bundle
+from bigsci_launch.spy.evidence.known_code import operation_of
+from bigsci_launch.spy.look.run_records import read_records
+from bigsci_launch.spy.look.target import Target
+from bigsci_launch.topology import Topology, compress_ranks
+
+NODE_TIMEOUT_S = 20.0
+STEP_TIMEOUT_S = 40.0
+LATE_NODE_S = 12.0  # a node of which each process hangs its reader takes that long
+MAX_STEPS = 3
+MORE_TIME_S = 20.0
+MAX_NATIVE_FRAMES = 40
+PARTNER_ARGUMENTS = ("src", "dst", "group_src", "group_dst", "tag")
+AGENT_MODULES = (
+    "node_processes", "node_sockets", "node_kernel", "node_ranks", "node_recorder", "node_injection",
+    "node_stacks", "node_agent",
+)  # fmt: skip
+# The Python of the submitting side where a node has it, else the node's own: the agent needs no package.
+START_AGENT = 'p=$1; [ -x "$p" ] || p=python3; exec "$p" -I -S -'
+PROGRAM = """
+import marshal, sys
+from binascii import a2b_base64
+from zlib import decompress
+is_same_python = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER == {magic!r}
+codes, sources = {codes!r}, {sources!r}
+modules = marshal.loads(decompress(a2b_base64(codes))) if is_same_python else eval(decompress(a2b_base64(sources)))
+for name, body in modules.items():
+    module = sys.modules[name] = type(sys)(name)
+    exec(body, module.__dict__)
+sys.modules["node_agent"].main({request!r})
+"""
+Tell = Callable[[int, str], None]
+"""Called with the number of nodes that have answered and the name of the newest."""
+
+
+class FrameReader:
+    """Puts the documents of nodes together from lines that arrive mixed and among foreign ones."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, dict[int, str]] = {}
+        self.documents: dict[str, dict[str, Any]] = {}
+
+    def feed(self, line: str) -> str | None:
+        """Take in one line; the name of the node whose document it completed, or None."""
+        words = line.split(" ")
+        if len(words) != 5 or words[0] != "@bsl" or not (words[2].isdigit() and words[3].isdigit()):
+            return None
+        _, node, index, count, data = words
+        parts = self._parts.setdefault(node, {})
+        parts[int(index)] = data
+        if len(parts) < int(count):
+            return None
+        text = zlib.decompress(base64.b64decode("".join(parts[at] for at in sorted(parts)))).decode()
+        self.documents[node] = unpack(ast.literal_eval(text))
+        return node
+
+    @property
+    def torn(self) -> frozenset[str]:
+        """Nodes whose documents broke off."""
+        return frozenset(self._parts) - frozenset(self.documents)
+
+
+def collect(target: Target, tell: Tell = lambda done, node: None) -> Bundle:
+    """One look at a job: every document that could be had, and why the others could not.
+
+    Raises:
+        CollectError: not one node answered; SlurmUnavailable: srun is missing.
+    """
+    began = time.time()
+    nodes, silent = collect_step(target, tell) if target.job_id else (collect_here(target), {})
+    collection = {
+        "job": target.label,
+        "time": began,
+        "topology": target.topology,
+        "world_size": _world_size(target.topology),
+        "nodes_asked": [*target.nodes, *target.down],
+        "nodes_silent": [{"node": node, "why": why} for node, why in sorted({**target.down, **silent}.items())],
+        **read_records(target.attempt),
+    }
+    return Bundle(collection, tuple(nodes))
+
+
+def _world_size(topology: str | None) -> int | None:
+    return Topology.parse(topology).world_size if topology else None
+
+
+def unpack(document: dict[str, Any]) -> dict[str, Any]:
+    """The agent's document with stacks as values in place of py-spy's text; what does not differ is kept once."""
+    for rank in document["ranks"]:
+        before: dict[str, Any] | None = None
+        for sample in rank["samples"]:
+            if "dump" in sample:
+                _unpack_dump(sample, before)
+            _unpack_children(sample)
+            if "native_dump" in sample:
+                _unpack_native(sample)
+            if "members" in sample.get("recorder", {}):
+                _compress_members(sample["recorder"])
+            before = sample
+    return document
+
+
+def _compress_members(recorder: dict[str, Any]) -> None:
+    """Groups as `0-383`: listed one by one, the ranks of the world would outweigh all else in a large job."""
+    recorder["members"] = {group: compress_ranks(ranks) for group, ranks in recorder["members"].items()}
+
+
+def _unpack_dump(sample: dict[str, Any], before: Mapping[str, Any] | None) -> None:
+    try:
+        stack = {"threads": _read_dump(sample.pop("dump"))}
+    except (ValueError, LookupError, TypeError) as error:
+        sample["why"] = f"py-spy's answer cannot be read: {error}"
+        return
+    if before is not None and before.get("stack") == stack:
+        sample["same_stack"] = True
+    else:
+        sample["stack"] = stack
+
+
+def _unpack_children(sample: dict[str, Any]) -> None:
+    """The stacks of children beside what the kernel says of them."""
+    dumps = sample.pop("child_dumps", {})
+    for child in sample.get("children", []):
+        try:
+            if str(child["pid"]) in dumps:
+                child["stack"] = {"threads": _read_dump(dumps[str(child["pid"])])}
+        except (ValueError, LookupError, TypeError):
+            continue  # it was torn
+
+
+def _unpack_native(sample: dict[str, Any]) -> None:
+    """Native and Python frames as words, innermost first: `clock_nanosleep (libc.so.6)`."""
+    try:
+        sample["native"] = [
+            {
+                "tid": thread["os_thread_id"],
+                "name": thread["thread_name"],
+                "frames": [_words_of(frame) for frame in thread["frames"][:MAX_NATIVE_FRAMES]],
+            }
+            for thread in json.loads(sample.pop("native_dump"))
+        ]
+    except (ValueError, LookupError, TypeError) as error:
+        sample["native_why"] = f"py-spy's answer cannot be read: {error}"
+
+
+def _words_of(frame: Mapping[str, Any]) -> str:
+    file = frame["short_filename"] or frame["filename"]
+    return f"{frame['name']} ({file}:{frame['line']})" if frame["line"] else f"{frame['name']} ({file})"
+
+
+def _read_dump(text: str) -> list[dict[str, Any]]:
+    """py-spy's threads, innermost frame first, without the fields that nobody reads."""
+    return [
+        {
+            "tid": thread["os_thread_id"],
+            "name": thread["thread_name"],
+            "active": thread["active"],
+            "owns_gil": thread["owns_gil"],
+            "frames": [_read_frame(frame) for frame in thread["frames"]],
+        }
+        for thread in json.loads(text)
+    ]
+
+
+def _read_frame(frame: Mapping[str, Any]) -> dict[str, Any]:
+    """One frame. Of its variables only the whole numbers that say with whom a communication is are kept."""
+    numbers = {
+        each["name"]: int(each["repr"])
+        for each in frame.get("locals") or ()
+        if each["name"] in PARTNER_ARGUMENTS and str(each.get("repr") or "").isdigit()
+    }
+    place = {"function": frame["name"], "file": frame["filename"], "line": frame["line"]}
+    is_communication = operation_of(frame["name"], frame["filename"]) is not None
+    return {**place, "arguments": numbers} if numbers and is_communication else place
+
+
+def collect_here(target: Target) -> list[dict[str, Any]]:
+    """Run the agent on this machine."""
+    reader = FrameReader()
+    argv = [sys.executable, "-I", "-S", "-"]
+    limit_s = NODE_TIMEOUT_S + 10 + more_time(target)
+    try:
+        done = subprocess.run(
+            argv, input=agent_program(target), capture_output=True, text=True, timeout=limit_s, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CollectError(f"the node agent did not end in {error.timeout:g} s") from error
+    for line in done.stdout.splitlines():
+        reader.feed(line)
+    if not reader.documents:
+        raise CollectError(f"the node agent failed: {done.stderr.strip()[-300:]}")
+    return list(reader.documents.values())
+
+
+def collect_step(target: Target, tell: Tell) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Run the agent on all nodes of a job; the documents, and why other nodes kept silent.
+
+    A step does not start at all when one of its nodes cannot be reached: it is tried again without that node.
+    """
+    assert target.job_id is not None
+    reader = FrameReader()
+    silent: dict[str, str] = {}
+    left, words, program = list(target.nodes), "", agent_program(target)
+    patience = Patience(len(target.nodes), STEP_TIMEOUT_S + more_time(target))
+    for _ in range(MAX_STEPS):
+        if not left or time.monotonic() >= patience.until:
+            break
+        step = run_monitor_step(
+            target.job_id,
+            ["/bin/sh", "-c", START_AGENT, "sh", sys.executable],
+            nodes=left,
+            stdin=program,
+            until=lambda: patience.until,
+            on_line=lambda line: _take(reader, line, tell, patience),
+        )
+        words = step.words or words
+        silent |= {node: "Slurm could not start the step there" for node in step.refused_nodes}
+        if not step.refused_nodes:
+            break
+        left = [node for node in left if node not in silent and node not in reader.documents]
+    for node in target.nodes:
+        if node not in reader.documents:
+            silent.setdefault(node, _why_silent(node, reader, words, patience))
+    if not reader.documents:
+        raise no_answer(target, silent, words)
+    return list(reader.documents.values()), {node: why for node, why in silent.items() if node not in reader.documents}
+
+
+class Patience:
+    """How long the nodes are waited for: once half of them have answered, not much longer than they took."""
+
+    def __init__(self, num_nodes: int, limit_s: float) -> None:
+        self._num_nodes, self._is_cut = num_nodes, False
+        self._began = time.monotonic()
+        self.until = self._began + limit_s
+
+    def hear(self, num_answered: int) -> None:
+        """Called at each answer."""
+        if not self._is_cut and 2 * num_answered >= self._num_nodes:
+            now = time.monotonic()
+            self._is_cut = True
+            self.until = min(self.until, now + max(LATE_NODE_S, 2 * (now - self._began)))
+
+    @property
+    def seconds(self) -> float:
+        return self.until - self._began
+
+
+def _take(reader: FrameReader, line: str, tell: Tell, patience: Patience) -> None:
+    node = reader.feed(line)
+    if node is not None:
+        patience.hear(len(reader.documents))
+        tell(len(reader.documents), node)
+
+
+def _why_silent(node: str, reader: FrameReader, words: str, patience: Patience) -> str:
+    if node in reader.torn:
+        return "its answer broke off"
+    return f"no answer in {patience.seconds:.0f} s" + (f" (srun: {words})" if words else "")
+
+
+def more_time(target: Target) -> float:
+    """Seconds that a node gets for what is read on request only."""
+    return MORE_TIME_S if target.request.get("native") or target.request.get("flight_recorder") else 0.0
+
+
+def no_answer(target: Target, silent: Mapping[str, str], words: str) -> CollectError:
+    """The error where not one node answered."""
+    reasons = words or "; ".join(sorted(set(silent.values()))[:2]) or "no node of it responds"
+    return CollectError(
+        f"job {target.job_id}: no node answered: {reasons}",
+        hint=f"try by hand: srun --overlap --jobid={target.job_id} --gres=gpu:0 hostname",
+    )
+
+
+def agent_program(target: Target) -> str:
+    """The node agent, its neighbours and its request as one text for `python -`.
+
+    They go as byte code for a node whose Python is of the same version, which starts faster, and as text for others.
+    """
+    folder = resources.files("bigsci_launch") / "assets" / "diagnostics"
+    sources = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in AGENT_MODULES}
+    codes = {name: compile(source, f"{name}.py", "exec") for name, source in sources.items()}
+    request = {**target.request, "node_timeout_s": NODE_TIMEOUT_S + more_time(target), "framed": True}
+    return PROGRAM.format(
+        magic=importlib.util.MAGIC_NUMBER,
+        codes=base64.b64encode(zlib.compress(marshal.dumps(codes))),
+        sources=base64.b64encode(zlib.compress(repr(sources).encode())),
+        request=request,
+    )

@@ -1,0 +1,63 @@
+"""The answer as one JSON document, `schema_version` 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.evidence.stack_classes import merge_stacks
+from bigsci_launch.spy.judge.conclusion import Conclusion, Suspect
+
+SCHEMA_VERSION = 1
+
+
+def to_document(evidence: Evidence, conclusion: Conclusion) -> dict[str, Any]:
+    """What `bsl spy --json` prints."""
+    unreadable = [seen for seen in evidence.ranks if seen.why_unreadable]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "job": evidence.job,
+        "world_size": evidence.world_size,
+        "coverage": {
+            "ranks_read": sum(1 for seen in evidence.ranks if seen.threads),
+            "ranks_unreadable": [
+                {"rank": seen.rank, "node": seen.node, "why": seen.why_unreadable} for seen in unreadable
+            ],
+            "nodes_silent": [{"node": node, "why": why} for node, why in evidence.nodes_silent],
+        },
+        "verdict": {
+            "state": conclusion.state.value,
+            "class": conclusion.kind,
+            "signature": conclusion.signature.name if conclusion.signature else None,
+            "suspects": [_suspect(suspect, evidence) for suspect in conclusion.suspects],
+            "sides": [{"ranks": list(side.ranks), "where": side.where} for side in conclusion.sides],
+            "confidence": conclusion.confidence,
+            "claim": conclusion.claim,
+            "evidence": list(conclusion.evidence),
+            "missing": list(conclusion.missing),
+            "next": list(conclusion.next),
+        },
+        "classes": [
+            {
+                "ranks": list(found.ranks),
+                "nodes": list(found.nodes),
+                "thread": found.thread,
+                "frames": [
+                    {"function": frame.function, "file": frame.file, "line": frame.line} for frame in found.frames
+                ],
+            }
+            for found in merge_stacks(evidence.ranks)
+        ],
+    }
+
+
+def _suspect(suspect: Suspect, evidence: Evidence) -> dict[str, Any]:
+    seen = next(seen for seen in evidence.ranks if seen.rank == suspect.rank)
+    coordinate = evidence.coordinate(suspect.rank)
+    return {
+        "rank": suspect.rank,
+        "node": seen.node,
+        "pid": seen.pid,
+        "coordinate": coordinate.as_dict() if coordinate else None,
+        "why": suspect.why,
+    }

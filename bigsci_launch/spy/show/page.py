@@ -1,0 +1,236 @@
+"""The answer as one HTML page that needs nothing else: the sentence, why, the classes, and a grid of all ranks.
+
+A click on a rank, or the arrow keys, show its stack, what its kernel says and what it waits for. `page.html#rank=5`
+opens the page there. What a job calls its functions is shown as text and never as markup.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files as package_files
+from typing import Any, Literal
+
+from bigsci_launch import pages
+from bigsci_launch.scheduler.hostlist import compress_hostlist
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.evidence.stack_classes import StackClass, merge_stacks
+from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack, is_wrapper
+from bigsci_launch.spy.judge.conclusion import Conclusion, name_ranks
+from bigsci_launch.spy.judge.waits import WaitGraph, build_graph
+from bigsci_launch.spy.show.rank_facts import Pair, facts_of
+from bigsci_launch.spy.show.suspects import merge_suspects, name_group
+from bigsci_launch.topology import Coordinate, compress_ranks
+
+Size = Literal["small", "medium", "large"]
+COLOURS = 8
+"""So many classes have a colour of their own; those beyond share one."""
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+SMALL_GRID, LARGE_GRID = 64, 1024
+"""Up to so many ranks the cells bear numbers; from so many on not even letters."""
+
+MAX_ROWS = 40
+"""Without coordinates the grid has a row for each node, or several nodes in a row where that were more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A rank in the grid. `kind` is a colour (`k0` to `k8`), `unread` or `gone`; `mark` is the letter in it."""
+
+    rank: int
+    kind: str
+    mark: str
+    title: str
+    is_suspect: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the grid: cells in blocks, with a name at the left."""
+
+    name: str
+    blocks: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """All ranks: rows of pipeline stages and blocks of replicas, or without coordinates rows of nodes."""
+
+    caption: str
+    heads: tuple[str, ...]
+    rows: tuple[Row, ...]
+    size: Size
+
+
+def render_page(evidence: Evidence, conclusion: Conclusion) -> str:
+    """The page, as text."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    here = package_files("bigsci_launch.spy.show")
+    template, style, script = ((here / f"page.{kind}").read_text("utf-8") for kind in ("html.j2", "css", "js"))
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    classes = merge_stacks(evidence.ranks)
+    body = environment.from_string(template).render(
+        evidence=evidence,
+        conclusion=conclusion,
+        num_read=sum(1 for seen in evidence.ranks if seen.threads),
+        suspects=[(found, name_group(evidence, found.ranks)) for found in merge_suspects(conclusion.suspects)],
+        classes=[_class_row(index, found) for index, found in enumerate(classes)],
+        unread=_unread(evidence),
+        grid=make_grid(evidence, conclusion, classes),
+        data=Markup(_dump(_details(evidence, conclusion))),
+        script=Markup(script),
+    )
+    return pages.render_page(f"bsl spy: {conclusion.claim}", style, body)
+
+
+def _dump(document: Any) -> str:
+    """JSON that can stand in a script element: no `<` that could end it."""
+    return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _letter(index: int) -> str:
+    return LETTERS[index] if index < len(LETTERS) else "*"
+
+
+def _class_row(index: int, found: StackClass) -> dict[str, Any]:
+    return {
+        "kind": f"k{min(index, COLOURS)}",
+        "mark": _letter(index),
+        "count": len(found.ranks),
+        "ranks": compress_ranks(found.ranks),
+        "first": found.ranks[0],
+        "nodes": compress_hostlist(node for node in found.nodes if node),
+        "thread": "" if found.thread == "MainThread" else found.thread,
+        "frames": [str(frame) for frame in found.frames],
+    }
+
+
+def _unread(evidence: Evidence) -> list[tuple[str, str, int]]:
+    """Why there are no stacks of ranks: the reason, the ranks, the first of them."""
+    reasons: dict[str, list[int]] = {}
+    for seen in evidence.ranks:
+        if seen.why_unreadable or seen.is_gone:
+            reasons.setdefault(seen.why_unreadable or f"it has ended: {seen.exit or 'gone'}", []).append(seen.rank)
+    return [(why, compress_ranks(ranks), ranks[0]) for why, ranks in reasons.items()]
+
+
+def make_grid(evidence: Evidence, conclusion: Conclusion, classes: Sequence[StackClass]) -> Grid:
+    """The grid of all ranks."""
+    number = {rank: index for index, found in enumerate(classes) for rank in found.ranks}
+    suspects = {suspect.rank for suspect in conclusion.suspects}
+    cells = {seen.rank: _cell(seen, evidence, number.get(seen.rank), suspects) for seen in evidence.ranks}
+    size: Size = "small" if len(cells) <= SMALL_GRID else "medium" if len(cells) < LARGE_GRID else "large"
+    sizes = evidence.topology
+    if sizes is None or sizes.world_size != evidence.world_size:
+        return Grid("Rows are nodes.", (), tuple(_node_rows(evidence, cells)), size)
+    rows = []
+    for stage in range(sizes.pp):
+        firsts = [sizes.rank(Coordinate(replica, stage, 0)) for replica in range(sizes.dp)]
+        blocks = tuple(tuple(cells[first + tp] for tp in range(sizes.tp)) for first in firsts)
+        rows.append(Row(f"pp{stage}", blocks))
+    columns = (
+        f"blocks are replicas (dp), each of {sizes.tp} tensor-parallel ranks" if sizes.tp > 1 else "columns replicas"
+    )
+    heads = tuple(f"dp{replica}" for replica in range(sizes.dp))
+    return Grid(f"Rows are pipeline stages; {columns}.", heads, tuple(rows), size)
+
+
+def _node_rows(evidence: Evidence, cells: dict[int, Cell]) -> list[Row]:
+    nodes: dict[str, list[Cell]] = {}
+    for seen in evidence.ranks:
+        nodes.setdefault(seen.node, []).append(cells[seen.rank])
+    blocks = [(name or "not known", tuple(held)) for name, held in sorted(nodes.items(), key=lambda node: not node[0])]
+    per_row = -(-len(blocks) // MAX_ROWS)
+    parts = [blocks[start : start + per_row] for start in range(0, len(blocks), per_row)]
+    return [
+        Row(
+            ", ".join(name for name, _ in part) if len(part) <= 2 else f"{part[0][0]} to {part[-1][0]}",
+            tuple(held for _, held in part),
+        )
+        for part in parts
+    ]
+
+
+def _cell(seen: RankEvidence, evidence: Evidence, number: int | None, suspects: set[int]) -> Cell:
+    if number is not None:
+        kind, mark, what = f"k{min(number, COLOURS)}", _letter(number), f"class {_letter(number)}"
+    elif seen.is_gone:
+        kind, mark, what = "gone", "x", "ended"
+    else:
+        kind, mark, what = "unread", "?", "not read"
+    where = (seen.node, str(evidence.coordinate(seen.rank) or ""), what)
+    return Cell(seen.rank, kind, mark, " · ".join((f"rank {seen.rank}", *filter(None, where))), seen.rank in suspects)
+
+
+def _details(evidence: Evidence, conclusion: Conclusion) -> dict[str, Any]:
+    """What the page shows of a rank once it is asked for it. What several ranks share stands in it once."""
+    graph = build_graph(evidence)
+    whys = {suspect.rank: suspect.why for suspect in conclusion.suspects}
+    waits, ranks = _WaitWords(graph), {}
+    stacks: dict[tuple[ThreadStack, ...], int] = {}
+    tables: dict[tuple[Pair, ...], int] = {}
+    for seen in evidence.ranks:
+        threads = _threads(seen)
+        ranks[seen.rank] = {
+            "name": evidence.name(seen.rank),
+            "pid": seen.pid,
+            "why": whys.get(seen.rank),
+            "unread": seen.why_unreadable,
+            "waits": tables.setdefault(waits.of(seen.rank), len(tables)),
+            "facts": tables.setdefault(facts_of(seen, evidence), len(tables)),
+            "stack": stacks.setdefault(threads, len(stacks)) if threads else None,
+        }
+    return {
+        "ranks": ranks,
+        "tables": list(tables),
+        "stacks": [[_thread(thread) for thread in threads] for threads in stacks],
+    }
+
+
+def _threads(seen: RankEvidence) -> tuple[ThreadStack, ...]:
+    """The threads of a rank, the deciding one first, without what differs between ranks for no reason."""
+    deciding = seen.thread
+    if deciding is None:
+        return ()
+    others = (thread for thread in seen.threads or () if thread is not deciding and thread.frames)
+    return tuple(ThreadStack(0, each.label, each.owns_gil, False, each.frames) for each in (deciding, *others))
+
+
+def _thread(thread: ThreadStack) -> dict[str, Any]:
+    return {
+        "name": thread.name + (", holds the GIL" if thread.owns_gil else "") if thread.name else "",
+        "frames": [_frame(frame) for frame in thread.frames],
+    }
+
+
+def _frame(frame: Frame) -> list[Any]:
+    """Function, place, whole path, and whether it only passes a call on."""
+    return [frame.function, frame.place, frame.file, int(is_wrapper(frame))]
+
+
+class _WaitWords:
+    """What each rank waits for, in words; ranks that wait for the same others share them."""
+
+    def __init__(self, graph: WaitGraph) -> None:
+        self._graph = graph
+        self._said: dict[int, tuple[Pair, ...]] = {}
+        self._awaited: dict[int, int] = {}
+        for blockers, ranks in graph.meetings:
+            absent = (("not there yet", name_ranks(blockers)),) if blockers else ()
+            self._said[id(blockers)] = (("waits in", str(graph.waits[ranks[0]])), *absent)
+            for blocker in blockers:
+                self._awaited[blocker] = self._awaited.get(blocker, 0) + len(ranks)
+
+    def of(self, rank: int) -> tuple[Pair, ...]:
+        """(name, words) of each thing to say."""
+        found: tuple[Pair, ...] = (("waits in", "no communication that can be seen"),)
+        if rank in self._graph.waits:
+            found = self._said[id(self._graph.blockers[rank])]
+        if rank in self._awaited:
+            count = self._awaited[rank]
+            found = (*found, ("awaited by", f"{count} {'rank' if count == 1 else 'ranks'} directly"))
+        return found

@@ -1,0 +1,115 @@
+"""What is known of one rank, fact by fact, for a person who has asked about this rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from bigsci_launch.spy.evidence.flight_recorder import Recorder, Token
+from bigsci_launch.spy.evidence.groups import group_kind
+from bigsci_launch.spy.evidence.kernel import Socket
+from bigsci_launch.spy.evidence.ranks import Child, Evidence, RankEvidence
+from bigsci_launch.spy.judge.motion import cpu_share
+
+Pair = tuple[str, str]
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "sleeping in the kernel, uninterruptible",
+    "T": "stopped",
+    "t": "stopped under a debugger",
+    "Z": "ended, not collected",
+    "X": "ended",
+    "gone": "gone",
+}
+MAX_ROWS = 6
+
+
+def facts_of(seen: RankEvidence, evidence: Evidence) -> tuple[Pair, ...]:
+    """(name, words) of every fact, those of the kernel first."""
+    return tuple((name, words) for name, words in _facts(seen, evidence) if words)
+
+
+def _facts(seen: RankEvidence, evidence: Evidence) -> Iterator[Pair]:
+    if seen.last is not None:
+        yield "state", ", then ".join(dict.fromkeys(_state(sample.state, sample.wchan) for sample in seen.samples))
+        yield "system call", seen.last.system_call or _call_words(seen)
+        yield "moved", _moved(seen)
+        yield "signals", "SIGKILL is pending" if seen.last.kill_pending else ""
+        yield "debugger", f"pid {seen.last.tracer_pid}" if seen.last.tracer_pid else ""
+        yield "other threads", _thread_waits(seen)
+        yield from (("child", _child(child)) for child in seen.last.children[:MAX_ROWS])
+    yield from (("tcp", _socket(socket)) for socket in seen.sockets[:MAX_ROWS])
+    yield from (("lock", str(lock)) for lock in evidence.locks if lock.node == seen.node and seen.pid in lock.waiters)
+    if seen.memory_events is not None and seen.memory_events.num_kills:
+        yield "memory", f"the kernel killed {seen.memory_events.num_kills} processes of its group for lack of it"
+    yield from _records(seen, evidence)
+
+
+def _records(seen: RankEvidence, evidence: Evidence) -> Iterator[Pair]:
+    """What the run and torch wrote down."""
+    if seen.heartbeat is not None:
+        yield "last record", f"{seen.heartbeat.phase}, step {seen.heartbeat.step}"
+    yield "failed with", str(seen.failure or seen.error or "")
+    yield "ended", str(seen.exit or "")
+    if seen.recorder is not None:
+        names = {group: _group_name(group, seen.recorder, evidence) for group in seen.recorder.last_sequence}
+        numbers = sorted((names[group], number) for group, number in seen.recorder.last_sequence.items())
+        yield "newest collectives", ", ".join(f"{name}: number {number}" for name, number in numbers)
+        for call in seen.recorder.open_calls[-MAX_ROWS:]:
+            yield "not finished", f"{call} of {names[call.token.group]}, {_tensors(call.token)}"
+
+
+def _group_name(group: str, recorder: Recorder, evidence: Evidence) -> str:
+    """`world`, `tp (group 3)`: torch's own name stays, because two groups may have the same members."""
+    kind = group_kind(recorder.members.get(group, ()), evidence.world_size, evidence.topology)
+    return "world" if kind == "world" else f"{kind} (group {group})" if kind else f"group {group}"
+
+
+def _tensors(token: Token) -> str:
+    """`Float [16384]`, from what torch writes as `['Float']` and `[[16384]]`."""
+    return f"{token.types[1:-1]} {token.sizes[1:-1]}".replace("'", "")
+
+
+def _state(state: str, wchan: str) -> str:
+    where = f" in {wchan}" if wchan.strip("0") else ""
+    return f"{state}, {_STATES[state]}{where}" if state in _STATES else f"not known{where}"
+
+
+def _call_words(seen: RankEvidence) -> str:
+    if seen.last is not None and seen.last.call_name:
+        return seen.last.call_name
+    number = seen.last.call_number if seen.last else None
+    return f"number {number}" if number is not None and number >= 0 else ""
+
+
+def _moved(seen: RankEvidence) -> str:
+    """What changed between the first and the last look."""
+    if len(seen.samples) < 2:
+        return "not known: one look"
+    first, last = seen.samples[0], seen.samples[-1]
+    changes = (
+        (f"{cpu_share(seen):.0%} of a core", last.cpu_ticks != first.cpu_ticks),
+        (f"{last.switches - first.switches} context switches", last.switches != first.switches),
+        (f"{last.read_bytes - first.read_bytes} bytes read", last.read_bytes > first.read_bytes),
+        (f"{last.written_bytes - first.written_bytes} bytes written", last.written_bytes > first.written_bytes),
+    )
+    seconds = f"in {last.mono - first.mono:.1f} s"
+    return f"{', '.join(words for words, is_so in changes if is_so) or 'nothing'} {seconds}"
+
+
+def _thread_waits(seen: RankEvidence) -> str:
+    """`12 in futex_do_wait, 2 in do_epoll_wait`."""
+    counts = Counter(seen.last.thread_waits.values() if seen.last else ())
+    return ", ".join(f"{count} in {place or 'no place'}" for place, count in counts.most_common(MAX_ROWS))
+
+
+def _child(child: Child) -> str:
+    return f"{child.pid} ({child.comm}): {_state(child.state, child.wchan)}"
+
+
+def _socket(socket: Socket) -> str:
+    queues = ((socket.unacked, "bytes unacknowledged"), (socket.unread, "bytes unread"))
+    parts = [f"{count} {words}" for count, words in queues if count]
+    parts += ["sent again and again"] if socket.is_stuck else []
+    return f"{socket.local} to {socket.remote} {socket.state}" + "".join(f", {part}" for part in parts)

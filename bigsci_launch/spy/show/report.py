@@ -1,0 +1,243 @@
+"""The answer as lines for people: the sentence first, then why, then the classes, at most 40 lines.
+
+A line carries a role, which the command line turns into colour on a terminal and into nothing elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import Literal
+
+from bigsci_launch.scheduler.hostlist import compress_hostlist
+from bigsci_launch.spy.evidence.known_code import operation_of
+from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.evidence.stack_classes import StackClass, merge_stacks
+from bigsci_launch.spy.evidence.stacks import Frame
+from bigsci_launch.spy.judge.conclusion import Conclusion, State, where_shared
+from bigsci_launch.spy.show.grid import MEANINGS, class_letter, make_text_grid, rank_marks
+from bigsci_launch.spy.show.suspects import merge_suspects, name_group
+from bigsci_launch.topology import compress_ranks
+
+Role = Literal["bad", "good", "head", "plain", "muted", "grid"]
+MAX_LINES = 40
+MAX_FRAMES = 4
+MAX_ITEMS = 4
+MAX_WIDTH = 180
+MAX_RUNS = 8
+"""A list of more runs of ranks is cut: `0-7,12-39,44-71,...`. The document has all of them."""
+
+NAME_WIDTH = 11
+LEAST_FOR_CLASSES = 5
+MAX_GRID_ROWS = 16
+LEAST_FOR_GRID = 8
+"""Fewer ranks are told apart by the classes alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the report. In a line of the grid each letter has a colour of its own."""
+
+    text: str
+    role: Role = "plain"
+
+
+Items = list[list[Line]]
+
+
+def to_lines(evidence: Evidence, conclusion: Conclusion, width: int | None = None) -> list[Line]:
+    """The report. 40 lines at most, whatever the number of ranks.
+
+    `width` is that of a terminal: nothing is wider. Without one the sentence is a single line, and others are cut late.
+    """
+    page = _Folder(width)
+    bad = conclusion.state in (State.HANG, State.CRASHED)
+    good = conclusion.state in (State.PROGRESSING, State.FINISHED)
+    claim = page.fold("", conclusion.claim, "bad" if bad else "good" if good else "head", max_lines=5)
+    lines = [*claim, *page.fold("", _summary(evidence, conclusion), "muted")]
+    before = [
+        *_known_hang(conclusion, page),
+        _items("evidence", conclusion.evidence, page),
+        _items("missing", conclusion.missing, page),
+        _items("next", conclusion.next, page),
+        _items("suspects", _suspects(evidence, conclusion), page),
+    ]
+    after = _unreadable(evidence, page)
+    classes = merge_stacks(evidence.ranks)
+    grid = _grid(evidence, conclusion, classes, page.width)
+    _shorten([*before, after], MAX_LINES - len(lines) - len(grid) - LEAST_FOR_CLASSES)
+    shown = [line for items in before for item in items for line in item]
+    end = [*(line for item in after for line in item), *grid]
+    left = MAX_LINES - len(lines) - len(shown) - len(end)
+    return [*lines, *shown, *_classes(evidence, conclusion, classes, left, page), *end]
+
+
+def _shorten(sections: Sequence[Items], max_lines: int) -> None:
+    """Take items off the longest sections until all fit; the first item of each stays."""
+    while sum(len(item) for items in sections for item in items) > max_lines:
+        longest = max(sections, key=len)
+        if len(longest) <= 1:
+            return
+        longest.pop()
+
+
+class _Folder:
+    """Text in lines of a width; without one, in a single line that is cut where it gets very long."""
+
+    def __init__(self, width: int | None) -> None:
+        self.is_terminal = width is not None
+        self.width = max(min(width or MAX_WIDTH, MAX_WIDTH), 40)
+
+    def fold(self, name: str, text: str, role: Role = "plain", max_lines: int = 2) -> list[Line]:
+        """`text`, in at most `max_lines` lines. Behind a `name` it is indented."""
+        text = _cut_runs(text)
+        indent = " " * NAME_WIDTH if name else ""
+        first = f"  {name:{NAME_WIDTH - 2}}" if name else ""
+        if not self.is_terminal:
+            return [Line(self.cut(first + text) if name else text, role)]
+        lines = wrap(
+            text,
+            self.width,
+            initial_indent=first,
+            subsequent_indent=indent,
+            max_lines=max_lines,
+            placeholder=" ...",
+            break_on_hyphens=False,
+        )
+        return [Line(line, role) for line in lines]
+
+    def cut(self, text: str) -> str:
+        """One line of the text."""
+        text = _cut_runs(text)
+        return text if len(text) <= self.width else text[: self.width - 4] + " ..."
+
+
+def _cut_runs(text: str) -> str:
+    """`text` with long lists of ranks or nodes cut."""
+
+    def cut(found: re.Match[str]) -> str:
+        return ",".join([*found[0].split(",")[: MAX_RUNS - 2], "..."])
+
+    return re.sub(rf"(?:\d+(?:-\d+)?,){{{MAX_RUNS},}}\d+(?:-\d+)?", cut, text)
+
+
+def _summary(evidence: Evidence, conclusion: Conclusion) -> str:
+    read = sum(1 for seen in evidence.ranks if seen.threads)
+    nodes = {seen.node for seen in evidence.ranks if seen.samples}
+    parts = [
+        conclusion.state.value,
+        f"class {conclusion.kind}" if conclusion.kind else "",
+        f"confidence {conclusion.confidence:.2f}",
+        f"{read} of {evidence.world_size} ranks read",
+        f"{len(nodes)} of {len(nodes) + len(evidence.nodes_silent)} nodes answered",
+        f"job {evidence.job}" if evidence.job else "",
+        str(evidence.topology or ""),
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _items(name: str, items: Sequence[str], page: _Folder) -> Items:
+    names = [name, *[" "] * len(items)]
+    return [page.fold(*each) for each in zip(names, items[:MAX_ITEMS], strict=False)]
+
+
+def _known_hang(conclusion: Conclusion, page: _Folder) -> list[Items]:
+    """Which known hang it is and why such hangs happen; what to do."""
+    known = conclusion.signature
+    if known is None:
+        return []
+    texts = (("known", f"{known.name}: {known.explanation}"), ("remedy", known.remedy))
+    folder = _Folder(page.width)  # it is worth some lines, also where others are cut
+    return [[folder.fold(name, text, "head", 3 if name == "remedy" else 2)] for name, text in texts]
+
+
+def _suspects(evidence: Evidence, conclusion: Conclusion) -> list[str]:
+    """Suspects by reason, where the sentence has no room for all."""
+    found = merge_suspects(conclusion.suspects) if len(conclusion.suspects) > 1 else ()
+    return [
+        f"{name_group(evidence, group.ranks)}{': each' if len(group.ranks) > 1 else ''} {group.why}" for group in found
+    ]
+
+
+def _classes(
+    evidence: Evidence, conclusion: Conclusion, classes: Sequence[StackClass], max_lines: int, page: _Folder
+) -> list[Line]:
+    """The largest classes and that of a suspect, two lines each; then how many more there are."""
+    suspects = {suspect.rank for suspect in conclusion.suspects}
+    count = max_lines // 2 if 2 * len(classes) <= max_lines else max((max_lines - 1) // 2, 1)
+    shown = _most_telling(classes, suspects, count)
+    lines = []
+    for index in shown:
+        lines += _one_class(index, classes[index], evidence, bool(suspects.intersection(classes[index].ranks)), page)
+    if len(shown) < len(classes):
+        rest = [rank for index, found in enumerate(classes) if index not in shown for rank in found.ranks]
+        lines.append(Line(page.cut(f"{len(classes) - len(shown)} more classes: ranks {compress_ranks(rest)}"), "muted"))
+    return lines
+
+
+def _most_telling(classes: Sequence[StackClass], suspects: set[int], count: int) -> list[int]:
+    """The largest classes, and the first of the suspects' in place of the smallest of them."""
+    shown = list(range(min(count, len(classes))))
+    theirs = [index for index, found in enumerate(classes) if suspects.intersection(found.ranks)]
+    if theirs and not set(theirs).intersection(shown):
+        shown[-1] = theirs[0]
+    return shown
+
+
+def _one_class(index: int, found: StackClass, evidence: Evidence, suspected: bool, page: _Folder) -> list[Line]:
+    count = len(found.ranks)
+    head = f"{class_letter(index)} {count} {'rank' if count == 1 else 'ranks'}: {compress_ranks(found.ranks)}"
+    nodes = compress_hostlist(node for node in found.nodes if node)
+    where = [nodes, _coordinates(found, evidence)]
+    thread = f"thread {found.thread}" if found.thread != "MainThread" else ""
+    head += "".join(f"  {part}" for part in (*where, thread) if part)
+    frames = " < ".join(_frame(frame) for frame in found.frames[:MAX_FRAMES])
+    more = " < ..." if len(found.frames) > MAX_FRAMES else ""
+    return [Line(page.cut(head), "bad" if suspected else "head"), Line(page.cut(f"    {frames}{more}"))]
+
+
+def _frame(frame: Frame) -> str:
+    """`all_reduce` for torch's own call, `reduce_loss (train.py:35)` for any other."""
+    return operation_of(frame.function, frame.file) or str(frame)
+
+
+def _coordinates(stack_class: StackClass, evidence: Evidence) -> str:
+    """The coordinate of a single rank; what several have in common."""
+    if len(stack_class.ranks) == 1:
+        return str(evidence.coordinate(stack_class.ranks[0]) or "")
+    shared = where_shared(evidence, stack_class.ranks).split(", ")
+    return " ".join(part for part in shared if "node" not in part)
+
+
+def _unreadable(evidence: Evidence, page: _Folder) -> Items:
+    """Nodes that were silent, and ranks that could not be read, each with the reason."""
+    lines = [f"node {node} is silent: {why}" for node, why in evidence.nodes_silent[:MAX_ITEMS]]
+    if len(evidence.nodes_silent) > MAX_ITEMS:
+        lines.append(f"and {len(evidence.nodes_silent) - MAX_ITEMS} more silent nodes")
+    reasons: dict[str, list[int]] = {}
+    for seen in evidence.ranks:
+        if seen.why_unreadable:
+            reasons.setdefault(seen.why_unreadable, []).append(seen.rank)
+    by_number = sorted(reasons.items(), key=lambda item: -len(item[1]))[:MAX_ITEMS]
+    lines += [f"not read: {name_group(evidence, tuple(ranks))}: {why}" for why, ranks in by_number]
+    return [[Line(page.cut(line), "bad")] for line in lines]
+
+
+def _grid(evidence: Evidence, conclusion: Conclusion, classes: Sequence[StackClass], width: int) -> list[Line]:
+    """All ranks at their places, where they do not all stand in the same one."""
+    marks = rank_marks(evidence, classes, (suspect.rank for suspect in conclusion.suspects))
+    if len(marks) < LEAST_FOR_GRID or len(set(marks.values())) < 2:
+        return []
+    grid = make_text_grid(evidence.topology, marks, min(width, 120) - 2 - NAME_WIDTH, MAX_GRID_ROWS)
+    meanings = (f"{mark} {meaning}" for mark, meaning in MEANINGS.items() if mark in marks.values())
+    caption = "; ".join((grid.caption, *meanings))
+    widest = max(len(name) for name, _ in grid.rows)
+    rows = [Line(f"  {name:{widest}}  {row}", "grid") for name, row in grid.rows]
+    return [*(Line(line, "muted") for line in wrap(caption, width)), *rows]
+
+
+def to_text(lines: Iterable[Line]) -> str:
+    """The report without colour."""
+    return "\n".join(line.text for line in lines)

@@ -1,0 +1,33 @@
+"""Groups suspects by reason, and names a group of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.judge.conclusion import Suspect, name_ranks, where_shared
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectGroup:
+    """Ranks that are suspected for the same reason."""
+
+    ranks: tuple[int, ...]
+    why: str
+
+
+def merge_suspects(suspects: Iterable[Suspect]) -> tuple[SuspectGroup, ...]:
+    """The suspects by reason, in the order in which the verdict has them."""
+    reasons: dict[str, list[int]] = {}
+    for suspect in suspects:
+        reasons.setdefault(suspect.why, []).append(suspect.rank)
+    return tuple(SuspectGroup(tuple(sorted(ranks)), why) for why, ranks in reasons.items())
+
+
+def name_group(evidence: Evidence, ranks: tuple[int, ...]) -> str:
+    """`rank 5 (n2, dp0 pp1 tp1)`, `ranks 96-103 (node n12, pp3)`."""
+    if len(ranks) == 1:
+        return evidence.name(ranks[0])
+    shared = where_shared(evidence, ranks)
+    return f"{name_ranks(ranks)}{f' ({shared})' if shared else ''}"

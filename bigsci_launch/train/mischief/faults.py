@@ -1,0 +1,93 @@
+"""Faults on purpose, by rank and step, for tests and demonstrations. A `fault` event is written first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from deepspeed.runtime import bf16_optimizer
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.runtime.zero import stage_1_and_2
+from torch import Tensor
+
+from bigsci_launch.config.guard_schema import FaultSpec
+from bigsci_launch.errors import ConfigError
+from bigsci_launch.train.mischief.defects import Defects
+from bigsci_launch.train.parallel.tensor import ColumnParallelLinear, TensorParallel
+from bigsci_launch.train.rank_events import RankReport
+
+
+class Faults:
+    """The faults of one rank, and the defects that all share; `engine` is the pipeline engine of its stage."""
+
+    def __init__(
+        self, specs: Sequence[FaultSpec], rank: int, report: RankReport, engine: PipelineEngine, defects: Defects
+    ) -> None:
+        self._specs = [spec for spec in specs if spec.rank == rank and spec.kind != "flipped_byte"]
+        has_partner = engine.is_model_parallel or engine.is_data_parallel
+        if not has_partner and any(spec.kind == "skip" for spec in self._specs):
+            raise ConfigError("faults: skip: with tp 1 and dp 1 there is no collective to leave out")
+        self._defects = defects
+        self._report = report
+        self._engine = engine
+
+    def before_step(self, step: int) -> None:
+        """Misbehave, if it is time."""
+        for kind in self._defects.before_step(step, self._engine):
+            self._report.event("fault", fault=kind, seconds=None)
+        for spec in self._specs:
+            if spec.step == step:
+                self._report.event("fault", fault=spec.kind, seconds=spec.seconds if spec.kind == "slow" else None)
+                self._begin(spec)
+            if spec.kind == "slow" and step >= spec.step:
+                time.sleep(spec.seconds)
+
+    def _begin(self, spec: FaultSpec) -> None:
+        if spec.kind == "hang":
+            hang_for_ever()
+        elif spec.kind == "die":
+            self._report.close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif spec.kind == "skip":
+            skip_collective(self._engine)
+
+
+def hang_for_ever() -> None:
+    """Sleep; the name is what a stack shows."""
+    while True:
+        time.sleep(3600)
+
+
+def skip_collective(engine: PipelineEngine) -> None:
+    """Leave out one collective of the coming step, such that every other one still meets its partners.
+
+    With tensor parallelism it is the last all-reduce of the backward pass. Without, it is the last data-parallel
+    collective: the mean of the loss on the last stage, the gathering of the new weights on the others. The ranks that
+    wait then do so in a collective that this rank has left behind.
+    """
+    layers = [module for module in engine.module.modules() if isinstance(module, ColumnParallelLinear)]
+    if layers and layers[0].ranks.size > 1:
+        layers[0].ranks = Skipping(layers[0].ranks, engine.micro_batches)
+    elif engine.is_last_stage():
+        engine.is_data_parallel = False
+    else:
+        for module in (bf16_optimizer, stage_1_and_2):
+            module.all_gather_dp_groups = lambda *args, **kwargs: None
+
+
+class Skipping(TensorParallel):
+    """Tensor-parallel ranks that leave out the all-reduce number `skipped` from now (counted from 1)."""
+
+    def __init__(self, ranks: TensorParallel, skipped: int) -> None:
+        super().__init__(ranks.rank, ranks.size, ranks.group)
+        self._remaining = skipped
+
+    def all_reduce(self, tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
+        """Reduce `tensor` over the tensor-parallel ranks, in place, but once."""
+        self._remaining -= 1
+        if self._remaining != 0:
+            super().all_reduce(tensor, operation)

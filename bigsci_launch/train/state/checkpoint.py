@@ -1,0 +1,253 @@
+"""Saves and loads the whole state of a run: DeepSpeed's files, random states per rank, and what they are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+import bigsci_launch
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.errors import CheckpointError
+from bigsci_launch.launch.provenance import describe_repository
+from bigsci_launch.runs.checkpoints import (
+    CheckpointRecord,
+    CheckpointsDir,
+    begin_checkpoint,
+    checkpoint_tag,
+    commit_checkpoint,
+    find_checkpoint,
+    finish_interrupted,
+    list_files,
+    read_record,
+    require_complete,
+    sync_path,
+    write_record,
+)
+from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.resume import describe_run, require_not_lost, require_same_run
+from bigsci_launch.runs.verify import (
+    choose_prunable,
+    delete_checkpoint,
+    file_digest,
+    finish_deletions,
+    list_checkpoints,
+)
+from bigsci_launch.topology import Coordinate, Topology
+from bigsci_launch.train.collective import on_first_rank
+from bigsci_launch.train.guards.watch import write_state_document
+from bigsci_launch.train.mischief.defects import Defects, lose_optimizer_step
+from bigsci_launch.train.optimizer import apply_settings
+from bigsci_launch.train.rank_events import is_lost_peer
+from bigsci_launch.train.startup import talk_as_debug
+from bigsci_launch.train.state.rng import capture_generators, restore_generators, seed_generators
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is: optimizer steps done, and samples consumed by them."""
+
+    step: int = 0
+    consumed_samples: int = 0
+
+
+class DurableCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
+    """Writes as DeepSpeed does, and syncs each file before the checkpoint gets its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.zipfile_serialization = True
+        self.digests: dict[str, str] = {}
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Write `state_dict` to `path`."""
+        super().save(state_dict, path)
+        sync_path(Path(path))
+        self.digests[Path(path).name] = file_digest(Path(path))
+
+
+def describe(config: RunConfig, topology: Topology, progress: Progress) -> CheckpointRecord:
+    """What a checkpoint of this run is, its files left out."""
+    return describe_run(config, topology, step=progress.step, consumed_samples=progress.consumed_samples)
+
+
+@lru_cache(maxsize=1)
+def running_code() -> dict[str, Any]:
+    """The code that this process runs: git revision of the package (None outside a repository), whether there were
+    changes on top of it, and versions."""
+    repository = describe_repository(Path(bigsci_launch.__file__).parent)
+    changed = repository.get("changed_files")
+    return {
+        "revision": repository.get("revision"),
+        "dirty": None if changed is None else bool(changed),
+        "bigsci_launch": bigsci_launch.__version__,
+        "torch": torch.__version__,
+        "deepspeed": deepspeed.__version__,
+    }
+
+
+def universal_info(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What DeepSpeed's converter to universal checkpoints must know: how each parameter was shared out over tp, and
+    that the tied embedding is one parameter, so that no race decides which stage's copy is taken."""
+    tied = model["tied_embeddings"]
+    positions = [r"1\.weight"] if model.get("positions", "learned") == "learned" else []
+    last = model["num_layers"] + 2 + len(positions) + model["embedding_norm"]
+    table = [r"tied_modules\.embedding\.weight"]
+    return {
+        "universal_checkpoint_version": 0.2,
+        "original_vocab_size": model["vocab_size"],
+        "tp_replicated_parameter_patterns": [
+            *positions,
+            r"\d+\.norm\..*",
+            r"\d+\.attention_norm\..*",
+            r"\d+\.mlp_norm\..*",
+            r"\d+\.attention\.output\.bias",
+            r"\d+\.mlp\.down\.bias",
+        ],
+        "parameter_with_row_parallelism_patterns": [r"\d+\.attention\.output\.weight", r"\d+\.mlp\.down\.weight"],
+        "vocabulary_parameter_patterns": table if tied else [r"0\.weight", rf"{last}\.weight"],
+        "pipeline_replicated_parameter_patterns": table if tied else [],
+        "parameter_to_average_patterns": [],
+        "parameter_with_2_sub_params_cat_dim_0": [],
+    }
+
+
+def generators_path(folder: Path, rank: int) -> Path:
+    """The file of a checkpoint that holds the random states of `rank`."""
+    return folder / f"rng_rank_{rank:04d}.pt"
+
+
+def save_checkpoint(
+    engine: PipelineEngine,
+    checkpoints: CheckpointsDir,
+    record: CheckpointRecord,
+    coordinate: Coordinate,
+    defects: Defects,
+    keep_last: int | None,
+) -> Path:
+    """Save the state after `record.step`; a collective call, done when `latest` names it. The folder it is in.
+
+    Of what was saved before, the newest `keep_last` stay (None: all), and what must not be deleted.
+    """
+    tag = checkpoint_tag(record.step)
+    staging = on_first_rank(lambda: _begin(checkpoints, tag))
+    client_state = {
+        "iteration": record.step,
+        "consumed_train_samples": record.consumed_samples,
+        "universal_checkpoint_info": universal_info(record.model),
+    }
+    digests = engine.checkpoint_engine.digests
+    digests.clear()
+    with talk_as_debug():
+        engine.save_checkpoint(str(staging), tag=tag, client_state=client_state, save_latest=False)
+    generators = generators_path(staging / tag, dist.get_rank())
+    torch.save(capture_generators(), generators)
+    sync_path(generators)
+    digests[generators.name] = file_digest(generators)
+    write_state_document(engine, staging / tag, digests, rank=dist.get_rank(), coordinate=coordinate, step=record.step)
+    defects.damage(Path(engine._get_zero_ckpt_name(str(staging), tag)), record.step)
+    dist.barrier()
+    on_first_rank(lambda: _commit(checkpoints, staging / tag, record, keep_last))
+    return checkpoints.folder(tag)
+
+
+def _begin(checkpoints: CheckpointsDir, tag: str) -> Path:
+    with _disk_errors(checkpoints.path):
+        return begin_checkpoint(checkpoints, tag)
+
+
+def _commit(checkpoints: CheckpointsDir, staged: Path, record: CheckpointRecord, keep_last: int | None) -> None:
+    with _disk_errors(checkpoints.path):
+        write_record(staged, replace(record, files=list_files(staged), code=running_code()))
+        commit_checkpoint(checkpoints, staged.name, record.step)
+        if keep_last is not None:
+            for state in choose_prunable(list_checkpoints(checkpoints), keep_last):
+                delete_checkpoint(state.folder)
+
+
+@contextlib.contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or path}: {error.strerror or error}") from error
+
+
+def choose_checkpoint(load: str, run: RunDir, record: CheckpointRecord) -> tuple[Path, CheckpointRecord] | None:
+    """The checkpoint that `checkpoint.load` means, checked against what the run is, or None to start at step 0.
+
+    A collective call: rank 0 looks, all agree.
+
+    Raises:
+        CheckpointError: there is none where one is meant, it is incomplete, or it is of another model or topology.
+    """
+    return on_first_rank(lambda: _choose(load, run, record))
+
+
+def _choose(load: str, run: RunDir, expected: CheckpointRecord) -> tuple[Path, CheckpointRecord] | None:
+    own = CheckpointsDir(run.checkpoints)
+    running_code()  # as it is now: the repository may change while the run trains
+    with _disk_errors(own.path):
+        finish_interrupted(own)
+        finish_deletions(own)
+        folder = find_checkpoint(load, own)
+    if folder is None:
+        if load == "auto":
+            require_not_lost(run)
+        return None
+    record = read_record(folder)
+    require_same_run(folder, record, expected)
+    require_complete(folder, record)
+    return folder, record
+
+
+def load_checkpoint(
+    engine: PipelineEngine,
+    folder: Path,
+    record: CheckpointRecord,
+    config: RunConfig,
+    coordinate: Coordinate,
+    defects: Defects,
+) -> Progress:
+    """Load model, optimizer and random states; a collective call. How far the run was.
+
+    Random states that a conversion to another topology could not keep start anew.
+
+    Raises:
+        CheckpointError: DeepSpeed could not load it, or loaded nothing.
+    """
+    try:
+        with talk_as_debug():
+            path, _ = engine.load_checkpoint(str(folder.parent), tag=folder.name)
+        generators = _read_generators(folder, record)
+    except Exception as error:
+        if is_lost_peer(error):
+            raise
+        raise CheckpointError(f"{folder}: cannot be loaded: {type(error).__name__}: {error}") from error
+    if path is None:
+        raise CheckpointError(f"{folder}: DeepSpeed loaded nothing from it")
+    if generators is None:
+        seed_generators(config.run.seed, coordinate, record.step)
+    elif not defects.loses("lost_random_states", record.step):
+        restore_generators(generators)
+    if defects.loses("lost_optimizer_step", record.step):
+        lose_optimizer_step(engine)
+    apply_settings(engine.optimizer.param_groups, config.optimizer)
+    engine.optimizer.clip_grad = config.optimizer.clip_grad
+    return Progress(record.step, record.consumed_samples)
+
+
+def _read_generators(folder: Path, record: CheckpointRecord) -> dict[str, Any] | None:
+    if record.converted_from and record.converted_from["random_states"] == "new":
+        return None
+    states: dict[str, Any] = torch.load(generators_path(folder, dist.get_rank()), weights_only=True)
+    return states

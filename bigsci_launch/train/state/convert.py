@@ -1,0 +1,316 @@
+"""Writes a checkpoint for another topology: `python -m bigsci_launch.train.state.convert CHECKPOINT TOPOLOGY FOLDER`.
+
+One file after the other is put together from the parts of the saved ones that it needs, so memory holds one at a time.
+The result is an ordinary checkpoint, with the digests that its ranks would have left; a load checks them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.utils.tensor_fragment import fragment_address
+from torch import Tensor
+from xxhash import xxh3_128_hexdigest
+
+from bigsci_launch.errors import BslError, CheckpointError
+from bigsci_launch.plan.choose.conversion import Conversion, plan_conversion, saved_topology
+from bigsci_launch.runs.checkpoints import (
+    CheckpointsDir,
+    begin_checkpoint,
+    checkpoint_tag,
+    commit_checkpoint,
+    digests_path,
+    list_files,
+    sync_path,
+    write_record,
+)
+from bigsci_launch.runs.layout import write_atomically
+from bigsci_launch.runs.verify import file_digest
+from bigsci_launch.topology import Coordinate, Topology
+from bigsci_launch.train.guards.copies import TIED
+from bigsci_launch.train.guards.state import DTYPES, bytes_of
+from bigsci_launch.train.state.checkpoint import DurableCheckpointEngine, generators_path, universal_info
+from bigsci_launch.train.state.reshard import (
+    MOMENTS,
+    Parameter,
+    SavedShards,
+    layer_name,
+    load_mapped,
+    shard_name,
+    states_name,
+)
+
+ALIGNMENT = 2
+"""DeepSpeed pads each flat group to a multiple of this many elements per dp rank (`nccl_start_alignment_factor`)."""
+
+Advance = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPart:
+    """A dp rank's partition of an optimizer group: `slices` as (start, length) by name, `padding` at its end."""
+
+    name: str
+    slices: dict[str, tuple[int, int]]
+    flats: dict[str, Tensor]
+    padding: int
+
+
+class Converter:
+    """Writes the files of one conversion into `folder`."""
+
+    def __init__(self, conversion: Conversion, folder: Path, advance: Advance) -> None:
+        self._conversion, self._folder, self._advance = conversion, folder, advance
+        self._topology = conversion.topology
+        self._saved = SavedShards(conversion.source, saved_topology(conversion.before))
+        self._rows: int = conversion.after.model["padded_vocab_size"]
+        self._engine = DurableCheckpointEngine()
+
+    @property
+    def num_steps(self) -> int:
+        """How often `advance` is called."""
+        return len(self._saved.parameters) + self._topology.world_size
+
+    def write(self) -> None:
+        """Write every file but the record.
+
+        Raises:
+            CheckpointError: copies of a parameter differ, or a file cannot be read.
+        """
+        self._saved.require_equal_copies(self._advance)
+        for pp in range(self._topology.pp):
+            groups = self._groups(pp)
+            for tp in range(self._topology.tp):
+                weights = {each.name: self._cut("weight", each, tp) for group in groups for each in group}
+                entries = {name: _entry(weight) for name, weight in weights.items()}
+                for dp in range(self._topology.dp):
+                    coordinate = Coordinate(dp_rank=dp, pp_rank=pp, tp_rank=tp)
+                    self._advance(f"rank {self._topology.rank(coordinate)}")
+                    self._engine.digests.clear()
+                    if dp == 0:
+                        self._write_model(groups, weights, pp, tp)
+                    self._write_rank(groups, entries, coordinate)
+
+    def _cut(self, role: str, parameter: Parameter, tp: int) -> Tensor:
+        return self._saved.cut(role, parameter, tp, self._topology.tp, self._rows)
+
+    def _groups(self, pp: int) -> list[list[Parameter]]:
+        """The parameters of a stage by optimizer group, each in the order of the module: tied ones, then by layer."""
+        layers = set(self._conversion.stages[pp])
+        ends = {0, max(max(stage, default=0) for stage in self._conversion.stages)}
+        groups: list[list[Parameter]] = [[] for _ in self._saved.states[0]["param_shapes"]]
+        for parameter in self._saved.parameters.values():
+            is_tied = parameter.name.startswith(TIED)
+            if (layers & ends) if is_tied else parameter.layer in layers:
+                groups[parameter.group].append(parameter)
+        return [sorted(group, key=lambda each: (not each.name.startswith(TIED), each.layer)) for group in groups]
+
+    def _write_model(
+        self, groups: Sequence[Sequence[Parameter]], weights: Mapping[str, Tensor], pp: int, tp: int
+    ) -> None:
+        for layer in self._conversion.stages[pp]:
+            if (self._saved.folder / layer_name(layer, 0)).exists():
+                self._save(self._layer(layer, weights), layer_name(layer, tp))
+        topology = self._topology
+        state = {
+            **self._saved.states[0],
+            "param_shapes": [OrderedDict((each.name, weights[each.name].shape) for each in group) for group in groups],
+            "dp_world_size": topology.dp,
+            "mp_world_size": topology.tp * topology.pp,
+            "checkpoint_parallel_dimensions": {"pp_degree": topology.pp, "tp_degree": topology.tp},
+            "universal_checkpoint_info": universal_info(self._conversion.after.model),
+            "ds_config": self._settings(),
+        }
+        self._save(state, states_name(pp * topology.tp + tp))
+
+    def _layer(self, layer: int, weights: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:
+        by_key = {
+            each.key: weights[each.name]
+            for each in self._saved.parameters.values()
+            if each.layer == layer and each.name in weights
+        }
+        saved = load_mapped(self._saved.folder / layer_name(layer, 0))
+        return OrderedDict((key, by_key[key].clone()) for key in saved)
+
+    def _settings(self) -> dict[str, Any]:
+        """DeepSpeed's configuration as saved, with the micro batches of the new dp where they come out even."""
+        saved: dict[str, Any] = dict(self._saved.states[0]["ds_config"])
+        samples = saved["gradient_accumulation_steps"] * self._saved.topology.dp
+        if samples % self._topology.dp == 0:
+            saved["gradient_accumulation_steps"] = samples // self._topology.dp
+        return saved
+
+    def _write_rank(
+        self, groups: Sequence[Sequence[Parameter]], entries: Mapping[str, Any], coordinate: Coordinate
+    ) -> None:
+        parts = [self._group_part(number, group, coordinate) for number, group in enumerate(groups)]
+        name = shard_name(coordinate.dp_rank, coordinate.pp_rank * self._topology.tp + coordinate.tp_rank)
+        self._save(self._optimizer_file(groups, parts), f"{self._saved.shard_prefix}{name}")
+        rank = self._topology.rank(coordinate)
+        document = {
+            "schema_version": 1,
+            "algorithm": "xxh3-128",
+            "rank": rank,
+            "coordinate": coordinate.as_dict(),
+            "step": self._conversion.after.step,
+            "when": "after",
+            "tensors": dict(entries),
+            "optimizer": dict(self._optimizer_entries(parts)),
+            "random": self._keep_random_states(rank, coordinate),
+            "files": dict(self._engine.digests),
+        }
+        path = digests_path(self._folder, rank)
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, json.dumps(document) + "\n")
+
+    def _group_part(self, number: int, group: Sequence[Parameter], coordinate: Coordinate) -> GroupPart:
+        sizes = [self._cut_size(each) for each in group]
+        dp, total = self._topology.dp, sum(sizes)
+        width = -(-total // (ALIGNMENT * dp)) * ALIGNMENT
+        first, last = coordinate.dp_rank * width, (coordinate.dp_rank + 1) * width
+        flats = {role: torch.zeros(width) for role in ("master", *MOMENTS)}
+        slices, begin = {}, 0
+        for parameter, size in zip(group, sizes, strict=True):
+            low, high = max(first, begin), min(last, begin + size)
+            if low < high:
+                slices[parameter.name] = (low - first, high - low)
+                for role, flat in flats.items():
+                    values = self._cut(role, parameter, coordinate.tp_rank).reshape(-1)
+                    flat[low - first : high - first] = values[low - begin : high - begin]
+            begin += size
+        padding = width * dp - total if coordinate.dp_rank == dp - 1 else 0
+        return GroupPart(self._param_group(number)["name"], slices, flats, padding)
+
+    def _cut_size(self, parameter: Parameter) -> int:
+        """Elements of a parameter on one rank."""
+        size: int = math.prod(parameter.shape)
+        if parameter.axis is None:
+            return size
+        if parameter.is_vocabulary:
+            return size // parameter.shape[0] * (self._rows // self._topology.tp)
+        return size // self._topology.tp * self._saved.topology.tp
+
+    def _param_group(self, number: int) -> dict[str, Any]:
+        state = self._saved.template["optimizer_state_dict"]
+        group: dict[str, Any] = state["base_optimizer_state"]["param_groups"][number]
+        return group
+
+    def _step(self, number: int) -> Tensor:
+        state = self._saved.template["optimizer_state_dict"]["base_optimizer_state"]["state"][number]
+        step: Tensor = state["step"]
+        return step.clone()
+
+    def _optimizer_file(self, groups: Sequence[Sequence[Parameter]], parts: Sequence[GroupPart]) -> dict[str, Any]:
+        template = self._saved.template
+        inner = dict(template["optimizer_state_dict"])
+        has_padding = inner.get("param_alignment_paddings") is None  # BF16_Optimizer saves masters with it
+        inner["base_optimizer_state"] = {
+            "state": {
+                number: {"step": self._step(number), **{role: part.flats[role] for role in MOMENTS}}
+                for number, part in enumerate(parts)
+            },
+            "param_groups": [self._param_group(number) for number in range(len(parts))],
+        }
+        inner["single_partition_of_fp32_groups"] = [
+            part.flats["master"] if has_padding else part.flats["master"][: len(part.flats["master"]) - part.padding]
+            for part in parts
+        ]
+        inner["group_paddings"] = [part.padding for part in parts]
+        inner["partition_count"] = [self._topology.dp] * len(parts)
+        inner["param_slice_mappings"] = [
+            OrderedDict(
+                (name, fragment_address(numel=size, start=start)) for name, (start, size) in part.slices.items()
+            )
+            for part in parts
+        ]
+        if not has_padding:
+            inner["param_alignment_paddings"] = [[0] * len(group) for group in groups]
+        return {**template, "optimizer_state_dict": inner, "ds_config": self._settings()}
+
+    def _optimizer_entries(self, parts: Sequence[GroupPart]) -> Iterator[tuple[str, Any]]:
+        for number, part in enumerate(parts):
+            for role, flat in part.flats.items():
+                yield f"{part.name}.{role}", xxh3_128_hexdigest(bytes_of(flat))
+            yield f"{part.name}.step", int(self._step(number))
+
+    def _keep_random_states(self, rank: int, coordinate: Coordinate) -> str | None:
+        """Copy the random states of the rank that stood here; their digest, or None where there was no such rank."""
+        if not self._conversion.keeps_random_states:
+            return None
+        source = self._saved.topology.rank(replace(coordinate, tp_rank=0))
+        path = generators_path(self._folder, rank)
+        shutil.copyfile(generators_path(self._saved.folder, source), path)
+        sync_path(path)
+        self._engine.digests[path.name] = file_digest(path)
+        digests = json.loads(digests_path(self._saved.folder, source).read_text(encoding="utf-8"))
+        random: str | None = digests["random"]
+        return random
+
+    def _save(self, state: Any, name: str) -> None:
+        self._engine.save(state, str(self._folder / name))
+
+
+def _entry(weight: Tensor) -> list[Any]:
+    return [DTYPES[weight.dtype], list(weight.shape), xxh3_128_hexdigest(bytes_of(weight))]
+
+
+def convert(conversion: Conversion, out: CheckpointsDir, report: Callable[[int, int, str], None]) -> Path:
+    """Write the converted checkpoint into `out` and let `latest` name it; whatever is killed, none is left half.
+
+    Raises:
+        CheckpointError: copies differ, a file cannot be read, or the disk refuses.
+    """
+    tag = checkpoint_tag(conversion.after.step)
+    done = 0
+
+    def advance(text: str) -> None:
+        nonlocal done
+        report(done, converter.num_steps, text)
+        done += 1
+
+    staged = begin_checkpoint(out, tag) / tag
+    try:
+        converter = Converter(conversion, staged, advance)
+        converter.write()
+    except BaseException:
+        shutil.rmtree(staged.parent, ignore_errors=True)
+        raise
+    for script in conversion.source.parent.glob("zero_to_*.py"):
+        shutil.copyfile(script, staged.parent / script.name)
+    write_record(staged, replace(conversion.after, files=list_files(staged)))
+    commit_checkpoint(out, tag, conversion.after.step)
+    return out.folder(tag)
+
+
+def main() -> None:
+    """Convert as the command line says; progress, or what is wrong, as JSON lines on stdout."""
+    source, topology, out = sys.argv[1:]
+
+    def tell(**fields: Any) -> None:
+        print(json.dumps(fields), flush=True)
+
+    try:
+        conversion = plan_conversion(Path(source), Topology.parse(topology))
+        folder = convert(
+            conversion, CheckpointsDir(Path(out)), lambda done, total, text: tell(done=done, total=total, text=text)
+        )
+    except BslError as error:
+        tell(error=error.message, hint=error.hint)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        tell(error=f"{error.filename or out}: {error.strerror or error}", hint=None)
+        sys.exit(CheckpointError.exit_code)
+    tell(folder=str(folder))
+
+
+if __name__ == "__main__":
+    main()

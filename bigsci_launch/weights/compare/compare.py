@@ -1,0 +1,343 @@
+"""Compare two sets of weights: bits first, by memory mapping; statistics only for what differs."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+from bigsci_launch.errors import BslError, CheckpointError
+from bigsci_launch.weights.compare.comparison import Comparison, Difference, Kind, Selection, names_text
+from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
+from bigsci_launch.weights.files.sources import Model, OptimizerGroup, Unreadable, Weights
+from bigsci_launch.weights.files.tensors import Place, StoredTensor, TensorPair, UnreadableFile
+from bigsci_launch.weights.match.copies import is_copied, tied_pairs, tp_pairs
+from bigsci_launch.weights.match.logical import join_dp
+from bigsci_launch.weights.match.pairing import Bundle, pair_weights
+from bigsci_launch.weights.match.replicas import Hints
+
+if TYPE_CHECKING:
+    from bigsci_launch.weights.compare.statistics import Statistics
+
+EVERYTHING = Selection()
+# Bytes that one task compares, so that many small tensors cost no more than a large one.
+BATCH_BYTES = 16 << 20
+# Bundles of files that are open at a time.
+MAX_AHEAD = 4
+
+
+class Advance(Protocol):
+    """Told after each bundle how many are done."""
+
+    def __call__(self, done: int, text: str = "") -> None: ...
+
+
+def silent(done: int, text: str = "") -> None:
+    """No progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    pair: TensorPair
+    is_equal: bool
+
+
+@dataclass
+class _Tally:
+    """What a running comparison has found so far."""
+
+    num_compared: int = 0
+    num_within_tolerance: int = 0
+    num_bytes: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    unreadable: list[Unreadable] = field(default_factory=list)
+    places: dict[str, set[Place]] = field(default_factory=dict)
+    # Places by the names that are known to be equal there: ranks of a stage hold the same names.
+    equal_at: dict[tuple[str, ...], set[Place]] = field(default_factory=dict)
+    # Printed tensors by name, each with the elements it has, if they are known: they tell how little a dump shows.
+    printed: dict[str, tuple[StoredTensor, int | None]] = field(default_factory=dict)
+    # Tensors of A that other ranks of A hold too.
+    copies: list[StoredTensor] = field(default_factory=list)
+    groups_a: dict[Place, tuple[OptimizerGroup, ...]] = field(default_factory=dict)
+    groups_b: dict[Place, tuple[OptimizerGroup, ...]] = field(default_factory=dict)
+
+
+def compare_weights(
+    a: Weights,
+    b: Weights,
+    *,
+    selection: Selection = EVERYTHING,
+    tolerance: float | None = None,
+    advance: Advance = silent,
+) -> Comparison:
+    """Every tensor of `a` against its counterpart in `b`.
+
+    A tensor whose relative L2 distance is at most `tolerance` counts as equal; None: every bit counts. Files that
+    cannot be read are listed, and the rest is compared.
+
+    Raises:
+        CheckpointError: the sides have no tensor in common, or none is selected.
+        BslError: something differs and numpy, which measures how far, is not installed.
+    """
+    tally = _Tally(unreadable=[*a.broken, *b.broken])
+    files = FilePool()
+    threads = min(4, os.cpu_count() or 1)
+    hints = Hints.of_model(a.model)
+    with ThreadPoolExecutor(threads) as pool:
+        pairing = pair_weights(a, b)
+        for done, (bundle, compared) in enumerate(_ahead(pairing.bundles, selection, files, pool)):
+            _note(bundle, selection, tally)
+            for outcome in compared:
+                _settle(outcome, tolerance, tally, files)
+                tally.copies += (one for one in outcome.pair[:1] if one and is_copied(one, hints))
+            if bundle.owns_files:
+                _close(bundle, files)
+            advance(done + 1, bundle.title)
+    files.close_all()
+    _require_something(a, b, tally)
+    return Comparison(
+        a=a.path,
+        b=b.path,
+        num_compared=tally.num_compared,
+        num_within_tolerance=tally.num_within_tolerance,
+        num_bytes=tally.num_bytes,
+        differences=tuple(tally.differences),
+        unreadable=tuple(tally.unreadable),
+        places=_all_places(tally),
+        groups_a=tally.groups_a,
+        groups_b=tally.groups_b,
+        notes=(*pairing.notes, *_precision_notes(tally)),
+        steps=(a.model.global_steps, b.model.global_steps),
+        is_printed=bool(tally.printed),
+        apart=_names_apart(tally.copies, a.model, hints),
+    )
+
+
+def _all_places(tally: _Tally) -> dict[str, frozenset[Place]]:
+    for names, places in tally.equal_at.items():
+        for name in names:
+            tally.places.setdefault(name, set()).update(places)
+    return {name: frozenset(places) for name, places in tally.places.items()}
+
+
+def _names_apart(copies: Sequence[StoredTensor], model: Model, hints: Hints) -> frozenset[str]:
+    """Parameters of one side whose tied copies, or replicas over tp, are not equal to the bit."""
+    held = join_dp(copies, model)
+    files = FilePool(MANY_FILES)
+    pairs = [*tied_pairs(held), *tp_pairs(held, hints)]
+    names = frozenset(pair.other.name for pair in pairs if not is_equal((pair.first, pair.other), files))
+    files.close_all()
+    return names
+
+
+def _require_something(a: Weights, b: Weights, tally: _Tally) -> None:
+    """Refuse an answer about nothing.
+
+    Raises:
+        CheckpointError: no tensor of one side has a counterpart on the other, or none was selected.
+    """
+    if tally.num_compared or tally.unreadable:
+        return
+    only_a, only_b = (
+        [difference.name for difference in tally.differences if difference.kind == kind]
+        for kind in ("missing", "extra")
+    )
+    if not only_a and not only_b:
+        raise CheckpointError(
+            f"{a.path} and {b.path}: no tensor is left to compare", hint="see --include and --exclude"
+        )
+    raise CheckpointError(
+        f"{a.path} and {b.path} have no tensor in common",
+        hint=f"one holds {names_text(tuple(only_a)) or 'none'}, the other {names_text(tuple(only_b)) or 'none'}",
+    )
+
+
+def _ahead(
+    found: Iterable[Bundle], selection: Selection, files: FilePool, pool: ThreadPoolExecutor
+) -> Iterator[tuple[Bundle, list[_Compared]]]:
+    """Bundles in order with their outcomes, while the threads compare those that follow."""
+    waiting: deque[tuple[Bundle, list[Future[list[_Compared]]]]] = deque()
+    for bundle in found:
+        tensors = ((pair, _either(pair)) for pair in bundle.pairs)
+        pairs = [pair for pair, tensor in tensors if selection.takes(tensor.name, tensor.role)]
+        waiting.append((bundle, [pool.submit(_compare_batch, batch, files) for batch in _batches(pairs)]))
+        if len(waiting) >= MAX_AHEAD:
+            yield _outcome(*waiting.popleft())
+    while waiting:
+        yield _outcome(*waiting.popleft())
+
+
+def _outcome(bundle: Bundle, futures: Sequence[Future[list[_Compared]]]) -> tuple[Bundle, list[_Compared]]:
+    compared: list[_Compared] = []
+    lost: list[Unreadable] = []
+    for future in futures:
+        try:
+            compared += future.result()
+        except UnreadableFile as error:
+            lost.append(Unreadable(error.path, error.why))
+    return replace(bundle, unreadable=(*bundle.unreadable, *lost)), compared
+
+
+def _either(pair: TensorPair) -> StoredTensor:
+    tensor = pair[0] or pair[1]
+    assert tensor is not None
+    return tensor
+
+
+def _batches(pairs: Sequence[TensorPair]) -> Iterator[list[TensorPair]]:
+    batch: list[TensorPair] = []
+    size = 0
+    for pair in pairs:
+        batch.append(pair)
+        size += _either(pair).num_bytes
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _compare_batch(batch: Sequence[TensorPair], files: FilePool) -> list[_Compared]:
+    return [_Compared(pair, is_equal(pair, files)) for pair in batch]
+
+
+def is_equal(pair: TensorPair, files: FilePool) -> bool:
+    """Whether two tensors are known to be equal to the bit, without looking at their values."""
+    a, b = pair
+    if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape or a.strides != b.strides:
+        return False
+    if a.printed is not None or b.printed is not None:
+        return a.printed == b.printed
+    if a.digest is not None or b.digest is not None:
+        from bigsci_launch.weights.files.digests import digest_of
+
+        return digest_of(a, files) == digest_of(b, files)
+    if a.parts or b.parts:
+        return False
+    # Strided tensors span bytes that belong to others: equal spans prove them equal, unequal ones prove nothing.
+    return equal_segments(a.segments, b.segments, files)
+
+
+def _note(bundle: Bundle, selection: Selection, tally: _Tally) -> None:
+    tally.unreadable += bundle.unreadable
+    equal = bundle.equal if selection == EVERYTHING else tuple(filter(selection.takes, bundle.equal))
+    tally.num_compared += len(equal)
+    tally.equal_at.setdefault(equal, set()).add(bundle.place)
+    for place, groups_a, groups_b in bundle.groups:
+        tally.groups_a[place] = groups_a
+        tally.groups_b[place] = groups_b
+
+
+def _settle(outcome: _Compared, tolerance: float | None, tally: _Tally, files: FilePool) -> None:
+    tensor = _either(outcome.pair)
+    tally.places.setdefault(tensor.name, set()).add(tensor.place)
+    if (printed := next((one for one in outcome.pair if one and one.printed is not None), None)) is not None:
+        known = next((one.num_elements for one in outcome.pair if one and one.printed is None), None)
+        tally.printed.setdefault(printed.name, (printed, known))
+    if None not in outcome.pair:
+        tally.num_compared += 1
+        tally.num_bytes += tensor.num_bytes if all(one and one.has_bytes for one in outcome.pair) else 0
+    if outcome.is_equal:
+        return
+    try:
+        difference = difference_of_pair(outcome.pair, files)
+    except UnreadableFile as error:
+        tally.unreadable.append(Unreadable(error.path, error.why))
+        return
+    if difference is None:
+        return
+    if _is_within(difference, tolerance):
+        tally.num_within_tolerance += 1
+    else:
+        tally.differences.append(difference)
+
+
+def _is_within(difference: Difference, tolerance: float | None) -> bool:
+    statistics = difference.statistics
+    if tolerance is None or statistics is None or statistics.num_nan_on_one_side:
+        return False
+    relative = statistics.relative
+    return statistics.num_unequal == 0 or (relative is not None and relative <= tolerance)
+
+
+def difference_of_pair(pair: TensorPair, files: FilePool) -> Difference | None:
+    """What separates a pair that is not known to be equal; None: nothing does."""
+    a, b = pair
+    tensor = _either(pair)
+    if a is None or b is None:
+        return Difference(tensor.name, tensor.role, tensor.place, "missing" if b is None else "extra", a, b)
+    if a.printed is not None or b.printed is not None:
+        return _printed_difference(a, b, files)
+    if a.shape != b.shape:
+        return Difference(a.name, a.role, a.place, "shape", a, b)
+    if a.digest is not None or b.digest is not None:
+        return Difference(a.name, a.role, a.place, "dtype" if a.dtype != b.dtype else "value", a, b)
+    statistics = measure_pair(a, b, files)
+    if statistics.num_differing == 0 and a.dtype == b.dtype:
+        return None
+    return Difference(a.name, a.role, a.place, _kind(a, b, statistics), a, b, statistics)
+
+
+def _printed_difference(a: StoredTensor, b: StoredTensor, files: FilePool) -> Difference | None:
+    require_numpy(f"{a.name} differs")
+    from bigsci_launch.weights.compare.printed import measure_printed
+
+    statistics = measure_printed(a, b, files)
+    if statistics is None:
+        return Difference(a.name, a.role, a.place, "shape", a, b)
+    if not statistics.num_differing and a.dtype == b.dtype:
+        return None
+    return Difference(a.name, a.role, a.place, _kind(a, b, statistics), a, b, statistics)
+
+
+def _precision_notes(tally: _Tally) -> tuple[str, ...]:
+    if not tally.printed:
+        return ()
+    from bigsci_launch.weights.files.text_dump import printed_note
+
+    return (printed_note(list(tally.printed.values())),)
+
+
+def _kind(a: StoredTensor, b: StoredTensor, statistics: Statistics) -> Kind:
+    if a.dtype != b.dtype:
+        return "dtype"
+    if statistics.num_nan_on_one_side:
+        return "nan"
+    return "value" if statistics.num_unequal else "bits"
+
+
+def measure_pair(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistics:
+    """Statistics of two tensors of equal shape.
+
+    One thread: numpy's calls on pieces that fit a cache are so short that threads would wait for each other.
+
+    Raises:
+        BslError: numpy is not installed.
+    """
+    require_numpy(f"{a.name} differs")
+    from bigsci_launch.weights.compare.statistics import measure
+
+    return measure(a, b, files)
+
+
+def require_numpy(why: str) -> None:
+    """Refuse, in words, to go on without numpy.
+
+    Raises:
+        BslError: it is not installed.
+    """
+    try:
+        import bigsci_launch.weights.files.elements  # noqa: F401  # imports numpy, with one thread for its sums
+    except ModuleNotFoundError as error:
+        raise BslError(
+            f"{why}, and numpy, which measures how far, is not installed", hint="pip install 'bigsci-launch[weights]'"
+        ) from error
+
+
+def _close(bundle: Bundle, files: FilePool) -> None:
+    paths = {segment.path for pair in bundle.pairs for tensor in pair if tensor for segment in tensor.segments}
+    for path in paths:
+        files.close(path)

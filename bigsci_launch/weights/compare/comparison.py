@@ -1,0 +1,174 @@
+"""The outcome of a comparison, as values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from bigsci_launch.errors import ConfigError, Problem
+from bigsci_launch.weights.compare.places import describe_places
+from bigsci_launch.weights.files.sources import OptimizerGroup, Unreadable
+from bigsci_launch.weights.files.tensors import Place, Role, StoredTensor
+
+if TYPE_CHECKING:  # numpy is loaded only once something differs
+    from bigsci_launch.weights.compare.statistics import Statistics
+
+Kind = Literal["value", "bits", "missing", "extra", "shape", "dtype", "nan"]
+
+
+def title_of(name: str, role: Role) -> str:
+    """A tensor as the answer calls it: `layer.weight`, `layer.weight exp_avg`."""
+    return name if role in ("weight", "other") else f"{name} {role}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One tensor at one place that is not the same on both sides.
+
+    `missing`: only `a` has it; `extra`: only `b` has it. `bits`: equal values stored as other bits (0.0 and -0.0, NaN
+    payloads). `nan`: NaN on one side where the other has a number. `likely` names the cause, where one was found.
+    `relation` says of an audit what the two copies are to each other.
+    """
+
+    name: str
+    role: Role
+    place: Place
+    kind: Kind
+    a: StoredTensor | None
+    b: StoredTensor | None
+    statistics: Statistics | None = None
+    likely: str | None = None
+    relation: str = ""
+
+    @property
+    def title(self) -> str:
+        """The tensor's name, and what of it: `layer.weight`, `layer.weight exp_avg`."""
+        named = title_of(self.name, self.role)
+        return f"{named} ({self.relation})" if self.relation else named
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One statement of the answer: a pattern, the tensors and places that show it, and a claim in words."""
+
+    pattern: str
+    tensors: tuple[str, ...]
+    places: tuple[Place, ...]
+    claim: str
+    is_fault: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which tensors are compared: those that match one of `include` (all, if empty) and none of `exclude`.
+
+    Masters and moments have two names to be found by: the parameter's, and the one that the answer shows
+    (`layer.weight exp_avg`).
+    """
+
+    include: tuple[re.Pattern[str], ...] = ()
+    exclude: tuple[re.Pattern[str], ...] = ()
+
+    def takes(self, name: str, role: Role = "weight") -> bool:
+        names = (name, title_of(name, role))
+        if any(pattern.search(text) for pattern in self.exclude for text in names):
+            return False
+        return not self.include or any(pattern.search(text) for pattern in self.include for text in names)
+
+
+def parse_selection(include: Sequence[str], exclude: Sequence[str]) -> Selection:
+    """A selection from regular expressions.
+
+    Raises:
+        ConfigError: an expression cannot be compiled.
+    """
+    compiled: dict[str, list[re.Pattern[str]]] = {"--include": [], "--exclude": []}
+    for option, texts in (("--include", include), ("--exclude", exclude)):
+        for text in texts:
+            try:
+                compiled[option].append(re.compile(text))
+            except re.error as error:
+                problem = Problem(option, "", f"{text!r} is no regular expression ({error})")
+                raise ConfigError(str(problem), problems=(problem,)) from error
+    return Selection(tuple(compiled["--include"]), tuple(compiled["--exclude"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was compared and what differs, in the order of the files.
+
+    `places` holds every place at which a tensor was compared, by name; `groups_a` and `groups_b` the optimizer groups
+    of every shard that was read; `steps` the step that each side says it is at; `apart` the parameters whose copies
+    inside A are not equal to each other. `is_printed`: some tensors are known only as torch printed them.
+    """
+
+    a: Path
+    b: Path
+    num_compared: int
+    num_within_tolerance: int
+    num_bytes: int
+    differences: tuple[Difference, ...]
+    unreadable: tuple[Unreadable, ...]
+    places: Mapping[str, frozenset[Place]]
+    groups_a: Mapping[Place, tuple[OptimizerGroup, ...]]
+    groups_b: Mapping[Place, tuple[OptimizerGroup, ...]]
+    notes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    steps: tuple[int | None, int | None] = (None, None)
+    apart: frozenset[str] = frozenset()
+    is_printed: bool = False
+    is_audit: bool = False
+    is_empty: bool = False
+
+    @property
+    def is_other_step(self) -> bool:
+        """Whether both sides state their step, and not the same."""
+        return None not in self.steps and self.steps[0] != self.steps[1]
+
+    @property
+    def is_equal(self) -> bool:
+        return not self.differences and not self.unreadable and not any(finding.is_fault for finding in self.findings)
+
+    @property
+    def num_equal(self) -> int:
+        compared = sum(difference.a is not None and difference.b is not None for difference in self.differences)
+        return self.num_compared - compared
+
+    @property
+    def exit_code(self) -> int:
+        """0 equal, 1 different, 4 something could not be read."""
+        return 4 if self.unreadable else 0 if self.is_equal else 1
+
+
+def where_text(comparison: Comparison, differences: Iterable[Difference]) -> str:
+    """The places of some differences in words, against all places that hold these tensors."""
+    chosen = list(differences)
+    holders = {place for difference in chosen for place in comparison.places[difference.name]}
+    everywhere = {place for places in comparison.places.values() for place in places}
+    return describe_places({difference.place for difference in chosen}, holders, everywhere)
+
+
+def with_finding(comparison: Comparison | None, finding: Finding) -> Comparison:
+    """A comparison with one more finding at its end; None: a comparison of nothing but the finding."""
+    if comparison is None:
+        comparison = Comparison(Path(), Path(), 0, 0, 0, (), (), {}, {}, {}, is_empty=True)
+    return replace(comparison, findings=(*comparison.findings, finding))
+
+
+PLURALS = {"is": "are", "differs": "differ", "holds": "hold", "has": "have", "rides": "ride"}
+
+
+def agree(words: str, count: int) -> str:
+    """The words with their first, a verb, in the plural for more than one subject."""
+    verb = words.partition(" ")[0].rstrip(":")
+    return PLURALS[verb] + words[len(verb) :].replace("its ", "their ") if count > 1 else words
+
+
+def names_text(titles: tuple[str, ...], limit: int = 3) -> str:
+    """`x.weight`, or `x.weight, y.weight and 7 more`."""
+    if len(titles) <= limit:
+        return ", ".join(titles)
+    return f"{', '.join(titles[:limit])} and {len(titles) - limit} more"

@@ -1,0 +1,202 @@
+"""How far two tensors are apart: one pass over both, in chunks that stay in the cache.
+
+Ulp distance: the number of representable values between two numbers, with 0.0 and -0.0 the same. Across zero it is
+large for numbers that are close; the relative L2 distance says what it is worth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from bigsci_launch.weights.files.elements import Array, as_floats, read_elements, round_to
+from bigsci_launch.weights.files.mapped import FilePool
+from bigsci_launch.weights.files.tensors import StoredTensor
+
+# Temporary arrays of float32 stay below the size from which malloc asks the system for pages each time.
+CHUNK = 1 << 14
+# Second moments of 1e-15 are common, and their squares leave float32.
+SAFE_SQUARES = (1e-24, 1e36)
+SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """The distance of two tensors of equal shape. Sums and maxima are over elements that are finite on both sides.
+
+    `num_differing` counts other bits, `num_unequal` other values; a NaN equals a NaN. `max_ulp` is None where the two
+    are not floats of one dtype.
+    """
+
+    num_elements: int
+    num_differing: int
+    num_unequal: int
+    num_nan_a: int
+    num_nan_b: int
+    num_nan_on_one_side: int
+    max_abs: float
+    max_ulp: int | None
+    sum_squares_a: float
+    sum_squares_b: float
+    sum_products: float
+    sum_squared_differences: float
+
+    @property
+    def fraction(self) -> float:
+        """Share of elements with other bits, 0 to 1."""
+        return self.num_differing / self.num_elements if self.num_elements else 0.0
+
+    @property
+    def relative(self) -> float | None:
+        """L2 norm of the difference over that of `a`; None where `a` is zero."""
+        return math.sqrt(self.sum_squared_differences / self.sum_squares_a) if self.sum_squares_a > 0 else None
+
+    @property
+    def cosine(self) -> float | None:
+        """Cosine of the angle between the two; None where one is zero."""
+        product = self.sum_squares_a * self.sum_squares_b
+        return self.sum_products / math.sqrt(product) if product > 0 else None
+
+    @property
+    def norm_ratio(self) -> float | None:
+        """L2 norm of `b` over that of `a`; None where `a` is zero."""
+        return math.sqrt(self.sum_squares_b / self.sum_squares_a) if self.sum_squares_a > 0 else None
+
+    def __add__(self, other: Statistics) -> Statistics:
+        """The statistics of two pieces together."""
+        ulps = [ulp for ulp in (self.max_ulp, other.max_ulp) if ulp is not None]
+        return Statistics(
+            num_elements=self.num_elements + other.num_elements,
+            num_differing=self.num_differing + other.num_differing,
+            num_unequal=self.num_unequal + other.num_unequal,
+            num_nan_a=self.num_nan_a + other.num_nan_a,
+            num_nan_b=self.num_nan_b + other.num_nan_b,
+            num_nan_on_one_side=self.num_nan_on_one_side + other.num_nan_on_one_side,
+            max_abs=max(self.max_abs, other.max_abs),
+            max_ulp=max(ulps) if ulps else None,
+            sum_squares_a=self.sum_squares_a + other.sum_squares_a,
+            sum_squares_b=self.sum_squares_b + other.sum_squares_b,
+            sum_products=self.sum_products + other.sum_products,
+            sum_squared_differences=self.sum_squared_differences + other.sum_squared_differences,
+        )
+
+
+NOTHING = Statistics(0, 0, 0, 0, 0, 0, 0.0, None, 0.0, 0.0, 0.0, 0.0)
+
+
+def ranges(num_elements: int, step: int) -> Iterator[tuple[int, int]]:
+    """`[0, step)`, `[step, 2 * step)`, ... up to `num_elements`."""
+    for start in range(0, num_elements, step):
+        yield start, min(start + step, num_elements)
+
+
+def measure(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistics:
+    """Statistics of two tensors of equal shape (dtypes may differ).
+
+    Raises:
+        UnreadableFile: a file is gone or has become shorter.
+    """
+    total = NOTHING
+    for start, stop in ranges(a.num_elements, CHUNK):
+        left, right = read_elements(a, start, stop, files), read_elements(b, start, stop, files)
+        total += _chunk(left, right, a.dtype, b.dtype)
+    return total
+
+
+def measure_rounded(master: StoredTensor, weight: StoredTensor, files: FilePool) -> Statistics | None:
+    """Statistics of a 16-bit weight against its fp32 master rounded to nearest even; None for other dtypes."""
+    if master.dtype != "F32" or weight.dtype not in ("BF16", "F16"):
+        return None
+    total = NOTHING
+    for start, stop in ranges(weight.num_elements, CHUNK):
+        rounded = round_to(read_elements(master, start, stop, files), weight.dtype)
+        total += _chunk(rounded, read_elements(weight, start, stop, files), weight.dtype, weight.dtype)
+    return total
+
+
+@np.errstate(all="ignore")
+def _chunk(a: Array, b: Array, dtype_a: str, dtype_b: str) -> Statistics:
+    values_a, values_b = as_floats(a, dtype_a), as_floats(b, dtype_b)
+    difference = values_a - values_b
+    num_unequal = int(np.count_nonzero(difference))
+    squares_a, squares_b = float(np.dot(values_a, values_a)), float(np.dot(values_b, values_b))
+    squares = float(np.dot(difference, difference))
+    if not (_is_exact(squares_a, values_a) and _is_exact(squares_b, values_b) and _is_exact(squares, num_unequal)):
+        return _chunk_in_float64(a, b, dtype_a, dtype_b)
+    return Statistics(
+        num_elements=a.size,
+        num_differing=_num_differing(a, b, dtype_a, dtype_b),
+        num_unequal=num_unequal,
+        num_nan_a=0,
+        num_nan_b=0,
+        num_nan_on_one_side=0,
+        max_abs=float(np.max(np.abs(difference, out=difference), initial=0.0)),
+        max_ulp=_max_ulp(a, b) if dtype_a == dtype_b and dtype_a in FLOATS else None,
+        sum_squares_a=squares_a,
+        sum_squares_b=squares_b,
+        sum_products=float(np.dot(values_a, values_b)),
+        sum_squared_differences=squares,
+    )
+
+
+def _is_exact(sum_of_squares: float, values: Array | int) -> bool:
+    """Whether a sum of squares in float32 neither overflowed, nor lost to underflow what is not zero."""
+    if sum_of_squares < SAFE_SQUARES[0]:
+        return not np.any(values)
+    return sum_of_squares < SAFE_SQUARES[1]
+
+
+@np.errstate(all="ignore")
+def _chunk_in_float64(a: Array, b: Array, dtype_a: str, dtype_b: str) -> Statistics:
+    """A chunk that holds NaN, infinities, or numbers whose squares leave float32: slower, and right."""
+    values_a, values_b = as_floats(a, dtype_a).astype(np.float64), as_floats(b, dtype_b).astype(np.float64)
+    nan_a, nan_b = np.isnan(values_a), np.isnan(values_b)
+    is_finite = np.isfinite(values_a) & np.isfinite(values_b)
+    left, right = values_a[is_finite], values_b[is_finite]
+    difference = left - right
+    is_comparable = is_finite if a.size == is_finite.size else np.zeros(a.size, bool)
+    return Statistics(
+        num_elements=a.size,
+        num_differing=_num_differing(a, b, dtype_a, dtype_b),
+        num_unequal=int(np.count_nonzero((values_a != values_b) & ~(nan_a & nan_b))),
+        num_nan_a=int(np.count_nonzero(nan_a)),
+        num_nan_b=int(np.count_nonzero(nan_b)),
+        num_nan_on_one_side=int(np.count_nonzero(nan_a ^ nan_b)),
+        max_abs=float(np.max(np.abs(difference), initial=0.0)),
+        max_ulp=_max_ulp(a[is_comparable], b[is_comparable]) if dtype_a == dtype_b and dtype_a in FLOATS else None,
+        sum_squares_a=float(np.dot(left, left)),
+        sum_squares_b=float(np.dot(right, right)),
+        sum_products=float(np.dot(left, right)),
+        sum_squared_differences=float(np.dot(difference, difference)),
+    )
+
+
+def _num_differing(a: Array, b: Array, dtype_a: str, dtype_b: str) -> int:
+    if dtype_a != dtype_b:
+        return int(a.size - np.count_nonzero(as_floats(a, dtype_a) == as_floats(b, dtype_b)))
+    if a.itemsize == 16:
+        return int(np.count_nonzero((a.view(np.uint64) != b.view(np.uint64)).reshape(-1, 2).any(axis=1)))
+    bits = UNSIGNED[a.itemsize]
+    return int(np.count_nonzero(a.view(bits) != b.view(bits)))
+
+
+def _max_ulp(a: Array, b: Array) -> int:
+    if not a.size:
+        return 0
+    left, right = _ordered(a), _ordered(b)
+    distance = np.maximum(left, right) - np.minimum(left, right)
+    # The distance of two signed numbers fits into an unsigned one of their width, whatever overflows on the way.
+    return int(distance.view(UNSIGNED[a.itemsize]).max())
+
+
+def _ordered(stored: Array) -> Array:
+    """Bits of floats as integers in the order of the values, both zeros as 0."""
+    bits = stored.view(SIGNED[stored.itemsize])
+    sign = bits >> (8 * stored.itemsize - 1)
+    magnitude = bits & np.iinfo(bits.dtype).max
+    return np.asarray((magnitude ^ sign) - sign)

@@ -1,0 +1,83 @@
+"""One checkpoint against itself: copies that must agree, masters and their 16-bit weights, moments, groups, bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from bigsci_launch.errors import CheckpointError
+from bigsci_launch.weights.compare.compare import EVERYTHING, Advance, silent
+from bigsci_launch.weights.compare.comparison import Comparison, Difference, Finding, Selection
+from bigsci_launch.weights.explain.drift import Holdings, compare_pairs, describe, hold, with_moments, with_source
+from bigsci_launch.weights.explain.health import broken_records, decayed_norms, lost_steps, non_finite
+from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool
+from bigsci_launch.weights.files.sources import Weights
+from bigsci_launch.weights.files.tensors import Place, StoredTensor
+from bigsci_launch.weights.match.copies import CopyPair, dp_pairs, master_pairs, tied_pairs, tp_pairs
+from bigsci_launch.weights.match.replicas import Hints
+
+
+def audit_weights(weights: Weights, *, selection: Selection = EVERYTHING, advance: Advance = silent) -> Comparison:
+    """What contradicts itself in one checkpoint or dump.
+
+    The differences are between copies: `a` is the copy at the lowest index of the axis, `b` the other.
+
+    Raises:
+        CheckpointError: no tensor is there, or none is selected.
+    """
+    holdings = hold(weights, selection, advance)
+    if not holdings.tensors and not holdings.unreadable:
+        raise CheckpointError(f"{weights.path}: no tensor to audit", hint="see --include and --exclude")
+    pairs = list(all_pairs(holdings.tensors, Hints.of_model(weights.model)))
+    files = FilePool(MANY_FILES)
+    differences = compare_pairs(pairs, files)
+    explained, source = with_moments(holdings, weights, {difference.name for difference in differences})
+    findings = [
+        *broken_records(weights.sources),
+        *with_source(describe(differences, explained, files), source),
+        *non_finite(holdings.tensors, files),
+        *lost_steps(holdings.groups, weights.model),
+        *decayed_norms(holdings.groups),
+    ]
+    files.close_all()
+    return _as_comparison(weights, holdings, pairs, differences, findings)
+
+
+def all_pairs(tensors: Sequence[StoredTensor], hints: Hints) -> Iterator[CopyPair]:
+    """Every pair of tensors that must agree."""
+    yield from tied_pairs(tensors)
+    yield from tp_pairs(tensors, hints)
+    yield from dp_pairs(tensors)
+    yield from master_pairs(tensors)
+
+
+def _as_comparison(
+    weights: Weights,
+    holdings: Holdings,
+    pairs: Sequence[CopyPair],
+    differences: Sequence[Difference],
+    findings: Sequence[Finding],
+) -> Comparison:
+    likely = {
+        (name, place): finding.pattern for finding in findings for name in finding.tensors for place in finding.places
+    }
+    places: dict[str, set[Place]] = {}
+    for tensor in holdings.tensors:
+        places.setdefault(tensor.name, set()).add(tensor.place)
+    return Comparison(
+        a=weights.path,
+        b=weights.path,
+        num_compared=len(pairs),
+        num_within_tolerance=0,
+        num_bytes=sum(pair.other.num_bytes for pair in pairs if pair.other.has_bytes),
+        differences=tuple(
+            replace(difference, likely=likely.get((difference.name, difference.place))) for difference in differences
+        ),
+        unreadable=holdings.unreadable,
+        places={name: frozenset(held) for name, held in places.items()},
+        groups_a=holdings.groups,
+        groups_b=holdings.groups,
+        notes=weights.notes,
+        findings=tuple(findings),
+        is_audit=True,
+    )

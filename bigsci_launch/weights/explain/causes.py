@@ -1,0 +1,102 @@
+"""Why two copies drifted apart, from Adam's moments alone.
+
+Copies that must stay equal see the same gradients, so their moments are equal. Where they are not, the first moments'
+angle and the lengths of both say what happened to the gradients (thresholds from defects made on purpose: not reduced,
+cosine -0.01 to 0.14; clipped on one side, cosine 0.92 to 0.99, |m| and |v| both longer).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from bigsci_launch.weights.compare.statistics import Statistics
+
+Kind = Literal[
+    "not reduced", "clipped on one side", "decay only", "never trained", "no gradient", "set apart", "scaled"
+]
+
+SAME_DIRECTION = 0.7
+# Clipping changes its factor from step to step; one factor for all steps keeps the direction exactly.
+EXACT_DIRECTION = 0.9995
+SAME_LENGTH = 0.1
+# How far |v| may be from the square of |m| under one factor for all steps. Clipping has no such bound: its factor is
+# largest where gradients are, and |v| remembers those of a warm-up long after |m| has forgotten them (180 for 3.6).
+SQUARE_FACTOR = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause in one word, and in words that end a sentence."""
+
+    kind: Kind
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyState:
+    """What is known of a copy without a gradient: its constant value, if it has one, and its optimizer group."""
+
+    constant: float | None
+    decay: float | None
+    learning_rate: float | None
+    step: float | None
+
+
+def cause_of_drift(
+    first: Statistics, second: Statistics, *, axis: str, at: tuple[str, str], states: tuple[CopyState, CopyState]
+) -> Cause:
+    """Why a copy at `at[1]` is apart from that at `at[0]`, along `axis`.
+
+    `first` and `second` are the statistics of exp_avg and exp_avg_sq, each of the first copy against the second.
+    """
+    for has_none, where, state in (
+        (second.sum_squares_b == 0 or first.sum_squares_b == 0, at[1], states[1]),
+        (second.sum_squares_a == 0 or first.sum_squares_a == 0, at[0], states[0]),
+    ):
+        if has_none:
+            return _without_gradient(where, state)
+    if first.num_differing == 0 and second.num_differing == 0:
+        return Cause("set apart", "equal moments: the weights alone were set apart, at load or at the start")
+    cosine, ratio, ratio_of_squares = first.cosine or 0.0, first.norm_ratio or 0.0, second.norm_ratio or 0.0
+    lengths = f"cos {cosine:.2f}, |m| x{ratio:.2g}, |v| x{ratio_of_squares:.2g}"
+    is_other_length = abs(ratio - 1) > SAME_LENGTH
+    if is_other_length and cosine > EXACT_DIRECTION and _is_square(ratio, ratio_of_squares):
+        return Cause("scaled", f"the same gradients times {ratio:.3g} on {at[1]} ({lengths})")
+    # Clipping knows no tp: partial gradients that were never summed can point the same way.
+    if axis == "tp" or cosine < SAME_DIRECTION:
+        return Cause("not reduced", f"different gradients (cos {cosine:.2f}): not reduced over {axis}")
+    if is_other_length and (ratio > 1) == (ratio_of_squares > 1):
+        clipped, free = at if ratio > 1 else at[::-1]
+        words = f"same direction, other length ({lengths}): one copy was clipped ({clipped}), the other not ({free})"
+        return Cause("clipped on one side", words)
+    return Cause("not reduced", f"similar gradients ({lengths}): reduced over {axis} only in part")
+
+
+def cause_of_constant(where: str, constant: float) -> Cause:
+    """What a copy that holds one value everywhere tells where no moments are known."""
+    if constant in (0.0, 1.0):
+        return Cause("never trained", f"the copy on {where} is {constant:g} everywhere: never trained")
+    return Cause("decay only", f"the copy on {where} is {constant:.4g} everywhere: moved by weight decay only")
+
+
+def _is_square(ratio: float, ratio_of_squares: float) -> bool:
+    if ratio <= 0 or ratio_of_squares <= 0:
+        return False
+    return abs(math.log(ratio_of_squares / ratio**2)) < math.log(SQUARE_FACTOR)
+
+
+def _without_gradient(where: str, state: CopyState) -> Cause:
+    """A copy whose moments are zero: it can only have decayed, or never moved."""
+    head = f"the copy on {where} has no gradient"
+    if state.constant in (0.0, 1.0):
+        return Cause("never trained", f"{head} and never left its initial {state.constant:g}")
+    if not state.decay or state.learning_rate is None or state.step is None:
+        return Cause("no gradient", f"{head} at all")
+    left = (1 - state.learning_rate * state.decay) ** state.step
+    if state.constant is not None and math.isclose(state.constant, left, rel_tol=2e-3):
+        power = f"(1 - lr x {state.decay:g}) ^ {state.step:g}"
+        return Cause("decay only", f"{head} and moved by weight decay only: {state.constant:.4g} is {power}")
+    return Cause("decay only", f"{head}, and a weight decay of {state.decay:g} moves it")

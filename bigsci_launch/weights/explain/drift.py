@@ -1,0 +1,245 @@
+"""Copies of one checkpoint that drifted apart: how far, why, and in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from bigsci_launch.weights.compare.compare import (
+    EVERYTHING,
+    Advance,
+    difference_of_pair,
+    is_equal,
+    measure_pair,
+    silent,
+)
+from bigsci_launch.weights.compare.comparison import Difference, Finding, Selection, agree, names_text
+from bigsci_launch.weights.compare.places import describe_places
+from bigsci_launch.weights.compare.statistics import measure_rounded
+from bigsci_launch.weights.explain.causes import Cause, CopyState, cause_of_constant, cause_of_drift
+from bigsci_launch.weights.explain.patterns import constant_of
+from bigsci_launch.weights.files.contents import read_contents
+from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool
+from bigsci_launch.weights.files.sources import OptimizerGroup, Unreadable, Weights
+from bigsci_launch.weights.files.tensors import Place, Role, StoredTensor, UnreadableFile
+from bigsci_launch.weights.match.copies import TIED, CopyPair, Relation, tied_pairs, tp_pairs
+from bigsci_launch.weights.match.logical import join_dp
+from bigsci_launch.weights.match.replicas import Hints
+
+AXIS: dict[str, str] = {"tied copies": "pp", "tp replicas": "tp", "dp replicas": "dp"}
+MASTER: Relation = "16-bit and its master"
+MOMENTS: tuple[Role, Role] = ("exp_avg", "exp_avg_sq")
+# Copies without a gradient: a module that is tied by its weight carries parameters that are not.
+UNTIED = ("never trained", "decay only", "no gradient")
+WORDS = {
+    "tied copies": "differs from its tied copy",
+    "tp replicas": "differs between tp ranks, though every tp rank should hold the same",
+    "dp replicas": "differs between dp ranks, though every dp rank should hold the same",
+    MASTER: "is not its rounded fp32 master",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """All tensors of a checkpoint, its optimizer groups by place, and what could not be read."""
+
+    tensors: tuple[StoredTensor, ...]
+    groups: dict[Place, tuple[OptimizerGroup, ...]]
+    unreadable: tuple[Unreadable, ...]
+
+    _first: dict[tuple[Role, str, Place], StoredTensor] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        found: dict[tuple[Role, str, Place], StoredTensor] = {}
+        for tensor in self.tensors:
+            found.setdefault((tensor.role, tensor.name, replace(tensor.place, dp=None)), tensor)
+        object.__setattr__(self, "_first", found)
+
+    def find(self, role: Role, name: str, place: Place) -> StoredTensor | None:
+        """The tensor at a place, its dp rank left out of account."""
+        return self._first.get((role, name, replace(place, dp=None)))
+
+
+def hold(weights: Weights, selection: Selection = EVERYTHING, advance: Advance = silent) -> Holdings:
+    """Read the headers of all files."""
+    tensors: list[StoredTensor] = []
+    groups: dict[Place, tuple[OptimizerGroup, ...]] = {}
+    unreadable = list(weights.broken)
+    for done, source in enumerate(weights.sources):
+        try:
+            contents = read_contents(source, weights.model)
+        except UnreadableFile as error:
+            unreadable.append(Unreadable(error.path, error.why))
+            continue
+        tensors += (tensor for tensor in contents.tensors if selection.takes(tensor.name, tensor.role))
+        if contents.groups:
+            groups[source.place] = contents.groups
+        advance(done + 1, source.label)
+    return Holdings(tuple(join_dp(tensors, weights.model)), groups, tuple(unreadable))
+
+
+def copy_findings(weights: Weights, names: set[str], side: str) -> list[Finding]:
+    """What is apart between the tied copies, and the replicas over tp, of some parameters in one side."""
+    if not names:
+        return []
+    held = hold(weights, _named(names))
+    holdings, source = with_moments(held, weights, names)
+    files = FilePool(MANY_FILES)
+    tied = [tensor for tensor in held.tensors if tensor.name.startswith(TIED)]
+    pairs = [*tied_pairs(tied), *tp_pairs(held.tensors, Hints.of_model(weights.model))]
+    differences = compare_pairs(pairs, files)
+    found = [
+        replace(item, claim=f"in {side}, {item.claim}")
+        for item in with_source(describe(differences, holdings, files), source)
+    ]
+    files.close_all()
+    return found
+
+
+def with_source(findings: Iterable[Finding], source: str) -> Iterator[Finding]:
+    """The findings, those that name a cause with words that say where it was read."""
+    for finding in findings:
+        yield replace(finding, claim=f"{finding.claim}{source}") if ": " in finding.pattern else finding
+
+
+def _named(names: set[str]) -> Selection:
+    return Selection(include=(re.compile("|".join(f"^{re.escape(name)}$" for name in sorted(names))),))
+
+
+def with_moments(held: Holdings, weights: Weights, names: set[str]) -> tuple[Holdings, str]:
+    """The holdings with the moments of the checkpoint beside a dump, and words that say so."""
+    if weights.beside is None or not names:
+        return held, ""
+    saved = hold(weights.beside, _named(names))
+    moments = (tensor for tensor in saved.tensors if tensor.role in MOMENTS)
+    source = f" (by the moments in {weights.beside.path.name})"
+    return replace(held, tensors=(*held.tensors, *moments), groups=saved.groups), source
+
+
+def compare_pairs(pairs: Sequence[CopyPair], files: FilePool) -> list[Difference]:
+    """Pairs of copies that are not equal, in their order."""
+    found = (difference_of_copies(pair, files) for pair in pairs)
+    return [difference for difference in found if difference is not None]
+
+
+def difference_of_copies(pair: CopyPair, files: FilePool) -> Difference | None:
+    """What separates two copies; None where they are equal to the bit."""
+    if pair.relation == MASTER:
+        return _difference_of_master(pair, files)
+    if is_equal((pair.first, pair.other), files):
+        return None
+    difference = difference_of_pair((pair.first, pair.other), files)
+    return difference and replace(difference, place=pair.other.place, relation=pair.relation)
+
+
+def _difference_of_master(pair: CopyPair, files: FilePool) -> Difference | None:
+    """A weight that is not its rounded master, at the place of the master: a weight's file stands for many ranks."""
+    statistics = measure_rounded(pair.first, pair.other, files)
+    if statistics is None or not statistics.num_differing:
+        return None
+    name, place = pair.other.name, pair.first.place
+    kind = "value" if statistics.num_unequal else "bits"
+    if kind == "value":
+        return Difference(name, "weight", place, "value", pair.first, pair.other, statistics, relation=pair.relation)
+    return Difference(name, "weight", place, "bits", pair.first, pair.other, statistics, relation=pair.relation)
+
+
+def describe(differences: Sequence[Difference], holdings: Holdings, files: FilePool) -> Iterator[Finding]:
+    """One finding for each relation and cause; moments and masters of copies that drifted are told with them."""
+    causes = find_causes(differences, holdings, files)
+    drifted = {d.name for d in differences if d.relation != MASTER and d.role in ("weight", "fp32")}
+    groups: dict[tuple[str, str], list[Difference]] = {}
+    for difference in differences:
+        is_told = difference.name in drifted and (difference.relation == MASTER or difference.role in MOMENTS)
+        if not is_told:
+            cause = causes.get(_key(difference))
+            groups.setdefault((difference.relation, cause.kind if cause else ""), []).append(difference)
+    everywhere = {tensor.place for tensor in holdings.tensors}
+    for members in groups.values():
+        yield _finding(members, causes, everywhere)
+
+
+Key = tuple[str, str, Place]
+
+
+def _key(difference: Difference) -> Key:
+    return difference.relation, difference.name, replace(difference.place, dp=None)
+
+
+def _finding(members: Sequence[Difference], causes: dict[Key, Cause], everywhere: set[Place]) -> Finding:
+    worst = max(members, key=lambda member: member.statistics.fraction if member.statistics else 1.0)
+    names = tuple(dict.fromkeys(member.name for member in members))
+    places = tuple(dict.fromkeys(member.place for member in members))
+    where = describe_places(places, places, everywhere)
+    cause = causes.get(_key(worst))
+    subject = names_text(names) + (f" ({where})" if where else "")
+    words = agree(WORDS[worst.relation], len(names)) + _against(worst)
+    reason = f"; {f'in {worst.name}, ' if len(names) > 1 else ''}{cause.words}" if cause else ""
+    claim = f"{subject} {words}: {_amount(worst, is_worst=len(members) > 1)}{reason}{_outlook(worst, cause)}"
+    return Finding(_pattern(worst.relation, cause), names, places, claim)
+
+
+def _against(difference: Difference) -> str:
+    is_tied = difference.relation == "tied copies" and difference.a is not None
+    return f" on pp {difference.a.place.pp}" if is_tied and difference.a else ""
+
+
+def _pattern(relation: str, cause: Cause | None) -> str:
+    if relation == "tied copies" and cause and cause.kind in UNTIED:
+        return "untied passenger"
+    return f"{relation} apart" + (f": {cause.kind}" if cause else "")
+
+
+def _outlook(difference: Difference, cause: Cause | None) -> str:
+    """What follows for the next load: DeepSpeed writes and restores the first holder's 16-bit copy alone."""
+    if difference.relation != "tied copies" or difference.role != "fp32":
+        return ""
+    if cause and cause.kind in UNTIED:
+        return "; it is in the tied module, but not tied: no file of 16-bit weights holds it"
+    return "; a load replaces its 16-bit weights with the first copy's"
+
+
+def _amount(difference: Difference, *, is_worst: bool) -> str:
+    statistics = difference.statistics
+    if statistics is None:
+        return "other shapes" if difference.kind == "shape" else "other digests"
+    relative = "" if statistics.relative is None else f", rel {statistics.relative:.2g}"
+    return f"{'up to ' if is_worst else ''}{statistics.fraction * 100:.3g} % of elements{relative}"
+
+
+def find_causes(differences: Iterable[Difference], holdings: Holdings, files: FilePool) -> dict[Key, Cause]:
+    """The cause of each drift between copies: from the moments where there are any, else from constant values."""
+    causes: dict[Key, Cause | None] = {}
+    for difference in differences:
+        key = _key(difference)
+        if difference.role in ("fp32", "weight") and difference.relation != MASTER and key not in causes:
+            causes[key] = _cause(difference, holdings, files)
+    return {key: cause for key, cause in causes.items() if cause is not None}
+
+
+def _cause(difference: Difference, holdings: Holdings, files: FilePool) -> Cause | None:
+    if difference.a is None or difference.b is None:
+        return None
+    axis = AXIS[difference.relation]
+    first, other = difference.a.place, difference.place
+    at = (f"{axis} {getattr(first, axis)}", f"{axis} {getattr(other, axis)}")
+    measured = []
+    for role in MOMENTS:
+        a, b = (holdings.find(role, difference.name, place) for place in (first, other))
+        if a is None or b is None or a.num_elements != b.num_elements:
+            constant = constant_of(difference.b, files)
+            return None if constant is None else cause_of_constant(at[1], constant)
+        measured.append(measure_pair(a, b, files))
+    states = (_state(holdings, difference.a, files), _state(holdings, difference.b, files))
+    return cause_of_drift(measured[0], measured[1], axis=axis, at=at, states=states)
+
+
+def _state(holdings: Holdings, copy: StoredTensor, files: FilePool) -> CopyState:
+    constant = constant_of(copy, files)
+    for place, groups in holdings.groups.items():
+        if (place.pp, place.tp) == (copy.place.pp, copy.place.tp):
+            for group in groups:
+                if copy.name in group.names:
+                    return CopyState(constant, group.weight_decay, group.learning_rate, group.step)
+    return CopyState(constant, None, None, None)

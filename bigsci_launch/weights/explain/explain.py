@@ -1,0 +1,64 @@
+"""From what differs to what it means: patterns over the differences, and the copies inside each side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bigsci_launch.weights.compare.compare import require_numpy
+from bigsci_launch.weights.compare.comparison import Comparison, Finding
+from bigsci_launch.weights.files.sources import Weights
+from bigsci_launch.weights.match.copies import has_copies
+from bigsci_launch.weights.match.replicas import Hints
+
+
+def explain(comparison: Comparison, a: Weights, b: Weights) -> Comparison:
+    """The comparison with what its differences have in common, and with what both sides have in common that is wrong.
+
+    Costs nothing where nothing differs and all copies agree.
+
+    Raises:
+        BslError: something differs and numpy is not installed.
+    """
+    names = {difference.name for difference in comparison.differences} | comparison.apart
+    if not names:
+        return comparison
+    require_numpy(f"{min(names)} differs")
+    from bigsci_launch.weights.explain.patterns import find_patterns
+
+    return find_patterns(replace(comparison, findings=(*comparison.findings, *_copies(comparison, a, b))))
+
+
+def _copies(comparison: Comparison, a: Weights, b: Weights) -> list[Finding]:
+    """Drift between the copies inside the sides. What both have alike separates A from B by nothing: no fault of B."""
+    from bigsci_launch.weights.explain.drift import copy_findings
+
+    hints = Hints.of_model(a.model)
+    sides = ((difference.name, difference.a or difference.b) for difference in comparison.differences)
+    differing = {name for name, tensor in sides if tensor and has_copies(tensor, hints)}
+    found = _of_both_sides(copy_findings(a, differing, "A"), copy_findings(b, differing, "B"))
+    alike = comparison.apart - {difference.name for difference in comparison.differences}
+    return found + [replace(_told(finding, finding), is_fault=False) for finding in copy_findings(a, set(alike), "A")]
+
+
+def _of_both_sides(in_a: Sequence[Finding], in_b: Sequence[Finding]) -> list[Finding]:
+    """Findings of two sides, those that they share told once."""
+    about_b = {(finding.pattern, finding.tensors, finding.places): finding for finding in in_b}
+    told = [_told(finding, about_b.pop((finding.pattern, finding.tensors, finding.places), None)) for finding in in_a]
+    names_in_a = {name for finding in in_a for name in finding.tensors}
+    names_in_b = {name for finding in in_b for name in finding.tensors}
+    found = [_equal_in(finding, "B") if not names_in_b & set(finding.tensors) else finding for finding in told]
+    return found + [
+        _equal_in(finding, "A") if not names_in_a & set(finding.tensors) else finding for finding in about_b.values()
+    ]
+
+
+def _told(in_a: Finding, in_b: Finding | None) -> Finding:
+    """A finding of side A, as one of both sides where B has the same."""
+    if in_b is None:
+        return in_a
+    return replace(in_a, claim=in_a.claim.replace("in A, ", "in A and likewise in B, ", 1))
+
+
+def _equal_in(finding: Finding, side: str) -> Finding:
+    return replace(finding, claim=f"{finding.claim}; in {side} the copies are equal")

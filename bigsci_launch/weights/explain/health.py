@@ -1,0 +1,144 @@
+"""Faults that need no second copy to be seen: NaN, changed bytes, lost steps, norms that decay."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from bigsci_launch.weights.compare.comparison import Finding, agree, names_text
+from bigsci_launch.weights.compare.places import describe_places
+from bigsci_launch.weights.compare.statistics import CHUNK, FLOATS, ranges
+from bigsci_launch.weights.files.elements import as_floats, read_elements
+from bigsci_launch.weights.files.mapped import FilePool, MappedFile
+from bigsci_launch.weights.files.sources import Model, OptimizerGroup, Source
+from bigsci_launch.weights.files.tensors import Place, StoredTensor, UnreadableFile
+from bigsci_launch.weights.files.torch_file import TorchFile, read_torch_file, walk_tensors
+from bigsci_launch.weights.match.replicas import NORM
+
+CHECK_BYTES = 8 << 20
+
+
+def non_finite(tensors: Sequence[StoredTensor], files: FilePool) -> Iterator[Finding]:
+    """Tensors that hold NaN or infinities."""
+    floats = [tensor for tensor in tensors if tensor.dtype in FLOATS and tensor.has_bytes]
+    bad = [(tensor, count) for tensor in floats if (count := num_non_finite(tensor, files))]
+    if bad:
+        names = tuple(dict.fromkeys(f"{tensor.name} {tensor.role}" for tensor, _ in bad))
+        places = tuple(dict.fromkeys(tensor.place for tensor, _ in bad))
+        where = describe_places(places, places, {tensor.place for tensor in tensors})
+        total = sum(count for _, count in bad)
+        claim = f"{names_text(names)} {agree('holds', len(names))} {total:,} NaN or infinite elements"
+        yield Finding("NaN", names, places, claim + (f" ({where})" if where else ""))
+
+
+@np.errstate(all="ignore")
+def num_non_finite(tensor: StoredTensor, files: FilePool) -> int:
+    """How many elements are NaN or infinite."""
+    total = 0
+    for start, stop in ranges(tensor.num_elements, CHUNK):
+        values = as_floats(read_elements(tensor, start, stop, files), tensor.dtype)
+        # A sum is finite only if all its terms are; only then is there nothing to count.
+        if not np.isfinite(values.sum()):
+            total += int(np.count_nonzero(~np.isfinite(values)))
+    return total
+
+
+def broken_records(sources: Sequence[Source]) -> Iterator[Finding]:
+    """Tensors whose bytes do not give the checksum that was written with them."""
+    paths = [source.path for source in sources if source.path.suffix in (".pt", ".pth", ".bin", ".ckpt")]
+    with ThreadPoolExecutor() as pool:
+        broken = list(pool.map(_broken_in, paths))
+    for source, found in zip(paths, broken, strict=True):
+        if found:
+            claim = (
+                f"{source.name}: the bytes of {names_text(found)} do not give the checksum written with them: changed "
+                "after they were saved"
+            )
+            places = tuple({item.place for item in sources if item.path == source and item.place.is_known})
+            yield Finding("corrupted bytes", found, places, claim)
+
+
+def _broken_in(path: Path) -> tuple[str, ...]:
+    try:
+        return _broken_names(read_torch_file(path))
+    except (UnreadableFile, OSError):
+        return ()
+
+
+def _broken_names(file: TorchFile) -> tuple[str, ...]:
+    checked = {key: record for key, record in file.records.items() if record.crc is not None}
+    with MappedFile(file.path) as mapped:
+        memory = memoryview(mapped.memory)
+        broken = {key for key, record in checked.items() if _crc(memory, record.offset, record.num_bytes) != record.crc}
+        memory.release()
+    if not broken or (len(broken) == len(checked) and len(checked) > 1):
+        # torch can be told not to compute checksums: then all of them are wrong, and say nothing.
+        return ()
+    names = [name for name, node in walk_tensors(file.tree) if node.storage in broken]
+    return tuple(names) or ("a record that no tensor uses",)
+
+
+def _crc(memory: memoryview, offset: int, length: int) -> int:
+    checksum = 0
+    for start, stop in ranges(length, CHECK_BYTES):
+        checksum = zlib.crc32(memory[offset + start : offset + stop], checksum)
+    return checksum
+
+
+def lost_steps(groups: Mapping[Place, Sequence[OptimizerGroup]], model: Model) -> Iterator[Finding]:
+    """Shards whose optimizer has done fewer steps than the checkpoint says, or others than the other shards."""
+    found: dict[float | None, set[Place]] = {}
+    for place, held in groups.items():
+        for group in held:
+            found.setdefault(group.step, set()).add(place)
+    expected = _expected_step(found, model)
+    for step, places in found.items():
+        if expected is not None and step != expected:
+            where = describe_places(places, set(groups), set(groups))
+            shown = "missing" if step is None else f"{step:g}"
+            claim = f"the optimizer's step is {shown}{f' ({where})' if where else ''}, the checkpoint's is {expected:g}"
+            tail = ": lost on load, so that Adam's bias correction started again" if (step or 0) < expected else ""
+            yield Finding(
+                "optimizer step restarted" if tail else "optimizer step differs", (), tuple(places), claim + tail
+            )
+
+
+def _expected_step(found: Mapping[float | None, set[Place]], model: Model) -> float | None:
+    """The optimizer steps of the checkpoint: what it states, less what was skipped; else the most that a shard has."""
+    if model.global_steps is not None:
+        return float(model.global_steps - model.skipped_steps)
+    return max((step for step in found if step is not None), default=None)
+
+
+def decayed_norms(groups: Mapping[Place, Sequence[OptimizerGroup]]) -> Iterator[Finding]:
+    """Norms and biases with weight decay, where the run exempts others of them from it."""
+    decayed: dict[str, set[Place]] = {}
+    is_exempting = False
+    for place, held in groups.items():
+        for group in held:
+            for name in group.names:
+                if not is_exempt_by_name(name):
+                    continue
+                if group.weight_decay:
+                    decayed.setdefault(name, set()).add(place)
+                else:
+                    is_exempting = True
+    if decayed and is_exempting:
+        places = tuple({place for held in decayed.values() for place in held})
+        names = tuple(decayed)
+        where = describe_places(places, places, set(groups))
+        claim = (
+            f"{names_text(names)} {agree('is', len(names))} in the weight-decay group{f' ({where})' if where else ''}, "
+            "where other norms and biases are not: a rule that asks for the class of a norm missed one"
+        )
+        yield Finding("norm in the weight-decay group", names, places, claim)
+
+
+def is_exempt_by_name(name: str) -> bool:
+    """Whether a parameter's name is that of a norm's or a bias, which weight decay usually leaves alone."""
+    module, _, last = name.rpartition(".")
+    return last.endswith("bias") or bool(NORM.search(module.rpartition(".")[2]))

@@ -1,0 +1,393 @@
+"""What the differences have in common: each pattern is one function from a comparison to marks.
+
+A mark says of one difference what it likely is. Marks of one pattern and the same words become one finding. The first
+pattern that marks a difference keeps it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from bigsci_launch.weights.compare.comparison import Comparison, Difference, Finding, agree, names_text, where_text
+from bigsci_launch.weights.compare.places import describe_places
+from bigsci_launch.weights.compare.statistics import ranges
+from bigsci_launch.weights.files.elements import as_floats, read_elements, round_to
+from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
+from bigsci_launch.weights.files.tensors import DTYPE_BYTES, Place, Segment, StoredTensor
+from bigsci_launch.weights.files.text_dump import shown_elements
+
+# Share of a tensor that rounding to its own dtype may leave between it and its multiple, with room for the sums.
+ROUNDING = {"BF16": 4e-3, "F16": 1e-3, "F32": 1e-3, "F64": 1e-6}
+# Training moves the elements of a young norm, all near 1, nearly alike: that is no scaling.
+LEAST_SCALING = 0.05
+FINGERPRINT_BYTES = 4096
+CHECK_ELEMENTS = 1 << 20
+RANDOM_STATE = re.compile(r"rng|random", re.IGNORECASE)
+GRADIENT_COSINE = 0.9
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What one difference likely is; `words` follow the tensor's name in a sentence and begin with a verb."""
+
+    difference: Difference
+    pattern: str
+    words: str
+
+
+Detector = Callable[[Comparison, FilePool], Iterator[Mark]]
+
+
+def find_patterns(comparison: Comparison) -> Comparison:
+    """The comparison with the likely cause of each difference, and the findings that sum them up.
+
+    Findings that are there already stay in front, and keep what they say of their tensors.
+    """
+    files = FilePool(MANY_FILES)
+    marks: dict[int, Mark] = {}
+    for detect in DETECTORS:
+        for mark in detect(comparison, files):
+            marks.setdefault(id(mark.difference), mark)
+    files.close_all()
+    steps = tuple(_optimizer_steps(comparison))
+    told = {name: finding.pattern for finding in (*comparison.findings, *steps) for name in finding.tensors}
+    differences = tuple(
+        replace(difference, likely=_likely(difference, marks.get(id(difference)), told))
+        for difference in comparison.differences
+    )
+    findings = (*_other_steps(comparison), *_sum_up(comparison, marks.values()), *steps)
+    return replace(comparison, differences=differences, findings=(*comparison.findings, *findings))
+
+
+def _other_steps(comparison: Comparison) -> Iterator[Finding]:
+    if comparison.is_other_step:
+        claim = f"A is at step {comparison.steps[0]}, B at step {comparison.steps[1]}: training lies between them"
+        yield Finding("other step", (), (), claim, is_fault=False)
+
+
+def _likely(difference: Difference, mark: Mark | None, told: dict[str, str]) -> str | None:
+    if mark is not None:
+        return mark.pattern
+    return told.get(difference.name)
+
+
+def _sum_up(comparison: Comparison, marks: Iterable[Mark]) -> Iterator[Finding]:
+    by_words: dict[tuple[str, str], list[Difference]] = {}
+    for mark in marks:
+        by_words.setdefault((mark.pattern, mark.words), []).append(mark.difference)
+    for (pattern, words), differences in by_words.items():
+        titles = tuple(dict.fromkeys(difference.title for difference in differences))
+        places = tuple(dict.fromkeys(difference.place for difference in differences))
+        where = where_text(comparison, differences)
+        claim = f"{names_text(titles)} {agree(words, len(titles))}{f' ({where})' if where else ''}"
+        yield Finding(pattern, titles, places, claim)
+
+
+def constant_of(tensor: StoredTensor, files: FilePool) -> float | None:
+    """The value of every element, if they all have the same bits; None otherwise, and for an empty tensor."""
+    if tensor.printed is not None:
+        values = {element.value for element in shown_elements(tensor.printed)}
+        return next(iter(values)) if len(values) == 1 else None
+    width = DTYPE_BYTES[tensor.dtype]
+    if not tensor.has_bytes or tensor.strides is not None or len(tensor.segments) != 1:
+        return None
+    if tensor.num_elements == 0 or width > 8:
+        return None
+    whole = tensor.segments[0]
+    shifted = Segment(whole.path, whole.offset + width, whole.num_bytes - width)
+    head = Segment(whole.path, whole.offset, whole.num_bytes - width)
+    if not equal_segments((head,), (shifted,), files):
+        return None
+    return float(as_floats(read_elements(tensor, 0, 1, files), tensor.dtype)[0])
+
+
+def _missing_and_extra(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    for difference in comparison.differences:
+        if difference.kind == "missing":
+            yield Mark(difference, "missing", "is missing in B")
+        elif difference.kind == "extra":
+            yield Mark(difference, "extra", "is in B only")
+
+
+def _resets(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    for difference in comparison.differences:
+        a, b = difference.a, difference.b
+        statistics = difference.statistics
+        if a is None or b is None or difference.kind not in ("value", "nan") or statistics is None:
+            continue
+        if statistics.num_elements < 2:
+            continue
+        before, after = constant_of(a, files), constant_of(b, files)
+        if after == 0 and difference.role in MOMENTS:
+            yield Mark(difference, "optimizer state lost", "is zero in B: the optimizer's state is lost")
+        elif before == 0 and difference.role in MOMENTS:
+            yield Mark(difference, "optimizer state lost", "is zero in A: the optimizer's state is lost")
+        elif after in (0.0, 1.0):
+            yield Mark(difference, "reset to default", f"is reset to its default {after:g} in B{_history(before)}")
+        elif before in (0.0, 1.0):
+            yield Mark(difference, "reset to default", f"is at its default {before:g} in A, not in B")
+
+
+def _history(before: float | None) -> str:
+    if before is None:
+        return ""
+    decayed = ": never trained, moved by weight decay only" if 0 < before < 1 else ""
+    return f" (was {before:.4g} everywhere{decayed})"
+
+
+def _other_bits(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    for difference in comparison.differences:
+        if difference.kind == "bits" and difference.statistics is not None:
+            is_nan = difference.statistics.num_nan_a > 0
+            what = "NaN payloads or signs of zero" if is_nan else "0.0 and -0.0"
+            yield Mark(difference, "equal values, other bits", f"is equal in value, stored as other bits ({what})")
+
+
+def _nans(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    for difference in comparison.differences:
+        if difference.kind == "nan" and difference.statistics is not None:
+            side = "B" if difference.statistics.num_nan_b >= difference.statistics.num_nan_a else "A"
+            yield Mark(difference, "NaN", f"is NaN in {side} where the other side has numbers")
+
+
+def _roundings(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    for difference in comparison.differences:
+        a, b = difference.a, difference.b
+        if difference.kind != "dtype" or a is None or b is None or difference.statistics is None:
+            continue
+        if not (a.has_bytes and b.has_bytes):
+            continue
+        wide, narrow = (a, b) if DTYPE_BYTES[a.dtype] >= DTYPE_BYTES[b.dtype] else (b, a)
+        if is_rounded(wide, narrow, files):
+            words = f"is {a.dtype} in A and {b.dtype} in B, equal after rounding"
+            yield Mark(difference, "dtype rounding only", words)
+
+
+def is_rounded(wide: StoredTensor, narrow: StoredTensor, files: FilePool) -> bool:
+    """Whether each element of `narrow` is that of `wide` rounded to nearest even. False for other formats."""
+    if wide.dtype not in ("F64", "F32") or narrow.dtype not in ("F32", "F16", "BF16"):
+        return False
+    width = f"u{DTYPE_BYTES[narrow.dtype]}"
+    for start, stop in ranges(wide.num_elements, CHECK_ELEMENTS):
+        rounded = round_to(read_elements(wide, start, stop, files), narrow.dtype)
+        if not bool((rounded.view(width) == read_elements(narrow, start, stop, files).view(width)).all()):
+            return False
+    return True
+
+
+def _permutations(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    """Tensors of B that are bit for bit another tensor of A: shards or layers that changed places."""
+    candidates = [
+        difference
+        for difference in comparison.differences
+        if difference.kind in ("value", "nan") and difference.a and difference.b and _is_comparable(difference.a)
+    ]
+    origins: dict[tuple[str, tuple[int, ...], bytes], list[Difference]] = {}
+    for difference in candidates:
+        assert difference.a is not None
+        origins.setdefault(_fingerprint(difference.a, files), []).append(difference)
+    for difference in candidates:
+        b = difference.b
+        assert b is not None
+        for origin in origins.get(_fingerprint(b, files), ()):
+            if origin is not difference and origin.a and _is_same(origin.a, b, files):
+                yield Mark(difference, "permuted shards", f"holds in B what {_source_text(origin, difference)} in A")
+                break
+
+
+def _is_comparable(tensor: StoredTensor) -> bool:
+    return tensor.digest is not None or (tensor.printed is None and not tensor.parts and tensor.num_elements > 1)
+
+
+def _is_same(a: StoredTensor, b: StoredTensor, files: FilePool) -> bool:
+    """Whether two tensors of one fingerprint are equal; digests are their own fingerprint."""
+    if a.digest is not None and b.digest is not None:
+        return True
+    return a.strides == b.strides is None and equal_segments(a.segments, b.segments, files)
+
+
+def _source_text(origin: Difference, difference: Difference) -> str:
+    if origin.name == difference.name:
+        return f"{origin.place} holds"
+    return f"{origin.title} holds"
+
+
+def _fingerprint(tensor: StoredTensor, files: FilePool) -> tuple[str, tuple[int, ...], bytes]:
+    if tensor.digest is not None:
+        return tensor.dtype, tensor.shape, tensor.digest.encode()
+    count = min(tensor.num_elements, FINGERPRINT_BYTES // DTYPE_BYTES[tensor.dtype])
+    head = read_elements(tensor, 0, count, files).tobytes()
+    tail = read_elements(tensor, tensor.num_elements - count, tensor.num_elements, files).tobytes()
+    return tensor.dtype, tensor.shape, head + tail
+
+
+def _scalings(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    for difference in comparison.differences:
+        factor = scale_of(difference)
+        if factor is not None:
+            yield Mark(difference, "scaled by a constant", f"is scaled by {factor:.4g} in B")
+
+
+def scale_of(difference: Difference) -> float | None:
+    """The constant c with `b = c * a` up to rounding; None if there is none, or it is too close to 1 to tell."""
+    statistics = difference.statistics
+    if difference.kind != "value" or statistics is None or difference.a is None or statistics.num_elements < 8:
+        return None
+    cosine, ratio = statistics.cosine, statistics.norm_ratio
+    if cosine is None or ratio is None:
+        return None
+    residual = math.sqrt(max(0.0, 1 - cosine * cosine))
+    rounding = ROUNDING.get(difference.a.dtype, 0.0)
+    factor = math.copysign(ratio, cosine)
+    return factor if residual < rounding and abs(factor - 1) > LEAST_SCALING else None
+
+
+def _corrupted_bytes(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    """The only differing tensor, of which one byte of one element differs: bits turned, not training."""
+    alone = comparison.differences[0] if len(comparison.differences) == 1 else None
+    if alone is None or alone.a is None or alone.b is None or alone.statistics is None or alone.kind == "dtype":
+        return
+    if alone.statistics.num_differing != 1 or not alone.a.has_bytes or not alone.b.has_bytes:
+        return
+    at = next(_differing(alone.a, alone.b, files))
+    raw_a, raw_b = (read_elements(side, at, at + 1, files).tobytes() for side in (alone.a, alone.b))
+    if sum(x != y for x, y in zip(raw_a, raw_b, strict=True)) == 1:
+        yield Mark(
+            alone, "corrupted byte", f"differs in one byte of element {at:,} and nowhere else: a byte was changed"
+        )
+
+
+def _differing(a: StoredTensor, b: StoredTensor, files: FilePool) -> Iterator[int]:
+    """Positions of the elements with other bits."""
+    for start, stop in ranges(a.num_elements, CHECK_ELEMENTS):
+        left, right = (read_elements(side, start, stop, files).view(f"u{DTYPE_BYTES[a.dtype]}") for side in (a, b))
+        yield from (start + int(at) for at in (left != right).nonzero()[0])
+
+
+def _random_states(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    for difference in comparison.differences:
+        if difference.role == "other" and RANDOM_STATE.search(difference.name) and difference.kind == "value":
+            words = "differs: dropout, and all that draws random numbers, goes another way"
+            yield Mark(difference, "random state differs", words)
+
+
+def _scaled_gradients(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    """Moments of one direction and another length, the second as the square of the first: gradients were scaled.
+
+    At other steps the moments differ by training; and a single tensor may do so by chance.
+    """
+    moments: dict[tuple[str, Place], dict[str, Difference]] = {}
+    for difference in comparison.differences:
+        if difference.role in MOMENTS and difference.kind == "value" and not comparison.is_other_step:
+            moments.setdefault((difference.name, difference.place), {})[difference.role] = difference
+    by_words: dict[str, list[Difference]] = {}
+    for pair in moments.values():
+        ratio = _gradient_ratio(pair.get("exp_avg"), pair.get("exp_avg_sq"))
+        if ratio is not None:
+            by_words.setdefault(f"has gradients {_about(ratio)} as long in B", []).extend(pair.values())
+    for words, scaled in by_words.items():
+        if len({difference.name for difference in scaled}) > 1:
+            yield from (Mark(difference, "gradients scaled", words) for difference in scaled)
+
+
+def _gradient_ratio(first: Difference | None, second: Difference | None) -> float | None:
+    """Length of the gradients in B over that in A, where the moments agree on one; None if they do not."""
+    if first is None or second is None or first.statistics is None or second.statistics is None:
+        return None
+    cosine, ratio, squares = first.statistics.cosine, first.statistics.norm_ratio, second.statistics.norm_ratio
+    if not cosine or not ratio or not squares or cosine < GRADIENT_COSINE or abs(math.log(ratio)) < math.log(1.25):
+        return None
+    return ratio if abs(math.log(squares / ratio**2)) < math.log(1.5) else None
+
+
+def _about(ratio: float) -> str:
+    """A ratio near a power of two as such (`1/2`, `4 times`): tp sizes are powers of two."""
+    power = round(math.log2(ratio))
+    if power:
+        return f"about 1/{2**-power}" if power < 0 else f"about {2**power} times"
+    return f"{ratio:.2g} times"
+
+
+def _one_index_apart(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+    """Tensors that several ranks of an axis hold and that differ on one of them alone."""
+    by_title: dict[str, list[Difference]] = {}
+    for difference in comparison.differences:
+        if difference.kind == "value":
+            by_title.setdefault(difference.title, []).append(difference)
+    for differences in by_title.values():
+        holders = comparison.places[differences[0].name]
+        for axis in ("tp", "dp"):
+            index = _only_index(differences, holders, axis)
+            if index is not None:
+                words = f"differs on {axis} {index} only"
+                yield from (Mark(difference, f"one {axis} rank apart", words) for difference in differences)
+                break
+
+
+def _only_index(differences: list[Difference], holders: Iterable[Place], axis: str) -> int | None:
+    here = {getattr(difference.place, axis) for difference in differences}
+    known = {getattr(place, axis) for place in holders}
+    index: int | None = next(iter(here)) if len(here) == 1 else None
+    return index if len(known - {None}) > 1 else None
+
+
+def _optimizer_steps(comparison: Comparison) -> Iterator[Finding]:
+    """Optimizer groups whose step is not the same on both sides, or is lost on one."""
+    apart: dict[tuple[float | None, float | None], set[Place]] = {}
+    for place, groups_a in comparison.groups_a.items():
+        groups_b = comparison.groups_b.get(place, ())
+        for group_a, group_b in zip(groups_a, groups_b, strict=False):
+            if group_a.step != group_b.step and not _is_training(group_a.step, group_b.step, comparison.steps):
+                apart.setdefault((group_a.step, group_b.step), set()).add(place)
+    counters = (d.name for d in comparison.differences if d.role == "other" and d.name.endswith(".step"))
+    names = tuple(dict.fromkeys(counters))
+    for (step_a, step_b), places in apart.items():
+        where = describe_places(places, comparison.groups_a, comparison.groups_a)
+        claim = f"the optimizer's step is {_step_text(step_a)} in A and {_step_text(step_b)} in B"
+        side = _side_that_lost(step_a, step_b, comparison.steps)
+        tail = f": lost on a load of {side}, so that Adam's bias correction started again" if side else ""
+        pattern = "optimizer step restarted" if side else "optimizer step differs"
+        yield Finding(pattern, names, tuple(places), claim + (f" ({where})" if where else "") + tail)
+
+
+def _side_that_lost(step_a: float | None, step_b: float | None, steps: tuple[int | None, int | None]) -> str:
+    """`A` or `B`, whose optimizer counts again from its start; empty where neither can be told to."""
+    if step_a is None or step_b is None:
+        return "A" if step_a is None else "B"
+    is_same_moment = None not in steps and steps[0] == steps[1]
+    low, high = sorted((step_a, step_b))
+    if not is_same_moment and low > 1:
+        return ""
+    return "A" if step_a == low < high else "B"
+
+
+def _is_training(step_a: float | None, step_b: float | None, steps: tuple[int | None, int | None]) -> bool:
+    """Whether two optimizer steps are as far apart as the steps of the two sides."""
+    if None in (step_a, step_b, *steps):
+        return False
+    assert step_a is not None and step_b is not None and steps[0] is not None and steps[1] is not None
+    return step_b - step_a == steps[1] - steps[0]
+
+
+def _step_text(step: float | None) -> str:
+    return "missing" if step is None else f"{step:g}"
+
+
+# In the order of what each pattern explains: the first that marks a difference keeps it.
+DETECTORS: tuple[Detector, ...] = (
+    _missing_and_extra,
+    _other_bits,
+    _random_states,
+    _resets,
+    _roundings,
+    _corrupted_bytes,
+    _permutations,
+    _nans,
+    _scalings,
+    _scaled_gradients,
+    _one_index_apart,
+)

@@ -1,0 +1,217 @@
+"""The loss at a restart: how large its jump is, measured by how much it moved from step to step before.
+
+Reads the lines that Megatron, Megatron-DeepSpeed and `bsl train` print, with seconds or milliseconds per iteration,
+whatever stands before them on the line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.errors import BslError, CheckpointError
+from bigsci_launch.weights.compare.comparison import Finding
+from bigsci_launch.weights.files.tensors import os_reason
+
+LINE = re.compile(r"iteration\s+(\d+)\s*/\s*\d+\s*\|(.*)")
+LOSS = re.compile(r"lm loss:\s*([-+.\w]+)")
+ELAPSED = re.compile(r"elapsed time per iteration \((ms|s)\):\s*([\d.]+)")
+# Steps before the seam that say how much the loss moves by itself.
+RECENT = 20
+MIN_CHANGES = 4
+JUMP_SPREADS = 4.0
+# Relative difference that a run at another topology shows in bf16 at the first step.
+ROUNDING = 1e-4
+# Median absolute deviation of a normal distribution, in standard deviations.
+MAD = 0.6745
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One line of a log: the loss of a step, and how long it took, in seconds."""
+
+    step: int
+    loss: float
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """What happens to the loss where log B takes over from log A, at `step`, the first of B.
+
+    `jump`: loss of B at `step`, less the loss of A there if A has it (`is_overlap`), else less what A's last loss and
+    its trend lead to expect. `spread`: standard deviation of A's recent changes from step to step, None if too few.
+    """
+
+    step: int
+    loss_before: float
+    loss_after: float
+    jump: float
+    spread: float | None
+    is_overlap: bool
+    num_equal: int
+    num_overlapping: int
+    seconds_before: float | None
+    seconds_after: float | None
+
+    @property
+    def spreads(self) -> float | None:
+        """The jump in units of the spread; None where there is none to measure by."""
+        return self.jump / self.spread if self.spread else None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every step that both logs hold has the same printed loss."""
+        return self.is_overlap and self.num_equal == self.num_overlapping
+
+    @property
+    def is_other(self) -> bool:
+        """Whether one step has another loss in both logs, by more than another order of sums explains."""
+        return self.is_overlap and not abs(self.jump) <= ROUNDING * abs(self.loss_before)
+
+    @property
+    def is_jump(self) -> bool:
+        """Whether the loss goes up by more than it moves by itself; NaN does."""
+        if self.is_exact:
+            return False
+        if math.isnan(self.jump):
+            return True
+        return self.spreads is not None and self.spreads >= JUMP_SPREADS
+
+
+def read_log(path: Path) -> dict[int, Iteration]:
+    """The steps of a log; where one was printed twice, the later line counts.
+
+    Raises:
+        CheckpointError: the file cannot be read, or has no line of a step.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise CheckpointError(f"{path}: {os_reason(error)}") from error
+    found = {}
+    for match in LINE.finditer(text):
+        iteration = parse_iteration(int(match[1]), match[2])
+        if iteration is not None:
+            found[iteration.step] = iteration
+    if not found:
+        raise CheckpointError(
+            f"{path}: no line of a step in it", hint="it takes lines as `iteration 10/ 20 | ... | lm loss: 3.5E+00 |`"
+        )
+    return found
+
+
+def parse_iteration(step: int, rest: str) -> Iteration | None:
+    """A step from what follows `iteration N/M |` on its line; None where it states no loss."""
+    loss, elapsed = LOSS.search(rest), ELAPSED.search(rest)
+    if loss is None:
+        return None
+    try:
+        value = float(loss[1])
+    except ValueError:
+        return None
+    seconds = float(elapsed[2]) / (1000 if elapsed[1] == "ms" else 1) if elapsed else None
+    return Iteration(step, value, seconds)
+
+
+def measure_seam(before: Mapping[int, Iteration], after: Mapping[int, Iteration]) -> Seam:
+    """The seam between two logs, neither of them empty.
+
+    Raises:
+        BslError: the second log begins before the first.
+    """
+    step = min(after)
+    history = [before[at] for at in sorted(before) if at < step]
+    if not history and step not in before:
+        raise BslError("the second log begins before the first", hint="name the log of the earlier run first")
+    overlap = [at for at in after if at in before]
+    changes = _changes(history or [before[step]])
+    expected = (
+        before[step].loss if step in before else history[-1].loss + (statistics.median(changes) if changes else 0)
+    )
+    seconds_before = [item.seconds for item in history[-RECENT:] if item.seconds is not None]
+    seconds_after = [item.seconds for item in after.values() if item.seconds is not None]
+    return Seam(
+        step=step,
+        loss_before=before[step].loss if step in before else history[-1].loss,
+        loss_after=after[step].loss,
+        jump=after[step].loss - expected,
+        spread=_spread(changes),
+        is_overlap=step in before,
+        num_equal=sum(before[at].loss == after[at].loss for at in overlap),
+        num_overlapping=len(overlap),
+        seconds_before=statistics.median(seconds_before) if seconds_before else None,
+        seconds_after=statistics.median(seconds_after) if seconds_after else None,
+    )
+
+
+def _changes(history: list[Iteration]) -> list[float]:
+    """Changes of the loss between consecutive recent steps."""
+    recent = history[-RECENT - 1 :]
+    changes = [late.loss - early.loss for early, late in itertools.pairwise(recent)]
+    return [change for change in changes if math.isfinite(change)]
+
+
+def _spread(changes: list[float]) -> float | None:
+    if len(changes) < MIN_CHANGES:
+        return None
+    middle = statistics.median(changes)
+    return statistics.median(abs(change - middle) for change in changes) / MAD or None
+
+
+def seam_finding(seam: Seam, *, is_equal: bool | None) -> Finding:
+    """The seam in words; `is_equal`: whether the weights on both sides were found equal, None if not compared."""
+    claim = _claim(seam)
+    if is_equal and (seam.is_jump or (seam.is_overlap and not seam.is_exact)):
+        return Finding("data or random state", (), (), f"{claim}. Weights equal: look at data order and RNG")
+    if seam.is_jump:
+        return Finding("loss jump", (), (), claim)
+    return Finding("other loss" if seam.is_other else "no loss jump", (), (), claim, is_fault=seam.is_other)
+
+
+def _claim(seam: Seam) -> str:
+    if seam.is_exact:
+        return f"the losses of {seam.num_overlapping} steps from {seam.step} on are equal to the last printed digit"
+    against = "in the first log" if seam.is_overlap else "a step earlier and its trend"
+    head = (
+        f"at the restart, step {seam.step}, the loss is {seam.loss_after:.6g}, {seam.jump:+.4g} against "
+        f"{seam.loss_before:.6g} {against}"
+    )
+    if seam.spreads is None:
+        return f"{head} (too few steps before it to say how much the loss moves by itself)"
+    return f"{head}, {abs(seam.spreads):.1f} times the recent spread of {seam.spread:.3g}: {_verdict(seam)}"
+
+
+def _verdict(seam: Seam) -> str:
+    if seam.is_jump:
+        return "a jump"
+    if seam.is_other:
+        return "less than it moves by itself, but the same step: the restart changed the run"
+    return "within what it moves by itself" if abs(seam.spreads or 0) < JUMP_SPREADS else "a drop"
+
+
+def seam_document(seam: Seam) -> dict[str, Any]:
+    """The seam as part of the JSON document."""
+
+    def number(value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
+
+    return {
+        "step": seam.step,
+        "loss_before": number(seam.loss_before),
+        "loss_after": number(seam.loss_after),
+        "jump": number(seam.jump),
+        "spread": number(seam.spread),
+        "spreads": number(seam.spreads),
+        "is_jump": seam.is_jump,
+        "overlapping_steps": seam.num_overlapping,
+        "equal_steps": seam.num_equal,
+        "seconds_before": number(seam.seconds_before),
+        "seconds_after": number(seam.seconds_after),
+    }

@@ -1,0 +1,160 @@
+"""Digests of weights: 16 bytes a tensor, written by a trainer at any step, compared in milliseconds.
+
+`rank-0003.digests.json`, one file per rank:
+
+    {"schema_version": 1, "algorithm": "xxh3-128", "rank": 3, "coordinate": {"pp": 0, "tp": 1, "dp": 1},
+     "step": 20, "when": "after", "tensors": {"1.mlp.up.weight": ["BF16", [512, 128], "9c0e..."], ...}}
+
+A digest is over the elements' bytes in row-major order, little-endian, so that it can be compared with any file that
+holds the tensor itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.errors import BslError
+from bigsci_launch.topology import Coordinate
+from bigsci_launch.weights.files.mapped import FilePool
+from bigsci_launch.weights.files.tensors import DTYPE_BYTES, Place, Segment, StoredTensor, UnreadableFile, os_reason
+
+ALGORITHM = "xxh3-128"
+SCHEMA_VERSION = 1
+# What stands before the entries in a file.
+ENTRIES = b'"tensors"'
+HASH_ELEMENTS = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DigestFile:
+    """One rank's digests; `entries[name]` is `[dtype, shape, digest]` as the file has it."""
+
+    path: Path
+    place: Place
+    step: int | None
+    when: str | None
+    entries: Mapping[str, Sequence[Any]]
+
+
+def digest_name(rank: int) -> str:
+    """The file that holds the digests of `rank`."""
+    return f"rank-{rank:04d}.digests.json"
+
+
+def digest_document(
+    tensors: Iterable[tuple[str, str, Sequence[int], bytes | memoryview]],
+    *,
+    rank: int,
+    coordinate: Coordinate,
+    step: int,
+    when: str,
+) -> dict[str, Any]:
+    """The document of one rank from (name, dtype as in safetensors, shape, the elements' bytes) of each tensor."""
+    hasher = _hasher()
+    entries = {name: [dtype, list(shape), hasher(data).hexdigest()] for name, dtype, shape, data in tensors}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "algorithm": ALGORITHM,
+        "rank": rank,
+        "coordinate": coordinate.as_dict(),
+        "step": step,
+        "when": when,
+        "tensors": entries,
+    }
+
+
+def _hasher() -> Any:
+    try:
+        from xxhash import xxh3_128
+    except ModuleNotFoundError as error:
+        raise BslError(
+            "digests need xxhash, which is not installed", hint="pip install 'bigsci-launch[weights]'"
+        ) from error
+    return xxh3_128
+
+
+def read_digests(path: Path) -> DigestFile:
+    """The digests of one rank.
+
+    Raises:
+        UnreadableFile: missing, not JSON, or of another algorithm.
+    """
+    return _parse(path, _bytes_of(path))
+
+
+def read_two_digests(a: Path, b: Path) -> tuple[DigestFile, DigestFile]:
+    """The digests of one rank on two sides; entries that are the same text are parsed once.
+
+    Raises:
+        UnreadableFile: as `read_digests`.
+    """
+    raw_a, raw_b = _bytes_of(a), _bytes_of(b)
+    left = _parse(a, raw_a)
+    head, key, entries = raw_b.partition(ENTRIES)
+    if key and entries == raw_a.partition(ENTRIES)[2]:
+        with contextlib.suppress(UnreadableFile):  # keys that follow the entries: all of it is parsed
+            return left, replace(_parse(b, head + ENTRIES + b": {}}"), entries=left.entries)
+    return left, _parse(b, raw_b)
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UnreadableFile(path, os_reason(error)) from error
+
+
+def _parse(path: Path, raw: bytes) -> DigestFile:
+    try:
+        document = json.loads(raw)
+        algorithm, coordinate, entries = document["algorithm"], document["coordinate"], document["tensors"]
+        place = Place(pp=coordinate["pp"], tp=coordinate["tp"], dp=coordinate["dp"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreadableFile(path, f"not a file of digests ({type(error).__name__}: {error})") from error
+    if algorithm != ALGORITHM:
+        raise UnreadableFile(path, f"holds digests of {algorithm}, not of {ALGORITHM}")
+    if not isinstance(entries, dict) or not _are_entries(entries.values()):
+        raise UnreadableFile(path, "an entry is not [dtype, shape, digest]")
+    return DigestFile(path, place, document.get("step"), document.get("when"), entries)
+
+
+def _are_entries(entries: Iterable[Any]) -> bool:
+    return all(
+        type(entry) is list and len(entry) == 3 and entry[0] in DTYPE_BYTES and type(entry[1]) is list
+        for entry in entries
+    )
+
+
+def digest_tensor(file: DigestFile, name: str) -> StoredTensor:
+    """One entry as a tensor without bytes."""
+    dtype, shape, digest = file.entries[name]
+    nowhere = (Segment(file.path, 0, 0),)
+    return StoredTensor(name, "weight", file.place, dtype, tuple(shape), nowhere, digest=digest)
+
+
+def digest_of(tensor: StoredTensor, files: FilePool) -> str:
+    """The digest of a tensor: the one that is known, else computed from its bytes.
+
+    Raises:
+        BslError: it must be computed, and xxhash is not installed.
+    """
+    if tensor.digest is not None:
+        return tensor.digest
+    hasher = _hasher()()
+    if tensor.strides is None and not tensor.parts:
+        for segment in tensor.segments:
+            memory = memoryview(files.get(segment.path).memory)
+            hasher.update(memory[segment.offset : segment.offset + segment.num_bytes])
+    else:
+        from bigsci_launch.weights.files.elements import read_elements
+
+        for start in range(0, tensor.num_elements, HASH_ELEMENTS):
+            stop = min(start + HASH_ELEMENTS, tensor.num_elements)
+            hasher.update(read_elements(tensor, start, stop, files).tobytes())
+    digest: str = hasher.hexdigest()
+    return digest

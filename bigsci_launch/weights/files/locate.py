@@ -1,0 +1,260 @@
+"""From the path that the user names to the files that hold the weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from bigsci_launch.errors import CheckpointError
+from bigsci_launch.topology import Topology
+from bigsci_launch.weights.files.contents import dump_place
+from bigsci_launch.weights.files.deepspeed import is_deepspeed_name, locate_deepspeed
+from bigsci_launch.weights.files.sources import Kind, Layout, Model, Source, Unreadable, Weights
+from bigsci_launch.weights.files.tensors import Place, UnreadableFile, os_reason
+
+Side = Literal["a", "b"]
+Moment = tuple[int, str]
+
+TENSOR_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+STEP_FOLDER = re.compile(r"global_step(\d+)")
+DUMP_FOLDER = re.compile(r"step-(\d+)-(before|after)")
+RANK_FILE = re.compile(r"rank-(\d+)")
+DIGEST_FILE = re.compile(r"rank-(\d+)\.digests\.json")
+AXIS = {axis: re.compile(rf"(?:^|[-_.]){axis}[-_]?(\d+)(?=$|[-_.])") for axis in ("pp", "tp", "dp")}
+# Megatron-LM nests iter_0000100/mp_rank_00_001/model_optim_rng.pt: tp rank, pp rank.
+MAX_DEPTH = 2
+MEGATRON_FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
+MEGATRON_STEP = re.compile(r"iter_\d+/")
+KNOWN = (
+    "a DeepSpeed or universal checkpoint, a folder of .pt or .safetensors files, one such file, or a folder of "
+    "weight dumps or digests"
+)
+
+
+def open_weights(path: Path, side: Side = "a") -> Weights:
+    """The weights at `path`: a file, a folder, or a folder of checkpoints whose `latest` names one.
+
+    Of a folder with dumps of several moments, side `a` stands for the last dump after a step, side `b` for the first
+    before one: a restart lies between them.
+
+    Raises:
+        CheckpointError: nothing there, not readable, or nothing that holds weights.
+    """
+    try:
+        if path.is_dir():
+            return _open_folder(path, side)
+        if path.exists():
+            return _open_file(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {os_reason(error)}", hint="ask its owner for read access to it") from error
+    if path.is_symlink():
+        raise CheckpointError(f"{path}: a link that leads to nothing, or back to itself")
+    raise CheckpointError(f"{path}: no such file or folder")
+
+
+def _open_file(path: Path) -> Weights:
+    if path.suffix in TENSOR_SUFFIXES:
+        return Weights(path, "files", (Source(path, "", "plain"),))
+    if DIGEST_FILE.fullmatch(path.name):
+        return Weights(path, "digests", (Source(path, "", "digests"),))
+    if path.suffix == ".txt":
+        from bigsci_launch.weights.files.text_dump import is_text_dump
+
+        if is_text_dump(path):
+            return Weights(path, "text dumps", (Source(path, "", "text", place_in_name(path.stem)),))
+    raise CheckpointError(f"{path}: not weights", hint=f"name {KNOWN}")
+
+
+def _open_folder(path: Path, side: Side) -> Weights:
+    folder, notes = _chosen(path, side)
+    for attempt in (_open_universal, _open_tensors, _open_digests, _open_texts):
+        weights = attempt(folder, path, side)
+        if weights is not None:
+            return replace(weights, notes=(*notes, *weights.notes))
+    raise CheckpointError(f"{path}: not a checkpoint ({_holds(folder)})", hint=f"name {KNOWN}")
+
+
+def _open_universal(folder: Path, path: Path, side: Side) -> Weights | None:
+    files = sorted((folder / "zero").glob("*/*.pt"))
+    if not any(file.name == "fp32.pt" for file in files):
+        return None
+    return Weights(
+        path, "universal", tuple(Source(file, f"{file.parent.name}/{file.stem}", "universal") for file in files)
+    )
+
+
+def _open_tensors(folder: Path, path: Path, side: Side) -> Weights | None:
+    files = _tensor_files(folder)
+    if len({file.parent for file in files}) == 1 and any(is_deepspeed_name(file.name) for file in files):
+        return locate_deepspeed(files[0].parent, files, path)
+    if any(RANK_FILE.fullmatch(file.stem) for file in files):
+        found = _by_rank(path, "rank dumps", tuple(_plain(folder, file, "dump") for file in files))
+        return replace(found, model=Model(global_steps=_steps_done(folder)))
+    if not files:
+        return None
+    sources = tuple(_plain(folder, file, "plain") for file in files)
+    return Weights(path, "files", sources, _topology(sources), broken=tuple(_missing_shards(folder)))
+
+
+def _steps_done(dump: Path) -> int | None:
+    """The steps that were done when a dump was made; None where its folder does not say."""
+    match = DUMP_FOLDER.fullmatch(dump.name)
+    return int(match[1]) - (match[2] == "before") if match else None
+
+
+def _open_digests(folder: Path, path: Path, side: Side) -> Weights | None:
+    files = sorted(file for file in folder.iterdir() if DIGEST_FILE.fullmatch(file.name))
+    sources = tuple(Source(file, file.name.partition(".")[0], "digests") for file in files)
+    return _by_rank(path, "digests", sources) if sources else None
+
+
+def _open_texts(folder: Path, path: Path, side: Side) -> Weights | None:
+    from bigsci_launch.weights.files.text_dump import is_text_dump, moment_of
+
+    files = sorted(file for file in folder.glob("*.txt") if is_text_dump(file))
+    if not files:
+        return None
+    moments = {moment for file in files if (moment := moment_of(file.stem))}
+    moment, notes = _choose_moment(moments, side)
+    chosen = [file for file in files if moment is None or moment_of(file.stem) == moment]
+    places = [place_in_name(file.stem) for file in chosen]
+    sources = tuple(
+        Source(file, str(place) or file.stem, "text", place) for file, place in zip(chosen, places, strict=True)
+    )
+    return Weights(path, "text dumps", sources, _topology(sources), notes=notes)
+
+
+def _tensor_files(folder: Path) -> list[Path]:
+    """The files of tensors in a folder; where it has none, those up to `MAX_DEPTH` folders below."""
+    for depth in range(MAX_DEPTH + 1):
+        found = sorted(file for file in folder.glob("*/" * depth + "*") if file.suffix in TENSOR_SUFFIXES)
+        if files := [file for file in found if file.is_file()]:
+            return files
+    return []
+
+
+def _by_rank(path: Path, layout: Layout, sources: tuple[Source, ...]) -> Weights:
+    """Sources of one file per rank: the last rank stands at the far corner of the topology."""
+    for source in reversed(sources):
+        try:
+            last = replace(source, place=dump_place(source))
+        except UnreadableFile:
+            continue
+        return Weights(path, layout, sources, _topology((last,)))
+    return Weights(path, layout, sources)
+
+
+def _topology(sources: Sequence[Source]) -> Topology | None:
+    """The smallest topology that has all places; None where one is not known on all axes."""
+    sizes = {}
+    for axis in ("tp", "pp", "dp"):
+        indices = [getattr(source.place, axis) for source in sources]
+        if not indices or None in indices:
+            return None
+        sizes[axis] = max(indices) + 1
+    return Topology(**sizes)
+
+
+def _chosen(path: Path, side: Side) -> tuple[Path, tuple[str, ...]]:
+    """The folder that `latest` names; without one, the only checkpoint or the dump of the side, else `path` itself.
+
+    Raises:
+        CheckpointError: `latest` names a folder that is not there, or there are several checkpoints and no `latest`.
+    """
+    pointer = path / "latest"
+    if not pointer.is_file():
+        return _only_choice(path, side)
+    tag = pointer.read_text(encoding="utf-8", errors="replace").strip()
+    if tag and (path / tag).is_dir():
+        return path / tag, ()
+    there = sorted(item.name for item in path.iterdir() if STEP_FOLDER.fullmatch(item.name))
+    raise CheckpointError(
+        f"{pointer}: names {tag or 'nothing'}, which is not there",
+        hint=f"name one of {', '.join(there)}" if there else "the folder holds no global_step folder",
+    )
+
+
+def _only_choice(path: Path, side: Side) -> tuple[Path, tuple[str, ...]]:
+    checkpoints = [item for item in path.iterdir() if STEP_FOLDER.fullmatch(item.name)]
+    if len(checkpoints) > 1:
+        names = ", ".join(sorted(folder.name for folder in checkpoints))
+        raise CheckpointError(f"{path}: several checkpoints, and no `latest`", hint=f"name one of {names}")
+    if checkpoints:
+        return checkpoints[0], ()
+    dumps = {(int(match[1]), match[2]): item for item in path.iterdir() if (match := DUMP_FOLDER.fullmatch(item.name))}
+    moment, notes = _choose_moment(set(dumps), side)
+    return (dumps[moment], notes) if moment is not None else (path, ())
+
+
+def _choose_moment(moments: set[Moment], side: Side) -> tuple[Moment | None, tuple[str, ...]]:
+    """The last moment after a step for side `a`, the first before one for `b`; a note where there was a choice."""
+    if not moments:
+        return None, ()
+    when, choose = _SIDES[side]
+    moment = choose([moment for moment in moments if moment[1] == when] or sorted(moments))
+    if len(moments) == 1:
+        return moment, ()
+    return moment, (f"{side.upper()} is the dump {moment[1]} step {moment[0]}, of {len(moments)} dumps there",)
+
+
+_SIDES: dict[Side, tuple[str, Callable[[Iterable[Moment]], Moment]]] = {"a": ("after", max), "b": ("before", min)}
+
+
+def _holds(folder: Path) -> str:
+    names = [_entry_text(item) for item in sorted(folder.iterdir())]
+    if not names:
+        return "it is empty"
+    return f"it holds {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
+
+
+def _entry_text(entry: Path) -> str:
+    """An entry's name, and what it is where its name would make one expect a file of tensors."""
+    if entry.suffix not in TENSOR_SUFFIXES or entry.is_file():
+        return entry.name
+    return f"{entry.name} ({'a folder' if entry.is_dir() else 'no file' if entry.exists() else 'a link to nothing'})"
+
+
+def _plain(folder: Path, file: Path, kind: Kind) -> Source:
+    relative = file.relative_to(folder).with_suffix("").as_posix()
+    place = place_in_name(file.stem)
+    if place.is_known:
+        return Source(file, str(place), kind, place)
+    match = MEGATRON_FOLDER.fullmatch(file.parent.name)
+    if match:
+        place = Place(pp=int(match[2] or 0), tp=int(match[1]))
+    return Source(file, MEGATRON_STEP.sub("", relative), kind, place)
+
+
+def place_in_name(stem: str) -> Place:
+    """The place that a file name such as `after-pp01-tp00-dp00` tells; axes that it leaves out are None."""
+    found = {axis: match[1] for axis, pattern in AXIS.items() if (match := pattern.search(stem))}
+    return Place(**{axis: int(index) for axis, index in found.items()})
+
+
+def _missing_shards(folder: Path) -> Iterable[Unreadable]:
+    """Shards that an index (`model.safetensors.index.json`) lists and that are not there."""
+    for index in sorted(folder.glob("*.index.json")):
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except OSError as error:
+            yield Unreadable(index, os_reason(error))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            yield Unreadable(index, "not an index of shards (it has no weight_map)")
+        else:
+            yield from (
+                Unreadable(folder / name, f"missing: {index.name} lists it")
+                for name in names
+                if not (folder / name).is_file()
+            )
+
+
+def labels(sources: Sequence[Source]) -> dict[str, Source]:
+    """Sources by label; where two share one, the later keeps its own path as its label."""
+    found: dict[str, Source] = {}
+    for source in sources:
+        found[source.label if source.label not in found else source.path.as_posix()] = source
+    return found

@@ -1,0 +1,81 @@
+"""Headers of safetensors files: names, dtypes, shapes and where the bytes lie. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.weights.files.mapped import MappedFile
+from bigsci_launch.weights.files.tensors import DTYPE_BYTES, Segment, UnreadableFile
+
+# The format's own limit.
+MAX_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a safetensors file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsFile:
+    """The header: tensors in the order of the file, and the free-text metadata."""
+
+    path: Path
+    entries: Mapping[str, Entry]
+    metadata: Mapping[str, str]
+
+
+def read_safetensors(path: Path) -> SafetensorsFile:
+    """Parse the header of a safetensors file; no tensor byte is read.
+
+    Raises:
+        UnreadableFile: missing, truncated, or no safetensors file.
+    """
+    with MappedFile(path) as file:
+        header, start = _header(file)
+        size = len(file)
+    metadata = header.pop("__metadata__", {})
+    try:
+        entries = {name: _entry(path, start, size, value) for name, value in header.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnreadableFile(path, f"broken safetensors header ({error})") from error
+    return SafetensorsFile(path, entries, metadata if isinstance(metadata, dict) else {})
+
+
+def _header(file: MappedFile) -> tuple[dict[str, Any], int]:
+    if len(file) < 8:
+        raise UnreadableFile(file.path, f"not a safetensors file ({len(file)} bytes)")
+    (length,) = struct.unpack_from("<Q", file.memory, 0)
+    if length > MAX_HEADER_BYTES:
+        raise UnreadableFile(file.path, f"not a safetensors file (its header would have {length:,} bytes)")
+    if 8 + length > len(file):
+        raise UnreadableFile(file.path, f"truncated inside the header, after {len(file):,} bytes")
+    try:
+        header = json.loads(file.memory[8 : 8 + length])
+    except ValueError as error:
+        raise UnreadableFile(file.path, "not a safetensors file (its header is not JSON)") from error
+    if not isinstance(header, dict):
+        raise UnreadableFile(file.path, "not a safetensors file (its header is not an object)")
+    return header, 8 + length
+
+
+def _entry(path: Path, start: int, size: int, value: Mapping[str, Any]) -> Entry:
+    dtype, shape = str(value["dtype"]), tuple(int(length) for length in value["shape"])
+    first, last = (int(offset) for offset in value["data_offsets"])
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(f"unknown dtype {dtype}")
+    if first < 0 or last - first != math.prod(shape) * DTYPE_BYTES[dtype]:
+        raise ValueError(f"{last - first} bytes for {dtype} {list(shape)}")
+    if start + last > size:
+        raise UnreadableFile(path, f"truncated: its header promises {start + last:,} bytes, it has {size:,}")
+    return Entry(dtype, shape, Segment(path, start + first, last - first))

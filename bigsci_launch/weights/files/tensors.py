@@ -1,0 +1,137 @@
+"""What a stored tensor is, whatever the format: a name, a role, a place on the axes, and bytes in a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from bigsci_launch.errors import CheckpointError
+
+Role = Literal["weight", "fp32", "exp_avg", "exp_avg_sq", "other"]
+OPTIMIZER_ROLES: tuple[Role, ...] = ("fp32", "exp_avg", "exp_avg_sq")
+
+# Names as in safetensors, sizes in bytes.
+DTYPE_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+    "C64": 8,
+    "C128": 16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor stands on the three axes. None on an axis: every index of it, or the file does not say."""
+
+    pp: int | None = None
+    tp: int | None = None
+    dp: int | None = None
+
+    @property
+    def is_known(self) -> bool:
+        return self != NOWHERE
+
+    def as_dict(self) -> dict[str, int | None] | None:
+        """`{"pp": .., "tp": .., "dp": ..}` with null for a whole axis; None where nothing is known."""
+        return {"pp": self.pp, "tp": self.tp, "dp": self.dp} if self.is_known else None
+
+    def __str__(self) -> str:
+        axes = (("dp", self.dp), ("pp", self.pp), ("tp", self.tp))
+        return " ".join(f"{axis}{index}" for axis, index in axes if index is not None)
+
+
+NOWHERE = Place()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of bytes in a file."""
+
+    path: Path
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a file, or in several.
+
+    `segments` hold its elements in row-major order, one after the other. `strides` (in elements) is set where the
+    elements lie otherwise; then there is one segment, which begins at the first element. `parts` are the shards of a
+    tensor that is cut along `dim`, in order; then there are no segments. A tensor of which only a `digest`, or the
+    text that torch `printed`, is known has one empty segment, for its file's name; a printed one has no known shape.
+    """
+
+    name: str
+    role: Role
+    place: Place
+    dtype: str
+    shape: tuple[int, ...]
+    segments: tuple[Segment, ...]
+    strides: tuple[int, ...] | None = None
+    parts: tuple[StoredTensor, ...] = ()
+    dim: int = 0
+    digest: str | None = None
+    printed: str | None = None
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether the elements themselves are in a file, not only a digest or a printed text."""
+        return self.digest is None and self.printed is None
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_elements * DTYPE_BYTES[self.dtype]
+
+    @property
+    def path(self) -> Path:
+        return self.segments[0].path if self.segments else self.parts[0].path
+
+
+def cut_segments(segments: Sequence[Segment], first: int, last: int) -> tuple[Segment, ...]:
+    """The part of the segments' bytes between two positions."""
+    found, begin = [], 0
+    for segment in segments:
+        low, high = max(first, begin), min(last, begin + segment.num_bytes)
+        if low < high:
+            found.append(Segment(segment.path, segment.offset + low - begin, high - low))
+        begin += segment.num_bytes
+    return tuple(found)
+
+
+class UnreadableFile(CheckpointError):
+    """One file of a checkpoint cannot be read: `path`, and `why` in words. The other files still can."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path = path
+        self.why = why
+
+
+def os_reason(error: OSError) -> str:
+    """What the system said, in its own words and small: `permission denied`."""
+    return (error.strerror or str(error)).lower()
+
+
+TensorPair = tuple[StoredTensor | None, StoredTensor | None]
+"""A tensor of each side; None: that side has none of this name."""

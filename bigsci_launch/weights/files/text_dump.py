@@ -1,0 +1,155 @@
+"""Dumps of weights as torch prints them: `name=Parameter containing:` and `tensor([[...` for each parameter.
+
+Torch prints the edges of a large tensor, three along each dimension, at four digits: 36 elements of a matrix. Two such
+texts that are equal say that much and no more.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigsci_launch.units import format_percent
+from bigsci_launch.weights.files.tensors import Place, Segment, StoredTensor, UnreadableFile, os_reason
+from bigsci_launch.weights.files.torch_file import TORCH_DTYPES
+
+ENTRY = re.compile(r"^([^\s=]+)=(?:Parameter containing:\s*)?tensor\(", re.MULTILINE)
+TOKEN = re.compile(r"\[|\]|\.\.\.|[-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?)|True|False")
+DTYPE = re.compile(r"dtype=torch\.(\w+)")
+# debug-805-pp11-tp1-dp4-global369-after-iteration-377074.txt
+MOMENT = re.compile(r"(?:^|[-_])(\d+)[-_].*?(before|after)")
+START_BYTES = 4096
+# Counters run on from here after `...`, until the closing bracket tells how many elements there were.
+AFTER_GAP = -(1 << 40)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A printed element: its index (negative counts from the end), its value, and half the last digit's worth."""
+
+    index: tuple[int, ...]
+    value: float
+    slack: float
+
+
+def is_text_dump(path: Path) -> bool:
+    """Whether a text file begins as such a dump does."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            return ENTRY.search(stream.read(START_BYTES)) is not None
+    except OSError:
+        return False
+
+
+def moment_of(stem: str) -> tuple[int, str] | None:
+    """Step and `before` or `after`, from a file's name."""
+    match = MOMENT.search(stem)
+    return (int(match[1]), match[2]) if match else None
+
+
+def read_text_dump(path: Path, place: Place) -> tuple[StoredTensor, ...]:
+    """The tensors of a dump; their shapes are not known.
+
+    Raises:
+        UnreadableFile: the file cannot be read or holds no printed tensor.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UnreadableFile(path, os_reason(error)) from error
+    starts = list(ENTRY.finditer(text))
+    if not starts:
+        raise UnreadableFile(path, "holds no printed tensor")
+    ends = [*(match.start() for match in starts[1:]), len(text)]
+    return tuple(
+        _tensor(path, place, match[1], text[match.end() : end]) for match, end in zip(starts, ends, strict=True)
+    )
+
+
+def _tensor(path: Path, place: Place, name: str, body: str) -> StoredTensor:
+    while name.startswith("module."):
+        name = name[len("module.") :]
+    found = DTYPE.search(body)
+    dtype = TORCH_DTYPES.get(found[1], "F32") if found else "F32"
+    close = body.rfind("]")
+    printed = body[: close + 1] if close >= 0 else body.partition(",")[0].rstrip(")\n ")
+    if printed.count("[") != printed.count("]"):
+        raise UnreadableFile(path, f"truncated: the brackets of {name} do not match")
+    return StoredTensor(name, "weight", place, dtype, (), (Segment(path, 0, 0),), printed=printed)
+
+
+def shown_elements(printed: str) -> list[Shown]:
+    """The elements that a printed tensor shows, in order; its brackets match."""
+    found: list[tuple[list[int], float, float]] = []
+    counters: list[int] = []
+    sizes: dict[tuple[int, ...], int] = {}
+    for match in TOKEN.finditer(printed):
+        token = match[0]
+        if token == "[":
+            counters.append(0)
+        elif token == "]":
+            _close_level(counters, sizes)
+        elif token == "...":
+            counters[-1] = AFTER_GAP
+        else:
+            found.append((list(counters), _value(token), _slack(token)))
+            if counters:
+                counters[-1] += 1
+    return [Shown(_index(at, sizes), value, slack) for at, value, slack in found]
+
+
+def _close_level(counters: list[int], sizes: dict[tuple[int, ...], int]) -> None:
+    count = counters.pop()
+    sizes[tuple(counters)] = count
+    if counters:
+        counters[-1] += 1
+
+
+def _index(at: Sequence[int], sizes: dict[tuple[int, ...], int]) -> tuple[int, ...]:
+    """Counters after a gap run from a very negative number: what is left to the end makes them indices from the end."""
+    return tuple(
+        position if position >= 0 else position - sizes[tuple(at[:depth])] for depth, position in enumerate(at)
+    )
+
+
+def _value(token: str) -> float:
+    return float(token == "True") if token in ("True", "False") else float(token)
+
+
+def _slack(token: str) -> float:
+    """Half of the last printed digit; 0 for whole numbers, which torch prints exactly."""
+    mantissa, _, exponent = token.partition("e")
+    digits = mantissa.partition(".")[2]
+    return 0.5 * 10.0 ** (int(exponent or 0) - len(digits)) if digits else 0.0
+
+
+def same_as_printed(x: Shown, y: Shown) -> bool:
+    """Whether two printed values may stand for one number."""
+    if math.isnan(x.value) or math.isnan(y.value):
+        return math.isnan(x.value) and math.isnan(y.value)
+    if math.isinf(x.value) or math.isinf(y.value):
+        return x.value == y.value
+    return abs(x.value - y.value) <= (x.slack + y.slack) * (1 + 1e-9)
+
+
+def pairs_shown(a: StoredTensor, b: StoredTensor) -> Iterator[tuple[Shown, Shown]] | None:
+    """Elements that two printed tensors both show; None where they show others, so that the shapes differ."""
+    left, right = shown_elements(a.printed or ""), shown_elements(b.printed or "")
+    if [element.index for element in left] != [element.index for element in right]:
+        return None
+    return zip(left, right, strict=True)
+
+
+def printed_note(tensors: Sequence[tuple[StoredTensor, int | None]]) -> str:
+    """How little printed tensors show, in words; beside each, how many elements it has, where that is known."""
+    counts = [len(shown_elements(tensor.printed or "")) for tensor, _ in tensors]
+    totals = [total for _, total in tensors if total is not None]
+    if len(totals) == len(tensors):
+        share = f"{sum(counts):,} of {sum(totals):,} elements ({format_percent(sum(counts) / max(1, sum(totals)))})"
+    else:
+        cut = sum("..." in (tensor.printed or "") for tensor, _ in tensors)
+        share = f"{cut} of {len(counts)} tensors are cut to {max(counts, default=0)} elements or fewer"
+    return f"printed dumps show little: {share}, at about 4 digits; equal means equal as far as printed"

@@ -1,0 +1,241 @@
+"""Tensors of the whole model, put together from shards: what two sides that are cut differently are compared by.
+
+Slices over dp (optimizer shards) are joined flat. Shards over tp are joined only where the two sides have other numbers
+of them, along the dimension in which their shapes agree with a common whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from bigsci_launch.weights.files.sources import Model
+from bigsci_launch.weights.files.tensors import (
+    OPTIMIZER_ROLES,
+    Place,
+    Role,
+    Segment,
+    StoredTensor,
+    TensorPair,
+    cut_segments,
+)
+from bigsci_launch.weights.match.replicas import Hints, is_replicated, matches
+
+# Stands for the shape of a printed parameter, of which a name tells no more than that it is a vector.
+UNKNOWN = (0,)
+Key = tuple[Role, str]
+# One copy of a parameter: its shards in order of the tp rank.
+Copies = dict[tuple[int | None, int | None], list[StoredTensor]]
+
+
+def join_dp(tensors: Sequence[StoredTensor], model: Model) -> list[StoredTensor]:
+    """The same tensors with the flat slices of each optimizer state joined over dp, in the shape of the parameter."""
+    slices: dict[tuple[Role, str, int | None, int | None], list[StoredTensor]] = {}
+    joined: list[StoredTensor] = []
+    for tensor in tensors:
+        if tensor.role in OPTIMIZER_ROLES and tensor.place.dp is not None:
+            slices.setdefault((tensor.role, tensor.name, tensor.place.pp, tensor.place.tp), []).append(tensor)
+        else:
+            joined.append(tensor)
+    for (role, name, pp, tp), pieces in slices.items():
+        ordered = sorted(pieces, key=lambda piece: piece.place.dp or 0)
+        segments = tuple(segment for piece in ordered for segment in piece.segments)
+        length = sum(piece.num_elements for piece in ordered)
+        shape = model.shapes.get(pp or 0, {}).get(name, (length,))
+        whole = StoredTensor(name, role, Place(pp, tp), ordered[0].dtype, shape, segments)
+        joined.append(whole if whole.num_elements == length else replace(whole, shape=(length,)))
+    return joined
+
+
+def pair_logically(
+    a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: Hints, lost: list[StoredTensor]
+) -> Iterator[TensorPair]:
+    """Pairs of tensors of two sides, by role and name: every copy of each side is in at least one pair.
+
+    To `lost` go those that cannot be compared: of a shard's digest, or of what was printed of it, no whole can be made.
+    """
+    left, right = _by_key(a), _by_key(b)
+    for key in dict.fromkeys([*left, *right]):
+        if key in left and key in right:
+            yield from _pair_copies(left[key], right[key], hints, lost)
+        else:
+            is_left = key in left
+            for copy in (left if is_left else right)[key].values():
+                yield from ((part, None) if is_left else (None, part) for part in copy)
+
+
+def _by_key(tensors: Sequence[StoredTensor]) -> dict[Key, Copies]:
+    found: dict[Key, Copies] = {}
+    seen: set[tuple[Key, Place]] = set()
+    for tensor in tensors:
+        key: Key = (tensor.role, tensor.name)
+        if (key, tensor.place) in seen:
+            # Two files hold this name at no place that would tell them apart: the file does.
+            key = (tensor.role, f"{tensor.path.stem}: {tensor.name}")
+            tensor = replace(tensor, name=key[1])
+        seen.add((key, tensor.place))
+        found.setdefault(key, {}).setdefault((tensor.place.pp, tensor.place.dp), []).append(tensor)
+    for copies in found.values():
+        for parts in copies.values():
+            parts.sort(key=lambda part: -1 if part.place.tp is None else part.place.tp)
+    return found
+
+
+def _pair_copies(a: Copies, b: Copies, hints: Hints, lost: list[StoredTensor]) -> Iterator[TensorPair]:
+    used = set()
+    for at_b, copy_b in b.items():
+        at_a = next((at for at in a if _may_be_same(at, at_b)), next(iter(a)))
+        used.add(at_a)
+        yield from _pair_shards(a[at_a], copy_b, hints, _merged(at_b, at_a), lost)
+    for at_a, copy_a in a.items():
+        if at_a not in used:
+            at_b = next((at for at in b if _may_be_same(at, at_a)), next(iter(b)))
+            yield from _pair_shards(copy_a, b[at_b], hints, _merged(at_a, at_b), lost)
+
+
+def _may_be_same(x: tuple[int | None, int | None], y: tuple[int | None, int | None]) -> bool:
+    return all(i == j or i is None or j is None for i, j in zip(x, y, strict=True))
+
+
+def _merged(first: tuple[int | None, int | None], second: tuple[int | None, int | None]) -> Place:
+    pp, dp = (i if i is not None else j for i, j in zip(first, second, strict=True))
+    return Place(pp=pp, dp=dp)
+
+
+def _pair_shards(
+    a: list[StoredTensor], b: list[StoredTensor], hints: Hints, place: Place, lost: list[StoredTensor]
+) -> Iterator[TensorPair]:
+    """Shard by shard where both sides are cut alike; else the joined wholes, or each replica with one of the other."""
+    if _are_foreign(a[0], b[0]):
+        lost.append(a[0])
+        return
+    if len(a) == len(b) and all(_may_have_one_shape(x, y) for x, y in zip(a, b, strict=True)):
+        for x, y in zip(a, b, strict=True):
+            tp = x.place.tp if x.place.tp is not None else y.place.tp
+            yield replace(x, place=replace(place, tp=tp)), y
+        return
+    whole = _whole_of_replicas(a, b, hints) or common_whole(a, b, hints)
+    opaque = next((part for part in (*a, *b) if not part.has_bytes), None)
+    if opaque is not None and (whole is None or whole.dim is not None):
+        lost.append(opaque)
+    elif whole is None:
+        yield _without_padding(a, b, hints, place) or (replace(a[0], place=place), b[0])
+    elif whole.dim is None:
+        for index in range(max(len(a), len(b))):
+            x, y = a[min(index, len(a) - 1)], b[min(index, len(b) - 1)]
+            tp = (x if len(a) >= len(b) else y).place.tp
+            yield replace(x, place=replace(place, tp=tp)), y
+    else:
+        yield join_tp(a, whole.dim, hints, place), join_tp(b, whole.dim, hints, place)
+
+
+def _without_padding(a: list[StoredTensor], b: list[StoredTensor], hints: Hints, place: Place) -> TensorPair | None:
+    """The rows of the vocabulary itself, where the two sides pad it to other lengths, as another tp does."""
+    rows = hints.vocab_size
+    if rows is None or not matches(hints.vocabulary, a[0].name):
+        return None
+    x, y = (join_tp(parts, 0, hints, place) for parts in (a, b))
+    if x.shape[1:] != y.shape[1:] or min(x.shape[0], y.shape[0]) < rows or not (x.segments and y.segments):
+        return None
+    return _first_rows(x, rows), _first_rows(y, rows)
+
+
+def _first_rows(tensor: StoredTensor, rows: int) -> StoredTensor:
+    num_bytes = tensor.num_bytes // tensor.shape[0] * rows
+    return replace(tensor, shape=(rows, *tensor.shape[1:]), segments=cut_segments(tensor.segments, 0, num_bytes))
+
+
+def _are_foreign(x: StoredTensor, y: StoredTensor) -> bool:
+    """Whether one is known by its digest and the other as printed: nothing can be said of the two."""
+    return any(one.digest is not None and other.printed is not None for one, other in ((x, y), (y, x)))
+
+
+def _may_have_one_shape(x: StoredTensor, y: StoredTensor) -> bool:
+    """Whether two shards have the same shape, as far as it is known: that of a printed one is not."""
+    return x.shape == y.shape or x.printed is not None or y.printed is not None
+
+
+def _whole_of_replicas(a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: Hints) -> Whole | None:
+    """The whole of a printed parameter that every tp rank holds, by its name; None for all others."""
+    shapes = [part.shape for part in (*a, *b) if part.printed is None]
+    is_printed = len(shapes) < len(a) + len(b)
+    return Whole((), None) if is_printed and is_replicated(a[0].name, shapes or [UNKNOWN], hints) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The shape of a whole parameter, and the dimension that is cut; None: every rank holds all of it."""
+
+    shape: tuple[int, ...]
+    dim: int | None
+
+
+def common_whole(a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: Hints) -> Whole | None:
+    """The whole that both sides can be shards of; None if there is none."""
+    name = a[0].name
+    wholes_b = {whole.shape for whole in _wholes(b, name, hints)}
+    found = [whole for whole in _wholes(a, name, hints) if whole.shape in wholes_b]
+    if not found:
+        return None
+    cut = next((whole.dim for whole in _wholes(b, name, hints) if whole.shape == found[0].shape), None)
+    return replace(found[0], dim=found[0].dim if found[0].dim is not None else cut)
+
+
+def _wholes(parts: Sequence[StoredTensor], name: str, hints: Hints) -> list[Whole]:
+    """What the shards may be shards of, the likeliest first."""
+    shape = parts[0].shape
+    if len(parts) == 1:
+        return [Whole(shape, None)]
+    found = [Whole(shape, None)] if len({part.shape for part in parts}) == 1 else []
+    dims = range(len(shape))
+    for dim in reversed(dims) if matches(hints.by_row, name) else dims:
+        others = {part.shape[:dim] + part.shape[dim + 1 :] for part in parts if len(part.shape) == len(shape)}
+        if len(others) == 1:
+            total = sum(part.shape[dim] for part in parts)
+            found.append(Whole((*shape[:dim], total, *shape[dim + 1 :]), dim))
+    return found
+
+
+def join_tp(parts: Sequence[StoredTensor], dim: int, hints: Hints, place: Place) -> StoredTensor:
+    """Shards joined along `dim`; one shard is its own whole."""
+    first = parts[0]
+    if len(parts) == 1:
+        return replace(first, place=replace(place, tp=None))
+    total = sum(part.shape[dim] for part in parts)
+    shape = (*first.shape[:dim], total, *first.shape[dim + 1 :])
+    whole = StoredTensor(first.name, first.role, replace(place, tp=None), first.dtype, shape, ())
+    if dim == 0 and all(part.segments and part.strides is None for part in parts):
+        ordered = _halves(parts) if matches(hints.in_halves, first.name) else [part.segments for part in parts]
+        return replace(whole, segments=tuple(segment for segments in ordered for segment in segments))
+    return replace(whole, parts=tuple(parts), dim=dim)
+
+
+def _halves(parts: Sequence[StoredTensor]) -> list[tuple[Segment, ...]]:
+    """The first halves of all shards, then the second: a parameter that holds two, each cut over tp."""
+    return [
+        cut_segments(part.segments, half * part.num_bytes // 2, (half + 1) * part.num_bytes // 2)
+        for half in range(2)
+        for part in parts
+    ]
+
+
+def shared_roles(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> tuple[set[Role], list[str]]:
+    """Roles that both sides hold, and a sentence for each side about what the other lacks."""
+    roles_a, roles_b = _roles(a), _roles(b)
+    notes = [
+        f"{side} alone holds {', '.join(sorted(only))}: not compared"
+        for side, only in (("A", roles_a - roles_b), ("B", roles_b - roles_a))
+        if only
+    ]
+    return roles_a & roles_b, notes
+
+
+def _roles(tensors: Sequence[StoredTensor]) -> set[Role]:
+    return {tensor.role for tensor in tensors} - {"other"}
+
+
+def as_weights(tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
+    """fp32 masters taken as the weights, for a side that holds nothing nearer to them."""
+    if any(tensor.role == "weight" for tensor in tensors):
+        return list(tensors)
+    return [replace(tensor, role="weight") if tensor.role == "fp32" else tensor for tensor in tensors]

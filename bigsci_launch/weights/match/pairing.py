@@ -1,0 +1,185 @@
+"""Which tensor of one side is compared with which of the other, a bounded number at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigsci_launch.weights.files.contents import read_contents
+from bigsci_launch.weights.files.locate import labels
+from bigsci_launch.weights.files.mapped import allow_many_files
+from bigsci_launch.weights.files.sources import Contents, Model, OptimizerGroup, Source, Unreadable, Weights
+from bigsci_launch.weights.files.tensors import NOWHERE, Place, StoredTensor, TensorPair, UnreadableFile
+
+# Pairs that travel together where they do not come from one file.
+PAIRS_AT_A_TIME = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Pairs that are compared together. None on one side: the other alone has it.
+
+    `equal` names tensors at `place` that are known to be equal already. `owns_files`: no other bundle needs its files.
+    """
+
+    title: str
+    pairs: tuple[TensorPair, ...] = ()
+    unreadable: tuple[Unreadable, ...] = ()
+    groups: tuple[tuple[Place, tuple[OptimizerGroup, ...], tuple[OptimizerGroup, ...]], ...] = ()
+    equal: tuple[str, ...] = ()
+    place: Place = NOWHERE
+    owns_files: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """How many bundles there will be, the bundles, and what must be said of them."""
+
+    num_bundles: int
+    bundles: Iterator[Bundle]
+    notes: tuple[str, ...] = ()
+
+
+def pair_weights(a: Weights, b: Weights) -> Pairing:
+    """File by file where both sides are cut alike, else by the names of the parameters."""
+    left, right = labels(a.sources), labels(b.sources)
+    notes = (*a.notes, *b.notes)
+    is_cut_alike = a.layout == b.layout and a.topology == b.topology and not _are_other_models(a, b)
+    if is_cut_alike and left.keys() & right.keys():
+        names = list(dict.fromkeys([*left, *right]))
+        return Pairing(len(names), _by_file(a, b, left, right, names), notes)
+    return _by_name(a, b, notes)
+
+
+def _are_other_models(a: Weights, b: Weights) -> bool:
+    """Whether the sides hold other parameters, so that ZeRO cuts their flat shards at other places."""
+    is_known = a.model.shapes.keys() == b.model.shapes.keys() and not (a.broken or b.broken)
+    return is_known and a.model.shapes != b.model.shapes
+
+
+def _by_file(
+    a: Weights, b: Weights, left: dict[str, Source], right: dict[str, Source], names: Sequence[str]
+) -> Iterator[Bundle]:
+    model_a, model_b = _models(a, b)
+    lost = {item.path.stem for item in (*a.broken, *b.broken) if item.path.exists()}
+    for name in names:
+        source_a, source_b = left.get(name), right.get(name)
+        if (source_a is None or source_b is None) and name in lost:
+            continue
+        if source_a and source_b and source_a.kind == source_b.kind == "digests":
+            yield _digest_bundle(name, source_a, source_b)
+        else:
+            yield _file_bundle(name, source_a, source_b, model_a, model_b)
+
+
+def _models(a: Weights, b: Weights) -> tuple[Model, Model]:
+    """The models of both sides; where one lost files that name its parameters, the other's stands in."""
+    if len(a.model.shapes) == len(b.model.shapes):
+        return a.model, b.model
+    fuller = max(a.model, b.model, key=lambda model: len(model.shapes))
+    return fuller, fuller
+
+
+def _file_bundle(name: str, a: Source | None, b: Source | None, model_a: Model, model_b: Model) -> Bundle:
+    unreadable = []
+    contents = []
+    for source, model in ((a, model_a), (b, model_b)):
+        try:
+            contents.append(read_contents(source, model) if source else Contents(()))
+        except UnreadableFile as error:
+            unreadable.append(Unreadable(error.path, error.why))
+    if unreadable:
+        return Bundle(name, unreadable=tuple(unreadable))
+    left, right = contents
+    source = a or b
+    assert source is not None
+    groups = ((source.place, left.groups, right.groups),) if left.groups or right.groups else ()
+    return Bundle(name, tuple(pair_tensors(left.tensors, right.tensors)), groups=groups)
+
+
+def pair_tensors(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> Iterator[TensorPair]:
+    """Pairs by role and name, in the order of `a`, then what `b` alone has."""
+    right = {(tensor.role, tensor.name): tensor for tensor in b}
+    for tensor in a:
+        yield tensor, right.pop((tensor.role, tensor.name), None)
+    for tensor in right.values():
+        yield None, tensor
+
+
+def _digest_bundle(name: str, a: Source, b: Source) -> Bundle:
+    """Digests of one rank on both sides: only what differs becomes a pair of tensors."""
+    from bigsci_launch.weights.files.digests import digest_tensor, read_two_digests
+
+    try:
+        left, right = read_two_digests(a.path, b.path)
+    except UnreadableFile as error:
+        return Bundle(name, unreadable=(Unreadable(error.path, error.why),))
+    if left.entries is right.entries:
+        return Bundle(name, equal=tuple(left.entries), place=left.place)
+    equal = tuple(name for name, entry in left.entries.items() if right.entries.get(name) == entry)
+    known = set(equal)
+    pairs: list[TensorPair] = [
+        (digest_tensor(left, name), digest_tensor(right, name) if name in right.entries else None)
+        for name in left.entries
+        if name not in known
+    ]
+    pairs += [(None, digest_tensor(right, name)) for name in right.entries if name not in left.entries]
+    return Bundle(name, tuple(pairs), equal=equal, place=left.place)
+
+
+def _by_name(a: Weights, b: Weights, notes: tuple[str, ...]) -> Pairing:
+    """All tensors of both sides by name: for sides whose files or topologies are not the same."""
+    from bigsci_launch.weights.match.logical import as_weights, pair_logically, shared_roles
+    from bigsci_launch.weights.match.replicas import Hints
+
+    unreadable: list[Unreadable] = []
+    left, right = _all_tensors(a, unreadable), _all_tensors(b, unreadable)
+    held = {tensor.role for tensor in left} & {tensor.role for tensor in right} & {"weight", "fp32"}
+    if not held:
+        left, right = as_weights(left), as_weights(right)
+    roles, lacking = shared_roles(left, right)
+    left, right = ([tensor for tensor in side if tensor.role in roles] for side in (left, right))
+    lost: list[StoredTensor] = []
+    hints = Hints.of_model(a.model if a.model.universal_info else b.model)
+    pairs = list(pair_logically(left, right, hints, lost))
+    unreadable += _cut_otherwise(lost)
+    allow_many_files()
+    count = max(1, -(-len(pairs) // PAIRS_AT_A_TIME))
+    return Pairing(count, _cut(pairs, tuple(unreadable)), (*notes, *_topology_note(a, b), *lacking))
+
+
+def _cut_otherwise(lost: Sequence[StoredTensor]) -> Iterator[Unreadable]:
+    """Files of digests, or of printed tensors, whose shards the other side does not have."""
+    names: dict[Path, set[str]] = {}
+    for tensor in lost:
+        names.setdefault(tensor.path, set()).add(tensor.name)
+    for path, held in names.items():
+        known = "digests" if next(t for t in lost if t.path == path).digest is not None else "printed edges"
+        count = f"{len(held)} tensor{'s' if len(held) > 1 else ''}"
+        yield Unreadable(path, f"{known} of {count} that the other side holds otherwise: not compared")
+
+
+def _topology_note(a: Weights, b: Weights) -> tuple[str, ...]:
+    if a.topology is None or b.topology is None or a.topology == b.topology:
+        return ()
+    return (f"A is {a.topology}, B is {b.topology}: shards are joined before they are compared",)
+
+
+def _all_tensors(weights: Weights, unreadable: list[Unreadable]) -> list[StoredTensor]:
+    tensors: list[StoredTensor] = []
+    for source in weights.sources:
+        try:
+            tensors += read_contents(source, weights.model).tensors
+        except UnreadableFile as error:
+            unreadable.append(Unreadable(error.path, error.why))
+    from bigsci_launch.weights.match.logical import join_dp
+
+    return join_dp(tensors, weights.model)
+
+
+def _cut(pairs: Sequence[TensorPair], unreadable: tuple[Unreadable, ...]) -> Iterator[Bundle]:
+    if unreadable or not pairs:
+        yield Bundle("", unreadable=unreadable)
+    for start in range(0, len(pairs), PAIRS_AT_A_TIME):
+        yield Bundle("", tuple(pairs[start : start + PAIRS_AT_A_TIME]), owns_files=False)

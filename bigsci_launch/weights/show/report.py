@@ -1,0 +1,240 @@
+"""The answer of a comparison: in words, as rows of a table, as a JSON document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bigsci_launch.units import format_bytes, format_percent
+from bigsci_launch.weights.compare.comparison import Comparison, Difference, Finding, names_text, where_text
+from bigsci_launch.weights.compare.places import describe_places, describe_range, is_product
+from bigsci_launch.weights.files.tensors import StoredTensor
+
+if TYPE_CHECKING:
+    from bigsci_launch.weights.compare.statistics import Statistics
+
+SCHEMA_VERSION = 1
+COLUMNS = ("where", "tensor", "kind", ">differs", ">rel L2", ">max abs", ">max ulp", "likely")
+MAX_ROWS = 40
+MAX_SENTENCES = 12
+ABSENT = ("missing", "extra")
+# Unexplained differences that are worth a sentence for each group of places, even if they are most of what there is.
+FEW = 12
+
+
+def summary_lines(comparison: Comparison) -> list[str]:
+    """The answer in words, the most important first."""
+    lines = [] if comparison.is_empty else [_headline(comparison)]
+    lines += [f"could not read {item.path}: {item.why}" for item in comparison.unreadable[:MAX_SENTENCES]]
+    if len(comparison.unreadable) > MAX_SENTENCES:
+        lines.append(f"... and {len(comparison.unreadable) - MAX_SENTENCES} more files that could not be read")
+    sentences = [*(finding.claim for finding in comparison.findings), *_unexplained(comparison)]
+    lines += sentences[:MAX_SENTENCES]
+    if len(sentences) > MAX_SENTENCES:
+        lines.append(f"... and {len(sentences) - MAX_SENTENCES} more statements: --json has all")
+    return [*lines, *(f"note: {note}" for note in comparison.notes)]
+
+
+def _headline(comparison: Comparison) -> str:
+    if not comparison.num_compared and not comparison.differences:
+        return "no two copies to compare." if comparison.is_audit else "no tensor was compared."
+    thing = "pair of copies" if comparison.is_audit else "tensor"
+    things = thing if comparison.num_compared == 1 else "pairs of copies" if comparison.is_audit else "tensors"
+    size = f" ({format_bytes(comparison.num_bytes)})" if comparison.num_bytes else ""
+    count = f"{comparison.num_compared:,} {things} compared{size}"
+    within = f", {comparison.num_within_tolerance:,} of them within the tolerance" * bool(
+        comparison.num_within_tolerance
+    )
+    if not comparison.differences:
+        exactly = within or (" as far as they are printed" if comparison.is_printed else ", bit for bit")
+        return f"{count}, all equal{exactly}."
+    head = f"{count}, {comparison.num_equal:,} equal{within}."
+    return f"{head} {_count_of_differing(comparison)}."
+
+
+def _count_of_differing(comparison: Comparison) -> str:
+    absent = [difference for difference in comparison.differences if difference.kind in ABSENT]
+    present = [difference for difference in comparison.differences if difference.kind not in ABSENT]
+    parts = [_counted(present, "differs", "differ"), _counted(absent, "is on one side only", "are on one side only")]
+    return f"{' and '.join(part for part in parts if part)}{_all_on(comparison)}"
+
+
+def _counted(differences: Sequence[Difference], one: str, more: str) -> str:
+    """How many tensors, at how many places if these are more, with a verb; nothing for none."""
+    if not differences:
+        return ""
+    titles = {difference.title for difference in differences}
+    counted = f"{len(titles):,}"
+    if len(differences) > len(titles):
+        counted += f" (in {len(differences):,} places)"
+    return f"{counted} {one if len(titles) == 1 else more}"
+
+
+def _all_on(comparison: Comparison) -> str:
+    """Where all differences are: the places themselves where they can be named, else the indices within which."""
+    names = {difference.name for difference in comparison.differences}
+    places = {difference.place for difference in comparison.differences}
+    holders = {place for name in names for place in comparison.places[name]}
+    everywhere = {place for held in comparison.places.values() for place in held}
+    if is_product(places, holders):
+        where = describe_places(places, holders, everywhere)
+        return f", {'' if where.startswith('every ') else 'all '}on {where}" if where else ""
+    within = describe_range(places, everywhere)
+    return f", all within {within}" if within else ""
+
+
+def _unexplained(comparison: Comparison) -> Iterator[str]:
+    """A sentence for each group of places whose differences no pattern explains."""
+    told = {name for finding in comparison.findings for name in finding.tensors}
+    rest = [
+        difference
+        for difference in comparison.differences
+        if difference.likely is None and not (comparison.is_audit and difference.name in told)
+    ]
+    if len(rest) > comparison.num_compared / 2 and len(rest) > FEW:
+        yield _sentence("", rest)
+        return
+    for where, differences in group_by_place(comparison, rest):
+        yield _sentence(where, differences)
+
+
+def _sentence(where: str, differences: Sequence[Difference]) -> str:
+    titles = tuple(dict.fromkeys(difference.title for difference in differences))
+    worst = max(differences, key=lambda difference: _relative(difference.statistics))
+    verb = "differs" if len(titles) == 1 else "differ"
+    prefix = f"{where}: " if where else ""
+    return f"{prefix}{names_text(titles)} {verb} ({_amount(worst, is_worst=len(differences) > 1)})"
+
+
+def _relative(statistics: Statistics | None) -> float:
+    relative = statistics.relative if statistics else None
+    return math.inf if relative is None else relative
+
+
+def _amount(difference: Difference, *, is_worst: bool) -> str:
+    statistics = difference.statistics
+    if statistics is None:
+        one, other = _shape(difference.a), _shape(difference.b)
+        return f"{one} in A, {other} in B" if one != other else "by their digests, which do not say how far"
+    worst = f"at most, in {difference.title}: " if is_worst else ""
+    relative = statistics.relative
+    rel = "" if relative is None else f", rel {relative:.2g}"
+    ulp = "" if statistics.max_ulp is None else f", up to {statistics.max_ulp:,} ulp"
+    share = _share(statistics)
+    return f"{worst}{share}{' of elements' * share.endswith('%')}{rel}, max {statistics.max_abs:.3g}{ulp}"
+
+
+def _share(statistics: Statistics) -> str:
+    """How many elements differ: counted where they are few, else as a share."""
+    few = statistics.num_differing
+    return f"{few} element{'s' if few != 1 else ''}" if few < 10 else format_percent(statistics.fraction)
+
+
+def _shape(tensor: StoredTensor | None) -> str:
+    return "nothing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def group_by_place(comparison: Comparison, differences: Sequence[Difference]) -> list[tuple[str, list[Difference]]]:
+    """Differences whose tensor differs at the same places, with these places in words."""
+    by_title: dict[tuple[str, str], list[Difference]] = {}
+    for difference in differences:
+        by_title.setdefault((difference.title, difference.kind), []).append(difference)
+    groups: dict[str, list[Difference]] = {}
+    for same in by_title.values():
+        groups.setdefault(where_text(comparison, same), []).extend(same)
+    return list(groups.items())
+
+
+def table_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Rows of the table with columns `COLUMNS`: a tensor each, grouped by where it differs, the worst copy shown."""
+    rows: list[tuple[str, ...]] = []
+    for where, differences in group_by_place(comparison, comparison.differences):
+        worst: dict[tuple[str, str], Difference] = {}
+        for difference in differences:
+            key = (difference.title, difference.kind)
+            if key not in worst or _relative(difference.statistics) > _relative(worst[key].statistics):
+                worst[key] = difference
+        group = [
+            *_absent_rows(worst.values()),
+            *(_row(difference) for difference in worst.values() if difference.statistics),
+            *(_row(item) for item in worst.values() if not item.statistics and item.kind not in ABSENT),
+        ]
+        rows += [(where if index == 0 else "", *row) for index, row in enumerate(group)]
+    if len(rows) > MAX_ROWS:
+        return [*rows[:MAX_ROWS], ("...", f"{len(rows) - MAX_ROWS} more rows: --json has all", *[""] * 6)]
+    return rows
+
+
+def _absent_rows(differences: Iterable[Difference]) -> Iterator[tuple[str, ...]]:
+    """One row for all tensors that A alone holds, and one for those that B alone holds."""
+    for kind in ABSENT:
+        titles = tuple(difference.title for difference in differences if difference.kind == kind)
+        if titles:
+            yield (names_text(titles), kind, "", "", "", "", "")
+
+
+def _row(difference: Difference) -> tuple[str, ...]:
+    statistics = difference.statistics
+    likely = difference.likely or ""
+    if statistics is None:
+        return (difference.title, difference.kind, "", "", "", "", likely)
+    relative = "" if statistics.relative is None else f"{statistics.relative:.3g}"
+    ulp = "" if statistics.max_ulp is None else f"{statistics.max_ulp:,}"
+    numbers = (_share(statistics), relative, f"{statistics.max_abs:.3g}", ulp)
+    return (difference.title, difference.kind, *numbers, likely)
+
+
+def as_document(comparison: Comparison, seam: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON document of `bsl diff-weights --json`; `seam`: what two logs show, where they were asked."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "a": None if comparison.is_empty else str(comparison.a),
+        "b": None if comparison.is_empty else str(comparison.b),
+        "equal": comparison.is_equal,
+        "compared": comparison.num_compared,
+        "within_tolerance": comparison.num_within_tolerance,
+        "different": [_difference_document(difference) for difference in comparison.differences],
+        "findings": [_finding_document(finding) for finding in comparison.findings],
+        "unreadable": [{"file": str(item.path), "why": item.why} for item in comparison.unreadable],
+        "notes": list(comparison.notes),
+        "seam": seam,
+    }
+
+
+def _difference_document(difference: Difference) -> dict[str, Any]:
+    statistics = difference.statistics
+    return {
+        "tensor": difference.name,
+        "role": difference.role,
+        "a": _side_document(difference.a),
+        "b": _side_document(difference.b),
+        "coordinate": difference.place.as_dict(),
+        "kind": difference.kind,
+        "max_abs": _finite(statistics.max_abs) if statistics else None,
+        "rel_l2": _finite(statistics.relative) if statistics else None,
+        "max_ulp": statistics.max_ulp if statistics else None,
+        "fraction": statistics.fraction if statistics else None,
+        "likely": difference.likely,
+        "relation": difference.relation or None,
+    }
+
+
+def _side_document(tensor: StoredTensor | None) -> dict[str, Any] | None:
+    if tensor is None:
+        return None
+    return {"file": str(tensor.path), "dtype": tensor.dtype, "shape": list(tensor.shape)}
+
+
+def _finding_document(finding: Finding) -> dict[str, Any]:
+    coordinates = [coordinate for place in finding.places if (coordinate := place.as_dict()) is not None]
+    return {
+        "pattern": finding.pattern,
+        "tensors": list(finding.tensors),
+        "coordinates": coordinates,
+        "claim": finding.claim,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,192 @@
+"""Calibration from the public rows: what it finds, and that it stays as good as the manual says on rows left out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from bigsci_launch.errors import DataError
+from bigsci_launch.plan.calibrate.calibrate import calibrate, find_drift, fit_calibration
+from bigsci_launch.plan.calibrate.report import constant_cells, fit_lines
+from bigsci_launch.plan.calibrate.rows import Measurement
+from bigsci_launch.plan.calibrate.score import error_figures, rank_figures
+from bigsci_launch.plan.price.calibration import Calibration, ErrorSummary, dump_calibration, quantile, read_calibration
+from bigsci_launch.plan.price.constants import A100, CONSTANTS
+from bigsci_launch.plan.price.price import price_setup
+
+
+def predictions(
+    given: Sequence[Measurement], asked: Sequence[Measurement]
+) -> list[tuple[Measurement, float, float, bool]]:
+    """Seconds, memory and out-of-memory of `asked` after a fit to `given`."""
+    calibration = fit_calibration(given, A100)
+    prices = [price_setup(measurement.setup, calibration) for measurement in asked]
+    return [
+        (measurement, price.seconds, price.memory_gib, price.is_out_of_memory)
+        for measurement, price in zip(asked, prices, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def by_section(chronicle: list[Measurement]) -> list[tuple[Measurement, float, float, bool]]:
+    """Every row, predicted without its whole section."""
+    found = []
+    for section in sorted({measurement.section for measurement in chronicle}):
+        given = [measurement for measurement in chronicle if measurement.section != section]
+        found += predictions(given, [measurement for measurement in chronicle if measurement.section == section])
+    return found
+
+
+def test_time_of_sections_left_out(by_section: list[tuple[Measurement, float, float, bool]]) -> None:
+    figures = error_figures((row.seconds, seconds) for row, seconds, _, _ in by_section if row.seconds)
+    assert figures.mean is not None and figures.mean < 2.7
+    assert figures.median is not None and figures.median < 1.8
+    assert figures.p90 is not None and figures.p90 < 7
+
+
+def test_order_inside_sections_left_out(by_section: list[tuple[Measurement, float, float, bool]]) -> None:
+    sections: dict[str, list[tuple[float, float]]] = {}
+    for row, seconds, _, _ in by_section:
+        if row.seconds:
+            sections.setdefault(row.section, []).append((row.seconds, seconds))
+    figures = rank_figures(sections.values())
+    assert figures.tau is not None and figures.tau >= 0.85
+    assert figures.num_found == figures.num_sections
+    assert figures.regret is not None and figures.regret < 0.2
+
+
+def test_memory_of_sections_left_out(by_section: list[tuple[Measurement, float, float, bool]]) -> None:
+    figures = error_figures((row.memory_gib, memory) for row, _, memory, _ in by_section if row.memory_gib)
+    assert figures.mean is not None and figures.mean < 3.3
+    assert figures.p90 is not None and figures.p90 < 7
+    said = {row.name for row, _, _, is_out in by_section if is_out}
+    assert said == {row.name for row, _, _, _ in by_section if row.out_of_memory} == {"r640", "r730", "r731"}
+
+
+def test_half_of_another_cluster_predicts_its_other_half(vtrain: list[Measurement]) -> None:
+    timed = [measurement for measurement in vtrain if measurement.seconds]
+    means, taus = [], []
+    for seed in range(4):
+        order = random.Random(seed).sample(timed, len(timed))
+        half = len(order) // 2
+        for given, asked in ((order[:half], order[half:]), (order[half:], order[:half])):
+            found = predictions(given, asked)
+            sections: dict[str, list[tuple[float, float]]] = {}
+            for row, seconds, _, _ in found:
+                sections.setdefault(row.section, []).append((row.seconds or 0, seconds))
+            means.append(error_figures(pair for pairs in sections.values() for pair in pairs).mean or 0)
+            taus.append(rank_figures(sections.values()).tau or 0)
+    assert sum(means) / len(means) < 5.5
+    assert sum(taus) / len(taus) > 0.74
+
+
+def test_the_constants_are_physical(jean_zay: Calibration) -> None:
+    constants = jean_zay.constants
+    assert len(CONSTANTS) == 10
+    assert 0.7 < constants.gemm_efficiency < 1
+    assert 8 < constants.network_gb_per_s < 16  # of 50 nominal
+    assert 15 < constants.misaligned_heads < 35
+    assert 0.94 < constants.drift < 0.97
+    for constant in CONSTANTS:
+        low, high = jean_zay.interval(constant.name)
+        assert low < getattr(constants, constant.name) < high
+
+
+def test_the_day_on_which_the_cluster_changed(chronicle: list[Measurement], vtrain: list[Measurement]) -> None:
+    timed = [measurement for measurement in chronicle if measurement.seconds]
+    assert find_drift(timed, A100) == date(2022, 2, 25)
+    assert find_drift([measurement for measurement in vtrain if measurement.seconds], A100) is None
+
+
+def test_no_drift_is_seen_where_there_is_none(chronicle: list[Measurement]) -> None:
+    timed = [measurement for measurement in chronicle if measurement.seconds]
+    before = [row for row in timed if row.setup.day and row.setup.day < date(2022, 2, 25)]
+    assert find_drift(before, A100) is None
+
+
+def test_a_slower_cluster_is_seen_as_slower(chronicle: list[Measurement], jean_zay: Calibration) -> None:
+    slow = [replace(row, seconds=2 * row.seconds if row.seconds else None) for row in chronicle]
+    other = fit_calibration(slow, A100)
+    for row in chronicle[:5]:
+        ratio = price_setup(row.setup, other).seconds / price_setup(row.setup, jean_zay).seconds
+        assert ratio == pytest.approx(2, rel=0.05)
+
+
+def test_a_few_runs_are_better_than_none_and_say_so(chronicle: list[Measurement]) -> None:
+    timed = [measurement for measurement in chronicle if measurement.seconds]
+    few = calibrate(timed[::22], A100)
+    assert few.is_measured
+    assert 0.15 < price_setup(timed[1].setup, few).band <= 0.4
+    assert any("more would bring" in line for line in fit_lines(few))
+
+
+def test_nine_of_ten_lie_inside_their_band(chronicle: list[Measurement]) -> None:
+    sections = sorted({measurement.section for measurement in chronicle if measurement.seconds})
+    inside = []
+    for section in sections[::4]:
+        calibration = calibrate([row for row in chronicle if row.section != section], A100)
+        for row in chronicle:
+            if row.section == section and row.seconds:
+                price = price_setup(row.setup, calibration)
+                inside.append(abs(row.seconds / price.seconds - 1) <= price.band)
+    assert sum(inside) / len(inside) > 0.85
+
+
+def test_bands_widen_away_from_what_was_measured() -> None:
+    errors = ErrorSummary(tuple((0.9, 0.01) for _ in range(20)) + tuple((0.3, 0.06) for _ in range(20)))
+    assert errors.band(0.9) == pytest.approx(0.01)
+    assert errors.band(0.3) == pytest.approx(0.06)
+    assert errors.band(0.1) == pytest.approx(0.12)
+    assert ErrorSummary().band(1.0) == 0.4
+    assert ErrorSummary(((1.0, 0.0), (1.0, 0.0))).band(1.0) == pytest.approx(0.3)
+
+
+def test_quantiles() -> None:
+    assert quantile([1, 2, 3, 4, 5], 0.5) == 3
+    assert quantile([5, 1], 0.9) == pytest.approx(4.6)
+
+
+def test_a_calibration_survives_its_file(jean_zay: Calibration, tmp_path: Path, chronicle: list[Measurement]) -> None:
+    path = tmp_path / "site.json"
+    path.write_text(dump_calibration(jean_zay))
+    again = read_calibration(path)
+    assert again.drift_from == jean_zay.drift_from
+    for row in chronicle[::9]:
+        one, other = price_setup(row.setup, jean_zay), price_setup(row.setup, again)
+        assert other.seconds == pytest.approx(one.seconds, rel=1e-4)
+        assert other.memory_gib == pytest.approx(one.memory_gib, rel=1e-4)
+        assert other.band == pytest.approx(one.band, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"kind": "x"}', '{"kind": "bsl plan calibration", "schema_version": 9}']
+)
+def test_other_files_are_no_calibration(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=r"other\.json"):
+        read_calibration(path)
+
+
+def test_the_shipped_calibration_is_the_one_that_its_command_makes(root: Path, jean_zay: Calibration) -> None:
+    shipped = read_calibration(root / "slurm/calibrations/jean-zay-a100.json")
+    assert "benchmarks/rows/chronicle.csv" in shipped.command
+    for constant in CONSTANTS:
+        value = getattr(jean_zay.constants, constant.name)
+        assert getattr(shipped.constants, constant.name) == pytest.approx(value, rel=1e-3), constant.name
+    assert shipped.drift_from == jean_zay.drift_from
+
+
+def test_the_report_names_every_constant_and_what_is_missing(jean_zay: Calibration, vtrain: list[Measurement]) -> None:
+    assert [cells[0] for cells in constant_cells(jean_zay)] == [constant.name for constant in CONSTANTS]
+    text = "\n".join(fit_lines(jean_zay))
+    assert "2022-02-25" in text
+    assert "each predicted from all others" in text
+    other = "\n".join(fit_lines(calibrate(vtrain, A100)))
+    assert "drift: none" in other
+    assert "base_gib is hardly measured" in other

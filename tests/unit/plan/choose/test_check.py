@@ -1,0 +1,215 @@
+"""The arithmetic of a whole run: each finding appears where it should, with its two keys and its price."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigsci_launch.config.load import resolve_run
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.site import Site
+from bigsci_launch.plan.choose.check import PricedFinding, check_everything, check_lines, check_plan, parse_size
+from bigsci_launch.units import format_count
+
+START = date(2022, 3, 11)
+
+
+@pytest.fixture(scope="module")
+def bloom_run(root: Path) -> tuple[RunConfig, Site]:
+    config, site, _ = resolve_run(root / "configs/bloom-176b.yaml")
+    return config, site
+
+
+def changed(config: RunConfig, section: str, **values: object) -> RunConfig:
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
+
+
+def on_site(site: Site, **values: object) -> Site:
+    return Site(site.name, site.path, site.config.model_copy(update=values))
+
+
+def findings(config: RunConfig, site: Site, rule: str) -> list[PricedFinding]:
+    return [finding for finding in check_plan(config, site, starts=START) if finding.rule == rule]
+
+
+def only(config: RunConfig, site: Site, rule: str) -> PricedFinding:
+    (finding,) = findings(config, site, rule)
+    return finding
+
+
+def test_bloom_has_no_error(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    assert {finding.severity for finding in check_plan(config, site, starts=START)} == {"warning", "note"}
+
+
+def test_a_ramp_that_does_not_fill_the_pipeline(bloom_run: tuple[RunConfig, Site]) -> None:
+    """main-1 began with a batch of 16 at 8 TFLOP/s and would have taken days to get out of it."""
+    config, site = bloom_run
+    assert not findings(config, site, "pipeline fill")
+    ramp = config.training.rampup
+    assert ramp is not None
+    slow = changed(config, "training", rampup=ramp.model_copy(update={"start": 16}))
+    finding = only(slow, site, "pipeline fill")
+    assert (finding.key, finding.other_key) == ("training.rampup.start", "parallelism.pipeline_parallel_size")
+    assert "192" in finding.text
+    days, lost = re.findall(r"[0-9]+\.[0-9]+", finding.price)[:2]
+    assert float(days) > float(lost) > 0.2
+
+
+def test_the_58b_that_was_trained_as_104b(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    sizes = {"num_layers": 64, "hidden_size": 11600, "num_attention_heads": 80, "ffn_hidden_size": 20480}
+    # The MLP width was left at that of the 13B model.
+    wrong = changed(config, "model", **sizes, vocab_size=50257, declared_parameters="104B")
+    wrong = changed(wrong, "parallelism", pipeline_parallel_size=12)
+    finding = only(wrong, site, "declared size")
+    assert finding.severity == "error"
+    assert (finding.key, finding.other_key) == ("model.declared_parameters", "model.ffn_hidden_size")
+    assert "65.5B" in finding.text
+    right = changed(wrong, "model", ffn_hidden_size=None)
+    assert not findings(right, site, "declared size")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("176B", 176e9), ("1.3b", 1.3e9), ("350 M", 350e6), ("12", 12), ("a lot", None), ("1.2.3B", None)],
+)
+def test_sizes_as_people_write_them(text: str, size: float | None) -> None:
+    assert parse_size(text) == size
+
+
+@given(st.floats(1, 1e13))
+def test_sizes_round_trip(number: float) -> None:
+    size = parse_size(format_count(number))
+    assert size is not None
+    assert size == pytest.approx(number, rel=0.06, abs=0.5)
+
+
+def test_an_unreadable_size_is_an_error(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    assert only(changed(config, "model", declared_parameters="huge"), site, "declared size").severity == "error"
+
+
+def test_young_and_daly(bloom_run: tuple[RunConfig, Site]) -> None:
+    """40 s and a failure a week: sqrt(2 x 40 x 604800) = 6956 s = 66 steps of 105 s; 100 is near, 250 is far."""
+    config, site = bloom_run
+    near = only(config, site, "save interval")
+    assert near.severity == "note"
+    assert "67 steps" in near.text
+    far = only(changed(config, "checkpoint", save_interval=250), site, "save interval")
+    assert far.severity == "warning"
+    assert "3.7 x" in far.text
+    assert (far.key, far.other_key) == ("checkpoint.save_interval", "site.node_mtbf_h")
+    never = only(changed(config, "checkpoint", save_interval=None), site, "save interval")
+    assert "no save" in never.text
+    assert not findings(config, on_site(site, node_mtbf_h=None), "save interval")
+
+
+def test_save_before_eval(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    assert not findings(changed(config, "monitor", eval_interval=1000), site, "save before eval")
+    config = changed(config, "run", command=["python", "pretrain_gpt.py"])
+    evaluated = changed(config, "monitor", eval_interval=1000)
+    finding = only(evaluated, site, "save before eval")
+    assert "2.9 h" in finding.price
+    assert not findings(changed(config, "monitor", eval_interval=1050), site, "save before eval")
+
+
+def test_exit_margin(bloom_run: tuple[RunConfig, Site]) -> None:
+    """5990 of 6000 minutes left ten for an evaluation of twelve."""
+    config, site = bloom_run
+    short = changed(config, "monitor", eval_time_s=720.0, exit_margin_s=600)
+    finding = only(short, site, "exit margin")
+    assert "865 s" in finding.text
+    assert not findings(changed(short, "monitor", exit_margin_s=900), site, "exit margin")
+
+
+def test_disk(bloom_run: tuple[RunConfig, Site]) -> None:
+    """About 19 TB a day were written."""
+    config, site = bloom_run
+    finding = only(config, site, "disk")
+    per_day = float(finding.price.split()[0])
+    assert 18 < per_day < 22
+    assert finding.severity == "warning"
+
+
+def test_reserve(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    assert not findings(config, site, "reserve")
+    partition = site.config.partitions["gpu_p5"].model_copy(update={"nodes": 48})
+    full = on_site(site, reserve_nodes=0, partitions={"gpu_p5": partition})
+    assert "1.0 nodes fail a week" in only(config, full, "reserve").price
+
+
+def test_a_lost_node(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    finding = only(config, site, "lost node")
+    assert "7 replicas" in finding.text
+    assert "dp 4, on 24 nodes" in finding.text
+    assert "x the time" in finding.price
+    one_replica = changed(config, "parallelism", data_parallel_size=1)
+    one_replica = changed(changed(one_replica, "slurm", nodes=6), "training", micro_batch_size=1)
+    assert "no replica" in only(one_replica, site, "lost node").text
+
+
+def test_the_end_of_the_allocation(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    assert not findings(config, on_site(site, allocation_ends="2022-12-31"), "allocation")
+    late = only(config, on_site(site, allocation_ends="2022-07-04"), "allocation")
+    assert late.severity == "error"
+    assert "days too late" in late.price
+    tight = only(config, on_site(site, allocation_ends="2022-07-25"), "allocation")
+    assert tight.severity == "warning"
+
+
+def test_memory(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    finding = only(changed(config, "training", activation_checkpointing=False), site, "memory")
+    assert finding.severity == "error"
+    assert "out of memory" in finding.price
+
+
+def test_a_step_time_that_nobody_will_see(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    assert "104 s predicted" in only(changed(config, "monitor", step_time_s=60.0), site, "step time").text
+
+
+def test_shapes_that_kernels_do_not_like(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    odd = changed(config, "model", hidden_size=13824, num_attention_heads=128, declared_parameters=None)
+    finding = only(odd, site, "shape")
+    assert "head size 108" in finding.text
+    assert 20 < float(finding.price.split()[0]) < 40
+
+
+def test_empty_stages_are_errors_that_only_the_partitioner_sees(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    thin = changed(config, "parallelism", partition_method="type:embedding")
+    errors = [found for found in check_plan(thin, site) if found.severity == "error"]
+    assert {found.rule for found in errors} == {"preflight: equal parameter groups"}
+    elsewhere = changed(thin, "run", command=["python", "train.py"])
+    assert [found.rule for found in check_plan(elsewhere, site)] == ["empty stage"]
+
+
+def test_sizes_that_do_not_fit_are_left_to_the_checks_of_run_files(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    broken = changed(config, "parallelism", data_parallel_size=7)
+    assert check_plan(broken, site) == []
+    assert any(finding.rule == "world_size" for finding in check_everything(broken, site))
+
+
+def test_a_site_without_gpus_is_checked_without_a_model(root: Path) -> None:
+    config, site, _ = resolve_run(root / "configs/demo.yaml")
+    assert all(finding.severity != "error" for finding in check_everything(config, site))
+
+
+def test_lines_name_both_keys_and_the_price(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    lines = check_lines("bloom", check_plan(config, site, starts=START))
+    assert any(line.startswith("warning: checkpoint.save_interval and model.num_layers: ") for line in lines)
+    assert check_lines("bloom", []) == ["bloom: the arithmetic holds"]

@@ -1,0 +1,115 @@
+"""Cuts that would hang or crash are refused before anything starts, with rule and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsci_launch.config.check import layer_names
+from bigsci_launch.config.guard_schema import FaultSpec
+from bigsci_launch.config.load import load_run
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.plan.choose.check import check_plan
+from bigsci_launch.plan.choose.preflight import find_stage_refusals, preflight, remedy
+from bigsci_launch.plan.shape.parameters import ModelShape, pipeline_layers
+
+DEMO = Path(__file__).parents[4] / "configs/demo.yaml"
+LAYER, NORM, TABLE, POSITIONS = "TransformerLayer", "FinalNorm", "VocabularyEmbedding", "LearnedPositions"
+
+
+def rules(*stages: list[str], tied: bool = True, tp: int = 1, precision: str = "bf16") -> list[tuple[int, str]]:
+    found = find_stage_refusals(stages, tied=tied, tp=tp, precision=precision)
+    return [(refusal.stage, refusal.rule) for refusal in found]
+
+
+@pytest.mark.parametrize(
+    ("stages", "options", "expected"),
+    [
+        ([[TABLE, POSITIONS, LAYER], [LAYER, NORM, TABLE]], {}, []),
+        ([[TABLE, POSITIONS, LAYER], [LAYER, NORM], [TABLE]], {}, [(2, "equal parameter groups")]),
+        ([[TABLE, POSITIONS], [LAYER, NORM, TABLE]], {"precision": "fp32"}, [(0, "equal parameter groups")]),
+        (
+            [[TABLE, LAYER], [NORM], ["OutputEmbedding"]],
+            {"tied": False},
+            [(1, "equal parameter groups")] * 1 + [(2, "equal parameter groups")],
+        ),
+        ([[TABLE, LAYER], []], {}, [(1, "equal parameter groups")]),
+        # The norm is a copy over tp, the table one over pp: the second tp rank has nothing of its own.
+        ([[TABLE, LAYER], [LAYER], [NORM, TABLE]], {"tp": 2}, [(2, "parameters of its own")]),
+        ([[TABLE, LAYER], [LAYER], [NORM, TABLE]], {"tp": 1}, []),
+        ([[TABLE, LAYER], [LAYER], [NORM, TABLE]], {"tp": 2, "precision": "fp32"}, []),
+        ([[TABLE, LAYER], [LAYER], [NORM, "OutputEmbedding"]], {"tp": 2, "tied": False}, []),
+    ],
+)
+def test_each_rule(stages: list[list[str]], options: dict[str, Any], expected: list[tuple[int, str]]) -> None:
+    assert rules(*stages, **options) == expected
+
+
+def demo(num_layers: int, pp: int) -> Any:
+    overrides = [f"model.num_layers={num_layers}", f"parallelism.pipeline_parallel_size={pp}"]
+    return load_run(DEMO, [*overrides, "parallelism.tensor_parallel_size=1", "parallelism.data_parallel_size=1"])
+
+
+def test_the_prequels_hang_is_refused_with_a_remedy() -> None:
+    """Four layers on four stages: only the tied embedding is left for the last."""
+    config: RunConfig = demo(4, 4).config
+    (refusal,) = preflight(config)
+    assert (refusal.rule, refusal.stage) == ("equal parameter groups", 3)
+    assert refusal.text == "stage 3 would hold VocabularyEmbedding: no layer norm and no bias"
+    assert "would hang" in refusal.effect
+    assert remedy(config).startswith("set parallelism.pipeline_parallel_size to 3, ")
+    assert preflight(config, 3) == []
+
+
+def with_tied_norm(pp: int) -> Any:
+    loaded = demo(4, pp)
+    fault = FaultSpec(kind="tied_norm", step=1)
+    return loaded, loaded.config.model_copy(update={"faults": [fault]})
+
+
+def test_a_tied_norm_without_gradient_on_the_last_stage_is_refused() -> None:
+    loaded, config = with_tied_norm(2)
+    (refusal,) = preflight(config)
+    assert (refusal.rule, refusal.stage) == ("tied gradients on every holder", 1)
+    assert refusal.text == "stage 1 makes no gradient for the tied norm.weight, the tied norm.bias"
+    assert "would crash" in refusal.effect
+    assert remedy(config) == refusal.remedy
+    assert "tie the weight alone" in refusal.remedy
+    precision = config.training.model_copy(update={"precision": "fp32"})
+    (waits,) = preflight(config.model_copy(update={"training": precision}))
+    assert "would wait for ever" in waits.effect
+    (finding,) = [found for found in check_plan(config, loaded.site) if found.rule.startswith("preflight")]
+    assert (finding.rule, finding.severity) == ("preflight: tied gradients on every holder", "error")
+    assert refusal.remedy in finding.text
+    assert finding.text.startswith(f"{refusal.rule}: {refusal.text}; ")
+
+
+def test_one_stage_or_an_untied_output_has_nothing_to_sum() -> None:
+    _, config = with_tied_norm(1)
+    assert preflight(config) == []
+    _, config = with_tied_norm(2)
+    untied = config.model.model_copy(update={"tied_embeddings": False})
+    assert preflight(config.model_copy(update={"model": untied})) == []
+
+
+def test_bsl_plan_check_and_submit_refuse_it_too() -> None:
+    loaded = demo(4, 4)
+    findings = [finding for finding in check_plan(loaded.config, loaded.site) if finding.rule.startswith("preflight")]
+    assert [(finding.severity, finding.key) for finding in findings] == [
+        ("error", "parallelism.pipeline_parallel_size")
+    ]
+    assert "pipeline_parallel_size to 3" in findings[0].text
+    healthy = demo(4, 2)
+    assert not [f for f in check_plan(healthy.config, healthy.site) if f.rule.startswith("preflight")]
+
+
+def test_the_names_that_a_pattern_is_searched_in_are_those_of_the_pipelines_layers() -> None:
+    for positions in ("learned", "rotary", "alibi"):
+        for is_tied in ("true", "false"):
+            for has_norm in ("true", "false"):
+                sizes = (f"positions={positions}", f"tied_embeddings={is_tied}", f"embedding_norm={has_norm}")
+                config = load_run(DEMO, [f"model.{size}" for size in sizes]).config
+                layers = pipeline_layers(ModelShape.of_config(config))
+                assert layer_names(config.model) == tuple(dict.fromkeys(layer.name for layer in layers))

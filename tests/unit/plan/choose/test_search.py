@@ -1,0 +1,175 @@
+"""The search: everything it returns is legal by checks that it does not share, ranked, and found quickly."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bigsci_launch.config.check import check_run
+from bigsci_launch.config.load import resolve_run
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.site import Site, load_site
+from bigsci_launch.plan.choose.answer import find_plans
+from bigsci_launch.plan.choose.search import search, topologies_of, with_free_heads, with_free_layers
+from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.shape.legality import HARD_RULES, Limits
+from bigsci_launch.plan.shape.parameters import ModelShape
+from bigsci_launch.plan.shape.ramp import phases_of
+from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.topology import Topology
+
+
+@pytest.fixture(scope="module")
+def bloom_run(root: Path) -> tuple[RunConfig, Site]:
+    config, site, _ = resolve_run(root / "configs/bloom-176b.yaml")
+    return config, site
+
+
+def changed(config: RunConfig, section: str, **values: object) -> RunConfig:
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
+
+
+def run_of(base: RunConfig, setup: Setup) -> RunConfig:
+    """The run file that a setup stands for."""
+    axes = setup.topology
+    config = changed(
+        base,
+        "parallelism",
+        tensor_parallel_size=axes.tp,
+        pipeline_parallel_size=axes.pp,
+        data_parallel_size=axes.dp,
+        partition_method=setup.partition_method,
+    )
+    config = changed(config, "slurm", nodes=setup.num_nodes)
+    return changed(config, "training", micro_batch_size=setup.micro_batch_size)
+
+
+def independently_legal(config: RunConfig, site: Site, setup: Setup) -> list[str]:
+    """What is wrong with a setup by config.check, and by counting layers once more."""
+    wrong = [finding.text for finding in check_run(run_of(config, setup), site) if finding.severity == "error"]
+    layers = setup.layers_per_stage
+    if min(layers) < 1 or sum(layers) != setup.shape.num_layers or len(layers) != setup.topology.pp:
+        wrong.append(f"stages {layers}")
+    return wrong
+
+
+def test_every_plan_of_bloom_is_legal_by_the_checks_of_run_files(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    answer = find_plans(config, site, nodes="40:48", calibration=None, free=None)
+    assert answer.result is not None
+    plans = [*answer.result.plans, *answer.result.out_of_memory]
+    assert len(plans) > 50
+    for plan in plans:
+        assert not independently_legal(config, site, plan.setup), plan.setup
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 6),
+    st.integers(1, 24),
+    st.sampled_from([1, 2, 3, 4, 8, 12]),
+    st.sampled_from([16, 48, 64, 96]),
+    st.integers(1, 200),
+)
+def test_every_plan_of_any_model_is_legal(nodes: int, layers: int, heads: int, hidden: int, batch: int) -> None:
+    site = load_site("jean-zay-a100")
+    config, _, _ = resolve_run(Path(__file__).parents[4] / "configs/bloom-176b.yaml")
+    config = changed(config, "model", num_layers=layers, hidden_size=hidden, num_attention_heads=heads)
+    config = changed(config, "training", global_batch_size=batch, rampup=None)
+    shape = ModelShape.of_config(config)
+    base = Setup(shape, Topology(tp=1, pp=1, dp=8 * nodes), 1, batch, 8, "type:transformer|embedding")
+    result = search([base], [nodes], Limits(48, phases_of(config.training)), Calibration(), per_parameter=False)
+    for plan in (*result.plans, *result.out_of_memory):
+        assert plan.setup.num_nodes == nodes
+        assert not independently_legal(config, site, plan.setup), plan.setup
+    names = {rule.name for rule in HARD_RULES}
+    assert {entry.rule.name for entry in result.refused} <= names
+
+
+def test_it_finds_what_the_team_found(bloom_run: tuple[RunConfig, Site]) -> None:
+    """tp 4, pp 12, dp 8, micro batch 2, with the embeddings as slots: two weeks of measuring, for BLOOM's engineers."""
+    config, site = bloom_run
+    answer = find_plans(config, site, nodes=None, calibration=None, free=None)
+    assert answer.result is not None
+    best = answer.result.plans[0]
+    assert (best.setup.topology, best.setup.micro_batch_size) == (Topology(tp=4, pp=12, dp=8), 2)
+    assert best.setup.layers_per_stage == (5, *(6,) * 10, 5)
+    # The run's own log says 105 s and about 150 TFLOP/s.
+    assert best.price.seconds == pytest.approx(105, rel=0.03)
+
+
+def test_it_does_not_need_the_answer_to_find_it(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    config = changed(config, "parallelism", tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=None)
+    config = changed(config, "training", micro_batch_size=1)
+    answer = find_plans(config, site, nodes=None, calibration=None, free=None)
+    assert answer.request.refusal is not None
+    assert answer.result is not None
+    best = answer.result.plans[0].setup
+    assert (best.topology, best.micro_batch_size) == (Topology(tp=4, pp=12, dp=8), 2)
+
+
+def test_plans_come_in_the_order_of_the_days_that_most_keep(bloom: Setup, jean_zay: Calibration) -> None:
+    result = search([bloom], [48], Limits(), jean_zay, per_parameter=False)
+    days = [plan.likely_days for plan in result.plans]
+    assert days == sorted(days)
+    assert all(not plan.price.is_out_of_memory for plan in result.plans)
+    assert all(plan.price.is_out_of_memory for plan in result.out_of_memory)
+
+
+def test_uncalibrated_plans_have_the_widest_band(bloom: Setup) -> None:
+    result = search([bloom], [48], Limits(), Calibration(), per_parameter=False)
+    assert {plan.price.band for plan in result.plans} == {0.4}
+
+
+def test_every_topology_once() -> None:
+    found = list(topologies_of(384))
+    assert len(found) == len(set(found)) == 108  # 384 = 2^7 x 3: C(9, 2) x C(3, 2)
+    assert {topology.world_size for topology in found} == {384}
+
+
+def test_free_layers_and_heads_stay_near(bloom: Setup) -> None:
+    assert [setup.shape.num_layers for setup in with_free_layers(bloom)] == list(range(64, 77))
+    heads = [setup.shape.num_attention_heads for setup in with_free_heads(bloom)]
+    assert heads == [56, 64, 112, 128, 224]
+
+
+def test_the_whole_search_on_48_nodes_takes_less_than_a_second(bloom: Setup, jean_zay: Calibration) -> None:
+    """The quickest of three counts: other work on the machine is not the search's fault."""
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        search([replace(bloom, micro_batch_size=1)], [48], Limits(), jean_zay, per_parameter=False)
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) < 1
+
+
+def test_cuts_by_price_are_among_the_plans_where_they_differ(bloom_run: tuple[RunConfig, Site]) -> None:
+    """Made anew for each topology, also where the run file names one that was made for its own."""
+    config, site = bloom_run
+    found = find_plans(config, site, nodes=None, calibration=None, free=None)
+    settled = changed(config, "parallelism", partition_method="time:5,6,6,6,6,6,6,6,6,6,6,5")
+    again = find_plans(settled, site, nodes=None, calibration=None, free=None)
+    for answer in (found, again):
+        assert answer.result is not None
+        plans = [*answer.result.plans, *answer.result.out_of_memory]
+        names = {plan.setup.partition_method.split(":")[0] for plan in plans}
+        assert "memory" in names
+        priced = [plan.setup for plan in plans if plan.setup.partition_method.startswith(("time:", "memory:"))]
+        assert all(sum(setup.layers_per_stage) == setup.shape.num_layers for setup in priced)
+        assert len({setup.topology.pp for setup in priced}) > 1
+    assert again.configured is not None and again.configured.setup.layers_per_stage == (5, *(6,) * 10, 5)
+
+
+def test_another_program_gets_no_cut_by_price(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    answer = find_plans(
+        changed(config, "run", command=["python", "pretrain_gpt.py"]), site, nodes=None, calibration=None, free=None
+    )
+    assert answer.result is not None
+    assert all(plan.setup.partition_method.startswith(("type:", "parameters")) for plan in answer.result.plans)

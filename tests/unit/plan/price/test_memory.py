@@ -1,0 +1,60 @@
+"""Memory of a rank: what must be there, what the allocator adds, and when it is too much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigsci_launch.plan.price.constants import A100, PRIOR
+from bigsci_launch.plan.price.memory import StageWork, count_memory, is_out_of_memory, predict_stage, weigh_memory
+from bigsci_launch.plan.shape.parameters import ModelShape
+from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.topology import Topology
+
+
+def need(setup: Setup, stage: int = 0) -> float:
+    return predict_stage(setup, stage, PRIOR, A100).need_gib
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 6, 12]), st.integers(1, 8), st.integers(1, 8))
+def test_more_nodes_never_need_more_memory(tp: int, pp: int, dp: int, more: int) -> None:
+    """With ZeRO-1, more replicas share out the optimizer state; nothing else changes while the micro batches are the
+    same, and with the same batch fewer micro batches are in flight."""
+    shape = ModelShape(24, 2048, 16, 8192, 1024, 50257)
+    batch = dp * (dp + more) * 8
+    few = Setup(shape, Topology(tp=tp, pp=pp, dp=dp), 1, batch, 8, "type:transformer")
+    many = replace(few, topology=Topology(tp=tp, pp=pp, dp=dp + more))
+    for stage in (0, pp - 1):
+        assert need(many, stage) <= need(few, stage)
+
+
+def test_unsharded_optimizer_state_is_not_shared_out(bloom: Setup) -> None:
+    assert need(replace(bloom, sharded_optimizer=False)) > need(bloom) + 30
+
+
+def test_the_first_stage_keeps_most_micro_batches(bloom: Setup) -> None:
+    middle = [count_memory(bloom, stage).kept for stage in range(1, 11)]
+    assert middle == sorted(middle, reverse=True)
+    assert count_memory(bloom, 11).kept == count_memory(bloom, 10).kept / 2 * 5 / 6
+
+
+def test_without_recomputation_activations_fill_the_gpu(bloom: Setup) -> None:
+    assert not is_out_of_memory(need(bloom), A100, is_measured=True)
+    assert is_out_of_memory(need(replace(bloom, recompute=False)), A100, is_measured=False)
+
+
+def test_a_guess_must_be_farther_off_to_be_called_out_of_memory() -> None:
+    near = 1.05 * A100.memory_gib
+    assert is_out_of_memory(near, A100, is_measured=True)
+    assert not is_out_of_memory(near, A100, is_measured=False)
+
+
+def test_freed_blocks_go_back_when_memory_gets_short() -> None:
+    roomy, full = StageWork(10, 1, 20, 1), StageWork(46, 1, 20, 1)
+    need_gib, shown = weigh_memory(roomy, PRIOR, A100)
+    assert shown - need_gib == PRIOR.activation_factor * 20 - 20
+    need_gib, shown = weigh_memory(full, PRIOR, A100)
+    assert need_gib > 0.97 * A100.memory_gib
+    assert shown == need_gib

@@ -1,0 +1,103 @@
+"""The time of a step: terms add up, batches count linearly, and the effects that were measured are there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigsci_launch.plan.price.constants import A100, PRIOR
+from bigsci_launch.plan.price.step_time import (
+    STEP_CONSTANT_S,
+    count_work,
+    drift_at,
+    predict_step,
+    rates_of,
+    step_seconds,
+)
+from bigsci_launch.plan.shape.parameters import ModelShape
+from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.topology import Topology
+
+
+def seconds(setup: Setup) -> float:
+    return predict_step(count_work(setup, A100), PRIOR).seconds
+
+
+def test_terms_and_the_quick_path_agree(bloom: Setup) -> None:
+    work = count_work(bloom, A100)
+    step = predict_step(work, PRIOR)
+    assert sum(step.terms) + STEP_CONSTANT_S == pytest.approx(step.seconds)
+    assert step_seconds(work, rates_of(PRIOR)) == pytest.approx(step.seconds)
+
+
+def test_priors_alone_are_near_what_bloom_took(bloom: Setup) -> None:
+    # 105 s were logged; nothing of the model is fitted here.
+    assert 70 < seconds(bloom) < 150
+
+
+@given(st.integers(1, 40))
+def test_time_is_linear_in_micro_batches(factor: int) -> None:
+    setup = Setup(ModelShape(24, 2048, 16, 8192, 1024, 50257), Topology(tp=2, pp=4, dp=2), 2, 64, 8, "uniform")
+    base, more = predict_step(count_work(setup, A100), PRIOR), seconds(setup.with_batch(64 + 4 * factor))
+    assert more == pytest.approx(base.seconds + factor * base.micro_batch_seconds)
+
+
+def test_a_lone_stage_does_not_wait(bloom: Setup) -> None:
+    alone = replace(bloom, topology=Topology(tp=8, pp=1, dp=1))
+    assert predict_step(count_work(alone, A100), PRIOR).bubble == 0
+
+
+def test_the_bubble_is_that_of_the_textbook_where_stages_are_even() -> None:
+    setup = Setup(
+        ModelShape(96, 12288, 96, 49152, 2048, 51200), Topology(tp=8, pp=8, dp=1), 1, 64, 8, "type:transformer"
+    )
+    step = predict_step(count_work(setup, A100), PRIOR)
+    # The head makes the last stage slower, so the others wait a little less for the pipeline to fill.
+    assert step.bubble == pytest.approx(7 / 71, abs=0.01)
+
+
+def test_head_sizes_that_are_no_multiple_of_8_are_slow(bloom: Setup) -> None:
+    def with_heads(heads: int) -> float:
+        return seconds(replace(bloom, shape=replace(bloom.shape, hidden_size=13824, num_attention_heads=heads)))
+
+    assert with_heads(128) > 1.2 * with_heads(96)  # 13824 / 128 = 108; a third slower was measured
+
+
+def test_uneven_stages_wait_for_the_fullest(bloom: Setup) -> None:
+    even = replace(bloom, shape=replace(bloom.shape, num_layers=72), partition_method="type:transformer")
+    uneven = replace(even, shape=replace(bloom.shape, num_layers=73))
+    assert uneven.layers_per_stage.count(7) == 1
+    assert seconds(uneven) / seconds(even) > 1 + 1 / 72 + 0.01
+
+
+def test_recomputation_costs_a_forward_pass(bloom: Setup) -> None:
+    assert 1.2 < seconds(bloom) / seconds(replace(bloom, recompute=False)) < 4 / 3
+
+
+def test_only_replicas_pay_for_gradients(bloom: Setup) -> None:
+    alone = replace(bloom, topology=Topology(tp=4, pp=12, dp=1), global_batch_size=256)
+    assert count_work(alone, A100).step[4] == 0
+    assert count_work(bloom, A100).step[4] > 0
+
+
+def test_drift_counts_from_its_day_on() -> None:
+    day = date(2022, 2, 25).toordinal()
+    assert drift_at(day - 1, 0.95, day) == 1
+    assert drift_at(day, 0.95, day) == 0.95
+    assert drift_at(None, 0.95, day) == 0.95
+    assert drift_at(day, 0.95, None) == 1
+
+
+def test_launches_hide_behind_the_work_unless_each_is_waited_for(bloom: Setup) -> None:
+    free, blocking = seconds(bloom), seconds(replace(bloom, blocking_launches=True))
+    assert free < blocking
+    tiny = replace(bloom, shape=replace(bloom.shape, hidden_size=448, ffn_hidden_size=1792, num_attention_heads=14))
+    tiny = replace(tiny, topology=Topology(tp=2, pp=12, dp=16), micro_batch_size=1)
+    # A small model waits for its launches either way.
+    assert 1 < seconds(replace(tiny, blocking_launches=True)) / seconds(tiny) < 2
+    assert predict_step(count_work(tiny, A100), PRIOR).terms[1] > 0.2 * seconds(tiny)
+    assert predict_step(count_work(bloom, A100), PRIOR).terms[1] < 0.01 * free

@@ -1,0 +1,107 @@
+"""Each rule refuses what it should, with the sizes in its text, and lets the final configuration of BLOOM pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bigsci_launch.plan.shape.legality import Limits, advise, find_refusal
+from bigsci_launch.plan.shape.parameters import ModelShape
+from bigsci_launch.plan.shape.partition import PartitionRule
+from bigsci_launch.plan.shape.ramp import Phase
+from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.topology import Topology
+
+NO_LIMITS = Limits()
+
+
+def test_bloom_is_legal_and_needs_no_advice(bloom: Setup) -> None:
+    ramp = tuple(Phase(size, 1, 1) for size in range(192, 2049, 16))
+    assert find_refusal(bloom, Limits(48, ramp)) is None
+    assert advise(bloom) == ()
+
+
+@pytest.mark.parametrize(
+    ("rule", "change", "text"),
+    [
+        ("world size", {"topology": Topology(tp=4, pp=3, dp=1)}, "12 ranks"),
+        ("tp in a node", {"topology": Topology(tp=16, pp=6, dp=4)}, "tp 16"),
+        ("replica on nodes", {"topology": Topology(tp=4, pp=3, dp=32)}, "12 ranks"),
+        ("heads", {"shape": ModelShape(70, 14336, 108, 57344, 2048, 250680)}, "108 heads"),
+        ("tp divides", {"shape": ModelShape(70, 14336, 14, 57344, 2048, 250680)}, "14 heads"),
+        ("tp divides", {"shape": ModelShape(70, 14336, 112, 57346, 2048, 250680)}, "57346 MLP columns"),
+        ("batch", {"micro_batch_size": 3}, "2048"),
+        ("empty stage", {"topology": Topology(tp=4, pp=96, dp=1)}, "stage"),
+        ("empty stage", {"partition_method": "type:mamba"}, "matches no layer"),
+    ],
+)
+def test_hard_rules(bloom: Setup, rule: str, change: dict[str, object], text: str) -> None:
+    refusal = find_refusal(replace(bloom, **change), NO_LIMITS)  # type: ignore[arg-type]
+    assert refusal is not None
+    assert refusal.rule.name == rule
+    assert text in refusal.text
+
+
+def test_the_row_that_was_removed_upstream(bloom: Setup) -> None:
+    # 181B, 72 layers, TP1 PP48: "fail". The partitioner of the time leaves 12 stages empty, today's does not.
+    failed = replace(
+        bloom,
+        shape=replace(bloom.shape, num_layers=72),
+        topology=Topology(tp=1, pp=48, dp=8),
+        partition_method="type:transformer",
+        rule=PartitionRule.FILL,
+    )
+    refusal = find_refusal(failed, NO_LIMITS)
+    assert refusal is not None
+    assert refusal.rule.name == "empty stage"
+    assert find_refusal(replace(failed, rule=PartitionRule.BALANCE), NO_LIMITS) is None
+
+
+def test_every_batch_of_the_ramp_counts(bloom: Setup) -> None:
+    ramp = (Phase(192, 1, 10), Phase(200, 11, 10), Phase(2048, 21, 10))
+    refusal = find_refusal(bloom, Limits(None, ramp))
+    assert refusal is not None
+    assert refusal.rule.name == "ramp-up"
+    assert "200" in refusal.text
+
+
+def test_the_reserve_of_the_site(bloom: Setup) -> None:
+    refusal = find_refusal(bloom, Limits(47))
+    assert refusal is not None
+    assert "48 nodes" in refusal.text
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"shape": ModelShape(70, 13824, 128, 4 * 13824, 2048, 250680)}, "head size 108"),
+        ({"shape": ModelShape(75, 14336, 112, 57344, 2048, 250680)}, "uneven"),
+        ({"shape": ModelShape(70, 14400, 100, 57600, 2048, 250680)}, "3600"),
+        ({"micro_batch_size": 6, "global_batch_size": 2016, "topology": Topology(tp=4, pp=12, dp=8)}, "power of two"),
+        ({"global_batch_size": 128}, "192"),
+        ({"framework": "megatron", "shape": ModelShape(70, 14336, 112, 57344, 4096, 250680)}, "softmax"),
+        ({"framework": "megatron", "micro_batch_size": 1, "shape": ModelShape(70, 13824, 72, 4 * 13824, 2048, 250680)},
+         "(18)"),
+    ],
+)  # fmt: skip
+def test_advice(bloom: Setup, change: dict[str, object], text: str) -> None:
+    setup = replace(bloom, **change)  # type: ignore[arg-type]
+    assert find_refusal(setup, NO_LIMITS) is None
+    assert any(text in remark for remark in advise(setup)), advise(setup)
+
+
+def test_the_documents_rule_for_heads_is_too_strict(bloom: Setup) -> None:
+    # "for MBS=4, TP=8 HEADS % 16 = 0": heads per rank x micro batch % 4 = 0 asks for HEADS % 8 only.
+    heads_24 = replace(
+        bloom,
+        framework="megatron",
+        topology=Topology(tp=8, pp=6, dp=8),
+        micro_batch_size=4,
+        shape=replace(bloom.shape, hidden_size=13824, ffn_hidden_size=4 * 13824, num_attention_heads=24),
+    )
+    assert not any("softmax" in remark for remark in advise(heads_24))
+    heads_108 = replace(heads_24, shape=replace(heads_24.shape, num_attention_heads=108))
+    refusal = find_refusal(heads_108, NO_LIMITS)
+    assert refusal is not None
+    assert refusal.rule.name == "tp divides"

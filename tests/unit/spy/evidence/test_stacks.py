@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack, decisive_thread, is_wrapper, parse_threads
+
+C10D = "/venv/torch/distributed/distributed_c10d.py"
+STDLIB = "/usr/lib/python3.11/threading.py"
+
+
+def thread(tid: int, *frames: tuple[str, str], name: str = "t") -> ThreadStack:
+    return ThreadStack(tid, name, False, False, tuple(Frame(function, file, 1) for function, file in frames))
+
+
+def test_wrappers_are_not_named() -> None:
+    found = thread(1, ("all_reduce", C10D), ("wrapper", "/venv/torch/distributed/c10d_logger.py"), ("step", "/a.py"))
+    assert [frame.function for frame in found.named_frames] == ["all_reduce", "step"]
+    assert is_wrapper(Frame("run_module", "<frozen runpy>", 3))
+    assert not is_wrapper(Frame("load", "/home/me/mycontextlib.py", 3))
+
+
+def test_a_stack_of_wrappers_alone_keeps_them() -> None:
+    assert len(thread(1, ("wrapper", "/venv/torch/distributed/c10d_logger.py")).named_frames) == 1
+
+
+def test_operation_and_site() -> None:
+    found = thread(1, ("all_reduce", C10D), ("reduce_loss", "/src/train.py"), ("step", "/src/train.py"))
+    assert found.operation == "all_reduce"
+    assert str(found.site) == "reduce_loss (train.py:1)"
+
+
+def test_a_function_of_the_same_name_elsewhere_is_no_operation() -> None:
+    assert thread(1, ("all_reduce", "/src/mine.py")).operation is None
+
+
+def test_names_with_their_class_are_known_too() -> None:
+    assert thread(1, ("ProcessGroup.all_reduce", C10D)).operation == "all_reduce"
+
+
+def test_the_thread_in_a_collective_decides_over_an_idle_main_thread() -> None:
+    main = thread(7, ("join", STDLIB), ("backward", "/src/train.py"), name="MainThread")
+    autograd = thread(8, ("all_gather", C10D), ("hook", "/src/zero.py"), name="autograd-0")
+    assert decisive_thread([main, autograd], pid=7) is autograd
+
+
+def test_an_idle_main_thread_gives_way_to_the_thread_that_works() -> None:
+    main = thread(7, ("join", STDLIB), name="MainThread")
+    idle = thread(8, ("wait", STDLIB))
+    working = thread(9, ("load", "/src/data.py"))
+    assert decisive_thread([main, idle, working], pid=7) is working
+    assert decisive_thread([main, idle], pid=7) is main
+
+
+def test_the_main_thread_decides_otherwise() -> None:
+    background = thread(6, ("flush", "/src/log.py"))
+    main = thread(7, ("load", "/src/data.py"), name="MainThread")
+    assert decisive_thread([background, main], pid=7) is main
+    assert decisive_thread([], pid=7) is None
+
+
+def test_thread_labels_do_not_differ_from_rank_to_rank() -> None:
+    assert thread(1, name="autograd-3").label == thread(1, name="autograd-11").label == "autograd"
+    assert parse_threads([{"tid": 1, "name": None, "frames": []}])[0].label == "MainThread"

@@ -1,0 +1,106 @@
+"""Which of several ranks that ended badly is the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bigsci_launch.spy.evidence.bundle import Bundle
+from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.judge.conclusion import Conclusion
+from bigsci_launch.spy.judge.verdict import judge
+
+MakeEvidence = Callable[..., Evidence]
+LOST = "[pair.cc:553] Connection closed by peer [10.0.0.3]:23436. This is typically caused by a remote worker crashing."
+AMOUNT = "[enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 512 vs 256."
+
+
+def ended(rank: int, time: float, signal: str | None = None) -> dict[str, Any]:
+    return {"rank": rank, "node": "n0", "pid": 9, "code": None if signal else 1, "signal": signal, "time": time}
+
+
+def raised(rank: int, message: str, kind: str = "RuntimeError") -> dict[str, Any]:
+    return {"rank": rank, "node": "n0", "type": kind, "message": message, "time": 0.0}
+
+
+def verdict(make_evidence: MakeEvidence, exits: list[dict[str, Any]], errors: list[dict[str, Any]]) -> Conclusion:
+    return judge(make_evidence([], world_size=len(exits), exits=exits, errors=errors))
+
+
+def accused(conclusion: Conclusion) -> list[int]:
+    return [suspect.rank for suspect in conclusion.suspects]
+
+
+def test_who_lost_a_peer_is_not_the_cause_even_if_it_ended_first(make_evidence: MakeEvidence) -> None:
+    exits = [ended(0, 1.0), ended(1, 2.0), ended(2, 3.0)]
+    errors = [raised(0, LOST), raised(1, "loss is nan", "ValueError"), raised(2, LOST)]
+    conclusion = verdict(make_evidence, exits, errors)
+    assert accused(conclusion) == [1]
+    assert "loss is nan" in conclusion.claim
+
+
+def test_where_all_lost_a_peer_nobody_is_accused(make_evidence: MakeEvidence) -> None:
+    conclusion = verdict(make_evidence, [ended(0, 1.0), ended(1, 2.0)], [raised(0, LOST), raised(1, LOST)])
+    assert (conclusion.state.value, accused(conclusion)) == ("crashed", [])
+
+
+@pytest.mark.parametrize(("message", "kind"), [(AMOUNT, "H04"), (None, "H71")])
+def test_an_abort_of_the_transport_or_without_words_accuses_nobody(
+    make_evidence: MakeEvidence, message: str | None, kind: str
+) -> None:
+    errors = [raised(1, LOST), *([raised(0, message, "gloo::EnforceNotMet")] if message else [])]
+    conclusion = verdict(make_evidence, [ended(0, 1.0, "SIGABRT"), ended(1, 2.0)], errors)
+    assert (conclusion.state.value, conclusion.kind, accused(conclusion)) == ("crashed", kind, [])
+
+
+def test_an_abort_with_words_of_its_own_is_the_cause(make_evidence: MakeEvidence) -> None:
+    errors = [raised(0, "device-side assert triggered", "c10::Error"), raised(1, LOST)]
+    assert accused(verdict(make_evidence, [ended(0, 1.0, "SIGABRT"), ended(1, 2.0)], errors)) == [0]
+
+
+def test_a_rank_killed_by_another_signal_is_the_cause(make_evidence: MakeEvidence) -> None:
+    exits = [ended(0, 1.0), ended(1, 2.0, "SIGKILL")]
+    assert accused(verdict(make_evidence, exits, [raised(0, LOST)])) == [1]
+
+
+REDUCE = "all_reduce@c10d:10 < step@/src/train.py:5"
+
+
+def test_ranks_that_ended_without_a_record_may_have_ended_well(
+    make_evidence: MakeEvidence, make_rank: Callable[..., dict[str, Any]]
+) -> None:
+    """In a job that nobody prepared no exit is recorded: neither a crash nor a culprit can be told from that."""
+    gone = [make_rank(rank, None, state="gone") for rank in range(4)]
+    conclusion = judge(make_evidence(gone))
+    assert (conclusion.state.value, accused(conclusion)) == ("unknown", [])
+    assert conclusion.claim.startswith("all 4 ranks have ended")
+    leaving = [make_rank(rank, "upload@/src/train.py:9") for rank in (1, 2, 3)]
+    assert accused(judge(make_evidence([gone[0], *leaving]))) == []
+
+
+@pytest.mark.parametrize(("dead", "suspects"), [((2,), [2]), ((1, 2), [])])
+def test_a_single_one_is_accused_without_a_record_while_others_wait_in_a_collective(
+    make_evidence: MakeEvidence, make_rank: Callable[..., dict[str, Any]], dead: tuple[int, ...], suspects: list[int]
+) -> None:
+    ranks = [
+        make_rank(rank, None if rank in dead else REDUCE, state="gone" if rank in dead else "S") for rank in range(4)
+    ]
+    conclusion = judge(make_evidence(ranks, topology="dp=4"))
+    assert (conclusion.state.value, accused(conclusion)) == ("crashed", suspects)
+
+
+def test_ranks_of_another_machine_are_not_accused_of_staying_away(make_rank: Callable[..., dict[str, Any]]) -> None:
+    """--pid shows the ranks of one torchrun; the other machine's may be well."""
+    sizes = {"world_size": 4, "local_world_size": 2}
+    here = [make_rank(rank, REDUCE, **sizes) for rank in range(2)]
+
+    def seen(ranks: list[dict[str, Any]]) -> Conclusion:
+        node = {"node": "a", "found_by": "descendants of 9", "clock_ticks_per_s": 100, "ranks": ranks}
+        return judge(Bundle({"topology": "dp=4"}, (node,)).evidence())
+
+    assert (seen(here).state.value, accused(seen(here))) == ("unknown", [])
+    assert "ranks 2-3 have not come" in seen(here).claim
+    stuck = seen([here[0], make_rank(1, "load_batch@/src/train.py:7", wchan="hrtimer_nanosleep", **sizes)])
+    assert accused(stuck) == [1]

@@ -1,0 +1,235 @@
+"""What holds a rank that others wait for: the class, and the words that name it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bigsci_launch.spy.evidence.ranks import Evidence, read_evidence
+from bigsci_launch.spy.judge.rules.process import Stall, explain_stall
+from bigsci_launch.spy.judge.verdict import judge
+
+MakeEvidence = Callable[..., Evidence]
+MakeRank = Callable[..., dict[str, Any]]
+Explain = Callable[..., Stall]
+LIB = "/usr/lib/python3.11"
+TAIL = "get_batch@/src/train.py:9 < main@/src/train.py:1"
+LOADER = f"_try_get_data@/venv/torch/utils/data/dataloader.py:1 < {TAIL}"
+QUEUE = f"wait@{LIB}/threading.py:327 < get@{LIB}/queue.py:171 < next_batch@/src/data.py:5 < {TAIL}"
+LOCK = f"save@/src/checkpoint.py:98 < {TAIL}"
+
+
+@pytest.fixture
+def explain(make_evidence: MakeEvidence, make_rank: MakeRank) -> Explain:
+    """The stall of rank 1. `threads`: stacks of more threads by name; `sample`: more of every sample."""
+
+    def make(stack: str | None, *, threads: dict[str, str] | None = None, collection: Any = None, **more: Any) -> Stall:
+        rank = make_rank(1, stack, **more)
+        for index, (name, text) in enumerate((threads or {}).items()):
+            other = make_rank(9, text)["samples"][0]["stack"]["threads"][0]
+            for sample in rank["samples"]:
+                sample["stack"]["threads"].append({**other, "tid": 500 + index, "name": name})
+        evidence = make_evidence([make_rank(0, TAIL), rank], **(collection or {}))
+        return explain_stall(evidence.ranks[1])
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("wchan", "state", "kind"),
+    [
+        ("locks_lock_inode_wait", "S", "H41"),
+        ("anon_pipe_write", "S", "H39"),
+        ("request_wait_answer", "S", "H67"),
+        ("nvidia_ioctl", "S", "H67"),
+        ("uverbs_ioctl", "D", "H67"),
+        ("fuse_lock_inode", "D", "H60"),
+        ("rpc_wait_bit_killable", "D", "H68"),
+        ("folio_wait_bit_common", "D", "H63"),
+        ("percpu_rwsem_wait", "D", "H60"),
+        ("wait_woken", "S", "H43"),
+        ("n_tty_read", "S", "H42"),
+        ("do_wait", "S", "H35"),
+        ("hrtimer_nanosleep", "S", "H31"),
+        ("ep_poll", "S", "H31"),
+    ],
+)
+def test_the_kernel_function_tells(explain: Explain, wchan: str, state: str, kind: str) -> None:
+    stall = explain(LOCK, wchan=wchan, state=state)
+    assert stall.kind == kind
+    assert "save (checkpoint.py:98)" in stall.words
+
+
+def test_a_lock_of_the_memory_map(explain: Explain) -> None:
+    """No stack can be had, and nobody should try with ps."""
+    stall = explain(None, wchan="__vma_start_write", state="D")
+    assert stall.kind == "H62"
+    assert "never ps" in stall.next
+    assert explain(None, wchan="percpu_rwsem_wait", state="D").kind == "H60"
+
+
+def test_a_core_that_is_being_written(explain: Explain) -> None:
+    assert explain(LOCK, state="D", wchan="percpu_rwsem_wait", sample={"core_dumping": True}).kind == "H66"
+
+
+@pytest.mark.parametrize(
+    ("signal", "kind"), [("SIGSEGV", "H71"), ("SIGABRT", "H71"), ("SIGKILL", "H70"), (None, "H72")]
+)
+def test_how_it_ended(explain: Explain, signal: str | None, kind: str) -> None:
+    record = {"rank": 1, "code": None if signal else 1, "signal": signal, "time": 1.0}
+    assert explain(None, state="gone", collection={"exits": [record]}).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("child", "kind"),
+    [
+        ({"state": "T", "wchan": "do_signal_stop"}, "H36"),
+        ({"state": "S", "wchan": "futex_do_wait"}, "H36"),
+        ({"state": "Z", "wchan": "0"}, "H36"),
+        ({"state": "S", "wchan": "anon_pipe_read"}, "H36"),
+    ],
+)
+def test_a_worker_of_a_data_loader_is_blamed_by_pid(explain: Explain, child: dict[str, str], kind: str) -> None:
+    children = [{"pid": 4711, "comm": "pt_data_worker", "cpu_ticks": 1, **child}]
+    stall = explain(LOADER, wchan="poll_schedule_timeout", sample={"children": children})
+    assert stall.kind == kind
+    assert ("4711 (pt_data_worker" in stall.words) == (child["wchan"] != "anon_pipe_read"), "one that waits for work"
+
+
+def test_the_place_of_the_child_is_told(explain: Explain, make_rank: MakeRank) -> None:
+    stack = make_rank(1, "read_sample@/src/data.py:40")["samples"][0]["stack"]
+    stack["threads"][0]["tid"] = 4711
+    children = [{"pid": 4711, "comm": "pt_data_worker", "state": "S", "wchan": "futex_do_wait", "stack": stack}]
+    stall = explain(LOADER, wchan="poll_schedule_timeout", sample={"children": children})
+    assert "which stands in read_sample (data.py:40)" in stall.words
+    assert stall.missing == ""
+
+
+def test_a_worker_that_ran_meanwhile_is_not_stuck(explain: Explain, make_rank: MakeRank) -> None:
+    children = [{"pid": 4711, "comm": "pt_data_worker", "state": "S", "wchan": "futex_do_wait", "cpu_ticks": 1}]
+    sample = {"children": children, "child_ticks": {}}
+    assert "4711" in explain(LOADER, wchan="poll_schedule_timeout", sample=sample).words
+    rank = make_rank(1, LOADER, wchan="poll_schedule_timeout", sample={"children": children})
+    rank["samples"][1] = {**rank["samples"][1], "children": [{**children[0], "cpu_ticks": 3}]}
+    evidence = read_evidence({}, [{"node": "n0", "ranks": [rank]}])
+    assert "4711" not in explain_stall(evidence.ranks[1]).words
+
+
+def test_a_stopped_child_for_which_it_does_not_wait_is_not_the_reason(explain: Explain) -> None:
+    children = [{"pid": 4711, "comm": "cat", "state": "T", "wchan": "do_signal_stop"}]
+    assert explain(LOCK, wchan="hrtimer_nanosleep", sample={"children": children}).kind == "H31"
+    assert explain(LOCK, wchan="do_wait", sample={"children": children}).kind == "H35"
+
+
+def test_a_queue_that_a_thread_should_fill(explain: Explain) -> None:
+    stall = explain(QUEUE, threads={"pin_memory": "pin@/src/data.py:30"})
+    assert stall.kind == "H37"
+    assert "waits in next_batch (data.py:5) for a batch; thread pin_memory" in stall.words
+    assert "pin (data.py:30)" in stall.words
+
+
+@pytest.mark.parametrize(
+    ("partner_waits", "kind"), [("futex_do_wait", "H34"), ("hrtimer_nanosleep", "H31"), ("", "H31")]
+)
+def test_two_threads_with_crossed_locks(explain: Explain, partner_waits: str, kind: str) -> None:
+    """Only where the kernel says that both wait for a lock."""
+    waits = {partner_waits: [500]} if partner_waits else {}
+    stall = explain(LOCK, threads={"async-ckpt": "write@/src/checkpoint.py:104"}, sample={"thread_waits": waits})
+    assert stall.kind == kind
+
+
+@pytest.mark.parametrize(
+    "name", ["save_on_signal", "_handle_sigterm", "on_sigusr1", "Trainer.signal_handler", "handler"]
+)
+def test_a_lock_in_a_signal_handler(explain: Explain, name: str) -> None:
+    assert explain(f"{name}@/src/train.py:275 < {TAIL}").kind == "H49"
+    assert explain(f"{name}@/src/train.py:275 < {TAIL}", wchan="hrtimer_nanosleep").kind == "H31"
+
+
+@pytest.mark.parametrize("name", ["design", "sign_in", "assignment", "signals_per_rank", "handlers"])
+def test_a_name_that_only_looks_like_one(explain: Explain, name: str) -> None:
+    assert explain(f"{name}@/src/train.py:275 < {TAIL}").kind == "H31"
+
+
+def test_the_interpreter_ends_and_a_thread_does_not(explain: Explain) -> None:
+    threads = {"uploader": "upload@/src/store.py:8"}
+    error = {"rank": 1, "type": "RuntimeError", "message": "out of memory", "time": 1.0}
+    stall = explain(f"_shutdown@{LIB}/threading.py:1590", threads=threads, collection={"errors": [error]})
+    assert stall.kind == "H48"
+    assert (
+        stall.words
+        == "is ending after RuntimeError: out of memory, and waits for thread uploader in upload (store.py:8)"
+    )
+    executor = explain(
+        f"join@{LIB}/threading.py:1 < _python_exit@{LIB}/concurrent/futures/thread.py:31", threads=threads
+    )
+    assert (executor.kind, executor.missing) == ("H48", "why it ends: see its log")
+
+
+@pytest.mark.parametrize(("wchan", "with_thread", "kind"), [
+    ("futex_do_wait", True, "H33"), ("futex_do_wait", False, "H32"), ("hrtimer_nanosleep", True, "H32"),
+])  # fmt: skip
+def test_the_gil_is_held_by_a_thread_that_sleeps(
+    make_evidence: MakeEvidence, make_rank: MakeRank, wchan: str, with_thread: bool, kind: str
+) -> None:
+    rank = make_rank(1, LOCK, wchan=wchan)
+    for sample in rank["samples"]:
+        thread = sample["stack"]["threads"][0]
+        thread["owns_gil"] = True
+        if with_thread:
+            sample["stack"]["threads"].append({**thread, "tid": 500, "name": "needs-gil", "owns_gil": False})
+    assert explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1]).kind == kind
+
+
+def test_a_thread_without_frames_tells_nothing(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    """py-spy lists threads that have not begun to run Python, or that it caught in between."""
+    rank = make_rank(1, LOCK)
+    for sample in rank["samples"]:
+        thread = sample["stack"]["threads"][0]
+        thread["owns_gil"] = True
+        sample["stack"]["threads"].append({**thread, "tid": 500, "name": "new", "owns_gil": False, "frames": []})
+    assert explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1]).kind == "H32"
+    for sample in rank["samples"]:
+        sample["stack"]["threads"] = [{**thread, "frames": []} for thread in sample["stack"]["threads"]]
+    assert explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1]).kind in ("H31", "H32")
+
+
+def test_a_storm_of_signals(explain: Explain, make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    rank = make_rank(1, LOCK, wchan="hrtimer_nanosleep")
+    rank["samples"][0]["voluntary"], rank["samples"][1]["voluntary"] = 700, 1700
+    stall = explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1])
+    assert stall.kind == "H56"
+    assert "woken 1000 times a second" in stall.words
+
+
+@pytest.mark.parametrize(
+    ("stack", "kind"),
+    [(LOCK, "H44"), (f"recv_into@{LIB}/socket.py:7 < {TAIL}", "H43"), (f"read@{LIB}/ssl.py:7", "H43")],
+)
+def test_a_request_without_an_answer(explain: Explain, stack: str, kind: str) -> None:
+    stall = explain(stack, wchan="poll_schedule_timeout.constprop.0", sample={"system_call": {"number": 7}})
+    assert stall.kind == kind
+
+
+def test_the_reader_of_a_pipe_and_the_server_of_a_call_are_named(explain: Explain) -> None:
+    ends = [{"pid": 17, "comm": "tee", "state": "T"}]
+    call = {"number": 1, "name": "write", "fd": 1, "target": "pipe:[4711]", "other_ends": ends}
+    words = explain(LOCK, wchan="anon_pipe_write", sample={"system_call": call}).words
+    assert "write on fd 1 (pipe:[4711], whose other end process 17 (tee, stopped) holds)" in words
+    server = {"number": 45, "name": "recvfrom", "fd": 9, "target": "socket:[1]", "socket": {"remote": "10.0.0.9:443"}}
+    words = explain(LOCK, wchan="wait_woken", sample={"system_call": server}).words
+    assert "recvfrom on fd 9 (a connection to 10.0.0.9:443)" in words
+
+
+def test_a_rank_that_may_not_be_read_is_told_of_and_not_accused(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    """A victim that cannot be read looks the same."""
+    others = [make_rank(rank, f"all_reduce@c10d:10 < {TAIL}") for rank in (0, 2, 3)]
+    hidden = make_rank(1, None, sample={"why": "py-spy: Permission Denied"})
+    conclusion = judge(make_evidence([*others, hidden], topology="dp=4"))
+    assert (conclusion.state.value, conclusion.kind, conclusion.suspects) == ("hang", "H75", ())
+    assert "3 ranks wait for rank 1" in conclusion.claim
+    assert "Permission Denied" in conclusion.claim

@@ -1,0 +1,88 @@
+"""The verdict on recorded hangs: the right rank, or nobody; never an innocent one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.judge.verdict import judge
+
+Recorded = Callable[..., Evidence]
+
+VERDICTS = {
+    "skip-0": ("hang", "H01", [0]),
+    "skip-1": ("hang", "H01", [1]),
+    "skip-3": ("hang", "H01", [3]),
+    "left-3": ("hang", "H02", [3]),
+    "type-0": ("hang", "H03", [0]),
+    "type-1": ("hang", "H03", [1]),
+    "order-1": ("hang", "H07", [1, 2]),
+    "split-1": ("hang", "H10", []),
+    "receive-1": ("hang", "H08", []),
+    "loader-2": ("hang", "H31", [2]),
+    "spin-0": ("hang", "H30", [0]),
+    "gil-1": ("hang", "H32", [1]),
+    "stop-1": ("hang", "H55", [1]),
+    "thread-1": ("hang", "H31", [1]),
+    "dead-1": ("crashed", "H72", [1]),
+    "healthy-1": ("progressing", None, []),
+    "slow-1": ("slow", "H100", [1]),
+}
+
+
+@pytest.mark.parametrize("topology", [None, "tp=2,dp=2"])
+@pytest.mark.parametrize("name", VERDICTS)
+def test_the_verdict_on_four_gloo_ranks(recorded: Recorded, name: str, topology: str | None) -> None:
+    conclusion = judge(recorded(name, topology))
+    suspects = [suspect.rank for suspect in conclusion.suspects]
+    assert (conclusion.state.value, conclusion.kind, suspects) == VERDICTS[name], conclusion.claim
+
+
+@pytest.mark.parametrize("topology", [None, "tp=2,dp=2"])
+@pytest.mark.parametrize("name", VERDICTS)
+def test_without_a_recorder_nobody_innocent_is_accused(recorded: Recorded, name: str, topology: str | None) -> None:
+    state, _, guilty = VERDICTS[name]
+    conclusion = judge(recorded(name, topology, without=("recorder",)))
+    assert conclusion.state.value == state, conclusion.claim
+    assert {suspect.rank for suspect in conclusion.suspects} <= set(guilty), conclusion.claim
+
+
+@pytest.mark.parametrize("name", ["loader-2", "spin-0", "gil-1", "stop-1", "dead-1"])
+def test_a_rank_outside_of_any_collective_is_named_from_stacks_alone(recorded: Recorded, name: str) -> None:
+    conclusion = judge(recorded(name, without=("recorder",)))
+    assert [suspect.rank for suspect in conclusion.suspects] == VERDICTS[name][2]
+
+
+@pytest.mark.parametrize("name", ["deepspeed-skip-5", "deepspeed-guards-5"])
+def test_the_rank_that_skipped_in_a_deepspeed_pipeline(recorded: Recorded, name: str) -> None:
+    """Eight ranks hang in six different places; the one that left is not the one that stands alone."""
+    evidence = recorded(name, "tp=2,pp=2,dp=2")
+    conclusion = judge(evidence)
+    assert [suspect.rank for suspect in conclusion.suspects] == [5]
+    assert conclusion.kind == "H01"
+    assert conclusion.confidence >= 0.9
+    assert "rank 5 (n0, dp0 pp1 tp1) left out all_reduce" in conclusion.claim
+    assert "tensor-parallel group (ranks 4-5)" in conclusion.claim
+    assert "rank 4 (n0, dp0 pp1 tp0) waits there, 7 of 8 ranks wait in all" in conclusion.claim
+
+
+def test_the_same_hang_from_stacks_alone_accuses_nobody_and_shows_the_circle(recorded: Recorded) -> None:
+    conclusion = judge(recorded("deepspeed-skip-5", "tp=2,pp=2,dp=2", without=("recorder",)))
+    assert conclusion.suspects == ()
+    assert {rank for side in conclusion.sides for rank in side.ranks} == {0, 1, 4, 5}
+    circle = "a circle: rank 0, which waits for rank 4, which waits for rank 5, which waits for rank 1"
+    assert any(line.startswith(circle) for line in conclusion.evidence)
+
+
+def test_a_shuffled_recording_gives_the_same_verdict(recorded: Recorded) -> None:
+    evidence = recorded("deepspeed-skip-5", "tp=2,pp=2,dp=2")
+    ranks = list(evidence.ranks)
+    for seed in range(5):
+        random.Random(seed).shuffle(ranks)
+        shuffled = Evidence(
+            evidence.job, evidence.world_size, evidence.topology, tuple(ranks), evidence.nodes_silent, evidence.problems
+        )
+        assert judge(shuffled).claim == judge(evidence).claim

@@ -1,0 +1,75 @@
+"""The verdict on recordings of jobs that nobody prepared: stacks and /proc alone, no recorded collectives.
+
+Of real runs, as the recordings in `zoo/`. Stacks seldom show over which ranks a collective goes: what cannot be known
+from them must not be claimed, of a rank as little as of a network or of a root.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bigsci_launch.spy.evidence.bundle import Bundle
+from bigsci_launch.spy.judge.conclusion import Conclusion
+from bigsci_launch.spy.judge.verdict import judge
+
+UNPREPARED = Path(__file__).parents[1] / "recordings" / "unprepared"
+VERDICTS: dict[str, tuple[str, str | None, list[int]]] = {
+    "H01-4-ranks-culprit-0": ("hang", None, []),
+    "H06-4-ranks-culprit-1": ("hang", "H06", []),
+    "H07-4-ranks-culprit-3": ("hang", None, []),
+    "H10-4-ranks-culprit-0": ("hang", None, []),
+    "H17-4-ranks-culprit-3": ("hang", "H31", [3]),
+    "async-4-ranks-culprit-0": ("hang", None, []),
+}
+"""State, class and suspects."""
+
+
+def judged(name: str, topology: bool = True) -> Conclusion:
+    document = json.loads((UNPREPARED / f"{name}.json").read_text())
+    if not topology:
+        document["collection"]["topology"] = None
+    evidence = Bundle(document["collection"], tuple(document["nodes"])).evidence()
+    assert not any(seen.recorder for seen in evidence.ranks)
+    return judge(evidence)
+
+
+@pytest.mark.parametrize("topology", [True, False])
+@pytest.mark.parametrize("name", VERDICTS)
+def test_what_stacks_alone_tell(name: str, topology: bool) -> None:
+    conclusion = judged(name, topology)
+    suspects = [suspect.rank for suspect in conclusion.suspects]
+    assert (conclusion.state.value, conclusion.kind, suspects) == VERDICTS[name], conclusion.claim
+
+
+def test_every_recording_is_judged() -> None:
+    assert {path.stem for path in UNPREPARED.glob("*.json")} == set(VERDICTS)
+
+
+def test_a_root_that_stacks_alone_name_is_claimed_with_doubt() -> None:
+    conclusion = judged("H06-4-ranks-culprit-1")
+    assert conclusion.claim.endswith("if that is one group, it cannot end")
+    assert conclusion.confidence <= 0.5
+
+
+def test_one_helper_in_two_groups_is_no_fault_of_the_network() -> None:
+    """H07: all stand in the same helper, which two of them called for another group than the others."""
+    conclusion = judged("H07-4-ranks-culprit-3")
+    assert "every rank is inside its collective" not in conclusion.claim
+    assert "from reduce_from_tensor_model_parallel_region" in conclusion.claim
+    assert "from allreduce_gradients" in conclusion.claim
+    assert conclusion.next[0].startswith("bsl spy --flight-recorder=gdb")
+
+
+def test_two_groups_with_a_root_each_do_not_disagree() -> None:
+    """H10: in two groups of two, each has its own root; the other member of each is elsewhere."""
+    assert "root" not in judged("H10-4-ranks-culprit-0").claim
+
+
+def test_who_waits_for_an_asynchronous_collective_is_shown_and_not_accused() -> None:
+    """Rank 0 left the collective out; its peer, rank 2, stands in `Work.wait()`, as no other rank does."""
+    conclusion = judged("async-4-ranks-culprit-0")
+    assert conclusion.claim.startswith("rank 2 (n0, dp1 pp0 tp0) sleeps in no collective that a stack shows")
+    assert [side.ranks for side in conclusion.sides] == [(0, 1, 3), (2,)]

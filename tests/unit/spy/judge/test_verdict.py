@@ -1,0 +1,326 @@
+"""Each gate, and the traps: who must be named, and who must not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.judge.conclusion import Conclusion, name_ranks
+from bigsci_launch.spy.judge.verdict import judge
+
+MakeRank = Callable[..., dict[str, Any]]
+MakeEvidence = Callable[..., Evidence]
+
+TP = "all_reduce@c10d:1 < all_reduce@tensor:33 < step@/src/loop.py:5"
+WORLD = "all_reduce@c10d:1 < reduce_loss@/src/loop.py:9 < step@/src/loop.py:6"
+LOADER = "next@/src/data.py:3 < step@/src/loop.py:4"
+SLEEPING = {"wchan": "hrtimer_nanosleep"}
+
+
+def suspects(conclusion: Conclusion) -> list[int]:
+    return [suspect.rank for suspect in conclusion.suspects]
+
+
+def waiting(make_rank: MakeRank, ranks: range, stack: str = WORLD) -> list[dict[str, Any]]:
+    return [make_rank(rank, stack) for rank in ranks]
+
+
+def test_a_rank_that_cannot_be_read_is_what_the_others_wait_for(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    ranks = [*waiting(make_rank, range(3)), make_rank(3, None, state="D", wchan="percpu_rwsem_wait")]
+    conclusion = judge(make_evidence(ranks))
+    assert (conclusion.kind, suspects(conclusion)) == ("H60", [3])
+    assert "sleeps in the kernel, uninterruptibly (percpu_rwsem_wait)" in conclusion.claim
+    assert "the stacks of 1 rank (3)" in conclusion.missing
+
+
+def test_a_process_that_was_killed_and_cannot_die(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    dying = make_rank(0, LOADER, state="D", wchan="rpc_wait_bit_killable", sample={"kill_pending": True})
+    conclusion = judge(make_evidence([dying, make_rank(1, WORLD)]))
+    assert (conclusion.kind, suspects(conclusion)) == ("H61", [0])
+    assert conclusion.next == ("scontrol update nodename=n0 state=drain reason=D-state",)
+
+
+def test_a_silent_node_is_what_the_others_wait_for(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    expected = [{"rank": rank, "node": f"n{rank // 2}"} for rank in range(4)]
+    silent = [{"node": "n1", "why": "no answer in 40 s"}]
+    evidence = make_evidence(waiting(make_rank, range(2)), "dp=4", expected=expected, world_size=4, nodes_silent=silent)
+    conclusion = judge(evidence)
+    assert (conclusion.kind, suspects(conclusion)) == ("H73", [2, 3])
+    assert "all node n1" in conclusion.claim
+    assert evidence.ranks[3].why_unreadable == "node n1 is silent: no answer in 40 s"
+
+
+def test_a_silent_node_is_not_accused_when_another_rank_explains_all(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    """tp=2: rank 0 waits for rank 1 alone; the ranks of the silent node are missing evidence, no suspects."""
+    ranks = [make_rank(0, TP), make_rank(1, LOADER, **SLEEPING)]
+    silent = [{"node": "n1", "why": "no answer"}]
+    conclusion = judge(make_evidence(ranks, "tp=2,dp=2", world_size=4, nodes_silent=silent))
+    assert suspects(conclusion) == [1]
+    assert "the stacks of 2 ranks (2-3)" in conclusion.missing
+
+
+def test_two_faults_at_once_are_both_named(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    ranks = [
+        make_rank(0, TP),
+        make_rank(1, LOADER, **SLEEPING),
+        make_rank(2, "step@/src/loop.py:1", state="T", wchan="do_signal_stop"),
+        make_rank(3, TP),
+    ]
+    conclusion = judge(make_evidence(ranks, "tp=2,dp=2"))
+    assert suspects(conclusion) == [1, 2]
+    assert conclusion.kind is None
+
+
+def test_the_culprits_may_be_the_majority(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    """Three ranks are stuck in their data loaders; the one that waits in the collective is the victim."""
+    ranks = [make_rank(0, WORLD), *(make_rank(rank, LOADER, **SLEEPING) for rank in range(1, 4))]
+    conclusion = judge(make_evidence(ranks, "dp=4"))
+    assert suspects(conclusion) == [1, 2, 3]
+    assert conclusion.confidence < 0.6
+
+
+def test_a_transitive_wait_leads_to_its_root(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    receive = "recv@c10d:1 < _exec_recv_activations@engine:9"
+    ranks = [make_rank(0, LOADER, **SLEEPING), *(make_rank(rank, receive) for rank in range(1, 4))]
+    conclusion = judge(make_evidence(ranks, "pp=4"))
+    assert suspects(conclusion) == [0]
+    assert "3 ranks wait for it, first of them rank 1 in recv of the previous stage (ranks 0-1)" in conclusion.claim
+
+
+def test_all_inside_the_same_collective_accuses_nobody(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    members = {"w": [0, 1, 2, 3]}
+    ranks = [make_rank(rank, WORLD, calls="w w w!", members=members) for rank in range(4)]
+    conclusion = judge(make_evidence(ranks))
+    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("hang", "H80", [])
+
+
+def test_a_rank_alone_in_a_known_group_of_four(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    """tp=4: three peers wait in the tensor-parallel group, the fourth is in the replicas' all_reduce alone."""
+    gone_on = "all_reduce@c10d:1 < allreduce_bucket@/venv/deepspeed/runtime/engine.py:4 < _exec_reduce_grads@engine:292"
+    stacks = [TP, TP, TP, gone_on, TP, TP, TP, TP]
+    conclusion = judge(make_evidence([make_rank(rank, stack) for rank, stack in enumerate(stacks)], "tp=4,dp=2"))
+    assert suspects(conclusion) == []
+    assert "every rank" not in conclusion.claim
+
+
+def test_init_that_one_rank_never_reached(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    init = "_store_based_barrier@c10d:1 < init_process_group@c10d:2 < main@/src/train.py:1"
+    ranks = [make_rank(0, init, wchan="poll_schedule_timeout"), make_rank(1, LOADER, **SLEEPING)]
+    conclusion = judge(make_evidence(ranks))
+    assert suspects(conclusion) == [1]
+    assert "in init_process_group of the world" in conclusion.claim
+
+
+def test_a_rank_that_computes_and_moves_is_no_hang(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    multiplying = "matmul@/src/m.py:1 < mlp@/src/m.py:2 < layer@/src/m.py:3 < forward@/src/m.py:4"
+    adding = "add@/src/m.py:9 < norm@/src/m.py:8 < head@/src/m.py:7 < loss@/src/m.py:6"
+    moving = [f"{multiplying} < step@/src/loop.py:1", f"{adding} < step@/src/loop.py:2"]
+    ranks = [make_rank(0, moving, state="R", cpu_ticks=(0, 95)), make_rank(1, WORLD)]
+    conclusion = judge(make_evidence(ranks))
+    assert (conclusion.state.value, suspects(conclusion)) == ("progressing", [])
+
+
+def test_a_rank_that_spins_in_one_function_is_named_with_doubt(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    spinning = ["tokenise@/src/data.py:1 < step@/src/loop.py:1", "tokenise@/src/data.py:2 < step@/src/loop.py:1"]
+    ranks = [make_rank(0, WORLD), make_rank(1, spinning, state="R", cpu_ticks=(0, 99))]
+    conclusion = judge(make_evidence(ranks))
+    assert (conclusion.kind, suspects(conclusion)) == ("H30", [1])
+    assert conclusion.confidence < 0.7
+    assert "whether it would end" in conclusion.missing
+
+
+def test_a_stuck_child_is_named(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    child = {"pid": 4711, "comm": "python", "state": "T", "wchan": "do_signal_stop"}
+    loader = make_rank(1, "_next_data@/venv/torch/utils/data/dataloader.py:1", sample={"children": [child]})
+    conclusion = judge(make_evidence([make_rank(0, WORLD), loader]))
+    assert (conclusion.kind, suspects(conclusion)) == ("H36", [1])
+    assert "child process 4711 (python, state T, do_signal_stop)" in conclusion.claim
+
+
+@pytest.mark.parametrize(
+    ("stack", "wchan", "kind"),
+    [
+        ("wait@/venv/torch/utils/file_baton.py:50 < build@/src/ext.py:1", "hrtimer_nanosleep", "H40"),
+        ("take@/src/lock.py:5", "locks_lock_inode_wait", "H41"),
+        ("interaction@/usr/lib/python3.11/pdb.py:5", "n_tty_read", "H42"),
+        ("log@/src/log.py:5", "anon_pipe_write", "H39"),
+        ("next@/src/data.py:3", "hrtimer_nanosleep", "H31"),
+        ("next@/src/data.py:3", "something_else", "H31"),
+    ],
+)
+def test_known_stalls(make_evidence: MakeEvidence, make_rank: MakeRank, stack: str, wchan: str, kind: str) -> None:
+    conclusion = judge(make_evidence([make_rank(0, WORLD), make_rank(1, stack, wchan=wchan)]))
+    assert (conclusion.kind, suspects(conclusion)) == (kind, [1])
+
+
+@pytest.mark.parametrize("topology", [None, "tp=2,dp=2", "dp=4"])
+def test_the_victim_of_an_asynchronous_collective_is_not_accused(
+    make_evidence: MakeEvidence, make_rank: MakeRank, topology: str | None
+) -> None:
+    """Rank 0 stands in `Work.wait()`, which shows no frame; rank 2 has left out the collective and gone on."""
+    handle = make_rank(0, "optimizer_step@/src/loop.py:7 < step@/src/loop.py:4")
+    conclusion = judge(make_evidence([handle, *waiting(make_rank, range(1, 4))], topology))
+    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("hang", None, [])
+    assert conclusion.sides[-1].ranks == (0,)
+    assert conclusion.next == ("py-spy dump --native --pid 100  # on n0",)
+
+
+def test_one_of_several_that_sleep_is_accused_where_the_kernel_says_why(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    handle = make_rank(0, "optimizer_step@/src/loop.py:7 < step@/src/loop.py:4")
+    ranks = [handle, make_rank(1, LOADER, **SLEEPING), *waiting(make_rank, range(2, 4))]
+    assert suspects(judge(make_evidence(ranks))) == [1]
+
+
+@pytest.mark.parametrize(("wait", "accused"), [("hrtimer_nanosleep", [3]), ("futex_do_wait", [])])
+def test_what_counts_is_the_wait_of_the_thread_that_decides(
+    make_evidence: MakeEvidence, make_rank: MakeRank, wait: str, accused: list[int]
+) -> None:
+    """The main thread joins another one, which the culprit's sleeps in and a victim's waits for a handle in."""
+    ranks = [*waiting(make_rank, range(3)), make_rank(3, "join@/usr/lib/python3.11/threading.py:1 < step@/src/a.py:2")]
+    thread = {"tid": 999, "name": "autograd-0", "active": False, "owns_gil": False}
+    frames = [{"function": "hook", "file": "/src/loop.py", "line": 3}]
+    for sample in ranks[3]["samples"]:
+        sample["stack"]["threads"].append({**thread, "frames": frames})
+        sample.update(children=[], thread_waits={wait: [999]})
+    assert suspects(judge(make_evidence(ranks))) == accused
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_one_look_does_not_tell_that_nobody_moves(make_evidence: MakeEvidence, make_rank: MakeRank, looks: int) -> None:
+    helper = "all_reduce@c10d:1 < reduce@/src/comm.py:5"
+    stacks = [f"{helper} < forward@/src/a.py:1", f"{helper} < backward@/src/a.py:9"]
+    ranks = [make_rank(rank, [stack] * looks) for rank, stack in enumerate(stacks)]
+    conclusion = judge(make_evidence(ranks))
+    assert conclusion.state.value == "hang"
+    assert any(line.startswith("a second look") for line in conclusion.missing) == (looks == 1)
+    assert any("no rank moved" in line for line in conclusion.evidence) == (looks == 2)
+
+
+def test_one_of_many_that_sleep_at_another_line_may_be_a_victim(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    """No stack shows a collective: all wait for handles. The odd one is not accused for that."""
+    stacks = ["backward@/src/loop.py:3", *["optimizer_step@/src/loop.py:7"] * 7]
+    conclusion = judge(make_evidence([make_rank(rank, stack) for rank, stack in enumerate(stacks)]))
+    assert (conclusion.state.value, suspects(conclusion)) == ("unknown", [])
+
+
+def exits(*codes: int | str | None, told: tuple[int, ...] = ()) -> list[dict[str, Any]]:
+    """Exit records in the order in which ranks ended."""
+    records = []
+    for rank, code in enumerate(codes):
+        is_signal = isinstance(code, str)
+        records.append(
+            {
+                "rank": rank,
+                "code": None if is_signal else code,
+                "signal": code if is_signal else None,
+                "time": 100.0 - rank,
+                "terminated": 1.0 if rank in told else None,
+            }
+        )
+    return [record for record, code in zip(records, codes, strict=True) if code is not None]
+
+
+def test_all_ended_well_is_finished(make_evidence: MakeEvidence) -> None:
+    conclusion = judge(make_evidence([], world_size=2, exits=exits(0, 0)))
+    assert (conclusion.state.value, suspects(conclusion)) == ("finished", [])
+
+
+def test_the_first_failure_is_the_cause_not_those_that_were_told_to_end(make_evidence: MakeEvidence) -> None:
+    records = exits("SIGTERM", 1, "SIGKILL", told=(0, 2))
+    conclusion = judge(make_evidence([], world_size=3, exits=records))
+    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("crashed", "H72", [1])
+
+
+def test_a_killed_rank_whose_peers_wait(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    records = [{"rank": 2, "code": None, "signal": "SIGKILL", "time": 5.0, "terminated": None}]
+    errors = [{"rank": 2, "type": "MemoryError", "message": "no more"}]
+    evidence = make_evidence(waiting(make_rank, range(2)), world_size=3, exits=records, errors=errors)
+    conclusion = judge(evidence)
+    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("crashed", "H70", [2])
+    assert "was killed by SIGKILL after MemoryError: no more" in conclusion.claim
+
+
+def test_nothing_seen_is_unknown(make_evidence: MakeEvidence) -> None:
+    conclusion = judge(make_evidence([], world_size=4))
+    assert (conclusion.state.value, conclusion.confidence, suspects(conclusion)) == ("unknown", 0.0, [])
+
+
+def test_one_of_many_plain_processes_stands_elsewhere(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    peers = "wait_for_peers@/src/p.py:4 < main@/src/p.py:9"
+    ranks = [make_rank(rank, LOADER if rank == 201 else peers, **SLEEPING) for rank in range(384)]
+    conclusion = judge(make_evidence(ranks, "tp=4,pp=12,dp=8", ranks_per_node=8))
+    assert suspects(conclusion) == [201]
+    assert conclusion.confidence <= 0.5
+    assert conclusion.claim.startswith("rank 201 (n25, dp2 pp6 tp1) sleeps in next (data.py:3)")
+
+
+def test_plain_processes_in_many_places_accuse_nobody(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    ranks = [make_rank(rank, f"work@/src/p.py:{rank % 2}", **SLEEPING) for rank in range(8)]
+    conclusion = judge(make_evidence(ranks))
+    assert (conclusion.state.value, suspects(conclusion)) == ("unknown", [])
+
+
+def test_a_rank_without_a_process_has_ended(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    conclusion = judge(make_evidence(waiting(make_rank, range(3)), world_size=4))
+    assert (conclusion.state.value, suspects(conclusion)) == ("crashed", [3])
+
+
+def test_a_process_that_nobody_could_identify_may_be_that_rank(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    """A poisoned process: its environment gives no answer, so its rank is not known to be gone."""
+    ranks = waiting(make_rank, range(3))
+    problems = ["pid 9: its environment cannot be read"]
+    conclusion = judge(make_evidence(ranks, world_size=4, problems=problems))
+    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("hang", "H62", [3])
+    assert "n1: pid 9: its environment cannot be read" in conclusion.missing
+
+
+def test_a_phase_that_all_ranks_are_new_to_accuses_nobody(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    """Two stages without peers, both in collectives that no step before had: a save that went wrong somewhere."""
+    steps = "w:broadcast w w w w w w w w " * 5
+    members = {"w": [0, 1]}
+    ranks = [
+        make_rank(0, WORLD, calls=steps + "w:gather w:barrier!", members=members),
+        make_rank(1, WORLD, calls=steps + "w:gather w:scatter!", members=members),
+    ]
+    conclusion = judge(make_evidence(ranks, "pp=2"))
+    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("hang", "H03", [])
+    assert len(conclusion.sides) == 2
+
+
+def test_a_rank_that_may_be_on_one_of_several_silent_nodes_is_not_said_to_have_ended(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    silent = [{"node": node, "why": "no answer in 40 s"} for node in ("n1", "n2")]
+    evidence = make_evidence(
+        [make_rank(rank, "all_reduce@c10d:1 < step@/src/p.py:1") for rank in range(2)],
+        "tp=2,dp=3",
+        world_size=6,
+        nodes_silent=silent,
+    )
+    conclusion = judge(evidence)
+    assert conclusion.kind == "H73", conclusion.claim
+    assert "2 nodes are silent, and it may be on any of them" in conclusion.suspects[0].why
+
+
+def test_a_long_list_of_ranks_is_cut_in_a_sentence() -> None:
+    assert name_ranks([3]) == "rank 3"
+    assert name_ranks(range(1024)) == "ranks 0-1023"
+    words = name_ranks(range(0, 1024, 2))
+    assert words.startswith("512 ranks (0,2,4,")
+    assert words.endswith(",...)")
+    assert len(words) < 80

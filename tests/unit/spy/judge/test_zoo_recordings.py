@@ -1,0 +1,168 @@
+"""The verdict on a recording of every reproduction of the laboratory: right, and never harmful with less evidence.
+
+The recordings are of real runs on 4 and on 8 ranks, the culprit first, in the middle or last in turn. The whole of the
+laboratory, really run, at every place: `python benchmarks/hang_confusion.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsci_launch.hang_lab.catalogue import Reproduction, find_reproduction
+from bigsci_launch.hang_lab.judgement import Judgement, read_verdict
+from bigsci_launch.hang_lab.judgement import judge as judge_verdict
+from bigsci_launch.hang_lab.zoo import REPRODUCTIONS
+from bigsci_launch.spy.evidence.bundle import Bundle
+from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.show.document import to_document
+from bigsci_launch.spy.show.report import to_lines
+
+ZOO = Path(__file__).parents[1] / "recordings" / "zoo"
+NAME = re.compile(r"(.+)-(\d+)-ranks-culprit-(\d+)")
+RECORDINGS = sorted(path.stem for path in ZOO.glob("*.json"))
+MAX_BYTES = 40_000
+NOT_HERE = {"H75": "a process with every right may read any other"}
+
+Document = dict[str, Any]
+Change = Callable[[Document], None]
+
+
+def parts_of(name: str) -> tuple[Reproduction, int, int]:
+    match = NAME.fullmatch(name)
+    assert match
+    return find_reproduction(match[1]), int(match[2]), int(match[3])
+
+
+def judged(name: str, change: Change = lambda document: None) -> Judgement:
+    """How good the verdict on recording `name` is, after `change` to its documents."""
+    document = json.loads((ZOO / f"{name}.json").read_text())
+    change(document)
+    evidence = Bundle(document["collection"], tuple(document["nodes"])).evidence()
+    reproduction, num_ranks, culprit = parts_of(name)
+    verdict = read_verdict(to_document(evidence, judge(evidence)))
+    return judge_verdict(verdict, reproduction, culprit, reproduction.topology(num_ranks))
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_the_verdict_is_right(name: str) -> None:
+    assert judged(name) is Judgement.RIGHT
+
+
+def without_samples(*keys: str) -> Change:
+    def change(document: Document) -> None:
+        for node in document["nodes"]:
+            for rank in node["ranks"]:
+                for sample in rank["samples"]:
+                    for key in keys:
+                        sample.pop(key, None)
+
+    return change
+
+
+def without_records(document: Document) -> None:
+    document["collection"] = {
+        key: value for key, value in document["collection"].items() if key not in ("errors", "tracebacks", "heartbeats")
+    }
+
+
+def without_bsl(document: Document) -> None:
+    """What a job leaves that `bsl` did not start: no exit is recorded either, and nobody said which ranks to expect."""
+    without_records(document)
+    document["collection"].update(exits=[], expected=[])
+
+
+def without_topology(document: Document) -> None:
+    document["collection"].update(topology=None, world_size=None)
+
+
+LESS = {
+    "recorded collectives": without_samples("recorder"),
+    "sockets": without_samples("sockets"),
+    "calls and threads": without_samples("system_call", "thread_waits", "thread_times"),
+    "records of the run": without_records,
+    "a run of bsl": without_bsl,
+    "topology": without_topology,
+}
+
+
+@pytest.mark.parametrize("missing", LESS)
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_with_less_evidence_it_does_no_harm(name: str, missing: str) -> None:
+    assert not judged(name, LESS[missing]).is_harmful
+
+
+def without_stack(rank: int, *keys: str) -> Change:
+    """py-spy had no time for one rank."""
+    drop = without_samples(*keys)
+
+    def change(document: Document) -> None:
+        drop(document)
+        for node in document["nodes"]:
+            for sample in (sample for each in node["ranks"] if each["rank"] == rank for sample in each["samples"]):
+                sample.pop("stack", None)
+                sample.pop("same_stack", None)
+
+    return change
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_where_one_stack_could_not_be_read_it_does_no_harm(name: str) -> None:
+    """gloo records no messages: a rank without a stack may wait for one, and is not accused of staying away."""
+    for rank in range(4):
+        assert not judged(name, without_stack(rank)).is_harmful, rank
+        assert not judged(name, without_stack(rank, "recorder")).is_harmful, rank
+
+
+def thin_out(value: Any, rng: random.Random, share: float) -> Any:
+    """`value` without some of its keys and some of the ends of its lists; recorders stay whole."""
+    if isinstance(value, dict) and "stream" not in value:
+        return {key: thin_out(each, rng, share) for key, each in value.items() if key in BASIC or rng.random() > share}
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        kept = value[: rng.randrange(len(value))] if rng.random() < share else value
+        return [thin_out(each, rng, share) for each in kept]
+    return value
+
+
+BASIC = ("rank", "node", "mono", "state", "tid", "pid", "threads", "name", "frames", "function", "file", "line", "fd",
+         "recorder", "last_sequence")  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_missing_there_is_an_answer(seed: int) -> None:
+    """Threads without frames, ranks without samples, samples without anything: nodes under load give all of that."""
+    rng = random.Random(seed)
+    for name in rng.sample(RECORDINGS, 20):
+        document = json.loads((ZOO / f"{name}.json").read_text())
+        for node in document["nodes"]:
+            for rank in node["ranks"]:
+                samples = rank["samples"][: rng.choice([0, 1, 2, 2, 2])]
+                rank["samples"] = thin_out(samples, rng, rng.choice([0.01, 0.05, 0.2]))
+        evidence = Bundle(document["collection"], tuple(document["nodes"])).evidence()
+        conclusion = judge(evidence)
+        assert conclusion.claim
+        assert len(to_lines(evidence, conclusion)) <= 40
+
+
+def test_every_reproduction_is_recorded_on_four_and_on_eight_ranks() -> None:
+    recorded = {(reproduction.name, num_ranks) for reproduction, num_ranks, _ in map(parts_of, RECORDINGS)}
+    wanted = {(one.name, num_ranks) for one in REPRODUCTIONS for num_ranks in (4, 8) if one.name not in NOT_HERE}
+    assert wanted <= recorded
+
+
+def test_the_culprits_place_varies() -> None:
+    places = {(num_ranks, culprit) for _, num_ranks, culprit in map(parts_of, RECORDINGS)}
+    assert {(4, 0), (4, 1), (4, 3), (8, 0), (8, 7)} <= places
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_a_recording_is_small_and_names_no_machine(name: str) -> None:
+    text = (ZOO / f"{name}.json").read_text()
+    assert len(text) < MAX_BYTES
+    assert not re.search(r'"/(home|root|tmp|work|usr|opt|etc)/|bsl-lab-|process_api', text)

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from bigsci_launch.spy.evidence.bundle import Bundle
+from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.show.document import to_document
+from bigsci_launch.spy.show.grid import make_text_grid
+from bigsci_launch.spy.show.report import to_lines, to_text
+from bigsci_launch.topology import Topology
+
+MakeRank = Callable[..., dict[str, Any]]
+MakeEvidence = Callable[..., Evidence]
+GOLDEN = Path(__file__).parents[3] / "golden" / "reports"
+
+
+def report(evidence: Evidence) -> str:
+    return to_text(to_lines(evidence, judge(evidence)))
+
+
+@pytest.mark.parametrize(
+    ("name", "topology"), [("deepspeed-skip-5", "tp=2,pp=2,dp=2"), ("split-1", "tp=2,dp=2"), ("stop-1", None)]
+)
+def test_the_whole_report(
+    recorded: Callable[..., Evidence], check_golden: Callable[[Path, str], None], name: str, topology: str | None
+) -> None:
+    check_golden(GOLDEN / f"spy-{name}.txt", report(recorded(name, topology)) + "\n")
+
+
+def test_384_ranks_in_384_places_on_unreadable_and_silent_nodes_fit_on_a_screen(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    deep = " < ".join(f"function_with_a_long_name_{depth}@/src/deep.py:{depth}" for depth in range(1, 30))
+    ranks = [make_rank(rank, f"work@/src/p.py:{rank} < {deep}" if rank % 3 else None) for rank in range(360)]
+    silent = [{"node": f"n{node}", "why": "no answer in 40 s"} for node in (45, 46, 47)]
+    evidence = make_evidence(ranks, "tp=4,pp=12,dp=8", ranks_per_node=8, world_size=384, nodes_silent=silent)
+    for width in (None, 80):
+        lines = to_lines(evidence, judge(evidence), width)
+        assert len(lines) <= 40
+        assert max(len(line.text) for line in lines[1:]) <= (width or 180)
+        text = to_text(lines)
+        assert "more classes" in text
+        assert "node n45 is silent: no answer in 40 s" in text
+        assert "not read: ranks 360-383" in text
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "dp", "cause", "has_coordinates"),
+    [
+        (4, 12, 8, "loader", True),
+        (4, 12, 8, "loader", False),
+        (4, 12, 8, "skip", True),
+        (8, 16, 32, "loader", True),
+        (8, 16, 32, "skip", False),
+        (8, 16, 256, "loader", True),
+    ],
+)
+def test_the_report_stays_readable_at_any_size(
+    synthetic: ModuleType, tp: int, pp: int, dp: int, cause: str, has_coordinates: bool
+) -> None:
+    topology = Topology(tp=tp, pp=pp, dp=dp)
+    bundle = synthetic.SyntheticJob(topology, culprit=topology.world_size // 2 + 9, cause=cause).bundle()
+    collection = {**bundle.collection, "topology": str(topology) if has_coordinates else None}
+    evidence = Bundle(collection, bundle.nodes).evidence()
+    lines = to_lines(evidence, conclusion := judge(evidence), 80)
+    texts = [line.text for line in lines]
+    assert len(texts) <= 40
+    assert max(map(len, texts)) <= 80
+    assert conclusion.claim.startswith(texts[0].removesuffix(" ..."))
+    # Every class has its line, and its letter stands in the grid.
+    letters = "ABCDE" if cause == "loader" else "ABCD"
+    assert [text[0] for text in texts if re.match(r"[A-Z*] \d+ ranks?: ", text)] == list(letters)
+    grid = [line.text for line in lines if line.role == "grid"]
+    assert 6 <= len(grid) <= 16
+    assert set("".join(grid)) >= set("AB!" if cause == "loader" else "ABCD")
+
+
+def test_the_grid_shows_who_stands_where(recorded: Callable[..., Evidence]) -> None:
+    lines = to_lines(evidence := recorded("deepspeed-skip-5", "tp=2,pp=2,dp=2"), judge(evidence), 80)
+    assert [line.text for line in lines if line.role == "grid"] == ["  pp0  BC AA", "  pp1  D! AA"]
+
+
+def test_a_letter_for_many_ranks_is_that_of_the_oddest() -> None:
+    marks = dict.fromkeys(range(4 * 64), "A") | {5: "B", 70: "!", 71: "?", 200: "x", 255: "*"}
+    topology = Topology(tp=4, pp=2, dp=32)
+    assert [row for _, row in make_text_grid(topology, marks, columns=40, max_rows=16).rows] == [
+        "ABAAAAAAAAAAAAAAA!AAAAAAAAAAAAAA",
+        "AAAAAAAAAAAAAAAAAAxAAAAAAAAAAAA*",
+    ]
+    assert make_text_grid(topology, marks, columns=10, max_rows=1).rows == (("pp0-1", "BAAA!AA*"),)
+    assert [name for name, _ in make_text_grid(None, marks, columns=40, max_rows=4).rows] == ["0", "64", "128", "192"]
+
+
+def test_a_class_says_ranks_nodes_and_what_they_share(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    ranks = [make_rank(rank, "a@/src/p.py:1" if rank < 4 else "b@/src/p.py:2") for rank in range(8)]
+    text = report(make_evidence(ranks, "tp=2,pp=2,dp=2"))
+    assert "A 4 ranks: 0-3  n[0-1]  pp0" in text
+    assert "B 4 ranks: 4-7  n[2-3]  pp1" in text
+
+
+def test_the_suspects_class_is_shown_even_when_it_is_the_smallest(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    peers = [make_rank(rank, f"wait@/src/p.py:{rank // 10}", wchan="x") for rank in range(100)]
+    ranks = [*peers[:99], make_rank(99, "load@/src/q.py:1", state="T")]
+    world = "all_reduce@c10d:1 < wait@/src/p.py:"
+    ranks[:99] = [make_rank(rank, f"{world}{rank // 10}") for rank in range(99)]
+    assert "1 rank: 99" in report(make_evidence(ranks))
+
+
+def test_the_document_has_the_keys_that_were_promised(recorded: Callable[..., Evidence]) -> None:
+    evidence = recorded("skip-1", "tp=2,dp=2")
+    document = to_document(evidence, judge(evidence))
+    assert list(document) == ["schema_version", "job", "world_size", "coverage", "verdict", "classes"]
+    assert list(document["coverage"]) == ["ranks_read", "ranks_unreadable", "nodes_silent"]
+    assert list(document["verdict"]) == [
+        "state", "class", "signature", "suspects", "sides", "confidence", "claim", "evidence", "missing", "next",
+    ]  # fmt: skip
+    assert document["schema_version"] == 1
+    assert document["verdict"]["suspects"] == [
+        {
+            "rank": 1,
+            "node": "n0",
+            "pid": evidence.ranks[1].pid,
+            "coordinate": {"pp": 0, "tp": 1, "dp": 0},
+            "why": document["verdict"]["suspects"][0]["why"],
+        }
+    ]
+    assert all(list(found) == ["ranks", "nodes", "thread", "frames"] for found in document["classes"])

@@ -1,0 +1,267 @@
+"""`bsl diff-weights --audit`: each defect in a checkpoint that is exactly known, and silence where there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bigsci_launch.weights.explain.health import is_exempt_by_name
+from bigsci_launch.weights.match.replicas import Hints, is_replicated
+
+TIED = "tied_modules.embed.weight"
+
+
+def audit(diff: Any, folder: Path) -> tuple[int, dict[str, str], dict[str, Any]]:
+    answer = diff("--audit", folder, "--json")
+    document = answer.document
+    return answer.code, {finding["pattern"]: finding["claim"] for finding in document["findings"]}, document
+
+
+def set_apart(checkpoint: Any, name: str, change: Callable[[dict[str, torch.Tensor]], None], **where: int) -> None:
+    """Change one parameter on every rank of a stage or a tp rank."""
+    for (pp, tp), params in checkpoint.state.items():
+        if name in params and all({"pp": pp, "tp": tp}[axis] == index for axis, index in where.items()):
+            change(params[name])
+
+
+@pytest.mark.parametrize("topology", [(1, 1, 1), (2, 2, 2), (1, 2, 3), (2, 1, 2)])
+def test_a_healthy_checkpoint_has_no_finding(
+    tmp_path: Path, tiny: Any, diff: Any, topology: tuple[int, int, int]
+) -> None:
+    tiny(*topology).write(tmp_path)
+    code, findings, document = audit(diff, tmp_path)
+    assert (code, findings, document["different"]) == (0, {}, [])
+    assert document["compared"] > 10
+
+
+def test_tied_gradients_that_are_not_reduced(tmp_path: Path, tiny: Any, diff: Any) -> None:
+    checkpoint = tiny()
+
+    def other_gradients(roles: dict[str, torch.Tensor]) -> None:
+        generator = torch.Generator().manual_seed(99)
+        roles["fp32"] += 0.1
+        roles["exp_avg"].normal_(generator=generator)
+
+    set_apart(checkpoint, TIED, other_gradients, pp=1)
+    checkpoint.write(tmp_path)
+    code, findings, document = audit(diff, tmp_path)
+    assert code == 1
+    (claim,) = findings.values()
+    assert claim.startswith(f"{TIED} (pp 1, every tp) differs from its tied copy on pp 0: ")
+    assert "different gradients (cos " in claim
+    assert "not reduced over pp" in claim
+    assert {entry["relation"] for entry in document["different"]} == {"tied copies", "16-bit and its master"}
+    assert {entry["coordinate"]["pp"] for entry in document["different"]} == {1}
+
+
+@pytest.mark.parametrize("squared", [10, 180])
+def test_clipping_on_one_side(tmp_path: Path, tiny: Any, diff: Any, squared: float) -> None:
+    checkpoint = tiny()
+
+    def unclipped(roles: dict[str, torch.Tensor]) -> None:
+        roles["fp32"] += 0.1
+        roles["exp_avg"] *= 3 + 0.5 * torch.rand(roles["exp_avg"].shape, generator=torch.Generator().manual_seed(1))
+        roles["exp_avg_sq"] *= squared
+
+    set_apart(checkpoint, TIED, unclipped, pp=1)
+    checkpoint.write(tmp_path)
+    _, findings, _ = audit(diff, tmp_path)
+    assert list(findings) == ["tied copies apart: clipped on one side"]
+    (claim,) = findings.values()
+    assert "same direction, other length (cos 1.00, |m| x3." in claim
+    assert "one copy was clipped (pp 0), the other not (pp 1)" in claim
+
+
+def test_one_factor_at_all_steps_is_a_scaling(tmp_path: Path, tiny: Any, diff: Any) -> None:
+    checkpoint = tiny()
+
+    def halved(roles: dict[str, torch.Tensor]) -> None:
+        roles["fp32"] += 0.1
+        roles["exp_avg"] /= 2
+        roles["exp_avg_sq"] /= 4
+
+    set_apart(checkpoint, TIED, halved, pp=1)
+    checkpoint.write(tmp_path)
+    _, findings, _ = audit(diff, tmp_path)
+    assert "the same gradients times 0.5 on pp 1" in findings["tied copies apart: scaled"]
+
+
+def test_masters_set_apart_with_equal_moments(tmp_path: Path, tiny: Any, diff: Any) -> None:
+    checkpoint = tiny()
+    set_apart(checkpoint, TIED, lambda roles: roles["fp32"].add_(1), pp=1)
+    checkpoint.write(tmp_path)
+    _, findings, _ = audit(diff, tmp_path)
+    assert "equal moments" in findings["tied copies apart: set apart"]
+
+
+@pytest.mark.parametrize("decay", [0.1, 0.0])
+def test_a_passenger_of_the_tied_module(tmp_path: Path, tiny: Any, diff: Any, decay: float) -> None:
+    name = "tied_modules.embed.norm.weight"
+    checkpoint = tiny(weight_decay_of_norms=decay)
+    left = math.prod([1 - 1e-3 * decay] * 20)
+    for (pp, _), params in checkpoint.state.items():
+        trained = {role: torch.rand(8) + 1 for role in ("fp32", "exp_avg", "exp_avg_sq")}
+        idle = {"fp32": torch.full((8,), left), "exp_avg": torch.zeros(8), "exp_avg_sq": torch.zeros(8)}
+        params[name] = trained if pp == 0 else idle
+    shapes = checkpoint.shapes
+    checkpoint.shapes = lambda pp: {**shapes(pp), name: (8,)}
+    for tp in range(1, checkpoint.tp):
+        checkpoint.state[0, tp][name] = checkpoint.state[0, 0][name]
+    checkpoint.write(tmp_path)
+    _, findings, _ = audit(diff, tmp_path)
+    claim = findings["untied passenger"]
+    assert claim.startswith(f"{name} (pp 1, every tp) differs from its tied copy on pp 0")
+    assert "the copy on pp 1 has no gradient" in claim
+    assert ("moved by weight decay only: 0.998 is (1 - lr x 0.1) ^ 20" in claim) == (decay > 0)
+    assert ("never left its initial 1" in claim) == (decay == 0)
+    assert "no file of 16-bit weights holds it" in claim
+
+
+def test_replicas_over_tp_that_drift(tmp_path: Path, tiny: Any, diff: Any) -> None:
+    checkpoint = tiny()
+    for name in ("1.ln.weight", "2.down.bias"):
+        set_apart(checkpoint, name, lambda roles: [value.add_(0.5) for value in roles.values()] and None, tp=1)
+    checkpoint.write(tmp_path)
+    _, findings, document = audit(diff, tmp_path)
+    claim = findings["tp replicas apart: not reduced"]
+    assert claim.startswith("1.ln.weight, 2.down.bias (every pp, tp 1) differ between tp ranks") or claim.startswith(
+        "1.ln.weight, 2.down.bias (tp 1, every pp) differ between tp ranks"
+    )
+    assert "not reduced over tp" in claim
+    assert {entry["tensor"] for entry in document["different"]} == {"1.ln.weight", "2.down.bias"}
+
+
+def test_a_weight_that_is_not_its_rounded_master(tmp_path: Path, tiny: Any, diff: Any) -> None:
+    checkpoint = tiny()
+    weight = checkpoint.state[1, 0]["2.up.weight"]["fp32"].bfloat16()
+    weight.view(torch.int16)[0, 0] += 1
+    checkpoint.layers[2, 0, "up.weight"] = weight
+    checkpoint.write(tmp_path)
+    _, findings, document = audit(diff, tmp_path)
+    (claim,) = findings.values()
+    assert claim.startswith("2.up.weight (pp 1, tp 0) is not its rounded fp32 master")
+    (entry,) = document["different"]
+    assert (entry["max_ulp"], entry["fraction"], entry["coordinate"]) == (1, 1 / 128, {"pp": 1, "tp": 0, "dp": None})
+
+
+def test_a_lost_optimizer_step(tmp_path: Path, tiny: Any, diff: Any) -> None:
+    tiny(optimizer_step=3.0).write(tmp_path)
+    _, findings, _ = audit(diff, tmp_path)
+    assert findings["optimizer step restarted"] == (
+        "the optimizer's step is 3 (every pp and tp and dp), the checkpoint's is 20: lost on load, so that Adam's bias "
+        "correction started again"
+    )
+
+
+def test_a_norm_in_the_weight_decay_group(tmp_path: Path, tiny: Any, diff: Any) -> None:
+    class Misgrouped(tiny):  # type: ignore[misc, valid-type]
+        def _groups(self, params: dict[str, Any]) -> list[list[str]]:
+            decayed, plain = super()._groups(params)
+            wrong = [name for name in plain if name == "2.ln.weight"]
+            return [[*decayed, *wrong], [name for name in plain if name not in wrong]]
+
+    Misgrouped().write(tmp_path)
+    _, findings, _ = audit(diff, tmp_path)
+    assert findings["norm in the weight-decay group"].startswith(
+        "2.ln.weight is in the weight-decay group (pp 1, every tp and dp), where other norms and biases are not"
+    ) or findings["norm in the weight-decay group"].startswith("2.ln.weight is in the weight-decay group (")
+
+
+def test_decay_for_all_is_a_choice(tmp_path: Path, tiny: Any, diff: Any) -> None:
+    tiny(weight_decay_of_norms=0.1).write(tmp_path)
+    assert audit(diff, tmp_path)[0] == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_none(tmp_path: Path, tiny: Any, diff: Any, value: float) -> None:
+    checkpoint = tiny()
+    checkpoint.state[0, 1]["1.up.bias"]["exp_avg"][3] = value
+    checkpoint.write(tmp_path)
+    code, findings, _ = audit(diff, tmp_path)
+    assert code == 1
+    assert findings["NaN"].startswith("1.up.bias exp_avg holds 1 NaN or infinite elements (pp 0, tp 1")
+
+
+@pytest.mark.parametrize(
+    "victim", ["bf16_zero_pp_rank_1_mp_rank_03_optim_states.pt", "layer_02-model_01-model_states.pt"]
+)
+def test_one_corrupted_byte(tmp_path: Path, tiny: Any, diff: Any, victim: str) -> None:
+    folder = tiny().write(tmp_path / "a")
+    tiny().write(tmp_path / "b")
+    path = tmp_path / "b/global_step20" / victim
+    raw = bytearray(path.read_bytes())
+    where = raw.find(b"data/1") if "optim" in victim else raw.find(b"data/2")
+    at = raw.find(b"FB", where)
+    start = at if at > 0 else where
+    # Behind the record's header and padding lie its numbers: turn one bit well inside the record.
+    length = int.from_bytes(raw[start + 2 : start + 4], "little") if at > 0 else 0
+    raw[start + 4 + length + 8] ^= 0x40
+    path.write_bytes(raw)
+    code, findings, _ = audit(diff, tmp_path / "b")
+    assert code == 1
+    assert victim in findings["corrupted bytes"]
+    assert "do not give the checksum written with them" in findings["corrupted bytes"]
+    document = diff(folder, tmp_path / "b", "--json").document
+    (entry,) = document["different"]
+    assert entry["likely"] == "corrupted byte"
+    assert "differs in one byte of element" in document["findings"][0]["claim"]
+
+
+def test_copies_over_dp_and_pp_in_dumps(tmp_path: Path, diff: Any, save_arrays: Any) -> None:
+    for rank in range(8):
+        pp, dp, tp = rank // 4, rank // 2 % 2, rank % 2
+        weights = {TIED: torch.full((4, 4), float(tp)), f"{pp + 1}.ln.weight": torch.ones(4), "x": torch.ones(3)}
+        if (pp, dp, tp) == (1, 1, 0):
+            weights["x"][1] = 5
+        if pp == 1:
+            weights[TIED][0] += 1
+        metadata = {"pp": str(pp), "tp": str(tp), "dp": str(dp)}
+        save_arrays(tmp_path / f"rank-{rank:04d}.safetensors", weights, metadata)
+    code, findings, _ = audit(diff, tmp_path)
+    assert code == 1
+    assert findings["dp replicas apart"].startswith("x (dp0") or "x (" in findings["dp replicas apart"]
+    assert findings["tied copies apart"].startswith(f"{TIED}")
+
+
+def test_a_damaged_checkpoint_is_audited_as_far_as_it_goes(tmp_path: Path, tiny: Any, diff: Any) -> None:
+    folder = tiny().write(tmp_path)
+    (folder / "layer_01-model_00-model_states.pt").write_bytes(b"PK\x03\x04")
+    answer = diff("--audit", tmp_path)
+    assert answer.code == 4
+    assert "layer_01-model_00-model_states.pt" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("name", "is_whole"),
+    [
+        ("3.input_layernorm.weight", True),
+        ("3.ln1.bias", True),
+        ("3.self_attention.dense.bias", True),
+        ("3.mlp.dense_4h_to_h.bias", True),
+        ("3.mlp.dense_h_to_4h.bias", False),
+        ("3.attention.output.bias", True),
+        ("3.attention.qkv.bias", False),
+        ("3.attention.output.weight", False),
+        ("1.position_embeddings.weight", True),
+        ("tied_modules.embed.weight", False),
+        ("3.mlp.up.bias", False),
+        ("3.mlp.down.bias", True),
+    ],
+)
+def test_what_every_tp_rank_holds_whole(name: str, is_whole: bool) -> None:
+    shape = (8,) if name.endswith("bias") or "norm" in name or "ln" in name else (8, 8)
+    assert is_replicated(name, [shape, shape], Hints()) is is_whole
+    assert not is_replicated(name, [shape, (4, 4)], Hints())
+    assert is_replicated(name, [shape, shape], Hints(replicated=(".*",)))
+    assert not is_replicated(name, [shape, shape], Hints(replicated=("nothing",)))
+
+
+def test_names_that_decay_spares() -> None:
+    spared = ["1.ln.weight", "2.input_layernorm.weight", "3.up.bias", "5.norm.weight"]
+    assert all(map(is_exempt_by_name, spared))
+    assert not any(map(is_exempt_by_name, ["1.up.weight", "tied_modules.embed.weight"]))

@@ -1,0 +1,63 @@
+"""Headers of safetensors files: read as the library wrote them, and refused where they promise too much."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bigsci_launch.weights.files.safetensors_file import read_safetensors
+from bigsci_launch.weights.files.tensors import UnreadableFile
+
+
+def write(path: Path, header: object, data: bytes = b"") -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def test_entries_lie_where_the_library_put_them(tmp_path: Path, save_arrays: Callable[..., Path]) -> None:
+    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(4, dtype=np.int64)}
+    path = save_arrays(tmp_path / "w.safetensors", arrays, {"rank": "3"})
+    file, raw = read_safetensors(path), path.read_bytes()
+    assert file.metadata == {"rank": "3"}
+    for name, array in arrays.items():
+        segment = file.entries[name].segment
+        assert file.entries[name].shape == array.shape
+        assert raw[segment.offset : segment.offset + segment.num_bytes] == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "why"),
+    [
+        ({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, b"1234", "truncated: its header promises"),
+        ({"w": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}, b"12345678", r"8 bytes for F32 \[3\]"),
+        ({"w": {"dtype": "F31", "shape": [2], "data_offsets": [0, 8]}}, b"12345678", "unknown dtype F31"),
+        ({"w": {"dtype": "F32", "shape": [2]}}, b"", "data_offsets"),
+        ({"w": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}, b"", "broken safetensors header"),
+        ([1, 2], b"", "not an object"),
+        (b"{nonsense", b"", "not JSON"),
+    ],
+)
+def test_broken_headers_are_named(tmp_path: Path, header: object, data: bytes, why: str) -> None:
+    with pytest.raises(UnreadableFile, match=why):
+        read_safetensors(write(tmp_path / "w.safetensors", header, data))
+
+
+def test_files_cut_short_are_named(tmp_path: Path, save_arrays: Callable[..., Path]) -> None:
+    path = save_arrays(tmp_path / "w.safetensors", {"a": np.arange(100, dtype=np.float32)})
+    whole = path.read_bytes()
+    for length in (0, 5, 30, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UnreadableFile):
+            read_safetensors(path)
+
+
+def test_a_header_of_absurd_length_is_no_safetensors_file(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(UnreadableFile, match="not a safetensors file"):
+        read_safetensors(tmp_path / "w.safetensors")
