@@ -1,4 +1,5 @@
 # make demo   set up, then show the whole tool on this machine (no Slurm, no root)
+# make quick  the tests of the inner loop: no ranks, no Slurm, two minutes
 # make test   set up, install Slurm's packages when allowed, then run every test
 # make check  lint, types
 # make docs   write the generated pages of docs/reference again
@@ -8,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test check docs clean
+.PHONY: setup demo quick test check docs clean
 
 setup: $(READY)
 
@@ -19,9 +20,12 @@ $(READY): pyproject.toml constraints.txt .ci/setup-python.sh
 demo: $(READY)
 	$(BIN)/bsl demo
 
+quick: $(READY)
+	$(BIN)/python -m pytest tests/unit -m "not torch"
+
 test: $(READY)
 	bash slurm/minicluster/install.sh || true
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=25
 
 check: $(READY)
 	$(BIN)/ruff check .
