@@ -57,7 +57,7 @@ def test_only_the_command_line_knows_click_and_only_its_console_knows_rich() -> 
 
 
 def test_only_programs_print_and_exit() -> None:
-    """Below `cli` a function returns or raises; a rank, its converter and the local launcher are programs themselves."""
+    """Below `cli` functions return or raise; ranks, the converter and the local launcher are programs."""
     programs = ("train/", "scheduler/local.py")
     wrong = []
     for path, tree in parsed():
