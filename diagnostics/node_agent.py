@@ -17,7 +17,7 @@ REQUEST is a JSON object; every key may be left out:
   py_spy           path of py-spy; default: beside this Python, then PATH
   samples, interval_s, py_spy_timeout_s, node_timeout_s   2, 1.0, 3.0, 20.0
   native           true: native stacks too, of processes that can be paused for a moment
-  flight_recorder  "gdb": pull what torch recorded out of processes that do not offer it
+  flight_recorder  "fork": pull what torch recorded out of processes that do not offer it, each from a fork of its own
   framed           print short lines `@bsl NODE INDEX COUNT BASE64(zlib(document))`, for mixed streams; the document is
                    a Python literal then, since the json module takes 8 ms to import on each node
 

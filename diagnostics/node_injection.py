@@ -1,14 +1,14 @@
 """Pulls torch's flight recorder out of a process that nobody prepared, for node_agent.py. Linux on x86_64 only.
 
-What a debugger's `call` would do, without its two dangers: a thread that is left in the middle of a foreign call when
-the debugger dies, and a process that stands still while symbols are read. Here one thread, which sleeps in the kernel
-anyway, is held for less than a millisecond (PTRACE_SEIZE: no signal is sent, and the kernel lets go of it when we die).
-Its program counter is pointed to `STUB`, everything else stays. The stub forks, waits for the child, which has forked
-again and ended, restores every register and goes back to where the thread was: from then on nobody needs us. The
+It does what `call` does in a debugger, without the two dangers of that: a thread left in the middle of a foreign call
+when the debugger dies, and a process that is stopped while symbols are read. One thread that sleeps in the kernel is
+held for less than a millisecond (PTRACE_SEIZE sends no signal, and the kernel releases the thread if we die). Its
+program counter is pointed to `STUB`; nothing else changes. The stub forks, waits for the child (which forks again and
+ends), restores every register and returns to where the thread was. The process does not need us any longer. The
 grandchild, a copy of the process, calls `c10d::dump_fr_trace_json(true, false)`, writes the text to a socket of ours
 and ends; after 10 seconds the kernel ends it.
 
-The stub lies in the zeros behind the code of some library, in a private copy of that page.
+The stub is written to the zeros behind the code of some library, into a private copy of that page.
 """
 
 from __future__ import annotations
@@ -40,11 +40,10 @@ RESTART_BLOCK = -516  # the kernel would go on with it through restart_syscall
 RESTART_SYSCALL = 219
 SEIZE, INTERRUPT, GET_REGISTERS, SET_REGISTERS, POKE, DETACH = 0x4206, 0x4207, 12, 13, 4, 17
 EVENT_STOP, ALL_CHILDREN = 128, 0x40000000
+ELF_64_BITS, ELF_X86_64 = 2, 62
 REGISTERS = 27  # struct user_regs_struct
 RAX, ORIG_RAX, RIP = 10, 15, 16
-# 8 x nop; save all registers; clone(exit signal 0), wait4(child, __WALL); restore; rax = DATA[0]; jump to DATA[1].
-# Child: clone and exit. Grandchild: setsid, no core, SIGALRM by default and unblocked, alarm(10), DATA[2](&text, 1, 0),
-# connect to the address at DATA[3], write the text, exit.
+# node_injection.s assembled; a test compares the two.
 STUB = bytes.fromhex(
     "9090909090909090488d6424809c50515253555657415041514152415341544155415641574889e54883e4f0e8510000004885c07460781a"
     "4889c731f6ba000000404531d2b83d0000000f054883f8fc74e94889ec415f415e415d415c415b415a415941585f5e5d5b5a59589d488da4"
@@ -59,7 +58,7 @@ STUB_BYTES = len(STUB) + 3 * 8 + 24
 
 def may_pull(rank: Facts, request: Facts) -> bool:
     """Whether the recorder of a rank is to be pulled: asked for, and not had yet."""
-    return request.get("flight_recorder") == "gdb" and not any("recorder" in sample for sample in rank["samples"])
+    return request.get("flight_recorder") == "fork" and not any("recorder" in sample for sample in rank["samples"])
 
 
 def read_rank_pulled(rank: Facts, _request: Facts, known: Facts) -> Iterator[tuple[str, Any]]:
@@ -68,7 +67,7 @@ def read_rank_pulled(rank: Facts, _request: Facts, known: Facts) -> Iterator[tup
 
     try:
         if os.uname().machine != "x86_64":
-            raise OSError(f"not known how on {os.uname().machine}")
+            raise OSError(f"--flight-recorder=fork is written for x86_64; this node is {os.uname().machine}")
         text = pull(rank["pid"], known)
         yield "recorder", dict(compact_records(json.loads(text)["entries"]), members={})
     except (OSError, ValueError, KeyError, struct.error) as error:
@@ -79,7 +78,8 @@ def pull(pid: int, known: Facts) -> bytes:
     """The recorder's JSON.
 
     Raises:
-        OSError: the process is none of torch, may not be traced, has no thread that sleeps, or gave no answer.
+        OSError: the process has not loaded torch for x86_64, may not be traced, has no thread that sleeps, or gave no
+            answer.
     """
     import socket
 
@@ -207,10 +207,17 @@ def address_of(pid: int, known: Facts) -> int:
 
 
 def offset_of(stream: BinaryIO, name: bytes) -> int:
-    """Where in an ELF file of 64 bits the exported function `name` stands."""
+    """Where in an ELF file the exported function `name` is. A process that is not x86_64 is known by its libraries."""
     header = stream.read(64)
-    if header[:6] != b"\x7fELF\x02\x01":
-        raise OSError("its torch is no library of 64 bits")
+    if header[:4] != b"\x7fELF":
+        raise OSError("its torch is not an ELF library")
+    if header[4] != ELF_64_BITS:
+        raise OSError("--flight-recorder=fork is written for 64-bit processes; this one is 32-bit")
+    machine = struct.unpack_from("<H", header, 18)[0]
+    if machine != ELF_X86_64:
+        raise OSError(
+            f"--flight-recorder=fork is written for x86_64; the torch of this process is not (ELF machine {machine})"
+        )
     segments_at, sections_at = struct.unpack_from("<QQ", header, 32)
     size, count, _, num_sections = struct.unpack_from("<HHHH", header, 54)
     stream.seek(segments_at)

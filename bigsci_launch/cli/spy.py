@@ -13,7 +13,7 @@ import click
 
 from bigsci_launch.cli import console
 from bigsci_launch.errors import BslError, CollectError, ConfigError
-from bigsci_launch.topology import Topology
+from bigsci_launch.topology import Topology, compress_ranks
 
 if TYPE_CHECKING:
     from bigsci_launch.spy.evidence.bundle import Bundle
@@ -60,8 +60,8 @@ MARK_STYLES: dict[str, dict[str, Any]] = {
 @click.option("--native", is_flag=True, help="Native stacks too; each process is paused for a moment.")
 @click.option(
     "--flight-recorder",
-    type=click.Choice(["gdb"]),
-    help="Pull what torch recorded out of ranks that do not offer it, as gdb would: in a fork of each.",
+    type=click.Choice(["fork"]),
+    help="Pull what torch recorded out of ranks that do not offer it: each forks once. Linux on x86_64, 64-bit only.",
 )
 @click.option("--output", type=click.Path(path_type=Path), help="Folder for the evidence; default: a new one.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the answer as a page to click in.")
@@ -99,6 +99,8 @@ def spy(
         target = _find_target(run, jobid, local, pid)
         target = replace(target, request={**target.request, "native": native, "flight_recorder": flight_recorder})
         found = _collect(target)
+        if flight_recorder:
+            _warn_of_missing_recorders(found)
         evidence, conclusion = _judge(found, axes)
         folder = output or target.bundles / time.strftime("%Y%m%d-%H%M%S")
         unstored = _store(found, evidence, conclusion, folder, axes)
@@ -171,6 +173,14 @@ def _collect(target: Target) -> Bundle:
         return collect(target)
     with console.progress("spy: nodes", len(target.nodes)) as advance:
         return collect(target, advance)
+
+
+def _warn_of_missing_recorders(found: Bundle) -> None:
+    """Say which ranks gave no recorded collectives although they were asked for, and why."""
+    from bigsci_launch.spy.look.collect import missing_recorders
+
+    for why, ranks in missing_recorders(found).items():
+        console.talk(f"warning: flight recorder of rank {compress_ranks(ranks)}: {why}")
 
 
 def _store(

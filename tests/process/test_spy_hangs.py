@@ -65,7 +65,7 @@ def test_a_rank_that_skipped_a_collective(spy: Spy) -> None:
 
 def test_a_skipped_collective_in_a_job_that_nobody_prepared(spy: Spy) -> None:
     """Stacks alone show four ranks in collectives; what torch recorded, pulled out of them, tells who left one out."""
-    document = spy("skip", 3, "--flight-recorder=gdb")
+    document = spy("skip", 3, "--flight-recorder=fork")
     assert document["verdict"]["class"] == "H01", document["verdict"]
     assert named(document) == [(3, {"pp": 0, "tp": 1, "dp": 1})]
     assert "left out all_reduce number 14 of the tensor-parallel group (ranks 2-3)" in document["verdict"]["claim"]

@@ -36,7 +36,7 @@ def ranks(launch: Any, folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def document(ranks: Any, ask_agent: AskAgent) -> dict[str, Any]:
-    return ask_agent(launcher_pid=ranks.pid, flight_recorder="gdb", native=True)
+    return ask_agent(launcher_pid=ranks.pid, flight_recorder="fork", native=True)
 
 
 def assert_unharmed(ranks: Any, folder: Path) -> None:
@@ -91,7 +91,7 @@ def test_nothing_is_asked_of_a_process_by_default(ranks: Any, ask_agent: AskAgen
 
 def test_a_process_without_torch_says_so(launch: Any, ask_agent: AskAgent) -> None:
     launched = launch("hung_rank.py", ["wait_for_peers {ready}", "stop_here {ready}"])
-    found = ask_agent(launcher_pid=launched.pid, flight_recorder="gdb", native=True)
+    found = ask_agent(launcher_pid=launched.pid, flight_recorder="fork", native=True)
     first, stopped = (rank["samples"][-1] for rank in found["ranks"])
     assert first["recorder_why"] == "it could not be pulled: it has not loaded torch"
     assert first["native"]
@@ -99,7 +99,7 @@ def test_a_process_without_torch_says_so(launch: Any, ask_agent: AskAgent) -> No
 
 
 def test_killing_the_agent_at_any_moment_harms_nobody(ranks: Any, agent_path: Path, folder: Path) -> None:
-    request = {"launcher_pid": ranks.pid, "flight_recorder": "gdb", "native": True, "samples": 1}
+    request = {"launcher_pid": ranks.pid, "flight_recorder": "fork", "native": True, "samples": 1}
     argv = [sys.executable, "-I", "-S", str(agent_path), json.dumps(request)]
     for step in range(4):
         kill_after(argv, 0.2 + 0.1 * step)
@@ -119,7 +119,7 @@ def test_killing_what_holds_a_thread_harms_nobody(ranks: Any, agent_path: Path, 
 def test_killing_bsl_spy_at_any_moment_harms_nobody(ranks: Any, folder: Path, tmp_path: Path) -> None:
     """Its agent is on its own then, and ends."""
     argv = [sys.executable, "-m", "bigsci_launch", "spy", "--pid", str(ranks.pid), "--output", str(tmp_path / "e")]
-    orphans = [child for step in range(2) for child in kill_bsl([*argv, "--native", "--flight-recorder=gdb"], step)]
+    orphans = [child for step in range(2) for child in kill_bsl([*argv, "--native", "--flight-recorder=fork"], step)]
     until = time.monotonic() + LIMIT_S + 20
     while any(Path(f"/proc/{pid}").exists() for pid in orphans):
         assert time.monotonic() < until, orphans

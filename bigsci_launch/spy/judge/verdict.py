@@ -30,7 +30,7 @@ from bigsci_launch.topology import compress_ranks
 
 ODD_SHARE = 0.25
 """Without any collective in sight, so few ranks of all may be called odd."""
-ASK_RECORDER = "bsl spy --flight-recorder=gdb  # the collectives that torch recorded tell who left"
+ASK_RECORDER = "bsl spy --flight-recorder=fork  # the collectives that torch recorded tell who left"
 LOOK_AGAIN = "bsl spy  # again in a minute"
 ONE_LOOK = "a second look at the ranks: one alone does not tell whether they stand still"
 

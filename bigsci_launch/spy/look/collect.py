@@ -103,6 +103,16 @@ def collect(target: Target, tell: Tell = lambda done, node: None) -> Bundle:
     return Bundle(collection, tuple(nodes))
 
 
+def missing_recorders(bundle: Bundle) -> dict[str, list[int]]:
+    """Return the ranks without recorded collectives, by the reason that their node gives."""
+    found: dict[str, list[int]] = {}
+    for rank in (rank for node in bundle.nodes for rank in node["ranks"]):
+        why = next((sample["recorder_why"] for sample in reversed(rank["samples"]) if "recorder_why" in sample), None)
+        if why is not None and not any("recorder" in sample for sample in rank["samples"]):
+            found.setdefault(why, []).append(int(rank["rank"]))
+    return found
+
+
 def _world_size(topology: str | None) -> int | None:
     return Topology.parse(topology).world_size if topology else None
 

@@ -60,7 +60,7 @@ def test_one_helper_in_two_groups_is_no_fault_of_the_network() -> None:
     assert "every rank is inside its collective" not in conclusion.claim
     assert "from reduce_from_tensor_model_parallel_region" in conclusion.claim
     assert "from allreduce_gradients" in conclusion.claim
-    assert conclusion.next[0].startswith("bsl spy --flight-recorder=gdb")
+    assert conclusion.next[0].startswith("bsl spy --flight-recorder=fork")
 
 
 def test_two_groups_with_a_root_each_do_not_disagree() -> None:

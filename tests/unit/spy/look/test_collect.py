@@ -15,8 +15,9 @@ import pytest
 
 from bigsci_launch.errors import CollectError
 from bigsci_launch.scheduler.job import format_comment
+from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.flight_recorder import parse_recorder
-from bigsci_launch.spy.look.collect import FrameReader, agent_program, collect, unpack
+from bigsci_launch.spy.look.collect import FrameReader, agent_program, collect, missing_recorders, unpack
 from bigsci_launch.spy.look.target import Target, find_target
 
 
@@ -192,3 +193,16 @@ def test_variables_are_asked_for_only_where_they_say_with_whom(agent: ModuleType
     stacks = sys.modules["node_stacks"]
     assert stacks.has_partner('{"name": "recv", "filename": "distributed_c10d.py"}')
     assert not stacks.has_partner('{"name": "all_reduce", "filename": "distributed_c10d.py"}')
+
+
+def test_ranks_whose_recorder_could_not_be_had_are_counted_by_the_reason() -> None:
+    """A reason given at the first look does not count where the recorder was had later."""
+    why = "it could not be pulled: the process is stopped or traced"
+    samples = {
+        0: [{}, {"recorder_why": why}],
+        1: [{"recorder_why": "no answer"}, {"recorder": {}}],
+        2: [{"recorder_why": "no answer"}, {"recorder_why": why}],
+        3: [{}, {}],
+    }
+    document = {"node": "n1", "ranks": [{"rank": rank, "samples": each} for rank, each in samples.items()]}
+    assert missing_recorders(Bundle({}, (document,))) == {why: [0, 2]}
