@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.progress import Progress
 
 if TYPE_CHECKING:
     from bigsci_launch.plan.choose.conversion import Conversion
@@ -61,8 +61,8 @@ def verify(ctx: click.Context, run: str | None, step: int | None, as_json: bool)
     from bigsci_launch.runs.verify import find_damage, mark_verified, verifying
 
     folder = _folder(run, step)
-    with verifying(folder), console.late_progress("verify", 100) as advance:
-        problems = find_damage(folder, advance)
+    with verifying(folder), console.late_progress("verify", 100) as report_progress:
+        problems = find_damage(folder, report_progress)
     if not problems:
         mark_verified(folder)
     if as_json:
@@ -150,8 +150,8 @@ def _require_sound(folder: Path) -> None:
     from bigsci_launch.errors import CheckpointError
     from bigsci_launch.runs.verify import find_damage
 
-    with console.late_progress("verify", 100) as advance:
-        if problems := find_damage(folder, advance):
+    with console.late_progress("verify", 100) as report_progress:
+        if problems := find_damage(folder, report_progress):
             raise CheckpointError("; ".join(problems[:5]))
 
 
@@ -165,8 +165,8 @@ def _convert(conversion: Conversion, output: Path) -> str:
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
     ) as process:
-        with console.late_progress("convert", 100) as advance:
-            last = _follow(process, advance)
+        with console.late_progress("convert", 100) as report_progress:
+            last = _follow(process, report_progress)
         talk = process.stderr.read() if process.stderr else ""
     if "error" in last:
         raise CheckpointError(last["error"], hint=last["hint"])
@@ -175,14 +175,14 @@ def _convert(conversion: Conversion, output: Path) -> str:
     return str(last["folder"])
 
 
-def _follow(process: subprocess.Popen[str], advance: Callable[[int, str], None]) -> dict[str, Any]:
+def _follow(process: subprocess.Popen[str], report_progress: Progress) -> dict[str, Any]:
     """Show what the conversion reports; its last report."""
     last: dict[str, Any] = {}
     for line in process.stdout or ():
         if line.startswith("{"):
             last = json.loads(line)
             if "done" in last:
-                advance(100 * last["done"] // last["total"], last["text"])
+                report_progress(100 * last["done"] // last["total"], last["text"])
     return last
 
 

@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import click
+
+from bigsci_launch.progress import Progress
 
 
 def answer(text: str = "") -> None:
@@ -87,12 +89,6 @@ def _least_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     return sum(widths) + 3 * len(columns) + 1
 
 
-class Progress(Protocol):
-    """A running progress bar: `advance(done, text)` sets how far it is and what it does now."""
-
-    def __call__(self, done: int, text: str = "") -> None: ...
-
-
 @contextmanager
 def progress(title: str, total: int | None) -> Iterator[Progress]:
     """A progress bar on stderr; without a terminal, one plain line a tenth of the way. `total` None: a pulse."""
@@ -113,7 +109,7 @@ def progress(title: str, total: int | None) -> Iterator[Progress]:
     )
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=total)
-        yield lambda done, text="": bar.update(task, completed=done, description=text)
+        yield lambda num_done, text="": bar.update(task, completed=num_done, description=text)
 
 
 @contextmanager
@@ -123,23 +119,23 @@ def late_progress(title: str, total: int | None, *, after_s: float = 2.0) -> Ite
     shown: list[Progress] = []
     with ExitStack() as stack:
 
-        def advance(done: int, text: str = "") -> None:
+        def report_progress(num_done: int, text: str = "") -> None:
             if not shown and time.monotonic() - began > after_s:
                 shown.append(stack.enter_context(progress(title, total)))
             if shown:
-                shown[0](done, text)
+                shown[0](num_done, text)
 
-        yield advance
+        yield report_progress
 
 
 def _plain_progress(title: str, total: int | None) -> Progress:
     shown = -1
 
-    def advance(done: int, text: str = "") -> None:
+    def report_progress(num_done: int, text: str = "") -> None:
         nonlocal shown
-        tenth = done * 10 // total if total else done
+        tenth = num_done * 10 // total if total else num_done
         if tenth > shown:
             shown = tenth
-            talk(f"{title}: {done}{f'/{total}' if total else ''} {text}".rstrip())
+            talk(f"{title}: {num_done}{f'/{total}' if total else ''} {text}".rstrip())
 
-    return advance
+    return report_progress

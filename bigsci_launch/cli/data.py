@@ -50,8 +50,8 @@ def prepare(folder: Path, prefix: Path, vocab_size: int, pattern: str, as_json: 
     except ModuleNotFoundError as error:
         raise DataError(f"{error.name} is not installed", hint="pip install 'bigsci-launch[train]'") from error
     total = 2 * len(find_texts(folder, pattern))
-    with console.progress("prepare", total) as advance:
-        made = prepare_dataset(folder, prefix, vocab_size, pattern, advance)
+    with console.progress("prepare", total) as report_progress:
+        made = prepare_dataset(folder, prefix, vocab_size, pattern, report_progress)
     if as_json:
         console.answer_json(
             {

@@ -28,7 +28,7 @@ def demo(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (
         as_file(files("bigsci_launch") / "assets" / "configs" / "demo.yaml") as config,
-        progress("bsl demo", Demo.NUM_PARTS) as advance,
+        progress("bsl demo", Demo.NUM_PARTS) as report_progress,
     ):
-        shown = Demo(folder.resolve(), config, lambda done, text: advance(done, text)).play()
+        shown = Demo(folder.resolve(), config, report_progress).play()
     answer(last_screen(shown, folder))

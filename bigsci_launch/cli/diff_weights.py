@@ -94,8 +94,8 @@ def _compared(a: Path, b: Path, selection: Selection, tolerance: float | None) -
 
     left = _with_checkpoint(open_weights(_weights_folder(a), "a"))
     right = _with_checkpoint(open_weights(_weights_folder(b), "b"))
-    with console.late_progress("comparing", max(len(left.sources), len(right.sources))) as advance:
-        found = compare_weights(left, right, selection=selection, tolerance=tolerance, advance=advance)
+    with console.late_progress("comparing", max(len(left.sources), len(right.sources))) as report_progress:
+        found = compare_weights(left, right, selection=selection, tolerance=tolerance, report_progress=report_progress)
     if not found.differences and not found.apart:
         return found
     from bigsci_launch.weights.explain.explain import explain
@@ -111,8 +111,8 @@ def _audited(path: Path, selection: Selection) -> Comparison:
     from bigsci_launch.weights.explain.audit import audit_weights
 
     weights = _with_checkpoint(open_weights(_weights_folder(path), "a"))
-    with console.late_progress("auditing", len(weights.sources)) as advance:
-        return audit_weights(weights, selection=selection, advance=advance)
+    with console.late_progress("auditing", len(weights.sources)) as report_progress:
+        return audit_weights(weights, selection=selection, report_progress=report_progress)
 
 
 def _weights_folder(path: Path) -> Path:

@@ -184,10 +184,10 @@ def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) ->
     for reason in left:
         console.talk(f"not used: {reason}")
     command = " ".join(["bsl", "plan", *sys.argv[2:]])
-    with console.late_progress("calibrating", 100) as progress:
+    with console.late_progress("calibrating", 100) as report_progress:
         found = fit(
             measurements, gpu_of_site(site_name), sources=[str(path) for path in sources], command=command,
-            progress=progress,
+            report_progress=report_progress,
         )  # fmt: skip
     output.write_text(dump_calibration(found), encoding="utf-8")
     console.answer_table(CONSTANT_COLUMNS, constant_cells(found))

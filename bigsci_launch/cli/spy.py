@@ -171,8 +171,8 @@ def _collect(target: Target) -> Bundle:
 
     if not target.job_id:
         return collect(target)
-    with console.progress("spy: nodes", len(target.nodes)) as advance:
-        return collect(target, advance)
+    with console.progress("spy: nodes", len(target.nodes)) as report_progress:
+        return collect(target, report_progress)
 
 
 def _warn_of_missing_recorders(found: Bundle) -> None:

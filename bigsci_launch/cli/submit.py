@@ -146,8 +146,10 @@ def check_checkpoint(loaded: LoadedRun, request: JobRequest) -> None:
     require_same_run(request.run, loaded.config, request.topology)
     require_no_active_attempt(request.run)
     finish_interrupted(CheckpointsDir(request.run.checkpoints))
-    with console.late_progress("verify checkpoint", 100) as advance:
-        folder = verify_resume(loaded.config, request.topology, CheckpointsDir(request.run.checkpoints), advance)
+    with console.late_progress("verify checkpoint", 100) as report_progress:
+        folder = verify_resume(
+            loaded.config, request.topology, CheckpointsDir(request.run.checkpoints), report_progress
+        )
     if folder is not None:
         console.talk(f"goes on from {folder}, which is as it was saved")
     elif load == "auto":

@@ -5,7 +5,7 @@ Nothing is downloaded, and the same folder gives the same bytes: files are taken
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from bigsci_launch.data.indexed import IndexedWriter, token_dtype, tokenizer_path, write_beside
 from bigsci_launch.errors import DataError
+from bigsci_launch.progress import Progress, no_progress
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -22,9 +23,6 @@ SMALLEST_VOCABULARY = 257
 """256 bytes and the end-of-document token."""
 
 _FILES_PER_BATCH = 64
-
-Advance = Callable[[int, str], None]
-"""`advance(done, text)`: how many files of two passes over the corpus are done, and what is done now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ def require_tokenizers() -> None:
 
 
 def prepare_dataset(
-    folder: Path, prefix: Path, vocab_size: int, pattern: str = "*", advance: Advance | None = None
+    folder: Path, prefix: Path, vocab_size: int, pattern: str = "*", report_progress: Progress = no_progress
 ) -> PreparedDataset:
     """Train a tokenizer on the texts of `folder` and write `prefix.bin`, `.idx` and `.tokenizer.json`.
 
@@ -74,8 +72,7 @@ def prepare_dataset(
     if vocab_size < SMALLEST_VOCABULARY:
         raise DataError(f"a vocabulary of {vocab_size} is too small: bytes alone need {SMALLEST_VOCABULARY}")
     files = find_texts(folder, pattern)
-    tell: Advance = advance or (lambda done, text: None)
-    tokenizer, num_bytes = _train_tokenizer(files, vocab_size, tell)
+    tokenizer, num_bytes = _train_tokenizer(files, vocab_size, report_progress)
     if tokenizer.get_vocab_size() < vocab_size:
         raise DataError(
             f"{folder}: {num_bytes} bytes of text give a vocabulary of {tokenizer.get_vocab_size()}, not {vocab_size}",
@@ -85,14 +82,14 @@ def prepare_dataset(
         with IndexedWriter(prefix, token_dtype(vocab_size)) as writer:
             for done, tokens in enumerate(_encode(files, tokenizer), start=1):
                 writer.add_document(tokens)
-                tell(len(files) + done, "encode")
+                report_progress(len(files) + done, "encode")
             write_beside(tokenizer_path(prefix), tokenizer.to_str(pretty=True).encode())
     except OSError as error:
         raise DataError(f"{prefix}: cannot be written: {error.strerror or error}") from error
     return PreparedDataset(prefix, writer.num_documents, writer.num_tokens, num_bytes, vocab_size)
 
 
-def _train_tokenizer(files: tuple[Path, ...], vocab_size: int, tell: Advance) -> tuple[Tokenizer, int]:
+def _train_tokenizer(files: tuple[Path, ...], vocab_size: int, report_progress: Progress) -> tuple[Tokenizer, int]:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -112,7 +109,7 @@ def _train_tokenizer(files: tuple[Path, ...], vocab_size: int, tell: Advance) ->
             text = read_text(path)
             num_bytes += len(text.encode())
             yield text
-            tell(done, "read")
+            report_progress(done, "read")
 
     tokenizer.train_from_iterator(texts(), trainer)
     # A text that speaks of the token must not end a document.

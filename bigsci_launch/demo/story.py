@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bigsci_launch.demo.commands import Spoken, require_success, speak
 from bigsci_launch.errors import BslError
+from bigsci_launch.progress import Progress
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import RunDir
 
@@ -25,7 +26,6 @@ STOP_AFTER = 8
 FAULTY_RANK = 5
 FAULTY_STEP = 4
 STILL_S = 6.0
-Tell = Callable[[int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class Demo:
 
     NUM_PARTS = 5
 
-    def __init__(self, folder: Path, config: Path, tell: Tell) -> None:
+    def __init__(self, folder: Path, config: Path, report_progress: Progress) -> None:
         self.folder = folder
         self.config = config
         self.log = folder / "demo.log"
-        self._tell = tell
+        self._report_progress = report_progress
         self._commands: list[str] = []
 
     def play(self) -> Shown:
@@ -61,20 +61,20 @@ class Demo:
             BslError: something that should have been shown was not; says what.
         """
         began = time.monotonic()
-        self._tell(0, "making a corpus from source text of the standard library (asyncio)")
+        self._report_progress(0, "making a corpus from source text of the standard library (asyncio)")
         corpus = self._make_corpus()
-        self._tell(1, f"training {NUM_STEPS} steps on 8 ranks, undisturbed")
+        self._report_progress(1, f"training {NUM_STEPS} steps on 8 ranks, undisturbed")
         undisturbed = self._train("undisturbed")
-        self._tell(2, f"the same run, told to stop after step {STOP_AFTER}")
+        self._report_progress(2, f"the same run, told to stop after step {STOP_AFTER}")
         stopped = self._train_and_stop("stopped")
         stopped_at = max(losses_by_step(stopped))
-        self._tell(3, "and resumed")
+        self._report_progress(3, "and resumed")
         self._train("stopped")
         losses = self._require_equal_losses(undisturbed, stopped)
         diff = self._require_equal_weights(undisturbed, stopped)
-        self._tell(4, f"once more; rank {FAULTY_RANK} will skip a collective in step {FAULTY_STEP}")
+        self._report_progress(4, f"once more; rank {FAULTY_RANK} will skip a collective in step {FAULTY_STEP}")
         report, suspect = self._hang_and_spy()
-        self._tell(5, "done")
+        self._report_progress(5, "done")
         return Shown(corpus, losses, stopped_at, diff, report, suspect, time.monotonic() - began, tuple(self._commands))
 
     def _bsl(self, *words: str, timeout_s: float = 180.0) -> Spoken:

@@ -7,7 +7,7 @@ import os
 import pwd
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -26,6 +26,7 @@ from bigsci_launch.minicluster.settings import (
     isolated_cluster,
     shared_cluster,
 )
+from bigsci_launch.progress import Progress
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sinfo")
 ISOLATION_PROGRAMS = ("ip", "nsenter", "unshare", "mount", "hostname")
@@ -33,12 +34,11 @@ START_TIMEOUT_S = 60.0
 MACHINE_HOSTS = Path("/etc/hosts")
 SCRIPTS = files("bigsci_launch") / "assets" / "slurm" / "minicluster"
 
-# Told how far the start is: nodes that are ready, and what is done now.
-Report = Callable[[int, str], None]
 
-
-def start_cluster(directory: ClusterDir, shape: Shape, report: Report) -> Cluster:
+def start_cluster(directory: ClusterDir, shape: Shape, report_progress: Progress) -> Cluster:
     """Start a cluster and wait until every node is idle. Leaves nothing when that fails.
+
+    `report_progress` gets the number of nodes that are ready.
 
     Raises:
         ClusterError: root or a program is missing, a cluster is there already, or a daemon does not start.
@@ -48,7 +48,7 @@ def start_cluster(directory: ClusterDir, shape: Shape, report: Report) -> Cluste
     with directory.locked():
         directory.claim()
         try:
-            return _start(directory, shape, programs, report)
+            return _start(directory, shape, programs, report_progress)
         except OSError as error:
             remove_cluster(directory)
             raise ClusterError(f"{error.filename or 'starting the cluster'}: {error.strerror}") from error
@@ -65,25 +65,25 @@ def _require_rights(shape: Shape) -> None:
         )
 
 
-def _start(directory: ClusterDir, shape: Shape, programs: dict[str, str], report: Report) -> Cluster:
-    report(0, "starting munged")
+def _start(directory: ClusterDir, shape: Shape, programs: dict[str, str], report_progress: Progress) -> Cluster:
+    report_progress(0, "starting munged")
     for folder in (directory.logs, directory.state, directory.spool, directory.devices):
         folder.mkdir()
     directory.munge_key.touch(mode=0o600)
     directory.munge_key.write_bytes(secrets.token_bytes(128))
     munged = start_daemon(directory, "munged", munged_argv(directory, programs["munged"]))
     start = _start_isolated if shape.is_isolated else _start_shared
-    return start(directory, shape, programs, report, munged)
+    return start(directory, shape, programs, report_progress, munged)
 
 
 def _start_isolated(
-    directory: ClusterDir, shape: Shape, programs: dict[str, str], report: Report, munged: Started
+    directory: ClusterDir, shape: Shape, programs: dict[str, str], report_progress: Progress, munged: Started
 ) -> Cluster:
     switch = start_daemon(directory, "switch", [programs["unshare"], "--net", "sleep", "infinity"])
     network.require_own_network(switch)
     cluster = isolated_cluster(shape, network.reserve_subnet(switch, directory), _user())
     _write_files(directory, cluster)
-    report(0, "starting nodes")
+    report_progress(0, "starting nodes")
     argvs = {node.name: isolated_node_argv(directory, node.name, node.address, programs) for node in cluster.nodes}
     nodes = [start_daemon(directory, name, argv) for name, argv in argvs.items()]
     for node in nodes:
@@ -92,22 +92,22 @@ def _start_isolated(
     for node in nodes:
         node.tell()
     controller = start_daemon(directory, "slurmctld", isolated_controller_argv(cluster, switch, programs))
-    _wait_ready(directory, cluster, [munged, switch, controller, *nodes], report)
+    _wait_ready(directory, cluster, [munged, switch, controller, *nodes], report_progress)
     return cluster
 
 
 def _start_shared(
-    directory: ClusterDir, shape: Shape, programs: dict[str, str], report: Report, munged: Started
+    directory: ClusterDir, shape: Shape, programs: dict[str, str], report_progress: Progress, munged: Started
 ) -> Cluster:
     with ports.port_mutex():
         hostname = socket.gethostname().partition(".")[0]
         cluster = shared_cluster(shape, ports.find_ports(shape.num_nodes + 1), hostname, _user())
         _write_files(directory, cluster)
-        report(0, "starting nodes")
+        report_progress(0, "starting nodes")
         controller = start_daemon(directory, "slurmctld", [programs["slurmctld"], "-D"])
         argvs = {node.name: shared_node_argv(directory, node.name, programs) for node in cluster.nodes}
         nodes = [start_daemon(directory, name, argv) for name, argv in argvs.items()]
-        _wait_ready(directory, cluster, [munged, controller, *nodes], report)
+        _wait_ready(directory, cluster, [munged, controller, *nodes], report_progress)
     return cluster
 
 
@@ -169,7 +169,7 @@ def isolated_controller_argv(cluster: Cluster, switch: Started, programs: dict[s
     return [*enter, "/bin/sh", "-c", become_controller, programs["slurmctld"]]
 
 
-def _wait_ready(directory: ClusterDir, cluster: Cluster, started: Sequence[Started], report: Report) -> None:
+def _wait_ready(directory: ClusterDir, cluster: Cluster, started: Sequence[Started], report_progress: Progress) -> None:
     states: dict[str, str] = {}
 
     def is_ready() -> bool:
@@ -178,7 +178,7 @@ def _wait_ready(directory: ClusterDir, cluster: Cluster, started: Sequence[Start
         with suppress(SlurmError):
             states.update(node_states(directory, cluster))
         num_ready = sum(state == "idle" for state in states.values())
-        report(num_ready, "waiting for nodes")
+        report_progress(num_ready, "waiting for nodes")
         return num_ready == len(cluster.nodes)
 
     if not wait_until(is_ready, START_TIMEOUT_S):

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.errors import CheckpointError
+from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.runs.checkpoints import CheckpointRecord, CheckpointsDir, find_checkpoint, read_record
 from bigsci_launch.runs.events import read_last_events
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.verify import Advance, find_damage, is_verified, mark_verified, no_progress, verifying
+from bigsci_launch.runs.verify import find_damage, is_verified, mark_verified, verifying
 from bigsci_launch.topology import Topology
 
 
@@ -67,7 +68,7 @@ def _reshaped(record: CheckpointRecord, run: CheckpointRecord) -> CheckpointReco
 
 
 def verify_resume(
-    config: RunConfig, topology: Topology, checkpoints: CheckpointsDir, advance: Advance = no_progress
+    config: RunConfig, topology: Topology, checkpoints: CheckpointsDir, report_progress: Progress = no_progress
 ) -> Path | None:
     """The checkpoint from which the next attempt goes on, found sound; None where it starts at step 0.
 
@@ -83,7 +84,7 @@ def verify_resume(
     if is_verified(folder):
         return folder
     with verifying(folder):
-        problems = find_damage(folder, advance)
+        problems = find_damage(folder, report_progress)
     if problems:
         raise CheckpointError(
             "; ".join(problems[:5]), hint="`bsl checkpoint list` shows the others; checkpoint.load names one of them"

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import CheckpointError
+from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.runs.checkpoints import (
     CheckpointRecord,
     CheckpointsDir,
@@ -28,12 +29,6 @@ from bigsci_launch.runs.layout import write_atomically
 
 _CHUNK = 8 << 20
 _DELETING = ".deleting-"
-
-Advance = Callable[[int, str], None]
-
-
-def no_progress(num_done: int, text: str = "") -> None:
-    """Shows nothing."""
 
 
 def file_digest(path: Path) -> str:
@@ -53,10 +48,10 @@ def file_digest(path: Path) -> str:
     return str(digest.hexdigest())
 
 
-def find_damage(folder: Path, advance: Advance = no_progress) -> list[str]:
+def find_damage(folder: Path, report_progress: Progress = no_progress) -> list[str]:
     """What is wrong with the checkpoint in `folder`: one sentence per file; none where it is as it was saved.
 
-    `advance` is told how many hundredths of the files are done, and the name of the next.
+    `report_progress` gets how many hundredths of the files are done, and the name of the next.
     """
     try:
         record = read_record(folder)
@@ -68,7 +63,7 @@ def find_damage(folder: Path, advance: Advance = no_progress) -> list[str]:
     except CheckpointError as error:
         return [*problems.values()] or [error.message]
     for number, (name, digest) in enumerate(sorted(expected.items())):
-        advance(100 * number // len(expected), name)
+        report_progress(100 * number // len(expected), name)
         if name not in problems and (problem := _find_other_bytes(folder / name, digest)):
             problems[name] = problem
     return [*problems.values()]

@@ -32,6 +32,7 @@ from bigsci_launch.plan.price.neighbours import (
     point_of,
 )
 from bigsci_launch.plan.price.step_time import StepWork, count_work, drift_at, rates_of, step_seconds
+from bigsci_launch.progress import Progress, no_progress
 
 DRIFT_GAIN = 20.0
 """By how much a change of the cluster on some day must lower the discord of alike setups to be believed."""
@@ -44,8 +45,6 @@ DRIFT_ROWS = 4
 
 LEFT_OUT_ITERATIONS = 3
 """Moves of the fit without one row, which starts from the fit with all."""
-
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +90,20 @@ def calibrate(
     *,
     sources: Sequence[str] = (),
     command: str = "",
-    progress: Progress = lambda done: None,
+    report_progress: Progress = no_progress,
 ) -> Calibration:
     """The calibration of the cluster on which `measurements` were made, with the errors of left-out rows.
 
-    `progress` is told how many of 100 parts are done.
+    `report_progress` gets how many of 100 parts are done.
     """
     fitted, time_task, time_fit, memory_task, memory_fit = _fit_both(measurements, gpu)
-    progress(20)
+    report_progress(20)
     time_errors = _left_out_errors(time_task, time_fit)
-    progress(60)
+    report_progress(60)
     memory_errors = _left_out_errors(memory_task, memory_fit)
-    progress(80)
+    report_progress(80)
     learning = _learning_curve(time_task)
-    progress(100)
+    report_progress(100)
     return replace(
         fitted,
         time_errors=time_errors,

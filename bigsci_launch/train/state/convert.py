@@ -52,8 +52,6 @@ from bigsci_launch.train.state.reshard import (
 ALIGNMENT = 2
 """DeepSpeed pads each flat group to a multiple of this many elements per dp rank (`nccl_start_alignment_factor`)."""
 
-Advance = Callable[[str], None]
-
 
 @dataclass(frozen=True, slots=True)
 class GroupPart:
@@ -68,16 +66,16 @@ class GroupPart:
 class Converter:
     """Writes the files of one conversion into `folder`."""
 
-    def __init__(self, conversion: Conversion, folder: Path, advance: Advance) -> None:
-        self._conversion, self._folder, self._advance = conversion, folder, advance
+    def __init__(self, conversion: Conversion, folder: Path, begin_part: Callable[[str], None]) -> None:
+        self._conversion, self._folder, self._begin_part = conversion, folder, begin_part
         self._topology = conversion.topology
         self._saved = SavedShards(conversion.source, saved_topology(conversion.before))
         self._rows: int = conversion.after.model["padded_vocab_size"]
         self._engine = DurableCheckpointEngine()
 
     @property
-    def num_steps(self) -> int:
-        """How often `advance` is called."""
+    def num_parts(self) -> int:
+        """Number of calls of `begin_part`."""
         return len(self._saved.parameters) + self._topology.world_size
 
     def write(self) -> None:
@@ -86,7 +84,7 @@ class Converter:
         Raises:
             CheckpointError: copies of a parameter differ, or a file cannot be read.
         """
-        self._saved.require_equal_copies(self._advance)
+        self._saved.require_equal_copies(self._begin_part)
         for pp in range(self._topology.pp):
             groups = self._groups(pp)
             for tp in range(self._topology.tp):
@@ -94,7 +92,7 @@ class Converter:
                 entries = {name: _entry(weight) for name, weight in weights.items()}
                 for dp in range(self._topology.dp):
                     coordinate = Coordinate(dp_rank=dp, pp_rank=pp, tp_rank=tp)
-                    self._advance(f"rank {self._topology.rank(coordinate)}")
+                    self._begin_part(f"rank {self._topology.rank(coordinate)}")
                     self._engine.digests.clear()
                     if dp == 0:
                         self._write_model(groups, weights, pp, tp)
@@ -272,14 +270,14 @@ def convert(conversion: Conversion, out: CheckpointsDir, report: Callable[[int, 
     tag = checkpoint_tag(conversion.after.step)
     done = 0
 
-    def advance(text: str) -> None:
+    def begin_part(text: str) -> None:
         nonlocal done
-        report(done, converter.num_steps, text)
+        report(done, converter.num_parts, text)
         done += 1
 
     staged = begin_checkpoint(out, tag) / tag
     try:
-        converter = Converter(conversion, staged, advance)
+        converter = Converter(conversion, staged, begin_part)
         converter.write()
     except BaseException:
         shutil.rmtree(staged.parent, ignore_errors=True)

@@ -140,14 +140,14 @@ class SavedShards:
             found.append(template.new_zeros(shape))
         return found[0] if len(found) == 1 else torch.cat(found, parameter.axis)
 
-    def require_equal_copies(self, advance: Callable[[str], None]) -> None:
+    def require_equal_copies(self, begin_part: Callable[[str], None]) -> None:
         """Check that all ranks that hold a copy of a parameter, its master or its moments hold the same bits.
 
         Raises:
             CheckpointError: naming the first that do not.
         """
         for parameter in self.parameters.values():
-            advance(f"copies of {parameter.name}")
+            begin_part(f"copies of {parameter.name}")
             for role in ROLES:
                 for copies in self._copies(role, parameter):
                     self._require_equal(role, parameter, copies)

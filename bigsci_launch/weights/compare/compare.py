@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from bigsci_launch.errors import BslError, CheckpointError
+from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.weights.compare.comparison import Comparison, Difference, Kind, Selection, names_text
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.files.sources import Model, OptimizerGroup, Unreadable, Weights
@@ -27,16 +28,6 @@ EVERYTHING = Selection()
 BATCH_BYTES = 16 << 20
 # Bundles of files that are open at a time.
 MAX_AHEAD = 4
-
-
-class Advance(Protocol):
-    """Told after each bundle how many are done."""
-
-    def __call__(self, done: int, text: str = "") -> None: ...
-
-
-def silent(done: int, text: str = "") -> None:
-    """No progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +62,7 @@ def compare_weights(
     *,
     selection: Selection = EVERYTHING,
     tolerance: float | None = None,
-    advance: Advance = silent,
+    report_progress: Progress = no_progress,
 ) -> Comparison:
     """Every tensor of `a` against its counterpart in `b`.
 
@@ -95,7 +86,7 @@ def compare_weights(
                 tally.copies += (one for one in outcome.pair[:1] if one and is_copied(one, hints))
             if bundle.owns_files:
                 _close(bundle, files)
-            advance(done + 1, bundle.title)
+            report_progress(done + 1, bundle.title)
     files.close_all()
     _require_something(a, b, tally)
     return Comparison(

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from bigsci_launch.errors import CheckpointError
-from bigsci_launch.weights.compare.compare import EVERYTHING, Advance, silent
+from bigsci_launch.progress import Progress, no_progress
+from bigsci_launch.weights.compare.compare import EVERYTHING
 from bigsci_launch.weights.compare.comparison import Comparison, Difference, Finding, Selection
 from bigsci_launch.weights.explain.drift import Holdings, compare_pairs, describe, hold, with_moments, with_source
 from bigsci_launch.weights.explain.health import broken_records, decayed_norms, lost_steps, non_finite
@@ -17,7 +18,9 @@ from bigsci_launch.weights.match.copies import CopyPair, dp_pairs, master_pairs,
 from bigsci_launch.weights.match.replicas import Hints
 
 
-def audit_weights(weights: Weights, *, selection: Selection = EVERYTHING, advance: Advance = silent) -> Comparison:
+def audit_weights(
+    weights: Weights, *, selection: Selection = EVERYTHING, report_progress: Progress = no_progress
+) -> Comparison:
     """What contradicts itself in one checkpoint or dump.
 
     The differences are between copies: `a` is the copy at the lowest index of the axis, `b` the other.
@@ -25,7 +28,7 @@ def audit_weights(weights: Weights, *, selection: Selection = EVERYTHING, advanc
     Raises:
         CheckpointError: no tensor is there, or none is selected.
     """
-    holdings = hold(weights, selection, advance)
+    holdings = hold(weights, selection, report_progress)
     if not holdings.tensors and not holdings.unreadable:
         raise CheckpointError(f"{weights.path}: no tensor to audit", hint="see --include and --exclude")
     pairs = list(all_pairs(holdings.tensors, Hints.of_model(weights.model)))

@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.weights.compare.compare import (
     EVERYTHING,
-    Advance,
     difference_of_pair,
     is_equal,
     measure_pair,
-    silent,
 )
 from bigsci_launch.weights.compare.comparison import Difference, Finding, Selection, agree, names_text
 from bigsci_launch.weights.compare.places import describe_places
@@ -61,7 +60,7 @@ class Holdings:
         return self._first.get((role, name, replace(place, dp=None)))
 
 
-def hold(weights: Weights, selection: Selection = EVERYTHING, advance: Advance = silent) -> Holdings:
+def hold(weights: Weights, selection: Selection = EVERYTHING, report_progress: Progress = no_progress) -> Holdings:
     """Read the headers of all files."""
     tensors: list[StoredTensor] = []
     groups: dict[Place, tuple[OptimizerGroup, ...]] = {}
@@ -75,7 +74,7 @@ def hold(weights: Weights, selection: Selection = EVERYTHING, advance: Advance =
         tensors += (tensor for tensor in contents.tensors if selection.takes(tensor.name, tensor.role))
         if contents.groups:
             groups[source.place] = contents.groups
-        advance(done + 1, source.label)
+        report_progress(done + 1, source.label)
     return Holdings(tuple(join_dp(tensors, weights.model)), groups, tuple(unreadable))
 
 
