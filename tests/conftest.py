@@ -55,8 +55,9 @@ def check_golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
 
 
 @pytest.fixture(autouse=True)
-def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees the variables of a job or of bsl that the caller's shell happens to hold."""
+def clean_environ(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test sees the variables of a job or of bsl in the caller's shell, or writes to the caller's home."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
     for name in list(os.environ):
         if (name.startswith(FOREIGN) and name != "SLURM_CONF") or name in RANK_VARIABLES:
             monkeypatch.delenv(name)

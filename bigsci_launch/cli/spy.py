@@ -63,7 +63,11 @@ MARK_STYLES: dict[str, dict[str, Any]] = {
     type=click.Choice(["fork"]),
     help="Pull what torch recorded out of ranks that do not offer it: each forks once. Linux on x86_64, 64-bit only.",
 )
-@click.option("--output", type=click.Path(path_type=Path), help="Folder for the evidence; default: a new one.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Folder for the evidence; default: a new one in RUN, or in ~/.local/state/bsl/spy.",
+)
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the answer as a page to click in.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON document.")
 @click.option("--exit-code", is_flag=True, help="Exit with 1 when a hang or a crash was found.")
@@ -102,8 +106,7 @@ def spy(
         if flight_recorder:
             _warn_of_missing_recorders(found)
         evidence, conclusion = _judge(found, axes)
-        folder = output or target.bundles / time.strftime("%Y%m%d-%H%M%S")
-        unstored = _store(found, evidence, conclusion, folder, axes)
+        unstored = _store(_with_topology(found, axes), evidence, conclusion, target, output)
     _show(evidence, conclusion, as_json)
     if html is not None:
         _write_page(evidence, conclusion, html)
@@ -183,20 +186,27 @@ def _warn_of_missing_recorders(found: Bundle) -> None:
         console.talk(f"warning: flight recorder of rank {compress_ranks(ranks)}: {why}")
 
 
+def _with_topology(found: Bundle, axes: str | None) -> Bundle:
+    return replace(found, collection={**found.collection, "topology": axes}) if axes else found
+
+
 def _store(
-    found: Bundle, evidence: Evidence, conclusion: Conclusion, folder: Path, axes: str | None
+    found: Bundle, evidence: Evidence, conclusion: Conclusion, target: Target, output: Path | None
 ) -> BslError | None:
-    """Store the evidence; why that failed, so that the answer can be shown all the same."""
-    from bigsci_launch.spy.evidence.bundle import Bundle, write_bundle
+    """Store the evidence. Return why `output` cannot take it; that a default place cannot is only a warning."""
+    from bigsci_launch.spy.evidence.bundle import write_bundle
     from bigsci_launch.spy.show.document import to_document
     from bigsci_launch.spy.show.report import to_lines, to_text
 
-    kept = Bundle({**found.collection, "topology": axes}, found.nodes) if axes else found
     report = to_text(to_lines(evidence, conclusion))
     try:
-        write_bundle(folder, kept, to_document(evidence, conclusion), report)
+        folder = output or target.evidence_folder(time.time())
+        write_bundle(folder, found, to_document(evidence, conclusion), report)
     except CollectError as error:
-        return error
+        if output is not None:
+            return error
+        console.talk(f"warning: {error.message}; {error.hint}")
+        return None
     console.talk(f"evidence: {folder}")
     return None
 

@@ -70,7 +70,7 @@ def readers_of_variables() -> dict[str, list[str]]:
         for path in sorted((ROOT / folder).rglob("*.py")):
             if "assets" in path.relative_to(ROOT).parts:
                 continue
-            for name in sorted(set(re.findall(r'"(BSL_[A-Z_]+)"', path.read_text(encoding="utf-8")))):
+            for name in sorted(set(re.findall(r'"(BSL_[A-Z_]+|XDG_[A-Z_]+)"', path.read_text(encoding="utf-8")))):
                 found.setdefault(name, []).append(str(path.relative_to(ROOT)))
     return found
 

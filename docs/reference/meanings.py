@@ -11,6 +11,7 @@ VARIABLES = {
     "BSL_RUNS": "Folder in which runs are looked up by name; default: `runs` in the current folder.",
     "BSL_PATH": "Folders, separated by colons: site files of your own in `sites/`, known hangs in `signatures/`.",
     "BSL_CLUSTER_DIR": "Where `bsl cluster` keeps its cluster; default: `~/.bsl-cluster`. Must be short.",
+    "XDG_STATE_HOME": "`bsl spy` keeps evidence in its `bsl/spy/`, for jobs without a run; default: `~/.local/state`.",
     "BSL_DEBUG": "`1`: an error shows its traceback instead of its one line.",
     "BSL_RUN_DIR": "Set for every rank: the run directory.",
     "BSL_ATTEMPT": "Set for every rank: the name of the attempt, such as `0001`.",

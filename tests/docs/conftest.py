@@ -190,7 +190,7 @@ def read_terminal(master: int, process: subprocess.Popen[bytes]) -> str:
 
 def environment(home: Path) -> dict[str, str]:
     """A user's environment: nothing of a job, nothing of bsl, no cluster."""
-    foreign = ("SLURM", "SBATCH_", "BSL_", "TORCHELASTIC_")
+    foreign = ("SLURM", "SBATCH_", "BSL_", "XDG_", "TORCHELASTIC_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return {
         **kept,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -37,8 +38,10 @@ def launcher(launch: Any) -> int:
     return pid
 
 
-def test_ranks_of_another_launcher(launcher: int, tmp_path: Path) -> None:
-    done = bsl("spy", "--local", "--pid", str(launcher), "--topology", "dp=2,tp=2", cwd=tmp_path)
+def test_ranks_of_another_launcher(launcher: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "here").mkdir()
+    done = bsl("spy", "--local", "--pid", str(launcher), "--topology", "dp=2,tp=2", cwd=tmp_path / "here")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("rank 3 (")
@@ -46,7 +49,10 @@ def test_ranks_of_another_launcher(launcher: int, tmp_path: Path) -> None:
     assert "3 ranks: 0-2" in done.stdout
     assert "\x1b" not in done.stdout, "no colour in a pipe"
     folder = Path(done.stderr.strip().removeprefix("evidence: "))
-    assert (tmp_path / folder / "report.txt").read_text() == done.stdout
+    assert folder.parent == tmp_path / "state" / "bsl" / "spy"
+    assert re.fullmatch(rf"\d{{8}}-\d{{6}}-local-{launcher}", folder.name)
+    assert (folder / "report.txt").read_text() == done.stdout
+    assert not list((tmp_path / "here").iterdir()), "nothing is left where it was typed"
 
 
 def test_json_and_the_stored_bundle_say_the_same(launcher: int, tmp_path: Path) -> None:
@@ -66,6 +72,18 @@ def test_the_answer_is_given_also_where_the_evidence_cannot_be_stored(launcher: 
     assert done.returncode == 4
     assert done.stdout.startswith("rank 3 (")
     assert done.stderr.startswith("error: file: the evidence cannot be stored")
+
+
+def test_a_home_that_takes_nothing_costs_a_line(launcher: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in the place of the folder: root may write to folders that are read-only."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    done = bsl("spy", "--pid", str(launcher), "--exit-code", cwd=tmp_path)
+    assert done.stdout.startswith("rank 3 (")
+    assert done.returncode == 1, "the exit code is that of the answer"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"warning: {tmp_path}/file/bsl/spy/")
+    assert line.endswith("the evidence cannot be stored: Not a directory; name another place with --output DIR")
 
 
 SHELL = """

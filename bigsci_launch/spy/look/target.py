@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,10 +37,28 @@ class Target:
     attempt: AttemptDir | None = None
     topology: str | None = None
 
-    @property
-    def bundles(self) -> Path:
-        """Folder for the evidence."""
-        return self.run.bundles if self.run else Path("spy")
+    def evidence_folder(self, moment: float) -> Path:
+        """Return the folder for the evidence of a look at `moment`: in the run's directory, else in the user's state.
+
+        Raises:
+            CollectError: the job is not a run of `bsl`, and the user has no home.
+        """
+        name = time.strftime("%Y%m%d-%H%M%S", time.localtime(moment))
+        if self.run is not None:
+            return self.run.bundles / name
+        return _state_folder(os.environ) / "spy" / f"{name}-{re.sub(r'[^A-Za-z0-9_.+-]', '-', self.label)}"
+
+
+def _state_folder(environment: Mapping[str, str]) -> Path:
+    """`$XDG_STATE_HOME/bsl`, else `~/.local/state/bsl`. As its standard asks, a relative path counts as none."""
+    named, home = environment.get("XDG_STATE_HOME", ""), environment.get("HOME", "")
+    if Path(named).is_absolute():
+        return Path(named) / "bsl"
+    if Path(home).is_absolute():
+        return Path(home) / ".local" / "state" / "bsl"
+    raise CollectError(
+        "there is no place for the evidence: neither XDG_STATE_HOME nor HOME is set", hint="name one with --output DIR"
+    )
 
 
 def find_target(argument: str | None, job_id: str | None) -> Target:
