@@ -1,6 +1,6 @@
-"""One rank: `python -m bigsci_launch.train`. No arguments; the launcher's environment says everything.
+"""Entry point of one rank: `python -m bigsci_launch.train`. No arguments: the launcher's environment says everything.
 
-Exit status: 0 when the training or this attempt of it ended as it was asked to; that of the error otherwise.
+The exit status is 0 if the run or this attempt ended as requested, and otherwise the exit code of the error.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 
 # Before anything imports numpy or torch: ranks that share a machine must not each start a thread per core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# torch's C++ side warns of its own doings (sockets, servers) on every rank.
+# torch's C++ code warns about its own sockets and servers, on every rank.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import sys
@@ -23,7 +23,7 @@ from bigsci_launch.train.stop import StopFlag
 
 
 def main() -> None:
-    """Run this rank to its end."""
+    """Run this rank until it finishes or fails."""
     try:
         place = this_place()
     except BslError as error:
@@ -37,7 +37,7 @@ def main() -> None:
         code = _explain(error)
         sys.stdout.flush()
         sys.stderr.flush()
-        # Torn down in order, the process group would wait for peers that wait for this rank.
+        # An orderly teardown of the process group would wait for peers that are waiting for this rank.
         os._exit(code)
     report.end(reason)
     report.close()
@@ -49,7 +49,7 @@ def _train(place: Place, report: RankReport, stop: StopFlag) -> str:
     topology = require_topology(config, place.world_size)
     report.start(topology.coordinate(place.rank))
     report.phase("init")
-    # Only now: a wrong config must not cost the seconds that torch takes to import.
+    # Imported late: a wrong config must fail before torch takes seconds to import.
     try:
         from bigsci_launch.train import startup
 
@@ -68,7 +68,7 @@ def _leave() -> None:
 
 
 def _explain(error: BaseException) -> int:
-    """Print `error` on stderr; the exit status that it asks for."""
+    """Print `error` on stderr and return the exit status for it."""
     if isinstance(error, KeyboardInterrupt):
         return 130
     if not isinstance(error, BslError):

@@ -18,7 +18,7 @@ from bigsci_launch.train.sampler import SampleOrder, Share, num_samples, split_s
 
 
 class Batches:
-    """The samples of one rank."""
+    """The micro batches of one rank."""
 
     def __init__(self, dataset: IndexedDataset, config: RunConfig, share: Share) -> None:
         self._dataset = dataset
@@ -30,7 +30,7 @@ class Batches:
         self._order = SampleOrder(len(split.trained), config.run.seed)
 
     def step(self, consumed_samples: int, num_micro_batches: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Tokens and labels, each (micro batch, length) int64, of every micro batch of one step.
+        """Yield the tokens and labels of every micro batch of one step, each (micro batch, length) int64.
 
         Raises:
             DataError: a token outside the model's vocabulary.
@@ -39,8 +39,10 @@ class Batches:
             yield self._micro_batch([self._order.sample(position) for position in positions])
 
     def held_out(self, num_micro_batches: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same of samples that training never sees, from the first one on; from the beginning again where there
-        are too few."""
+        """Yield micro batches of samples that training never sees, in order from the first one.
+
+        Starts again at the first sample when there are too few.
+        """
         for positions in self._share.positions(0, num_micro_batches):
             yield self._micro_batch([self._held_out[position % len(self._held_out)] for position in positions])
 
@@ -55,13 +57,13 @@ class Batches:
             raise DataError(
                 f"{self._dataset.prefix}: token {window.max()} at {start}..{start + self._length}, but "
                 f"model.vocab_size is {self._vocab_size}",
-                hint="set model.vocab_size to that of the tokenizer which made the dataset",
+                hint="set model.vocab_size to that of the tokenizer that made the dataset",
             )
         return window
 
 
 def open_batches(config: RunConfig, topology: Topology, coordinate: Coordinate) -> Batches:
-    """The batches of the rank at `coordinate`, from `data.prefix`.
+    """Open the dataset at `data.prefix` for the rank at `coordinate`.
 
     Raises:
         DataError: the dataset is missing, broken, too short for one sample, or made with a larger vocabulary.
@@ -70,7 +72,7 @@ def open_batches(config: RunConfig, topology: Topology, coordinate: Coordinate) 
     dataset = open_dataset(prefix)
     if num_samples(dataset.num_tokens, config.model.sequence_length) < 1:
         raise DataError(
-            f"{prefix}: {dataset.num_tokens} tokens, but one sample of model.sequence_length "
+            f"{prefix}: holds {dataset.num_tokens} tokens, but one sample at model.sequence_length "
             f"{config.model.sequence_length} needs {config.model.sequence_length + 1}"
         )
     split = split_samples(dataset.num_tokens, config.model.sequence_length, config.data.held_out)
@@ -90,7 +92,7 @@ def open_batches(config: RunConfig, topology: Topology, coordinate: Coordinate) 
 
 
 def tokenizer_vocab_size(prefix: Path) -> int | None:
-    """Tokens of the tokenizer that lies beside the dataset, or None where there is none."""
+    """Return the vocabulary size of the tokenizer stored with the dataset, or None if there is no tokenizer."""
     try:
         return len(json.loads(tokenizer_path(prefix).read_text(encoding="utf-8"))["model"]["vocab"])
     except FileNotFoundError:

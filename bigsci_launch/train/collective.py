@@ -1,4 +1,4 @@
-"""One rank looks, all ranks know: decisions that must be the same everywhere."""
+"""Decisions that must be the same on every rank: rank 0 makes them and broadcasts the result."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Result = TypeVar("Result")
 
 
 def on_first_rank(work: Callable[[], Result]) -> Result:
-    """What `work()` gives on rank 0, on every rank; a collective call.
+    """Run `work()` on rank 0 and return its result on every rank; a collective call.
 
     Raises:
-        BslError: what it raised there, on every rank.
+        BslError: `work()` raised it on rank 0; it is raised on every rank.
     """
     outcome: list[object] = [None, None]
     if dist.get_rank() == 0:

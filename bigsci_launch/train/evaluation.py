@@ -1,6 +1,6 @@
-"""The loss on held-out samples, the same ones each time. Training goes on as if it had not been asked.
+"""Evaluates the loss on the same held-out samples each time, without changing how training continues.
 
-Nothing is drawn and nothing is kept: dropout is off, gradients are off, and the samples are a list of their own.
+An evaluation draws no random numbers and keeps no state: dropout and gradients are off, and its samples are separate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bigsci_launch.train.batches import Batches
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What an evaluation gave: the mean loss over `num_samples`, the same on every rank, and its seconds."""
+    """The result of an evaluation: the mean loss over `num_samples`, the same on every rank, and how long it took."""
 
     loss: float
     num_samples: int
@@ -30,13 +30,13 @@ class Evaluation:
 
 
 def is_evaluation_due(config: RunConfig, step: int) -> bool:
-    """Whether the run evaluates after `step`."""
+    """Return whether the run evaluates after `step`."""
     interval = config.monitor.eval_interval
     return interval is not None and config.data.held_out > 0 and step % interval == 0
 
 
 def evaluate(engine: PipelineEngine, batches: Batches, config: RunConfig, topology: Topology) -> Evaluation:
-    """The loss on `monitor.eval_batches` held-out global batches; a collective call."""
+    """Evaluate the loss on `monitor.eval_batches` held-out global batches; a collective call."""
     started = time.monotonic()
     num_samples = config.monitor.eval_batches * config.training.global_batch_size
     num_micro_batches = num_samples // (config.training.micro_batch_size * topology.dp)
@@ -45,7 +45,7 @@ def evaluate(engine: PipelineEngine, batches: Batches, config: RunConfig, topolo
 
 
 def format_evaluation(evaluation: Evaluation, step: int) -> str:
-    """The line of the log, as Megatron's parsers read it."""
+    """Return the log line, in the format that Megatron's parsers read."""
     return (
         f" validation loss at iteration {step} | lm loss value: {evaluation.loss:.6E} | "
         f"lm loss PPL: {evaluation.perplexity:.6E} |"

@@ -1,7 +1,7 @@
 """Lets `bsl spy` ask a rank which collectives it has begun, even while the rank hangs and holds the GIL.
 
 torch records the last 2000 collectives of every rank by default; its worker server, a C++ thread, answers on a socket
-in the run directory. Who belongs to which group is not recorded on gloo and is written beside the socket.
+in the run directory. Gloo does not record which ranks belong to which group, so that is written next to the socket.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def offered_recorder(place: Place) -> Iterator[None]:
-    """Answer for this rank meanwhile. Where torch or the file system cannot do it, the training runs without."""
+    """Serve this rank's flight recorder inside the `with` block; do without if torch or the file system cannot."""
     socket = place.attempt.recorder_socket(place.rank)
     try:
         write_json(place.attempt.recorder_groups(place.rank), {"members": group_members()})
@@ -40,13 +40,13 @@ def offered_recorder(place: Place) -> Iterator[None]:
 
 
 def group_members() -> dict[str, list[int]]:
-    """The global ranks of every process group that this rank knows, by torch's name of the group."""
+    """Return the global ranks of every process group this rank belongs to, by torch's name for the group."""
     groups = distributed_c10d._world.pg_group_ranks
     return {str(group.group_name): sorted(ranks) for group, ranks in groups.items() if dist.get_rank() in ranks}
 
 
 def _start_server(socket: Path) -> object:
-    """Listen on `socket`, which is given by name: the path of a socket has 107 bytes, that of a run may have more."""
+    """Listen on `socket`, bound by its bare name: a socket path is limited to 107 bytes, and a run's may be longer."""
     from torch._C._distributed_c10d import _WorkerServer
 
     socket.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""Floating-point operations of a training step, after the corrected formula of bigscience Megatron-DeepSpeed#251.
+"""Floating-point operations of a training step, by the corrected formula of bigscience Megatron-DeepSpeed#251.
 
     24 x passes x B x s x L x h^2 x (1 + s / 6h + V / 16Lh)
 
-with B samples of s tokens, L layers of width h, V the padded vocabulary, and 4 passes where activations are computed
-again in the backward pass, else 3. An MLP of another width than 4h counts with its own width.
+with B samples of s tokens, L layers of width h, V the padded vocabulary size, and 4 passes if activations are
+recomputed in the backward pass, otherwise 3. An MLP whose width is not 4h counts with its own width.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bigsci_launch.config.schema import RunConfig
 
 @dataclass(frozen=True, slots=True)
 class FlopCounter:
-    """Counts the operations of a GPT. Sizes are counts of elements."""
+    """Counts the operations of a GPT. All sizes are numbers of elements."""
 
     num_layers: int
     hidden_size: int
@@ -26,7 +26,7 @@ class FlopCounter:
 
     @classmethod
     def of_config(cls, config: RunConfig) -> FlopCounter:
-        """The counter of a run file."""
+        """Return the counter for a run file."""
         return cls(
             num_layers=config.model.num_layers,
             hidden_size=config.model.hidden_size,
@@ -37,7 +37,7 @@ class FlopCounter:
         )
 
     def step_flops(self, num_samples: int) -> float:
-        """Operations of one optimizer step over `num_samples` samples, on all ranks together."""
+        """Return the operations of one optimizer step over `num_samples` samples, summed over all ranks."""
         h, s = self.hidden_size, self.sequence_length
         passes = 4 if self.activation_checkpointing else 3
         layer = 8 * h * h + 4 * h * self.ffn_hidden_size + 4 * s * h
@@ -45,5 +45,5 @@ class FlopCounter:
         return passes * num_samples * s * (self.num_layers * layer + head)
 
     def tflops_per_rank(self, num_samples: int, seconds: float, world_size: int) -> float:
-        """TFLOP/s of one rank in a step of `seconds`."""
+        """Return the TFLOP/s of one rank in a step that took `seconds`."""
         return self.step_flops(num_samples) / (seconds * world_size * 1e12)

@@ -1,8 +1,8 @@
 """Initial weights that do not depend on the topology.
 
-A matrix is drawn in fp32 in blocks of whole rows, each block from a generator of its own whose seed comes from the
-run's seed, the layer's name and the block's number. A rank draws the blocks that it needs and keeps its part, so tp, pp
-and dp change nothing, and no rank ever holds a whole matrix.
+A matrix is drawn in fp32 in blocks of whole rows. Each block has its own generator, seeded from the run's seed, the
+layer's name and the block's number. A rank draws only the blocks it needs and keeps its part of them. So tp, pp and dp
+change nothing, and no rank ever holds a whole matrix.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ BLOCK_ROWS = 256
 
 
 def derive_seed(seed: int, name: str) -> int:
-    """A 63-bit seed for what is called `name`, from the seed of the run."""
+    """Derive a 63-bit seed for the thing called `name` from the seed of the run."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Draws the initial weights of what is called `name`."""
+    """Draws the initial weights of the module called `name`."""
 
     seed: int
     name: str
 
     def inside(self, name: str) -> Draw:
-        """The draws of a part of this one."""
+        """Return the `Draw` of a submodule."""
         return Draw(self.seed, f"{self.name}.{name}")
 
     def normal(
@@ -43,7 +43,7 @@ class Draw:
         columns: slice | None = None,
         num_drawn_rows: int | None = None,
     ) -> Tensor:
-        """`matrix[rows, columns]` of a normal matrix of `shape`, fp32; rows from `num_drawn_rows` on are zero."""
+        """Return `matrix[rows, columns]` of a normal fp32 matrix of `shape`; rows from `num_drawn_rows` on are zero."""
         rows, columns = rows or slice(0, shape[0]), columns or slice(0, shape[1])
         kept = torch.zeros(rows.stop - rows.start, columns.stop - columns.start)
         stop = min(rows.stop, num_drawn_rows if num_drawn_rows is not None else shape[0])

@@ -1,6 +1,7 @@
-"""One console line per step, in the format of bigscience's Megatron-DeepSpeed: existing parsers read it.
+"""One console line per step, in the format of bigscience's Megatron-DeepSpeed, so that existing parsers can read it.
 
-That one gives seconds per iteration, Megatron-LM and deepspeedai's Megatron-DeepSpeed milliseconds: both are there.
+That format gives seconds per iteration; Megatron-LM and deepspeedai's Megatron-DeepSpeed give milliseconds. The line
+has both.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave. `seconds` is its wall time, `tflops` TFLOP/s of one rank, `utilization` of its peak, 0 to 1;
-    `loss_scale` where fp16 has one."""
+    """The result of a step. `seconds` is wall time, `tflops` the TFLOP/s of one rank, `utilization` its share of the
+    peak (0 to 1); `loss_scale` is None unless fp16 scales the loss."""
 
     step: int
     num_steps: int
@@ -31,7 +32,7 @@ class StepResult:
 
 
 def format_step(result: StepResult) -> str:
-    """The line, without a line end."""
+    """Return the line, without a newline."""
     fields = [
         f"iteration {result.step:8d}/{result.num_steps:8d}",
         f"consumed samples: {result.consumed_samples:12d}",
@@ -54,7 +55,7 @@ def format_step(result: StepResult) -> str:
 
 
 def step_record(result: StepResult) -> dict[str, Any]:
-    """The fields of a `step` event; `loss_hex` holds the loss to the last bit."""
+    """Return the fields of a `step` event; `loss_hex` holds the exact loss."""
     return {
         "loss": result.loss,
         "loss_hex": result.loss.hex(),

@@ -45,7 +45,7 @@ EndReason = Literal["finished", "signal", "stop_after_steps"]
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One rank's part of a run: what does not change from step to step."""
+    """What one rank trains with: everything that stays the same from step to step."""
 
     config: RunConfig
     topology: Topology
@@ -65,13 +65,13 @@ class Training:
 
     @property
     def tells(self) -> bool:
-        """Whether this rank prints the lines of the run: one of the last stage's."""
+        """Whether this rank prints the run's log lines: the first rank of the last stage does."""
         is_first = self.coordinate.dp_rank == 0 and self.coordinate.tp_rank == 0
         return is_first and self.coordinate.pp_rank == self.topology.pp - 1
 
 
 def train(config: RunConfig, topology: Topology, place: Place, report: RankReport, stop: StopFlag) -> EndReason:
-    """Train until the run's end, or until this attempt is asked to stop; a collective call of all ranks."""
+    """Train until the run is finished or this attempt is asked to stop; a collective call of all ranks."""
     coordinate = topology.coordinate(place.rank)
     batches = open_batches(config, topology, coordinate)
     join_ranks()
@@ -184,7 +184,7 @@ def _evaluate(training: Training, progress: Progress) -> None:
 
 
 def _step(training: Training, progress: Progress) -> Progress:
-    """Train one step; how far the run is then."""
+    """Train one step and return the new progress."""
     engine, report = training.engine, training.report
     step = report.step = progress.step + 1
     batch_size = training.batch_size.at(progress.consumed_samples)
@@ -227,7 +227,7 @@ def _tell(
     num_skipped: int,
     seconds: float,
 ) -> None:
-    """Print and record what a step gave."""
+    """Print and record the result of a step."""
     config = training.config
     tflops = training.flops.tflops_per_rank(batch_size, seconds, training.place.world_size)
     peak = config.monitor.peak_tflops_per_rank

@@ -1,12 +1,12 @@
-"""The GPT that `bsl train` trains, as a list of pipeline layers.
+"""The GPT that `bsl train` trains, built as a list of pipeline layers.
 
     VocabularyEmbedding, LearnedPositions (or none), InputNorm (optional), TransformerLayer x L, FinalNorm,
     VocabularyEmbedding again (tied) or OutputEmbedding
 
-Rotary and alibi positions are computed inside of attention.
+Rotary and alibi positions are computed inside attention.
 
-Class names are what `parallelism.partition_method` matches: `type:transformer|embedding` gives a slot to each layer and
-to both ends of the vocabulary, none to positions and norms.
+`parallelism.partition_method` matches class names: `type:transformer|embedding` gives a slot to each transformer layer
+and to the embeddings at both ends, but none to positions and norms.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bigsci_launch.train.positions import AlibiPositions, RotaryPositions
 
 @dataclass(frozen=True, slots=True)
 class GptSizes:
-    """Sizes of the model, counts of elements."""
+    """Sizes of the model, as numbers of elements."""
 
     num_layers: int
     hidden: int
@@ -46,7 +46,7 @@ class GptSizes:
 
     @classmethod
     def of_config(cls, config: RunConfig) -> GptSizes:
-        """The sizes of a run file, with the vocabulary padded for its tp."""
+        """Return the sizes in a run file, with the vocabulary padded for its tp size."""
         model = config.model
         return cls(
             num_layers=model.num_layers,
@@ -64,12 +64,12 @@ class GptSizes:
 
     @property
     def output_std(self) -> float:
-        """Spread of the layers that write into the residual stream: smaller, since 2 x L of them add up (GPT-2)."""
+        """Initial std of layers that write to the residual stream: smaller, because 2 x L of them add up (GPT-2)."""
         return self.std / math.sqrt(2 * self.num_layers)
 
 
 class VocabularyEmbedding(VocabularyParallelTable):
-    """Tokens -> vectors. Tied, the last stage holds a copy and uses it through `tied_logits`."""
+    """Maps tokens to vectors. If tied, the last stage holds a copy and uses it through `tied_logits`."""
 
     def __init__(self, sizes: GptSizes, draw: Draw, ranks: TensorParallel) -> None:
         super().__init__(sizes.vocab, sizes.padded_vocab, sizes.hidden, sizes.std, draw, ranks)
@@ -80,12 +80,12 @@ class VocabularyEmbedding(VocabularyParallelTable):
 
 
 def tied_logits(embedding: VocabularyEmbedding, x: Tensor) -> Tensor:
-    """The output layer that shares the embedding's weight: (batch, length, hidden) -> (.., padded vocabulary / tp)."""
+    """Apply the embedding's weight as output layer: (batch, length, hidden) -> (.., padded vocabulary / tp)."""
     return embedding.logits(x)
 
 
 class OutputEmbedding(VocabularyParallelTable):
-    """The output layer with a weight of its own."""
+    """The untied output layer, with its own weight."""
 
     def __init__(self, sizes: GptSizes, draw: Draw, ranks: TensorParallel) -> None:
         super().__init__(sizes.vocab, sizes.padded_vocab, sizes.hidden, sizes.std, draw, ranks)
@@ -96,7 +96,7 @@ class OutputEmbedding(VocabularyParallelTable):
 
 
 class LearnedPositions(nn.Module):
-    """Adds a vector per position; the same on every tensor-parallel rank."""
+    """Adds a learned vector per position; identical on every tensor-parallel rank."""
 
     def __init__(self, sizes: GptSizes, draw: Draw) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class LearnedPositions(nn.Module):
 
 
 class InputNorm(nn.Module):
-    """A layer norm after the embeddings; in a layer of its own, so that only the first stage has it."""
+    """A layer norm after the embeddings; a separate pipeline layer, so that only the first stage has it."""
 
     def __init__(self, sizes: GptSizes) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class InputNorm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Causal attention; heads are shared out, q, k and v of one head lie together in the weight."""
+    """Causal attention, split over tp by heads; q, k and v of one head are adjacent in the weight."""
 
     def __init__(self, sizes: GptSizes, draw: Draw, ranks: TensorParallel) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class SelfAttention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear layers with a GELU between."""
+    """Two linear layers with a GELU between them."""
 
     def __init__(self, sizes: GptSizes, draw: Draw, ranks: TensorParallel) -> None:
         super().__init__()
@@ -190,5 +190,5 @@ class FinalNorm(nn.Module):
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Elements of all parameters that this rank holds."""
+    """Return the number of elements in all parameters of `module`."""
     return sum(parameter.numel() for parameter in module.parameters())

@@ -1,7 +1,8 @@
-"""AdamW in two groups on every rank, chosen by shape: matrices are decayed, vectors (biases, norms) are not.
+"""AdamW with two groups on every rank, chosen by shape: matrices are decayed, vectors (biases, norms) are not.
 
-A rule on classes or names can be fooled by an alias; a shape cannot. DeepSpeed drops empty groups and then computes one
-norm per group, so ranks with different numbers of groups would wait for each other for ever: `plan.preflight`.
+An alias can fool a rule on classes or names, but not one on shapes. DeepSpeed drops empty groups and computes one norm
+per group, so ranks with different numbers of groups would wait for each other for ever; `plan.choose.preflight`
+refuses that.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def _without_compiler_hooks(name: str) -> Any:
 
 
 class EagerAdamW(torch.optim.AdamW):
-    """torch's AdamW without the hooks for torch.compile: they import the compiler, 0.9 s of CPU on every rank."""
+    """torch's AdamW without its torch.compile hooks, which import the compiler (0.9 s of CPU on every rank)."""
 
     step = torch.no_grad()(_without_compiler_hooks("step"))
     zero_grad = _without_compiler_hooks("zero_grad")
@@ -34,14 +35,14 @@ GroupRule = Callable[[str, nn.Parameter], str]
 
 
 def group_by_shape(name: str, parameter: nn.Parameter) -> str:
-    """The group of a parameter: matrices are decayed."""
+    """Return the optimizer group of a parameter: only matrices are decayed."""
     return "decay" if parameter.ndim >= 2 else "no_decay"
 
 
 def make_optimizer(
     module: nn.Module, config: OptimizerSection, rule: GroupRule = group_by_shape
 ) -> torch.optim.Optimizer:
-    """AdamW over the parameters of one rank's stage."""
+    """Return AdamW over the parameters of this rank's stage."""
     groups: dict[str, list[nn.Parameter]] = {"decay": [], "no_decay": []}
     for name, parameter in module.named_parameters():
         groups[rule(name, parameter)].append(parameter)
@@ -53,7 +54,7 @@ def make_optimizer(
 
 
 def apply_settings(groups: Sequence[dict[str, Any]], config: OptimizerSection) -> None:
-    """Set what the run file says; a loaded checkpoint brings the settings of the run that saved it."""
+    """Set the run file's values; a loaded checkpoint brings the settings of the run that saved it."""
     for group in groups:
         group["betas"] = (config.betas[0], config.betas[1])
         group["eps"] = config.epsilon
@@ -61,7 +62,7 @@ def apply_settings(groups: Sequence[dict[str, Any]], config: OptimizerSection) -
 
 
 def loss_scale(optimizer: Any) -> float | None:
-    """By how much DeepSpeed's optimizer scales the loss now; None where it never does."""
+    """Return the factor by which DeepSpeed's optimizer currently scales the loss, or None if it never does."""
     scaler = getattr(optimizer, "loss_scaler", None)
     return float(scaler.loss_scale) if scaler is not None and getattr(optimizer, "dynamic_loss_scale", False) else None
 

@@ -1,4 +1,4 @@
-"""Where this process stands: its rank, as the launcher says it in the environment, and its run directory."""
+"""This process among the ranks of a run: its rank and run directory, from the environment the launcher sets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """This rank among `world_size`, and the attempt that it belongs to."""
+    """This rank among `world_size` ranks, and the attempt it belongs to."""
 
     rank: int
     world_size: int
@@ -29,14 +29,14 @@ class Place:
 
 
 def read_place(environ: Mapping[str, str]) -> Place:
-    """This process's place.
+    """Read this process's place from `environ`.
 
     Raises:
-        ConfigError: naming every variable that is missing or no number. Without them DeepSpeed would look for MPI.
+        ConfigError: names every variable that is missing or not a number. Without them DeepSpeed would look for MPI.
     """
     problems = [Problem("environment", name, "is not set") for name in VARIABLES if not environ.get(name)]
     problems += [
-        Problem("environment", name, f"is no number (got {environ[name]!r})")
+        Problem("environment", name, f"is not a number (got {environ[name]!r})")
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
         if environ.get(name) and not environ[name].isdigit()
     ]
@@ -44,7 +44,7 @@ def read_place(environ: Mapping[str, str]) -> Place:
         raise ConfigError(
             f"{len(problems)} variables of a rank's environment are missing or wrong",
             problems=problems,
-            hint="`bsl submit CONFIG --local` starts all ranks; under another launcher export these for each of them",
+            hint="`bsl submit CONFIG --local` starts all ranks; with another launcher, export these for each rank",
         )
     host = socket.gethostname()
     run = RunDir(Path(environ["BSL_RUN_DIR"]).resolve())
@@ -59,25 +59,25 @@ def read_place(environ: Mapping[str, str]) -> Place:
 
 
 def this_place() -> Place:
-    """The place of this very process.
+    """Return the place of the current process.
 
     Raises:
-        ConfigError: as `read_place`, or the attempt is not there: nothing must be made where a name is misspelt.
+        ConfigError: as in `read_place`, or the attempt does not exist: a misspelt name must not create a directory.
     """
     place = read_place(os.environ)
     if not place.attempt.path.is_dir():
         raise ConfigError(
             f"{place.attempt.path}: no such attempt",
-            hint="`bsl submit` makes one; BSL_RUN_DIR and BSL_ATTEMPT, or --run-dir and --attempt, name it",
+            hint="`bsl submit` creates it; BSL_RUN_DIR and BSL_ATTEMPT, or --run-dir and --attempt, name it",
         )
     return place
 
 
 def require_topology(config: RunConfig, world_size: int) -> Topology:
-    """The topology of a run file on the ranks that were really started.
+    """Return the topology of a run file on the ranks that were actually started.
 
     Raises:
-        ConfigError: they cannot be laid out.
+        ConfigError: the run file asks for another number of ranks.
     """
     parallelism = config.parallelism
     tp, pp = parallelism.tensor_parallel_size, parallelism.pipeline_parallel_size

@@ -1,5 +1,7 @@
-"""Positions that attention computes and nothing trains: rotary and alibi. They hold no parameters and no buffers, so
-no checkpoint knows of them."""
+"""Untrained positions that attention computes: rotary and alibi.
+
+They have no parameters and no buffers, so checkpoints do not contain them.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ _BASE = 10_000.0
 
 
 class RotaryPositions(nn.Module):
-    """Turns pairs of a head's elements by angles that grow with the position (Su et al., arXiv 2104.09864).
+    """Rotates pairs of a head's elements by angles that grow with the position (Su et al., arXiv 2104.09864).
 
-    Element i goes with element i + head_dim / 2, as in GPT-NeoX. Angles are fp32, whatever computes.
+    Element i is paired with element i + head_dim / 2, as in GPT-NeoX. Angles are fp32 in every precision.
     """
 
     def forward(self, heads: Tensor) -> Tensor:
@@ -28,22 +30,24 @@ class RotaryPositions(nn.Module):
 
 @lru_cache(maxsize=8)
 def _angles(length: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, (length, head_dim / 2) each."""
+    """Return cosines and sines, (length, head_dim / 2) each."""
     speeds = _BASE ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float64), speeds)
     return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
 class AlibiPositions(nn.Module):
-    """Lowers the score of a pair by its distance times a slope of the head (Press et al., arXiv 2108.12409)."""
+    """Lowers each score by the distance times the head's slope (Press et al., arXiv 2108.12409)."""
 
     def __init__(self, num_heads: int, part: slice) -> None:
         super().__init__()
         self.slopes = alibi_slopes(num_heads)[part]
 
     def forward(self, queries: Tensor) -> Tensor:
-        """Queries (batch, heads, length, head_dim) -> what is added to the scores, (heads, length, length), minus
-        infinity where a key lies after its query."""
+        """Queries (batch, heads, length, head_dim) -> biases to add to the scores, (heads, length, length).
+
+        They are minus infinity where a key comes after its query.
+        """
         return _biases(tuple(self.slopes), queries.shape[-2], queries.dtype, queries.device)
 
 
@@ -56,8 +60,10 @@ def _biases(slopes: tuple[float, ...], length: int, dtype: torch.dtype, device: 
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """The slope of every head: 2^(-8/n), 2^(-16/n)... for n heads; where n is no power of two, those of the next lower
-    power, and between them every other one of the next higher."""
+    """Return the slope of every head: 2^(-8/n), 2^(-16/n)... for n heads.
+
+    If n is not a power of two, take the slopes of the next lower power, then every other slope of the next higher one.
+    """
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
     between = [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * power, 2)]

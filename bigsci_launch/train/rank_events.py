@@ -1,4 +1,4 @@
-"""What a rank leaves for those who watch it: phases, steps, its end or its error. Nothing here blocks training."""
+"""Records that a rank writes for whoever watches it: phases, steps, its end or its error. Never blocks training."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bigsci_launch.runs.layout import write_json
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.train.place import Place
 
-# What gloo and NCCL say on the ranks that only lost their partner: the reason is on another rank.
+# Messages of gloo and NCCL on ranks that only lost their peer; the cause is on another rank.
 _PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
 
 class RankReport:
-    """Writes the records of one rank. `step` is the step under way; `coordinate` is known once the config is read."""
+    """Writes the records of one rank. `step` is the current step; `coordinate` is known once the config is read."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -28,7 +28,7 @@ class RankReport:
         self.coordinate: Coordinate | None = None
 
     def start(self, coordinate: Coordinate) -> None:
-        """Say who runs this rank."""
+        """Record where this rank runs: host, node, process id and coordinate."""
         self.coordinate = coordinate
         self.event(
             "start",
@@ -40,20 +40,20 @@ class RankReport:
         )
 
     def phase(self, name: str) -> None:
-        """Say that the rank has just entered phase `name`: init, load, step, save, eval, dump or end."""
+        """Record that the rank has just entered phase `name`: init, load, step, save, eval, dump or end."""
         self.event("heartbeat", phase=name)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Record an event of the step under way."""
+        """Record an event of the current step."""
         self._writer.write(kind, step=self.step, **fields)
 
     def end(self, reason: str) -> None:
-        """Say that the rank has done what it was asked to."""
+        """Record that the rank ended as requested, and why."""
         self.phase("end")
         self.event("end", reason=reason)
 
     def fail(self, error: BaseException) -> None:
-        """Write why this rank dies, at once. A disk that cannot take it must not keep the rank from dying."""
+        """Write at once why this rank dies. A disk that refuses the record must not keep the rank alive."""
         record = {
             "rank": self._place.rank,
             "host": self._place.host,
@@ -71,10 +71,10 @@ class RankReport:
             write_json(self._place.attempt.error_file(self._place.rank), record)
 
     def close(self) -> None:
-        """Write what is queued."""
+        """Write the queued records."""
         self._writer.close()
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether the error only says that another rank has gone; that rank knows more."""
+    """Return whether the error only says that a peer is gone; the cause is then on that other rank."""
     return any(phrase in str(error) for phrase in _PEER_LOST)

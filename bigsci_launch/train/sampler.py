@@ -1,8 +1,8 @@
-"""Which sample comes when: a pure function of the seed and of how many samples were consumed, at every topology.
+"""The order of samples: a pure function of the seed and the number of samples consumed, at every topology.
 
-A sample is a window of `sequence_length + 1` tokens of the stream; neighbours share one token. Each epoch is a
-permutation that is computed, not stored (a Feistel network over the sample numbers), so it costs no memory and can be
-entered anywhere.
+A sample is a window of `sequence_length + 1` tokens of the stream; neighbouring samples share one token. Each epoch is
+a permutation that is computed, not stored (a Feistel network over the sample numbers), so it costs no memory and can
+start at any position.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ROUNDS = 6
 
 
 def mix(value: int) -> int:
-    """A 64-bit hash of a 64-bit integer (splitmix64's finaliser)."""
+    """Return a 64-bit hash of a 64-bit integer (splitmix64's finaliser)."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
@@ -30,11 +30,11 @@ class SampleOrder:
     seed: int
 
     def sample(self, position: int) -> int:
-        """The sample at `position`, counted from the beginning of the run."""
+        """Return the sample at `position`, counted from the beginning of the run."""
         epoch, index = divmod(position, self.num_samples)
         key = mix(mix(self.seed) ^ epoch)
         half_bits = max(1, ((self.num_samples - 1).bit_length() + 1) // 2)
-        # The network permutes a power of four of numbers; those outside the dataset are walked through.
+        # The network permutes a power of four; numbers outside the dataset are permuted again until one is inside.
         while (index := _permute(index, half_bits, key)) >= self.num_samples:
             pass
         return index
@@ -50,17 +50,17 @@ def _permute(value: int, half_bits: int, key: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of every global batch that one data-parallel rank takes."""
+    """The part of every global batch that one data-parallel rank trains on."""
 
     micro_batch_size: int
     dp_rank: int
     dp: int
 
     def positions(self, consumed_samples: int, num_micro_batches: int) -> Iterator[range]:
-        """The positions of each micro batch of the step that begins after `consumed_samples`.
+        """Yield the positions of each micro batch of the step that begins after `consumed_samples`.
 
-        Micro batches lie one after the other, in each the ranks one after the other: every topology that has the same
-        global batch size draws the same samples in the same step.
+        Positions are ordered by micro batch, then by rank. So all topologies with the same global batch size draw the
+        same samples in the same step.
         """
         stride = self.micro_batch_size * self.dp
         for micro_batch in range(num_micro_batches):
@@ -69,22 +69,22 @@ class Share:
 
 
 def num_samples(num_tokens: int, sequence_length: int) -> int:
-    """How many samples a stream of tokens holds; the last token is only ever a label."""
+    """Return how many samples a stream of tokens holds; the last token is only ever a label."""
     return max(0, (num_tokens - 1) // sequence_length)
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The samples of a dataset: those that are trained on, and those at its end that never are."""
+    """The samples of a dataset: those trained on, and those at its end that are held out."""
 
     trained: range
     held_out: range
 
 
 def split_samples(num_tokens: int, sequence_length: int, share: float) -> Split:
-    """A `share` of the samples held out, rounded down; no token of theirs is trained on, not even as a label."""
+    """Hold out a `share` of the samples, rounded down; none of their tokens is trained on, not even as a label."""
     count = num_samples(num_tokens, sequence_length)
     held_out = int(count * share)
-    # The last label of a sample is the first token of the next: one sample between the two belongs to neither.
+    # The last label of a sample is the first token of the next, so one sample between the two parts is unused.
     trained = count - held_out - (1 if held_out else 0)
     return Split(range(trained), range(count - held_out, count))

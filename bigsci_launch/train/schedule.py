@@ -1,4 +1,4 @@
-"""What changes from step to step: the learning rate and the global batch size. Pure functions of the run's progress."""
+"""The schedules of the learning rate and the global batch size, as pure functions of the run's progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bigsci_launch.config.schema import OptimizerSection, TrainingSection
 
 @dataclass(frozen=True, slots=True)
 class LearningRate:
-    """Linear warm-up from zero to `peak`, cosine decay to `floor` at `decay_steps`, `floor` from then on."""
+    """Linear warm-up from zero to `peak`, cosine decay to `floor` at `decay_steps`, then constant `floor`."""
 
     peak: float
     floor: float
@@ -19,7 +19,7 @@ class LearningRate:
 
     @classmethod
     def of_config(cls, optimizer: OptimizerSection, training: TrainingSection) -> LearningRate:
-        """The schedule of a run file; without `decay_steps` it ends with the training."""
+        """Return the schedule of a run file; without `decay_steps`, decay lasts until the last step."""
         return cls(
             peak=optimizer.learning_rate,
             floor=optimizer.min_learning_rate,
@@ -28,7 +28,7 @@ class LearningRate:
         )
 
     def at(self, step: int) -> float:
-        """The rate of optimizer step `step`, counted from 1."""
+        """Return the rate of optimizer step `step`, counted from 1."""
         if step <= self.warmup_steps:
             return self.peak * step / self.warmup_steps
         if step >= self.decay_steps:
@@ -39,9 +39,9 @@ class LearningRate:
 
 @dataclass(frozen=True, slots=True)
 class BatchSize:
-    """Global batch size by consumed samples: `start`, one `increment` more every `samples / increments` samples.
+    """Global batch size by consumed samples: grows from `start` to `full` by `increment`, evenly over `samples`.
 
-    Megatron's `--rampup-batch-size START INCREMENT SAMPLES`; without a ramp, `start` is `full`.
+    Same as Megatron's `--rampup-batch-size START INCREMENT SAMPLES`; without a ramp, `start` is `full`.
     """
 
     full: int
@@ -51,7 +51,7 @@ class BatchSize:
 
     @classmethod
     def of_config(cls, training: TrainingSection) -> BatchSize:
-        """The batch sizes of a run file."""
+        """Return the batch sizes of a run file."""
         ramp = training.rampup
         if ramp is None:
             return cls(full=training.global_batch_size, start=training.global_batch_size)
@@ -65,7 +65,7 @@ class BatchSize:
         return (*range(self.start, self.full, self.increment), self.full)
 
     def at(self, consumed_samples: int) -> int:
-        """The size of the step that begins after `consumed_samples`."""
+        """Return the size of the step that begins after `consumed_samples`."""
         if self.start >= self.full:
             return self.full
         num_increments = (self.full - self.start) // self.increment

@@ -1,7 +1,7 @@
-"""Several attempts, one after the other, by the same ranks: `python -m bigsci_launch.train.several RUN/ATTEMPT...`.
+"""Runs several attempts in turn on the same ranks: `python -m bigsci_launch.train.several RUN/ATTEMPT...`.
 
-For tests and the matrix of defects, where the start of ranks would cost more than their training. Each attempt trains
-as `bsl train` does and leaves what it leaves; one that fails alike on all ranks is followed by the next.
+Used by tests and the defect matrix, where starting ranks would cost more than training them. Each attempt trains like
+`bsl train` and writes the same files. An attempt that fails in the same way on all ranks is followed by the next one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Run the attempts named on the command line, each by its folder."""
+    """Run the attempts whose folders are on the command line."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from bigsci_launch.train import startup

@@ -1,6 +1,6 @@
-"""What a rank settles before it trains: device, threads, noise, and the process group.
+"""Sets up a rank before training: device, threads, log noise and the process group.
 
-Import it before DeepSpeed: the accelerator is chosen by an environment variable that DeepSpeed reads once.
+Import it before DeepSpeed, which reads the environment variable that chooses the accelerator only once.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ log = logging.getLogger(__name__)
 
 
 def start_torch() -> None:
-    """Choose the device of this rank, one thread per rank on a CPU, and keep known noise out of the log."""
+    """Choose this rank's device (one thread per rank on a CPU) and keep known noise out of the log."""
     if torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cuda")
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    # DeepSpeed broadcasts the initial weights outside of autograd, and gathers by a name that torch has replaced.
+    # DeepSpeed broadcasts the initial weights outside autograd, and calls all_gather by a name that torch replaced.
     warnings.filterwarnings("ignore", message=r".*c10d::.*autograd kernel.*")
     warnings.filterwarnings("ignore", message=r".*all_gather_into_tensor.*", category=FutureWarning)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
 
 def start_deepspeed() -> None:
-    """Import DeepSpeed and take out what costs seconds on every rank and serves nothing here."""
+    """Import DeepSpeed without the parts that cost seconds on every rank and are not used here."""
     import deepspeed.ops
     from deepspeed.runtime import compiler
     from deepspeed.runtime.zero import utils as zero_utils
 
     from bigsci_launch.train.optimizer import EagerAdamW
 
-    # On a CPU the first process group would compile a C++ operator: 27 s, and a compiler on every node.
+    # On a CPU the first process group would compile a C++ operator: that takes 27 s and needs a compiler on every node.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    # Both ZeRO optimizers import Muon, whose kernels call torch.compile when imported: 1 s of CPU for no use.
+    # Both ZeRO optimizers import Muon, which calls torch.compile on import: 1 s of CPU for nothing.
     if hasattr(compiler, "dummy_decorator"):
         compiler.compile = lambda: compiler.dummy_decorator
     zero_utils.ZERO_SUPPORTED_OPTIMIZERS.append(EagerAdamW)
-    # BF16_Optimizer reports memory nine times with a full collection each; frozen objects are not walked.
+    # BF16_Optimizer reports memory nine times, each with a full garbage collection; frozen objects are not scanned.
     gc.collect()
     gc.freeze()
 
 
 def join_ranks() -> None:
-    """Make the default process group from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; blocks until all have come."""
+    """Join the process group of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; blocks until all ranks have joined."""
     import deepspeed
     from deepspeed.accelerator import get_accelerator
 
@@ -63,7 +63,7 @@ def join_ranks() -> None:
 
 @contextlib.contextmanager
 def talk_as_debug() -> Iterator[None]:
-    """Hand what a library prints meanwhile to the log at level DEBUG, line by line."""
+    """Inside the `with` block, send what libraries print to the log at level DEBUG, line by line."""
     with contextlib.redirect_stdout(_DebugStream()):
         yield
     sys.stdout.flush()
@@ -79,4 +79,4 @@ class _DebugStream:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: nothing is buffered."""

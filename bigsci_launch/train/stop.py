@@ -1,4 +1,4 @@
-"""Stopping: a signal only raises a flag; all ranks agree on it at a step boundary, so none is left in a collective."""
+"""Stops on a signal. It only raises a flag; ranks agree at a step boundary, so none is left in a collective."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 
 
 class StopFlag:
-    """Whether this rank was asked to stop. Made before torch is imported: a rank that starts must survive a signal."""
+    """Whether this rank was asked to stop. Create it before importing torch: a starting rank must survive a signal."""
 
     def __init__(self) -> None:
         self.is_raised = False
@@ -24,7 +24,7 @@ class StopFlag:
         self.is_raised = True
 
     def agree(self, device: torch.device) -> bool:
-        """Whether any rank was asked to; a collective call with one answer."""
+        """Return whether any rank was asked to stop; a collective call with the same answer on every rank."""
         import torch
         import torch.distributed as dist
 

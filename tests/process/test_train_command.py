@@ -29,8 +29,8 @@ def test_every_missing_variable_is_named() -> None:
         "error: environment: MASTER_PORT: is not set",
         "error: environment: BSL_RUN_DIR: is not set",
         "error: environment: BSL_ATTEMPT: is not set",
-        "error: environment: WORLD_SIZE: is no number (got 'two')",
-        "hint: `bsl submit CONFIG --local` starts all ranks; under another launcher export these for each of them",
+        "error: environment: WORLD_SIZE: is not a number (got 'two')",
+        "hint: `bsl submit CONFIG --local` starts all ranks; with another launcher, export these for each rank",
     ]
 
 

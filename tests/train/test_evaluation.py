@@ -92,7 +92,7 @@ def test_fp16_is_refused_where_the_device_cannot(runs: Any) -> None:
     for rank in (0, 1):
         error = runs["fp16"].error(rank)
         assert error["type"] == "ConfigError"
-        assert "training.precision: fp16: the cpu of this rank does not compute in it" in error["message"]
+        assert "training.precision: fp16: this rank's cpu does not support it" in error["message"]
         assert "bf16" in error["hint"]
 
 

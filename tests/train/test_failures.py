@@ -93,7 +93,7 @@ def test_data_that_cannot_be_used_is_one_error(start: Any, tmp_path: Path) -> No
     assert "model.vocab_size is 290" in error["message"]
     _, code, error = refused(start, tmp_path / "short", model={"sequence_length": 60_000})
     assert (code, error["type"]) == (2, "DataError")
-    assert "60000 tokens, but one sample of model.sequence_length 60000 needs 60001" in error["message"]
+    assert "holds 60000 tokens, but one sample at model.sequence_length 60000 needs 60001" in error["message"]
 
 
 def test_a_stage_that_would_hang_is_refused(start: Any, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_weights_must_be_their_rounded_masters(dtype: Any) -> None:
     parts[0].weights.view(torch.int32 if dtype == torch.float32 else torch.int16)[5] ^= 1
     (found,) = find_masters_apart(parts, 3)
     assert (found.check, found.tensor, found.ranks) == ("masters", "two", (3,))
-    assert found.text == "1 of 6 elements are not the rounded fp32 masters"
+    assert found.text == "1 of 6 elements differ from the rounded fp32 masters"
 
 
 def test_the_norm_that_clips_must_be_the_independent_one() -> None:
@@ -48,7 +48,7 @@ def test_the_norm_that_clips_must_be_the_independent_one() -> None:
     for used in (1.0712, 0.9, float("nan"), float("inf")):
         (found,) = find_wrong_norm(1.0, used, 2)
         assert (found.check, found.ranks) == ("gradient norm", (2,))
-        assert "every parameter counted once it is 1" in found.text
+        assert "counting every parameter once gives 1" in found.text
 
 
 def test_what_32_bits_lose_in_summing_is_no_violation() -> None:
@@ -90,7 +90,7 @@ def test_every_parameter_must_be_in_its_group_with_its_settings() -> None:
     assert group_findings(*grouped(eps=1e-6))[0][1].startswith("betas (0.9, 0.95) and epsilon 1e-06")
     module, optimizer = grouped()
     optimizer.bit16_groups[1] = []
-    assert group_findings(module, optimizer) == [("bias", "is in no group: nothing trains it")]
+    assert group_findings(module, optimizer) == [("bias", "is in no optimizer group, so nothing trains it")]
     module, optimizer = grouped()
     optimizer.bit16_groups.reverse()
     assert [tensor for tensor, _ in group_findings(module, optimizer)] == ["bias", "weight"]
@@ -105,14 +105,14 @@ def test_a_load_must_bring_back_what_was_saved() -> None:
     def found(**changes: Any) -> list[tuple[str, str]]:
         return [(each.tensor, each.text) for each in find_load_differences(saved, {**saved, **changes}, 1)]
 
-    assert found(tensors={"a": ["F32", [1], "12"]}) == [("a", "is not what was saved")]
-    assert found(tensors={}) == [("a", "is not what was saved")]
+    assert found(tensors={"a": ["F32", [1], "12"]}) == [("a", "differs from what was saved")]
+    assert found(tensors={}) == [("a", "differs from what was saved")]
     assert [tensor for tensor, _ in found(tensors={**saved["tensors"], "b": []})] == ["b"]
     assert found(optimizer={"decay.master": "22"}) == [
         ("optimizer state decay.step", "is None, but 3 was saved"),
     ]
     assert found(optimizer={**saved["optimizer"], "decay.master": "0"})[0][0] == "optimizer state decay.master"
-    assert found(random="34") == [("random states", "are not what was saved")]
+    assert found(random="34") == [("random states", "differ from what was saved")]
 
 
 def test_copies_are_known_by_what_they_are() -> None:
@@ -156,10 +156,10 @@ def broken(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 FOUND = {
-    "weight": "step 3: data-parallel copies: tied_modules.embedding.weight on pp 0, tp 0, dp 1: not equal",
+    "weight": "step 3: data-parallel copies: tied_modules.embedding.weight on pp 0, tp 0, dp 1: differs",
     "master": "step 3: masters: ",
     "norm": "step 3: gradient norm: all gradients on pp 0, tp 0, dp 0+1: ",
-    "weight-before-a-save": "step 3: data-parallel copies: tied_modules.embedding.weight on pp 0, tp 0, dp 1: not",
+    "weight-before-a-save": "step 3: data-parallel copies: tied_modules.embedding.weight on pp 0, tp 0, dp 1: differs",
     "settings-before-a-save": "step 3: optimizer groups: tied_modules.embedding.weight on pp 0, tp 0, dp 0+1: betas ",
 }
 

@@ -1,1 +1,1 @@
-"""Checks of the trainer on itself, in every run: no defect of parallel training goes on unseen."""
+"""Checks that the trainer runs on itself in every run, so that no defect of parallel training goes unnoticed."""

@@ -1,4 +1,4 @@
-"""Which tensors of which ranks must be equal to the last bit. Pure: names, topology and digests in, sentences out."""
+"""Which tensors on which ranks must be bitwise equal. Pure: names, topology and digests in, sentences out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHECKS: dict[Axis, str] = {"dp": "data-parallel copies", "tp": "tensor-parallel
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What a guard found. `ranks` are those that are, or may be, wrong."""
+    """A finding of a guard. `ranks` are the ranks that are, or may be, wrong."""
 
     check: str
     tensor: str
@@ -30,7 +30,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A tensor that a rank takes a digest of, and the axes along which it is a copy."""
+    """A tensor that a rank digests, and the axes along which it is a copy."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -39,7 +39,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two entries (rank, column) that must be equal; `check` says why."""
+    """Two entries (rank, column) that must be equal; `check` names the reason."""
 
     check: str
     name: str
@@ -48,7 +48,7 @@ class Pair:
 
 
 class Copies:
-    """All pairs of a run, found once; `find_unequal` is then one comparison of two arrays."""
+    """All pairs of a run, found once, so that `find_unequal` is a single comparison of two arrays."""
 
     def __init__(self, columns: Sequence[Sequence[Column]], topology: Topology) -> None:
         self._pairs = tuple(expected_pairs(columns, topology))
@@ -56,7 +56,7 @@ class Copies:
         self._others = np.array([pair.other for pair in self._pairs], np.int64).reshape(-1, 2)
 
     def find_unequal(self, digests: Digests) -> list[Violation]:
-        """What differs in `digests`, (ranks, columns): one violation per tensor and reason."""
+        """Return what differs in `digests`, of shape (ranks, columns): one violation per tensor and reason."""
         ones, others = (digests[index[:, 0], index[:, 1]] for index in (self._ones, self._others))
         apart: dict[tuple[str, str], list[Pair]] = defaultdict(list)
         for number in np.flatnonzero(ones != others):
@@ -66,7 +66,7 @@ class Copies:
 
 
 def expected_pairs(columns: Sequence[Sequence[Column]], topology: Topology) -> Iterator[Pair]:
-    """The pairs that must be equal: each copy with the first of its kind."""
+    """Yield the pairs that must be equal: every copy with the first copy of the same tensor."""
     firsts: dict[tuple[object, ...], tuple[int, int]] = {}
     for rank, mine in enumerate(columns):
         at = topology.coordinate(rank)
@@ -85,11 +85,11 @@ def _check(axis: Axis, column: Column) -> str:
 def _violation(check: str, name: str, pairs: Sequence[Pair]) -> Violation:
     ranks = sorted({pair.other[0] for pair in pairs})
     first = min(pair.one[0] for pair in pairs)
-    return Violation(check, name, tuple(ranks), f"not equal to that of rank {first}")
+    return Violation(check, name, tuple(ranks), f"differs from the copy on rank {first}")
 
 
 def holders(columns: Sequence[Sequence[Column]], topology: Topology) -> Mapping[str, int]:
-    """The first pipeline stage that holds each tensor."""
+    """Return the first pipeline stage that holds each tensor."""
     first: dict[str, int] = {}
     for rank, mine in enumerate(columns):
         stage = topology.coordinate(rank).pp_rank
@@ -98,23 +98,23 @@ def holders(columns: Sequence[Sequence[Column]], topology: Topology) -> Mapping[
     return first
 
 
-# What is nearer to the cause comes first.
+# Checks closer to the cause come first.
 _ORDER = ("optimizer groups", "load", "gradient norm", "clipping", "replicated gradients", "tied gradients")
 
 
 def by_cause(violations: Sequence[Violation]) -> list[Violation]:
-    """Causes before their effects."""
+    """Sort violations so that causes come before their effects."""
     return sorted(violations, key=lambda each: _ORDER.index(each.check) if each.check in _ORDER else len(_ORDER))
 
 
 def describe(violation: Violation, topology: Topology) -> str:
-    """The violation as a sentence: check, tensor, coordinates."""
+    """Return the violation as a sentence: check, tensor, coordinates, finding."""
     where = describe_ranks(violation.ranks, topology)
     return f"{violation.check}: {violation.tensor} on {where}: {violation.text}"
 
 
 def describe_ranks(ranks: Sequence[int], topology: Topology) -> str:
-    """Ranks by coordinate, `pp 1, tp 0-1 of 2, dp 0`; a list of ranks where they are no block."""
+    """Return ranks as coordinates: `pp 1, tp 0+1, dp 0-3`, or a list (of at most 8) if they do not form a block."""
     at = [topology.coordinate(rank) for rank in ranks]
     axes = {
         "pp": sorted({place.pp_rank for place in at}),

@@ -1,14 +1,14 @@
-"""Gradients of a step, looked at on their way from the backward pass to AdamW.
+"""Checks the gradients of a step on their way from the backward pass to AdamW.
 
-Three things are checked, each from another side than the code that it checks:
+Three things are checked, each computed in a different way from the code under check:
 
-- Tied copies have the same gradient, bit for bit, once stages have summed theirs.
-- A layer norm's bias is read by one column-parallel layer alone, so its gradient must be sum_r(W_r^T db_r) over the
-  tensor-parallel ranks, W_r that layer's weight and db_r the gradient of its bias. A sum over ranks that is missing, or
-  a factor too much, breaks this.
-- The norm that clips is that of all gradients, each parameter once, summed in float64; and every gradient reaches
-  AdamW with the factor that follows from it. On a CPU torch adds up the squares of a tensor in 32 bits, nearly one
-  after the other, and so DeepSpeed's bf16 optimizer is 0.4 % off for 50 M elements. That much is let pass.
+- Tied copies have the same gradient, bit for bit, once the stages have summed theirs.
+- Only one column-parallel layer reads a layer norm's bias, so the gradient of that bias must be sum_r(W_r^T db_r)
+  over the tensor-parallel ranks, where W_r is that layer's weight and db_r the gradient of its bias. A missing sum
+  over ranks or an extra factor breaks this equality.
+- Clipping uses the norm of all gradients, each parameter counted once, summed in float64; and every gradient reaches
+  AdamW scaled by the factor that follows from that norm. On a CPU, torch sums the squares of a tensor in 32 bits,
+  almost sequentially, so the norm of DeepSpeed's bf16 optimizer is 0.4 % off for 50 M elements. That much is allowed.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from bigsci_launch.train.optimizer import loss_scale
 
 _NORM_TOLERANCE = 1e-4
 _FACTOR_TOLERANCE = 2e-3
-# Sums over tokens in 16 bits against sums over outputs in 32: a few percent apart; a missing rank is half.
+# Sums over tokens in 16 bits and sums over outputs in 32 bits differ by a few percent; a missing rank by half.
 _BIAS_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.25, torch.float16: 0.1}
 
 
 class GradientWatch:
-    """Stands in the engine's schedule and in AdamW's step; looks only while `is_armed`."""
+    """Hooks into the engine's schedule and AdamW's step; the hooks do nothing unless `is_armed`."""
 
     def __init__(self, engine: PipelineEngine, tp_group: dist.ProcessGroup | None, rank: int) -> None:
         self._engine, self._tp_group, self._rank = engine, tp_group, rank
         self._tied = {name: each for name, each in engine.module.named_parameters() if name.startswith(TIED)}
-        # Once: within ZeRO's step the optimizer shows one group at a time.
+        # Read once, here: during ZeRO's step the optimizer exposes one group at a time.
         self._parts = partitions(engine.optimizer)
         self.is_armed = False
         self.clear()
@@ -51,7 +51,7 @@ class GradientWatch:
         self._stand_before_adam()
 
     def clear(self) -> None:
-        """Forget the last step."""
+        """Discard what was recorded in the last step."""
         self.tied_digests = [0] * len(self._tied)
         self.violations: list[Violation] = []
         self._reduced: dict[str, float] = {}
@@ -112,11 +112,11 @@ class GradientWatch:
                 self._used.update(_squares(part.master.grad, part.slices))
 
     def squared_norm(self, counts: Callable[[str], bool]) -> float:
-        """The sum of squares of the gradients on this rank, of the parameters that `counts` here."""
+        """Return the sum of squares of this rank's gradients, over the parameters for which `counts` is true."""
         return sum(square for name, square in self._reduced.items() if counts(name))
 
     def find_wrong_clipping(self, norm: float, clip: float) -> Iterator[Violation]:
-        """Gradients that reached AdamW with another factor than `norm`, the one that clipped, asks for."""
+        """Find gradients whose factor on reaching AdamW does not follow from `norm`, the norm used for clipping."""
         if not math.isfinite(norm) or not self._used:
             return
         factor = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
@@ -124,12 +124,12 @@ class GradientWatch:
             after = math.sqrt(self._used.get(name, 0.0))
             if abs(after - factor * math.sqrt(before)) > _FACTOR_TOLERANCE * factor * math.sqrt(before) + 1e-12:
                 real = after / math.sqrt(before) if before else math.inf
-                text = f"its gradient reached the optimizer times {real:.4g}; clipping asks for {factor:.4g}"
+                text = f"its gradient reached the optimizer scaled by {real:.4g}; clipping calls for {factor:.4g}"
                 yield Violation("clipping", name, (self._rank,), text)
 
 
 def _squares(flat: Tensor, slices: Mapping[str, tuple[int, int]]) -> dict[str, float]:
-    """Sums of squares in float64 of each slice."""
+    """Return the sum of squares of each slice, in float64."""
     norms = [
         torch.linalg.vector_norm(flat[start : start + size], dtype=torch.float64) for start, size in slices.values()
     ]
@@ -137,7 +137,7 @@ def _squares(flat: Tensor, slices: Mapping[str, tuple[int, int]]) -> dict[str, f
 
 
 def lost_in_summing(optimizer: Any) -> float:
-    """By how much 32 bits change the sum of squares that this rank adds to the norm which clips."""
+    """Return how much 32-bit summing changes the sum of squares that this rank contributes to the clipping norm."""
     if not isinstance(optimizer, BF16_Optimizer):
         return 0.0
     gradients = [each for each in optimizer.get_grads_for_norm()[0] if each.device.type == "cpu"]
@@ -146,16 +146,19 @@ def lost_in_summing(optimizer: Any) -> float:
 
 
 def find_wrong_norm(independent: float, used: float, rank: int, lost: float = 0.0) -> Iterator[Violation]:
-    """Whether the norm that clips is the one computed here, but for `lost`, what summing in 32 bits changes."""
+    """Yield a violation if the norm `used` for clipping differs from the one computed independently.
+
+    `lost` is the difference that rounding in a 32-bit sum explains.
+    """
     if not math.isfinite(independent) and not math.isfinite(used):
         return
     if not abs(independent - used) <= _NORM_TOLERANCE * independent + 2 * lost + 1e-6:
-        text = f"{used:.6g} clips; every parameter counted once it is {independent:.6g}"
+        text = f"clipping used a norm of {used:.6g}; counting every parameter once gives {independent:.6g}"
         yield Violation("gradient norm", "all gradients", (rank,), text)
 
 
 def find_wrong_bias_gradients(module: nn.Module, tp_group: dist.ProcessGroup | None, rank: int) -> Iterator[Violation]:
-    """Layer norms whose bias has another gradient than the layer that reads it implies. A collective call over tp."""
+    """Find layer norms whose bias gradient is not what the layer that reads it implies; a collective call over tp."""
     readers = []
     for prefix, layer in module.named_modules():
         if isinstance(layer, TransformerLayer):
@@ -183,10 +186,10 @@ def _found(norm: nn.LayerNorm) -> Tensor:
 
 
 def _is_far(pairs: Sequence[tuple[str, nn.LayerNorm, Tensor, Tensor]]) -> bool:
-    """Whether the gradients of this stage's norms, taken together, are not those that are implied.
+    """Return whether the gradients of this stage's norms, taken together, are far from the implied ones.
 
-    One of them alone may be small beside what its terms cancel, and then 16 bits leave little of it: 35 % were seen in
-    a healthy run. What is wrong in all of them is as wrong in their sum.
+    A single gradient may be small compared with the terms that cancel in it, and 16 bits then leave little of it:
+    errors of 35 % were seen in a healthy run. A defect affects all of them, so it shows just as much in their sum.
     """
     size = math.sqrt(sum(float(expected.square().sum()) for _, _, expected, _ in pairs))
     apart = math.sqrt(sum(float((found - expected).square().sum()) for _, _, expected, found in pairs))

@@ -1,7 +1,7 @@
-"""What a rank holds: its weights, fp32 masters and optimizer state, as digests and as findings about them.
+"""The state of a rank: digests of its weights, fp32 masters and optimizer state, and checks of them.
 
-DeepSpeed keeps weights in flat groups; a rank owns one data-parallel partition of each, in which the masters, the
-moments and the gradients of a step lie in the same order. `Partition` is that, for both optimizers in use.
+DeepSpeed keeps weights in flat groups, and a rank owns one data-parallel partition of each. In a partition the masters,
+the moments and the gradients of a step are in the same order. `Partition` describes one for both optimizers in use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32}
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """This rank's part of one optimizer group. `slices`: where each parameter lies in it, (start, length)."""
+    """This rank's part of one optimizer group. `slices` gives each parameter's (start, length) in it."""
 
     name: str
     weights: Tensor
@@ -36,13 +36,13 @@ class Partition:
     slices: Mapping[str, tuple[int, int]]
 
     def owner(self, offset: int) -> str:
-        """The parameter at `offset` elements, or `padding`."""
+        """Return the name of the parameter at element `offset`, or `padding`."""
         found = (name for name, (start, size) in self.slices.items() if start <= offset < start + size)
         return next(found, "padding")
 
 
 def partitions(optimizer: Any) -> list[Partition]:
-    """The partitions of this rank, one per optimizer group."""
+    """Return the partitions of this rank, one per optimizer group."""
     is_bf16 = isinstance(optimizer, BF16_Optimizer)
     flats = optimizer.bf16_partitioned_groups if is_bf16 else optimizer.parallel_partitioned_bit16_groups
     masters = optimizer.fp32_groups_flat_partition if is_bf16 else optimizer.single_partition_of_fp32_groups
@@ -55,7 +55,7 @@ def partitions(optimizer: Any) -> list[Partition]:
 
 
 def gradient_parts(optimizer: Any, number: int) -> Tensor:
-    """The reduced, unclipped gradients of this rank's partition of a group, in the order of its masters."""
+    """Return the reduced, unclipped gradients of this rank's partition of a group, in the order of its masters."""
     if isinstance(optimizer, BF16_Optimizer):
         part: Tensor = optimizer.fp32_groups_gradient_flat_partition[number]
         return part
@@ -64,13 +64,13 @@ def gradient_parts(optimizer: Any, number: int) -> Tensor:
 
 
 def local_gradient(parameter: nn.Parameter) -> Tensor | None:
-    """What the backward passes of this step have added up for a parameter, or None."""
+    """Return the gradient that this step's backward passes have accumulated for a parameter, or None."""
     gradient = getattr(parameter, "_hp_grad", None)
     return gradient.view(parameter.shape) if gradient is not None else parameter.grad
 
 
 def columns(module: nn.Module) -> list[Column]:
-    """What this rank takes digests of: every parameter, with the axes along which it is a copy."""
+    """Return what this rank digests: every parameter, with the axes along which it is a copy."""
     return [Column(name, _axes(name, parameter)) for name, parameter in module.named_parameters()]
 
 
@@ -84,24 +84,24 @@ def _axes(name: str, parameter: nn.Parameter) -> tuple[Axis, ...]:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The elements of a tensor as bytes, row by row."""
+    """Return the elements of a tensor as bytes, in row-major order."""
     array: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
 
 
 def digest64(tensor: Tensor) -> int:
-    """A digest as a signed 64-bit integer."""
+    """Return a digest of `tensor` as a signed 64-bit integer."""
     value = xxh3_64_intdigest(bytes_of(tensor))
     return value - (1 << 64) if value >> 63 else value
 
 
 def weight_digests(module: nn.Module) -> list[int]:
-    """The digests of the weights, in the order of `columns`."""
+    """Return the digests of the weights, in the order of `columns`."""
     return [digest64(parameter) for parameter in module.parameters()]
 
 
 def find_masters_apart(parts: Sequence[Partition], rank: int) -> Iterator[Violation]:
-    """Weights that are not their fp32 masters, rounded."""
+    """Find weights that differ from their rounded fp32 masters."""
     for part in parts:
         bits = _INTEGERS[part.weights.element_size()]
         rounded = part.master.detach().to(part.weights.dtype)
@@ -111,12 +111,12 @@ def find_masters_apart(parts: Sequence[Partition], rank: int) -> Iterator[Violat
         for name, (start, size) in part.slices.items():
             count = int(apart[start : start + size].sum())
             if count:
-                text = f"{count} of {size} elements are not the rounded fp32 masters"
+                text = f"{count} of {size} elements differ from the rounded fp32 masters"
                 yield Violation("masters", name, (rank,), text)
 
 
 def find_wrong_groups(module: nn.Module, optimizer: Any, config: OptimizerSection, rank: int) -> Iterator[Violation]:
-    """Parameters in another optimizer group than their role asks for, in none, or with other settings."""
+    """Find parameters that are in the wrong optimizer group or in none, or that have wrong settings."""
     groups = optimizer.bf16_groups if isinstance(optimizer, BF16_Optimizer) else optimizer.bit16_groups
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     seen = set()
@@ -129,17 +129,17 @@ def find_wrong_groups(module: nn.Module, optimizer: Any, config: OptimizerSectio
                 text = f"is in group {settings['name']}, weight decay {settings['weight_decay']:g}, not {asked:g}"
                 yield Violation("optimizer groups", name, (rank,), text)
             elif (tuple(settings["betas"]), settings["eps"]) != (tuple(config.betas), config.epsilon):
-                text = f"betas {settings['betas']} and epsilon {settings['eps']} are not those of the run file"
+                text = f"betas {settings['betas']} and epsilon {settings['eps']} differ from the run file"
                 yield Violation("optimizer groups", name, (rank,), text)
     for key, name in names.items():
         if key not in seen:
-            yield Violation("optimizer groups", name, (rank,), "is in no group: nothing trains it")
+            yield Violation("optimizer groups", name, (rank,), "is in no optimizer group, so nothing trains it")
 
 
 def state_document(engine: PipelineEngine, *, rank: int, coordinate: Coordinate, step: int) -> dict[str, Any]:
-    """Digests of all that a checkpoint brings back to this rank: weights, masters, moments, step, random states.
+    """Return digests of everything a checkpoint restores on this rank: weights, masters, moments, step, random states.
 
-    The weights' part is what `bsl diff-weights` reads as digests.
+    `bsl diff-weights` reads the digests of the weights.
     """
     return {
         "schema_version": 1,
@@ -177,14 +177,14 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_load_differences(saved: Mapping[str, Any], loaded: Mapping[str, Any], rank: int) -> Iterator[Violation]:
-    """What the load of a checkpoint did not bring back as it was saved; both are state documents of one rank."""
+    """Find what a load did not restore as it was saved; `saved` and `loaded` are state documents of one rank."""
     for name in saved["tensors"].keys() | loaded["tensors"].keys():
         if saved["tensors"].get(name) != loaded["tensors"].get(name):
-            yield Violation("load", name, (rank,), "is not what was saved")
+            yield Violation("load", name, (rank,), "differs from what was saved")
     for name, value in saved["optimizer"].items():
         found = loaded["optimizer"].get(name)
         if found != value:
-            text = f"is {found}, but {value} was saved" if name.endswith(".step") else "is not what was saved"
+            text = f"is {found}, but {value} was saved" if name.endswith(".step") else "differs from what was saved"
             yield Violation("load", f"optimizer state {name}", (rank,), text)
     if saved["random"] is not None and saved["random"] != loaded["random"]:
-        yield Violation("load", "random states", (rank,), "are not what was saved")
+        yield Violation("load", "random states", (rank,), "differ from what was saved")

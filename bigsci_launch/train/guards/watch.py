@@ -1,4 +1,7 @@
-"""When guards look, what they exchange, and what follows. All ranks exchange everything, so all decide alike."""
+"""Runs the guards: when to check, what to exchange, how to react.
+
+Every rank gets the findings of all ranks, so all ranks decide alike.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +35,17 @@ from bigsci_launch.train.guards.state import (
 from bigsci_launch.train.rank_events import RankReport
 
 SHARE = 0.005
-"""The part of the time of training that guards may take."""
+"""The share of the training time that guards may take."""
 
 AIM = 0.5 * SHARE
-"""The part that the interval is chosen for. A check costs more than the time that it takes: caches are cold after it,
-and ranks out of step. Up to 1.9 times as much was measured (`benchmarks/guards_cost.py`)."""
+"""The share that the interval is chosen for. A check costs more than the time it takes, because it leaves caches cold
+and ranks out of step: up to 1.9 times as much was measured (`benchmarks/guards_cost.py`)."""
 
 _SHOWN = 20
 
 
 class Guards:
-    """The guards of one rank. All of its public calls are collective."""
+    """The guards of one rank. All public methods are collective calls."""
 
     def __init__(
         self,
@@ -76,29 +79,29 @@ class Guards:
         return everywhere
 
     def before_first_step(self) -> None:
-        """Check weights, masters and groups before anything is trained."""
+        """Check weights, masters and optimizer groups before anything is trained."""
         self._judge(0, self._static_violations(), self._digests())
 
     def after_load(self, folder: Path, step: int) -> None:
-        """Check that a checkpoint came back as it was saved, besides what is checked before any first step."""
+        """Check that a checkpoint was restored as it was saved, and everything that `before_first_step` checks."""
         saved = read_state_document(folder, self._rank)
         loaded = state_document(self._engine, rank=self._rank, coordinate=self._coordinate, step=step)
         found = [*find_load_differences(saved, loaded, self._rank), *self._static_violations()]
         self._judge(step, found, self._digests())
 
     def before_step(self, step: int) -> None:
-        """Arm the watch over gradients, if this step is to be checked."""
+        """Arm the gradient watch if this step is due for a check."""
         self._gradients.is_armed = self._due_early > 0 or step % self.interval == 0
 
     def after_step(self, step: int, seconds: float) -> None:
-        """Check the step that took `seconds`, if it was to be."""
+        """Check the step that took `seconds`, if it was due."""
         if not self._gradients.is_armed:
             return
         started = time.monotonic()
         norm, lost = self._independent_norm()
         used, clip = float(self._engine.get_global_grad_norm() or 0.0), self._config.optimizer.clip_grad
         found = [*self._gradients.violations, *find_masters_apart(partitions(self._engine.optimizer), self._rank)]
-        # A step whose gradients are no numbers is skipped on all ranks, and may leave the norm of the one before.
+        # A step whose gradients are not finite is skipped on all ranks, and may keep the norm of the step before.
         if clip > 0 and not getattr(self._engine.optimizer, "overflow", False):
             found += find_wrong_norm(norm, used, self._rank, lost)
         found += self._gradients.find_wrong_clipping(used if clip > 0 else norm, clip)
@@ -109,7 +112,7 @@ class Guards:
         self._choose_interval(time.monotonic() - started + watched, seconds - watched)
 
     def before_save(self, step: int) -> None:
-        """Check what is about to be saved, unless the step has just been checked."""
+        """Check the state about to be saved, unless this step has just been checked."""
         if not self._gradients.is_armed:
             self._judge(step, self._static_violations(), self._digests())
 
@@ -123,7 +126,7 @@ class Guards:
         return [*weight_digests(self._engine.module), *tied]
 
     def _independent_norm(self) -> tuple[float, float]:
-        """The norm, and how much of it the one that clips may have lost in rounding."""
+        """Return the gradient norm, and how much of it the clipping norm may have lost to rounding."""
         mine = [self._gradients.squared_norm(self._counts_here), self._gradients.lost_square / self._topology.dp]
         total = torch.tensor(mine, dtype=torch.float64, device=self._engine.device)
         dist.all_reduce(total)
@@ -131,16 +134,19 @@ class Guards:
         return norm, float(total[1]) / (2 * norm) if norm else 0.0
 
     def _counts_here(self, name: str) -> bool:
-        """Whether this rank counts a parameter: the first stage that holds it; replicated over tp, the first of those.
-        Data-parallel ranks hold different parts of the gradients."""
+        """Return whether this rank counts a parameter in the norm.
+
+        The first stage that holds it counts it; if it is replicated over tp, only tp 0 does. Data-parallel ranks hold
+        different parts of the gradients, so all of them count.
+        """
         is_first = self._first_stage[name] == self._coordinate.pp_rank
         return is_first and (name not in self._replicated or self._coordinate.tp_rank == 0)
 
     def _judge(self, step: int, found: Sequence[Violation], digests: Sequence[int]) -> None:
-        """Share what was found and decide.
+        """Exchange the findings of all ranks and act on them.
 
         Raises:
-            GuardError: something was, and the run is to stop.
+            GuardError: something was found, and `guards.action` is to stop.
         """
         width = max(len(each) for each in self._columns)
         mine = torch.zeros(width + 1, dtype=torch.int64, device=self._engine.device)
@@ -172,12 +178,12 @@ class Guards:
             more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
             raise GuardError(
                 f"step {step}: {sentences[0]}{more}",
-                hint="nothing was saved since; `bsl diff-weights --audit` on the last checkpoint says whether it is "
-                "sound; guards.action: warn goes on",
+                hint="nothing has been saved since; `bsl diff-weights --audit` says whether the last checkpoint is "
+                "sound; with guards.action: warn the run continues",
             )
 
     def _choose_interval(self, cost: float, step_seconds: float) -> None:
-        """With `auto`, the shortest interval whose cost stays within `AIM`; the same on all ranks."""
+        """With `auto`, choose the shortest interval whose cost stays within `AIM`; the same on all ranks."""
         if self._config.guards.interval != "auto" or self._due_early:
             return
         slowest = torch.tensor([cost, -step_seconds], dtype=torch.float64, device=self._engine.device)
@@ -187,7 +193,8 @@ class Guards:
         if self._tells and not self._is_announced:
             share = cost / (self.interval * step_seconds)
             text = (
-                f"{cost * 1e3:.1f} ms a check, every {self.interval} steps of {step_seconds * 1e3:.0f} ms: {share:.2%}"
+                f"{cost * 1e3:.1f} ms per check, every {self.interval} steps of {step_seconds * 1e3:.0f} ms: "
+                f"{share:.2%}"
             )
             print(f"guards: {text}", flush=True)
             self._report.event("guards", interval=self.interval, seconds=cost, step_seconds=step_seconds, share=share)
@@ -202,14 +209,14 @@ def make_guards(
     tp_group: dist.ProcessGroup | None,
     report: RankReport,
 ) -> Guards | None:
-    """The guards of a run, or None where it wants none; a collective call."""
+    """Return the guards of a run, or None if they are off; a collective call."""
     if config.guards.interval == "off":
         return None
     return Guards(config, topology, rank, engine, tp_group, report)
 
 
 def _merge(found: Sequence[Violation]) -> list[Violation]:
-    """Violations of the same kind on several ranks as one."""
+    """Merge violations of the same check and tensor on several ranks into one."""
     kinds: dict[tuple[str, str], list[Violation]] = {}
     for violation in found:
         kinds.setdefault((violation.check, violation.tensor), []).append(violation)
@@ -222,7 +229,7 @@ def _merge(found: Sequence[Violation]) -> list[Violation]:
 def write_state_document(
     engine: PipelineEngine, folder: Path, files: Mapping[str, str], *, rank: int, coordinate: Coordinate, step: int
 ) -> None:
-    """Leave this rank's digests in the checkpoint that is being written in `folder`; `files` are of what it wrote."""
+    """Write this rank's digests into the checkpoint under way in `folder`; `files` are the digests of its files."""
     path = digests_path(folder, rank)
     path.parent.mkdir(exist_ok=True)
     document = {**state_document(engine, rank=rank, coordinate=coordinate, step=step), "files": dict(files)}
@@ -230,10 +237,10 @@ def write_state_document(
 
 
 def read_state_document(folder: Path, rank: int) -> dict[str, Any]:
-    """The digests that `rank` left in a checkpoint.
+    """Return the digests that `rank` left in a checkpoint.
 
     Raises:
-        CheckpointError: there are none, or they cannot be read.
+        CheckpointError: they are missing or cannot be read.
     """
     path = digests_path(folder, rank)
     try:

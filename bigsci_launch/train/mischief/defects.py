@@ -1,7 +1,7 @@
-"""The defects behind restart spikes, one at a time and on purpose: each did real harm unseen somewhere.
+"""Reproduces, on purpose, the defects behind restart spikes. Each of them has silently harmed a real run.
 
-All ranks share a defect and none of them waits for another: a run with one trains on, and only its numbers are wrong.
-That they are noticed is what `guards` and `bsl diff-weights` are tested with.
+All ranks share a defect, and it makes no rank wait for another: the run trains on, and only its numbers are wrong.
+Tests and demonstrations use them to show that `guards` and `bsl diff-weights` notice each one.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Defects:
 
     @property
     def embedding(self) -> type[VocabularyEmbedding]:
-        """The class of the tied module."""
+        """The class of the tied embedding module."""
         kinds = {"passenger_norm", "decayed_norm", "tied_norm"}
         return EmbeddingWithNorm if self._kinds & kinds else VocabularyEmbedding
 
     @property
     def group_rule(self) -> GroupRule:
-        """What decides the optimizer group of a parameter."""
+        """The rule that decides the optimizer group of a parameter."""
         return group_by_class if "decayed_norm" in self._kinds else group_by_shape
 
     def before_step(self, step: int, engine: PipelineEngine) -> list[str]:
-        """Break the engine where it is time; the kinds that begin now."""
+        """Apply the defects due at `step` to the engine and return their kinds."""
         begun = [spec for spec in self._specs if spec.step <= step]
         self._specs = [spec for spec in self._specs if spec not in begun or spec.kind not in BREAKS]
         for spec in begun:
@@ -53,17 +53,17 @@ class Defects:
         return [spec.kind for spec in begun if spec.kind in BREAKS]
 
     def loses(self, kind: str, step: int) -> bool:
-        """Whether the load of the checkpoint after `step` is to lose what `kind` says."""
+        """Return whether loading the checkpoint after `step` must lose what `kind` names."""
         return any(spec.kind == kind and spec.step <= step for spec in self._specs)
 
     def damage(self, optimizer_shard: Path, step: int) -> None:
-        """Flip a bit of this rank's optimizer state in the checkpoint after `step`, if it is to be."""
+        """Flip a bit of this rank's optimizer state in the checkpoint after `step`, if the run asks for it."""
         if any(spec.step == step for spec in self._flips):
             flip_bit(optimizer_shard)
 
 
 class EmbeddingWithNorm(VocabularyEmbedding):
-    """A layer norm that travels in the tied module: the last stage holds a copy that nothing trains, saves or loads."""
+    """A tied module with a layer norm inside: the last stage holds a copy of it that nothing trains, saves or loads."""
 
     def __init__(self, sizes: GptSizes, draw: Draw, ranks: TensorParallel) -> None:
         super().__init__(sizes, draw, ranks)
@@ -76,7 +76,7 @@ class EmbeddingWithNorm(VocabularyEmbedding):
 
 
 def group_by_class(name: str, parameter: nn.Parameter) -> str:
-    """A rule that an alias has fooled: it knows the norms of transformer layers and takes others for matrices."""
+    """Assign groups by class, fooled by an alias: norms outside transformer layers are taken for matrices."""
     return "decay" if name.startswith("tied_modules.") else group_by_shape(name, parameter)
 
 
@@ -103,14 +103,14 @@ def skip_clipping_of_copies(engine: PipelineEngine) -> None:
 
 
 class Unreduced(TensorParallel):
-    """Tensor-parallel ranks that keep to themselves what they should sum."""
+    """Tensor-parallel ranks that skip the all-reduce and keep their partial results."""
 
     def all_reduce(self, tensor: Tensor, operation: Any = None) -> None:
         """Leave `tensor` as it is."""
 
 
 def skip_tp_reduction(engine: PipelineEngine) -> None:
-    """Do not sum the gradients of what column-parallel layers read: replicas over tp part (BLOOM's layer norms)."""
+    """Do not sum input gradients of column-parallel layers, so tp replicas drift apart (BLOOM's layer norms)."""
     for module in engine.module.modules():
         if isinstance(module, ColumnParallelLinear):
             _require_tp("unreduced_tp_gradients", module.ranks)
@@ -118,7 +118,7 @@ def skip_tp_reduction(engine: PipelineEngine) -> None:
 
 
 def scale_replicated_gradients(engine: PipelineEngine) -> None:
-    """Divide the gradients of tp-replicated parameters by tp (BLOOM's first cure for the parting layer norms)."""
+    """Divide the gradients of tp-replicated parameters by tp (BLOOM's first fix for its drifting layer norms)."""
     ranks = next(module.ranks for module in engine.module.modules() if isinstance(module, ColumnParallelLinear))
     _require_tp("scaled_gradients", ranks)
     for parameter in engine.module.parameters():
@@ -128,7 +128,7 @@ def scale_replicated_gradients(engine: PipelineEngine) -> None:
 
 def _require_tp(kind: str, ranks: TensorParallel) -> None:
     if ranks.size == 1:
-        raise ConfigError(f"faults: {kind}: without effect at tensor_parallel_size 1")
+        raise ConfigError(f"faults: {kind}: has no effect at tensor_parallel_size 1")
 
 
 BREAKS = {
@@ -140,7 +140,7 @@ BREAKS = {
 
 
 def lose_optimizer_step(engine: PipelineEngine) -> None:
-    """Begin to count AdamW's steps anew: the bias correction comes again."""
+    """Reset AdamW's step count, so that bias correction starts over."""
     for state in engine.optimizer.optimizer.state.values():
         state["step"] = torch.zeros_like(state["step"])
 

@@ -1,4 +1,4 @@
-"""Faults on purpose, by rank and step, for tests and demonstrations. A `fault` event is written first."""
+"""Injects faults by rank and step, for tests and demonstrations. Each writes a `fault` event first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bigsci_launch.train.rank_events import RankReport
 
 
 class Faults:
-    """The faults of one rank, and the defects that all share; `engine` is the pipeline engine of its stage."""
+    """The faults of one rank, and the defects that all ranks share; `engine` runs this rank's pipeline stage."""
 
     def __init__(
         self, specs: Sequence[FaultSpec], rank: int, report: RankReport, engine: PipelineEngine, defects: Defects
@@ -36,7 +36,7 @@ class Faults:
         self._engine = engine
 
     def before_step(self, step: int) -> None:
-        """Misbehave, if it is time."""
+        """Start the faults that are due at `step`."""
         for kind in self._defects.before_step(step, self._engine):
             self._report.event("fault", fault=kind, seconds=None)
         for spec in self._specs:
@@ -57,17 +57,17 @@ class Faults:
 
 
 def hang_for_ever() -> None:
-    """Sleep; the name is what a stack shows."""
+    """Sleep for ever; the name of this function is what a stack shows."""
     while True:
         time.sleep(3600)
 
 
 def skip_collective(engine: PipelineEngine) -> None:
-    """Leave out one collective of the coming step, such that every other one still meets its partners.
+    """Leave out one collective of the coming step, chosen so that every other collective still meets its partners.
 
     With tensor parallelism it is the last all-reduce of the backward pass. Without, it is the last data-parallel
-    collective: the mean of the loss on the last stage, the gathering of the new weights on the others. The ranks that
-    wait then do so in a collective that this rank has left behind.
+    collective: the mean of the loss on the last stage, the all-gather of the new weights on the other stages. So the
+    other ranks wait in a collective that this rank has already passed.
     """
     layers = [module for module in engine.module.modules() if isinstance(module, ColumnParallelLinear)]
     if layers and layers[0].ranks.size > 1:
@@ -80,14 +80,14 @@ def skip_collective(engine: PipelineEngine) -> None:
 
 
 class Skipping(TensorParallel):
-    """Tensor-parallel ranks that leave out the all-reduce number `skipped` from now (counted from 1)."""
+    """Tensor-parallel ranks that leave out the `skipped`-th all-reduce from now (counted from 1)."""
 
     def __init__(self, ranks: TensorParallel, skipped: int) -> None:
         super().__init__(ranks.rank, ranks.size, ranks.group)
         self._remaining = skipped
 
     def all_reduce(self, tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
-        """Reduce `tensor` over the tensor-parallel ranks, in place, but once."""
+        """Reduce `tensor` over the tensor-parallel ranks, in place, except for the skipped call."""
         self._remaining -= 1
         if self._remaining != 0:
             super().all_reduce(tensor, operation)

@@ -1,9 +1,11 @@
-"""The model as DeepSpeed's pipeline: layers cut into stages, and the engine that runs them.
+"""The model as a DeepSpeed pipeline: layers cut into stages, and the engine that runs them.
 
-Settings that this trainer depends on, each for a measured reason: ZeRO stage 1 also in fp32 (the plain optimizer clips
-by a wrong norm under pipeline parallelism), bf16 with fp32 accumulation (`BF16_Optimizer`, the only bf16 optimizer
-whose checkpoints load again at every stage count), non-reentrant activation checkpointing (the other kind needs inputs
-with gradients, and tokens have none), and no layer seeding (it would reseed dropout before every layer).
+The trainer depends on these settings, each for a measured reason:
+
+- ZeRO stage 1 even in fp32: under pipeline parallelism the plain optimizer clips by a wrong norm.
+- bf16 with fp32 accumulation: `BF16_Optimizer` is the only bf16 optimizer whose checkpoints load at every stage count.
+- Non-reentrant activation checkpointing: the reentrant kind needs inputs with gradients, and tokens have none.
+- No layer seeding: it would reseed dropout before every layer.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ EMBEDDING_KEY = "embedding"
 def layer_specs(
     config: RunConfig, sizes: GptSizes, ranks: TensorParallel, table: type[VocabularyEmbedding] = VocabularyEmbedding
 ) -> list[LayerSpec]:
-    """The layers of the whole model, in order, with embeddings of class `table`; nothing is built yet."""
+    """Return specs of all layers of the model, in order, with embeddings of class `table`; builds nothing."""
     seed, tied = config.run.seed, config.model.tied_embeddings
     draw = Draw(seed, "model")
     embedding = (sizes, draw.inside("embedding"), ranks)
@@ -84,7 +86,7 @@ def layer_specs(
 
 
 class CutPipeline(PipelineModule):  # type: ignore[misc]
-    """DeepSpeed's pipeline, cut at bounds of our own where the method names the layers of every stage."""
+    """DeepSpeed's pipeline, cut at our own bounds if the partition method lists the layer count of every stage."""
 
     def _partition_layers(self, method: str = "uniform") -> None:
         counts = layer_counts(method)
@@ -99,7 +101,7 @@ class CutPipeline(PipelineModule):  # type: ignore[misc]
 
 
 def planned_setup(config: RunConfig, topology: Topology) -> Setup:
-    """The run as the planner sees it; a cut by price that nobody has settled goes by priors."""
+    """Return the run as the planner sees it; an unsettled cut by price uses the uncalibrated prices."""
     setup = Setup.of_config(config, topology, topology.world_size)
     return settle_method(replace(setup, rule=PartitionRule.of_deepspeed(deepspeed_version)), Calibration())
 
@@ -107,7 +109,7 @@ def planned_setup(config: RunConfig, topology: Topology) -> Setup:
 def build_engine(
     config: RunConfig, topology: Topology, ranks: TensorParallel, batch_size: int, defects: Defects
 ) -> PipelineEngine:
-    """This rank's stage with its optimizer; a collective call. `batch_size` is the first global batch size.
+    """Build this rank's stage with its optimizer; a collective call. `batch_size` is the first global batch size.
 
     Raises:
         ConfigError: a stage could not be trained.
@@ -135,25 +137,27 @@ def build_engine(
 
 
 def require_precision(config: RunConfig) -> None:
-    """Refuse a number format that the device has not.
+    """Refuse a number format that the device does not support.
 
     Raises:
-        ConfigError: naming the one that it has.
+        ConfigError: names a format that it supports.
     """
     device = get_accelerator()
     if config.training.precision == "fp16" and not device.is_fp16_supported():
         raise ConfigError(
-            f"training.precision: fp16: the {device.device_name()} of this rank does not compute in it",
+            f"training.precision: fp16: this rank's {device.device_name()} does not support it",
             hint="set training.precision to bf16, or run on GPUs",
         )
 
 
 def require_one_format(module: nn.Module, config: RunConfig) -> None:
-    """Refuse weights that have kept another number format than that of the run. DeepSpeed lays a group out as one
-    tensor in the widest format of its members: then the run crashes, or saves what cannot be loaded again.
+    """Refuse weights whose number format is not that of the run.
+
+    DeepSpeed stores a group as one tensor in the widest format of its members. With mixed formats the run would crash,
+    or save checkpoints that cannot be loaded.
 
     Raises:
-        ConfigError: naming rule and remedy.
+        ConfigError: names the rule and the remedy.
     """
     wanted = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.training.precision]
     other = [name for name, parameter in module.named_parameters() if parameter.dtype != wanted]
@@ -162,15 +166,15 @@ def require_one_format(module: nn.Module, config: RunConfig) -> None:
         raise ConfigError(
             f"preflight: one number format: training.precision: {config.training.precision}, but {other[0]} and "
             f"{len(other) - 1} more are {found}",
-            hint="let layers compute in another format inside of forward, and hold their weights in the run's",
+            hint="keep the weights in the run's format; a layer may convert to another one inside forward",
         )
 
 
 def require_trainable(config: RunConfig, topology: Topology, stages: Sequence[Sequence[str]]) -> None:
-    """Refuse a cut that would hang or crash, given by the class names of every stage's layers.
+    """Refuse a cut that would hang or crash; `stages` holds the class names of every stage's layers.
 
     Raises:
-        ConfigError: naming rule and remedy, unless `guards.preflight` only warns.
+        ConfigError: names the rule and the remedy; `guards.preflight: warn` logs a warning instead.
     """
     tied, precision = config.model.tied_embeddings, config.training.precision
     refusals = find_stage_refusals(stages, tied=tied, tp=topology.tp, precision=precision)
@@ -188,7 +192,7 @@ def require_trainable(config: RunConfig, topology: Topology, stages: Sequence[Se
 
 
 def engine_settings(config: RunConfig, topology: Topology, batch_size: int) -> dict[str, Any]:
-    """DeepSpeed's configuration of a run file."""
+    """Return DeepSpeed's configuration for a run file."""
     training = config.training
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": training.micro_batch_size,
@@ -211,17 +215,17 @@ def engine_settings(config: RunConfig, topology: Topology, batch_size: int) -> d
 
 
 def stage_layers(module: PipelineModule) -> list[list[str]]:
-    """The class names of every stage's layers, the first stage first."""
+    """Return the class names of every stage's layers, first stage first."""
     names = [spec.typename.__name__ for spec in module._layer_specs]
     bounds = [int(bound) for bound in module.parts]
     return [names[first:last] for first, last in pairwise(bounds)]
 
 
 def require_layout(module: PipelineModule, planned: Sequence[StageLayout]) -> None:
-    """Check on every rank that all ranks hold what was planned; a collective call.
+    """Check that all ranks hold the planned layers and parameter counts; a collective call.
 
     Raises:
-        BslError: one holds something else: the plan's figures would be of another model.
+        BslError: a rank holds something else, so the plan's figures would describe another model.
     """
     names = tuple(spec.typename.__name__ for spec in module._layer_specs[module._local_start : module._local_stop])
     everywhere: list[Any] = [None] * dist.get_world_size()
@@ -229,9 +233,9 @@ def require_layout(module: PipelineModule, planned: Sequence[StageLayout]) -> No
     for rank, (stage, layers, count) in enumerate(everywhere):
         if (layers, count) != (planned[stage].layers, planned[stage].num_parameters):
             (expected,) = layout_lines([planned[stage]])
-            raise BslError(f"rank {rank} holds {', '.join(layers)}; {count} parameters. Planned was {expected}")
+            raise BslError(f"rank {rank} holds {', '.join(layers)}; {count} parameters. The plan was {expected}")
 
 
 def describe_layout(config: RunConfig, topology: Topology) -> list[str]:
-    """What lies on which stage, one line each; `require_layout` has compared it with the ranks."""
+    """Return one line per stage that lists its layers; `require_layout` has compared them with the ranks."""
     return layout_lines(stage_layout(planned_setup(config, topology)))

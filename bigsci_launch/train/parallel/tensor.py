@@ -1,8 +1,8 @@
-"""Layers that share their weights over the tensor-parallel ranks.
+"""Layers whose weights are split over the tensor-parallel ranks.
 
-Two functions, conjugate to each other, hold all the communication: `copy_to_ranks` (identity forward, sum backward)
-goes before a column-parallel layer, `sum_over_ranks` (sum forward, identity backward) after a row-parallel one. Weights
-of one rank carry `model_parallel = True`: DeepSpeed counts those on every rank in the gradient norm, others once.
+Two conjugate functions do all the communication: `copy_to_ranks` (identity forward, sum backward) goes before a
+column-parallel layer, `sum_over_ranks` (sum forward, identity backward) after a row-parallel one. Split weights carry
+`model_parallel = True`: DeepSpeed counts those on every rank in the gradient norm, and all others once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bigsci_launch.train.initial import Draw
 
 
 class TensorParallel:
-    """This rank's place among the `size` ranks that share every layer; `group` is None where it is alone."""
+    """This rank's place among the `size` ranks that split every layer; `group` is None if there is only one."""
 
     def __init__(self, rank: int, size: int, group: dist.ProcessGroup | None) -> None:
         self.rank = rank
@@ -33,19 +33,19 @@ class TensorParallel:
             dist.all_reduce(tensor, op=operation, group=self.group)
 
     def part(self, size: int) -> slice:
-        """This rank's part of a dimension of `size` elements.
+        """Return this rank's part of a dimension of `size` elements.
 
         Raises:
-            ValueError: the ranks do not divide it.
+            ValueError: `size` is not divisible by the number of ranks.
         """
         if size % self.size:
-            raise ValueError(f"{self.size} tensor-parallel ranks do not divide {size}")
+            raise ValueError(f"{size} is not divisible by {self.size} tensor-parallel ranks")
         width = size // self.size
         return slice(self.rank * width, (self.rank + 1) * width)
 
 
 def make_tensor_parallel(groups: tuple[tuple[int, ...], ...], rank: int) -> TensorParallel:
-    """The tensor-parallel place of `rank`; a collective call, every rank with the same `groups`."""
+    """Return the tensor-parallel place of `rank`; a collective call that needs the same `groups` on every rank."""
     mine = None
     for ranks in groups:
         group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
@@ -82,12 +82,12 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def copy_to_ranks(tensor: Tensor, ranks: TensorParallel) -> Tensor:
-    """`tensor` as every rank's input: forward as it is, backward the sum of the ranks' gradients."""
+    """Pass `tensor` to a split layer: identity forward, sum of the ranks' gradients backward."""
     return _apply(_CopyToRanks.apply, tensor, ranks)
 
 
 def sum_over_ranks(tensor: Tensor, ranks: TensorParallel) -> Tensor:
-    """The sum of the ranks' partial results; backward as it is."""
+    """Return the sum of the ranks' partial results; identity backward."""
     return _apply(_SumOverRanks.apply, tensor, ranks)
 
 
@@ -105,7 +105,7 @@ def _sharded(values: Tensor) -> nn.Parameter:
 
 
 class ColumnParallelLinear(nn.Module):
-    """y = x A^T + b with the rows of A (outputs) shared out: x is whole on every rank, y is this rank's part."""
+    """y = x A^T + b, the rows of A (outputs) split over ranks: x is whole on every rank, y is this rank's part."""
 
     def __init__(self, inputs: int, outputs: int, std: float, draw: Draw, ranks: TensorParallel) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """y = x A^T + b with the columns of A (inputs) shared out: x is this rank's part, y is whole on every rank."""
+    """y = x A^T + b, the columns of A (inputs) split over ranks: x is this rank's part, y is whole on every rank."""
 
     def __init__(self, inputs: int, outputs: int, std: float, draw: Draw, ranks: TensorParallel) -> None:
         super().__init__()
@@ -134,9 +134,9 @@ class RowParallelLinear(nn.Module):
 
 
 class VocabularyParallelTable(nn.Module):
-    """A table of one row per token, the rows shared out; rows of the padding are zero and stay so.
+    """A table with one row per token, split over ranks by rows; padding rows are zero and stay zero.
 
-    `weight` is its only parameter: it is what tied stages share, and a passenger would drift.
+    `weight` is its only parameter, because that is all that tied stages share: any other parameter would drift.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class VocabularyParallelLoss:
-    """Mean cross-entropy of logits whose vocabulary is shared out; logits are never gathered, padding never counts."""
+    """Mean cross-entropy of logits split over ranks by vocabulary; never gathers the logits, never counts padding."""
 
     vocab_size: int
     ranks: TensorParallel

@@ -1,4 +1,4 @@
-"""Saves and loads the whole state of a run: DeepSpeed's files, random states per rank, and what they are."""
+"""Saves and loads the whole state of a run: DeepSpeed's files, random states per rank, and a record of them."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ from bigsci_launch.train.state.rng import capture_generators, restore_generators
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is: optimizer steps done, and samples consumed by them."""
+    """How far a run is: optimizer steps done, and the samples they consumed."""
 
     step: int = 0
     consumed_samples: int = 0
 
 
 class DurableCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
-    """Writes as DeepSpeed does, and syncs each file before the checkpoint gets its name."""
+    """Writes files as DeepSpeed does, and syncs each one before the checkpoint gets its name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,14 +76,14 @@ class DurableCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
 
 
 def describe(config: RunConfig, topology: Topology, progress: Progress) -> CheckpointRecord:
-    """What a checkpoint of this run is, its files left out."""
+    """Return the record of a checkpoint of this run, without its files."""
     return describe_run(config, topology, step=progress.step, consumed_samples=progress.consumed_samples)
 
 
 @lru_cache(maxsize=1)
 def running_code() -> dict[str, Any]:
-    """The code that this process runs: git revision of the package (None outside a repository), whether there were
-    changes on top of it, and versions."""
+    """Return what code this process runs: the package's git revision (None outside a repository), whether it has
+    uncommitted changes, and versions."""
     repository = describe_repository(Path(bigsci_launch.__file__).parent)
     changed = repository.get("changed_files")
     return {
@@ -96,8 +96,11 @@ def running_code() -> dict[str, Any]:
 
 
 def universal_info(model: Mapping[str, Any]) -> dict[str, Any]:
-    """What DeepSpeed's converter to universal checkpoints must know: how each parameter was shared out over tp, and
-    that the tied embedding is one parameter, so that no race decides which stage's copy is taken."""
+    """Return what DeepSpeed's converter to universal checkpoints must know.
+
+    This is how each parameter is split over tp, and that the tied embedding is one parameter: otherwise a race decides
+    which stage's copy is taken.
+    """
     tied = model["tied_embeddings"]
     positions = [r"1\.weight"] if model.get("positions", "learned") == "learned" else []
     last = model["num_layers"] + 2 + len(positions) + model["embedding_norm"]
@@ -122,7 +125,7 @@ def universal_info(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generators_path(folder: Path, rank: int) -> Path:
-    """The file of a checkpoint that holds the random states of `rank`."""
+    """Return the file of a checkpoint that holds the random states of `rank`."""
     return folder / f"rng_rank_{rank:04d}.pt"
 
 
@@ -134,9 +137,9 @@ def save_checkpoint(
     defects: Defects,
     keep_last: int | None,
 ) -> Path:
-    """Save the state after `record.step`; a collective call, done when `latest` names it. The folder it is in.
+    """Save the state after `record.step` and return its folder; a collective call, done once `latest` names it.
 
-    Of what was saved before, the newest `keep_last` stay (None: all), and what must not be deleted.
+    Older checkpoints are deleted, except the newest `keep_last` (None keeps all) and those that must not be deleted.
     """
     tag = checkpoint_tag(record.step)
     staging = on_first_rank(lambda: _begin(checkpoints, tag))
@@ -183,19 +186,19 @@ def _disk_errors(path: Path) -> Iterator[None]:
 
 
 def choose_checkpoint(load: str, run: RunDir, record: CheckpointRecord) -> tuple[Path, CheckpointRecord] | None:
-    """The checkpoint that `checkpoint.load` means, checked against what the run is, or None to start at step 0.
+    """Find the checkpoint that `checkpoint.load` names and check that it fits the run; None means start at step 0.
 
-    A collective call: rank 0 looks, all agree.
+    A collective call: rank 0 looks, and all ranks get its answer.
 
     Raises:
-        CheckpointError: there is none where one is meant, it is incomplete, or it is of another model or topology.
+        CheckpointError: the checkpoint is missing, incomplete, or of another model or topology.
     """
     return on_first_rank(lambda: _choose(load, run, record))
 
 
 def _choose(load: str, run: RunDir, expected: CheckpointRecord) -> tuple[Path, CheckpointRecord] | None:
     own = CheckpointsDir(run.checkpoints)
-    running_code()  # as it is now: the repository may change while the run trains
+    running_code()  # read now, because the repository may change while the run trains
     with _disk_errors(own.path):
         finish_interrupted(own)
         finish_deletions(own)
@@ -218,9 +221,9 @@ def load_checkpoint(
     coordinate: Coordinate,
     defects: Defects,
 ) -> Progress:
-    """Load model, optimizer and random states; a collective call. How far the run was.
+    """Load model, optimizer and random states and return the saved progress; a collective call.
 
-    Random states that a conversion to another topology could not keep start anew.
+    If a conversion to another topology could not keep the random states, they are seeded again.
 
     Raises:
         CheckpointError: DeepSpeed could not load it, or loaded nothing.

@@ -1,7 +1,7 @@
-"""Writes a checkpoint for another topology: `python -m bigsci_launch.train.state.convert CHECKPOINT TOPOLOGY FOLDER`.
+"""Rewrites a checkpoint for another topology: `python -m bigsci_launch.train.state.convert CHECKPOINT TOPOLOGY FOLDER`.
 
-One file after the other is put together from the parts of the saved ones that it needs, so memory holds one at a time.
-The result is an ordinary checkpoint, with the digests that its ranks would have left; a load checks them.
+Each new file is assembled from the parts of the saved files that it needs, so memory holds only one file at a time.
+The result is an ordinary checkpoint, including the digests that its ranks would have written; a load checks them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ALIGNMENT = 2
 
 @dataclass(frozen=True, slots=True)
 class GroupPart:
-    """A dp rank's partition of an optimizer group: `slices` as (start, length) by name, `padding` at its end."""
+    """A dp rank's partition of an optimizer group: (start, length) `slices` by name, and the `padding` at its end."""
 
     name: str
     slices: dict[str, tuple[int, int]]
@@ -75,11 +75,11 @@ class Converter:
 
     @property
     def num_parts(self) -> int:
-        """Number of calls of `begin_part`."""
+        """The number of calls to `begin_part`."""
         return len(self._saved.parameters) + self._topology.world_size
 
     def write(self) -> None:
-        """Write every file but the record.
+        """Write every file except the record.
 
         Raises:
             CheckpointError: copies of a parameter differ, or a file cannot be read.
@@ -102,7 +102,7 @@ class Converter:
         return self._saved.cut(role, parameter, tp, self._topology.tp, self._rows)
 
     def _groups(self, pp: int) -> list[list[Parameter]]:
-        """The parameters of a stage by optimizer group, each in the order of the module: tied ones, then by layer."""
+        """Return the parameters of a stage by optimizer group, each in module order: tied ones first, then by layer."""
         layers = set(self._conversion.stages[pp])
         ends = {0, max(max(stage, default=0) for stage in self._conversion.stages)}
         groups: list[list[Parameter]] = [[] for _ in self._saved.states[0]["param_shapes"]]
@@ -140,7 +140,7 @@ class Converter:
         return OrderedDict((key, by_key[key].clone()) for key in saved)
 
     def _settings(self) -> dict[str, Any]:
-        """DeepSpeed's configuration as saved, with the micro batches of the new dp where they come out even."""
+        """Return DeepSpeed's saved configuration, with the micro batches for the new dp if they divide evenly."""
         saved: dict[str, Any] = dict(self._saved.states[0]["ds_config"])
         samples = saved["gradient_accumulation_steps"] * self._saved.topology.dp
         if samples % self._topology.dp == 0:
@@ -189,7 +189,7 @@ class Converter:
         return GroupPart(self._param_group(number)["name"], slices, flats, padding)
 
     def _cut_size(self, parameter: Parameter) -> int:
-        """Elements of a parameter on one rank."""
+        """Return the number of elements of a parameter on one rank."""
         size: int = math.prod(parameter.shape)
         if parameter.axis is None:
             return size
@@ -241,7 +241,7 @@ class Converter:
             yield f"{part.name}.step", int(self._step(number))
 
     def _keep_random_states(self, rank: int, coordinate: Coordinate) -> str | None:
-        """Copy the random states of the rank that stood here; their digest, or None where there was no such rank."""
+        """Copy the random states saved at this coordinate and return their digest, or None if they cannot be kept."""
         if not self._conversion.keeps_random_states:
             return None
         source = self._saved.topology.rank(replace(coordinate, tp_rank=0))
@@ -262,7 +262,7 @@ def _entry(weight: Tensor) -> list[Any]:
 
 
 def convert(conversion: Conversion, out: CheckpointsDir, report: Callable[[int, int, str], None]) -> Path:
-    """Write the converted checkpoint into `out` and let `latest` name it; whatever is killed, none is left half.
+    """Write the converted checkpoint into `out` and point `latest` at it; a kill never leaves a partial checkpoint.
 
     Raises:
         CheckpointError: copies differ, a file cannot be read, or the disk refuses.
@@ -290,7 +290,7 @@ def convert(conversion: Conversion, out: CheckpointsDir, report: Callable[[int, 
 
 
 def main() -> None:
-    """Convert as the command line says; progress, or what is wrong, as JSON lines on stdout."""
+    """Convert as the command line says; print progress and errors as JSON lines on stdout."""
     source, topology, out = sys.argv[1:]
 
     def tell(**fields: Any) -> None:

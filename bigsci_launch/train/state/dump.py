@@ -1,4 +1,4 @@
-"""Weights of one rank as a safetensors file, for `bsl diff-weights`."""
+"""Dumps the weights of one rank to a safetensors file, for `bsl diff-weights`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from bigsci_launch.topology import Coordinate
 
 
 def dump_weights(module: nn.Module, path: Path, *, rank: int, coordinate: Coordinate, step: int, when: str) -> None:
-    """Write every parameter that this rank holds, under its name, to `path`; all at once.
+    """Write every parameter of this rank, by name, to `path`, atomically.
 
-    `when` is `before` or `after` the step. The file's metadata says whose weights they are, as text.
+    `when` is `before` or `after` the step. The file's metadata holds rank, coordinate and step as text.
     """
-    # Parameters are views of one flat buffer; the format wants tensors that share nothing.
+    # Parameters are views of one flat buffer, but safetensors needs tensors that share no memory.
     weights = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in module.named_parameters()}
     metadata = {
         "rank": str(rank),

@@ -1,7 +1,7 @@
-"""The parameters of a saved checkpoint, cut for any topology. Files are mapped: what is not asked for is not read.
+"""Cuts the parameters of a saved checkpoint for any topology. Files are memory-mapped, so unused parts are not read.
 
-Along which dimension a parameter is shared out over tp is what the checkpoint itself declares (its universal info).
-Where several ranks hold copies, they must agree to the last bit: none is picked.
+The checkpoint itself declares along which dimension a parameter is split over tp (its universal info). If several ranks
+hold copies, these must be bitwise equal; no copy is preferred.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from bigsci_launch.train.guards.copies import TIED
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ROLES = ("weight", "master", *MOMENTS)
-"""The 16-bit weight of a layer's file, the fp32 master, and AdamW's two moments."""
+"""The 16-bit weight in a layer file, the fp32 master, and AdamW's two moments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of the whole model. `axis`: the dimension that tp cuts, None where every rank holds all of it;
-    `shape`: that of one saved shard; `start`: its first element in the flat group of each stage that saved it."""
+    """One parameter of the whole model.
+
+    `axis` is the dimension that tp splits, or None if every rank holds all of it; `shape` is that of one saved shard;
+    `start` is its first element in the flat group, for each stage that saved it.
+    """
 
     name: str
     group: int
@@ -40,7 +43,7 @@ class Parameter:
 
     @property
     def layer(self) -> int:
-        """The number of its pipeline layer; of a tied one, the first that holds it."""
+        """The number of its pipeline layer; for a tied parameter, the first layer that holds it."""
         return 0 if self.name.startswith(TIED) else int(self.name.partition(".")[0])
 
     @property
@@ -50,7 +53,7 @@ class Parameter:
 
 
 class SavedShards:
-    """A checkpoint of `topology` in DeepSpeed's layout."""
+    """A checkpoint in DeepSpeed's layout, saved at `topology`."""
 
     def __init__(self, folder: Path, topology: Topology) -> None:
         self.folder, self.topology = folder, topology
@@ -74,12 +77,12 @@ class SavedShards:
 
     @property
     def template(self) -> dict[str, Any]:
-        """The first rank's optimizer file: settings and scalars, which all ranks share."""
+        """The first rank's optimizer file, used for the settings and scalars that all ranks share."""
         return self._shards(0, 0, 0)
 
     @property
     def shard_prefix(self) -> str:
-        """What the names of the optimizer files begin with: `bf16_`, or nothing."""
+        """The prefix of the names of optimizer files: `bf16_`, `fp16_` or nothing."""
         return next((prefix for prefix in ("bf16_", "fp16_") if any(self.folder.glob(f"{prefix}zero_*"))), "")
 
     def _find_parameters(self) -> Iterator[Parameter]:
@@ -97,7 +100,7 @@ class SavedShards:
             yield Parameter(name, group, axis, is_vocabulary, shape, starts)
 
     def piece(self, role: str, parameter: Parameter, pp: int, tp: int) -> Tensor:
-        """One rank's shard of a parameter as it was saved; `pp` is a stage that holds it."""
+        """Return one rank's shard of a parameter as it was saved; `pp` is a stage that holds it."""
         if role == "weight":
             return self._layers(parameter.layer, tp)[parameter.key]
         start, stop = parameter.start[pp], parameter.start[pp] + math.prod(parameter.shape)
@@ -112,14 +115,14 @@ class SavedShards:
         return whole.detach().view(parameter.shape)
 
     def _flat(self, role: str, group: int, pp: int, tp: int, dp: int) -> tuple[Tensor, int]:
-        """A dp rank's partition of a group, and its length with the padding (which masters are saved without)."""
+        """Return a dp rank's partition of a group, and its length including the padding that saved masters lack."""
         state = self._shards(pp, tp, dp)["optimizer_state_dict"]
         moments = state["base_optimizer_state"]["state"][group]
         flat = state["single_partition_of_fp32_groups"][group] if role == "master" else moments[role]
         return flat, moments["exp_avg"].numel()
 
     def cut(self, role: str, parameter: Parameter, part: int, parts: int, rows: int) -> Tensor:
-        """Part `part` of `parts` of a parameter; one of the vocabulary has `rows` rows then, new ones zero."""
+        """Return part `part` of `parts` of a parameter; a vocabulary table is first padded with zeros to `rows`."""
         pp = min(parameter.start)
         if parameter.axis is None:
             return self.piece(role, parameter, pp, 0)
@@ -141,10 +144,10 @@ class SavedShards:
         return found[0] if len(found) == 1 else torch.cat(found, parameter.axis)
 
     def require_equal_copies(self, begin_part: Callable[[str], None]) -> None:
-        """Check that all ranks that hold a copy of a parameter, its master or its moments hold the same bits.
+        """Check that all copies of a parameter, its master and its moments are bitwise equal.
 
         Raises:
-            CheckpointError: naming the first that do not.
+            CheckpointError: names the first that are not.
         """
         for parameter in self.parameters.values():
             begin_part(f"copies of {parameter.name}")
@@ -153,7 +156,7 @@ class SavedShards:
                     self._require_equal(role, parameter, copies)
 
     def _copies(self, role: str, parameter: Parameter) -> Iterator[list[tuple[int, int]]]:
-        """The places (pp, tp) whose pieces are copies of each other."""
+        """Yield the groups of places (pp, tp) whose pieces are copies of each other."""
         stages = [min(parameter.start)] if role == "weight" else sorted(parameter.start)
         ranks = range(self.topology.tp)
         if parameter.axis is None:
@@ -168,7 +171,7 @@ class SavedShards:
                 what = "" if role == "weight" else f" ({role.replace('exp_avg', 'moment exp_avg')})"
                 raise CheckpointError(
                     f"{parameter.name}{what}: its copies on pp {places[0][0]}, tp {places[0][1]} and on pp {pp}, "
-                    f"tp {tp} differ: a conversion would pick one of them",
+                    f"tp {tp} differ, and a conversion would have to pick one of them",
                     hint=f"bsl diff-weights --audit {self.folder} names the cause",
                 )
 
@@ -184,15 +187,15 @@ def _axis(name: str, info: Mapping[str, Any]) -> int | None:
 
 
 def _matches(patterns: Sequence[str], name: str) -> bool:
-    """As DeepSpeed's converter reads them: from the beginning of the name."""
+    """Return whether a pattern matches from the start of the name, as in DeepSpeed's converter."""
     return any(re.match(pattern, name) for pattern in patterns)
 
 
 def load_mapped(path: Path) -> Any:
-    """What `torch.save` wrote, its tensors mapped into memory.
+    """Load a file of `torch.save` with its tensors memory-mapped.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the file cannot be read.
     """
     try:
         return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
@@ -201,15 +204,15 @@ def load_mapped(path: Path) -> Any:
 
 
 def states_name(index: int) -> str:
-    """The file of model states of the model-parallel rank `index`, pp x tp size + tp."""
+    """Return the model states file of the model-parallel rank `index`, which is pp rank x tp size + tp rank."""
     return f"mp_rank_{index:02d}_model_states.pt"
 
 
 def shard_name(dp: int, index: int) -> str:
-    """The optimizer file of a data-parallel rank; bf16's begin with `bf16_`."""
+    """Return the optimizer file of a data-parallel rank, without its prefix (`bf16_` or `fp16_`)."""
     return f"zero_pp_rank_{dp}_mp_rank_{index:02d}_optim_states.pt"
 
 
 def layer_name(layer: int, tp: int) -> str:
-    """The file of the 16-bit weights of a pipeline layer."""
+    """Return the file with the 16-bit weights of a pipeline layer."""
     return f"layer_{layer:02d}-model_{tp:02d}-model_states.pt"

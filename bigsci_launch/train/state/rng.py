@@ -1,4 +1,4 @@
-"""Random states. Dropout is the only thing that draws while training; weights and data order have seeds of their own.
+"""Random states. Only dropout draws random numbers during training; weights and data order have their own seeds.
 
 Ranks that differ only in tp hold the same activations where dropout is applied, so they share one seed.
 """
@@ -16,7 +16,7 @@ from bigsci_launch.train.initial import derive_seed
 
 
 def seed_generators(seed: int, coordinate: Coordinate, step: int = 0) -> None:
-    """Seed every generator of this process for its coordinate; other streams for a run that begins after `step`."""
+    """Seed all generators of this process for its coordinate; a start after another `step` gets other streams."""
     after = f"/step{step}" if step else ""
     derived = derive_seed(seed, f"dropout/pp{coordinate.pp_rank}/dp{coordinate.dp_rank}{after}")
     random.seed(derived)
@@ -25,7 +25,7 @@ def seed_generators(seed: int, coordinate: Coordinate, step: int = 0) -> None:
 
 
 def capture_generators() -> dict[str, Any]:
-    """The states of every generator of this process, as plain values that load without running code."""
+    """Return the states of all generators of this process, as plain values that load without running code."""
     version, words, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state()
     state: dict[str, Any] = {
@@ -39,7 +39,7 @@ def capture_generators() -> dict[str, Any]:
 
 
 def restore_generators(state: dict[str, Any]) -> None:
-    """Put every generator where `capture_generators` found it."""
+    """Restore the states that `capture_generators` returned."""
     torch.set_rng_state(state["torch"])
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
