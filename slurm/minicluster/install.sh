@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what a mini cluster needs (Slurm, munge, iproute2) and shellcheck for the tests, where that is allowed:
-# Debian or Ubuntu, as root or with passwordless sudo. Says why when it cannot, and then exits 1. Quick when all is there.
+# Installs what a mini cluster needs (Slurm, munge, iproute2), and shellcheck for the tests. It needs Debian or Ubuntu,
+# and root or passwordless sudo. If it cannot install, it says why and exits 1. If nothing is missing, it is quick.
 set -euo pipefail
 
 programs=(sbatch slurmctld slurmd munged ip nsenter unshare shellcheck)
@@ -17,22 +17,22 @@ fi
 
 refuse() {
     echo "bsl: not installed: ${missing[*]}. $1" >&2
-    echo "bsl: tests that need a real Slurm will be skipped; by hand: apt-get install ${packages[*]}" >&2
+    echo "bsl: tests that need a real Slurm will be skipped; to install by hand: apt-get install ${packages[*]}" >&2
     exit 1
 }
 
-command -v apt-get >/dev/null || refuse "This script knows apt-get only, and it is not here."
+command -v apt-get >/dev/null || refuse "This script can only use apt-get, which is not on this machine."
 if [ "$(id -u)" -eq 0 ]; then
     as_root=()
 elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
     as_root=(sudo -n)
 else
-    refuse "You are not root, and there is no sudo without a password."
+    refuse "You are not root, and sudo does not work without a password."
 fi
 
 echo "bsl: installing ${packages[*]}" >&2
-# slurmctld and slurmd do not start with their packages, for there is no /etc/slurm/slurm.conf. Where systemd runs, munge
-# does; a mini cluster has its own and leaves that one alone.
+# Installing the packages does not start slurmctld and slurmd: there is no /etc/slurm/slurm.conf. With systemd running it
+# starts munge; a mini cluster has its own munge and leaves that one alone.
 install() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 "$@"; }
-install update -qq || echo "bsl: apt-get update failed; trying with the lists that are here" >&2
+install update -qq || echo "bsl: apt-get update failed; trying with the existing package lists" >&2
 install install -y -qq --no-install-recommends "${packages[@]}" >&2 || refuse "apt-get install failed."

@@ -28,7 +28,7 @@ def run(path: str) -> subprocess.CompletedProcess[str]:
 def test_where_nothing_may_be_installed_it_says_why(poor_path: str) -> None:
     done = run(poor_path)
     assert done.returncode == 1
-    assert "This script knows apt-get only, and it is not here." in done.stderr
+    assert "This script can only use apt-get, which is not on this machine." in done.stderr
     assert "by hand: apt-get install slurm-wlm munge" in done.stderr
 
 
@@ -39,7 +39,7 @@ def test_an_ordinary_user_without_sudo_is_told_so(poor_path: str) -> None:
     (Path(poor_path) / "id").chmod(0o755)
     done = run(poor_path)
     assert done.returncode == 1
-    assert "You are not root, and there is no sudo without a password." in done.stderr
+    assert "You are not root, and sudo does not work without a password." in done.stderr
 
 
 def test_where_all_is_installed_it_is_silent(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Run own-program, attempt 0001, written by bsl submit. The config is beside this file.
+# Run own-program, attempt 0001, written by bsl submit. Its config is in the same folder.
 # 2 ranks = 1 node x 2 on site apptainer; tp=2,pp=1,dp=1
 #SBATCH --job-name=own-program
 # leads from the job id to the run directory (bsl status --jobid)
@@ -15,8 +15,8 @@
 # slurm.requeue is false: a job that lost a node ends, and is yours to submit again
 #SBATCH --no-requeue
 
-# shellcheck disable=SC2016,SC2317  # values stand as they are, and functions are called by traps
-# A command that fails ends the job, an unset variable is an error, and no pipe hides the status of what is before it.
+# shellcheck disable=SC2016,SC2317  # values must not be expanded, and functions are called by traps
+# A failing command ends the job, an unset variable is an error, and a pipe fails if any command in it fails.
 set -euo pipefail
 
 run_dir='/home/alice/runs/my run'
@@ -28,7 +28,7 @@ frozen="$run_dir/attempts/$first_attempt"
 attempt="$first_attempt"
 restarts="${SLURM_RESTART_COUNT:-0}"
 if [ "$restarts" -gt 0 ]; then
-  # Slurm started the job again: an attempt of its own, with the same frozen files.
+  # Slurm requeued the job. This start is an attempt of its own, with the same frozen files.
   attempt="$first_attempt.r$restarts"
   mkdir -p -- "$run_dir/attempts/$attempt"
   cp -p -- "$frozen"/*.json "$frozen"/config.yaml "$frozen"/script.sh "$run_dir/attempts/$attempt/"
@@ -52,22 +52,24 @@ conclude() {
 on_exit() {
   local code="$?" told
   trap '' TERM USR2
-  # srun's status is the highest of all ranks, those included that it killed because one had failed.
+  # srun's status is the highest of all ranks, including those that it killed because another had failed.
   told="$(conclude --exit-code "$code")"
   [[ "$told" =~ ^[0-9]+$ ]] && code="$told"
   say "end attempt=$attempt job=$SLURM_JOB_ID restart=$restarts exit_code=$code"
   exit "$code"
 }
 
-# The time limit is near: ranks save at the next step and end with 0. SIGURG, which the rank runners turn into SIGUSR2
-# for the program alone: Slurm signals every process of a step, and SIGUSR2 would kill those that do not expect it.
+# The time limit is near: ranks save at the next step and exit with 0. Slurm signals every process of a job step, and
+# SIGUSR2 would kill those that do not handle it. So the step gets SIGURG, and each rank runner turns it into SIGUSR2
+# for its own program only.
 on_time_limit_near() {
   say "the time limit is near: telling ranks to save and stop"
   facts+=(--stop-requested)
-  scancel --signal=URG "$SLURM_JOB_ID" || say "ranks could not be told"
+  scancel --signal=URG "$SLURM_JOB_ID" || say "the ranks could not be signalled"
 }
 
-# Slurm ends the job, and will kill this script too after KillWait: write down now what is known. squeue still says why.
+# Slurm is ending the job and will also kill this script after KillWait: record now what is known. squeue still has the
+# reason.
 on_termination() {
   local known reason slurm_restarts lost
   trap '' TERM USR2
@@ -85,7 +87,7 @@ trap on_termination TERM
 
 say "start attempt=$attempt job=$SLURM_JOB_ID restart=$restarts nodes=$SLURM_JOB_NODELIST"
 
-# The site's own lines. What they call may use unset variables.
+# Activation lines from the site file. What they run may use unset variables.
 set +u
 # shellcheck disable=all
 {
@@ -98,8 +100,8 @@ export PYTHONUNBUFFERED=1
 # a rank that dies of SIGSEGV, SIGFPE, SIGABRT or SIGBUS prints its stack first
 export PYTHONFAULTHANDLER=1
 
-# Ranks meet on the first host. The port is below the ephemeral range (32768 and up), where any connection may sit on
-# it, and follows from the job id: two jobs on one node do not meet.
+# The ranks rendezvous on the first host. The port is below the ephemeral range (32768 and up), where another connection
+# could be using it. It is derived from the job ID, so that two jobs on one node use different ports.
 hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
 export MASTER_ADDR="${hosts%%$'\n'*}"
 export MASTER_PORT="$((10000 + SLURM_JOB_ID % 20000))"
@@ -119,13 +121,13 @@ step_options=(
   # srun's own messages say which task they are about
   --label
 )
-# RANK, LOCAL_RANK and WORLD_SIZE are set by the runner inside the step: here there is one shell, not 2 ranks.
+# The runner sets RANK, LOCAL_RANK and WORLD_SIZE inside the step: this shell runs once per job, not once per rank.
 srun "${step_options[@]}" apptainer exec --nv '--bind=/home/alice/runs/my run:/home/alice/runs/my run' /images/train.sif "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
   --attempt-dir "$attempt_dir" --topology tp=2,pp=1,dp=1 --ranks-per-node 2 \
   -- python3 train.py --title 'don'"'"'t stop' '$HOME' &
 step=$!
 
-# A signal ends `wait` early, with 128 + signal; while srun lives the wait begins again. Its status is then the job's.
+# A signal interrupts `wait` with status 128 + signal, so wait again while srun is alive. Its status is then the job's.
 while true; do
   code=0
   wait "$step" || code=$?

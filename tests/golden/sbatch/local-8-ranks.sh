@@ -1,9 +1,9 @@
 #!/bin/bash
-# Run demo, attempt 0001, written by bsl submit --local. The config is beside this file.
-# 8 ranks as processes of this machine; tp=2,pp=2,dp=2
+# Run demo, attempt 0001, written by bsl submit --local. Its config is in the same folder.
+# 8 ranks as processes on this machine; tp=2,pp=2,dp=2
 
-# shellcheck disable=SC2016,SC2317  # values stand as they are, and functions are called by traps
-# A command that fails ends the attempt, and an unset variable is an error.
+# shellcheck disable=SC2016,SC2317  # values must not be expanded, and functions are called by traps
+# A failing command ends the attempt, and an unset variable is an error.
 set -euo pipefail
 
 attempt_dir='/home/alice/runs/my run/attempts/0001'
@@ -16,11 +16,11 @@ cd -- /home/alice/llm
 export PYTHONUNBUFFERED=1
 # a rank that dies of SIGSEGV, SIGFPE, SIGABRT or SIGBUS prints its stack first
 export PYTHONFAULTHANDLER=1
-# many ranks share few cores; more threads each would only wait for one another
+# many ranks share few cores; more threads per rank would only compete for them
 export OMP_NUM_THREADS=1
 
-# The launcher takes the place of this shell: its pid and its exit status are the attempt's. It sets MASTER_ADDR and
-# MASTER_PORT, starts one runner for each rank with --rank, ends the others when one fails, and writes exit.json.
+# The launcher replaces this shell, so its PID and exit status are the attempt's. It sets MASTER_ADDR and MASTER_PORT,
+# starts one runner per rank with --rank, ends the other ranks when one fails, and writes exit.json.
 exec "$host_python" -m bigsci_launch.scheduler.local \
   --attempt-dir "$attempt_dir" --world-size 8 --exit-reason "$tools/exit_reason.py" \
   -- "$rank_python" -I -S "$tools/rank_runner.py" \

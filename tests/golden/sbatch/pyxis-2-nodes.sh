@@ -1,5 +1,5 @@
 #!/bin/bash
-# Run boxed, attempt 0001, written by bsl submit. The config is beside this file.
+# Run boxed, attempt 0001, written by bsl submit. Its config is in the same folder.
 # 8 ranks = 2 nodes x 4 on site enroot; tp=4,pp=1,dp=2
 #SBATCH --job-name=boxed
 # leads from the job id to the run directory (bsl status --jobid)
@@ -21,8 +21,8 @@
 # slurm.requeue is false: a job that lost a node ends, and is yours to submit again
 #SBATCH --no-requeue
 
-# shellcheck disable=SC2016,SC2317  # values stand as they are, and functions are called by traps
-# A command that fails ends the job, an unset variable is an error, and no pipe hides the status of what is before it.
+# shellcheck disable=SC2016,SC2317  # values must not be expanded, and functions are called by traps
+# A failing command ends the job, an unset variable is an error, and a pipe fails if any command in it fails.
 set -euo pipefail
 
 run_dir='/home/alice/runs/my run'
@@ -34,7 +34,7 @@ frozen="$run_dir/attempts/$first_attempt"
 attempt="$first_attempt"
 restarts="${SLURM_RESTART_COUNT:-0}"
 if [ "$restarts" -gt 0 ]; then
-  # Slurm started the job again: an attempt of its own, with the same frozen files.
+  # Slurm requeued the job. This start is an attempt of its own, with the same frozen files.
   attempt="$first_attempt.r$restarts"
   mkdir -p -- "$run_dir/attempts/$attempt"
   cp -p -- "$frozen"/*.json "$frozen"/config.yaml "$frozen"/script.sh "$run_dir/attempts/$attempt/"
@@ -58,22 +58,24 @@ conclude() {
 on_exit() {
   local code="$?" told
   trap '' TERM USR2
-  # srun's status is the highest of all ranks, those included that it killed because one had failed.
+  # srun's status is the highest of all ranks, including those that it killed because another had failed.
   told="$(conclude --exit-code "$code")"
   [[ "$told" =~ ^[0-9]+$ ]] && code="$told"
   say "end attempt=$attempt job=$SLURM_JOB_ID restart=$restarts exit_code=$code"
   exit "$code"
 }
 
-# The time limit is near: ranks save at the next step and end with 0. SIGURG, which the rank runners turn into SIGUSR2
-# for the program alone: Slurm signals every process of a step, and SIGUSR2 would kill those that do not expect it.
+# The time limit is near: ranks save at the next step and exit with 0. Slurm signals every process of a job step, and
+# SIGUSR2 would kill those that do not handle it. So the step gets SIGURG, and each rank runner turns it into SIGUSR2
+# for its own program only.
 on_time_limit_near() {
   say "the time limit is near: telling ranks to save and stop"
   facts+=(--stop-requested)
-  scancel --signal=URG "$SLURM_JOB_ID" || say "ranks could not be told"
+  scancel --signal=URG "$SLURM_JOB_ID" || say "the ranks could not be signalled"
 }
 
-# Slurm ends the job, and will kill this script too after KillWait: write down now what is known. squeue still says why.
+# Slurm is ending the job and will also kill this script after KillWait: record now what is known. squeue still has the
+# reason.
 on_termination() {
   local known reason slurm_restarts lost
   trap '' TERM USR2
@@ -100,8 +102,8 @@ export GLOO_SOCKET_IFNAME=hsn0
 # site.network_interface: the default interface is not the one between nodes
 export NCCL_SOCKET_IFNAME=hsn0
 
-# Ranks meet on the first host. The port is below the ephemeral range (32768 and up), where any connection may sit on
-# it, and follows from the job id: two jobs on one node do not meet.
+# The ranks rendezvous on the first host. The port is below the ephemeral range (32768 and up), where another connection
+# could be using it. It is derived from the job ID, so that two jobs on one node use different ports.
 hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
 export MASTER_ADDR="${hosts%%$'\n'*}"
 export MASTER_PORT="$((10000 + SLURM_JOB_ID % 20000))"
@@ -126,13 +128,13 @@ step_options=(
   # the run directory holds the config, the runner and all records
   '--container-mounts=/home/alice/runs/my run:/home/alice/runs/my run,/scratch:/scratch,/users'
 )
-# RANK, LOCAL_RANK and WORLD_SIZE are set by the runner inside the step: here there is one shell, not 8 ranks.
+# The runner sets RANK, LOCAL_RANK and WORLD_SIZE inside the step: this shell runs once per job, not once per rank.
 srun "${step_options[@]}" "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
   --attempt-dir "$attempt_dir" --topology tp=4,pp=1,dp=2 --ranks-per-node 4 \
   -- python3 -m bigsci_launch.train &
 step=$!
 
-# A signal ends `wait` early, with 128 + signal; while srun lives the wait begins again. Its status is then the job's.
+# A signal interrupts `wait` with status 128 + signal, so wait again while srun is alive. Its status is then the job's.
 while true; do
   code=0
   wait "$step" || code=$?

@@ -139,7 +139,7 @@ def test_any_variable_and_its_reason_survive_a_whole_script(value: str, reason: 
     request = replace(request_of("local-8-ranks"), variables=(Variable("GREETING", value, reason),))
     script = render_script(request)
     lines = script[script.index("# Only") if "# Only" in script else script.index("cd --") :]
-    head = lines[lines.index("\n") : lines.index("# The launcher takes")]
+    head = lines[lines.index("\n") : lines.index("# The launcher replaces")]
     said = subprocess.run(["bash", "-c", head + 'printf %s "$GREETING"'], capture_output=True, check=True, timeout=10)
     assert said.stdout == value.encode()
     assert said.stderr == b""
