@@ -1,22 +1,22 @@
-"""Every error that a user may see, with its exit code and what to do next.
+"""Every error that a user may see, with its exit code and meaning.
 
     BslError                     1   the answer is bad, or the work failed
-      GuardError                 1   the trainer found itself wrong: copies apart, gradients not whole, a bad load
+      GuardError                 1   the trainer found a defect in itself: unequal copies, wrong gradients, a bad load
       ConfigError                2   the run file, site file or an option is wrong (carries positions)
-      RunDirError                2   a run directory is missing, unreadable or not one
+      RunDirError                2   a run directory is missing or unreadable, or is not a run directory
       SlurmError                 3   Slurm is missing or refuses
         SlurmUnavailable         3   no such command, no slurm.conf, or slurmctld does not answer
-        SlurmRefused             3   the command ran and said no
+        SlurmRefused             3   the command ran, and Slurm refused the request
         JobNotFound              3   neither squeue nor sacct knows the job
       ClusterError               3   the mini cluster could not be started or stopped
       CollectError               4   no rank could be read at all
-      CheckpointError            4   a checkpoint, a weight dump or a log beside them cannot be read
-      EvidenceError              2   what was given as evidence of a hang is none, or is damaged
-      LabError                   2   a hang cannot be reproduced: the name, the ranks or this machine
+      CheckpointError            4   a checkpoint, a weight dump or a log stored with them cannot be read
+      EvidenceError              2   the file given as evidence of a hang is damaged, or is something else
+      LabError                   2   a hang cannot be reproduced with this name, on these ranks or on this machine
       DataError                  2   a corpus or an indexed dataset is missing or broken
 
 `cli.main` holds the only `except BslError`: it prints `error: MESSAGE`, then `hint: HINT`, and exits with
-`exit_code`. Below the command line nothing prints and nothing exits.
+`exit_code`. Code below the command line neither prints nor exits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 
 class BslError(Exception):
-    """An error with a message of one sentence, a hint that names what to do next, and an exit code."""
+    """An error with a one-sentence message, a hint about what to do next, and an exit code."""
 
     exit_code = 1
 
@@ -38,10 +38,10 @@ class BslError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong in a configuration.
+    """One error in a configuration.
 
-    `where` is `file:line:column` (or `--set`, or a command line option), `key` the full dotted key, `text` what is
-    wrong including the value that was given.
+    `where` is `file:line:column` (or `--set`, or a command line option), `key` is the full dotted key, and `text` says
+    what is wrong and which value was given.
     """
 
     where: str
@@ -54,7 +54,7 @@ class Problem:
 
 
 class ConfigError(BslError):
-    """The configuration is wrong; `problems` holds all that was found, not only the first."""
+    """The configuration is wrong; `problems` lists every error found, not only the first."""
 
     exit_code = 2
 
@@ -64,17 +64,17 @@ class ConfigError(BslError):
 
 
 class GuardError(BslError):
-    """A guard of the trainer fired: what must be equal is not."""
+    """A guard of the trainer found a defect."""
 
 
 class RunDirError(BslError):
-    """A run directory is missing, unreadable, or holds something else."""
+    """A run directory is missing or unreadable, or is not a run directory."""
 
     exit_code = 2
 
 
 class EvidenceError(BslError):
-    """What was given as evidence of a hang is none, or is damaged."""
+    """The file given as evidence of a hang is damaged, or is something else."""
 
     exit_code = 2
 
@@ -86,13 +86,13 @@ class DataError(BslError):
 
 
 class LabError(BslError):
-    """A hang of the laboratory cannot be reproduced here, or did not come to stand."""
+    """A hang of the laboratory cannot be reproduced here, or did not reach its final state."""
 
     exit_code = 2
 
 
 class SlurmError(BslError):
-    """A Slurm command failed; keeps what was run and what it said."""
+    """A Slurm command failed; keeps the command and its output."""
 
     exit_code = 3
 
@@ -112,19 +112,19 @@ class SlurmError(BslError):
 
 
 class SlurmUnavailable(SlurmError):
-    """Slurm's commands are not installed, not configured, or its controller does not answer."""
+    """Slurm's commands are not installed or not configured, or its controller does not answer."""
 
 
 class SlurmRefused(SlurmError):
-    """Slurm answered, and the answer is no."""
+    """Slurm answered, and refused the request."""
 
 
 class JobNotFound(SlurmError):
-    """No source that was asked knows the job."""
+    """None of the sources asked knows the job."""
 
 
 class ClusterError(BslError):
-    """The mini cluster could not be started, asked or stopped."""
+    """The mini cluster could not be started, queried or stopped."""
 
     exit_code = 3
 
@@ -136,6 +136,6 @@ class CollectError(BslError):
 
 
 class CheckpointError(BslError):
-    """A checkpoint, a weight dump or a log beside them is missing, truncated or inconsistent."""
+    """A checkpoint, a weight dump or a log stored with them is missing, truncated or inconsistent."""
 
     exit_code = 4

@@ -1,4 +1,4 @@
-"""The frame of every HTML page that `bsl` writes: one file that needs nothing else, light and dark."""
+"""The frame of every HTML page that `bsl` writes: a self-contained file, light and dark."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bigsci_launch.errors import BslError
 
-# A browser that honours this asks no network for anything, whatever text of a job a page shows.
+# A browser that honours this policy makes no network request, whatever job text the page contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2126; --soft: #5c6770; --line: #d5dade; --paper: #ffffff; }
@@ -22,7 +22,7 @@ p { margin: .3rem 0; } .soft { color: var(--soft); }
 
 
 def render_page(title: str, style: str, body: str) -> str:
-    """The page around `body`, which is markup; `style` comes after the style that all pages share."""
+    """Return the page around `body`, which is markup; `style` follows the style that all pages share."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'

@@ -1,4 +1,4 @@
-"""Durations, sizes and counts as people write them. Seconds and bytes inside, text at the edges."""
+"""Parses and formats durations, sizes and counts. The program computes in seconds and bytes; text is for people."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SLURM_TIME = re.compile(
 
 
 def parse_slurm_duration(text: str) -> int:
-    """Seconds of a Slurm time limit.
+    """Return the seconds of a Slurm time limit.
 
     Accepts the forms of sbatch(1): `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`,
     `days-hours:minutes` and `days-hours:minutes:seconds`.
 
     Raises:
-        ValueError: any other text.
+        ValueError: the text has another form.
     """
     match = _SLURM_TIME.fullmatch(text.strip())
     if match is None:
@@ -31,14 +31,14 @@ def parse_slurm_duration(text: str) -> int:
 
 
 def format_slurm_duration(seconds: int) -> str:
-    """`D-HH:MM:SS` with the days left out when there are none; `parse_slurm_duration` reads it back."""
+    """Return `D-HH:MM:SS`, or `HH:MM:SS` if there are no days; `parse_slurm_duration` reads it back."""
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days}-{clock}" if days else clock
 
 
 def format_age(seconds: float) -> str:
-    """A short age for people: `0.4 s`, `42 s`, `3 min 10 s`, `2 h 05 min`, `3 d 04 h`."""
+    """Return a short age for people: `0.4 s`, `42 s`, `3 min 10 s`, `2 h 05 min`, `3 d 04 h`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = int(seconds)
@@ -52,7 +52,7 @@ def format_age(seconds: float) -> str:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Binary units with three significant digits at most: `512 B`, `1.5 GiB`."""
+    """Return a size in binary units with at most one decimal: `512 B`, `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size_bytes) < 1024:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
@@ -61,7 +61,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_count(number: float) -> str:
-    """A parameter count for people: `950`, `1.3M`, `176.2B`."""
+    """Return a parameter count for people: `950`, `1.3M`, `176.2B`."""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= limit:
             return f"{number / limit:.1f}{unit}"
@@ -69,7 +69,7 @@ def format_count(number: float) -> str:
 
 
 def format_percent(fraction: float) -> str:
-    """A share as a reader wants it: `31 %`, `0.00042 %`, never `0 %` for something."""
+    """Return a share as a percentage: `31 %`, `0.00042 %`; never `0 %` for a share above zero."""
     if fraction == 0 or fraction == 1:
         return f"{fraction * 100:.0f} %"
     share = fraction * 100

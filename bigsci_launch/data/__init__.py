@@ -1,1 +1,1 @@
-"""Corpora: Megatron's indexed datasets, read and written, and made from a folder of text. Needs numpy, never torch."""
+"""Corpora: reads and writes Megatron's indexed datasets, and makes them from text. Needs numpy, but not torch."""

@@ -1,4 +1,4 @@
-"""Megatron's indexed dataset: `PREFIX.bin` holds tokens back to back, `PREFIX.idx` says where sequences lie.
+"""Megatron's indexed dataset: `PREFIX.bin` holds the tokens back to back, `PREFIX.idx` the bounds of the sequences.
 
 The index is little-endian: magic, version u64, dtype code u8, number of sequences u64, length of the document list
 u64, lengths i32[sequences], byte offsets i64[sequences], documents i64 (the first sequence of each, and the end).
@@ -32,36 +32,36 @@ _DTYPES: dict[int, type[np.integer[Any]]] = {
     8: np.uint16,
 }
 _CODES = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
-_LARGEST_UINT16_VOCABULARY = 65500  # Megatron's limit; readers of its files choose by it
+_LARGEST_UINT16_VOCABULARY = 65500  # Megatron's limit: its readers choose the dtype by it
 
 Tokens = NDArray[np.integer[Any]]
 
 
 def bin_path(prefix: Path) -> Path:
-    """The file that holds the tokens of dataset `prefix`."""
+    """Return the file with the tokens of dataset `prefix`."""
     return prefix.with_name(prefix.name + ".bin")
 
 
 def idx_path(prefix: Path) -> Path:
-    """The file that holds the index of dataset `prefix`."""
+    """Return the file with the index of dataset `prefix`."""
     return prefix.with_name(prefix.name + ".idx")
 
 
 def tokenizer_path(prefix: Path) -> Path:
-    """The file that holds the tokenizer with which `bsl data prepare` made dataset `prefix`."""
+    """Return the file with the tokenizer that `bsl data prepare` trained for dataset `prefix`."""
     return prefix.with_name(prefix.name + ".tokenizer.json")
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The integer type that Megatron chooses for a vocabulary."""
+    """Return the integer type that Megatron chooses for a vocabulary of this size."""
     return np.dtype(np.uint16 if vocab_size < _LARGEST_UINT16_VOCABULARY else np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedDataset:
-    """An open dataset; arrays are mapped, not read.
+    """An open dataset whose arrays are memory-mapped.
 
-    `tokens` is the whole stream, `lengths[i]` the number of tokens of sequence i, `offsets[i]` its first byte in the
+    `tokens` is the whole stream, `lengths[i]` the number of tokens in sequence i, `offsets[i]` its first byte in the
     stream, and `documents[d]:documents[d + 1]` the sequences of document d.
     """
 
@@ -80,13 +80,13 @@ class IndexedDataset:
         return len(self.documents) - 1
 
     def sequence(self, index: int) -> Tokens:
-        """The tokens of sequence `index`."""
+        """Return the tokens of sequence `index`."""
         start = int(self.offsets[index]) // self.tokens.itemsize
         return self.tokens[start : start + int(self.lengths[index])]
 
 
 def open_dataset(prefix: Path) -> IndexedDataset:
-    """The dataset `prefix`, checked: both files there, the index whole, and the tokens as many as it says.
+    """Open the dataset `prefix` and check that both files exist, the index is complete and the token count matches it.
 
     Raises:
         DataError: a file is missing, unreadable, of another format, or truncated.
@@ -98,8 +98,8 @@ def open_dataset(prefix: Path) -> IndexedDataset:
     expected = int(parts[1][-1]) + int(parts[0][-1]) * dtype.itemsize if num_sequences else 0
     if len(tokens) != expected:
         raise DataError(
-            f"{bin_path(prefix)}: {len(tokens)} bytes, but its index speaks of {expected}",
-            hint="the file is truncated or belongs to another index: make the dataset again",
+            f"{bin_path(prefix)}: has {len(tokens)} bytes, but its index describes {expected}",
+            hint="the file is truncated or belongs to another index; make the dataset again",
         )
     return IndexedDataset(prefix, tokens.view(dtype), *parts)
 
@@ -111,7 +111,8 @@ def _map_bytes(path: Path) -> NDArray[np.uint8]:
         return np.memmap(path, dtype=np.uint8, mode="r")
     except FileNotFoundError as error:
         raise DataError(
-            f"{path}: no such file", hint="`bsl data prepare DIR --output PREFIX` makes a dataset; data.prefix names it"
+            f"{path}: no such file",
+            hint="make a dataset with `bsl data prepare DIR --output PREFIX`, and set data.prefix to PREFIX",
         ) from error
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
@@ -122,12 +123,12 @@ def _parse_header(index: NDArray[np.uint8], path: Path) -> tuple[np.dtype[Any], 
     if head[: len(MAGIC)] != MAGIC:
         raise DataError(f"{path}: not an index of Megatron's indexed dataset (bad magic {head[:9]!r})")
     if len(head) < _HEADER.size:
-        raise DataError(f"{path}: truncated within its header")
+        raise DataError(f"{path}: the file ends within its header")
     _, version, code, num_sequences, num_marks = _HEADER.unpack(head)
     if version != VERSION:
-        raise DataError(f"{path}: version {version} of the indexed dataset; only {VERSION} is known")
+        raise DataError(f"{path}: is version {version} of the indexed dataset; only version {VERSION} can be read")
     if code not in _DTYPES:
-        raise DataError(f"{path}: tokens of dtype code {code}; only integers ({sorted(_DTYPES)}) can be read")
+        raise DataError(f"{path}: tokens have dtype code {code}; only integers ({sorted(_DTYPES)}) can be read")
     return np.dtype(_DTYPES[code]).newbyteorder("<"), num_sequences, num_marks
 
 
@@ -137,8 +138,9 @@ def _split_index(
     bounds = np.cumsum([_HEADER.size, 4 * num_sequences, 8 * num_sequences, 8 * num_marks]).tolist()
     if len(index) != bounds[-1] or num_marks < 1:
         raise DataError(
-            f"{path}: {len(index)} bytes, but {num_sequences} sequences and {num_marks} marks ask for {bounds[-1]}",
-            hint="the file is truncated: make the dataset again",
+            f"{path}: has {len(index)} bytes, but {num_sequences} sequences and {num_marks} document marks "
+            f"need {bounds[-1]}",
+            hint="the file is truncated; make the dataset again",
         )
     return (
         index[bounds[0] : bounds[1]].view("<i4"),
@@ -148,9 +150,9 @@ def _split_index(
 
 
 class IndexedWriter:
-    """Writes a dataset document by document; a context manager. What is at `prefix` changes only when it ends well.
+    """Writes a dataset document by document; a context manager that replaces the files at `prefix` only if it succeeds.
 
-    Files are written beside and renamed, the index last: a reader never meets half a dataset.
+    It writes temporary files and renames them, the index last, so a reader never sees a partial dataset.
     """
 
     def __init__(self, prefix: Path, dtype: np.dtype[Any]) -> None:
@@ -186,7 +188,7 @@ class IndexedWriter:
             return
         index = _open_beside(idx_path(self._prefix))
         index.write(self._index())
-        # Without the old index first, a reader could pair it with the new tokens.
+        # The old index must go first, or a reader could pair it with the new tokens.
         idx_path(self._prefix).unlink(missing_ok=True)
         _put_in_place(self._stream, bin_path(self._prefix))
         _put_in_place(index, idx_path(self._prefix))
@@ -202,7 +204,7 @@ class IndexedWriter:
 
 
 def write_beside(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`, all at once."""
+    """Replace the content of `path` atomically."""
     stream = _open_beside(path)
     stream.write(content)
     _put_in_place(stream, path)

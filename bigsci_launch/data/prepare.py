@@ -1,6 +1,6 @@
-"""From a folder of text to an indexed dataset, with a byte-level BPE tokenizer trained on that very text.
+"""Turns a folder of text into an indexed dataset, with a byte-level BPE tokenizer trained on the same text.
 
-Nothing is downloaded, and the same folder gives the same bytes: files are taken in the order of their relative paths.
+Nothing is downloaded, and the same folder gives the same bytes: files are read in the order of their relative paths.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 END_OF_DOCUMENT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257
-"""256 bytes and the end-of-document token."""
+"""The 256 byte values and the end-of-document token."""
 
 _FILES_PER_BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedDataset:
-    """What `prepare_dataset` made."""
+    """The dataset that `prepare_dataset` wrote."""
 
     prefix: Path
     num_documents: int
@@ -37,21 +37,21 @@ class PreparedDataset:
 
 
 def find_texts(folder: Path, pattern: str) -> tuple[Path, ...]:
-    """Every file under `folder` whose name matches the glob `pattern`, in the order of relative paths.
+    """Return every file under `folder` whose name matches the glob `pattern`, ordered by relative path.
 
     Raises:
-        DataError: no such folder, or no such file in it.
+        DataError: the folder does not exist, or no file in it matches.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
     files = sorted(path for path in folder.rglob(pattern) if path.is_file())
     if not files:
-        raise DataError(f"{folder}: holds no file that matches {pattern!r}", hint="--glob chooses the files")
+        raise DataError(f"{folder}: no file matches {pattern!r}", hint="choose the files with --glob")
     return tuple(files)
 
 
 def require_tokenizers() -> None:
-    """Fail early where the tokenizer library is missing.
+    """Fail early if the tokenizer library is missing.
 
     Raises:
         ModuleNotFoundError: it is not installed.
@@ -64,19 +64,19 @@ def prepare_dataset(
 ) -> PreparedDataset:
     """Train a tokenizer on the texts of `folder` and write `prefix.bin`, `.idx` and `.tokenizer.json`.
 
-    One document per file, each closed by the end-of-document token (id 0). Bytes that are not UTF-8 are replaced.
+    Each file becomes one document, closed by the end-of-document token (id 0). Bytes that are not UTF-8 are replaced.
 
     Raises:
-        DataError: nothing to read, an unreadable file, or too little text for `vocab_size` tokens.
+        DataError: there is nothing to read, a file is unreadable, or the text is too short for `vocab_size` tokens.
     """
     if vocab_size < SMALLEST_VOCABULARY:
-        raise DataError(f"a vocabulary of {vocab_size} is too small: bytes alone need {SMALLEST_VOCABULARY}")
+        raise DataError(f"a vocabulary of {vocab_size} is too small; the smallest has {SMALLEST_VOCABULARY} tokens")
     files = find_texts(folder, pattern)
     tokenizer, num_bytes = _train_tokenizer(files, vocab_size, report_progress)
     if tokenizer.get_vocab_size() < vocab_size:
         raise DataError(
-            f"{folder}: {num_bytes} bytes of text give a vocabulary of {tokenizer.get_vocab_size()}, not {vocab_size}",
-            hint="add text, or ask for a smaller --vocab-size",
+            f"{folder}: {num_bytes} bytes of text yield a vocabulary of {tokenizer.get_vocab_size()}, not {vocab_size}",
+            hint="add text, or choose a smaller --vocab-size",
         )
     try:
         with IndexedWriter(prefix, token_dtype(vocab_size)) as writer:
@@ -112,7 +112,7 @@ def _train_tokenizer(files: tuple[Path, ...], vocab_size: int, report_progress: 
             report_progress(done, "read")
 
     tokenizer.train_from_iterator(texts(), trainer)
-    # A text that speaks of the token must not end a document.
+    # Text that contains the token's name must not end a document.
     tokenizer.encode_special_tokens = True
     return tokenizer, num_bytes
 
@@ -127,7 +127,7 @@ def _encode(files: tuple[Path, ...], tokenizer: Tokenizer) -> Iterator[list[int]
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; bytes that are not UTF-8 are replaced.
+    """Return the text of a file; bytes that are not UTF-8 are replaced.
 
     Raises:
         DataError: the file cannot be read.
@@ -136,5 +136,5 @@ def read_text(path: Path) -> str:
         return path.read_bytes().decode("utf-8", errors="replace")
     except OSError as error:
         raise DataError(
-            f"{path}: {error.strerror or error}", hint="make it readable, or leave it out with --glob"
+            f"{path}: {error.strerror or error}", hint="make it readable, or exclude it with --glob"
         ) from error

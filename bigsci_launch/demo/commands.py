@@ -1,4 +1,4 @@
-"""Runs `bsl` as a person would, and keeps what it printed."""
+"""Runs `bsl` as a user would, and keeps its output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bigsci_launch.errors import BslError
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """A command that has ended: its words, its output and its exit code."""
+    """A finished command: its words, its output and its exit code."""
 
     words: tuple[str, ...]
     stdout: str
@@ -25,15 +25,15 @@ class Spoken:
 
     @property
     def line(self) -> str:
-        """The command as a person types it."""
+        """The command as a user types it."""
         return shlex.join(("bsl", *self.words))
 
 
 def speak(words: Sequence[str], *, timeout_s: float, log: Path) -> Spoken:
-    """Run `bsl WORDS`, appending its output to `log`; a command that outlives `timeout_s` is ended with its children.
+    """Run `bsl WORDS` and append its output to `log`; after `timeout_s`, end it together with its children.
 
     Raises:
-        BslError: it took too long.
+        BslError: the command took too long.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "bigsci_launch", *words],
@@ -59,12 +59,12 @@ def speak(words: Sequence[str], *, timeout_s: float, log: Path) -> Spoken:
 
 
 def require_success(spoken: Spoken, log: Path) -> Spoken:
-    """`spoken` itself when it exited 0.
+    """Return `spoken` if it exited with 0.
 
     Raises:
-        BslError: it did not; the last line that it said is quoted.
+        BslError: the command failed; the message quotes its last line.
     """
     if spoken.returncode != 0:
-        words = (spoken.stderr or spoken.stdout).strip().splitlines() or ["(it said nothing)"]
-        raise BslError(f"`{spoken.line}` exited with {spoken.returncode}: {words[-1]}", hint=f"all output is in {log}")
+        words = (spoken.stderr or spoken.stdout).strip().splitlines() or ["(no output)"]
+        raise BslError(f"`{spoken.line}` exited with {spoken.returncode}: {words[-1]}", hint=f"see all output in {log}")
     return spoken

@@ -1,4 +1,4 @@
-"""The last screen of the demonstration: what was shown, and what to type next."""
+"""The last screen of the demonstration: its results, and commands to try next."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from bigsci_launch.demo.story import FAULTY_RANK, FAULTY_STEP, NUM_STEPS, Shown
 
 
 def last_screen(shown: Shown, folder: Path) -> str:
-    """The screen, without colour; at most 100 columns but for what other commands printed."""
+    """Return the screen as plain text, at most 100 columns wide apart from the output of other commands."""
     runs = folder / "runs"
     return "\n".join(
         [
             "",
-            f"What was shown, on this machine, in {shown.seconds:.0f} s:",
+            f"Shown on this machine in {shown.seconds:.0f} s:",
             "",
             f"  1  Corpus: {shown.corpus_tokens}",
             f"  2  A GPT trained {NUM_STEPS} steps on 8 ranks (tp2 x pp2 x dp2, bf16, ZeRO-1, tied embeddings):",
             f"     loss {shown.losses[0]:.4f} -> {shown.losses[-1]:.4f}",
-            f"  3  Stopped after step {shown.stopped_at} and resumed: all {NUM_STEPS} losses equal to the last bit.",
+            f"  3  Stopped after step {shown.stopped_at} and resumed: all {NUM_STEPS} losses are bitwise equal.",
             f"     bsl diff-weights: {shown.diff_sentence}",
             f"  4  Rank {FAULTY_RANK} skipped a collective in step {FAULTY_STEP} and the job hung. bsl spy:",
             "",
             textwrap.indent(shown.spy_report, "     | "),
             "",
-            "What to type next:",
+            "Try next:",
             "",
             *_activation(),
             f"  BSL_RUNS={runs} bsl list",
             f"  bsl status {runs / 'stopped'}",
             f"  bsl logs {runs / 'undisturbed'} --rank 4",
-            "  bsl plan configs/bloom-176b.yaml          a 176B model on 48 nodes, without a cluster",
+            "  bsl plan configs/bloom-176b.yaml          plans a 176B model on 48 nodes, without a cluster",
             "  bsl submit configs/bloom-176b.yaml --dry-run",
             "",
             f"Every command and its output: {folder / 'demo.log'}",
@@ -42,6 +42,6 @@ def last_screen(shown: Shown, folder: Path) -> str:
 
 
 def _activation() -> list[str]:
-    """The line that puts `bsl` on the path, where it is not."""
+    """Return the command that puts `bsl` on the path, unless it is there already."""
     activate = Path(sys.executable).parent / "activate"
     return [f"  source {activate}"] if shutil.which("bsl") is None and activate.is_file() else []

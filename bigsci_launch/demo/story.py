@@ -1,9 +1,9 @@
-"""What the demonstration shows, step by step, each with the commands that a person would type.
+"""Plays the demonstration, part by part, with the commands that a user would type.
 
-1. a corpus is made from the Python standard library's source text;
-2. a small GPT trains on 8 ranks (tp2 x pp2 x dp2, bf16, ZeRO-1, tied embeddings), undisturbed;
-3. the same run is stopped half-way and resumed: every loss is the same to the last bit, and so is every weight;
-4. one rank skips a collective: the job hangs, and `bsl spy` names the rank.
+1. Make a corpus from the source text of the Python standard library.
+2. Train a small GPT on 8 ranks (tp2 x pp2 x dp2, bf16, ZeRO-1, tied embeddings) without interruption.
+3. Stop the same run half-way and resume it: every loss and every weight is bitwise equal.
+4. Let one rank skip a collective: the job hangs, and `bsl spy` names the rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STILL_S = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the demonstration has shown; every field was measured in this run of it."""
+    """The results of a demonstration; every field was measured while it ran."""
 
     corpus_tokens: str
     losses: tuple[float, ...]
@@ -43,7 +43,7 @@ class Shown:
 
 
 class Demo:
-    """One run of the demonstration in `folder`, which is emptied of earlier runs first."""
+    """One demonstration in `folder`, whose earlier runs have been removed."""
 
     NUM_PARTS = 5
 
@@ -55,24 +55,24 @@ class Demo:
         self._commands: list[str] = []
 
     def play(self) -> Shown:
-        """Show everything.
+        """Play all parts and return their results.
 
         Raises:
-            BslError: something that should have been shown was not; says what.
+            BslError: a part did not show what it should; the message says which.
         """
         began = time.monotonic()
-        self._report_progress(0, "making a corpus from source text of the standard library (asyncio)")
+        self._report_progress(0, "making a corpus from the source text of the standard library (asyncio)")
         corpus = self._make_corpus()
-        self._report_progress(1, f"training {NUM_STEPS} steps on 8 ranks, undisturbed")
+        self._report_progress(1, f"training {NUM_STEPS} steps on 8 ranks without interruption")
         undisturbed = self._train("undisturbed")
-        self._report_progress(2, f"the same run, told to stop after step {STOP_AFTER}")
+        self._report_progress(2, f"training the same run, stopped after step {STOP_AFTER}")
         stopped = self._train_and_stop("stopped")
         stopped_at = max(losses_by_step(stopped))
-        self._report_progress(3, "and resumed")
+        self._report_progress(3, "resuming the stopped run")
         self._train("stopped")
         losses = self._require_equal_losses(undisturbed, stopped)
         diff = self._require_equal_weights(undisturbed, stopped)
-        self._report_progress(4, f"once more; rank {FAULTY_RANK} will skip a collective in step {FAULTY_STEP}")
+        self._report_progress(4, f"training again; rank {FAULTY_RANK} skips a collective in step {FAULTY_STEP}")
         report, suspect = self._hang_and_spy()
         self._report_progress(5, "done")
         return Shown(corpus, losses, stopped_at, diff, report, suspect, time.monotonic() - began, tuple(self._commands))
@@ -106,7 +106,7 @@ class Demo:
 
     def _train_and_stop(self, name: str) -> RunDir:
         run = self._start(name)
-        wait_until("the run has made some steps", lambda: max(losses_by_step(run), default=0) >= STOP_AFTER)
+        wait_until(f"the run has trained {STOP_AFTER} steps", lambda: max(losses_by_step(run), default=0) >= STOP_AFTER)
         self._bsl("cancel", str(run.path))
         wait_until("the stopped run has ended", lambda: has_ended(run))
         return run
@@ -118,10 +118,10 @@ class Demo:
     def _require_equal_losses(self, one: RunDir, other: RunDir) -> tuple[float, ...]:
         expected, found = losses_by_step(one), losses_by_step(other)
         if sorted(expected) != list(range(1, NUM_STEPS + 1)):
-            raise BslError(f"the undisturbed run logged steps {sorted(expected)}", hint=f"see {self.log}")
+            raise BslError(f"the uninterrupted run logged steps {sorted(expected)}", hint=f"see {self.log}")
         for step, loss in expected.items():
             if found.get(step) != loss:
-                raise BslError(f"loss of step {step}: {found.get(step)} after the resume, {loss} undisturbed")
+                raise BslError(f"loss of step {step}: {found.get(step)} after the resume, {loss} without interruption")
         return tuple(expected[step] for step in sorted(expected))
 
     def _require_equal_weights(self, one: RunDir, other: RunDir) -> str:
@@ -132,7 +132,7 @@ class Demo:
         fault = f"faults=[{{kind: skip, rank: {FAULTY_RANK}, step: {FAULTY_STEP}}}]"
         run = self._start("hangs", fault)
         try:
-            wait_until("every rank stands still", lambda: is_still(run))
+            wait_until("no rank makes progress", lambda: is_still(run))
             document = json.loads(self._bsl("spy", str(run.path), "--json").stdout)
             bundle = str(newest(run.bundles))
             report = self._bsl("spy", "--bundle", bundle).stdout
@@ -146,7 +146,7 @@ class Demo:
 
 
 def losses_by_step(run: RunDir) -> dict[int, float]:
-    """The loss of every step that any attempt of `run` logged; a later attempt wins."""
+    """Return the loss of every step that an attempt of `run` logged; a later attempt overrides an earlier one."""
     losses: dict[int, float] = {}
     for attempt in run.attempts():
         for path in sorted(attempt.events.glob("*.jsonl")):
@@ -157,26 +157,26 @@ def losses_by_step(run: RunDir) -> dict[int, float]:
 
 
 def wait_until(what: str, holds: Callable[[], bool], *, timeout_s: float = 90.0) -> None:
-    """Return once `holds` does.
+    """Wait until `holds()` is true.
 
     Raises:
-        BslError: it did not in `timeout_s` seconds.
+        BslError: it was still false after `timeout_s` seconds.
     """
     deadline = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > deadline:
-            raise BslError(f"waited {timeout_s:.0f} s in vain until {what}", hint="look at demo.log and `bsl list`")
+            raise BslError(f"waited {timeout_s:.0f} s in vain until {what}", hint="see demo.log and `bsl list`")
         time.sleep(0.3)
 
 
 def has_ended(run: RunDir) -> bool:
-    """Whether the newest attempt has ended."""
+    """Return whether the newest attempt has ended."""
     attempt = run.latest_attempt()
     return attempt is not None and attempt.exit.is_file()
 
 
 def is_still(run: RunDir) -> bool:
-    """Whether every rank has written records and none of them a new one for `STILL_S` seconds, after a first step."""
+    """Return whether a step was trained, every rank has written records, and none is newer than `STILL_S` seconds."""
     attempt = run.latest_attempt()
     if attempt is None or not losses_by_step(run):
         return False
@@ -185,5 +185,5 @@ def is_still(run: RunDir) -> bool:
 
 
 def newest(folder: Path) -> Path:
-    """The newest entry of `folder`."""
+    """Return the newest entry of `folder`."""
     return max(folder.iterdir(), key=lambda path: path.stat().st_mtime)

@@ -73,11 +73,11 @@ def test_bytes_that_are_no_text_are_replaced(tmp_path: Path) -> None:
 def test_what_cannot_be_prepared_is_refused(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         find_texts(tmp_path / "nowhere", "*")
-    with pytest.raises(DataError, match=r"holds no file that matches '\*\.rs'"):
+    with pytest.raises(DataError, match=r"no file matches '\*\.rs'"):
         find_texts(corpus, "*.rs")
-    with pytest.raises(DataError, match="too small: bytes alone need 257"):
+    with pytest.raises(DataError, match="too small; the smallest has 257 tokens"):
         prepare_dataset(corpus, tmp_path / "d", 256)
-    with pytest.raises(DataError, match=r"bytes of text give a vocabulary of \d+, not 5000"):
+    with pytest.raises(DataError, match=r"bytes of text yield a vocabulary of \d+, not 5000"):
         prepare_dataset(corpus, tmp_path / "d", 5000, "*.py")
     assert not list(tmp_path.glob("d*"))
 
@@ -114,4 +114,4 @@ def test_the_command_refuses_with_status_2(tmp_path: Path) -> None:
         bsl, ["data", "prepare", str(tmp_path / "empty"), "--output", str(tmp_path / "d"), "--vocab-size", "300"]
     )
     assert refused.exit_code == 2
-    assert "holds no file that matches '*'" in refused.stderr
+    assert "no file matches '*'" in refused.stderr
