@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -43,20 +44,48 @@ def import_from(folder: Path, cwd: Path) -> Path:
     return Path(done.stdout.strip())
 
 
-def test_a_wheel_holds_the_content(distributions: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(next(distributions.glob("*.whl"))) as wheel:
-        wheel.extractall(tmp_path / "wheel")
-    assert import_from(tmp_path / "wheel", tmp_path).is_relative_to(tmp_path / "wheel")
-    assert sorted(path.name for path in (tmp_path / "wheel").iterdir() if path.suffix != ".dist-info") == [
-        "bigsci_launch"
-    ]
+@pytest.fixture
+def wheel(distributions: Path, tmp_path: Path) -> Path:
+    """A wheel as pip unpacks it."""
+    with zipfile.ZipFile(next(distributions.glob("*.whl"))) as archive:
+        archive.extractall(tmp_path / "wheel")
+    return tmp_path / "wheel"
 
 
-def test_an_sdist_holds_the_content(distributions: Path, tmp_path: Path) -> None:
-    with tarfile.open(next(distributions.glob("*.tar.gz"))) as sdist:
-        sdist.extractall(tmp_path, filter="data") if sys.version_info >= (3, 12) else sdist.extractall(tmp_path)
-    unpacked = next(path for path in tmp_path.iterdir() if path.is_dir())
-    assert import_from(unpacked, tmp_path).is_relative_to(unpacked)
+@pytest.fixture
+def sdist(distributions: Path, tmp_path: Path) -> Path:
+    with tarfile.open(next(distributions.glob("*.tar.gz"))) as archive:
+        archive.extractall(tmp_path, filter="data") if sys.version_info >= (3, 12) else archive.extractall(tmp_path)
+    return next(path for path in tmp_path.iterdir() if path.is_dir())
+
+
+def test_a_wheel_holds_the_content(wheel: Path, tmp_path: Path) -> None:
+    assert import_from(wheel, tmp_path).is_relative_to(wheel)
+    assert sorted(path.name for path in wheel.iterdir() if path.suffix != ".dist-info") == ["bigsci_launch"]
+
+
+def test_an_sdist_holds_the_content(sdist: Path, tmp_path: Path) -> None:
+    assert import_from(sdist, tmp_path).is_relative_to(sdist)
+
+
+def files_below(folder: Path) -> set[Path]:
+    return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_wheel_has_known_hangs_without_their_recordings(wheel: Path, sdist: Path) -> None:
+    """Only tests read recordings; whoever builds from the sdist can run those."""
+    signatures = "bigsci_launch/assets/diagnostics/signatures"
+    here = files_below(ROOT / "diagnostics" / "signatures")
+    assert files_below(sdist / signatures) == here
+    assert files_below(wheel / signatures) == {path for path in here if "recording" not in path.parts}
+
+
+def test_an_installed_wheel_reads_the_library(wheel: Path, tmp_path: Path) -> None:
+    recording = ROOT / "diagnostics" / "signatures" / "stale-build-lock" / "recording"
+    command = [sys.executable, "-m", "bigsci_launch", "spy", "--bundle", str(recording), "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(wheel)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert (json.loads(done.stdout)["verdict"]["signature"], done.stderr) == ("stale-build-lock", "")
 
 
 def test_an_editable_install_holds_the_content(tmp_path: Path) -> None:
