@@ -145,14 +145,11 @@ def _run(argv: tuple[str, ...], timeout_s: float, cwd: Path | None, environment:
     return Completed(argv, process.returncode, stdout, stderr)
 
 
-def stream_slurm(
-    argv: Sequence[str], *, stdin: str, until: Callable[[], float], on_line: Callable[[str], None]
-) -> tuple[int | None, str]:
-    """Run a Slurm command that may not end, handing on each line of its output as it comes.
+def stream_slurm(argv: Sequence[str], *, stdin: str, until: Callable[[], float], on_line: Callable[[str], None]) -> str:
+    """Run a Slurm command that may not end, passing each line of its output on as it comes; return its stderr.
 
-    At the moment `until()` (`time.monotonic()`, asked again after each line) the command is ended; what it printed
-    until then has been handed on. Returns its exit status, or None when it ran out of time, and what it wrote to
-    stderr.
+    At the moment `until()` (`time.monotonic()`, asked again after each line) the command is ended; what it had printed
+    has been passed on.
 
     Raises:
         SlurmUnavailable: the command is missing.
@@ -165,19 +162,17 @@ def stream_slurm(
         environment = scrubbed_environment(os.environ)
         process = subprocess.Popen(argv, stdin=source, stdout=subprocess.PIPE, stderr=words, env=environment)
         try:
-            status = _pass_lines(process, until, on_line)
+            _pass_lines(process, until, on_line)
         finally:
             if process.poll() is None:
                 _end(process)
             if process.stdout is not None:
                 process.stdout.close()
         words.seek(0)
-        return status, words.read().decode("utf-8", "replace")
+        return words.read().decode("utf-8", "replace")
 
 
-def _pass_lines(
-    process: subprocess.Popen[bytes], until: Callable[[], float], on_line: Callable[[str], None]
-) -> int | None:
+def _pass_lines(process: subprocess.Popen[bytes], until: Callable[[], float], on_line: Callable[[str], None]) -> None:
     assert process.stdout is not None
     tail = b""
     with selectors.DefaultSelector() as selector:
@@ -185,11 +180,11 @@ def _pass_lines(
         while selector.select(max(0.0, until() - time.monotonic())):
             data = os.read(process.stdout.fileno(), 1 << 16)
             if not data:
-                return _wait(process, max(1.0, until() - time.monotonic()))
+                _wait(process, max(1.0, until() - time.monotonic()))
+                return
             *lines, tail = (tail + data).split(b"\n")
             for line in lines:
                 on_line(line.decode("utf-8", "replace"))
-    return None
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:

@@ -130,7 +130,6 @@ def step_argv(job_id: str, argv: Sequence[str], *, nodes: Sequence[str]) -> list
 class MonitorStep:
     """A step beside the job's own that came to its end or was ended: nodes where it could not start, Slurm's words."""
 
-    is_finished: bool
     refused_nodes: tuple[str, ...]
     words: str
 
@@ -155,9 +154,9 @@ def run_monitor_step(
     command = [word for word in step_argv(job_id, (), nodes=nodes) if word != "--input=none"]
     # --wait=0: a site's WaitTime must not end slower nodes when the first is done.
     options = ("--input=all", "--wait=0", "--no-kill", "--quiet")
-    status, words = stream_slurm([*command, *options, *argv], stdin=stdin, until=until, on_line=on_line)
+    words = stream_slurm([*command, *options, *argv], stdin=stdin, until=until, on_line=on_line)
     refused = re.findall(r"[Tt]ask launch for \S+ failed on node (\S+?):", words)
-    return MonitorStep(status is not None, tuple(dict.fromkeys(refused)), slurm_words(words))
+    return MonitorStep(tuple(dict.fromkeys(refused)), slurm_words(words))
 
 
 def _ask_squeue(job_ids: Sequence[str]) -> dict[str, JobInfo]:

@@ -72,10 +72,6 @@ class Setup:
         return self.micro_batch_size * self.shape.sequence_length
 
     @property
-    def tokens_per_step(self) -> int:
-        return self.global_batch_size * self.shape.sequence_length
-
-    @property
     def element_bytes(self) -> int:
         """Bytes of one weight or activation."""
         return 4 if self.precision == "fp32" else 2

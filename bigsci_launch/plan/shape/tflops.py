@@ -50,16 +50,3 @@ def tflops_of(setup: Setup, seconds: float) -> Tflops:
         weights=weight_flops(setup.shape, setup.global_batch_size, passes) / per_gpu,
         full=full_flops(setup.shape, setup.topology.tp, setup.global_batch_size, passes) / per_gpu,
     )
-
-
-def training_days(num_tokens: float, num_parameters: float, num_gpus: int, tflops: float, passes: int = 4) -> float:
-    """Days for `num_tokens` tokens of a model of `num_parameters` at `tflops` TFLOP/s per GPU.
-
-    300e9 tokens of 200e9 parameters on 350 GPUs at 150 TFLOP/s take 105.82 days.
-    """
-    return gpu_hours(num_tokens, num_parameters, tflops, passes) / num_gpus / 24
-
-
-def gpu_hours(num_tokens: float, num_parameters: float, tflops: float, passes: int = 4) -> float:
-    """GPU-hours of the same: 888888.89, however many GPUs."""
-    return 2 * passes * num_tokens * num_parameters / (tflops * 1e12) / 3600

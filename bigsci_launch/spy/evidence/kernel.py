@@ -55,10 +55,6 @@ class Socket:
     has_stood: bool = False
 
     @property
-    def is_resending(self) -> bool:
-        return self.num_resent > 0
-
-    @property
     def is_stuck(self) -> bool:
         """Whether the network has lost it. One packet is lost now and then, and sent again; not twice in a row."""
         return self.unacked > 0 and self.num_resent >= RESENT_IN_VAIN and not self.is_unsent

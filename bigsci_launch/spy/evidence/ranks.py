@@ -122,7 +122,6 @@ class RankEvidence:
     error: str | None = None
     """Type and message of the uncaught exception that the rank recorded."""
     unreached: str | None = None
-    found_by: str = ""
     failure: Failure | None = None
     heartbeat: Heartbeat | None = None
     sockets: tuple[Socket, ...] = ()
@@ -312,7 +311,6 @@ def _parse_rank(document: Mapping[str, Any], node: Mapping[str, Any], records: _
         samples=tuple(samples),
         recorder=parse_recorder(recorders[-1]) if recorders else None,
         **records.of(int(document["rank"])),
-        found_by=str(document.get("source") or ""),
         sockets=parse_sockets(document["samples"]),
         memory_events=parse_memory_events(document["samples"]),
     )

@@ -35,11 +35,6 @@ class Partition:
     master: Tensor
     slices: Mapping[str, tuple[int, int]]
 
-    def owner(self, offset: int) -> str:
-        """Return the name of the parameter at element `offset`, or `padding`."""
-        found = (name for name, (start, size) in self.slices.items() if start <= offset < start + size)
-        return next(found, "padding")
-
 
 def partitions(optimizer: Any) -> list[Partition]:
     """Return the partitions of this rank, one per optimizer group."""

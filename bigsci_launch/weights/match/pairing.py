@@ -34,9 +34,8 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """How many bundles there will be, the bundles, and what must be said of them."""
+    """What is compared with what, and what must be said of it."""
 
-    num_bundles: int
     bundles: Iterator[Bundle]
     notes: tuple[str, ...] = ()
 
@@ -48,7 +47,7 @@ def pair_weights(a: Weights, b: Weights) -> Pairing:
     is_cut_alike = a.layout == b.layout and a.topology == b.topology and not _are_other_models(a, b)
     if is_cut_alike and left.keys() & right.keys():
         names = list(dict.fromkeys([*left, *right]))
-        return Pairing(len(names), _by_file(a, b, left, right, names), notes)
+        return Pairing(_by_file(a, b, left, right, names), notes)
     return _by_name(a, b, notes)
 
 
@@ -145,8 +144,7 @@ def _by_name(a: Weights, b: Weights, notes: tuple[str, ...]) -> Pairing:
     pairs = list(pair_logically(left, right, hints, lost))
     unreadable += _cut_otherwise(lost)
     allow_many_files()
-    count = max(1, -(-len(pairs) // PAIRS_AT_A_TIME))
-    return Pairing(count, _cut(pairs, tuple(unreadable)), (*notes, *_topology_note(a, b), *lacking))
+    return Pairing(_cut(pairs, tuple(unreadable)), (*notes, *_topology_note(a, b), *lacking))
 
 
 def _cut_otherwise(lost: Sequence[StoredTensor]) -> Iterator[Unreadable]:
