@@ -26,6 +26,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigsci_launch.procfs import read_process
+
 START_S, LEFT_BEHIND_S = 240, 40
 UNHARMED = "no thread stopped or traced, nothing left behind, and the steps go on"
 LAUNCHER = """
@@ -185,11 +187,11 @@ def our_orphans() -> list[int]:
     for process in Path("/proc").iterdir():
         try:
             is_ours = process.name.isdigit() and MARK.encode() in (process / "environ").read_bytes()
-            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1]) if is_ours else 0
-        except (OSError, ValueError):
+        except OSError:
             continue
-        if is_ours and parent == 1:
-            found.append(int(process.name))
+        now = read_process(int(process.name)) if is_ours else None
+        if now is not None and now.parent_pid == 1:
+            found.append(now.pid)
     return found
 
 

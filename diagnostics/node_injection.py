@@ -17,7 +17,7 @@ import os
 import struct
 import time
 
-from node_processes import read_text
+from node_processes import parse_stat, read_text
 from node_recorder import compact_records
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
@@ -103,12 +103,13 @@ def pull(pid: int, known: Facts) -> bytes:
 def quiet_thread(pid: int) -> int:
     """A thread that sleeps in a call that the kernel can repeat; the main thread before others."""
     names = sorted(os.listdir(f"/proc/{pid}/task"), key=lambda name: (int(name) != pid, int(name)))
-    states = [(read_text(f"/proc/{pid}/task/{name}/stat") or "").rpartition(")")[2].split()[:1] for name in names]
-    if any(state in (["T"], ["t"]) for state in states):
+    texts = [(name, read_text(f"/proc/{pid}/task/{name}/stat")) for name in names]
+    states = {name: parse_stat(text)["state"] for name, text in texts if text}
+    if {"T", "t"} & set(states.values()):
         raise OSError("the process is stopped or traced")
-    for name, state in zip(names, states):
+    for name, state in states.items():
         call = (read_text(f"/proc/{pid}/task/{name}/syscall") or "").split()
-        if state == ["S"] and call and call[0] in QUIET_CALLS:
+        if state == "S" and call and call[0] in QUIET_CALLS:
             return int(name)
     raise OSError("no thread of it sleeps in a call that can be repeated")
 

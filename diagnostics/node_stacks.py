@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from node_processes import read_text, run_program
+from node_processes import parse_stat, read_text, run_program
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def thread_states(pid: int) -> list[str]:
     except OSError:
         return []
     texts = [read_text(f"/proc/{pid}/task/{name}/stat") for name in names]
-    return [text.rpartition(")")[2].split()[0] for text in texts if text]
+    return [parse_stat(text)["state"] for text in texts if text]
 
 
 def read_rank_native(rank: Facts, request: Facts, _known: Facts) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""The processes of a reproduction, as the four files of /proc show them that always answer, and how to end them all."""
+"""The processes of a reproduction: which of them live, whether they rest, and how to end them all."""
 
 from __future__ import annotations
 
@@ -7,31 +7,12 @@ import os
 import signal
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from bigsci_launch.procfs import Process, read_processes
 
 END_TIMEOUT_S = 15.0
 POLL_S = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """One line of /proc/PID/stat. `ticks` is its processor time, user and system, in clock ticks."""
-
-    pid: int
-    state: str
-    session: int
-    ticks: int
-
-
-def read_process(pid: int) -> Process | None:
-    """The process `pid`; None when it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return Process(pid, fields[0], int(fields[3]), int(fields[11]) + int(fields[12]))
 
 
 def read_switches(pid: int) -> int | None:
@@ -45,9 +26,7 @@ def read_switches(pid: int) -> int | None:
 
 def members(sessions: Collection[int]) -> list[Process]:
     """The living processes of `sessions`; zombies are their parents' business."""
-    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-    processes = (read_process(pid) for pid in pids)
-    return [one for one in processes if one and one.session in sessions and one.state != "Z"]
+    return [one for one in read_processes().values() if one.session in sessions]
 
 
 def kill_sessions(sessions: Collection[int]) -> None:

@@ -23,9 +23,10 @@ from bigsci_launch.hang_lab.processes import kill_sessions, wait_until_gone
 from bigsci_launch.hang_lab.programs import RANK_VARIABLES, lab_program, rank_runner
 from bigsci_launch.hang_lab.stage import SetStage, Surroundings, set_stage
 from bigsci_launch.hang_lab.stand import Job, wait_for_stand
+from bigsci_launch.procfs import start_ticks
 from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.layout import RunDir, write_json
-from bigsci_launch.scheduler.local import Launcher, reserved_port, start_ticks
+from bigsci_launch.scheduler.local import Launcher, reserved_port
 from bigsci_launch.topology import Topology
 
 STAND_TIMEOUT_S = 90.0

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from bigsci_launch.errors import ClusterError
 from bigsci_launch.minicluster.directory import ClusterDir
-from bigsci_launch.minicluster.proctree import Process, descendants, read_process, read_processes, step_daemons
+from bigsci_launch.minicluster.proctree import descendants, step_daemons
+from bigsci_launch.procfs import Process, read_process, read_processes
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TOOL_TIMEOUT_S = 20.0

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from bigsci_launch.procfs import start_ticks
+
 KILL_GRACE_S = 10.0
 """From TERM to KILL for ranks that are left when one has failed."""
 STOP_GRACE_S = 30.0
@@ -70,15 +72,6 @@ def start_launcher(script: Path, output: Path, working_directory: Path) -> tuple
             start_new_session=True,
         )
     return Launcher(process.pid, start_ticks(process.pid) or 0, socket.gethostname()), process
-
-
-def start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None when it is gone or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else int(fields[19])
 
 
 @contextlib.contextmanager

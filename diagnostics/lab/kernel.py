@@ -78,7 +78,7 @@ class Unkillable(FrozenDisk):
     def kill_when_stuck(self) -> None:
         code = (
             "import os,sys,time; p=int(sys.argv[1]);\n"
-            "while open(f'/proc/{p}/stat').read().rpartition(')')[2].split()[0] != 'D': time.sleep(0.02)\n"
+            "while open(f'/proc/{p}/stat', 'rb').read().rpartition(b')')[2].split()[0] != b'D': time.sleep(0.02)\n"
             "os.kill(p, 9); open(sys.argv[2], 'w').close()"
         )
         assert self.run_dir is not None
@@ -213,7 +213,7 @@ def wait_for_another_thread_in(state: str) -> None:
     own = str(os.getpid())
     while True:
         for task in Path("/proc/self/task").iterdir():
-            if task.name != own and (task / "stat").read_text().rpartition(")")[2].split()[0] == state:
+            if task.name != own and (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] == state:
                 return
         time.sleep(0.01)
 

@@ -110,7 +110,7 @@ def wait_until_stopped(training: Training) -> None:
 
 
 def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
 
 
 RECIPES: dict[str, type[Training]] = {

@@ -26,7 +26,8 @@ from bigsci_launch.minicluster.processes import (
     start_daemon,
     wait_until,
 )
-from bigsci_launch.minicluster.proctree import descendants, read_process, read_processes
+from bigsci_launch.minicluster.proctree import descendants
+from bigsci_launch.procfs import read_process, read_processes
 
 
 @pytest.fixture

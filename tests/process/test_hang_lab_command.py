@@ -19,8 +19,8 @@ import pytest
 from bigsci_launch.errors import LabError
 from bigsci_launch.hang_lab.catalogue import find_reproduction
 from bigsci_launch.hang_lab.needs import missing_need
-from bigsci_launch.hang_lab.processes import read_process
 from bigsci_launch.hang_lab.runner import Standing, Trial, reproduce
+from bigsci_launch.procfs import read_process
 
 BSL = [sys.executable, "-m", "bigsci_launch"]
 END_TIMEOUT_S = 20.0

@@ -19,10 +19,11 @@ from bigsci_launch.errors import LabError
 from bigsci_launch.hang_lab.catalogue import Reproduction, Stand
 from bigsci_launch.hang_lab.needs import missing_need
 from bigsci_launch.hang_lab.nursery import Nursery, open_nursery
-from bigsci_launch.hang_lab.processes import members, read_process
+from bigsci_launch.hang_lab.processes import members
 from bigsci_launch.hang_lab.runner import Standing, Trial, reproduce
 from bigsci_launch.hang_lab.stand import Job, wait_for_stand
 from bigsci_launch.hang_lab.zoo import REPRODUCTIONS
+from bigsci_launch.procfs import read_process
 from bigsci_launch.runs.layout import RunDir, read_json, write_json
 
 pytestmark = pytest.mark.torch

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bigsci_launch.minicluster.proctree import read_processes
+from bigsci_launch.procfs import read_processes
 
 pytestmark = pytest.mark.slurm
 

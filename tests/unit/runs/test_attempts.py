@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from bigsci_launch.errors import RunDirError
+from bigsci_launch.procfs import start_ticks
 from bigsci_launch.runs.attempts import JobRecord, query_attempt, query_attempts, read_exit, read_job, write_job
 from bigsci_launch.scheduler.job import JobState
-from bigsci_launch.scheduler.local import Launcher, start_ticks
+from bigsci_launch.scheduler.local import Launcher
 
 Install = Callable[..., Any]
 INVALID = "slurm_load_jobs error: Invalid job id specified\n"

@@ -1,0 +1,127 @@
+"""What the stand-alone programs of diagnostics/ know in a copy of their own is what the package knows.
+
+They run on compute nodes without the package, so they keep their copies; these laws hold both sides equal.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from bigsci_launch import procfs
+
+from .conftest import PACKAGE, Parsed
+
+DIAGNOSTICS = PACKAGE.parent / "diagnostics"
+HOSTILE_NAMES = (
+    b"python3",
+    b" ",
+    b"(",
+    b")",
+    b"a) S 1 (b",
+    b") Z 0 0 (",
+    b"x\ny",
+    b"a\rb",
+    b"\xff)\xfe(",
+    b"1 (2) R 3",
+)
+
+Program = Callable[[str], ModuleType]
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[Program]:
+    """`program("rank_runner")`: a stand-alone program as a module, which finds its neighbours as when it runs."""
+    folders = [str(DIAGNOSTICS), str(DIAGNOSTICS / "lab")]
+    known = set(sys.modules)
+    sys.path[:0] = folders
+    yield importlib.import_module
+    del sys.path[: len(folders)]
+    for name in set(sys.modules) - known:
+        if str(DIAGNOSTICS) in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
+
+
+# ------------------------------------------------------------------------------------------- /proc/PID/stat
+
+
+@pytest.fixture(params=HOSTILE_NAMES, ids=repr)
+def named(request: pytest.FixtureRequest) -> Iterator[bytes]:
+    """This process is called so, as far as the kernel is concerned."""
+    with called(Path("/proc/self/comm"), request.param):
+        yield request.param
+
+
+@contextlib.contextmanager
+def called(comm: Path, name: bytes) -> Iterator[None]:
+    before = comm.read_bytes().removesuffix(b"\n")
+    comm.write_bytes(name)
+    try:
+        yield
+    finally:
+        comm.write_bytes(before)
+
+
+def test_the_kernels_text_is_read_alike(program: Program, named: bytes) -> None:
+    text = Path("/proc/self/stat").read_bytes().decode("utf-8", "replace")
+    ours, theirs = procfs.parse_stat(text), program("node_processes").parse_stat(text)
+    assert theirs["comm"] == ours.command == named.decode("utf-8", "replace")
+    assert (theirs["state"], theirs["ppid"], theirs["cpu_ticks"], theirs["start_ticks"]) == (
+        ours.state,
+        ours.parent_pid,
+        ours.cpu_ticks,
+        ours.start_ticks,
+    )
+
+
+def test_start_and_state_of_a_process_are_read_alike(program: Program, named: bytes) -> None:
+    ours = procfs.read_process(os.getpid())
+    assert ours is not None
+    assert program("rank_runner").start_ticks(os.getpid()) == ours.start_ticks
+    assert program("loss").state_of(os.getpid()) == ours.state == "R"
+    assert program("node_processes").read_safe(os.getpid())["start_ticks"] == ours.start_ticks
+    assert "R" in program("node_stacks").thread_states(os.getpid())
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=repr)
+def test_the_state_of_a_thread_is_found(program: Program, name: bytes) -> None:
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, daemon=True)
+    thread.start()
+    try:
+        with called(Path(f"/proc/self/task/{thread.native_id}/comm"), name):
+            program("kernel").wait_for_another_thread_in("S")  # for ever, if it does not find the thread
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_a_process_that_is_gone_is_nobodys(program: Program) -> None:
+    gone = 2**22 + 1
+    assert procfs.read_process(gone) is program("rank_runner").start_ticks(gone) is None
+    assert program("node_processes").read_safe(gone)["state"] == "gone"
+
+
+def test_one_module_of_the_package_parses_it(modules: Parsed) -> None:
+    """The last parenthesis is where every parser begins."""
+    assert [path for path, tree in modules.items() if cuts_at_parenthesis(tree)] == ["procfs.py"]
+
+
+def cuts_at_parenthesis(tree: ast.Module) -> bool:
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("rpartition", "rsplit", "rindex", "rfind")
+        and [argument.value for argument in call.args[:1] if isinstance(argument, ast.Constant)] == [")"]
+        for call in calls
+    )
