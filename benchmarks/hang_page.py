@@ -89,7 +89,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 def table_row(name: str, is_prepared: bool, rows: Sequence[Row]) -> str:
     reproduction = find_reproduction(name)
     right = sum(row["judgement"] == "right" for row in rows)
-    answer = f"{reproduction.states[0]} {reproduction.classes[0]}"
+    answer = f"{reproduction.states[0].value} {reproduction.classes[0]}"
     cells = (name, reproduction.title, answer, "recorded" if is_prepared else "stacks", f"{right}/{len(rows)}",
              said(rows), peers_said(rows, "torchfrtrace"), peers_said(rows, "detail"))  # fmt: skip
     return f"| {' | '.join(cells)} |"
@@ -138,4 +138,4 @@ def misses(rows: Iterable[Row]) -> list[str]:
 
 def absent() -> list[str]:
     lines = ["## Not reproduced", "", "| class | what | why not |", "|---|---|---|"]
-    return [*lines, *(f"| {one.hang_class} | {one.title} | {one.reason} |" for one in NOT_REPRODUCED)]
+    return [*lines, *(f"| {one.hang_class} | {one.hang_class.title} | {one.reason} |" for one in NOT_REPRODUCED)]

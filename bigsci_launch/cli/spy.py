@@ -112,7 +112,7 @@ def spy(
         _write_page(evidence, conclusion, html)
     if unstored is not None:
         raise unstored
-    if exit_code and conclusion.state.value in ("hang", "crashed"):
+    if exit_code and conclusion.state.is_failure:
         sys.exit(EXIT_FOUND)
     if evidence.nodes_silent:
         sys.exit(EXIT_INCOMPLETE)

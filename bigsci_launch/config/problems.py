@@ -31,6 +31,7 @@ _WORDS = {
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
     "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
     "too_short": "must have at least {min_length} items",
     "too_long": "must have at most {max_length} items",
     "string_pattern_mismatch": "does not match {pattern}",

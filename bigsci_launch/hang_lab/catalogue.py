@@ -1,6 +1,6 @@
 """What the laboratory can reproduce, and what a diagnosis should say of it.
 
-Classes are those of the taxonomy (`H01`..`H107`). A class may have several reproductions (`H36-stopped`, `H36-lock`);
+Classes are those of the taxonomy. A class may have several reproductions, its variants (`H36-stopped`, `H36-lock`);
 the rest are listed with the reason why a machine without accelerators cannot show them.
 """
 
@@ -13,9 +13,9 @@ from enum import Enum
 from typing import Literal
 
 from bigsci_launch.errors import LabError
+from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology import Topology
 
-State = Literal["hang", "slow", "progressing", "crashed", "finished", "unknown"]
 Need = Literal["root", "loop device", "fuse", "network namespaces", "traffic control", "compiler", "core files here",
                "no right to trace"]  # fmt: skip
 Stage = Literal["frozen-disk", "silent-fuse", "lost-server", "two-networks"]
@@ -71,21 +71,21 @@ def both_across(culprit: int, topology: Topology) -> Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """One way to bring a class of hangs about, and the right answer.
+    """One way to reproduce a class of hangs, and the right answer.
 
-    `states` and `classes` are the answers that are right, the best one first; an empty class means that none has to be
-    named. `suspects` gives the ranks that may be accused: all of them if `must_accuse`, or none where the
+    `states` and `classes` are the answers that are right, the best one first; None among the classes means that none
+    has to be named. `suspects` gives the ranks that may be accused: all of them if `must_accuse`, or none where the
     evidence is symmetric. `culprits`: whether the culprit's place matters.
     """
 
     name: str
-    hang_class: str
+    hang_class: HangClass
     title: str
     program: str
     recipe: str
+    states: tuple[State, ...]
+    classes: tuple[HangClass | None, ...]
     stand: Stand = Stand.STILL
-    states: tuple[State, ...] = ("hang",)
-    classes: tuple[str, ...] = ()
     suspects: Who = the_culprit
     must_accuse: bool = True
     needs: tuple[Need, ...] = ()
@@ -101,7 +101,7 @@ class Reproduction:
     @property
     def is_hang(self) -> bool:
         """Whether `hang` may be said of it at all."""
-        return "hang" in self.states
+        return State.HANG in self.states
 
     def topology(self, num_ranks: int) -> Topology:
         """The layout of `num_ranks` ranks in which this reproduction works.
@@ -130,8 +130,7 @@ def shape_topology(shape: Shape, num_ranks: int) -> Topology:
 class NotReproduced:
     """A class that this machine cannot show."""
 
-    hang_class: str
-    title: str
+    hang_class: HangClass
     reason: str
 
 
@@ -151,7 +150,7 @@ def find_reproductions(names: Sequence[str]) -> tuple[Reproduction, ...]:
 
     found: dict[str, Reproduction] = {}
     for name in names:
-        matching = [one for one in REPRODUCTIONS if name in (one.name, one.hang_class)]
+        matching = [one for one in REPRODUCTIONS if name in (one.name, str(one.hang_class))]
         if not matching:
             raise _no_such(name)
         found.update({one.name: one for one in matching})
@@ -171,7 +170,7 @@ def find_reproduction(name: str) -> Reproduction:
 def _no_such(name: str) -> LabError:
     from bigsci_launch.hang_lab.zoo import NOT_REPRODUCED
 
-    absent = next((one for one in NOT_REPRODUCED if one.hang_class == name), None)
+    absent = next((one for one in NOT_REPRODUCED if str(one.hang_class) == name), None)
     if absent:
-        return LabError(f"{name} ({absent.title}) cannot be reproduced here: {absent.reason}")
+        return LabError(f"{name} ({absent.hang_class.title}) cannot be reproduced here: {absent.reason}")
     return LabError(f"no class {name!r} in the laboratory", hint="`bsl hang-lab list` shows all")

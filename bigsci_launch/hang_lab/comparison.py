@@ -47,8 +47,8 @@ class Comparison:
             "culprit": self.culprit,
             "expected": self.expected,
             "verdict": {
-                "state": self.verdict.state,
-                "class": self.verdict.hang_class,
+                "state": self.verdict.state.value,
+                "class": str(self.verdict.hang_class) if self.verdict.hang_class else None,
                 "suspects": sorted(self.verdict.suspects),
                 "confidence": self.verdict.confidence,
                 "claim": self.verdict.claim,

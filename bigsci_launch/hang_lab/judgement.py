@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from bigsci_launch.hang_lab.catalogue import Ranks, Reproduction
+from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology import Topology, compress_ranks
 
 
@@ -30,25 +31,25 @@ class Judgement(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What `bsl spy --json` says, or a peer, as much as is compared."""
+    """What `bsl spy --json` says, as much as is compared."""
 
-    state: str
-    hang_class: str | None
+    state: State
+    hang_class: HangClass | None
     suspects: Ranks
     claim: str
     confidence: float | None = None
 
     def __str__(self) -> str:
         named = f", rank {compress_ranks(self.suspects)}" if self.suspects else ", nobody accused"
-        return f"{self.state} {self.hang_class or '-'}{named}"
+        return f"{self.state.value} {self.hang_class or '-'}{named}"
 
 
 def read_verdict(document: Mapping[str, Any]) -> Verdict:
     """The verdict in a document of `bsl spy --json`."""
     verdict = document["verdict"]
     return Verdict(
-        state=verdict["state"],
-        hang_class=verdict["class"],
+        state=State(verdict["state"]),
+        hang_class=HangClass.parse(verdict["class"]) if verdict["class"] else None,
         suspects=frozenset(suspect["rank"] for suspect in verdict["suspects"]),
         claim=verdict["claim"],
         confidence=verdict["confidence"],
@@ -60,16 +61,16 @@ def judge(verdict: Verdict, reproduction: Reproduction, culprit: int, topology: 
     allowed = reproduction.suspects(culprit, topology)
     if verdict.suspects - allowed:
         return Judgement.WRONG_ACCUSATION
-    if verdict.state == "hang" and not reproduction.is_hang:
+    if verdict.state is State.HANG and not reproduction.is_hang:
         return Judgement.FALSE_ALARM
-    if verdict.state == "unknown":
+    if verdict.state is State.UNKNOWN:
         return Judgement.UNKNOWN
     if verdict.state not in reproduction.states:
         return Judgement.OTHER_STATE
     if reproduction.must_accuse and verdict.suspects != allowed:
         return Judgement.NOBODY_NAMED if not verdict.suspects else Judgement.OTHER_CLASS
     # Of what is no hang no class has to be named.
-    if (verdict.hang_class or "") not in reproduction.classes and (verdict.hang_class or reproduction.is_hang):
+    if verdict.hang_class not in reproduction.classes and (verdict.hang_class or reproduction.is_hang):
         return Judgement.OTHER_CLASS
     return Judgement.RIGHT
 
@@ -81,4 +82,5 @@ def expectation(reproduction: Reproduction, culprit: int, topology: Topology) ->
         who = "nobody accused"
     else:
         who = f"rank {compress_ranks(ranks)}" + ("" if reproduction.must_accuse else " or nobody")
-    return f"{' or '.join(reproduction.states)} {reproduction.classes[0]}, {who}"
+    states = " or ".join(state.value for state in reproduction.states)
+    return f"{states} {reproduction.classes[0]}, {who}"

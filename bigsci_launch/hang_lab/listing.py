@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 
 def _in_order() -> Iterator[Reproduction | NotReproduced]:
-    entries = {one.name: one for one in REPRODUCTIONS} | {one.hang_class: one for one in NOT_REPRODUCED}
+    entries = {one.name: one for one in REPRODUCTIONS} | {str(one.hang_class): one for one in NOT_REPRODUCED}
     yield from (entries[name] for name in sorted(entries, key=class_order))
 
 
@@ -24,9 +24,9 @@ def catalogue_rows() -> list[tuple[str, str, str, str]]:
 
 def _row(one: Reproduction | NotReproduced) -> tuple[str, str, str, str]:
     if isinstance(one, NotReproduced):
-        return (one.hang_class, one.title, "", f"no: {one.reason}")
+        return (str(one.hang_class), one.hang_class.title, "", f"no: {one.reason}")
     reason = missing_need(one)
-    return (one.name, one.title, " or ".join(one.states), f"no: {reason}" if reason else "yes")
+    return (one.name, one.title, " or ".join(state.value for state in one.states), f"no: {reason}" if reason else "yes")
 
 
 def catalogue_document() -> dict[str, Any]:
@@ -36,12 +36,13 @@ def catalogue_document() -> dict[str, Any]:
 
 def _entry(one: Reproduction | NotReproduced) -> dict[str, Any]:
     if isinstance(one, NotReproduced):
-        return {"name": one.hang_class, "class": one.hang_class, "title": one.title, "reproducible": False,
+        name = str(one.hang_class)
+        return {"name": name, "class": name, "title": one.hang_class.title, "reproducible": False,
                 "reason": one.reason}  # fmt: skip
     reason = missing_need(one)
     return {
         "name": one.name,
-        "class": one.hang_class,
+        "class": str(one.hang_class),
         "title": one.title,
         "reproducible": reason is None,
         "reason": reason,
@@ -50,8 +51,8 @@ def _entry(one: Reproduction | NotReproduced) -> dict[str, Any]:
         "min_ranks": one.min_ranks,
         "needs": list(one.needs),
         "is_hang": one.is_hang,
-        "states": list(one.states),
-        "classes": list(one.classes),
+        "states": [state.value for state in one.states],
+        "classes": [str(hang_class or "") for hang_class in one.classes],
         "accuses": one.must_accuse,
         "culprits": one.culprits,
     }

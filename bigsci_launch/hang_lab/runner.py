@@ -27,6 +27,7 @@ from bigsci_launch.procfs import start_ticks
 from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.layout import RunDir, write_json
 from bigsci_launch.scheduler.local import Launcher, reserved_port
+from bigsci_launch.spy.taxonomy import HangClass
 from bigsci_launch.topology import Topology
 
 STAND_TIMEOUT_S = 90.0
@@ -109,7 +110,8 @@ def require_possible(trial: Trial) -> Topology:
     if not 0 <= trial.culprit < trial.num_ranks:
         raise LabError(f"there is no rank {trial.culprit} among {trial.num_ranks}")
     if trial.culprit == 0 and trial.reproduction.culprits == "not rank 0":
-        raise LabError(f"{trial.reproduction.name}: rank 0 serves the store, without which the others end too (H70)")
+        end = f"without which the others end too ({HangClass.RANK_KILLED})"
+        raise LabError(f"{trial.reproduction.name}: rank 0 serves the store, {end}")
     return topology
 
 

@@ -25,6 +25,7 @@ from bigsci_launch.hang_lab.stand import Job, wait_for_stand
 from bigsci_launch.hang_lab.zoo import REPRODUCTIONS
 from bigsci_launch.procfs import read_process
 from bigsci_launch.runs.layout import RunDir, read_json, write_json
+from bigsci_launch.spy.taxonomy import State
 
 pytestmark = pytest.mark.torch
 PY_SPY = str(Path(sys.executable).parent / "py-spy")
@@ -172,7 +173,7 @@ def require_ended(standing: Standing) -> None:
     seen = {record["signal"] or str(record["code"]) for record in ends}
     expected = CODES.get(standing.reproduction.name)
     if len(ends) < NUM_RANKS:
-        assert standing.reproduction.states == ("crashed",)
+        assert standing.reproduction.states == (State.CRASHED,)
     if expected:
         assert seen == expected if len(ends) == NUM_RANKS else seen <= expected
     else:

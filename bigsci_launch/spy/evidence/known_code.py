@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from bigsci_launch.spy.taxonomy import HangClass
+
 WRAPPER_FILES = (
     "torch/distributed/c10d_logger.py",
     "torch/utils/_contextlib.py",
@@ -130,42 +132,46 @@ def reach_of(function: str, file: str, operation: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Stall:
+class KnownWait:
     """A known place in which a process waits outside of any communication, and what that means.
 
-    `kind` is a class of the taxonomy (H30 to H68); `words` completes "rank 3 ...". `wchan` are beginnings of names of
-    kernel functions, one of which must fit.
+    `words` completes "rank 3 ...". `wchan` are beginnings of names of kernel functions, one of which must fit.
     """
 
-    kind: str
+    hang_class: HangClass
     words: str
     function: str = ""
     file: str = ""
     wchan: tuple[str, ...] = ()
 
 
-KERNEL_STALLS = (
-    Stall("H41", "waits for a file lock", wchan=("locks_lock_inode_wait", "flock_lock_inode_wait", "posix_lock")),
-    Stall("H39", "writes to a pipe that nobody empties", wchan=("anon_pipe_write", "pipe_write", "pipe_wait_writable")),
-    Stall("H68", "waits for a file server", wchan=("rpc_wait_bit", "nfs_", "cl_sync_io_wait", "ptlrpc_")),
-    Stall("H67", "waits for a device or a file system daemon that does not answer", wchan=(
+KERNEL_WAITS = (
+    KnownWait(HangClass.FILE_LOCK_HELD, "waits for a file lock", wchan=(
+        "locks_lock_inode_wait", "flock_lock_inode_wait", "posix_lock")),
+    KnownWait(HangClass.OUTPUT_PIPE_FULL, "writes to a pipe that nobody empties", wchan=(
+        "anon_pipe_write", "pipe_write", "pipe_wait_writable")),
+    KnownWait(HangClass.FILE_SERVER_LOST, "waits for a file server", wchan=(
+        "rpc_wait_bit", "nfs_", "cl_sync_io_wait", "ptlrpc_")),
+    KnownWait(HangClass.DEVICE_SILENT, "waits for a device or a file system daemon that does not answer", wchan=(
         "request_wait_answer", "fuse_", "nv_", "nvidia", "nvkms", "uvm_", "uverbs", "ib_uverbs", "mlx5_", "__rdma")),
 )  # fmt: skip
 """The kernel function tells all."""
 
-STALLS = (
-    Stall("H40", "waits for a build lock that nobody releases", function="wait", file="file_baton.py"),
-    Stall("H42", "stands in a debugger", function="interaction", file="/pdb.py"),
-    Stall("H42", "stands in a debugger", function="cmdloop", file="/cmd.py"),
-    Stall("H42", "waits for a terminal", wchan=("n_tty_read",)),
-    Stall("H38", "waits for a process pool", file="multiprocessing/pool.py"),
-    Stall("H35", "waits for a child process", wchan=("do_wait",)),
-    Stall("H43", "waits for the network", wchan=("wait_woken", "sk_wait_data", "inet_csk_acc", "inet_wait_for")),
-    Stall("H43", "waits for the network", file="/socket.py"),
-    Stall("H43", "waits for the network", file="/ssl.py"),
-    Stall("H43", "waits for the network", file="/urllib3/connectionpool.py"),
-    Stall("H31", "sleeps", wchan=("hrtimer_nanosleep",)),
-)
+KNOWN_WAITS = (
+    KnownWait(HangClass.BUILD_LOCK_STALE, "waits for a build lock that nobody releases", function="wait",
+              file="file_baton.py"),
+    KnownWait(HangClass.BREAKPOINT_FORGOTTEN, "stands in a debugger", function="interaction", file="/pdb.py"),
+    KnownWait(HangClass.BREAKPOINT_FORGOTTEN, "stands in a debugger", function="cmdloop", file="/cmd.py"),
+    KnownWait(HangClass.BREAKPOINT_FORGOTTEN, "waits for a terminal", wchan=("n_tty_read",)),
+    KnownWait(HangClass.POOL_STUCK, "waits for a process pool", file="multiprocessing/pool.py"),
+    KnownWait(HangClass.CHILD_STUCK, "waits for a child process", wchan=("do_wait",)),
+    KnownWait(HangClass.NETWORK_CALL_UNANSWERED, "waits for the network", wchan=(
+        "wait_woken", "sk_wait_data", "inet_csk_acc", "inet_wait_for")),
+    KnownWait(HangClass.NETWORK_CALL_UNANSWERED, "waits for the network", file="/socket.py"),
+    KnownWait(HangClass.NETWORK_CALL_UNANSWERED, "waits for the network", file="/ssl.py"),
+    KnownWait(HangClass.NETWORK_CALL_UNANSWERED, "waits for the network", file="/urllib3/connectionpool.py"),
+    KnownWait(HangClass.BLOCKED_IN_C, "sleeps", wchan=("hrtimer_nanosleep",)),
+)  # fmt: skip
 
 DATA_LOADER_FILES = ("torch/utils/data/dataloader.py",)
 CHILD_FILES = (*DATA_LOADER_FILES, "/subprocess.py", "multiprocessing/", "concurrent/futures/process.py")

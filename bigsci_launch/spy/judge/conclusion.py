@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from enum import Enum
 
 from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology import compress_ranks
 
 MAX_LIST = 60
 """Characters that a list of ranks may take within a sentence."""
-
-
-class State(Enum):
-    """What the job is doing, as far as the evidence tells."""
-
-    HANG = "hang"
-    SLOW = "slow"
-    PROGRESSING = "progressing"
-    CRASHED = "crashed"
-    FINISHED = "finished"
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +40,7 @@ class KnownHang:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """The verdict. `kind` is a class of the taxonomy (`H01`) or None; `confidence` goes from 0 to 1.
+    """The verdict. `confidence` goes from 0 to 1.
 
     `claim` is the one sentence; `evidence` speaks for it, `missing` would make it surer, `next` are commands.
     """
@@ -59,7 +48,7 @@ class Conclusion:
     state: State
     claim: str
     confidence: float
-    kind: str | None = None
+    hang_class: HangClass | None = None
     suspects: tuple[Suspect, ...] = ()
     sides: tuple[Side, ...] = ()
     evidence: tuple[str, ...] = ()

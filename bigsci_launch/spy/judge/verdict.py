@@ -12,7 +12,7 @@ from dataclasses import replace
 from bigsci_launch.spy.evidence.ranks import NOT_FOUND, Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stack_classes import merge_stacks
 from bigsci_launch.spy.evidence.stacks import decisive_thread
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, State, Suspect, count_ranks, name_ranks, where_shared
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Suspect, count_ranks, name_ranks, where_shared
 from bigsci_launch.spy.judge.motion import is_busy, moving_ranks, named_frames
 from bigsci_launch.spy.judge.rules.async_wait import conclude_uncertain, is_certain
 from bigsci_launch.spy.judge.rules.circle import judge_circle
@@ -26,6 +26,7 @@ from bigsci_launch.spy.judge.rules.process import Stall, explain_stall
 from bigsci_launch.spy.judge.rules.rendezvous import is_joining, judge_rendezvous
 from bigsci_launch.spy.judge.rules.work import conclude_computing, conclude_work, find_works, judge_leaving, judge_work
 from bigsci_launch.spy.judge.waits import WaitGraph, build_graph
+from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology import compress_ranks
 
 ODD_SHARE = 0.25
@@ -104,7 +105,7 @@ def _ended(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         state=State.CRASHED if failed else State.HANG,
         claim=claim,
         confidence=stall.confidence,
-        kind=stall.kind,
+        hang_class=stall.hang_class,
         suspects=(Suspect(first.rank, stall.words),),
         evidence=tuple(f"{evidence.name(seen.rank)} {explain_stall(seen).words}" for seen in failed[1:4]),
         missing=(stall.missing,) if stall.missing else (),
@@ -135,7 +136,7 @@ def _moving(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         state=State.SLOW,
         claim=f"the job gets on, but {evidence.name(slow.rank)} {words}",
         confidence=0.6,
-        kind="H101" if is_busy(slow) else "H100",
+        hang_class=HangClass.STRAGGLER_COMPUTES if is_busy(slow) else HangClass.STRAGGLER_SLEEPS,
         suspects=(Suspect(slow.rank, words),),
         evidence=(fact,),
         missing=("more samples: run `bsl spy` again and see whether the same rank is late",),
@@ -178,7 +179,7 @@ def _stays_away(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         return at_work
     stalls = _certain_stalls([seen for seen in roots if seen.rank not in works])
     if all(is_joining(by_rank[rank]) for rank in graph.waits):
-        stalls = [replace(stall, kind="H45") for stall in stalls]
+        stalls = [replace(stall, hang_class=HangClass.RENDEZVOUS_LATE) for stall in stalls]
     if not stalls:
         at_work = conclude_work(evidence, graph, list(works.values())) if works else None
         return at_work or conclude_uncertain(evidence, graph, roots)
@@ -188,7 +189,7 @@ def _stays_away(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         state=State.HANG,
         claim=_claim_away(evidence, graph, stalls, len(waiting)),
         confidence=round(min(stall.confidence for stall in stalls) * (0.6 if many else 1.0), 2),
-        kind=stalls[0].kind if len({stall.kind for stall in stalls}) == 1 else None,
+        hang_class=stalls[0].hang_class if len({stall.hang_class for stall in stalls}) == 1 else None,
         suspects=tuple(Suspect(stall.rank, stall.words) for stall in stalls),
         sides=sides_of(graph, tuple(graph.waits)),
         evidence=_evidence_away(evidence, graph, stalls),
@@ -244,7 +245,7 @@ def _together(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         state=State.HANG,
         claim=f"every rank is inside its collective and none is missing, yet none gets on: {where}",
         confidence=0.4,
-        kind="H80",
+        hang_class=HangClass.LINK_DOWN,
         sides=sides_of(graph, tuple(graph.waits)),
         evidence=("no rank moved between the samples",) if _num_samples(evidence) > 1 else (),
         missing=("unacknowledged bytes on the connections between the nodes", "the state of the devices"),
@@ -284,7 +285,7 @@ def _no_collectives(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         state=State.HANG,
         claim=f"{claim}; the other {most}",
         confidence=0.5,
-        kind=stalls[0].kind,
+        hang_class=stalls[0].hang_class,
         suspects=tuple(Suspect(stall.rank, stall.words) for stall in stalls),
         sides=sides,
         evidence=("they differ from the others, that is all: no rank is in a collective that would say who waits",),

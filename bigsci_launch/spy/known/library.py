@@ -105,7 +105,7 @@ def find_signature(evidence: Evidence, conclusion: Conclusion, signatures: Seque
 def matches(signature: Signature, evidence: Evidence, conclusion: Conclusion) -> bool:
     """Whether everything that `signature` asks for is true."""
     when = signature.file.when
-    if conclusion.state.value not in when.states or (when.classes and conclusion.kind not in when.classes):
+    if conclusion.state not in when.states or (when.classes and conclusion.hang_class not in when.classes):
         return False
     return all(_holds(condition, evidence, conclusion) for condition in when.ranks)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from bigsci_launch.config.section import Section
+from bigsci_launch.spy.taxonomy import HangClass, State
 
-State = Literal["hang", "slow", "progressing", "crashed", "finished", "unknown"]
 MAX_SENTENCE = 280
 """An explanation or a remedy of so many characters fits on two lines of the report."""
 
@@ -22,6 +22,9 @@ def _compile(text: str) -> str:
     return text
 
 
+# How both read in a file, and in the reference of its keys.
+StateName = Annotated[State, WithJsonSchema({"enum": [state.value for state in State]})]
+ClassId = Annotated[HangClass, BeforeValidator(HangClass.parse), WithJsonSchema({"type": "string"})]
 Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compile)]
 Sentence = Annotated[str, Field(min_length=1, max_length=MAX_SENTENCE)]
 
@@ -74,10 +77,10 @@ class RankCondition(Section):
 class When(Section):
     """The pattern of a hang. Everything that is given must be true."""
 
-    states: Annotated[tuple[State, ...], Field(min_length=1)] = ("hang",)
+    states: Annotated[tuple[StateName, ...], Field(min_length=1)] = (State.HANG,)
     """States of the verdict."""
 
-    classes: Annotated[tuple[Annotated[str, Field(pattern=r"^H[0-9]+$")], ...], Field(min_length=1)] | None = None
+    classes: Annotated[tuple[ClassId, ...], Field(min_length=1)] | None = None
     """Classes of the verdict (`H01` to `H107`), one of these."""
 
     ranks: tuple[RankCondition, ...] = ()

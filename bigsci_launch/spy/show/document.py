@@ -27,7 +27,7 @@ def to_document(evidence: Evidence, conclusion: Conclusion) -> dict[str, Any]:
         },
         "verdict": {
             "state": conclusion.state.value,
-            "class": conclusion.kind,
+            "class": str(conclusion.hang_class) if conclusion.hang_class else None,
             "signature": conclusion.signature.name if conclusion.signature else None,
             "suspects": [_suspect(suspect, evidence) for suspect in conclusion.suspects],
             "sides": [{"ranks": list(side.ranks), "where": side.where} for side in conclusion.sides],

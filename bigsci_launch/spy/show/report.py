@@ -16,7 +16,7 @@ from bigsci_launch.spy.evidence.known_code import operation_of
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.evidence.stack_classes import StackClass, merge_stacks
 from bigsci_launch.spy.evidence.stacks import Frame
-from bigsci_launch.spy.judge.conclusion import Conclusion, State, where_shared
+from bigsci_launch.spy.judge.conclusion import Conclusion, where_shared
 from bigsci_launch.spy.show.grid import MEANINGS, class_letter, make_text_grid, rank_marks
 from bigsci_launch.spy.show.suspects import merge_suspects, name_group
 from bigsci_launch.topology import compress_ranks
@@ -53,9 +53,9 @@ def to_lines(evidence: Evidence, conclusion: Conclusion, width: int | None = Non
     `width` is that of a terminal: nothing is wider. Without one the sentence is a single line, and others are cut late.
     """
     page = _Folder(width)
-    bad = conclusion.state in (State.HANG, State.CRASHED)
-    good = conclusion.state in (State.PROGRESSING, State.FINISHED)
-    claim = page.fold("", conclusion.claim, "bad" if bad else "good" if good else "head", max_lines=5)
+    state = conclusion.state
+    claim_role: Role = "bad" if state.is_failure else "good" if state.is_healthy else "head"
+    claim = page.fold("", conclusion.claim, claim_role, max_lines=5)
     lines = [*claim, *page.fold("", _summary(evidence, conclusion), "muted")]
     before = [
         *_known_hang(conclusion, page),
@@ -128,7 +128,7 @@ def _summary(evidence: Evidence, conclusion: Conclusion) -> str:
     nodes = {seen.node for seen in evidence.ranks if seen.samples}
     parts = [
         conclusion.state.value,
-        f"class {conclusion.kind}" if conclusion.kind else "",
+        f"class {conclusion.hang_class}" if conclusion.hang_class else "",
         f"confidence {conclusion.confidence:.2f}",
         f"{read} of {evidence.world_size} ranks read",
         f"{len(nodes)} of {len(nodes) + len(evidence.nodes_silent)} nodes answered",

@@ -6,13 +6,14 @@ import pytest
 
 from bigsci_launch.hang_lab.catalogue import find_reproduction
 from bigsci_launch.hang_lab.judgement import Judgement, Verdict, expectation, judge, read_verdict
+from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology import Topology
 
 TOPOLOGY = Topology(tp=2, pp=1, dp=2)
 
 
 def verdict(state: str, hang_class: str | None, *suspects: int) -> Verdict:
-    return Verdict(state, hang_class, frozenset(suspects), "")
+    return Verdict(State(state), HangClass.parse(hang_class) if hang_class else None, frozenset(suspects), "")
 
 
 @pytest.mark.parametrize(
@@ -58,5 +59,5 @@ def test_expectation_in_words() -> None:
 def test_read_verdict() -> None:
     suspects = [{"rank": 3, "node": "n1", "pid": 7, "coordinate": None, "why": "stopped"}]
     document = {"verdict": {"state": "hang", "class": "H55", "suspects": suspects, "confidence": 0.9, "claim": "so"}}
-    assert read_verdict(document) == Verdict("hang", "H55", frozenset({3}), "so", 0.9)
+    assert read_verdict(document) == Verdict(State.HANG, HangClass.PROCESS_STOPPED, frozenset({3}), "so", 0.9)
     assert str(read_verdict(document)) == "hang H55, rank 3"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from .conftest import Parsed
+from .conftest import Parsed, imports
 
 # Names that still have two meanings. This list only gets shorter.
 STILL_SHARED = {
     "Axis", "Bundle", "Cell", "Comparison", "Copies", "Finding", "Key", "Kind", "Layout", "Mark", "Model", "Node",
     "Pair", "Partition", "Place", "Progress", "Ranks", "Record", "Role", "Row", "Selection", "Severity",
-    "Shape", "Shown", "Side", "Stall", "State", "Work",
+    "Shape", "Shown", "Side", "Work",
 }  # fmt: skip
+
+TAXONOMY = "spy/taxonomy.py"
+CLASS_ID = re.compile(r"\bH\d\d+\b")
 
 
 def type_names(tree: ast.Module) -> Iterator[str]:
@@ -37,3 +41,28 @@ def test_a_class_name_means_one_thing(modules: Parsed) -> None:
     shared = {name: paths for name, paths in places.items() if len(paths) > 1}
     more = [f"{name}: {', '.join(paths)}" for name, paths in sorted(shared.items()) if name not in STILL_SHARED]
     assert not more, "\n".join(more)
+
+
+def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Every text that a module uses, with its line. A docstring, of a field too, is not used."""
+    unused = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in unused:
+            yield node.lineno, node.value
+
+
+def test_hang_classes_are_named_in_one_file(modules: Parsed) -> None:
+    """Elsewhere a class is a member of `HangClass`, whose name says what it is."""
+    wrong = []
+    for path, tree in modules.items():
+        # H100 is a device in the planner; commands show by example what a person may type.
+        if path != TAXONOMY and not path.startswith(("plan/", "cli/")):
+            wrong += [f"{path}:{line}: {text!r}" for line, text in texts(tree) if CLASS_ID.search(text)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_taxonomy_knows_nobody_and_is_all_that_the_laboratory_knows_of_spy(modules: Parsed) -> None:
+    assert not [name for name in imports(modules[TAXONOMY]) if name.startswith("bigsci_launch")]
+    by_laboratory = {name for path in modules if path.startswith("hang_lab/") for name in imports(modules[path])}
+    known = {name for name in by_laboratory if name.startswith("bigsci_launch.spy")}
+    assert all(name.startswith("bigsci_launch.spy.taxonomy") for name in known), known

@@ -24,7 +24,7 @@ MAY_USE: dict[str, set[str]] = {
     "spy": {"config", "pages", "runs", "scheduler"},
     "launch": {"config", "plan", "runs", "scheduler"},
     "train": {"config", "data", "launch", "plan", "runs"},
-    "hang_lab": {"config", "launch", "runs", "scheduler"},
+    "hang_lab": {"config", "launch", "runs", "scheduler", "spy"},
     "demo": {"runs"},
     "cli": {
         *("config", "data", "demo", "hang_lab", "launch", "minicluster", "pages", "plan", "runs", "scheduler"),

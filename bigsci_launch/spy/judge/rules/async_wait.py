@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, State, count_ranks, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, count_ranks, name_ranks
 from bigsci_launch.spy.judge.motion import is_busy, spins_in_native_code
 from bigsci_launch.spy.judge.rules.left_behind import NO_REASON
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.process import Stall
 from bigsci_launch.spy.judge.waits import WaitGraph, may_wait_for_handle
+from bigsci_launch.spy.taxonomy import HangClass, State
 
-COMPUTES, IS_WOKEN = "H30", "H56"
+COMPUTES, IS_WOKEN = HangClass.PYTHON_NEVER_ENDS, HangClass.SIGNAL_STORM
 """The classes of ranks of which nothing is known but that they compute, or run again and again."""
 
 UNKNOWN_STATE = "?"
@@ -25,14 +26,14 @@ UNKNOWN_STATE = "?"
 
 def is_certain(stall: Stall, seen: RankEvidence) -> bool:
     """Whether `stall` tells that the rank holds up others, and is not what their victim shows too."""
-    if not seen.threads and stall.kind in (NO_REASON, COMPUTES, IS_WOKEN):
+    if not seen.threads and stall.hang_class in (NO_REASON, COMPUTES, IS_WOKEN):
         # It may wait for a message, which gloo does not record, or for a store, which runs again and again.
         return seen.recorder is not None and seen.last is not None and seen.last.state == UNKNOWN_STATE
     if seen.recorder is not None:
         return True
-    if stall.kind == NO_REASON:
+    if stall.hang_class is NO_REASON:
         return not may_wait_for_handle(seen)
-    return stall.kind != COMPUTES or not spins_in_native_code(seen)
+    return stall.hang_class is not COMPUTES or not spins_in_native_code(seen)
 
 
 def conclude_uncertain(evidence: Evidence, graph: WaitGraph, roots: Sequence[RankEvidence]) -> Conclusion:
@@ -79,7 +80,7 @@ def _conclude_unread(evidence: Evidence, graph: WaitGraph, roots: Sequence[RankE
         claim=f"{count_ranks(waiting)} {verb} for {who}, of which no stack could be read ({why[0]}): "
         "whether it waits too is not known",
         confidence=0.4,
-        kind="H75",
+        hang_class=HangClass.RANK_UNREADABLE,
         sides=(*sides_of(graph, tuple(graph.waits)), Side(ranks, "not read")),
         evidence=tuple(f"{name_ranks(ranks)}: {words}" for words in why[:3]),
         missing=("what would let py-spy read it: the right to trace, py-spy itself, a second try",),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from bigsci_launch.spy.evidence.groups import group_words
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, State, Suspect, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Suspect, name_ranks
 from bigsci_launch.spy.judge.rules.messages import (
     conclude_places,
     conclude_roots,
@@ -32,6 +32,7 @@ from bigsci_launch.spy.judge.schedule.departure import (
 )
 from bigsci_launch.spy.judge.schedule.rounds import find_missed
 from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, WaitGraph, recorded_members
+from bigsci_launch.spy.taxonomy import HangClass, State
 
 MIN_GROUP_TO_STAND_ALONE = 3
 
@@ -142,25 +143,27 @@ def _conclude_departed(
         state=State.HANG,
         claim=claim,
         confidence=0.95 if agree else 0.8 if first.rank in departures.from_past else 0.75,
-        kind=_kind_of(first, departures, departed, mismatch),
+        hang_class=_class_of(first, departures, departed, mismatch),
         suspects=tuple(Suspect(rank, words[rank]) for rank in departed),
         sides=sides_of(graph, tuple(graph.waits)),
         evidence=_departed_evidence(evidence, graph, departures, departed),
     )
 
 
-def _kind_of(first: Departure, departures: Departures, departed: Sequence[int], mismatch: Mismatch | None) -> str:
+def _class_of(
+    first: Departure, departures: Departures, departed: Sequence[int], mismatch: Mismatch | None
+) -> HangClass:
     if first.did[1] in SETUP_OPERATIONS:
-        return "H13"
+        return HangClass.GROUP_MADE_ALONE
     if mismatch is not None:
-        return "H03"
+        return HangClass.OPERATION_DIFFERS
     if len(departed) > 1:
-        return "H07"
+        return HangClass.GROUP_ORDER_DIFFERS
     if first.rank not in departures.from_past:
-        return "H22"  # it never did as its peers do: another program, flag or version
+        return HangClass.PROGRAM_DIFFERS  # it never did as its peers do: another program, flag or version
     if first.form == "skip":
-        return "H20" if first.expected[0] == "tied" else "H01"
-    return "H02"
+        return HangClass.RARE_GROUP_SKIPPED if first.expected[0] == "tied" else HangClass.COLLECTIVE_SKIPPED
+    return HangClass.LEFT_EARLY
 
 
 def _departed_words(departure: Departure, evidence: Evidence, graph: WaitGraph) -> str:
@@ -235,7 +238,7 @@ def _conclude_mismatch(evidence: Evidence, mismatch: Mismatch, departures: Depar
         state=State.HANG,
         claim=f"one collective, two opinions: {what}",
         confidence=0.6 if odd else 0.4,
-        kind="H03",
+        hang_class=HangClass.OPERATION_DIFFERS,
         suspects=tuple(Suspect(rank, f"issued {by_size[0][0]} where most issued {by_size[1][0]}") for rank in odd),
         sides=tuple(Side(ranks, operation) for operation, ranks in by_size),
         evidence=("the recorders hold different operations under the same group and number", *news),
@@ -269,7 +272,7 @@ def _conclude_alone(evidence: Evidence, graph: WaitGraph, rank: int) -> Conclusi
         state=State.HANG,
         claim=f"{evidence.name(rank)} {words}",
         confidence=0.55,
-        kind="H02",
+        hang_class=HangClass.LEFT_EARLY,
         suspects=(Suspect(rank, words),),
         sides=sides_of(graph, tuple(graph.waits)),
         evidence=("every circle of waits goes through this rank and through no other",),

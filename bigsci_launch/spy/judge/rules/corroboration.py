@@ -14,12 +14,19 @@ from datetime import datetime, timezone
 from bigsci_launch.spy.evidence.kernel import FileLock
 from bigsci_launch.spy.evidence.known_code import bare_name
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, State
+from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.rules.failures import lost_peer
 from bigsci_launch.spy.judge.rules.network import stuck_connections
 from bigsci_launch.spy.judge.rules.rendezvous import calling_in_vain
+from bigsci_launch.spy.taxonomy import HangClass, State
 
-LEFT_KINDS = ("H01", "H02", "H03", "H10", "H15")
+LEFT_CLASSES = (
+    HangClass.COLLECTIVE_SKIPPED,
+    HangClass.LEFT_EARLY,
+    HangClass.OPERATION_DIFFERS,
+    HangClass.PHASES_SPLIT,
+    HangClass.LOCAL_DECISION,
+)
 """What a rank looks like that an exception took out of the schedule into a barrier of its own."""
 MAX_CONFIDENCE = 0.98
 SAME_MOMENT_S = 0.2
@@ -30,13 +37,13 @@ SAME_MOMENT_S = 0.2
 class Finding:
     """One thing that bears on the verdict. `weight` above 0 speaks for it, below against it, from -1 to 1.
 
-    `kind` is the class that it makes of the verdict's, if it does.
+    `hang_class` is the class that it makes of the verdict's, if it does.
     """
 
     evidence: str = ""
     missing: str = ""
     weight: float = 0.0
-    kind: str | None = None
+    hang_class: HangClass | None = None
     next: str = ""
 
 
@@ -46,16 +53,16 @@ def corroborate(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
         return conclusion
     accused = {suspect.rank for suspect in conclusion.suspects}
     suspects = [seen for seen in evidence.ranks if seen.rank in accused]
-    findings = [finding for find in _KINDS for finding in find(conclusion, evidence, suspects)]
+    findings = [finding for find in _FINDERS for finding in find(conclusion, evidence, suspects)]
     confidence = conclusion.confidence
     for finding in findings:
         room = MAX_CONFIDENCE - confidence if finding.weight > 0 else confidence
         confidence += max(room, 0.0) * finding.weight
-    kind = next((finding.kind for finding in findings if finding.kind), conclusion.kind)
+    hang_class = next((finding.hang_class for finding in findings if finding.hang_class), conclusion.hang_class)
     return replace(
         conclusion,
         confidence=round(confidence, 2),
-        kind=kind,
+        hang_class=hang_class,
         evidence=_joined(conclusion.evidence, (finding.evidence for finding in findings)),
         missing=_joined(conclusion.missing, (finding.missing for finding in findings)),
         next=_joined(conclusion.next, (finding.next for finding in findings)),
@@ -98,8 +105,8 @@ def _own_exception(conclusion: Conclusion, evidence: Evidence, seen: RankEvidenc
     said = f"{_said(evidence, seen)}: the first exception of the job"
     if seen.heartbeat and _time_of(seen) < seen.heartbeat.time:
         return Finding(f"{said}, and the rank went on after it", weight=0.1)
-    kind = "H47" if conclusion.state is State.HANG and conclusion.kind in LEFT_KINDS else None
-    return Finding(said, weight=0.5, kind=kind)
+    has_left = conclusion.state is State.HANG and conclusion.hang_class in LEFT_CLASSES
+    return Finding(said, weight=0.5, hang_class=HangClass.BARRIER_AFTER_EXCEPTION if has_left else None)
 
 
 def _said(evidence: Evidence, seen: RankEvidence) -> str:
@@ -118,7 +125,7 @@ def _clock(time: float) -> str:
 
 def _called_by_collector(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
     """A suspect that is in a communication from within `__del__`: no two ranks free an object at the same moment."""
-    if conclusion.kind not in LEFT_KINDS:
+    if conclusion.hang_class not in LEFT_CLASSES:
         return []
     for seen in suspects:
         frames = seen.thread.frames if seen.thread and seen.thread.operation else ()
@@ -126,7 +133,7 @@ def _called_by_collector(conclusion: Conclusion, evidence: Evidence, suspects: l
         if frame is not None:
             who = f"{evidence.name(seen.rank)} is in it from {frame}"
             words = f"{who}: the garbage collector frees at another time on each rank"
-            return [Finding(words, weight=0.5, kind="H52")]
+            return [Finding(words, weight=0.5, hang_class=HangClass.COLLECTIVE_IN_DESTRUCTOR)]
     return []
 
 
@@ -175,7 +182,7 @@ def _lock_holders(conclusion: Conclusion, evidence: Evidence, suspects: list[Ran
         for lock in evidence.locks:
             if lock.node == seen.node and pids & set(lock.waiters):
                 found.append(_held(lock, evidence))
-    if not found and conclusion.kind == "H41":
+    if not found and conclusion.hang_class is HangClass.FILE_LOCK_HELD:
         missing = "who holds the lock: /proc/locks of this node does not say"
         return [Finding(missing=missing, next=f"cat /proc/locks  # on {suspects[0].node}" if suspects else "")]
     return found
@@ -191,7 +198,7 @@ def _held(lock: FileLock, evidence: Evidence) -> Finding:
 
 def _stale_lock_file(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
     """A build that waits for a lock file: nobody on the node builds, so that nobody will take the file away."""
-    if conclusion.kind != "H40":
+    if conclusion.hang_class is not HangClass.BUILD_LOCK_STALE:
         return []
     nodes = {seen.node for seen in suspects}
     near = [seen for seen in evidence.ranks if seen.node in nodes]
@@ -217,7 +224,7 @@ def _is_building(seen: RankEvidence) -> bool:
 
 def _connections(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
     """Bytes that nobody acknowledges, calls that nobody answers: the network has a part in it."""
-    if conclusion.kind in ("H80", "H81"):
+    if conclusion.hang_class in (HangClass.LINK_DOWN, HangClass.LARGE_PACKETS_LOST):
         return []
     found = [Finding(line) for seen in suspects if (line := calling_in_vain(seen)) and line not in conclusion.evidence]
     stuck = stuck_connections(evidence)
@@ -239,7 +246,7 @@ def _unread(evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
 
 
 Find = Callable[[Conclusion, Evidence, list[RankEvidence]], list[Finding]]
-_KINDS: tuple[Find, ...] = (
+_FINDERS: tuple[Find, ...] = (
     _first_exception,
     _called_by_collector,
     _memory_kills,

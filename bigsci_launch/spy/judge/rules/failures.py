@@ -11,8 +11,9 @@ import re
 from collections.abc import Sequence
 
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, State, count_ranks, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, count_ranks, name_ranks
 from bigsci_launch.spy.judge.waits import WaitGraph
+from bigsci_launch.spy.taxonomy import HangClass, State
 
 LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken ?pipe|closed by (peer|remote)|remote (process|peer|error)"
@@ -67,7 +68,7 @@ def _conclude_lost(evidence: Evidence, failed: Sequence[RankEvidence]) -> Conclu
         state=State.CRASHED,
         claim=f"{name_ranks(ranks)} lost a peer and ended; none of them says why the first of them went",
         confidence=0.4,
-        kind="H70",
+        hang_class=HangClass.RANK_KILLED,
         sides=(Side(tuple(ranks), "lost a peer"),),
         evidence=tuple(f"{evidence.name(seen.rank)}: {words_of(seen)[:120]}" for seen in failed[:2]),
         missing=("the first failure: no rank's record or log holds it",),
@@ -94,7 +95,7 @@ def _judge_silent(evidence: Evidence, failed: Sequence[RankEvidence], graph: Wai
         state=State.CRASHED if graph.waits else State.UNKNOWN,
         claim=f"{who} {verb} {what}{left}{waits}",
         confidence=0.5 if graph.waits else 0.3,
-        kind="H72" if graph.waits else None,
+        hang_class=HangClass.RANK_EXITED if graph.waits else None,
         sides=(Side(ranks, "ended"),),
         missing=("how they ended, if they were ever started: see the job's output",),
     )
@@ -115,7 +116,7 @@ def _conclude_abort(evidence: Evidence, failed: Sequence[RankEvidence], first: R
         if others
         else f"{evidence.name(first.rank)} aborted: {why}",
         confidence=0.7 if words else 0.4,
-        kind="H04" if words else "H71",
+        hang_class=HangClass.SIZE_DIFFERS if words else HangClass.RANK_CRASHED,
         sides=(Side((first.rank,), "aborted"), *((Side(others, "lost a peer"),) if others else ())),
         missing=(
             "who is wrong: the rank that aborted is the one that received, its peer may have sent the wrong amount",

@@ -12,14 +12,15 @@ from itertools import pairwise
 from bigsci_launch.spy.evidence.known_code import LOCK_WAITS, bare_name
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import Frame
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, State, count_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, count_ranks
 from bigsci_launch.spy.judge.motion import frames_moved, is_busy
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.judge.waits import WaitGraph
+from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology import compress_ranks
 
-NO_REASON = "H31"
+NO_REASON = HangClass.BLOCKED_IN_C
 """The class of a rank of which nothing but its place is known."""
 
 
@@ -41,7 +42,7 @@ def judge_phases(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         state=State.HANG,
         claim=f"{still}; {gone_on}, and neither side gets on",
         confidence=0.5,
-        kind="H10",
+        hang_class=HangClass.PHASES_SPLIT,
         sides=(*sides, Side(tuple(away), f"no collective, at {_site(outside[0])}")),
         evidence=_evidence(graph, are_complete),
         missing=("what the devices do: a call of the host may have returned before its collective has ended",),
@@ -72,7 +73,7 @@ def may_wait_for_device(seen: RankEvidence, graph: WaitGraph) -> bool:
     if is_busy(seen):
         return seen.rank not in graph.roots
     wchan = seen.last.wchan.strip("0") if seen.last else ""
-    return (not wchan or wchan.startswith(LOCK_WAITS)) and explain_stall(seen).kind == NO_REASON
+    return (not wchan or wchan.startswith(LOCK_WAITS)) and explain_stall(seen).hang_class is NO_REASON
 
 
 def _progress(inside: RankEvidence, outside: RankEvidence) -> str:

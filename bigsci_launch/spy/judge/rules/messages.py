@@ -12,9 +12,10 @@ from itertools import pairwise
 from bigsci_launch.spy.evidence.groups import group_words
 from bigsci_launch.spy.evidence.known_code import bare_name
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, State, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, name_ranks
 from bigsci_launch.spy.judge.schedule.departure import Departures
 from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, Wait, WaitGraph
+from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology import compress_ranks
 
 ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather"})
@@ -102,7 +103,7 @@ def conclude_sides(evidence: Evidence, graph: WaitGraph, departures: Departures,
             claim=f"{name_ranks(core)} wait for each other, and the evidence does not say who left: "
             + name_sides(evidence, sides),
             confidence=0.4,
-            kind=class_of(graph, core),
+            hang_class=class_of(graph, core),
             sides=sides,
             evidence=(f"{len(graph.waits)} of {evidence.world_size} ranks wait for these", *_chain(graph, core[0])),
             missing=_missing(graph, core),
@@ -110,12 +111,13 @@ def conclude_sides(evidence: Evidence, graph: WaitGraph, departures: Departures,
     )
 
 
-def class_of(graph: WaitGraph, core: Iterable[int]) -> str:
+def class_of(graph: WaitGraph, core: Iterable[int]) -> HangClass:
     """The class of a circle by what the ranks in it do: messages that do not meet, else a split of phases."""
     waits = [graph.waits[rank] for rank in core]
     if not all(wait.is_point_to_point for wait in waits):
-        return "H10"
-    return "H09" if len({"send" in wait.operation for wait in waits}) > 1 else "H08"
+        return HangClass.PHASES_SPLIT
+    has_both_ends = len({"send" in wait.operation for wait in waits}) > 1
+    return HangClass.MESSAGE_TAG_DIFFERS if has_both_ends else HangClass.MESSAGES_NEVER_MEET
 
 
 def _missing(graph: WaitGraph, core: Collection[int]) -> tuple[str, ...]:
@@ -148,7 +150,7 @@ def _conclude_norm(evidence: Evidence, graph: WaitGraph, sides: Sequence[Side]) 
         f"{name_part(evidence, others)} {only} and {stand} in {there.where}: the stages disagree about the number of "
         "all-reduces in the norm, one for each parameter group of the optimizer",
         confidence=0.75,
-        kind="H10",
+        hang_class=HangClass.PHASES_SPLIT,
         sides=tuple(sides),
         evidence=(
             "each side is whole pipeline stages, and the first waits for the second in the norm of one replica",
@@ -176,9 +178,9 @@ def _conclude_news(evidence: Evidence, graph: WaitGraph, departures: Departures)
     A new phase that some have missed, or one that some should not have entered: the evidence is the same.
     """
     new = [graph.waits[rank] for rank in graph.waits if rank in departures.surprised or _is_object(graph.waits[rank])]
-    kind = _class_of_news(new)
+    hang_class = _class_of_news(new)
     others = tuple(sorted(graph.waits.keys() - {wait.rank for wait in new}))
-    if kind is None or not others:
+    if hang_class is None or not others:
         return None
     waited_for = frozenset().union(*(graph.blockers[wait.rank] for wait in new)) & set(others)
     absent = tuple(sorted(waited_for)) or others
@@ -189,7 +191,7 @@ def _conclude_news(evidence: Evidence, graph: WaitGraph, departures: Departures)
         f"{'has' if len(absent) == 1 else 'have'} not come; the evidence does not say whether that was left out or "
         "should not have been begun",
         confidence=0.5,
-        kind=kind,
+        hang_class=hang_class,
         sides=sides_of(graph, tuple(graph.waits)),
         evidence=(
             f"{name_ranks(ranks)} had not done this before in that place, {name_ranks(absent)} goes on as before",
@@ -200,13 +202,14 @@ def _conclude_news(evidence: Evidence, graph: WaitGraph, departures: Departures)
     )
 
 
-def _class_of_news(new: Sequence[Wait]) -> str | None:
-    """H12: an object collective; H14: the first use of a group; None: neither."""
+def _class_of_news(new: Sequence[Wait]) -> HangClass | None:
+    """Whether all are object collectives, or the first use of a group; None where neither is so."""
     if not new:
         return None
     if all(_is_object(wait) for wait in new):
-        return "H12"
-    return "H14" if all(wait.call is not None and wait.call.sequence == 1 for wait in new) else None
+        return HangClass.OBJECT_COLLECTIVE_SKIPPED
+    are_first = all(wait.call is not None and wait.call.sequence == 1 for wait in new)
+    return HangClass.FIRST_USE_SKIPPED if are_first else None
 
 
 def _is_object(wait: Wait) -> bool:
@@ -264,7 +267,7 @@ def conclude_roots(evidence: Evidence, graph: WaitGraph, roots: Mapping[int, tup
         state=State.HANG,
         claim=f"the ranks do not agree about the root of {wait}: {what}{doubt}",
         confidence=0.8 if is_known else 0.5,
-        kind="H06",
+        hang_class=HangClass.ROOT_DIFFERS,
         sides=tuple(Side(ranks, f"{wait} with root {root}") for root, ranks in by_size),
         evidence=("the root is an argument of the call in each rank's stack",),
         missing=(
@@ -292,7 +295,7 @@ def conclude_unfinished(evidence: Evidence, graph: WaitGraph) -> Conclusion | No
         state=State.HANG,
         claim=f"{name_part(evidence, inside)} do not get out of {_where(still)}{done}: {cause}",
         confidence=0.4,
-        kind="H06" if is_rooted else "H80",
+        hang_class=HangClass.ROOT_DIFFERS if is_rooted else HangClass.LINK_DOWN,
         sides=sides_of(graph, tuple(graph.waits)),
         evidence=("all members have come to this collective", f"{len(graph.waits)} ranks wait for it in the end"),
         missing=(

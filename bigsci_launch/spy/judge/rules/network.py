@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence.kernel import Socket
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, State, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, name_ranks
 from bigsci_launch.spy.judge.waits import WaitGraph
+from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.units import format_bytes
 
 
@@ -83,10 +84,10 @@ def judge_network(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         state=State.HANG,
         claim=f"the network between {where} carries nothing: {stuck[0]}; no rank is to blame",
         confidence=0.85 if len(stuck) > 1 else 0.7,
-        kind="H80",
+        hang_class=HangClass.LINK_DOWN,
         sides=sides,
         evidence=(*(str(each) for each in stuck[1:3]), _within_words(evidence, hosts)),
-        missing=("whether small packets pass (H81, a wrong MTU) or none at all",),
+        missing=(f"whether small packets pass ({HangClass.LARGE_PACKETS_LOST}, a wrong MTU) or none at all",),
         next=(f"ping -c 3 {involved[-1]}; ping -c 3 -M do -s 8972 {involved[-1]}  # from {involved[0]}: small, large",),
     )
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bigsci_launch.spy.evidence.ranks import ELSEWHERE, NO_FILE, Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, State, count_ranks, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion, count_ranks, name_ranks
 from bigsci_launch.spy.judge.rules.async_wait import UNKNOWN_STATE, is_certain
 from bigsci_launch.spy.judge.rules.circle import judge_circle
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.judge.waits import WaitGraph
+from bigsci_launch.spy.taxonomy import State
 
 NOT_LISTED = "their stacks: they may wait for messages of each other, which recorders do not list"
 WHERE_TO_LOOK = {

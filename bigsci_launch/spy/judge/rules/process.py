@@ -10,16 +10,17 @@ from bigsci_launch.spy.evidence.known_code import (
     DAEMON_WAITS,
     DATA_LOADER_FILES,
     FAULT_WAITS,
-    KERNEL_STALLS,
+    KERNEL_WAITS,
+    KNOWN_WAITS,
     LOCK_WAITS,
     MAP_LOCK_WAITS,
-    STALLS,
+    KnownWait,
     bare_name,
 )
-from bigsci_launch.spy.evidence.known_code import Stall as KnownStall
 from bigsci_launch.spy.evidence.ranks import NOT_FOUND, NOT_IDENTIFIED, Child, RankEvidence
 from bigsci_launch.spy.evidence.stacks import ThreadStack, is_idle, is_wrapper
 from bigsci_launch.spy.judge.motion import cpu_share, is_busy, switches_per_s
+from bigsci_launch.spy.taxonomy import HangClass
 
 CRASH_SIGNALS = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
 POLL_CALLS = {7: "poll", 271: "ppoll"}
@@ -30,10 +31,10 @@ SURE, LIKELY = 0.95, 0.85
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """`words` completes "rank 3 ..."; `kind` is a class of the taxonomy; `missing` is what would make it surer."""
+    """`words` completes "rank 3 ..."; `missing` is what would make it surer."""
 
     rank: int
-    kind: str
+    hang_class: HangClass
     words: str
     confidence: float
     missing: str = ""
@@ -46,7 +47,7 @@ def explain_stall(seen: RankEvidence) -> Stall:
         stall = explain(seen)
         if stall is not None:
             return stall
-    return Stall(seen.rank, "H31", f"waits in {_place(seen)}, outside of any collective", 0.8)
+    return Stall(seen.rank, HangClass.BLOCKED_IN_C, f"waits in {_place(seen)}, outside of any collective", 0.8)
 
 
 def _place(seen: RankEvidence) -> str:
@@ -68,11 +69,11 @@ def _ended(seen: RankEvidence) -> Stall | None:
         return None
     error = f" after {seen.error}" if seen.error else ""
     if seen.exit is None:
-        return Stall(seen.rank, "H72", f"has ended{error}: its process is gone", 0.8, "its exit status")
+        return Stall(seen.rank, HangClass.RANK_EXITED, f"has ended{error}: its process is gone", 0.8, "its exit status")
     if seen.exit.signal:
-        kind = "H71" if seen.exit.signal in CRASH_SIGNALS else "H70"
-        return Stall(seen.rank, kind, f"was killed by {seen.exit.signal}{error}", SURE)
-    return Stall(seen.rank, "H72", f"has ended with exit code {seen.exit.code}{error}", SURE)
+        hang_class = HangClass.RANK_CRASHED if seen.exit.signal in CRASH_SIGNALS else HangClass.RANK_KILLED
+        return Stall(seen.rank, hang_class, f"was killed by {seen.exit.signal}{error}", SURE)
+    return Stall(seen.rank, HangClass.RANK_EXITED, f"has ended with exit code {seen.exit.code}{error}", SURE)
 
 
 def _unreadable(seen: RankEvidence) -> Stall | None:
@@ -80,9 +81,9 @@ def _unreadable(seen: RankEvidence) -> Stall | None:
         return None
     if seen.unreached == NOT_FOUND:
         words = "has no process on any node: it has ended, or was never started"
-        return Stall(seen.rank, "H72", words, 0.7, f"how rank {seen.rank} ended: see the job's output")
-    kind = "H62" if seen.unreached == NOT_IDENTIFIED else "H73"
-    return Stall(seen.rank, kind, f"was not seen: {seen.unreached}", 0.7, f"anything about rank {seen.rank}")
+        return Stall(seen.rank, HangClass.RANK_EXITED, words, 0.7, f"how rank {seen.rank} ended: see the job's output")
+    hang_class = HangClass.MEMORY_MAP_LOCKED if seen.unreached == NOT_IDENTIFIED else HangClass.NODE_LOST
+    return Stall(seen.rank, hang_class, f"was not seen: {seen.unreached}", 0.7, f"anything about rank {seen.rank}")
 
 
 def _stopped(seen: RankEvidence) -> Stall | None:
@@ -90,9 +91,9 @@ def _stopped(seen: RankEvidence) -> Stall | None:
         return None
     if seen.last.tracer_pid:
         words = f"is stopped under a debugger (tracer pid {seen.last.tracer_pid})"
-        return Stall(seen.rank, "H55", words, SURE)
+        return Stall(seen.rank, HangClass.PROCESS_STOPPED, words, SURE)
     words = f"is stopped (SIGSTOP or job control) in {_place(seen)}"
-    return Stall(seen.rank, "H55", words, SURE, next=f"kill -CONT {seen.pid}  # on {seen.node}")
+    return Stall(seen.rank, HangClass.PROCESS_STOPPED, words, SURE, next=f"kill -CONT {seen.pid}  # on {seen.node}")
 
 
 # ------------------------------------------------------------------------------------------- in the kernel
@@ -102,7 +103,8 @@ def _dumps_core(seen: RankEvidence) -> Stall | None:
     if seen.last is None or not seen.last.core_dumping:
         return None
     words = f"has crashed in {_place(seen)}, and its core is still being written"
-    return Stall(seen.rank, "H66", words, 0.9, "where the core goes: see /proc/sys/kernel/core_pattern")
+    missing = "where the core goes: see /proc/sys/kernel/core_pattern"
+    return Stall(seen.rank, HangClass.CORE_BEING_WRITTEN, words, 0.9, missing)
 
 
 def _in_kernel(seen: RankEvidence) -> Stall | None:
@@ -111,34 +113,33 @@ def _in_kernel(seen: RankEvidence) -> Stall | None:
     wchan = f" ({seen.last.wchan})" if seen.last.wchan.strip("0") else ""
     if seen.last.kill_pending:
         words = f"cannot die: it was killed and sleeps in the kernel{wchan} in {_place(seen)}"
-        return Stall(
-            seen.rank, "H61", words, 0.9, next=f"scontrol update nodename={seen.node} state=drain reason=D-state"
-        )
+        drain = f"scontrol update nodename={seen.node} state=drain reason=D-state"
+        return Stall(seen.rank, HangClass.UNKILLABLE, words, 0.9, next=drain)
     if seen.threads is None and seen.last.wchan.startswith(MAP_LOCK_WAITS):
         words = f"waits in the kernel{wchan} for the lock of its own memory map: ps and py-spy hang on it too"
         instead = f"cat /proc/{seen.pid}/wchan  # on {seen.node}, and never ps"
-        return Stall(seen.rank, "H62", words, LIKELY, next=instead)
+        return Stall(seen.rank, HangClass.MEMORY_MAP_LOCKED, words, LIKELY, next=instead)
     words = f"sleeps in the kernel, uninterruptibly{wchan}, in {_place(seen)}"
-    return Stall(seen.rank, _kind_in_kernel(seen), words, 0.9, "the file or device behind the call")
+    return Stall(seen.rank, _class_in_kernel(seen), words, 0.9, "the file or device behind the call")
 
 
-def _kind_in_kernel(seen: RankEvidence) -> str:
+def _class_in_kernel(seen: RankEvidence) -> HangClass:
     assert seen.last is not None
     if seen.last.wchan.startswith(FAULT_WAITS):
-        return "H63"
+        return HangClass.PAGE_FAULT_NEVER_ENDS
     if seen.last.wchan.startswith(DAEMON_WAITS):
-        return "H60"  # a request that cannot be interrupted is a file system's, not a device's
-    return next((stall.kind for stall in KERNEL_STALLS if _waits_in(stall, seen)), "H60")
+        return HangClass.KERNEL_SLEEP  # a request that cannot be interrupted is a file system's, not a device's
+    return next((known.hang_class for known in KERNEL_WAITS if _waits_in(known, seen)), HangClass.KERNEL_SLEEP)
 
 
 def _in_known_call(seen: RankEvidence) -> Stall | None:
     """The kernel function, and the file behind the call, tell all."""
-    known = next((stall for stall in KERNEL_STALLS if _waits_in(stall, seen)), None)
+    known = next((known for known in KERNEL_WAITS if _waits_in(known, seen)), None)
     return _of_known(known, seen) if known else None
 
 
-def _waits_in(stall: KnownStall, seen: RankEvidence) -> bool:
-    return seen.last is not None and bool(stall.wchan) and seen.last.wchan.startswith(stall.wchan)
+def _waits_in(known: KnownWait, seen: RankEvidence) -> bool:
+    return seen.last is not None and bool(known.wchan) and seen.last.wchan.startswith(known.wchan)
 
 
 # ------------------------------------------------------------------------------------------- children
@@ -154,9 +155,14 @@ def _held_by_child(seen: RankEvidence) -> Stall | None:
     wchan = f", {child.wchan}" if child.wchan.strip("0") else ""
     words = f"waits in {_place(seen)} for its child process {child.pid} ({child.comm}, state {child.state}{wchan})"
     words += f", which stands in {child.place}" if child.place else ""
-    kind = "H36" if _in_data_loader(seen) else "H38" if _passes(seen, ("multiprocessing/",)) else "H35"
     look = f"py-spy dump --pid {child.pid}  # on {seen.node}"
-    return Stall(seen.rank, kind, words, LIKELY, "" if child.place else "the stack of the child", look)
+    return Stall(seen.rank, _class_of_child(seen), words, LIKELY, "" if child.place else "the stack of the child", look)
+
+
+def _class_of_child(seen: RankEvidence) -> HangClass:
+    if _in_data_loader(seen):
+        return HangClass.DATA_LOADER_STUCK
+    return HangClass.POOL_STUCK if _passes(seen, ("multiprocessing/",)) else HangClass.CHILD_STUCK
 
 
 def may_wait_for_child(seen: RankEvidence) -> bool:
@@ -193,8 +199,8 @@ def _holds_gil(seen: RankEvidence) -> Stall | None:
     waiting = [thread for thread in seen.threads or () if thread is not holder and not is_idle(thread)]
     if seen.last.wchan.startswith(LOCK_WAITS) and waiting:
         words += f", and thread {waiting[0].label} waits to run"
-        return Stall(seen.rank, "H33", words, LIKELY, "native frames (py-spy dump --native)")
-    return Stall(seen.rank, "H32", words, 0.9, "native frames (py-spy dump --native)")
+        return Stall(seen.rank, HangClass.GIL_DEADLOCK, words, LIKELY, "native frames (py-spy dump --native)")
+    return Stall(seen.rank, HangClass.BLOCKED_WITH_GIL, words, 0.9, "native frames (py-spy dump --native)")
 
 
 def _innermost(thread: ThreadStack) -> str:
@@ -210,7 +216,7 @@ def _is_ending(seen: RankEvidence) -> Stall | None:
     after = f" after {seen.failure.words}" if seen.failure else ""
     thread = f"thread {others[0].label} in {others[0].site}" if others else "a thread that has not ended"
     missing = "" if seen.failure else "why it ends: see its log"
-    return Stall(seen.rank, "H48", f"is ending{after}, and waits for {thread}", 0.9, missing)
+    return Stall(seen.rank, HangClass.EXIT_WAITS_FOR_THREAD, f"is ending{after}, and waits for {thread}", 0.9, missing)
 
 
 def _is_shutdown(function: str, file: str) -> bool:
@@ -236,7 +242,8 @@ def _starved_of_batches(seen: RankEvidence) -> Stall | None:
     feeder = seen.thread if seen.thread is not main else None
     if feeder is not None and in_queue:
         words += f"; thread {feeder.label}, which may have to fill the queue, stands in {feeder.site}"
-    return Stall(seen.rank, "H37" if in_queue else "H36", f"{words}, outside of any collective", LIKELY)
+    hang_class = HangClass.BATCH_THREAD_STUCK if in_queue else HangClass.DATA_LOADER_STUCK
+    return Stall(seen.rank, hang_class, f"{words}, outside of any collective", LIKELY)
 
 
 _PLUMBING = ("/threading.py", "/queue.py", "/selectors.py", "/connection.py", "/queues.py")
@@ -250,14 +257,15 @@ def _locked(seen: RankEvidence) -> Stall | None:
     handler = next((frame for frame in main.frames if HANDLER_NAME.search(bare_name(frame.function))), None)
     if handler is not None:
         words = f"waits for a lock in {main.site}, in what is named as a signal handler: the code below may hold it"
-        return Stall(seen.rank, "H49", words, 0.75, "whether the interrupted code holds that lock")
+        missing = "whether the interrupted code holds that lock"
+        return Stall(seen.rank, HangClass.SIGNAL_HANDLER_LOCKED, words, 0.75, missing)
     waits = seen.last.thread_waits
     partners = [thread for thread in seen.threads or () if thread is not main and thread.frames and not is_idle(thread)]
     partner = next((each for each in partners if waits.get(str(each.tid), "").startswith(LOCK_WAITS)), None)
     if partner is None:
         return None
     words = f"waits for a lock in {main.site}, and its thread {partner.label} for one in {partner.site}"
-    return Stall(seen.rank, "H34", f"{words}: each may hold the other's", LIKELY)
+    return Stall(seen.rank, HangClass.THREAD_DEADLOCK, f"{words}: each may hold the other's", LIKELY)
 
 
 # ------------------------------------------------------------------------------------------- what is left
@@ -267,7 +275,8 @@ def _busy(seen: RankEvidence) -> Stall | None:
     if not is_busy(seen):
         return None
     words = f"computes in {_place(seen)} ({cpu_share(seen):.0%} of a core) and has not come to the collective"
-    return Stall(seen.rank, "H30", words, 0.65, "whether it would end", next="bsl spy  # again in a minute")
+    again = "bsl spy  # again in a minute"
+    return Stall(seen.rank, HangClass.PYTHON_NEVER_ENDS, words, 0.65, "whether it would end", next=again)
 
 
 def _stormed(seen: RankEvidence) -> Stall | None:
@@ -276,7 +285,7 @@ def _stormed(seen: RankEvidence) -> Stall | None:
     if rate < STORM_PER_S or is_busy(seen):
         return None
     words = f"is woken {rate:.0f} times a second in {_place(seen)} and gets no further"
-    return Stall(seen.rank, "H56", words, 0.8, "which signal or timer wakes it")
+    return Stall(seen.rank, HangClass.SIGNAL_STORM, words, 0.8, "which signal or timer wakes it")
 
 
 def _polls(seen: RankEvidence) -> Stall | None:
@@ -289,24 +298,26 @@ def _polls(seen: RankEvidence) -> Stall | None:
     if thread.frames[0].file.endswith(("/selectors.py", "/socket.py", "/ssl.py")):
         return None
     words = f"waits for an answer to a request in {_place(seen)}, as for a key of torch's store that nobody sets"
-    return Stall(seen.rank, "H44", words, 0.7, "native frames (py-spy dump --native): they name the store")
+    missing = "native frames (py-spy dump --native): they name the store"
+    return Stall(seen.rank, HangClass.STORE_KEY_MISSING, words, 0.7, missing)
 
 
 def _known(seen: RankEvidence) -> Stall | None:
-    known = next((stall for stall in STALLS if _fits(stall, seen, seen.thread)), None)
+    known = next((known for known in KNOWN_WAITS if _fits(known, seen, seen.thread)), None)
     return _of_known(known, seen) if known else None
 
 
-def _of_known(known: KnownStall, seen: RankEvidence) -> Stall:
+def _of_known(known: KnownWait, seen: RankEvidence) -> Stall:
     call = f", {seen.last.system_call}" if seen.last and seen.last.system_call else ""
-    return Stall(seen.rank, known.kind, f"{known.words} in {_place(seen)}{call}, outside of any collective", LIKELY)
+    words = f"{known.words} in {_place(seen)}{call}, outside of any collective"
+    return Stall(seen.rank, known.hang_class, words, LIKELY)
 
 
-def _fits(stall: KnownStall, seen: RankEvidence, thread: ThreadStack | None) -> bool:
-    if stall.wchan:
-        return _waits_in(stall, seen)
+def _fits(known: KnownWait, seen: RankEvidence, thread: ThreadStack | None) -> bool:
+    if known.wchan:
+        return _waits_in(known, seen)
     return thread is not None and any(
-        stall.function in ("", bare_name(frame.function)) and frame.file.endswith(stall.file) for frame in thread.frames
+        known.function in ("", bare_name(frame.function)) and frame.file.endswith(known.file) for frame in thread.frames
     )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from bigsci_launch.spy.evidence.known_code import bare_name
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, State, Suspect, count_ranks, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Suspect, count_ranks, name_ranks
 from bigsci_launch.spy.judge.waits import WaitGraph
+from bigsci_launch.spy.taxonomy import HangClass, State
 
 STORE_FRAME = ("_create_c10d_store", "torch/distributed/rendezvous.py")
 """Where a rank connects to the store; rank 0 also waits there, as its server, until all others have connected."""
@@ -54,7 +55,7 @@ def _conclude_lost(evidence: Evidence, lost: Sequence[RankEvidence], past: Seque
         state=State.HANG,
         claim=f"{who} {words} (rank 0), which {count_ranks([seen.rank for seen in past])} have reached",
         confidence=0.85 if calling else 0.75,
-        kind="H46",
+        hang_class=HangClass.RENDEZVOUS_ELSEWHERE,
         suspects=tuple(Suspect(rank, words) for rank in ranks),
         sides=_sides(lost, past),
         evidence=tuple(calling[:2]),
@@ -70,7 +71,7 @@ def _conclude_nobody(evidence: Evidence, at_store: Sequence[RankEvidence]) -> Co
         state=State.HANG,
         claim=f"none of {who} has found the others: all still connect to the store",
         confidence=0.5,
-        kind="H46",
+        hang_class=HangClass.RENDEZVOUS_ELSEWHERE,
         sides=_sides(at_store, ()),
         evidence=tuple(calling[:2]),
         missing=(

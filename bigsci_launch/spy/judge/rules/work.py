@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence.known_code import bare_name
 from bigsci_launch.spy.evidence.ranks import Child, Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, State, Suspect, count_ranks, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion, Suspect, count_ranks, name_ranks
 from bigsci_launch.spy.judge.motion import (
     INNER_FRAMES,
     STARVED_SHARE,
@@ -28,9 +28,15 @@ from bigsci_launch.spy.judge.motion import (
 )
 from bigsci_launch.spy.judge.rules.process import may_wait_for_child
 from bigsci_launch.spy.judge.waits import WaitGraph
+from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.units import format_bytes
 
-MEANT_PHASES = {"save": "H64", "dump": "H64", "load": "H51", "eval": "H104"}
+MEANT_PHASES = {
+    "save": HangClass.SAVE_IN_PROGRESS,
+    "dump": HangClass.SAVE_IN_PROGRESS,
+    "load": HangClass.PREPARES_ALONE,
+    "eval": HangClass.BARRIER_MEANT,
+}
 """Phases of a trainer's own record in which one rank may keep the others waiting, and what that is called."""
 END_PHASE = "end"
 BUSY_CHILD_SHARE = 0.2
@@ -39,10 +45,10 @@ FIRST_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a rank gets on with: `words` complete "rank 3 ...", `kind` is a class of the taxonomy."""
+    """What a rank gets on with: `words` complete "rank 3 ..."."""
 
     rank: int
-    kind: str
+    hang_class: HangClass
     words: str
     confidence: float
     missing: str = ""
@@ -93,8 +99,10 @@ def _moves_bytes(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Work | 
         return None
     written, read = bytes_per_s(seen)
     did = f"writes {format_bytes(round(written))}/s" if written >= read else f"reads {format_bytes(round(read))}/s"
-    kind = _kind_of_phase(seen, gatherings) or ("H51" if is_busy(seen) or read > written else "H64")
-    return Work(seen.rank, kind, f"{did} in {_place(seen)}", 0.85, "how much is left to do")
+    is_reading = is_busy(seen) or read > written
+    otherwise = HangClass.PREPARES_ALONE if is_reading else HangClass.SAVE_IN_PROGRESS
+    hang_class = _class_of_phase(seen, gatherings) or otherwise
+    return Work(seen.rank, hang_class, f"{did} in {_place(seen)}", 0.85, "how much is left to do")
 
 
 def _fetches_pages(seen: RankEvidence) -> Work | None:
@@ -103,7 +111,7 @@ def _fetches_pages(seen: RankEvidence) -> Work | None:
     if not rate:
         return None
     words = f"fetches {rate:.0f} pages of mapped files a second in {_place(seen)}"
-    return Work(seen.rank, "H51", words, 0.75, "how much is left to read")
+    return Work(seen.rank, HangClass.PREPARES_ALONE, words, 0.75, "how much is left to read")
 
 
 def _child_computes(seen: RankEvidence) -> Work | None:
@@ -113,7 +121,7 @@ def _child_computes(seen: RankEvidence) -> Work | None:
     if child is None:
         return None
     words = f"waits in {_place(seen)} for its child process {child.pid} ({child.comm}), which computes"
-    return Work(seen.rank, "H50", words, 0.8, f"whether process {child.pid} ends")
+    return Work(seen.rank, HangClass.COMPILER_AT_WORK, words, 0.8, f"whether process {child.pid} ends")
 
 
 def busy_child(seen: RankEvidence) -> Child | None:
@@ -147,8 +155,9 @@ def _is_meant(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Work | Non
     shared = _meant_function(seen, gatherings)
     if shared is None:
         return None
-    kind = _kind_of_phase(seen, gatherings) or "H104"
-    return Work(seen.rank, kind, f"{words}; the others wait in the barrier of {shared}", 0.6, "whether it would end")
+    hang_class = _class_of_phase(seen, gatherings) or HangClass.BARRIER_MEANT
+    words += f"; the others wait in the barrier of {shared}"
+    return Work(seen.rank, hang_class, words, 0.6, "whether it would end")
 
 
 def _meant_function(seen: RankEvidence, gatherings: Sequence[Gathering]) -> str | None:
@@ -163,16 +172,16 @@ def _meant_function(seen: RankEvidence, gatherings: Sequence[Gathering]) -> str 
 _SAVE, _EVALUATE = re.compile("save|checkpoint|dump|serialize", re.I), re.compile("eval|valid", re.I)
 
 
-def _kind_of_phase(seen: RankEvidence, gatherings: Sequence[Gathering]) -> str | None:
+def _class_of_phase(seen: RankEvidence, gatherings: Sequence[Gathering]) -> HangClass | None:
     """The class of what it does, by its record or by the names of what it is in."""
     if seen.heartbeat and seen.heartbeat.phase in MEANT_PHASES:
         return MEANT_PHASES[seen.heartbeat.phase]
     names = [frame.function for frame in seen.thread.named_frames[:4]] if seen.thread else []
     if any(_SAVE.search(name) for name in names):
-        return "H64"
+        return HangClass.SAVE_IN_PROGRESS
     if any(_EVALUATE.search(name) for name in names):
-        return "H104"
-    return "H51" if _meant_function(seen, gatherings) else None
+        return HangClass.BARRIER_MEANT
+    return HangClass.PREPARES_ALONE if _meant_function(seen, gatherings) else None
 
 
 def _is_warming_up(seen: RankEvidence) -> Work | None:
@@ -181,7 +190,7 @@ def _is_warming_up(seen: RankEvidence) -> Work | None:
     if not is_busy(seen) or beat is None or beat.first_step is None or beat.step - beat.first_step >= FIRST_STEPS:
         return None
     words = f"computes in {_place(seen)} ({cpu_share(seen):.0%} of a core), in step {beat.step}, soon after its start"
-    return Work(seen.rank, "H103", words, 0.6, "whether it would end")
+    return Work(seen.rank, HangClass.WARM_UP, words, 0.6, "whether it would end")
 
 
 def _place(seen: RankEvidence) -> str:
@@ -230,16 +239,16 @@ def conclude_computing(evidence: Evidence, ranks: Sequence[int]) -> Conclusion:
 
 def conclude_work(evidence: Evidence, graph: WaitGraph, works: Sequence[Work]) -> Conclusion:
     first, waiting = works[0], graph.leading_to(frozenset(work.rank for work in works))
-    kinds = {work.kind for work in works}
+    hang_classes = {work.hang_class for work in works}
     who = evidence.name(first.rank) if len(works) == 1 else name_ranks([work.rank for work in works])
     each = "" if len(works) == 1 else "each of them, as the first: "
     claim = f"no hang so far: {who} {each}{first.words}, and {count_ranks(waiting)} wait for that"
-    named = () if kinds == {"H103"} else tuple(Suspect(work.rank, work.words) for work in works)
+    named = () if hang_classes == {HangClass.WARM_UP} else tuple(Suspect(work.rank, work.words) for work in works)
     return Conclusion(
         state=State.SLOW,
         claim=claim,
         confidence=min(work.confidence for work in works),
-        kind=kinds.pop() if len(kinds) == 1 else None,
+        hang_class=hang_classes.pop() if len(hang_classes) == 1 else None,
         suspects=named,
         evidence=tuple(f"{evidence.name(work.rank)} {work.words}" for work in works[1:4]),
         missing=tuple(dict.fromkeys(work.missing for work in works if work.missing)),
@@ -263,7 +272,7 @@ def judge_leaving(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         state=State.FINISHED,
         claim=f"the training has ended: {gone} of {evidence.world_size} ranks have ended with exit code 0, and {where}",
         confidence=0.9 if says_so else 0.6,
-        kind="H105",
+        hang_class=HangClass.LEAVING,
         evidence=("the ranks' own records name the end",) if says_so else (),
         missing=() if says_so else ("whether the ranks that are left have come to the end of their training",),
     )

@@ -13,30 +13,31 @@ import pytest
 from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.taxonomy import HangClass
 
 FOLDER = Path(__file__).parents[1] / "recordings" / "lab"
 Document = dict[str, Any]
 
 # The right state and class, the ranks that have to be accused, and those that may be.
 EXPECTED: dict[str, tuple[str, str, set[int], set[int]]] = {
-    "H01-world-1": ("hang", "H01", {1}, {1}),
-    "H01-wrapped-1": ("hang", "H01", {1}, {1}),
-    "H01-wrapped-3": ("hang", "H01", {3}, {3}),
-    "H03-majority-1": ("hang", "H03", set(), {0, 2, 3}),
-    "H03-wrapped-1": ("hang", "H03", {1}, {1}),
-    "H04-0": ("crashed", "H04", set(), {0}),
-    "H06-0": ("hang", "H06", set(), {0}),
-    "H06-3": ("hang", "H06", set(), {3}),
-    "H08-0": ("hang", "H08", set(), {0, 2}),
-    "H09-3": ("hang", "H09", set(), {1, 3}),
-    "H12-1": ("hang", "H12", set(), {1}),
-    "H13-3": ("hang", "H13", {3}, {3}),
-    "H14-0": ("hang", "H14", set(), {0}),
-    "H20-0": ("hang", "H01", {0}, {0}),
-    "H22-1": ("hang", "H22", set(), {1}),
-    "H70-1": ("crashed", "H70", {1}, {1}),
-    "prequel-4": ("hang", "H10", set(), set()),
-    "prequel-8": ("hang", "H10", set(), set()),
+    "H01-world-1": ("hang", HangClass.COLLECTIVE_SKIPPED, {1}, {1}),
+    "H01-wrapped-1": ("hang", HangClass.COLLECTIVE_SKIPPED, {1}, {1}),
+    "H01-wrapped-3": ("hang", HangClass.COLLECTIVE_SKIPPED, {3}, {3}),
+    "H03-majority-1": ("hang", HangClass.OPERATION_DIFFERS, set(), {0, 2, 3}),
+    "H03-wrapped-1": ("hang", HangClass.OPERATION_DIFFERS, {1}, {1}),
+    "H04-0": ("crashed", HangClass.SIZE_DIFFERS, set(), {0}),
+    "H06-0": ("hang", HangClass.ROOT_DIFFERS, set(), {0}),
+    "H06-3": ("hang", HangClass.ROOT_DIFFERS, set(), {3}),
+    "H08-0": ("hang", HangClass.MESSAGES_NEVER_MEET, set(), {0, 2}),
+    "H09-3": ("hang", HangClass.MESSAGE_TAG_DIFFERS, set(), {1, 3}),
+    "H12-1": ("hang", HangClass.OBJECT_COLLECTIVE_SKIPPED, set(), {1}),
+    "H13-3": ("hang", HangClass.GROUP_MADE_ALONE, {3}, {3}),
+    "H14-0": ("hang", HangClass.FIRST_USE_SKIPPED, set(), {0}),
+    "H20-0": ("hang", HangClass.COLLECTIVE_SKIPPED, {0}, {0}),
+    "H22-1": ("hang", HangClass.PROGRAM_DIFFERS, set(), {1}),
+    "H70-1": ("crashed", HangClass.RANK_KILLED, {1}, {1}),
+    "prequel-4": ("hang", HangClass.PHASES_SPLIT, set(), set()),
+    "prequel-8": ("hang", HangClass.PHASES_SPLIT, set(), set()),
 }
 
 
@@ -56,9 +57,9 @@ def accused(conclusion: Conclusion) -> set[int]:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_verdict(name: str) -> None:
-    state, kind, must, may = EXPECTED[name]
+    state, hang_class, must, may = EXPECTED[name]
     conclusion = judge_document(read(name))
-    assert (conclusion.state.value, conclusion.kind) == (state, kind), conclusion.claim
+    assert (conclusion.state.value, conclusion.hang_class) == (state, hang_class), conclusion.claim
     assert must <= accused(conclusion) <= may, conclusion.claim
 
 

@@ -13,6 +13,7 @@ from bigsci_launch.spy.evidence.bundle import Bundle, read_bundle
 from bigsci_launch.spy.inputs.gather import open_evidence
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.known.library import name_hang, read_library
+from bigsci_launch.spy.taxonomy import HangClass
 
 ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs" / "explanation" / "published-hangs.md"
@@ -112,5 +113,5 @@ def test_other_ranks_of_a_node_on_another_side_change_nothing(program: ModuleTyp
         nodes.append({"node": node, "clock_ticks_per_s": 100, "problems": [], "ranks": ranks})
     evidence = Bundle({"topology": str(prequel.topology)}, tuple(nodes)).evidence()
     conclusion = judge(evidence)
-    assert (conclusion.state.value, conclusion.kind, conclusion.suspects) == ("hang", "H10", ())
+    assert (conclusion.state.value, conclusion.hang_class, conclusion.suspects) == ("hang", HangClass.PHASES_SPLIT, ())
     assert "80 ranks (2 of 8 on each of 40 nodes) are still in broadcast" in conclusion.claim

@@ -9,27 +9,28 @@ import pytest
 
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.taxonomy import HangClass
 
 Recorded = Callable[..., Evidence]
 
 VERDICTS = {
-    "skip-0": ("hang", "H01", [0]),
-    "skip-1": ("hang", "H01", [1]),
-    "skip-3": ("hang", "H01", [3]),
-    "left-3": ("hang", "H02", [3]),
-    "type-0": ("hang", "H03", [0]),
-    "type-1": ("hang", "H03", [1]),
-    "order-1": ("hang", "H07", [1, 2]),
-    "split-1": ("hang", "H10", []),
-    "receive-1": ("hang", "H08", []),
-    "loader-2": ("hang", "H31", [2]),
-    "spin-0": ("hang", "H30", [0]),
-    "gil-1": ("hang", "H32", [1]),
-    "stop-1": ("hang", "H55", [1]),
-    "thread-1": ("hang", "H31", [1]),
-    "dead-1": ("crashed", "H72", [1]),
+    "skip-0": ("hang", HangClass.COLLECTIVE_SKIPPED, [0]),
+    "skip-1": ("hang", HangClass.COLLECTIVE_SKIPPED, [1]),
+    "skip-3": ("hang", HangClass.COLLECTIVE_SKIPPED, [3]),
+    "left-3": ("hang", HangClass.LEFT_EARLY, [3]),
+    "type-0": ("hang", HangClass.OPERATION_DIFFERS, [0]),
+    "type-1": ("hang", HangClass.OPERATION_DIFFERS, [1]),
+    "order-1": ("hang", HangClass.GROUP_ORDER_DIFFERS, [1, 2]),
+    "split-1": ("hang", HangClass.PHASES_SPLIT, []),
+    "receive-1": ("hang", HangClass.MESSAGES_NEVER_MEET, []),
+    "loader-2": ("hang", HangClass.BLOCKED_IN_C, [2]),
+    "spin-0": ("hang", HangClass.PYTHON_NEVER_ENDS, [0]),
+    "gil-1": ("hang", HangClass.BLOCKED_WITH_GIL, [1]),
+    "stop-1": ("hang", HangClass.PROCESS_STOPPED, [1]),
+    "thread-1": ("hang", HangClass.BLOCKED_IN_C, [1]),
+    "dead-1": ("crashed", HangClass.RANK_EXITED, [1]),
     "healthy-1": ("progressing", None, []),
-    "slow-1": ("slow", "H100", [1]),
+    "slow-1": ("slow", HangClass.STRAGGLER_SLEEPS, [1]),
 }
 
 
@@ -38,7 +39,7 @@ VERDICTS = {
 def test_the_verdict_on_four_gloo_ranks(recorded: Recorded, name: str, topology: str | None) -> None:
     conclusion = judge(recorded(name, topology))
     suspects = [suspect.rank for suspect in conclusion.suspects]
-    assert (conclusion.state.value, conclusion.kind, suspects) == VERDICTS[name], conclusion.claim
+    assert (conclusion.state.value, conclusion.hang_class, suspects) == VERDICTS[name], conclusion.claim
 
 
 @pytest.mark.parametrize("topology", [None, "tp=2,dp=2"])
@@ -62,7 +63,7 @@ def test_the_rank_that_skipped_in_a_deepspeed_pipeline(recorded: Recorded, name:
     evidence = recorded(name, "tp=2,pp=2,dp=2")
     conclusion = judge(evidence)
     assert [suspect.rank for suspect in conclusion.suspects] == [5]
-    assert conclusion.kind == "H01"
+    assert conclusion.hang_class == HangClass.COLLECTIVE_SKIPPED
     assert conclusion.confidence >= 0.9
     assert "rank 5 (n0, dp0 pp1 tp1) left out all_reduce" in conclusion.claim
     assert "tensor-parallel group (ranks 4-5)" in conclusion.claim

@@ -14,14 +14,15 @@ import pytest
 from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.taxonomy import HangClass
 
 UNPREPARED = Path(__file__).parents[1] / "recordings" / "unprepared"
 VERDICTS: dict[str, tuple[str, str | None, list[int]]] = {
     "H01-4-ranks-culprit-0": ("hang", None, []),
-    "H06-4-ranks-culprit-1": ("hang", "H06", []),
+    "H06-4-ranks-culprit-1": ("hang", HangClass.ROOT_DIFFERS, []),
     "H07-4-ranks-culprit-3": ("hang", None, []),
     "H10-4-ranks-culprit-0": ("hang", None, []),
-    "H17-4-ranks-culprit-3": ("hang", "H31", [3]),
+    "H17-4-ranks-culprit-3": ("hang", HangClass.BLOCKED_IN_C, [3]),
     "async-4-ranks-culprit-0": ("hang", None, []),
 }
 """State, class and suspects."""
@@ -41,7 +42,7 @@ def judged(name: str, topology: bool = True) -> Conclusion:
 def test_what_stacks_alone_tell(name: str, topology: bool) -> None:
     conclusion = judged(name, topology)
     suspects = [suspect.rank for suspect in conclusion.suspects]
-    assert (conclusion.state.value, conclusion.kind, suspects) == VERDICTS[name], conclusion.claim
+    assert (conclusion.state.value, conclusion.hang_class, suspects) == VERDICTS[name], conclusion.claim
 
 
 def test_every_recording_is_judged() -> None:

@@ -10,6 +10,7 @@ import pytest
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.conclusion import Conclusion, name_ranks
 from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.taxonomy import HangClass
 
 MakeRank = Callable[..., dict[str, Any]]
 MakeEvidence = Callable[..., Evidence]
@@ -33,7 +34,7 @@ def test_a_rank_that_cannot_be_read_is_what_the_others_wait_for(
 ) -> None:
     ranks = [*waiting(make_rank, range(3)), make_rank(3, None, state="D", wchan="percpu_rwsem_wait")]
     conclusion = judge(make_evidence(ranks))
-    assert (conclusion.kind, suspects(conclusion)) == ("H60", [3])
+    assert (conclusion.hang_class, suspects(conclusion)) == (HangClass.KERNEL_SLEEP, [3])
     assert "sleeps in the kernel, uninterruptibly (percpu_rwsem_wait)" in conclusion.claim
     assert "the stacks of 1 rank (3)" in conclusion.missing
 
@@ -41,7 +42,7 @@ def test_a_rank_that_cannot_be_read_is_what_the_others_wait_for(
 def test_a_process_that_was_killed_and_cannot_die(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
     dying = make_rank(0, LOADER, state="D", wchan="rpc_wait_bit_killable", sample={"kill_pending": True})
     conclusion = judge(make_evidence([dying, make_rank(1, WORLD)]))
-    assert (conclusion.kind, suspects(conclusion)) == ("H61", [0])
+    assert (conclusion.hang_class, suspects(conclusion)) == (HangClass.UNKILLABLE, [0])
     assert conclusion.next == ("scontrol update nodename=n0 state=drain reason=D-state",)
 
 
@@ -50,7 +51,7 @@ def test_a_silent_node_is_what_the_others_wait_for(make_evidence: MakeEvidence, 
     silent = [{"node": "n1", "why": "no answer in 40 s"}]
     evidence = make_evidence(waiting(make_rank, range(2)), "dp=4", expected=expected, world_size=4, nodes_silent=silent)
     conclusion = judge(evidence)
-    assert (conclusion.kind, suspects(conclusion)) == ("H73", [2, 3])
+    assert (conclusion.hang_class, suspects(conclusion)) == (HangClass.NODE_LOST, [2, 3])
     assert "all node n1" in conclusion.claim
     assert evidence.ranks[3].why_unreadable == "node n1 is silent: no answer in 40 s"
 
@@ -75,7 +76,7 @@ def test_two_faults_at_once_are_both_named(make_evidence: MakeEvidence, make_ran
     ]
     conclusion = judge(make_evidence(ranks, "tp=2,dp=2"))
     assert suspects(conclusion) == [1, 2]
-    assert conclusion.kind is None
+    assert conclusion.hang_class is None
 
 
 def test_the_culprits_may_be_the_majority(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
@@ -98,7 +99,7 @@ def test_all_inside_the_same_collective_accuses_nobody(make_evidence: MakeEviden
     members = {"w": [0, 1, 2, 3]}
     ranks = [make_rank(rank, WORLD, calls="w w w!", members=members) for rank in range(4)]
     conclusion = judge(make_evidence(ranks))
-    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("hang", "H80", [])
+    assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == ("hang", HangClass.LINK_DOWN, [])
 
 
 def test_a_rank_alone_in_a_known_group_of_four(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
@@ -133,7 +134,7 @@ def test_a_rank_that_spins_in_one_function_is_named_with_doubt(
     spinning = ["tokenise@/src/data.py:1 < step@/src/loop.py:1", "tokenise@/src/data.py:2 < step@/src/loop.py:1"]
     ranks = [make_rank(0, WORLD), make_rank(1, spinning, state="R", cpu_ticks=(0, 99))]
     conclusion = judge(make_evidence(ranks))
-    assert (conclusion.kind, suspects(conclusion)) == ("H30", [1])
+    assert (conclusion.hang_class, suspects(conclusion)) == (HangClass.PYTHON_NEVER_ENDS, [1])
     assert conclusion.confidence < 0.7
     assert "whether it would end" in conclusion.missing
 
@@ -142,24 +143,30 @@ def test_a_stuck_child_is_named(make_evidence: MakeEvidence, make_rank: MakeRank
     child = {"pid": 4711, "comm": "python", "state": "T", "wchan": "do_signal_stop"}
     loader = make_rank(1, "_next_data@/venv/torch/utils/data/dataloader.py:1", sample={"children": [child]})
     conclusion = judge(make_evidence([make_rank(0, WORLD), loader]))
-    assert (conclusion.kind, suspects(conclusion)) == ("H36", [1])
+    assert (conclusion.hang_class, suspects(conclusion)) == (HangClass.DATA_LOADER_STUCK, [1])
     assert "child process 4711 (python, state T, do_signal_stop)" in conclusion.claim
 
 
 @pytest.mark.parametrize(
-    ("stack", "wchan", "kind"),
+    ("stack", "wchan", "hang_class"),
     [
-        ("wait@/venv/torch/utils/file_baton.py:50 < build@/src/ext.py:1", "hrtimer_nanosleep", "H40"),
-        ("take@/src/lock.py:5", "locks_lock_inode_wait", "H41"),
-        ("interaction@/usr/lib/python3.11/pdb.py:5", "n_tty_read", "H42"),
-        ("log@/src/log.py:5", "anon_pipe_write", "H39"),
-        ("next@/src/data.py:3", "hrtimer_nanosleep", "H31"),
-        ("next@/src/data.py:3", "something_else", "H31"),
+        (
+            "wait@/venv/torch/utils/file_baton.py:50 < build@/src/ext.py:1",
+            "hrtimer_nanosleep",
+            HangClass.BUILD_LOCK_STALE,
+        ),
+        ("take@/src/lock.py:5", "locks_lock_inode_wait", HangClass.FILE_LOCK_HELD),
+        ("interaction@/usr/lib/python3.11/pdb.py:5", "n_tty_read", HangClass.BREAKPOINT_FORGOTTEN),
+        ("log@/src/log.py:5", "anon_pipe_write", HangClass.OUTPUT_PIPE_FULL),
+        ("next@/src/data.py:3", "hrtimer_nanosleep", HangClass.BLOCKED_IN_C),
+        ("next@/src/data.py:3", "something_else", HangClass.BLOCKED_IN_C),
     ],
 )
-def test_known_stalls(make_evidence: MakeEvidence, make_rank: MakeRank, stack: str, wchan: str, kind: str) -> None:
+def test_known_stalls(
+    make_evidence: MakeEvidence, make_rank: MakeRank, stack: str, wchan: str, hang_class: HangClass
+) -> None:
     conclusion = judge(make_evidence([make_rank(0, WORLD), make_rank(1, stack, wchan=wchan)]))
-    assert (conclusion.kind, suspects(conclusion)) == (kind, [1])
+    assert (conclusion.hang_class, suspects(conclusion)) == (hang_class, [1])
 
 
 @pytest.mark.parametrize("topology", [None, "tp=2,dp=2", "dp=4"])
@@ -169,7 +176,7 @@ def test_the_victim_of_an_asynchronous_collective_is_not_accused(
     """Rank 0 stands in `Work.wait()`, which shows no frame; rank 2 has left out the collective and gone on."""
     handle = make_rank(0, "optimizer_step@/src/loop.py:7 < step@/src/loop.py:4")
     conclusion = judge(make_evidence([handle, *waiting(make_rank, range(1, 4))], topology))
-    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("hang", None, [])
+    assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == ("hang", None, [])
     assert conclusion.sides[-1].ranks == (0,)
     assert conclusion.next == ("py-spy dump --native --pid 100  # on n0",)
 
@@ -241,7 +248,11 @@ def test_all_ended_well_is_finished(make_evidence: MakeEvidence) -> None:
 def test_the_first_failure_is_the_cause_not_those_that_were_told_to_end(make_evidence: MakeEvidence) -> None:
     records = exits("SIGTERM", 1, "SIGKILL", told=(0, 2))
     conclusion = judge(make_evidence([], world_size=3, exits=records))
-    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("crashed", "H72", [1])
+    assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == (
+        "crashed",
+        HangClass.RANK_EXITED,
+        [1],
+    )
 
 
 def test_a_killed_rank_whose_peers_wait(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
@@ -249,7 +260,11 @@ def test_a_killed_rank_whose_peers_wait(make_evidence: MakeEvidence, make_rank: 
     errors = [{"rank": 2, "type": "MemoryError", "message": "no more"}]
     evidence = make_evidence(waiting(make_rank, range(2)), world_size=3, exits=records, errors=errors)
     conclusion = judge(evidence)
-    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("crashed", "H70", [2])
+    assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == (
+        "crashed",
+        HangClass.RANK_KILLED,
+        [2],
+    )
     assert "was killed by SIGKILL after MemoryError: no more" in conclusion.claim
 
 
@@ -285,7 +300,11 @@ def test_a_process_that_nobody_could_identify_may_be_that_rank(
     ranks = waiting(make_rank, range(3))
     problems = ["pid 9: its environment cannot be read"]
     conclusion = judge(make_evidence(ranks, world_size=4, problems=problems))
-    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("hang", "H62", [3])
+    assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == (
+        "hang",
+        HangClass.MEMORY_MAP_LOCKED,
+        [3],
+    )
     assert "n1: pid 9: its environment cannot be read" in conclusion.missing
 
 
@@ -298,7 +317,11 @@ def test_a_phase_that_all_ranks_are_new_to_accuses_nobody(make_evidence: MakeEvi
         make_rank(1, WORLD, calls=steps + "w:gather w:scatter!", members=members),
     ]
     conclusion = judge(make_evidence(ranks, "pp=2"))
-    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("hang", "H03", [])
+    assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == (
+        "hang",
+        HangClass.OPERATION_DIFFERS,
+        [],
+    )
     assert len(conclusion.sides) == 2
 
 
@@ -313,7 +336,7 @@ def test_a_rank_that_may_be_on_one_of_several_silent_nodes_is_not_said_to_have_e
         nodes_silent=silent,
     )
     conclusion = judge(evidence)
-    assert conclusion.kind == "H73", conclusion.claim
+    assert conclusion.hang_class == HangClass.NODE_LOST, conclusion.claim
     assert "2 nodes are silent, and it may be on any of them" in conclusion.suspects[0].why
 
 

@@ -67,7 +67,7 @@ def test_one_helper_called_from_two_places_is_not_one_collective(
     graph = graph_of(make_evidence, make_rank, stacks, None)
     assert graph.blockers == {0: {1}, 1: {0, 2}, 2: {1}}
     conclusion = judge(make_evidence([make_rank(rank, stack) for rank, stack in enumerate(stacks)]))
-    assert (conclusion.kind, conclusion.suspects) == (None, ())
+    assert (conclusion.hang_class, conclusion.suspects) == (None, ())
     assert "ranks 0,2 in all_reduce at reduce (comm.py:5), from forward (a.py)" in conclusion.claim
 
 

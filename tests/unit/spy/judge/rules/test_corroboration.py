@@ -10,8 +10,9 @@ import pytest
 
 from bigsci_launch.spy.evidence.kernel import FileLock, MemoryEvents, Socket
 from bigsci_launch.spy.evidence.ranks import Evidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, State, Suspect
+from bigsci_launch.spy.judge.conclusion import Conclusion, Suspect
 from bigsci_launch.spy.judge.rules.corroboration import corroborate
+from bigsci_launch.spy.taxonomy import HangClass, State
 
 MakeEvidence = Callable[..., Evidence]
 MakeRank = Callable[..., dict[str, Any]]
@@ -21,9 +22,11 @@ POOL = "wait@/usr/lib/python3.11/threading.py:1 < get@/usr/lib/python3.11/multip
 WORLD = "all_reduce@c10d:10 < step@/src/train.py:5"
 
 
-def hang(rank: int | None = 1, kind: str = "H31", state: State = State.HANG) -> Conclusion:
+def hang(rank: int | None = 1, hang_class: HangClass = HangClass.BLOCKED_IN_C, state: State = State.HANG) -> Conclusion:
     suspects = () if rank is None else (Suspect(rank, "sleeps"),)
-    return Conclusion(state, "rank 1 sleeps", 0.6, kind=kind, suspects=suspects, evidence=("the graph says so",))
+    return Conclusion(
+        state, "rank 1 sleeps", 0.6, hang_class=hang_class, suspects=suspects, evidence=("the graph says so",)
+    )
 
 
 def error(rank: int, time: float, message: str = "no space left", **more: Any) -> dict[str, Any]:
@@ -54,12 +57,12 @@ def test_without_anything_else_the_verdict_stays(four: Callable[..., Evidence]) 
 def test_the_first_exception_of_a_suspect_confirms_it(four: Callable[..., Evidence]) -> None:
     """Later ones, and what is said by ranks that only lost a peer, do not matter."""
     lost = error(0, 5.0, "Connection closed by peer [127.0.0.1]:4711")
-    found = corroborate(hang(kind="H02"), four(tracebacks=[error(1, 10.0), error(3, 20.0), lost]))
+    found = corroborate(hang(hang_class=HangClass.LEFT_EARLY), four(tracebacks=[error(1, 10.0), error(3, 20.0), lost]))
     assert found.confidence == pytest.approx(0.79)
     assert found.evidence[0].startswith(
         "rank 1 (n0) raised OSError: no space left at save (train.py:9) at 00:00:10 UTC"
     )
-    assert found.kind == "H47", "it left the schedule because it failed"
+    assert found.hang_class == HangClass.BARRIER_AFTER_EXCEPTION, "it left the schedule because it failed"
     assert found.evidence[-1] == "the graph says so"
 
 
@@ -78,35 +81,39 @@ def test_the_first_exception_of_another_rank_is_shown_and_accuses_nobody(
 
 
 def test_where_nobody_is_accused_an_exception_accuses_nobody(four: Callable[..., Evidence]) -> None:
-    found = corroborate(hang(rank=None, kind="H10"), four(errors=[error(3, 10.0)]))
-    assert (found.suspects, found.kind, found.confidence) == ((), "H10", 0.6)
+    found = corroborate(hang(rank=None, hang_class=HangClass.PHASES_SPLIT), four(errors=[error(3, 10.0)]))
+    assert (found.suspects, found.hang_class, found.confidence) == ((), HangClass.PHASES_SPLIT, 0.6)
     assert found.evidence[0].startswith("rank 3 (n1) raised OSError")
 
 
 def test_an_exception_that_the_rank_outlived_says_little(four: Callable[..., Evidence]) -> None:
     beat = {"rank": 1, "phase": "step", "step": 7, "time": 12.0}
-    found = corroborate(hang(kind="H02"), four(tracebacks=[error(1, 10.0)], heartbeats=[beat]))
-    assert (found.kind, found.confidence) == ("H02", pytest.approx(0.64))
+    found = corroborate(hang(hang_class=HangClass.LEFT_EARLY), four(tracebacks=[error(1, 10.0)], heartbeats=[beat]))
+    assert (found.hang_class, found.confidence) == (HangClass.LEFT_EARLY, pytest.approx(0.64))
     assert found.evidence[0].endswith("and the rank went on after it")
 
 
 def test_a_kill_for_lack_of_memory(four: Callable[..., Evidence]) -> None:
     killed = {"rank": 1, "node": "n0", "code": None, "signal": "SIGKILL", "time": 1.0}
     evidence = four(exits=[killed])
-    unknown = corroborate(hang(kind="H70", state=State.CRASHED), evidence)
+    unknown = corroborate(hang(hang_class=HangClass.RANK_KILLED, state=State.CRASHED), evidence)
     assert unknown.confidence == 0.6
     assert unknown.missing == ("who sent SIGKILL: lack of memory, or a person",)
     known = change(evidence, 0, memory_events=MemoryEvents("/job_7/step_0", 2))
-    found = corroborate(hang(kind="H70", state=State.CRASHED), known)
+    found = corroborate(hang(hang_class=HangClass.RANK_KILLED, state=State.CRASHED), known)
     assert found.evidence[0] == "the kernel has killed for lack of memory 2 times in /job_7/step_0 on n0"
     assert found.confidence == pytest.approx(0.79)
     elsewhere = change(evidence, 3, memory_events=MemoryEvents("/job_7/step_0", 2))
-    assert corroborate(hang(kind="H70", state=State.CRASHED), elsewhere).missing == unknown.missing
+    assert (
+        corroborate(hang(hang_class=HangClass.RANK_KILLED, state=State.CRASHED), elsewhere).missing == unknown.missing
+    )
 
 
 def test_a_kill_for_lack_of_memory_explains_a_pool_that_waits(four: Callable[..., Evidence]) -> None:
     events = MemoryEvents("/job_7/step_0", 1)
-    assert corroborate(hang(kind="H38"), change(four(POOL), 1, memory_events=events)).confidence == pytest.approx(0.79)
+    assert corroborate(
+        hang(hang_class=HangClass.POOL_STUCK), change(four(POOL), 1, memory_events=events)
+    ).confidence == pytest.approx(0.79)
     found = corroborate(hang(), change(four(), 1, memory_events=events))
     assert found.confidence == 0.6, "it is shown, and explains nothing of a rank that waits for none of its own"
     assert found.evidence[0] == "the kernel has killed for lack of memory once in /job_7/step_0 on n0"
@@ -114,24 +121,26 @@ def test_a_kill_for_lack_of_memory_explains_a_pool_that_waits(four: Callable[...
 
 def test_the_holder_of_a_file_lock_is_named(four: Callable[..., Evidence]) -> None:
     lock = FileLock("n0", 4711, (101,), "python", "S", "/data/index.lock")
-    found = corroborate(hang(kind="H41"), replace(four(), locks=(lock,)))
+    found = corroborate(hang(hang_class=HangClass.FILE_LOCK_HELD), replace(four(), locks=(lock,)))
     assert found.evidence[0] == "the lock of /data/index.lock is held by process 4711 (python) on n0"
     assert found.confidence == pytest.approx(0.87)
     other_rank = replace(lock, holder=100)
     assert (
-        corroborate(hang(kind="H41"), replace(four(), locks=(other_rank,))).evidence[0].endswith("that is rank 0 (n0)")
+        corroborate(hang(hang_class=HangClass.FILE_LOCK_HELD), replace(four(), locks=(other_rank,)))
+        .evidence[0]
+        .endswith("that is rank 0 (n0)")
     )
     for foreign in (replace(lock, node="n1"), replace(lock, waiters=(9,))):
-        found = corroborate(hang(kind="H41"), replace(four(), locks=(foreign,)))
+        found = corroborate(hang(hang_class=HangClass.FILE_LOCK_HELD), replace(four(), locks=(foreign,)))
         assert found.confidence == 0.6
         assert found.missing == ("who holds the lock: /proc/locks of this node does not say",)
 
 
 def test_a_lock_file_is_stale_where_nobody_builds(four: Callable[..., Evidence]) -> None:
-    stale = corroborate(hang(kind="H40"), four(BATON))
+    stale = corroborate(hang(hang_class=HangClass.BUILD_LOCK_STALE), four(BATON))
     assert stale.confidence == pytest.approx(0.79)
     assert "left over from a build that was killed" in stale.evidence[0]
-    building = corroborate(hang(kind="H40"), four(BATON, other=BUILDING))
+    building = corroborate(hang(hang_class=HangClass.BUILD_LOCK_STALE), four(BATON, other=BUILDING))
     assert building.confidence == pytest.approx(0.36)
     assert "rank 0 (n0) builds at this moment" in building.evidence[0]
 
@@ -164,8 +173,11 @@ def test_what_is_no_fault_is_not_corroborated(four: Callable[..., Evidence], sta
 
 def test_a_collective_that_the_garbage_collector_began(four: Callable[..., Evidence]) -> None:
     stack = "barrier@c10d:1 < __del__@/src/pool.py:5 < main@/src/train.py:1"
-    found = corroborate(hang(kind="H02"), four(stack))
-    assert (found.kind, found.confidence) == ("H52", pytest.approx(0.79))
+    found = corroborate(hang(hang_class=HangClass.LEFT_EARLY), four(stack))
+    assert (found.hang_class, found.confidence) == (HangClass.COLLECTIVE_IN_DESTRUCTOR, pytest.approx(0.79))
     assert "is in it from __del__ (pool.py:5)" in found.evidence[0]
-    assert corroborate(hang(kind="H31"), four(stack)).kind == "H31"
-    assert corroborate(hang(kind="H02"), four("__del__@/src/pool.py:5")).kind == "H02"
+    assert corroborate(hang(hang_class=HangClass.BLOCKED_IN_C), four(stack)).hang_class == HangClass.BLOCKED_IN_C
+    assert (
+        corroborate(hang(hang_class=HangClass.LEFT_EARLY), four("__del__@/src/pool.py:5")).hang_class
+        == HangClass.LEFT_EARLY
+    )

@@ -11,6 +11,7 @@ from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.taxonomy import HangClass
 
 MakeEvidence = Callable[..., Evidence]
 LOST = "[pair.cc:553] Connection closed by peer [10.0.0.3]:23436. This is typically caused by a remote worker crashing."
@@ -21,8 +22,8 @@ def ended(rank: int, time: float, signal: str | None = None) -> dict[str, Any]:
     return {"rank": rank, "node": "n0", "pid": 9, "code": None if signal else 1, "signal": signal, "time": time}
 
 
-def raised(rank: int, message: str, kind: str = "RuntimeError") -> dict[str, Any]:
-    return {"rank": rank, "node": "n0", "type": kind, "message": message, "time": 0.0}
+def raised(rank: int, message: str, error_type: str = "RuntimeError") -> dict[str, Any]:
+    return {"rank": rank, "node": "n0", "type": error_type, "message": message, "time": 0.0}
 
 
 def verdict(make_evidence: MakeEvidence, exits: list[dict[str, Any]], errors: list[dict[str, Any]]) -> Conclusion:
@@ -46,13 +47,13 @@ def test_where_all_lost_a_peer_nobody_is_accused(make_evidence: MakeEvidence) ->
     assert (conclusion.state.value, accused(conclusion)) == ("crashed", [])
 
 
-@pytest.mark.parametrize(("message", "kind"), [(AMOUNT, "H04"), (None, "H71")])
+@pytest.mark.parametrize(("message", "hang_class"), [(AMOUNT, HangClass.SIZE_DIFFERS), (None, HangClass.RANK_CRASHED)])
 def test_an_abort_of_the_transport_or_without_words_accuses_nobody(
-    make_evidence: MakeEvidence, message: str | None, kind: str
+    make_evidence: MakeEvidence, message: str | None, hang_class: HangClass
 ) -> None:
     errors = [raised(1, LOST), *([raised(0, message, "gloo::EnforceNotMet")] if message else [])]
     conclusion = verdict(make_evidence, [ended(0, 1.0, "SIGABRT"), ended(1, 2.0)], errors)
-    assert (conclusion.state.value, conclusion.kind, accused(conclusion)) == ("crashed", kind, [])
+    assert (conclusion.state.value, conclusion.hang_class, accused(conclusion)) == ("crashed", hang_class, [])
 
 
 def test_an_abort_with_words_of_its_own_is_the_cause(make_evidence: MakeEvidence) -> None:

@@ -10,6 +10,7 @@ import pytest
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.rules.left_behind import where_words
 from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.taxonomy import HangClass
 
 MakeRank = Callable[..., dict[str, Any]]
 MakeEvidence = Callable[..., Evidence]
@@ -23,7 +24,7 @@ TP2_DP4 = "tp=2,dp=4"
 def test_two_sides_and_nobody_accused(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
     ranks = [make_rank(rank, IN_LOSS if rank in (1, 3) else BEYOND) for rank in range(8)]
     conclusion = judge(make_evidence(ranks))
-    assert (conclusion.state.value, conclusion.kind, conclusion.suspects) == ("hang", "H10", ())
+    assert (conclusion.state.value, conclusion.hang_class, conclusion.suspects) == ("hang", HangClass.PHASES_SPLIT, ())
     assert [side.ranks for side in conclusion.sides] == [(1, 3), (0, 2, 4, 5, 6, 7)]
     assert "have left train_step and stand in train (training.py:25)" in conclusion.claim
     assert conclusion.evidence == ("2 ranks wait for members of their groups that stand with the many",)
@@ -48,7 +49,7 @@ def test_ranks_with_a_reason_of_their_own_are_not_a_side(
     make_evidence: MakeEvidence, make_rank: MakeRank, reason: dict[str, Any]
 ) -> None:
     ranks = [make_rank(rank, IN_LOSS) if rank < 2 else make_rank(rank, BEYOND, **reason) for rank in range(8)]
-    assert judge(make_evidence(ranks)).kind != "H10"
+    assert judge(make_evidence(ranks)).hang_class != HangClass.PHASES_SPLIT
 
 
 def test_ranks_that_spin_are_a_side_where_nobody_waits_for_them(
@@ -58,7 +59,7 @@ def test_ranks_that_spin_are_a_side_where_nobody_waits_for_them(
     spinning = {"state": "R", "wchan": "0", "cpu_ticks": (0, 100)}
     ranks = [make_rank(rank, IN_LOSS if rank in (1, 5) else BEYOND, **spinning) for rank in range(8)]
     conclusion = judge(make_evidence(ranks, "tp=2,pp=2,dp=2"))
-    assert (conclusion.kind, conclusion.suspects) == ("H10", ())
+    assert (conclusion.hang_class, conclusion.suspects) == (HangClass.PHASES_SPLIT, ())
     assert "2 ranks (dp0 tp1" in conclusion.claim
     assert "all members of each group of the 2 have come: no rank is missing there" in conclusion.evidence
 
@@ -69,7 +70,7 @@ def test_one_rank_elsewhere_is_accused_in_place_of_the_two_sides(
     odd = make_rank(7, "load@/src/data.py:3", state="T")
     ranks = [*(make_rank(rank, IN_LOSS if rank < 2 else BEYOND) for rank in range(7)), odd]
     conclusion = judge(make_evidence(ranks))
-    assert conclusion.kind != "H10"
+    assert conclusion.hang_class != HangClass.PHASES_SPLIT
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from bigsci_launch.spy.evidence.ranks import Evidence, read_evidence
 from bigsci_launch.spy.judge.rules.process import Stall, explain_stall
 from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.taxonomy import HangClass
 
 MakeEvidence = Callable[..., Evidence]
 MakeRank = Callable[..., dict[str, Any]]
@@ -38,63 +39,74 @@ def explain(make_evidence: MakeEvidence, make_rank: MakeRank) -> Explain:
 
 
 @pytest.mark.parametrize(
-    ("wchan", "state", "kind"),
+    ("wchan", "state", "hang_class"),
     [
-        ("locks_lock_inode_wait", "S", "H41"),
-        ("anon_pipe_write", "S", "H39"),
-        ("request_wait_answer", "S", "H67"),
-        ("nvidia_ioctl", "S", "H67"),
-        ("uverbs_ioctl", "D", "H67"),
-        ("fuse_lock_inode", "D", "H60"),
-        ("rpc_wait_bit_killable", "D", "H68"),
-        ("folio_wait_bit_common", "D", "H63"),
-        ("percpu_rwsem_wait", "D", "H60"),
-        ("wait_woken", "S", "H43"),
-        ("n_tty_read", "S", "H42"),
-        ("do_wait", "S", "H35"),
-        ("hrtimer_nanosleep", "S", "H31"),
-        ("ep_poll", "S", "H31"),
+        ("locks_lock_inode_wait", "S", HangClass.FILE_LOCK_HELD),
+        ("anon_pipe_write", "S", HangClass.OUTPUT_PIPE_FULL),
+        ("request_wait_answer", "S", HangClass.DEVICE_SILENT),
+        ("nvidia_ioctl", "S", HangClass.DEVICE_SILENT),
+        ("uverbs_ioctl", "D", HangClass.DEVICE_SILENT),
+        ("fuse_lock_inode", "D", HangClass.KERNEL_SLEEP),
+        ("rpc_wait_bit_killable", "D", HangClass.FILE_SERVER_LOST),
+        ("folio_wait_bit_common", "D", HangClass.PAGE_FAULT_NEVER_ENDS),
+        ("percpu_rwsem_wait", "D", HangClass.KERNEL_SLEEP),
+        ("wait_woken", "S", HangClass.NETWORK_CALL_UNANSWERED),
+        ("n_tty_read", "S", HangClass.BREAKPOINT_FORGOTTEN),
+        ("do_wait", "S", HangClass.CHILD_STUCK),
+        ("hrtimer_nanosleep", "S", HangClass.BLOCKED_IN_C),
+        ("ep_poll", "S", HangClass.BLOCKED_IN_C),
     ],
 )
-def test_the_kernel_function_tells(explain: Explain, wchan: str, state: str, kind: str) -> None:
+def test_the_kernel_function_tells(explain: Explain, wchan: str, state: str, hang_class: HangClass) -> None:
     stall = explain(LOCK, wchan=wchan, state=state)
-    assert stall.kind == kind
+    assert stall.hang_class == hang_class
     assert "save (checkpoint.py:98)" in stall.words
 
 
 def test_a_lock_of_the_memory_map(explain: Explain) -> None:
     """No stack can be had, and nobody should try with ps."""
     stall = explain(None, wchan="__vma_start_write", state="D")
-    assert stall.kind == "H62"
+    assert stall.hang_class == HangClass.MEMORY_MAP_LOCKED
     assert "never ps" in stall.next
-    assert explain(None, wchan="percpu_rwsem_wait", state="D").kind == "H60"
+    assert explain(None, wchan="percpu_rwsem_wait", state="D").hang_class == HangClass.KERNEL_SLEEP
 
 
 def test_a_core_that_is_being_written(explain: Explain) -> None:
-    assert explain(LOCK, state="D", wchan="percpu_rwsem_wait", sample={"core_dumping": True}).kind == "H66"
+    assert (
+        explain(LOCK, state="D", wchan="percpu_rwsem_wait", sample={"core_dumping": True}).hang_class
+        == HangClass.CORE_BEING_WRITTEN
+    )
 
 
 @pytest.mark.parametrize(
-    ("signal", "kind"), [("SIGSEGV", "H71"), ("SIGABRT", "H71"), ("SIGKILL", "H70"), (None, "H72")]
-)
-def test_how_it_ended(explain: Explain, signal: str | None, kind: str) -> None:
-    record = {"rank": 1, "code": None if signal else 1, "signal": signal, "time": 1.0}
-    assert explain(None, state="gone", collection={"exits": [record]}).kind == kind
-
-
-@pytest.mark.parametrize(
-    ("child", "kind"),
+    ("signal", "hang_class"),
     [
-        ({"state": "T", "wchan": "do_signal_stop"}, "H36"),
-        ({"state": "S", "wchan": "futex_do_wait"}, "H36"),
-        ({"state": "Z", "wchan": "0"}, "H36"),
-        ({"state": "S", "wchan": "anon_pipe_read"}, "H36"),
+        ("SIGSEGV", HangClass.RANK_CRASHED),
+        ("SIGABRT", HangClass.RANK_CRASHED),
+        ("SIGKILL", HangClass.RANK_KILLED),
+        (None, HangClass.RANK_EXITED),
     ],
 )
-def test_a_worker_of_a_data_loader_is_blamed_by_pid(explain: Explain, child: dict[str, str], kind: str) -> None:
+def test_how_it_ended(explain: Explain, signal: str | None, hang_class: HangClass) -> None:
+    record = {"rank": 1, "code": None if signal else 1, "signal": signal, "time": 1.0}
+    assert explain(None, state="gone", collection={"exits": [record]}).hang_class == hang_class
+
+
+@pytest.mark.parametrize(
+    ("child", "hang_class"),
+    [
+        ({"state": "T", "wchan": "do_signal_stop"}, HangClass.DATA_LOADER_STUCK),
+        ({"state": "S", "wchan": "futex_do_wait"}, HangClass.DATA_LOADER_STUCK),
+        ({"state": "Z", "wchan": "0"}, HangClass.DATA_LOADER_STUCK),
+        ({"state": "S", "wchan": "anon_pipe_read"}, HangClass.DATA_LOADER_STUCK),
+    ],
+)
+def test_a_worker_of_a_data_loader_is_blamed_by_pid(
+    explain: Explain, child: dict[str, str], hang_class: HangClass
+) -> None:
     children = [{"pid": 4711, "comm": "pt_data_worker", "cpu_ticks": 1, **child}]
     stall = explain(LOADER, wchan="poll_schedule_timeout", sample={"children": children})
-    assert stall.kind == kind
+    assert stall.hang_class == hang_class
     assert ("4711 (pt_data_worker" in stall.words) == (child["wchan"] != "anon_pipe_read"), "one that waits for work"
 
 
@@ -119,45 +131,50 @@ def test_a_worker_that_ran_meanwhile_is_not_stuck(explain: Explain, make_rank: M
 
 def test_a_stopped_child_for_which_it_does_not_wait_is_not_the_reason(explain: Explain) -> None:
     children = [{"pid": 4711, "comm": "cat", "state": "T", "wchan": "do_signal_stop"}]
-    assert explain(LOCK, wchan="hrtimer_nanosleep", sample={"children": children}).kind == "H31"
-    assert explain(LOCK, wchan="do_wait", sample={"children": children}).kind == "H35"
+    assert explain(LOCK, wchan="hrtimer_nanosleep", sample={"children": children}).hang_class == HangClass.BLOCKED_IN_C
+    assert explain(LOCK, wchan="do_wait", sample={"children": children}).hang_class == HangClass.CHILD_STUCK
 
 
 def test_a_queue_that_a_thread_should_fill(explain: Explain) -> None:
     stall = explain(QUEUE, threads={"pin_memory": "pin@/src/data.py:30"})
-    assert stall.kind == "H37"
+    assert stall.hang_class == HangClass.BATCH_THREAD_STUCK
     assert "waits in next_batch (data.py:5) for a batch; thread pin_memory" in stall.words
     assert "pin (data.py:30)" in stall.words
 
 
 @pytest.mark.parametrize(
-    ("partner_waits", "kind"), [("futex_do_wait", "H34"), ("hrtimer_nanosleep", "H31"), ("", "H31")]
+    ("partner_waits", "hang_class"),
+    [
+        ("futex_do_wait", HangClass.THREAD_DEADLOCK),
+        ("hrtimer_nanosleep", HangClass.BLOCKED_IN_C),
+        ("", HangClass.BLOCKED_IN_C),
+    ],
 )
-def test_two_threads_with_crossed_locks(explain: Explain, partner_waits: str, kind: str) -> None:
+def test_two_threads_with_crossed_locks(explain: Explain, partner_waits: str, hang_class: HangClass) -> None:
     """Only where the kernel says that both wait for a lock."""
     waits = {partner_waits: [500]} if partner_waits else {}
     stall = explain(LOCK, threads={"async-ckpt": "write@/src/checkpoint.py:104"}, sample={"thread_waits": waits})
-    assert stall.kind == kind
+    assert stall.hang_class == hang_class
 
 
 @pytest.mark.parametrize(
     "name", ["save_on_signal", "_handle_sigterm", "on_sigusr1", "Trainer.signal_handler", "handler"]
 )
 def test_a_lock_in_a_signal_handler(explain: Explain, name: str) -> None:
-    assert explain(f"{name}@/src/train.py:275 < {TAIL}").kind == "H49"
-    assert explain(f"{name}@/src/train.py:275 < {TAIL}", wchan="hrtimer_nanosleep").kind == "H31"
+    assert explain(f"{name}@/src/train.py:275 < {TAIL}").hang_class == HangClass.SIGNAL_HANDLER_LOCKED
+    assert explain(f"{name}@/src/train.py:275 < {TAIL}", wchan="hrtimer_nanosleep").hang_class == HangClass.BLOCKED_IN_C
 
 
 @pytest.mark.parametrize("name", ["design", "sign_in", "assignment", "signals_per_rank", "handlers"])
 def test_a_name_that_only_looks_like_one(explain: Explain, name: str) -> None:
-    assert explain(f"{name}@/src/train.py:275 < {TAIL}").kind == "H31"
+    assert explain(f"{name}@/src/train.py:275 < {TAIL}").hang_class == HangClass.BLOCKED_IN_C
 
 
 def test_the_interpreter_ends_and_a_thread_does_not(explain: Explain) -> None:
     threads = {"uploader": "upload@/src/store.py:8"}
     error = {"rank": 1, "type": "RuntimeError", "message": "out of memory", "time": 1.0}
     stall = explain(f"_shutdown@{LIB}/threading.py:1590", threads=threads, collection={"errors": [error]})
-    assert stall.kind == "H48"
+    assert stall.hang_class == HangClass.EXIT_WAITS_FOR_THREAD
     assert (
         stall.words
         == "is ending after RuntimeError: out of memory, and waits for thread uploader in upload (store.py:8)"
@@ -165,14 +182,16 @@ def test_the_interpreter_ends_and_a_thread_does_not(explain: Explain) -> None:
     executor = explain(
         f"join@{LIB}/threading.py:1 < _python_exit@{LIB}/concurrent/futures/thread.py:31", threads=threads
     )
-    assert (executor.kind, executor.missing) == ("H48", "why it ends: see its log")
+    assert (executor.hang_class, executor.missing) == (HangClass.EXIT_WAITS_FOR_THREAD, "why it ends: see its log")
 
 
-@pytest.mark.parametrize(("wchan", "with_thread", "kind"), [
-    ("futex_do_wait", True, "H33"), ("futex_do_wait", False, "H32"), ("hrtimer_nanosleep", True, "H32"),
+@pytest.mark.parametrize(("wchan", "with_thread", "hang_class"), [
+    ("futex_do_wait", True, HangClass.GIL_DEADLOCK),
+    ("futex_do_wait", False, HangClass.BLOCKED_WITH_GIL),
+    ("hrtimer_nanosleep", True, HangClass.BLOCKED_WITH_GIL),
 ])  # fmt: skip
 def test_the_gil_is_held_by_a_thread_that_sleeps(
-    make_evidence: MakeEvidence, make_rank: MakeRank, wchan: str, with_thread: bool, kind: str
+    make_evidence: MakeEvidence, make_rank: MakeRank, wchan: str, with_thread: bool, hang_class: HangClass
 ) -> None:
     rank = make_rank(1, LOCK, wchan=wchan)
     for sample in rank["samples"]:
@@ -180,7 +199,7 @@ def test_the_gil_is_held_by_a_thread_that_sleeps(
         thread["owns_gil"] = True
         if with_thread:
             sample["stack"]["threads"].append({**thread, "tid": 500, "name": "needs-gil", "owns_gil": False})
-    assert explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1]).kind == kind
+    assert explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1]).hang_class == hang_class
 
 
 def test_a_thread_without_frames_tells_nothing(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
@@ -190,27 +209,34 @@ def test_a_thread_without_frames_tells_nothing(make_evidence: MakeEvidence, make
         thread = sample["stack"]["threads"][0]
         thread["owns_gil"] = True
         sample["stack"]["threads"].append({**thread, "tid": 500, "name": "new", "owns_gil": False, "frames": []})
-    assert explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1]).kind == "H32"
+    assert explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1]).hang_class == HangClass.BLOCKED_WITH_GIL
     for sample in rank["samples"]:
         sample["stack"]["threads"] = [{**thread, "frames": []} for thread in sample["stack"]["threads"]]
-    assert explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1]).kind in ("H31", "H32")
+    assert explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1]).hang_class in (
+        HangClass.BLOCKED_IN_C,
+        HangClass.BLOCKED_WITH_GIL,
+    )
 
 
 def test_a_storm_of_signals(explain: Explain, make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
     rank = make_rank(1, LOCK, wchan="hrtimer_nanosleep")
     rank["samples"][0]["voluntary"], rank["samples"][1]["voluntary"] = 700, 1700
     stall = explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1])
-    assert stall.kind == "H56"
+    assert stall.hang_class == HangClass.SIGNAL_STORM
     assert "woken 1000 times a second" in stall.words
 
 
 @pytest.mark.parametrize(
-    ("stack", "kind"),
-    [(LOCK, "H44"), (f"recv_into@{LIB}/socket.py:7 < {TAIL}", "H43"), (f"read@{LIB}/ssl.py:7", "H43")],
+    ("stack", "hang_class"),
+    [
+        (LOCK, HangClass.STORE_KEY_MISSING),
+        (f"recv_into@{LIB}/socket.py:7 < {TAIL}", HangClass.NETWORK_CALL_UNANSWERED),
+        (f"read@{LIB}/ssl.py:7", HangClass.NETWORK_CALL_UNANSWERED),
+    ],
 )
-def test_a_request_without_an_answer(explain: Explain, stack: str, kind: str) -> None:
+def test_a_request_without_an_answer(explain: Explain, stack: str, hang_class: HangClass) -> None:
     stall = explain(stack, wchan="poll_schedule_timeout.constprop.0", sample={"system_call": {"number": 7}})
-    assert stall.kind == kind
+    assert stall.hang_class == hang_class
 
 
 def test_the_reader_of_a_pipe_and_the_server_of_a_call_are_named(explain: Explain) -> None:
@@ -230,6 +256,10 @@ def test_a_rank_that_may_not_be_read_is_told_of_and_not_accused(
     others = [make_rank(rank, f"all_reduce@c10d:10 < {TAIL}") for rank in (0, 2, 3)]
     hidden = make_rank(1, None, sample={"why": "py-spy: Permission Denied"})
     conclusion = judge(make_evidence([*others, hidden], topology="dp=4"))
-    assert (conclusion.state.value, conclusion.kind, conclusion.suspects) == ("hang", "H75", ())
+    assert (conclusion.state.value, conclusion.hang_class, conclusion.suspects) == (
+        "hang",
+        HangClass.RANK_UNREADABLE,
+        (),
+    )
     assert "3 ranks wait for rank 1" in conclusion.claim
     assert "Permission Denied" in conclusion.claim

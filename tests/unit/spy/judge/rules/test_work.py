@@ -10,6 +10,7 @@ import pytest
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.taxonomy import HangClass
 
 MakeEvidence = Callable[..., Evidence]
 MakeRank = Callable[..., dict[str, Any]]
@@ -56,7 +57,11 @@ def test_a_rank_that_writes_is_slow_and_no_hang(make_evidence: MakeEvidence, mak
     """Also one that sleeps in the kernel whenever somebody looks: its bytes grow."""
     writer = moving(make_rank(1, SAVING, state=state, wchan="folio_wait_bit"), (4_000_000, 7_000_000))
     conclusion = judge(make_evidence([make_rank(0, SAVE_BARRIER), writer]))
-    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("slow", "H64", [1])
+    assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == (
+        "slow",
+        HangClass.SAVE_IN_PROGRESS,
+        [1],
+    )
     assert "writes 2.9 MiB/s in write_shard (io.py:3)" in conclusion.claim
 
 
@@ -88,14 +93,21 @@ def test_a_rank_that_reads_a_mapped_file_is_slow(
     for index, sample in enumerate(reader["samples"]):
         sample |= {"major_faults": faults[index], "thread_times": {str(reader["pid"]): 5 + index * ran}}
     conclusion = judge(make_evidence([make_rank(0, WORLD), reader]))
-    assert (conclusion.state.value, conclusion.kind) == (state, "H51" if state == "slow" else "H63")
+    assert (conclusion.state.value, conclusion.hang_class) == (
+        state,
+        HangClass.PREPARES_ALONE if state == "slow" else HangClass.PAGE_FAULT_NEVER_ENDS,
+    )
 
 
 def test_a_rank_that_computes_alone_while_others_wait_in_a_collective_may_never_end(
     make_evidence: MakeEvidence, make_rank: MakeRank
 ) -> None:
     conclusion = judge(make_evidence([make_rank(0, WORLD), make_rank(1, SPIN, **BUSY)]))
-    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("hang", "H30", [1])
+    assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == (
+        "hang",
+        HangClass.PYTHON_NEVER_ENDS,
+        [1],
+    )
 
 
 def test_a_rank_that_spins_without_the_gil_may_wait_for_a_device(
@@ -116,13 +128,16 @@ def test_a_rank_that_spins_without_the_gil_may_wait_for_a_device(
     assert suspects(judge(make_evidence(recorded))) == [1]
 
 
-@pytest.mark.parametrize(("phase", "kind"), [("save", "H64"), ("eval", "H104"), ("load", "H51")])
+@pytest.mark.parametrize(
+    ("phase", "hang_class"),
+    [("save", HangClass.SAVE_IN_PROGRESS), ("eval", HangClass.BARRIER_MEANT), ("load", HangClass.PREPARES_ALONE)],
+)
 def test_in_a_phase_of_its_own_record_a_rank_may_take_its_time(
-    make_evidence: MakeEvidence, make_rank: MakeRank, phase: str, kind: str
+    make_evidence: MakeEvidence, make_rank: MakeRank, phase: str, hang_class: HangClass
 ) -> None:
     beats = [{"rank": 1, "phase": phase, "step": 9, "time": 1.0}]
     conclusion = judge(make_evidence([make_rank(0, WORLD), make_rank(1, SPIN, **BUSY)], heartbeats=beats))
-    assert (conclusion.state.value, conclusion.kind) == ("slow", kind)
+    assert (conclusion.state.value, conclusion.hang_class) == ("slow", hang_class)
     asleep = make_rank(1, SPIN, wchan="hrtimer_nanosleep")
     assert judge(make_evidence([make_rank(0, WORLD), asleep], heartbeats=beats)).state.value == "hang"
 
@@ -134,7 +149,11 @@ def test_others_in_the_barrier_at_the_end_of_what_it_does_are_meant_to_wait(
     barrier = "barrier@c10d:10 < evaluate_and_print@/src/train.py:62"
     ranks = [*(make_rank(rank, barrier) for rank in range(3)), make_rank(3, evaluating, **BUSY)]
     conclusion = judge(make_evidence(ranks))
-    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("slow", "H104", [3])
+    assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == (
+        "slow",
+        HangClass.BARRIER_MEANT,
+        [3],
+    )
     assert "the others wait in the barrier of evaluate_and_print" in conclusion.claim
     elsewhere = [*(make_rank(rank, "barrier@c10d:10 < finish@/src/train.py:90") for rank in range(3)), ranks[3]]
     assert judge(make_evidence(elsewhere)).state.value == "hang"
@@ -144,7 +163,7 @@ def test_soon_after_the_start_a_rank_may_compile(make_evidence: MakeEvidence, ma
     ranks = [make_rank(0, WORLD), make_rank(1, SPIN, **BUSY)]
     beat = {"rank": 1, "phase": "step", "step": 101, "time": 1.0, "first_step": 100}
     conclusion = judge(make_evidence(ranks, heartbeats=[beat]))
-    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("slow", "H103", [])
+    assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == ("slow", HangClass.WARM_UP, [])
     assert judge(make_evidence(ranks, heartbeats=[{**beat, "step": 110}])).state.value == "hang"
 
 
@@ -165,7 +184,11 @@ def test_who_is_at_work_is_named_beside_a_rank_that_could_not_be_read(
     barrier = "barrier@c10d:10 < save_checkpoint@/src/save.py:5"
     ranks = [make_rank(0, barrier), saving, make_rank(2, None), make_rank(3, barrier)]
     conclusion = judge(make_evidence(ranks))
-    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("slow", "H64", [1])
+    assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == (
+        "slow",
+        HangClass.SAVE_IN_PROGRESS,
+        [1],
+    )
 
 
 def test_all_ranks_spin_without_the_gil_or_wait_for_their_devices(
@@ -199,7 +222,10 @@ def test_a_child_that_computes_is_work(
 ) -> None:
     parent = with_children(make_rank(1, COMPILER, wchan="do_wait"), *ticks, state=child_state)
     conclusion = judge(make_evidence([make_rank(0, WORLD), parent]))
-    assert (conclusion.state.value, conclusion.kind) == (state, "H50" if state == "slow" else "H35")
+    assert (conclusion.state.value, conclusion.hang_class) == (
+        state,
+        HangClass.COMPILER_AT_WORK if state == "slow" else HangClass.CHILD_STUCK,
+    )
     asleep = with_children(make_rank(1, SPIN, wchan="hrtimer_nanosleep"), *ticks)
     assert judge(make_evidence([make_rank(0, WORLD), asleep])).state.value == "hang", "it does not wait for the child"
 
@@ -219,7 +245,7 @@ def test_ranks_that_leave_after_the_end(make_evidence: MakeEvidence, make_rank: 
     ranks = [make_rank(0, upload, wchan="hrtimer_nanosleep"), *left]
     exits = [{**ENDED, "rank": rank} for rank in (1, 2, 3)]
     conclusion = judge(make_evidence(ranks, exits=exits))
-    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("finished", "H105", [])
+    assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == ("finished", HangClass.LEAVING, [])
     assert "rank 0 (n0) is still in upload (logs.py:3)" in conclusion.claim
     failed = judge(make_evidence(ranks, exits=[{**exits[0], "code": 1}, *exits[1:]]))
     assert (failed.state.value, suspects(failed)) == ("crashed", [1])
@@ -239,7 +265,11 @@ def test_a_rank_that_is_late_for_the_rendezvous(make_evidence: MakeEvidence, mak
     ranks = [make_rank(0, AT_STORE), *(make_rank(rank, JOINING, wchan="poll_schedule_timeout") for rank in (1, 2))]
     late = make_rank(3, "download@/src/tokenizer.py:3 < main@/src/train.py:1", wchan="hrtimer_nanosleep")
     conclusion = judge(make_evidence([*ranks, late]))
-    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("hang", "H45", [3])
+    assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == (
+        "hang",
+        HangClass.RENDEZVOUS_LATE,
+        [3],
+    )
 
 
 @pytest.mark.parametrize(("at_store", "accused"), [([0, 2], [2]), ([0], [0]), ([0, 2, 3], [2, 3]), ([0, 1, 2, 3], [])])
@@ -251,7 +281,11 @@ def test_a_rank_that_looks_for_the_others_elsewhere(
         make_rank(rank, AT_STORE if rank in at_store else JOINING, wchan="poll_schedule_timeout") for rank in range(4)
     ]
     conclusion = judge(make_evidence(ranks))
-    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("hang", "H46", accused)
+    assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == (
+        "hang",
+        HangClass.RENDEZVOUS_ELSEWHERE,
+        accused,
+    )
 
 
 def socket(local: str, remote: str, **more: Any) -> dict[str, Any]:
@@ -276,7 +310,7 @@ def on_two_hosts(make_rank: MakeRank, **lost: Any) -> list[dict[str, Any]]:
 
 def test_a_link_that_carries_nothing_accuses_no_rank(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
     conclusion = judge(make_evidence(on_two_hosts(make_rank, **LOST)))
-    assert (conclusion.state.value, conclusion.kind, suspects(conclusion)) == ("hang", "H80", [])
+    assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == ("hang", HangClass.LINK_DOWN, [])
     assert [side.ranks for side in conclusion.sides] == [(0, 1), (2, 3)]
     assert "from rank 1 to 10.0.0.2:60 are sent again" in conclusion.claim
 
@@ -297,7 +331,7 @@ def test_a_link_that_lets_nothing_out(make_evidence: MakeEvidence, make_rank: Ma
     """Packets too large for the link: nothing is under way, and the process at the other end has read all it got."""
     ranks = on_two_hosts(make_rank, **UNSENT)
     conclusion = judge(make_evidence(ranks))
-    assert (conclusion.kind, suspects(conclusion)) == ("H80", [])
+    assert (conclusion.hang_class, suspects(conclusion)) == (HangClass.LINK_DOWN, [])
     assert "1.0 KiB from rank 1 to 10.0.0.2:60 do not leave" in conclusion.claim
     ranks[2]["samples"][1]["sockets"] = {"list": [socket("10.0.0.2:60", "10.0.0.1:52", rx=65_536)]}
     assert "carries nothing" not in judge(make_evidence(ranks)).claim, "its process does not read"

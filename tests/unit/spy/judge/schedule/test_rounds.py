@@ -10,6 +10,7 @@ import pytest
 
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.taxonomy import HangClass
 
 MakeRank = Callable[..., dict[str, Any]]
 MakeEvidence = Callable[..., Evidence]
@@ -44,7 +45,7 @@ def accused(evidence: Evidence) -> list[int]:
 def test_the_rank_whose_round_lacks_one_is_named(make_rank: MakeRank, make_evidence: MakeEvidence, ring: int) -> None:
     conclusion = judge(hang(make_rank, make_evidence, SKIPPED, ring))
     assert [suspect.rank for suspect in conclusion.suspects] == [1]
-    assert conclusion.kind == "H01"
+    assert conclusion.hang_class == HangClass.COLLECTIVE_SKIPPED
     assert "rank 1 (n0, dp0 pp0 tp1) left out all_reduce number 60 of the tensor-parallel group" in conclusion.claim
 
 
