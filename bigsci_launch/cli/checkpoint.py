@@ -160,7 +160,7 @@ def _convert(conversion: Conversion, output: Path) -> str:
     from bigsci_launch.errors import CheckpointError
 
     command = [sys.executable, "-m", "bigsci_launch.train.state.convert", str(conversion.source)]
-    command += [str(conversion.topology), str(output)]
+    command += [str(conversion.topology), conversion.config.parallelism.partition_method, str(output)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"

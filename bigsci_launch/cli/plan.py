@@ -83,10 +83,10 @@ def search(
 ) -> None:
     """Rank every legal layout of the run in CONFIG. Exit 1: none fits."""
     from bigsci_launch.config.load import resolve_run
-    from bigsci_launch.plan.choose.answer import find_plans
+    from bigsci_launch.plan.choose.answer import calibration_of, find_plans
 
     run, site, _ = resolve_run(config, overrides)
-    answer = find_plans(run, site, nodes=nodes, calibration=calibration, free=free)
+    answer = find_plans(run, site, calibration_of(site, calibration), nodes=nodes, free=free)
     if html:
         _write_page(answer, html)
     if as_json:
@@ -266,7 +266,7 @@ def check(
 
     run, site, _ = resolve_run(config, overrides)
     day = starts.date() if isinstance(starts, datetime) else None
-    findings = check_everything(run, site, calibration=calibration_of(site, calibration), starts=day)
+    findings = check_everything(run, site, calibration_of(site, calibration), starts=day)
     if as_json:
         console.answer_json(check_document(run.run.name, findings))
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +11,7 @@ import click
 from bigsci_launch.cli import console
 
 if TYPE_CHECKING:
-    from bigsci_launch.config.load import LoadedRun
-    from bigsci_launch.launch.request import JobRequest
     from bigsci_launch.launch.submit import Submission
-    from bigsci_launch.plan.price.stages import StageLayout
-    from bigsci_launch.scheduler.job import JobInfo
 
 
 @click.command(
@@ -48,112 +43,42 @@ def submit(
     In a pipe prints the job id alone (the launcher's pid for a local attempt). A local attempt stays in the
     foreground unless --detach is given: Ctrl-C ends its ranks, and its exit code is theirs.
     """
-    from bigsci_launch.config.load import load_run
     from bigsci_launch.config.report import warning_lines
     from bigsci_launch.launch import report
     from bigsci_launch.launch import submit as launch
+    from bigsci_launch.launch.foreground import follow
+    from bigsci_launch.launch.prepare import find_start, prepare, require_sound
 
-    loaded = settle_stages(load_run(config, overrides))
+    prepared = prepare(config, overrides, working_directory=Path.cwd(), python=sys.executable, local=local)
+    loaded, request = prepared.loaded, prepared.request
     for line in warning_lines(loaded):
         console.talk(f"warning: {line}")
-    check_arithmetic(loaded, force=force)
-    is_local = local or launch.is_local_by_default(loaded)
-    request = launch.plan_submission(loaded, working_directory=Path.cwd(), python=sys.executable, local=is_local)
-    if dry_run:
-        stages = stages_of(loaded)
-        if as_json:
-            console.answer_json(report.dry_run_document(request, stages))
-        else:
-            console.answer(report.dry_run_text(request, stages))
-        return
-    if detach and not is_local:
-        raise click.UsageError("--detach is for local attempts: a Slurm job is in the background anyway")
-    for line in launch.notes(loaded, is_local=is_local, was_asked=local):
+    if not force:
+        require_sound(prepared)
+    for line in report.remark_lines(prepared.findings):
         console.talk(line)
-    check_checkpoint(loaded, request)
+    if dry_run:
+        if as_json:
+            console.answer_json(report.dry_run_document(request, prepared.stages))
+        else:
+            console.answer(report.dry_run_text(request, prepared.stages))
+        return
+    if detach and request.scheduler == "slurm":
+        raise click.UsageError("--detach is for local attempts: a Slurm job is in the background anyway")
+    for line in launch.notes(loaded, is_local=request.scheduler == "local", was_asked=local):
+        console.talk(line)
+    with console.late_progress("verify checkpoint", 100) as report_progress:
+        folder = find_start(loaded.config, request, report_progress)
+    if folder is not None:
+        console.talk(f"goes on from {folder}, which is as it was saved")
     submission = launch.submit(loaded, request, sys.argv)
     if not as_json:
         show(submission)
-    code = wait_for(submission, wait=wait, detach=detach)
+    code = follow(submission, wait=wait, detach=detach, tell=console.talk)
     if as_json:
-        console.answer_json(
-            report.submission_document(submission, launch.exit_of(submission) if code is not None else None)
-        )
+        ended = launch.exit_of(submission) if code is not None else None
+        console.answer_json(report.submission_document(submission, ended))
     ctx.exit(code or 0)
-
-
-def settle_stages(loaded: LoadedRun) -> LoadedRun:
-    """The run with the layers of every stage written down, where they go by price: a job must not depend on it."""
-    from dataclasses import replace
-
-    from bigsci_launch.plan.choose.answer import settled_run
-
-    config = settled_run(loaded.config, loaded.site)
-    if config is loaded.config:
-        return loaded
-    return replace(loaded, config=config, origins={**loaded.origins, "parallelism.partition_method": "computed"})
-
-
-def stages_of(loaded: LoadedRun) -> Sequence[StageLayout]:
-    """What `bsl train` will have on each stage; another program has layers of its own."""
-    from bigsci_launch.plan.choose.answer import calibration_of, configured_setup
-    from bigsci_launch.plan.price.stages import stage_layout
-
-    if loaded.config.run.command is not None:
-        return ()
-    setup, _ = configured_setup(loaded.config, loaded.site)
-    return stage_layout(setup, calibration_of(loaded.site))
-
-
-def check_arithmetic(loaded: LoadedRun, *, force: bool) -> None:
-    """Say what `bsl plan check` warns of, and stop at its errors unless forced.
-
-    Raises:
-        ConfigError: there are errors, and nobody forces the submission.
-    """
-    from bigsci_launch.errors import ConfigError, Problem
-    from bigsci_launch.plan.choose.check import check_plan, finding_line
-
-    findings = check_plan(loaded.config, loaded.site)
-    errors = [finding for finding in findings if finding.severity == "error"]
-    if errors and not force:
-        problems = [
-            Problem(loaded.origins.get(finding.key, ""), finding.key, f"{finding.text}: {finding.price}")
-            for finding in errors
-        ]
-        hint = "`bsl plan check` shows the arithmetic; --force submits all the same"
-        raise ConfigError(f"{loaded.path}: {len(problems)} findings of bsl plan check", problems=problems, hint=hint)
-    for finding in errors:
-        console.talk(f"forced in spite of {finding_line(finding)}")
-    for finding in findings:
-        if finding.severity == "warning":
-            console.talk(finding_line(finding))
-
-
-def check_checkpoint(loaded: LoadedRun, request: JobRequest) -> None:
-    """Verify the checkpoint from which `bsl train` would go on: a job must not wait hours to find it damaged.
-
-    Raises:
-        CheckpointError: it is missing, damaged, or of another run.
-    """
-    from bigsci_launch.launch.submit import require_no_active_attempt, require_same_run
-    from bigsci_launch.runs.checkpoints import CheckpointsDir, finish_interrupted
-    from bigsci_launch.runs.resume import require_not_lost, verify_resume
-
-    load = loaded.config.checkpoint.load
-    if loaded.config.run.command is not None or (load in ("auto", "none") and not request.run.path.is_dir()):
-        return
-    require_same_run(request.run, loaded.config, request.topology)
-    require_no_active_attempt(request.run)
-    finish_interrupted(CheckpointsDir(request.run.checkpoints))
-    with console.late_progress("verify checkpoint", 100) as report_progress:
-        folder = verify_resume(
-            loaded.config, request.topology, CheckpointsDir(request.run.checkpoints), report_progress
-        )
-    if folder is not None:
-        console.talk(f"goes on from {folder}, which is as it was saved")
-    elif load == "auto":
-        require_not_lost(request.run)
 
 
 def show(submission: Submission) -> None:
@@ -166,28 +91,3 @@ def show(submission: Submission) -> None:
     else:
         console.answer(report.submission_id(submission))
         sys.stdout.flush()
-
-
-def wait_for(submission: Submission, *, wait: bool, detach: bool) -> int | None:
-    """Wait as far as it was asked for; the exit code of the training, or None without waiting."""
-    from bigsci_launch.launch.foreground import watch
-    from bigsci_launch.launch.submit import exit_code_of, wait_for_end
-
-    if submission.process is not None:
-        if detach:
-            return None
-        ending = watch(submission, console.talk)
-        return 130 if ending.was_interrupted else ending.exit_code
-    if not wait:
-        return None
-    try:
-        job = wait_for_end(submission.request.run, tell_state)
-    except KeyboardInterrupt:
-        console.talk(f"no longer waiting; {submission.record.label} goes on")
-        return 130
-    return exit_code_of(submission, job)
-
-
-def tell_state(job: JobInfo) -> None:
-    """Say that the job has entered another state."""
-    console.talk(f"job {job.job_id}: {job.state.value}" + (f" ({job.reason})" if job.reason else ""))

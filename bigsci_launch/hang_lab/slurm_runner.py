@@ -16,7 +16,8 @@ from bigsci_launch.errors import JobNotFound, LabError
 from bigsci_launch.hang_lab.programs import RANK_VARIABLES
 from bigsci_launch.hang_lab.runner import Standing, Trial, require_possible, undisturbed
 from bigsci_launch.hang_lab.stand import Job, wait_for_stand
-from bigsci_launch.launch.submit import plan_submission, submit
+from bigsci_launch.launch.prepare import plan_submission
+from bigsci_launch.launch.submit import submit
 from bigsci_launch.runs.layout import write_json
 from bigsci_launch.scheduler.job import JobState
 from bigsci_launch.scheduler.slurm import cancel_job, query_job

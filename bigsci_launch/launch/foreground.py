@@ -1,4 +1,4 @@
-"""Watching a local attempt from the terminal that started it: its lines as they come, Ctrl-C, its exit code."""
+"""Staying with an attempt in the terminal that started it: its lines or states as they come, Ctrl-C, its exit code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from bigsci_launch.launch.submit import Submission
+from bigsci_launch.launch.report import state_line
+from bigsci_launch.launch.submit import Submission, exit_code_of, wait_for_end
 from bigsci_launch.runs.logs import BATCH, LogReader
 from bigsci_launch.topology import Coordinate, Topology
 
@@ -22,6 +23,27 @@ class Ending:
 
     exit_code: int
     was_interrupted: bool
+
+
+def follow(submission: Submission, *, wait: bool, detach: bool, tell: Callable[[str], None]) -> int | None:
+    """The exit code of the training, after its end; None where nobody waits for it.
+
+    A local attempt is watched unless `detach` is given; the end of a job is waited for with `wait`. Ctrl-C ends a local
+    attempt, but only the waiting for a job.
+    """
+    if submission.process is not None:
+        if detach:
+            return None
+        ending = watch(submission, tell)
+        return 130 if ending.was_interrupted else ending.exit_code
+    if not wait:
+        return None
+    try:
+        job = wait_for_end(submission.request.run, lambda job: tell(state_line(job)))
+    except KeyboardInterrupt:
+        tell(f"no longer waiting; {submission.record.label} goes on")
+        return 130
+    return exit_code_of(submission, job)
 
 
 def watch(submission: Submission, tell: Callable[[str], None]) -> Ending:

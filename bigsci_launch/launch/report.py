@@ -10,8 +10,10 @@ from bigsci_launch.launch.rank_map import rank_map, rank_map_lines
 from bigsci_launch.launch.request import JobRequest
 from bigsci_launch.launch.script import option_text, render_script
 from bigsci_launch.launch.submit import Submission
+from bigsci_launch.plan.choose.check import PricedFinding, finding_line
 from bigsci_launch.plan.price.stages import StageLayout, layout_lines
 from bigsci_launch.runs.find import run_argument
+from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.scheduler.slurm import submit_argv
 
 SCHEMA_VERSION = 1
@@ -42,6 +44,12 @@ def dry_run_document(request: JobRequest, stages: Sequence[StageLayout] = ()) ->
     }
 
 
+def remark_lines(findings: Sequence[PricedFinding]) -> list[str]:
+    """What the user should know of the arithmetic of a run that is submitted; its notes are left out."""
+    forced = [f"forced in spite of {finding_line(finding)}" for finding in findings if finding.severity == "error"]
+    return [*forced, *(finding_line(finding) for finding in findings if finding.severity == "warning")]
+
+
 def submission_document(submission: Submission, ended: dict[str, Any] | None) -> dict[str, Any]:
     """The JSON document of a submission; `ended` is exit.json's, where the end was waited for."""
     record = submission.record
@@ -68,6 +76,11 @@ def _request_document(request: JobRequest) -> dict[str, Any]:
         "world_size": request.topology.world_size,
         "topology": asdict(request.topology),
     }
+
+
+def state_line(job: JobInfo) -> str:
+    """The state that a job has entered."""
+    return f"job {job.job_id}: {job.state.value}" + (f" ({job.reason})" if job.reason else "")
 
 
 def submission_id(submission: Submission) -> str:

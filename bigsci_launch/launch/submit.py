@@ -17,12 +17,11 @@ from bigsci_launch.config.load import LoadedRun, dump_resolved
 from bigsci_launch.config.schema import ModelSection, RunConfig
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.launch.provenance import collect_provenance, is_secret_name
-from bigsci_launch.launch.request import JobRequest, make_request
+from bigsci_launch.launch.request import JobRequest
 from bigsci_launch.launch.script import render_script
 from bigsci_launch.runs.attempts import JobRecord, age_s, query_attempt, read_exit, read_job, write_job
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_atomically, write_json
-from bigsci_launch.scheduler.command import has_command
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.local import start_launcher
 from bigsci_launch.scheduler.slurm import cancel_job, submit_argv, submit_script
@@ -43,24 +42,6 @@ class Submission:
     request: JobRequest
     record: JobRecord
     process: Popen[bytes] | None = None
-
-
-def plan_submission(loaded: LoadedRun, *, working_directory: Path, python: str, local: bool) -> JobRequest:
-    """The request that `submit` would start now. Reads the run directory, writes nothing, asks no Slurm."""
-    run = RunDir((working_directory / loaded.config.run.root / loaded.config.run.name).resolve())
-    return make_request(
-        loaded,
-        run=run,
-        attempt=run.next_attempt_name(),
-        working_directory=working_directory,
-        python=python,
-        local=local,
-    )
-
-
-def is_local_by_default(loaded: LoadedRun) -> bool:
-    """Whether the run goes to the local launcher without being told to: its site is local, or there is no sbatch."""
-    return loaded.site.is_local or not has_command("sbatch")
 
 
 def submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Submission:

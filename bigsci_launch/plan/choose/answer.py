@@ -12,7 +12,7 @@ from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.choose.search import Plan, SearchResult, make_plan, search, with_free_heads, with_free_layers
-from bigsci_launch.plan.price.balance import settle_config, settle_method
+from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration, read_calibration
 from bigsci_launch.plan.price.constants import GpuModel
 from bigsci_launch.plan.shape.legality import Limits, Refusal, Rule, find_refusal
@@ -82,25 +82,24 @@ def parse_nodes(text: str | None, configured: int) -> range:
     return range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
-def configured_setup(config: RunConfig, site: Site, calibration: Calibration | None = None) -> tuple[Setup, str | None]:
-    """The setup of a run file, and why its sizes do not fit the site if they do not; then every rank is a replica.
+def configured_setup(config: RunConfig, site: Site, calibration: Calibration | None) -> Setup:
+    """The setup of a run file. A cut by price goes by `calibration`, or by priors where there is none.
 
-    A cut by price goes by `calibration`, else by the site's, else by priors.
+    Raises:
+        ValueError: the sizes of the run do not fit the site.
     """
-    used = calibration or calibration_of(site) or Calibration()
-    try:
-        layout = site.layout(config)
-    except ValueError as problem:
-        world = config.slurm.nodes * site.config.ranks_per_node
-        setup = Setup.of_config(config, Topology(tp=1, pp=1, dp=world), site.config.ranks_per_node)
-        return settle_method(setup, used), str(problem)
-    return settle_method(Setup.of_config(config, layout.topology, layout.ranks_per_node), used), None
-
-
-def settled_run(config: RunConfig, site: Site) -> RunConfig:
-    """The run file with the layers of every stage in it, where its partition method goes by the site's prices."""
     layout = site.layout(config)
-    return settle_config(config, layout.topology, layout.ranks_per_node, calibration_of(site) or Calibration())
+    return _settled(Setup.of_config(config, layout.topology, layout.ranks_per_node), calibration)
+
+
+def _all_replicas(config: RunConfig, site: Site, calibration: Calibration | None) -> Setup:
+    """The setup of a run whose sizes do not fit the site: every rank is a replica."""
+    world, ranks_per_node = config.slurm.nodes * site.config.ranks_per_node, site.config.ranks_per_node
+    return _settled(Setup.of_config(config, Topology(tp=1, pp=1, dp=world), ranks_per_node), calibration)
+
+
+def _settled(setup: Setup, calibration: Calibration | None) -> Setup:
+    return settle_method(setup, calibration or Calibration())
 
 
 def limits_of(config: RunConfig, site: Site) -> Limits:
@@ -111,26 +110,36 @@ def limits_of(config: RunConfig, site: Site) -> Limits:
 
 
 def find_plans(
-    config: RunConfig, site: Site, *, nodes: str | None, calibration: Path | None, free: Free | None
+    config: RunConfig, site: Site, calibration: Calibration | None, *, nodes: str | None, free: Free | None
 ) -> Answer:
     """Everything that `bsl plan` says about a run.
 
     Raises:
         ConfigError: the nodes are not readable.
-        DataError: the calibration is not.
     """
-    limits, used = limits_of(config, site), calibration_of(site, calibration)
-    setup, misfit = configured_setup(config, site, used)
-    refusal = _misfit(misfit) if misfit else find_refusal(setup, limits)
+    limits = limits_of(config, site)
+    setup, refusal = _configured(config, site, limits, calibration)
     request = PlanRequest(
         config.run.name, setup, site.name, refusal, config.training.steps, total_samples(limits.phases)
     )
-    if used is None:
+    if calibration is None:
         return Answer(request, limits, None, None, None)
     numbers = parse_nodes(nodes, config.slurm.nodes)
-    result = search(_bases(setup, free), numbers, limits, used, per_parameter=free == "layers")
-    configured = make_plan(setup, limits.phases, used) if refusal is None else None
-    return Answer(request, limits, used, result, configured)
+    result = search(_bases(setup, free), numbers, limits, calibration, per_parameter=free == "layers")
+    configured = make_plan(setup, limits.phases, calibration) if refusal is None else None
+    return Answer(request, limits, calibration, result, configured)
+
+
+def _configured(
+    config: RunConfig, site: Site, limits: Limits, calibration: Calibration | None
+) -> tuple[Setup, Refusal | None]:
+    """The setup of the run, and why it cannot run."""
+    try:
+        site.layout(config)
+    except ValueError as problem:
+        return _all_replicas(config, site, calibration), _misfit(str(problem))
+    setup = configured_setup(config, site, calibration)
+    return setup, find_refusal(setup, limits)
 
 
 def _bases(setup: Setup, free: Free | None) -> Iterable[Setup]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date, timedelta
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from bigsci_launch.config.check import DP, PP, TP, check_run
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.config.site import Site
-from bigsci_launch.plan.choose.answer import calibration_of, configured_setup, limits_of
+from bigsci_launch.plan.choose.answer import configured_setup, limits_of
 from bigsci_launch.plan.choose.preflight import preflight, remedy
 from bigsci_launch.plan.choose.search import Plan, make_plan
 from bigsci_launch.plan.price.calibration import Calibration
@@ -88,19 +88,18 @@ class Case:
 
 
 def check_plan(
-    config: RunConfig, site: Site, *, calibration: Calibration | None = None, starts: date | None = None
+    config: RunConfig, site: Site, setup: Setup, calibration: Calibration | None, *, starts: date | None = None
 ) -> list[PricedFinding]:
-    """What the arithmetic says of `config` on `site`, errors first.
+    """What the arithmetic says of a run in which `check_run` finds no error, errors first.
 
-    Sizes that do not fit each other at all are the business of `config.check`; nothing is priced then.
-
-    Raises:
-        DataError: the site's own calibration cannot be read.
+    Args:
+        config: the run.
+        site: where it is to run.
+        setup: the run's `configured_setup`.
+        calibration: what prices go by; nothing is priced without one.
+        starts: the first day of the run; default: today.
     """
-    setup, misfit = configured_setup(config, site, calibration)
-    if misfit or any(finding.severity == "error" for finding in check_run(config, site)):
-        return []
-    limits, used = limits_of(config, site), calibration or calibration_of(site)
+    limits = limits_of(config, site)
     refusal = find_refusal(setup, limits)
     refused = _preflight_findings(config)
     # Of an empty stage the pre-flight says the same, and more: what the stage holds, what comes of it, a remedy.
@@ -111,9 +110,13 @@ def check_plan(
         return [found, *refused]
     if refused:
         return refused
-    plan = make_plan(setup, limits.phases, used) if used else None
-    case = Case(config, site, setup, limits, used, plan, starts or date.today())
-    findings = [finding for rule in RULES for finding in rule(case)]
+    plan = make_plan(setup, limits.phases, calibration) if calibration else None
+    case = Case(config, site, setup, limits, calibration, plan, starts or date.today())
+    return worst_first([finding for rule in RULES for finding in rule(case)])
+
+
+def worst_first(findings: Iterable[PricedFinding]) -> list[PricedFinding]:
+    """Errors, then warnings, then notes."""
     return sorted(findings, key=lambda finding: _ORDER.index(finding.severity))
 
 
@@ -135,15 +138,17 @@ def _preflight_findings(config: RunConfig) -> list[PricedFinding]:
 
 
 def check_everything(
-    config: RunConfig, site: Site, *, calibration: Calibration | None = None, starts: date | None = None
+    config: RunConfig, site: Site, calibration: Calibration | None, *, starts: date | None = None
 ) -> list[PricedFinding]:
-    """The findings of `config.check`, which have no price, and those of `check_plan`, errors first."""
+    """The findings of `check_run`, which have no price, and, unless one of them is an error, those of `check_plan`."""
     plain = [
         PricedFinding(finding.rule, finding.severity, finding.key, finding.other_key, finding.text, "")
         for finding in check_run(config, site)
     ]
-    priced = check_plan(config, site, calibration=calibration, starts=starts)
-    return sorted([*plain, *priced], key=lambda finding: _ORDER.index(finding.severity))
+    if any(finding.severity == "error" for finding in plain):
+        return plain
+    setup = configured_setup(config, site, calibration)
+    return worst_first([*plain, *check_plan(config, site, setup, calibration, starts=starts)])
 
 
 def check_below_fill(case: Case) -> Iterator[PricedFinding]:

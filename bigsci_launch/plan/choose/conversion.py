@@ -18,9 +18,10 @@ from bigsci_launch.config.site import load_site
 from bigsci_launch.errors import CheckpointError, ConfigError
 from bigsci_launch.plan.choose.answer import calibration_of
 from bigsci_launch.plan.choose.preflight import preflight
-from bigsci_launch.plan.price.balance import PRICED_METHODS, settle_config
+from bigsci_launch.plan.price.balance import PRICED_METHODS, settle_method
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.shape.parameters import ModelShape, cut_model
+from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.runs.checkpoints import (
     CheckpointRecord,
     CheckpointsDir,
@@ -76,15 +77,17 @@ def saved_topology(record: CheckpointRecord) -> Topology:
     return Topology(**{axis: record.topology[axis] for axis in ("tp", "pp", "dp")})
 
 
-def plan_conversion(folder: Path, topology: Topology) -> Conversion:
-    """What the checkpoint in `folder` becomes at `topology`.
+def plan_conversion(folder: Path, topology: Topology, partition_method: str | None = None) -> Conversion:
+    """What the checkpoint in `folder` becomes at `topology`, cut by `partition_method`; default: as a submit would.
 
     Raises:
         CheckpointError: it is incomplete, or the model cannot be laid over that topology.
+        DataError: its cut goes by price, and the calibration of its site cannot be read.
     """
     before = read_record(folder)
     require_complete(folder, before)
-    config = _at(RunConfig.model_validate(before.config), topology)
+    saved = RunConfig.model_validate(before.config)
+    config = _at(saved, topology, partition_method or _partition_method(saved, topology))
     after = describe_run(config, topology, step=before.step, consumed_samples=before.consumed_samples)
     stages = _stages(config, topology)
     conversion = Conversion(folder, before, after, config, topology, stages)
@@ -94,23 +97,29 @@ def plan_conversion(folder: Path, topology: Topology) -> Conversion:
     return replace(conversion, after=replace(after, code=before.code, converted_from=origin))
 
 
-def _at(config: RunConfig, topology: Topology) -> RunConfig:
-    sizes: dict[str, Any] = {
+def _at(config: RunConfig, topology: Topology, partition_method: str) -> RunConfig:
+    changes: dict[str, Any] = {
         "tensor_parallel_size": topology.tp,
         "pipeline_parallel_size": topology.pp,
         "data_parallel_size": topology.dp,
+        "partition_method": partition_method,
     }
-    method = config.parallelism.partition_method.split(":")[0]
+    return config.model_copy(update={"parallelism": config.parallelism.model_copy(update=changes)})
+
+
+def _partition_method(config: RunConfig, topology: Topology) -> str:
+    """The run's own; a cut by price, written down as the layers of each stage, is made again for other stages."""
+    written = config.parallelism.partition_method
+    method = written.split(":")[0]
     if method not in PRICED_METHODS or topology.pp == config.parallelism.pipeline_parallel_size:
-        return config.model_copy(update={"parallelism": config.parallelism.model_copy(update=sizes)})
-    # A cut by price is written down as the layers of each stage: for other stages it is made again, as a submit would.
-    priced = config.parallelism.model_copy(update={**sizes, "partition_method": method})
+        return written
     try:
         site = load_site(config.slurm.site)
-        ranks_per_node, calibration = site.config.ranks_per_node, calibration_of(site) or Calibration()
+        ranks_per_node, calibration = site.config.ranks_per_node, calibration_of(site)
     except ConfigError:
-        ranks_per_node, calibration = topology.world_size, Calibration()
-    return settle_config(config.model_copy(update={"parallelism": priced}), topology, ranks_per_node, calibration)
+        ranks_per_node, calibration = topology.world_size, None
+    setup = replace(Setup.of_config(config, topology, ranks_per_node), partition_method=method)
+    return settle_method(setup, calibration or Calibration()).partition_method
 
 
 def _stages(config: RunConfig, topology: Topology) -> tuple[range, ...]:

@@ -17,12 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heapify, heapreplace
 
-from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.memory import count_memory, weigh_memory
 from bigsci_launch.plan.price.step_time import count_work, stage_prices
 from bigsci_launch.plan.shape.setup import Setup
-from bigsci_launch.topology import Topology
 
 PRICED_METHODS = ("time", "memory")
 StagePrice = Callable[[int], float]
@@ -78,12 +76,3 @@ def settle_method(setup: Setup, calibration: Calibration) -> Setup:
         return setup
     counts = share_out(shape.num_layers, price_stages(setup, method, calibration))
     return replace(setup, partition_method=f"{method}:{','.join(map(str, counts))}")
-
-
-def settle_config(config: RunConfig, topology: Topology, ranks_per_node: int, calibration: Calibration) -> RunConfig:
-    """The run file with its partition method as `settle_method` writes it."""
-    parallelism = config.parallelism
-    if parallelism.partition_method not in PRICED_METHODS:
-        return config
-    settled = settle_method(Setup.of_config(config, topology, ranks_per_node), calibration).partition_method
-    return config.model_copy(update={"parallelism": parallelism.model_copy(update={"partition_method": settled})})

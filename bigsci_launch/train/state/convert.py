@@ -1,4 +1,4 @@
-"""Rewrites a checkpoint for another topology: `python -m bigsci_launch.train.state.convert CHECKPOINT TOPOLOGY FOLDER`.
+"""Rewrites a checkpoint: `python -m bigsci_launch.train.state.convert CHECKPOINT TOPOLOGY METHOD FOLDER`.
 
 Each new file is assembled from the parts of the saved files that it needs, so memory holds only one file at a time.
 The result is an ordinary checkpoint, including the digests that its ranks would have written; a load checks them.
@@ -291,13 +291,13 @@ def convert(conversion: Conversion, out: CheckpointsDir, report: Callable[[int, 
 
 def main() -> None:
     """Convert as the command line says; print progress and errors as JSON lines on stdout."""
-    source, topology, out = sys.argv[1:]
+    source, topology, partition_method, out = sys.argv[1:]
 
     def tell(**fields: Any) -> None:
         print(json.dumps(fields), flush=True)
 
     try:
-        conversion = plan_conversion(Path(source), Topology.parse(topology))
+        conversion = plan_conversion(Path(source), Topology.parse(topology), partition_method)
         folder = convert(
             conversion, CheckpointsDir(Path(out)), lambda done, total, text: tell(done=done, total=total, text=text)
         )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bigsci_launch.config.load import resolve_run
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.config.site import Site
+from bigsci_launch.plan.choose.answer import calibration_of, configured_setup
 from bigsci_launch.plan.choose.check import PricedFinding, check_everything, check_lines, check_plan, parse_size
 from bigsci_launch.units import format_count
 
@@ -33,8 +34,14 @@ def on_site(site: Site, **values: object) -> Site:
     return Site(site.name, site.path, site.config.model_copy(update=values))
 
 
+def checked(config: RunConfig, site: Site) -> list[PricedFinding]:
+    """What the arithmetic says, by the site's own calibration."""
+    calibration = calibration_of(site)
+    return check_plan(config, site, configured_setup(config, site, calibration), calibration, starts=START)
+
+
 def findings(config: RunConfig, site: Site, rule: str) -> list[PricedFinding]:
-    return [finding for finding in check_plan(config, site, starts=START) if finding.rule == rule]
+    return [finding for finding in checked(config, site) if finding.rule == rule]
 
 
 def only(config: RunConfig, site: Site, rule: str) -> PricedFinding:
@@ -44,7 +51,7 @@ def only(config: RunConfig, site: Site, rule: str) -> PricedFinding:
 
 def test_bloom_has_no_error(bloom_run: tuple[RunConfig, Site]) -> None:
     config, site = bloom_run
-    assert {finding.severity for finding in check_plan(config, site, starts=START)} == {"warning", "note"}
+    assert {finding.severity for finding in checked(config, site)} == {"warning", "note"}
 
 
 def test_a_ramp_that_does_not_fill_the_pipeline(bloom_run: tuple[RunConfig, Site]) -> None:
@@ -190,26 +197,26 @@ def test_shapes_that_kernels_do_not_like(bloom_run: tuple[RunConfig, Site]) -> N
 def test_empty_stages_are_errors_that_only_the_partitioner_sees(bloom_run: tuple[RunConfig, Site]) -> None:
     config, site = bloom_run
     thin = changed(config, "parallelism", partition_method="type:embedding")
-    errors = [found for found in check_plan(thin, site) if found.severity == "error"]
+    errors = [found for found in checked(thin, site) if found.severity == "error"]
     assert {found.rule for found in errors} == {"preflight: equal parameter groups"}
     elsewhere = changed(thin, "run", command=["python", "train.py"])
-    assert [found.rule for found in check_plan(elsewhere, site)] == ["empty stage"]
+    assert [found.rule for found in checked(elsewhere, site)] == ["empty stage"]
 
 
 def test_sizes_that_do_not_fit_are_left_to_the_checks_of_run_files(bloom_run: tuple[RunConfig, Site]) -> None:
     config, site = bloom_run
     broken = changed(config, "parallelism", data_parallel_size=7)
-    assert check_plan(broken, site) == []
-    assert any(finding.rule == "world_size" for finding in check_everything(broken, site))
+    rules = {finding.rule for finding in check_everything(broken, site, None)}
+    assert rules == {"world_size", "global_batch", "rampup_sizes"}
 
 
 def test_a_site_without_gpus_is_checked_without_a_model(root: Path) -> None:
     config, site, _ = resolve_run(root / "configs/demo.yaml")
-    assert all(finding.severity != "error" for finding in check_everything(config, site))
+    assert all(finding.severity != "error" for finding in check_everything(config, site, None))
 
 
 def test_lines_name_both_keys_and_the_price(bloom_run: tuple[RunConfig, Site]) -> None:
     config, site = bloom_run
-    lines = check_lines("bloom", check_plan(config, site, starts=START))
+    lines = check_lines("bloom", checked(config, site))
     assert any(line.startswith("warning: checkpoint.save_interval and model.num_layers: ") for line in lines)
     assert check_lines("bloom", []) == ["bloom: the arithmetic holds"]

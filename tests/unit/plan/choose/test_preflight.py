@@ -11,7 +11,9 @@ from bigsci_launch.config.check import layer_names
 from bigsci_launch.config.guard_schema import FaultSpec
 from bigsci_launch.config.load import load_run
 from bigsci_launch.config.schema import RunConfig
-from bigsci_launch.plan.choose.check import check_plan
+from bigsci_launch.config.site import Site
+from bigsci_launch.plan.choose.answer import configured_setup
+from bigsci_launch.plan.choose.check import PricedFinding, check_plan
 from bigsci_launch.plan.choose.preflight import find_stage_refusals, preflight, remedy
 from bigsci_launch.plan.shape.parameters import ModelShape, pipeline_layers
 
@@ -63,6 +65,12 @@ def test_the_prequels_hang_is_refused_with_a_remedy() -> None:
     assert preflight(config, 3) == []
 
 
+def refusals(config: RunConfig, site: Site) -> list[PricedFinding]:
+    """What `bsl plan check` and `bsl submit` say of it."""
+    found = check_plan(config, site, configured_setup(config, site, None), None)
+    return [finding for finding in found if finding.rule.startswith("preflight")]
+
+
 def with_tied_norm(pp: int) -> Any:
     loaded = demo(4, pp)
     fault = FaultSpec(kind="tied_norm", step=1)
@@ -80,7 +88,7 @@ def test_a_tied_norm_without_gradient_on_the_last_stage_is_refused() -> None:
     precision = config.training.model_copy(update={"precision": "fp32"})
     (waits,) = preflight(config.model_copy(update={"training": precision}))
     assert "would wait for ever" in waits.effect
-    (finding,) = [found for found in check_plan(config, loaded.site) if found.rule.startswith("preflight")]
+    (finding,) = refusals(config, loaded.site)
     assert (finding.rule, finding.severity) == ("preflight: tied gradients on every holder", "error")
     assert refusal.remedy in finding.text
     assert finding.text.startswith(f"{refusal.rule}: {refusal.text}; ")
@@ -96,13 +104,13 @@ def test_one_stage_or_an_untied_output_has_nothing_to_sum() -> None:
 
 def test_bsl_plan_check_and_submit_refuse_it_too() -> None:
     loaded = demo(4, 4)
-    findings = [finding for finding in check_plan(loaded.config, loaded.site) if finding.rule.startswith("preflight")]
+    findings = refusals(loaded.config, loaded.site)
     assert [(finding.severity, finding.key) for finding in findings] == [
         ("error", "parallelism.pipeline_parallel_size")
     ]
     assert "pipeline_parallel_size to 3" in findings[0].text
     healthy = demo(4, 2)
-    assert not [f for f in check_plan(healthy.config, healthy.site) if f.rule.startswith("preflight")]
+    assert not refusals(healthy.config, healthy.site)
 
 
 def test_the_names_that_a_pattern_is_searched_in_are_those_of_the_pipelines_layers() -> None:

@@ -14,7 +14,7 @@ from bigsci_launch.config.check import check_run
 from bigsci_launch.config.load import resolve_run
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.config.site import Site, load_site
-from bigsci_launch.plan.choose.answer import find_plans
+from bigsci_launch.plan.choose.answer import calibration_of, find_plans
 from bigsci_launch.plan.choose.search import search, topologies_of, with_free_heads, with_free_layers
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.shape.legality import HARD_RULES, Limits
@@ -60,7 +60,7 @@ def independently_legal(config: RunConfig, site: Site, setup: Setup) -> list[str
 
 def test_every_plan_of_bloom_is_legal_by_the_checks_of_run_files(bloom_run: tuple[RunConfig, Site]) -> None:
     config, site = bloom_run
-    answer = find_plans(config, site, nodes="40:48", calibration=None, free=None)
+    answer = find_plans(config, site, calibration_of(site), nodes="40:48", free=None)
     assert answer.result is not None
     plans = [*answer.result.plans, *answer.result.out_of_memory]
     assert len(plans) > 50
@@ -94,7 +94,7 @@ def test_every_plan_of_any_model_is_legal(nodes: int, layers: int, heads: int, h
 def test_it_finds_what_the_team_found(bloom_run: tuple[RunConfig, Site]) -> None:
     """tp 4, pp 12, dp 8, micro batch 2, with the embeddings as slots: two weeks of measuring, for BLOOM's engineers."""
     config, site = bloom_run
-    answer = find_plans(config, site, nodes=None, calibration=None, free=None)
+    answer = find_plans(config, site, calibration_of(site), nodes=None, free=None)
     assert answer.result is not None
     best = answer.result.plans[0]
     assert (best.setup.topology, best.setup.micro_batch_size) == (Topology(tp=4, pp=12, dp=8), 2)
@@ -107,7 +107,7 @@ def test_it_does_not_need_the_answer_to_find_it(bloom_run: tuple[RunConfig, Site
     config, site = bloom_run
     config = changed(config, "parallelism", tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=None)
     config = changed(config, "training", micro_batch_size=1)
-    answer = find_plans(config, site, nodes=None, calibration=None, free=None)
+    answer = find_plans(config, site, calibration_of(site), nodes=None, free=None)
     assert answer.request.refusal is not None
     assert answer.result is not None
     best = answer.result.plans[0].setup
@@ -152,9 +152,9 @@ def test_the_whole_search_on_48_nodes_takes_less_than_a_second(bloom: Setup, jea
 def test_cuts_by_price_are_among_the_plans_where_they_differ(bloom_run: tuple[RunConfig, Site]) -> None:
     """Made anew for each topology, also where the run file names one that was made for its own."""
     config, site = bloom_run
-    found = find_plans(config, site, nodes=None, calibration=None, free=None)
+    found = find_plans(config, site, calibration_of(site), nodes=None, free=None)
     settled = changed(config, "parallelism", partition_method="time:5,6,6,6,6,6,6,6,6,6,6,5")
-    again = find_plans(settled, site, nodes=None, calibration=None, free=None)
+    again = find_plans(settled, site, calibration_of(site), nodes=None, free=None)
     for answer in (found, again):
         assert answer.result is not None
         plans = [*answer.result.plans, *answer.result.out_of_memory]
@@ -169,7 +169,7 @@ def test_cuts_by_price_are_among_the_plans_where_they_differ(bloom_run: tuple[Ru
 def test_another_program_gets_no_cut_by_price(bloom_run: tuple[RunConfig, Site]) -> None:
     config, site = bloom_run
     answer = find_plans(
-        changed(config, "run", command=["python", "pretrain_gpt.py"]), site, nodes=None, calibration=None, free=None
+        changed(config, "run", command=["python", "pretrain_gpt.py"]), site, calibration_of(site), nodes=None, free=None
     )
     assert answer.result is not None
     assert all(plan.setup.partition_method.startswith(("type:", "parameters")) for plan in answer.result.plans)

@@ -1,0 +1,129 @@
+"""From a run file to one value: everything that is decided before anything is written or started.
+
+A run is checked once and the calibration of its site is read once; whoever needs one of the two gets it from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bigsci_launch.config.load import COMPUTED, LoadedRun, load_run
+from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.errors import ConfigError, Problem
+from bigsci_launch.launch.request import JobRequest, make_request
+from bigsci_launch.launch.submit import require_no_active_attempt, require_same_run
+from bigsci_launch.plan.choose.answer import calibration_of, configured_setup
+from bigsci_launch.plan.choose.check import PricedFinding, check_plan
+from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.stages import StageLayout, stage_layout
+from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.progress import Progress, no_progress
+from bigsci_launch.runs.checkpoints import CheckpointsDir, finish_interrupted
+from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.resume import require_not_lost, verify_resume
+from bigsci_launch.scheduler.command import has_command
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run that could be submitted now. `findings` are those of the arithmetic; `loaded` holds the run file's own
+    warnings. `calibration` is None on a site without GPUs."""
+
+    loaded: LoadedRun
+    calibration: Calibration | None
+    setup: Setup
+    findings: tuple[PricedFinding, ...]
+    request: JobRequest
+
+    @property
+    def stages(self) -> tuple[StageLayout, ...]:
+        """What `bsl train` will have on each stage; empty for another program, which has layers of its own."""
+        return () if self.loaded.config.run.command is not None else stage_layout(self.setup, self.calibration)
+
+
+def prepare(
+    path: Path, overrides: Sequence[str] = (), *, working_directory: Path, python: str, local: bool = False
+) -> Prepared:
+    """The run in the file at `path` with `overrides` laid over it, ready to be submitted.
+
+    Without `local` it goes to Slurm, unless its site is local or there is no sbatch.
+
+    Raises:
+        ConfigError: the run file is wrong, or Slurm cannot take a path of the run.
+        DataError: the calibration of the site cannot be read.
+    """
+    written = load_run(path, overrides)
+    calibration = calibration_of(written.site)
+    setup = configured_setup(written.config, written.site, calibration)
+    loaded = _with_stages(written, setup)
+    findings = check_plan(loaded.config, loaded.site, setup, calibration)
+    is_local = local or loaded.site.is_local or not has_command("sbatch")
+    request = plan_submission(loaded, working_directory=working_directory, python=python, local=is_local)
+    return Prepared(loaded, calibration, setup, tuple(findings), request)
+
+
+def _with_stages(loaded: LoadedRun, setup: Setup) -> LoadedRun:
+    """The run with the layers of each stage written down where they go by price.
+
+    A job that waits in the queue must not change with the calibration.
+    """
+    parallelism = loaded.config.parallelism
+    if parallelism.partition_method == setup.partition_method:
+        return loaded
+    settled = parallelism.model_copy(update={"partition_method": setup.partition_method})
+    config = loaded.config.model_copy(update={"parallelism": settled})
+    return replace(loaded, config=config, origins={**loaded.origins, "parallelism.partition_method": COMPUTED})
+
+
+def plan_submission(loaded: LoadedRun, *, working_directory: Path, python: str, local: bool) -> JobRequest:
+    """The request that `submit` would start now. Reads the run directory, writes nothing, asks no Slurm."""
+    run = RunDir((working_directory / loaded.config.run.root / loaded.config.run.name).resolve())
+    return make_request(
+        loaded,
+        run=run,
+        attempt=run.next_attempt_name(),
+        working_directory=working_directory,
+        python=python,
+        local=local,
+    )
+
+
+def require_sound(prepared: Prepared) -> None:
+    """Check that the arithmetic of the run holds.
+
+    Raises:
+        ConfigError: naming every error that it found.
+    """
+    loaded = prepared.loaded
+    problems = [
+        Problem(loaded.origins.get(finding.key, ""), finding.key, f"{finding.text}: {finding.price}")
+        for finding in prepared.findings
+        if finding.severity == "error"
+    ]
+    if problems:
+        hint = "`bsl plan check` shows the arithmetic; --force submits all the same"
+        raise ConfigError(f"{loaded.path}: {len(problems)} findings of bsl plan check", problems=problems, hint=hint)
+
+
+def find_start(config: RunConfig, request: JobRequest, report_progress: Progress = no_progress) -> Path | None:
+    """The checkpoint that `bsl train` would continue from, verified: a job must not wait hours to find it damaged.
+
+    None where the run starts at step 0, and for another program.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or of another run.
+        RunDirError: the run is under way, or is another model's.
+    """
+    load = config.checkpoint.load
+    if config.run.command is not None or (load in ("auto", "none") and not request.run.path.is_dir()):
+        return None
+    require_same_run(request.run, config, request.topology)
+    require_no_active_attempt(request.run)
+    checkpoints = CheckpointsDir(request.run.checkpoints)
+    finish_interrupted(checkpoints)
+    folder = verify_resume(config, request.topology, checkpoints, report_progress)
+    if folder is None and load == "auto":
+        require_not_lost(request.run)
+    return folder
