@@ -1,10 +1,10 @@
-"""Every answer that `bsl` gives from files, one text each: run it on two revisions, and `diff -r` shows what changed.
+"""Writes every answer that `bsl` gives from files to one text each, to compare two revisions with `diff -r`.
 
     python benchmarks/answers.py FOLDER [--runs RUNS]
 
-The verdict on every recording as text, JSON and page; plans, checks and calibration; every run file's dry run; and with
---runs, comparison, audit and seam of the runs that `bsl demo --folder` left there. Commands run in this process, from
-the root of the checkout, so that paths in the answers are equal on both sides.
+It covers the verdict on every recording as text, JSON and page; plans, checks and calibrations; the dry run of every
+run file; and, with --runs, comparison, audit and seam of the runs that `bsl demo --folder` left. Commands run in this
+process, from the root of the checkout, so that the paths in the answers are the same on both sides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bigsci_launch.cli.main import bsl
 ROOT = Path(__file__).resolve().parents[1]
 RECORDINGS = ROOT / "tests" / "unit" / "spy" / "recordings"
 Call = tuple[str, list[str]]
-# Seconds that a command took, and where it happened to run.
+# How long a command took, and where it ran.
 VOLATILE = (
     (re.compile(r"\b\d+(\.\d+)? m?s\b|(?<=\"age_s\": )[\d.]+"), "T"),
     (re.compile(re.escape(sys.executable)), "PYTHON"),
@@ -36,7 +36,7 @@ VOLATILE = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Every answer that bsl gives from files.")
+    parser = argparse.ArgumentParser(description="Writes every answer that bsl gives from files.")
     parser.add_argument("folder", type=Path, help="a new folder for the answers")
     parser.add_argument("--runs", type=Path, help="run directories that `bsl demo --folder` made")
     options = parser.parse_args()
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def answer(folder: Path, scratch: Path, call: Call) -> None:
-    """Run one command; write its exit code, what it printed, and the page or file that it wrote."""
+    """Run one command; write its exit code, its output, and the page or file that it wrote."""
     name, arguments = call
     product = scratch / f"{name}.product"
     result = CliRunner().invoke(bsl, [str(product) if word == "PRODUCT" else word for word in arguments])
@@ -65,7 +65,7 @@ def answer(folder: Path, scratch: Path, call: Call) -> None:
 
 
 def spy_calls(scratch: Path) -> Iterator[Call]:
-    """The verdict on every recording, and on the recording of every signature, as a bundle on disk."""
+    """Yield the calls for the verdict on every recording and every signature's recording, as bundles on disk."""
     for path in sorted(RECORDINGS.rglob("*.json")):
         recording = json.loads(path.read_text())
         name = path.relative_to(RECORDINGS).as_posix().replace("/", "-").removesuffix(".json")

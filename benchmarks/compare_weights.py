@@ -1,13 +1,14 @@
-"""How fast `bsl diff-weights` is, beside `cmp`, torch, safetensors and text dumps with `diff`, in the same run.
+"""Measures the speed of `bsl diff-weights`, `cmp`, torch, safetensors and text dumps with `diff` in the same run.
 
     python benchmarks/compare_weights.py [--folder DIR] [--gigabytes 2] [--rounds 5] [--output FILE]
 
 Makes two checkpoints of the given size (26 .pt files each) with five planted differences, and a third equal to the
-first; rounds go through all programs in turn, so that a busy machine treats them alike. Needs torch, safetensors and
-xxhash, and about six times the size on the disk. Writes a table in Markdown.
+first. Each round runs all programs in turn, so that load on the machine affects them alike. Needs torch, safetensors
+and xxhash, and about six times the size in disk space. Writes a table in Markdown.
 
-Goals, against `cmp -s` of identical data: whole process at most 0.6x with the files in the page cache and 1.2x from the
-disk; at most 64 MB of anonymous memory; 10 ns for each differing element; digests of 384 x 300 tensors within 1 s.
+Goals, compared with `cmp -s` of identical data: the whole process takes at most 0.6x with the files in the page cache
+and 1.2x from disk; at most 64 MB of anonymous memory; 10 ns per differing element; digests of 384 x 300 tensors
+within 1 s.
 """
 
 from __future__ import annotations
@@ -64,16 +65,16 @@ for side in sys.argv[1:]:
 
 INTRODUCTION = """\
 Two checkpoints of {size:g} GB each, 26 files of bf16 tensors, on {cores} cores. Programs take turns, {rounds} rounds,
-so that a busy machine treats them alike; each is timed as a whole process, from its start to its exit. The yardstick is
-`cmp -s` of identical files: it reads every byte and says nothing else. In the second pair of checkpoints five tensors
-differ: a norm that was reset, a copy of the embedding that drifted, one element by one unit in the last place, one NaN,
-one sign. `torch.equal` and text dumps say that something differs (the text dump prints the edges of each tensor, and
-sees what lies there); `bsl diff-weights` measures all of it."""
+so that load on the machine affects them alike. Each is timed as a whole process, from start to exit. The baseline is
+`cmp -s` of identical files, which reads every byte and reports only whether they are equal. In the second pair of
+checkpoints five tensors differ: a norm that was reset, a copy of the embedding that drifted, one element by one unit
+in the last place, one NaN and one sign. `torch.equal` and text dumps report that something differs (a text dump prints
+the edges of each tensor and sees only those); `bsl diff-weights` measures every difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run of a program: wall and CPU seconds, the most anonymous memory it held in MB, exit code, output."""
+    """One run of a program: wall and CPU seconds, peak anonymous memory in MB, exit code, output."""
 
     seconds: float
     cpu_seconds: float
@@ -83,7 +84,7 @@ class Measured:
 
 
 def make_checkpoints(folder: Path, gigabytes: float) -> None:
-    """a, b and c in `folder`, as .pt and as .safetensors; c equals a, b differs in five tensors."""
+    """Make checkpoints a, b and c in `folder`, as .pt and .safetensors; c equals a, b differs in five tensors."""
     import torch
     from safetensors.torch import save_file
 
@@ -121,7 +122,7 @@ def _file(torch, generator, number: int, hidden: int, vocabulary: int, rows: int
 
 
 def _plant(torch, values, number: int) -> None:  # type: ignore[no-untyped-def]
-    """A norm reset, a copy that drifted, one ulp in one element, a NaN payload... each in a file of its own."""
+    """Plant a difference: a reset norm and a drifted copy, one ulp, a NaN or a sign, each in a different file."""
     if number == NUM_FILES - 1:
         values["norm.weight"] = torch.ones_like(values["norm.weight"])
         drifted = values["word_embeddings.weight"].float() * (
@@ -137,12 +138,12 @@ def _plant(torch, values, number: int) -> None:  # type: ignore[no-untyped-def]
 
 
 def environment() -> dict[str, str]:
-    """That of a user: Python keeps its byte code, as pip does for what it installs."""
+    """Return a user's environment, in which Python keeps its byte code, as pip does for what it installs."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def run(argv: list[str]) -> Measured:
-    """Run a program to its end, looking at its anonymous memory all the while."""
+    """Run a program to its end and poll its anonymous memory."""
     with tempfile.TemporaryFile("w+") as output:
         began = time.perf_counter()
         process = subprocess.Popen(argv, stdout=output, stderr=subprocess.DEVNULL, env=environment())
@@ -190,7 +191,7 @@ def cmp_of(a: Path, b: Path) -> list[str]:
 
 
 def programs(folder: Path) -> dict[str, tuple[list[str], int]]:
-    """Programs by name, each with the exit code that a right answer has."""
+    """Return programs by name, each with the exit code of a right answer."""
     pt, st = [folder / f"{side}_pt" for side in "acb"], [folder / f"{side}_st" for side in "acb"]
     python = [sys.executable, "-c"]
     return {
@@ -226,7 +227,7 @@ def rounds_of(
 
 
 def differing_elements(a: Path, b: Path) -> tuple[int, int]:
-    """How many elements the differing tensors have, and how many tensors differ, as `bsl diff-weights --json` says."""
+    """Return the number of elements in differing tensors and of such tensors, from `bsl diff-weights --json`."""
     document = json.loads(run([*BSL, str(a), str(b), "--json"]).output)
     sizes = [entry["a"]["shape"] for entry in document["different"]]
     return sum(_product(shape) for shape in sizes), len(sizes)
@@ -240,7 +241,7 @@ def _product(shape: list[int]) -> int:
 
 
 def make_digests(folder: Path) -> None:
-    """Digests of 384 ranks x 300 tensors twice, one of them different."""
+    """Write digests of 384 ranks x 300 tensors twice, with one digest changed."""
     source = random.Random(0)
     for rank in range(RANKS):
         at = {"pp": rank // 32, "dp": rank // 4 % 8, "tp": rank % 4}
@@ -264,7 +265,7 @@ def table(found: dict[str, list[Measured]], yardstick: str) -> Iterator[str]:
         fastest = min(seconds)
         peak = max(measured.peak_mb for measured in runs)
         cpu = statistics.median(measured.cpu_seconds for measured in runs)
-        # The shell that runs several programs holds nothing itself.
+        # The shell that runs several programs uses almost no memory itself.
         memory = f"{peak:.0f}" if peak >= 1 else "-"
         middle = statistics.median(seconds)
         yield f"| {name} | {fastest:.2f} | {fastest / base:.2f} | {middle:.2f} | {cpu:.2f} | {memory} |"
@@ -275,14 +276,14 @@ def verdict(what: str, value: float, goal: float, unit: str) -> str:
 
 
 def report(folder: Path, gigabytes: float, num_rounds: int) -> str:
-    """Measure everything and put it into words."""
+    """Measure everything and return the page."""
     make_checkpoints(folder, gigabytes)
     make_digests(folder)
     load_before = os.getloadavg()[0]
     names = list(programs(folder))
     yardstick, equal, differing = names[0], names[1], names[6]
     warm([folder / f"{side}_{kind}" for side in "acb" for kind in ("pt", "st")])
-    rounds_of(folder, 1, lambda folders: None, names)  # byte code is compiled here, not in what is measured
+    rounds_of(folder, 1, lambda folders: None, names)  # compiles byte code before anything is measured
     hot = rounds_of(folder, num_rounds, lambda folders: None, names)
     cold = rounds_of(folder, max(1, num_rounds // 2), evict, [yardstick, equal])
     digests = [run([*BSL, str(folder / "a_digests"), str(folder / "b_digests")]) for _ in range(num_rounds)]
@@ -295,9 +296,9 @@ def report(folder: Path, gigabytes: float, num_rounds: int) -> str:
         "",
         *INTRODUCTION.format(size=gigabytes, rounds=num_rounds, cores=os.cpu_count()).split("\n"),
         "",
-        f"The machine's load was {load_before:.1f} before and {os.getloadavg()[0]:.1f} after it. "
-        "Where others were at work,",
-        "the fastest round says what a program needs, the median what it had to wait for.",
+        f"The load of the machine was {load_before:.1f} before and {os.getloadavg()[0]:.1f} after. "
+        "If other programs ran,",
+        "the fastest round shows what a program needs, and the median includes what it waited for.",
         "",
         "Files in the page cache:",
         "",
@@ -328,7 +329,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to put the checkpoints (default: a temporary folder)")
     parser.add_argument("--gigabytes", type=float, default=2.0, help="size of one checkpoint")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path, help="write the table there too")
+    parser.add_argument("--output", type=Path, help="write the table to this file too")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="compare-weights-", dir=arguments.folder))
     try:

@@ -1,10 +1,10 @@
-"""The defects behind restart spikes, each injected into a real run: what the loss, the guards and diff-weights say.
+"""Injects each defect behind restart spikes into a real run, and shows what loss, guards and diff-weights say of it.
 
     python benchmarks/defect_matrix.py [--dp 1 2] [--page docs/explanation/defects.md] [--keep FOLDER]
 
-Ranks of this machine (tp 2, pp 2) train a tiny GPT in bf16. For each defect: a run that saves after step 60 and goes
-on; a run that resumes from that checkpoint, both without guards; and a run with guards (`guards: {interval: 1}`). The
-loss jump is that of the first resumed step against the same step of the run that went on.
+Ranks on this machine (tp 2, pp 2) train a tiny GPT in bf16. Each defect gets three runs: one that saves after step 60
+and continues, one that resumes from that checkpoint (both without guards), and one with guards
+(`guards: {interval: 1}`). The loss jump compares the first resumed step with the same step of the continued run.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ DEFECTS = {
     "AdamW's step lost on load": "lost_optimizer_step",
     "one bit of a shard wrong on disk": "flipped_byte",
 }
-# Those that may begin at any step, not at a load or with the model.
+# Defects that may begin at any step, not only at a load or when the model is built.
 BEGINNING = ("unreduced_tied_gradients", "unclipped_tied_copy", "unreduced_tp_gradients", "scaled_gradients")
 INTERVALS = (1, "auto")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was seen of one defect."""
+    """What was observed for one defect."""
 
     name: str
     jump: float
@@ -60,7 +60,7 @@ class Row:
 
 
 def sections(kind: str, corpus: Path, dp: int) -> dict[str, Any]:
-    """The run file of a defect, without guards and without faults."""
+    """Return the run file of a defect, without guards and faults."""
     return {
         "run": {"name": kind or "healthy"},
         "parallelism": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "data_parallel_size": dp},
@@ -82,7 +82,7 @@ def sections(kind: str, corpus: Path, dp: int) -> dict[str, Any]:
 
 
 def prepare(folder: Path, kind: str, corpus: Path, dp: int) -> Iterator[AttemptDir]:
-    """The attempts of a defect, in order: the run that goes on, the one that resumes, and those with guards."""
+    """Yield the attempts of a defect: the continued run, the resumed one, and those with guards."""
     base = sections(kind, corpus, dp)
     rank = {"rank": 1} if kind == "flipped_byte" else {}
     first_step = SAVE_AT if kind == "flipped_byte" else 1
@@ -100,7 +100,7 @@ def prepare(folder: Path, kind: str, corpus: Path, dp: int) -> Iterator[AttemptD
 
 
 def write(folder: Path, config: dict[str, Any]) -> AttemptDir:
-    """The attempt of a run: as an earlier call has left it at its end, else empty."""
+    """Return the attempt of a run: the finished one of an earlier call, or a new one."""
     attempt = RunDir(folder).attempt("0001")
     if has_ended(attempt):
         return attempt
@@ -111,7 +111,7 @@ def write(folder: Path, config: dict[str, Any]) -> AttemptDir:
 
 
 def has_ended(attempt: AttemptDir) -> bool:
-    """Whether every rank has come to its end, or was stopped by a guard."""
+    """Return whether every rank has finished or was stopped by a guard."""
     if not attempt.config.exists():
         return False
     files = sorted(attempt.events.glob("*.jsonl"))
@@ -120,27 +120,27 @@ def has_ended(attempt: AttemptDir) -> bool:
 
 
 def train(attempts: list[AttemptDir], logs: Path, num_ranks: int) -> None:
-    """Train all attempts one after the other, by the same ranks."""
+    """Train all attempts in turn, on the same ranks."""
     module = ["bigsci_launch.train.several", *(str(attempt.path) for attempt in attempts)]
     ranks = start_ranks(num_ranks, module, lambda rank: logs / f"rank-{rank}.log", {})
     require_success(ranks, logs / "rank-0.log", LIMIT_S)
 
 
 def losses(run: Path) -> dict[int, float]:
-    """Loss by step, whichever rank recorded it."""
+    """Return the loss by step, from whichever rank recorded it."""
     files = sorted(RunDir(run).attempt("0001").event_file(0).parent.glob("*.jsonl"))
     records = [record for file in files for record in read_events(file)]
     return {record["step"]: record["loss"] for record in records if record["kind"] == "step"}
 
 
 def guard_of(run: Path) -> str:
-    """What stopped the guarded run."""
+    """Return what stopped the guarded run."""
     path = RunDir(run).attempt("0001").error_file(0)
     return read_json(path)["message"] if path.exists() else "passes"
 
 
 def diff_weights(*arguments: object) -> str:
-    """The first sentence of the findings of `bsl diff-weights`, or that there are none."""
+    """Return the first findings of `bsl diff-weights`, or how many tensors differ without a finding."""
     command = [sys.executable, "-c", BSL, "diff-weights", *map(str, arguments), "--json"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if not result.stdout:
@@ -156,10 +156,10 @@ def look(folder: Path, name: str, kind: str) -> Row:
     resumed = folder / f"{run.name}-resumed"
     went_on, again = losses(run), losses(resumed)
     step = SAVE_AT + 1
-    # What is lost at a load is in the checkpoints after it, not in the one that was loaded.
+    # A loss during a load is in the checkpoints saved after it, not in the one that was loaded.
     saver, saved_at = (resumed, LAST) if kind.startswith("lost_") else (run, SAVE_AT)
     audited = saver / "checkpoints" / f"global_step{saved_at}"
-    # A load's loss shows between the run that went on and the one that resumed; the others, beside a healthy run.
+    # A loss during a load shows between the continued and the resumed run; other defects, against a healthy run.
     other = (run if saver == resumed else folder / "healthy") / "checkpoints" / audited.name
     dumps = (run / "dumps" / f"step-{SAVE_AT:06d}-after", resumed / "dumps" / f"step-{step:06d}-before")
     return Row(
@@ -175,33 +175,33 @@ def look(folder: Path, name: str, kind: str) -> Row:
 
 HEADINGS = {
     "compared": f"""\
-`bsl diff-weights A B`: the weights after step {SAVE_AT} against those before step {SAVE_AT + 1} of the resumed run, as
-every rank dumped them. What a resume loses or repairs shows here. What both sides have alike is told, and is no
-difference (exit code 0). The cause comes from the moments in the checkpoint beside the dump.""",
+`bsl diff-weights A B` on dumps: the weights after step {SAVE_AT} against those before step {SAVE_AT + 1} of the resumed
+run, as every rank dumped them. This shows what a resume loses or repairs. A defect that both sides share is reported,
+but it is not a difference (exit code 0). The cause is found from the moments in the checkpoint saved with the dump.""",
     "checkpoints": f"""\
-`bsl diff-weights A B`, checkpoints: a healthy run after step {SAVE_AT} against one with the defect; for what a load
-loses, the run that went on against the one that resumed, both after step {LAST}. All weights differ then; the
-optimizer's state says why.""",
+`bsl diff-weights A B` on checkpoints: a healthy run after step {SAVE_AT} against one with the defect; for a loss during
+a load, the continued run against the resumed one, both after step {LAST}. Then all weights differ, and the optimizer
+state shows why.""",
     "audited": f"""\
-`bsl diff-weights --audit`: one checkpoint alone, after step {SAVE_AT}; for what a load loses, after step {LAST}.
-Gradients that are too short everywhere, and random states, cannot be judged without a second run: see the
+`bsl diff-weights --audit` on a single checkpoint, after step {SAVE_AT}; for a loss during a load, after step {LAST}.
+Gradients that are too small everywhere, and random states, cannot be judged without a second run: see the
 table above.""",
 }
 LATE = f"""\
-The default, `guards: {{interval: auto}}`, looks in the first two steps, before each save, after each load and every N
-steps, N such that it costs under 0.5 % of the time. So what goes wrong in the middle of a run is caught up to N steps
-late, but never after a save. `guards: {{interval: 1}}` catches it in its own step. The same defects, begun at step
-{MID_RUN} of a run that saves after step {SAVE_AT}:"""
+The default, `guards: {{interval: auto}}`, checks the first two steps, before each save, after each load, and every N
+steps, where N keeps the cost under 0.5 % of the time. So a defect that begins in the middle of a run is caught up to N
+steps late, but always before the next save. `guards: {{interval: 1}}` catches it in the same step. These are the same
+defects, begun at step {MID_RUN} of a run that saves after step {SAVE_AT}:"""
 
 
 def answers(heading: str, rows: list[Row]) -> Iterator[str]:
-    """One use of diff-weights, as a table."""
+    """Yield the table for one use of diff-weights."""
     yield from ("", *HEADINGS[heading].split("\n"), "", "| defect | what it says |", "|---|---|")
     yield from (f"| {row.name} | {getattr(row, heading)} |" for row in rows)
 
 
 def late_lines(folder: Path) -> Iterator[str]:
-    """Defects that begin in the middle of a run: how late each interval of the guards notices."""
+    """Yield the table of defects that begin in mid-run: how late each interval of the guards notices them."""
     yield from (
         "",
         *LATE.split("\n"),
@@ -216,7 +216,7 @@ def late_lines(folder: Path) -> Iterator[str]:
 
 
 def section(folder: Path, dp: int) -> Iterator[str]:
-    """The tables of one number of ranks."""
+    """Yield the tables for one number of ranks."""
     rows = [look(folder, name, kind) for name, kind in DEFECTS.items()]
     yield from ("", f"## {4 * dp} ranks: tp 2, pp 2, dp {dp}", "")
     yield from (f"| defect | jump at step {SAVE_AT + 1} | at step {LAST} | with guards |", "|---|---|---|---|")
@@ -227,12 +227,12 @@ def section(folder: Path, dp: int) -> Iterator[str]:
 
 
 def page(folder: Path, sizes: list[int]) -> str:
-    """The matrix as Markdown."""
+    """Return the matrix as Markdown."""
     options = f"--dp {' '.join(map(str, sizes))} --page docs/explanation/defects.md"
     lines = [
         f"<!-- Made by `python benchmarks/defect_matrix.py {options}`. -->",
         "",
-        "# Defects, and who notices them",
+        "# Defects, and what notices them",
         "",
     ]
     lines += (__doc__ or "").split("\n\n")[2].strip().split("\n")
@@ -243,11 +243,9 @@ def page(folder: Path, sizes: list[int]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dp", type=int, nargs="+", default=[1], help="numbers of replicas: 4 ranks each")
-    parser.add_argument("--page", type=Path, help="write the page there; default: print it")
-    parser.add_argument(
-        "--keep", type=Path, help="leave the runs in this folder; those that are there are not repeated"
-    )
+    parser.add_argument("--dp", type=int, nargs="+", default=[1], help="data-parallel sizes, with 4 ranks per replica")
+    parser.add_argument("--page", type=Path, help="write the page to this file (default: print it)")
+    parser.add_argument("--keep", type=Path, help="keep the runs in this folder, and do not repeat those already there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.keep or Path(temporary)).resolve()

@@ -1,12 +1,13 @@
-"""What the guards cost: steps with and without a check in one run, and what the run itself says.
+"""Measures what guards cost: compares checked and unchecked steps of one run with the run's own measurement.
 
     python benchmarks/guards_cost.py [--page docs/explanation/guards-cost.md] [--steps 60]
 
-Ranks of this machine train a GPT. In the first run of each size every second step is checked (`guards: {interval: 2}`),
-so steps with and without a check lie side by side; the cost is the median difference of a checked step and the mean of
-its two neighbours, each from its beginning to that of the next. The second run has the default, `interval: auto`, and
-says in its log what it measured itself and how often it will look. The share is the cost of one check over the time of
-all steps until the next. Other programs shared the two cores: differences of a few milliseconds are noise.
+Ranks on this machine train a GPT. In the first run of each size every second step is checked (`guards: {interval: 2}`),
+so checked and unchecked steps alternate. The cost is the median difference between a checked step and the mean of its
+two neighbours, each timed from its beginning to that of the next step. The second run has the default,
+`interval: auto`, and logs what it measured itself and how often it will check. The share is the cost of one check
+divided by the time of all steps until the next. Other programs shared the two cores, so differences of a few
+milliseconds are noise.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ AIM = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A model and the ranks that train it."""
+    """A model, and the ranks that train it."""
 
     topology: Topology
     hidden: int
@@ -58,8 +59,7 @@ SIZES = (
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Milliseconds of a step without a check, of a check as measured and as the run itself says, and every how many
-    steps there is one."""
+    """Milliseconds of an unchecked step and of a check (measured here and by the run), and the steps per check."""
 
     plain_ms: float
     measured_ms: float
@@ -73,7 +73,7 @@ class Cost:
 
 
 def sections(size: Size, corpus: Path, num_steps: int, interval: int | str) -> dict[str, Any]:
-    """The run file of a size."""
+    """Return the run file of a size."""
     return {
         "run": {"name": "cost"},
         "parallelism": {
@@ -100,14 +100,14 @@ def sections(size: Size, corpus: Path, num_steps: int, interval: int | str) -> d
 
 
 def step_seconds(attempt: AttemptDir) -> dict[int, float]:
-    """From the beginning of each step to that of the next, guards included, on rank 0."""
+    """Return the seconds from the beginning of each step to that of the next, guards included, on rank 0."""
     records = read_events(attempt.event_file(0))
     begins = [record for record in records if record["kind"] == "heartbeat" and record["phase"] == "step"]
     return {one["step"]: other["mono"] - one["mono"] for one, other in pairwise(begins)}
 
 
 def measure(folder: Path, size: Size, corpus: Path, num_steps: int) -> Cost:
-    """Train both runs of a size, by the same ranks."""
+    """Train both runs of a size on the same ranks and return the cost."""
     every_second = write(folder / "every-second", sections(size, corpus, num_steps, 2))
     chosen = write(folder / "auto", sections(size, corpus, 8, "auto"))
     train([every_second, chosen], folder, size.topology.world_size)
@@ -142,7 +142,7 @@ def row(size: Size, cost: Cost) -> str:
 
 
 def page(rows: list[str]) -> str:
-    """The table as Markdown."""
+    """Return the table as Markdown."""
     lines = [
         "<!-- Made by `python benchmarks/guards_cost.py --page docs/explanation/guards-cost.md`. -->",
         "",
@@ -150,7 +150,7 @@ def page(rows: list[str]) -> str:
         "",
         *(__doc__ or "").split("\n\n")[2].strip().split("\n"),
         "",
-        "| model and ranks | step, ms | check, ms | it says, ms | every N steps | share | it says |",
+        "| model and ranks | step, ms | check, ms | run says, ms | every N steps | share | run says |",
         "|---|---|---|---|---|---|---|",
         *rows,
     ]
@@ -159,9 +159,9 @@ def page(rows: list[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60, help="steps of the run in which every second one is checked")
-    parser.add_argument("--only", type=int, nargs="+", help="numbers of the sizes to measure, from 0; default: all")
-    parser.add_argument("--page", type=Path, help="write the page there; default: print it")
+    parser.add_argument("--steps", type=int, default=60, help="steps of the run that checks every second one")
+    parser.add_argument("--only", type=int, nargs="+", help="indices of the sizes to measure, from 0 (default: all)")
+    parser.add_argument("--page", type=Path, help="write the page to this file (default: print it)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder, costs = Path(temporary), []

@@ -1,17 +1,17 @@
-"""The confusion table: every hang that can be reproduced here, and what is said of it.
+"""Makes the confusion table: every hang that can be reproduced here, and the verdict of each tool.
 
     python benchmarks/hang_confusion.py --ranks 4,8 --culprits first,middle,last --peers \
         --results hang_confusion.jsonl --page docs/explanation/hang-confusion.md
 
-`bsl spy` runs on each reproduction as a user would run it, once with the collectives that torch recorded within its
-reach and once (`--unprepared`) without. Beside it, on the same hangs: torchfrtrace, with the table of groups that it
-lacks on gloo, and the DETAIL mode of torch in a run of its own. Results are appended to `--results`, one line each;
-what is there already is not run again, so that an interrupted run can go on, and a subset (`--classes H01,H36
---ranks 4`) can be repeated alone. `--bundles DIR` keeps the evidence of every run; `--again` asks the engine as it is
-now about the evidence that is kept there, and runs nothing. `--peers-from FILE` takes what the peers said from the
-rows of an earlier series: what they are given does not depend on this engine.
+`bsl spy` runs on each reproduction as a user would run it, once with the collectives that torch recorded and once
+(`--unprepared`) without. The same hangs are given to torchfrtrace, with the table of groups that it lacks on gloo, and
+to torch's DETAIL mode in a separate run. Results are appended to `--results`, one line each. A trial that is already
+there is not repeated, so an interrupted series can be continued, and a subset (`--classes H01,H36 --ranks 4`) can be
+run alone. `--bundles DIR` keeps the evidence of every run; `--again` runs nothing and judges that evidence with the
+current engine. `--peers-from FILE` takes the peers' answers from the rows of an earlier series, because their input
+does not depend on this engine.
 
-Exit status 1 where a rank is accused wrongly or a hang is seen where there is none: the assertion over all classes.
+Exits with 1 if a rank is wrongly accused or a hang is reported where there is none: the assertion over all classes.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ KINDS = {None: (True,), "also": (True, False), "only": (False,)}
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="What is said of every hang that can be reproduced here.")
-    parser.add_argument("--classes", help="H01,H36-lock,...; default: all")
+    parser = argparse.ArgumentParser(description="The verdict of each tool on every hang that can be reproduced here.")
+    parser.add_argument("--classes", help="H01,H36-lock,... (default: all)")
     parser.add_argument("--ranks", default="4,8")
-    parser.add_argument("--culprits", default="first,middle,last", help="places, or numbers")
+    parser.add_argument("--culprits", default="first,middle,last", help="places or rank numbers")
     parser.add_argument("--unprepared", nargs="?", const="also", choices=("also", "only"),
-                        help="also, or only, without recorded collectives")  # fmt: skip
-    parser.add_argument("--peers", action="store_true", help="also torchfrtrace and TORCH_DISTRIBUTED_DEBUG=DETAIL")
-    parser.add_argument("--peers-from", type=Path, help="rows of an earlier series, for what the peers said there")
+                        help="also, or only, run without recorded collectives")  # fmt: skip
+    parser.add_argument("--peers", action="store_true", help="also run torchfrtrace and TORCH_DISTRIBUTED_DEBUG=DETAIL")
+    parser.add_argument("--peers-from", type=Path, help="rows of an earlier series to take the peers' answers from")
     parser.add_argument("--results", type=Path, default=Path("hang_confusion.jsonl"))
     parser.add_argument("--bundles", type=Path, help="folder to keep the evidence in")
-    parser.add_argument("--again", action="store_true", help="judge the evidence in --bundles anew, run nothing")
-    parser.add_argument("--page", type=Path, help="page to write from all results")
+    parser.add_argument("--again", action="store_true", help="judge the evidence in --bundles again, run nothing")
+    parser.add_argument("--page", type=Path, help="write a page of all results to this file")
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the ranks of a reproduction end with this
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the ranks of a reproduction end with this process
     done = read_rows(options.results)
     if options.again:
         done = [judge_again(row, options.bundles) for row in done]
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def run_missing(options: argparse.Namespace, done: list[Row]) -> None:
-    """Run what was asked for and is not in `done`, and add it there and to the results."""
+    """Run the requested trials that are not in `done`; add each to `done` and to the results file."""
     known = {key_of(row) for row in done}
     with open_nursery() as nursery, options.results.open("a") as results:
         for trial, is_prepared in wanted(options):
@@ -97,7 +97,7 @@ def run_missing(options: argparse.Namespace, done: list[Row]) -> None:
 
 
 def judge_again(row: Row, bundles: Path) -> Row:
-    """`row` with what the engine says now of the evidence that was kept; as it is where none was."""
+    """Return `row` with the current engine's verdict on the kept evidence; unchanged if none was kept."""
     folder = bundle_folder(bundles, row)
     if "judgement" not in row or not (folder / "collection.json").exists():
         return row
@@ -118,7 +118,7 @@ def judge_again(row: Row, bundles: Path) -> Row:
 
 
 def with_peers(row: Row, earlier: list[Row]) -> Row:
-    """`row` with what the peers said of the same trial in an earlier series."""
+    """Return `row` with the peers' answers to the same trial in an earlier series."""
     same = next((other for other in earlier if key_of(other) == key_of(row)), {})
     return {**{peer: same[peer] for peer in ("torchfrtrace", "detail") if peer in same}, **row}
 
@@ -132,7 +132,7 @@ def key_of(row: Row) -> tuple[str, int, int, bool]:
 
 
 def wanted(options: argparse.Namespace) -> Iterator[tuple[Trial, bool]]:
-    """Every trial that was asked for and that this machine can do."""
+    """Yield every requested trial that this machine can run."""
     reproductions = find_reproductions(options.classes.split(",")) if options.classes else REPRODUCTIONS
     for num_ranks in (int(text) for text in options.ranks.split(",")):
         for reproduction in reproductions:
@@ -146,7 +146,7 @@ def wanted(options: argparse.Namespace) -> Iterator[tuple[Trial, bool]]:
 
 
 def culprits(reproduction: Reproduction, num_ranks: int, places: list[str]) -> list[int]:
-    """The ranks to strike, each once."""
+    """Return the ranks to make the culprit, each once."""
     if reproduction.culprits in ("rank 0", "no matter"):
         return [0]
     middle = num_ranks // 2 - 1
@@ -156,7 +156,7 @@ def culprits(reproduction: Reproduction, num_ranks: int, places: list[str]) -> l
 
 
 def run_trial(trial: Trial, is_prepared: bool, options: argparse.Namespace, nursery: Nursery) -> Row:
-    """One reproduction, and what everybody says of it."""
+    """Run one reproduction and collect the verdict of every tool."""
     row: Row = {"name": trial.reproduction.name, "title": trial.reproduction.title, "ranks": trial.num_ranks,
                 "culprit": trial.culprit, "is_prepared": is_prepared}  # fmt: skip
     began = time.monotonic()

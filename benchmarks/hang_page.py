@@ -14,28 +14,28 @@ from bigsci_launch.topology import Topology, compress_ranks
 
 Row = dict[str, Any]
 
-HEAD = """# What is said of every hang that can be reproduced
+HEAD = """# Verdicts on every hang that can be reproduced
 
-`bsl hang-lab` brings hangs about on purpose, so the truth is known. Below is what `bsl spy` says of each, and what the
-tools that come with PyTorch say of the same processes. Written by
+`bsl hang-lab` reproduces hangs on purpose, so the truth is known. This page lists the verdict of `bsl spy` on each, and
+what PyTorch's own tools say about the same processes. It was written by
 
 ```bash
 python benchmarks/hang_confusion.py {arguments}
 ```
 
-A *wrong accusation* names a rank that has done nothing wrong; a *false alarm* calls a hang what is none. Neither must
-ever happen: somebody acts on it. *Unknown* and *nobody named* are honest, and counted.
+A *wrong accusation* names a rank that has done nothing wrong; a *false alarm* reports a hang where there is none.
+Neither must ever happen, because somebody acts on it. *Unknown* and *nobody named* are honest answers, and counted.
 """
 PEERS_FROM = """
-What the peers said is that of an earlier series of the same reproductions (`--peers-from`): what they are given does
-not depend on `bsl spy`. Both series ran beside other work, so that not every trial has its peers.
+The peers' answers are from an earlier series of the same reproductions (`--peers-from`): their input does not depend on
+`bsl spy`. The machine had other work during both series, so not every trial has answers from peers.
 """
 COLUMNS = """
-*Told*: what `bsl spy` was told of: `recorded` collectives, or nothing but `stacks` and /proc. *Right* counts the runs
-(numbers of ranks x places of the culprit). torchfrtrace is given the table of groups without which it crashes on
-gloo; its first finding counts. DETAIL is `TORCH_DISTRIBUTED_DEBUG=DETAIL`, in a run of its own whose collectives give
-up after 5 s; where it shows two sides that contradict each other, either may be the culprit. `+`: the ranks named are
-the right ones. `-`: an innocent rank is named. Nothing: no rank is named.
+*Given* is the input of `bsl spy`: `recorded` collectives, or only `stacks` and /proc. *Right* counts the runs (numbers
+of ranks x places of the culprit). torchfrtrace is given the table of groups without which it crashes on gloo; its first
+finding counts. DETAIL is `TORCH_DISTRIBUTED_DEBUG=DETAIL` in a separate run whose collectives time out after 5 s; if
+it shows two sides that contradict each other, either may be the culprit. `+` means that the right ranks are named, `-`
+that an innocent rank is named, and no mark that no rank is named.
 """
 
 
@@ -43,7 +43,7 @@ HARMFUL = (Judgement.WRONG_ACCUSATION, Judgement.FALSE_ALARM)
 
 
 def write_page(path: Path, rows: Sequence[Row], arguments: Sequence[str]) -> None:
-    """Write the page of `rows`."""
+    """Write the page for `rows`."""
     peers = [PEERS_FROM] if "--peers-from" in arguments else []
     parts = [HEAD.format(arguments=" ".join(shown_arguments(arguments))), *peers, *totals(rows), COLUMNS, *table(rows),
              *misses(rows), *absent()]  # fmt: skip
@@ -52,7 +52,7 @@ def write_page(path: Path, rows: Sequence[Row], arguments: Sequence[str]) -> Non
 
 
 def shown_arguments(arguments: Sequence[str]) -> list[str]:
-    """The arguments without folders of whoever ran it."""
+    """Return the arguments without the folders of the person who ran it."""
     return [Path(argument).name if argument.startswith("/") else argument for argument in arguments]
 
 
@@ -75,7 +75,7 @@ def totals(rows: Sequence[Row]) -> list[str]:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    lines = ["## Each class", "", "| class | what | right answer | told | right | `bsl spy` | torchfrtrace | DETAIL |",
+    lines = ["## Each class", "", "| class | what | right answer | given | right | `bsl spy` | torchfrtrace | DETAIL |",
              "|---|---|---|---|---:|---|---|---|"]  # fmt: skip
     names = sorted({row["name"] for row in rows}, key=class_order)
     for name in names:
@@ -96,7 +96,7 @@ def table_row(name: str, is_prepared: bool, rows: Sequence[Row]) -> str:
 
 
 def said(rows: Sequence[Row]) -> str:
-    """The verdicts, most frequent first, those that do harm in bold."""
+    """Return the verdicts, most frequent first, harmful ones in bold."""
     harmful = {judgement.value for judgement in Judgement if judgement.is_harmful}
     counts = Counter(
         (f"{row['verdict']['state']} {row['verdict']['class'] or '-'}", row["judgement"] in harmful) for row in rows
@@ -113,7 +113,7 @@ def peers_said(rows: Sequence[Row], peer: str) -> str:
 
 
 def peer_mark(row: Row, peer: str) -> str:
-    """`+` when the ranks that `peer` names are right, `-` when one is innocent, nothing when it names none."""
+    """Return `+` if the ranks that `peer` names are right, `-` if one is innocent, and nothing if it names none."""
     named = set(row[peer]["named"])
     if not named:
         return ""
@@ -123,7 +123,7 @@ def peer_mark(row: Row, peer: str) -> str:
 
 
 def misses(rows: Iterable[Row]) -> list[str]:
-    """Every run whose verdict is not right, in full."""
+    """Return every run whose verdict is not right, in full."""
     lines = ["## Every verdict that is not right", ""]
     wrong = [row for row in rows if row["judgement"] != "right"]
     for row in sorted(wrong, key=lambda row: class_order(row["name"])):

@@ -1,4 +1,4 @@
-"""What PyTorch's own tools say of a reproduced hang: torchfrtrace, and TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+"""Asks PyTorch's own tools about a reproduced hang: torchfrtrace, and TORCH_DISTRIBUTED_DEBUG=DETAIL."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ASK_TIMEOUT_S = 3.0
 ANALYSE_TIMEOUT_S = 60.0
 START_S = 4.0
 GIVE_UP_S = 5.0
-"""Timeout of the collectives in the DETAIL run: only then does it say anything."""
+"""Timeout of the collectives in the DETAIL run; DETAIL reports only after a timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What a peer says: the ranks it names, whether as one side or as two that contradict each other."""
+    """The answer of a peer: the ranks it names, as one side or as two that contradict each other."""
 
     says: str
     named: Ranks = frozenset()
@@ -40,7 +40,7 @@ class Opinion:
 
 
 def ask_torchfrtrace(standing: Standing) -> Opinion:
-    """The first finding of torchfrtrace on the recorded collectives of all ranks that can still be asked."""
+    """Return torchfrtrace's first finding on the recorded collectives of all ranks that still answer."""
     dumps = {rank: dump for rank in standing.pids if (dump := read_dump(standing, rank))}
     if not dumps:
         return Opinion("no dump could be had")
@@ -57,7 +57,7 @@ def ask_torchfrtrace(standing: Standing) -> Opinion:
 
 
 def read_dump(standing: Standing, rank: int) -> dict[str, Any] | None:
-    """What the recorder of `rank` holds, as a dump of NCCL would, with the table of groups that gloo leaves out."""
+    """Return the recorder of `rank` as an NCCL dump would have it, with the table of groups that gloo leaves out."""
     try:
         dump = ask_recorder(standing.job.attempt.recorder_socket(rank))
         members = json.loads(standing.job.attempt.recorder_groups(rank).read_text())["members"]
@@ -83,7 +83,7 @@ def ask_recorder(path: Path) -> dict[str, Any]:
 
 
 def read_findings(text: str) -> Opinion:
-    """The first finding in torchfrtrace's output."""
+    """Return the first finding in torchfrtrace's output."""
     match = re.search(r"missing ranks: \{([\d, ]+)\}|error msg: (Culprit rank .*)", text)
     if match and match[1]:
         return Opinion("missing ranks", frozenset(int(rank) for rank in match[1].split(",")))
@@ -94,7 +94,7 @@ def read_findings(text: str) -> Opinion:
 
 
 def ask_detail(trial: Trial, nursery: Nursery) -> Opinion:
-    """What the ranks' logs say in a run of the same trial with DETAIL, once their collectives have given up."""
+    """Run the same trial with DETAIL and return what the ranks' logs say once their collectives have timed out."""
     environment = {**trial.environment, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     arguments = (*trial.arguments, "--timeout", str(GIVE_UP_S))
     try:
@@ -105,7 +105,7 @@ def ask_detail(trial: Trial, nursery: Nursery) -> Opinion:
 
 
 def read_logs(standing: Standing) -> Opinion:
-    """The ranks that any log names, or nothing when all ranks have ended or it takes too long."""
+    """Return the ranks that any log names, or nothing if all ranks ended or it takes too long."""
     end = time.monotonic() + START_S + 2 * GIVE_UP_S
     while True:
         have_ended = len(standing.job.ended()) == standing.job.world_size
@@ -117,7 +117,7 @@ def read_logs(standing: Standing) -> Opinion:
 
 
 def named_in(text: str) -> Opinion:
-    """The ranks that DETAIL's messages name."""
+    """Return the ranks that DETAIL's messages name."""
     failed = re.findall(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier", text)
     if failed:
         return Opinion("barrier", frozenset(int(rank) for found in failed for rank in found.split(",")))

@@ -1,10 +1,10 @@
-"""Makes regression recordings of the evidence that `hang_confusion.py --bundles` has kept.
+"""Makes regression recordings from the evidence that `hang_confusion.py --bundles` has kept.
 
     python benchmarks/keep_recordings.py BUNDLES tests/unit/spy/recordings/lab
 
-One small file per reproduction and number of ranks, the culprit's place taken in turn, so that all places occur. Names
-of machines, users and folders are taken out, and what no rule reads; a recording whose verdict is not the same
-afterwards is not written.
+It writes one small file per reproduction and number of ranks, and varies the culprit's place so that all places occur.
+It removes the names of machines, users and folders, and everything that no rule reads. A recording whose verdict
+changes by that is not written.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ BUNDLE_NAME = re.compile(r"(\d+)-ranks-culprit-(\d+)-(prepared|unprepared)")
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Regression recordings from kept evidence.")
+    parser = argparse.ArgumentParser(description="Makes regression recordings from kept evidence.")
     parser.add_argument("bundles", type=Path)
     parser.add_argument("recordings", type=Path)
-    parser.add_argument("--classes", default=".*", help="regular expression of the reproductions to take")
-    parser.add_argument("--unprepared", action="store_true", help="of the runs without recorded collectives")
+    parser.add_argument("--classes", default=".*", help="regular expression for the reproductions to take")
+    parser.add_argument("--unprepared", action="store_true", help="take the runs without recorded collectives")
     return parser.parse_args()
 
 
@@ -60,7 +60,7 @@ def main() -> None:
         document = trim(bundle)
         before, after = verdict_of(bundle), verdict_of(Bundle(document["collection"], tuple(document["nodes"])))
         if before != after:
-            print(f"{path.name}: not written, its verdict differs: {before} and {after}")
+            print(f"{path.name}: not written, its verdict changed from {before} to {after}")
             continue
         for old in options.recordings.glob(f"{name}-{num_ranks}-ranks-culprit-*.json"):
             old.unlink()
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def choose(bundles: Path, wanted: re.Pattern[str], kind: str) -> Iterator[tuple[str, int, int, Path]]:
-    """(reproduction, ranks, culprit, folder): one per reproduction and number of ranks, places in turn."""
+    """Yield (reproduction, ranks, culprit, folder), one per reproduction and number of ranks, with varying places."""
     for index, folder in enumerate(sorted(each for each in bundles.iterdir() if wanted.fullmatch(each.name))):
         kept: dict[int, list[tuple[int, Path]]] = {}
         for each in folder.iterdir():
@@ -87,7 +87,7 @@ def verdict_of(bundle: Bundle) -> tuple[str, str | None, list[int]]:
 
 
 def trim(bundle: Bundle) -> Document:
-    """The documents of `bundle`, of one node, without names and without what no rule reads."""
+    """Return the documents of `bundle`, which has one node, without names and without what no rule reads."""
     collection = {key: bundle.collection.get(key) for key in ("topology", "world_size", "nodes_silent")}
     records = {
         key: [pick(record, RECORD_KEYS) for record in bundle.collection.get(key) or []]
@@ -128,7 +128,7 @@ def trim_rank(rank: Mapping[str, Any]) -> Document:
 
 
 def trim_sample(sample: Mapping[str, Any], threads: set[str]) -> Document:
-    """`sample` with times and waits of those threads only that have Python frames."""
+    """Return `sample` with the times and waits of only the threads that have Python frames."""
     found = pick(sample, SAMPLE_KEYS)
     if "children" in sample:
         found["children"] = [trim_child(child) for child in sample["children"]]
@@ -154,7 +154,7 @@ def trim_sample(sample: Mapping[str, Any], threads: set[str]) -> Document:
 
 
 def trim_recorder(recorder: Mapping[str, Any]) -> Document:
-    """`recorder` as a ring of `RING` entries would have it."""
+    """Return `recorder` as a ring of `RING` entries would hold it."""
     cut = max(0, len(recorder.get("stream", [])) - RING)
     if not cut:
         return dict(recorder)
@@ -174,7 +174,7 @@ def trim_child(child: Mapping[str, Any]) -> Document:
 
 
 def trim_thread(thread: Mapping[str, Any]) -> Document:
-    """Its frames up to the program's `main`: what starts a program tells nothing."""
+    """Return `thread` with its frames up to the program's `main`; the frames that start a program are no evidence."""
     frames = []
     for frame in thread["frames"]:
         frames.append(frame)
@@ -184,7 +184,7 @@ def trim_thread(thread: Mapping[str, Any]) -> Document:
 
 
 def tells(socket: Mapping[str, Any]) -> bool:
-    """Whether a socket says more than that a rank talks to itself."""
+    """Return whether a socket is evidence of more than a rank talking to itself."""
     is_quiet = socket["state"] == "ESTABLISHED" and not (socket.get("tx") or socket.get("rx"))
     return not (is_quiet and socket["local"].startswith("127."))
 

@@ -1,12 +1,13 @@
-"""Kills real ranks with SIGKILL while they save, at seeded moments, and looks at what is left.
+"""Kills real ranks with SIGKILL while they save, at seeded moments, and examines what is left.
 
     python benchmarks/kill_during_save.py [--moments 24] [--seed 1] [--page docs/how-to/checkpoints.md]
 
 Two ranks (dp 2) train a tiny GPT in bf16 with dropout, save every second step and keep the last two checkpoints. The
-file system is watched from outside (inotify): a moment is an event of a save, such as the third file being closed, and
-a delay of up to 3 ms. Every attempt resumes what the one before has left, and is killed at the next moment. After each
-kill `latest` must name a checkpoint whose every byte is as it was saved, and no more than one interval may be lost; at
-the end every loss of every attempt must be that of an undisturbed run, bit for bit. Linux only.
+program watches the file system from outside (inotify). A moment is an event of a save, such as the third file being
+closed, plus a delay of up to 3 ms. Every attempt resumes from what the previous one left and is killed at the next
+moment. After each kill, `latest` must name a checkpoint in which every byte is as it was saved, and at most one
+interval may be lost. At the end, every loss of every attempt must be bitwise equal to that of an uninterrupted run.
+Linux only.
 """
 
 from __future__ import annotations
@@ -42,24 +43,24 @@ MAX_DELAY_S = 0.003
 LIMIT_S = 600
 CREATE, CLOSE_WRITE, MOVED_TO, DELETE = 0x100, 0x8, 0x80, 0x200
 BEGIN, END = "<!-- kills -->", "<!-- /kills -->"
-# The moments of a save, in order: what is seen in which folder. Of files, which one is drawn.
+# The moments of a save, in order: the event, and its folder. If it concerns a file, which one is drawn at random.
 MOMENTS = (
     ("it begins", "checkpoints", CREATE, ".saving-"),
     ("a file is being written", "staged", CREATE, ""),
     ("a file is being synced", "staged", CLOSE_WRITE, ""),
-    ("the record is there", "staged", MOVED_TO, "checkpoint.json"),
-    ("it is marked as complete", "staging", MOVED_TO, "commit"),
-    ("it has its name", "checkpoints", MOVED_TO, "global_step"),
-    ("the first pointer is there", "checkpoints", MOVED_TO, "latest_checkpointed_iteration.txt"),
-    ("the second pointer is there", "checkpoints", MOVED_TO, "latest"),
-    ("an old one is being deleted", "checkpoints", MOVED_TO, ".deleting-"),
+    ("the record is written", "staged", MOVED_TO, "checkpoint.json"),
+    ("the checkpoint is marked complete", "staging", MOVED_TO, "commit"),
+    ("the checkpoint has its name", "checkpoints", MOVED_TO, "global_step"),
+    ("the first pointer is written", "checkpoints", MOVED_TO, "latest_checkpointed_iteration.txt"),
+    ("the second pointer is written", "checkpoints", MOVED_TO, "latest"),
+    ("an old checkpoint is being deleted", "checkpoints", MOVED_TO, ".deleting-"),
 )
 IS_WHOLE_NAME = {"latest", "commit", "checkpoint.json", "latest_checkpointed_iteration.txt"}
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When to kill whom: the `count`-th time that something is seen, and `delay_s` later."""
+    """When to kill which ranks: `delay_s` after an event is seen for the `count`-th time."""
 
     name: str
     folder: str
@@ -75,7 +76,7 @@ class Moment:
 
 
 class Watch:
-    """Events of a folder of checkpoints and of the save under way in it, as (folder, event, name)."""
+    """Watches a folder of checkpoints and the current save in it; events are (folder, event, name)."""
 
     def __init__(self, folder: Path) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -92,7 +93,7 @@ class Watch:
             self._names[number] = (kind, folder)
 
     def events(self, until: float) -> Iterator[tuple[str, int, str]]:
-        """What happens, until the clock `until`."""
+        """Yield events until the clock reaches `until`."""
         while (left := until - time.monotonic()) > 0:
             if not select.select([self._file], [], [], min(left, 0.05))[0]:
                 yield "", 0, ""
@@ -117,7 +118,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One kill and what it left."""
+    """One kill, and what it left."""
 
     moment: str
     victims: str
@@ -132,7 +133,7 @@ class Kill:
 
 
 def draw_moments(count: int, seed: int) -> list[Moment]:
-    """Every moment of a save in turn, with what is random about it."""
+    """Return `count` moments: each moment of a save in turn, with its random part drawn."""
     draw = random.Random(seed)
     found = []
     for number in range(count):
@@ -165,7 +166,7 @@ def make_config(prefix: Path, steps: int) -> RunConfig:
 
 
 def kill_at(moment: Moment, run: RunDir, config: RunConfig) -> Kill:
-    """One attempt, killed at the moment."""
+    """Run one attempt and kill it at `moment`."""
     watch = Watch(run.checkpoints)
     attempt, processes = start_attempt(run, config, RANKS)
     seen = 0
@@ -192,7 +193,7 @@ def kill_at(moment: Moment, run: RunDir, config: RunConfig) -> Kill:
 
 
 def wait_for(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Wait until the ranks have gone: one that lost its peer ends by itself."""
+    """Wait until all ranks have ended; a rank that lost its peer ends on its own."""
     for process in processes:
         process.wait(60)
 
@@ -202,14 +203,14 @@ def tail(attempt: AttemptDir) -> str:
 
 
 def all_steps(run: RunDir) -> Iterator[dict[str, Any]]:
-    """The `step` records of every attempt, oldest first."""
+    """Yield the `step` records of every attempt, oldest first."""
     for attempt in run.attempts():
         for rank in range(RANKS):
             yield from (record for record in read_events(attempt.event_file(rank)) if record["kind"] == "step")
 
 
 def left(run: RunDir) -> str:
-    """What of the save was on disk, in words."""
+    """Return in words which parts of the save were on disk."""
     checkpoints = CheckpointsDir(run.checkpoints)
     stagings = checkpoints.stagings()
     found = []
@@ -217,7 +218,7 @@ def left(run: RunDir) -> str:
         tag = staging.name.removeprefix(".saving-")
         files = [path for path in (staging / tag).rglob("*") if path.is_file()] if (staging / tag).exists() else []
         if (staging / "commit").exists():
-            found.append("complete, without its name" if files else "complete, with its name, not tidied up")
+            found.append("complete, without its name" if files else "complete, with its name, not cleaned up")
         else:
             found.append(f"{len(files)} of its files")
     pointer = checkpoints.latest.read_text().strip() if checkpoints.latest.exists() else "nothing"
@@ -225,12 +226,12 @@ def left(run: RunDir) -> str:
     if newest != pointer and not any("without" in each for each in found):
         found.append("`latest` one behind")
     if list(checkpoints.path.glob(".deleting-*")):
-        found.append("an old one half deleted")
-    return "; ".join(found) or "nothing but whole checkpoints"
+        found.append("an old checkpoint half deleted")
+    return "; ".join(found) or "only complete checkpoints"
 
 
 def examine(checkpoints: CheckpointsDir) -> tuple[int | None, str]:
-    """The step of the checkpoint that `latest` names, and what is wrong with it."""
+    """Return the step of the checkpoint that `latest` names, and what is wrong with it."""
     try:
         folder = find_checkpoint("auto", checkpoints)
         if folder is None:
@@ -249,18 +250,18 @@ def finish(run: RunDir, config: RunConfig) -> None:
 
 
 def find_other_losses(run: RunDir, reference: RunDir) -> list[str]:
-    """Steps of any attempt whose loss is not the undisturbed run's."""
+    """Return the steps of any attempt whose loss differs from that of the uninterrupted run."""
     expected = {record["step"]: record["loss_hex"] for record in all_steps(reference)}
     return [
-        f"step {record['step']}: loss {record['loss_hex']}, undisturbed {expected.get(record['step'])}"
+        f"step {record['step']}: loss {record['loss_hex']}, uninterrupted {expected.get(record['step'])}"
         for record in all_steps(run)
         if record["loss_hex"] != expected.get(record["step"])
     ]
 
 
 def table(kills: Sequence[Kill]) -> str:
-    """The kills as a table of Markdown."""
-    lines = ["| # | killed when | who | what of the save was there | steps done | `latest` | lost |", "|" + "---|" * 7]
+    """Return the kills as a Markdown table."""
+    lines = ["| # | killed when | who | on disk | steps done | `latest` | lost |", "|" + "---|" * 7]
     for number, kill in enumerate(kills, 1):
         cells = (number, kill.moment, kill.victims, kill.left, kill.done, kill.latest or "none", kill.lost)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
@@ -268,13 +269,13 @@ def table(kills: Sequence[Kill]) -> str:
 
 
 def write_page(page: Path, text: str, begin: str, end: str) -> None:
-    """Put `text` between two marks of a page."""
+    """Replace what is between the marks `begin` and `end` of a page by `text`."""
     before, rest = page.read_text().split(begin)
     page.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
 
 
 def run_kills(folder: Path, moments: Sequence[Moment]) -> tuple[list[Kill], list[str], int]:
-    """The kills, what was wrong, and how many losses were compared."""
+    """Return the kills, the problems found, and how many losses were compared."""
     prefix = folder / "tokens"
     draw_corpus(prefix)
     run, reference = RunDir(folder / "killed"), RunDir(folder / "undisturbed")
@@ -290,7 +291,7 @@ def run_kills(folder: Path, moments: Sequence[Moment]) -> tuple[list[Kill], list
             pin_path(run.checkpoints / tags[0]).touch()
             pinned = tags[0]
         if number > 1 and kills[0].latest and pinned not in tags:
-            problems.append(f"kill {number}: the pinned {pinned} has gone")
+            problems.append(f"kill {number}: the pinned {pinned} is gone")
     steps = kills[-1].done + INTERVAL
     for each in (run, reference):
         finish(each, make_config(prefix, steps))
@@ -302,7 +303,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=24)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--page", type=Path, help="put the table between its marks in this page")
+    parser.add_argument("--page", type=Path, help="write the table into this page, between its marks")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
     try:
@@ -312,7 +313,7 @@ def main() -> None:
     worst = max(kill.lost for kill in kills)
     text = (
         f"{len(kills)} kills (seed {arguments.seed}), a save every {INTERVAL} steps: never a damaged `latest`; at most "
-        f"{worst} steps were lost; {compared} losses of all attempts are the undisturbed run's, bit for bit."
+        f"{worst} steps were lost; {compared} losses of all attempts are bitwise equal to the uninterrupted run's."
     )
     print(table(kills))
     print(json.dumps({"kills": len(kills), "most_lost": worst, "losses": compared, "problems": problems}))

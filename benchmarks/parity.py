@@ -1,11 +1,11 @@
-"""The same model on every topology: losses and gradient norms against one process, step by step.
+"""Trains the same model on every topology and compares losses and gradient norms with one process, step by step.
 
     python benchmarks/parity.py [--ranks 2 4 8] [--page docs/explanation/parity.md] [--keep FOLDER]
 
-Ranks of this machine train a tiny GPT (4 layers of 64, 4 heads, vocabulary 500 padded to 512) for 50 steps, clipped at
+Ranks on this machine train a tiny GPT (4 layers of 64, 4 heads, vocabulary 500 padded to 512) for 50 steps, clipped at
 0.5, with ZeRO-1 and with guards at every step, on each topology and in one process. Figures are the largest relative
-difference of any step, loss / gradient norm; 0 means equal to the last bit. No run is stopped by its guards: tied
-copies, tensor-parallel copies and replicas are equal to the last bit after each step.
+difference in any step, loss / gradient norm; 0 means bitwise equal. No guard stops a run: tied copies, tensor-parallel
+copies and replicas are bitwise equal after each step.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ Steps = dict[int, dict[str, Any]]
 
 
 def is_run(variant: str, topology: Topology) -> bool:
-    """Dropout draws by stage and replica, so that only tp leaves it alone."""
+    """Return whether a variant runs: dropout draws differ by stage and replica, so they are compared over tp alone."""
     return variant != "dropout" or topology.pp == topology.dp == 1
 
 
 def sections(variant: str, topology: Topology, corpus: Path) -> dict[str, Any]:
-    """The run file of a variant on a topology."""
+    """Return the run file of a variant on a topology."""
     base: dict[str, dict[str, Any]] = {
         "run": {"name": variant},
         "parallelism": {
@@ -78,7 +78,7 @@ def sections(variant: str, topology: Topology, corpus: Path) -> dict[str, Any]:
 
 
 def steps_of(attempt: AttemptDir) -> Steps:
-    """The records of all steps, whichever rank wrote them."""
+    """Return the records of all steps, from whichever rank wrote them."""
     records = (record for file in sorted(attempt.events.glob("*.jsonl")) for record in read_events(file))
     found = {record["step"]: record for record in records if record["kind"] == "step"}
     if sorted(found) != list(range(1, STEPS + 1)):
@@ -87,7 +87,7 @@ def steps_of(attempt: AttemptDir) -> Steps:
 
 
 def apart(one: Steps, other: Steps, key: str) -> float:
-    """The largest relative difference of any step."""
+    """Return the largest relative difference in any step."""
     return max(abs(other[step][key] - one[step][key]) / abs(one[step][key]) for step in one)
 
 
@@ -101,7 +101,7 @@ def run_of(folder: Path, topology: Topology, variant: str) -> Path:
 
 
 def train_all(folder: Path, corpus: Path, topologies: list[Topology]) -> None:
-    """Train what is not there yet; all runs of a topology by the same ranks."""
+    """Train the runs that do not exist yet, all runs of a topology on the same ranks."""
     for topology in topologies:
         variants = [variant for variant in VARIANTS if is_run(variant, topology)]
         attempts = [write(run_of(folder, topology, name), sections(name, topology, corpus)) for name in variants]
@@ -124,10 +124,10 @@ def table(folder: Path, topologies: list[Topology], variants: list[str], alone: 
 
 
 def page(folder: Path, topologies: list[Topology], ranks: list[int]) -> tuple[str, list[str]]:
-    """The matrix as Markdown, and what of it is out of bounds."""
+    """Return the matrix as Markdown, and what is out of bounds in it."""
     alone = {name: steps_of(RunDir(run_of(folder, ALONE, name)).attempt("0001")) for name in VARIANTS}
     own = {key: apart(alone["tied"], alone["bf16"], key) for key in ("loss", "grad_norm")}
-    # Either of two runs may be that far from fp32, on either side of it.
+    # Each of two runs may be this far from fp32, in opposite directions.
     bounds = {key: 2 * distance for key, distance in own.items()}
     sizes = [size for size, _ in groupby(record["global_batch_size"] for record in alone["ramp-up"].values())]
     options = f"--ranks {' '.join(map(str, ranks))} --page docs/explanation/parity.md"
@@ -137,18 +137,18 @@ def page(folder: Path, topologies: list[Topology], ranks: list[int]) -> tuple[st
         "",
         "## fp32",
         "",
-        f"The bound is {TOLERANCE:g}. Ramp-up goes through the batch sizes {', '.join(map(str, sizes))};",
-        "`recomputed` is activation checkpointing; `rotary` has a norm after the embeddings. What dropout draws",
-        "differs by stage and replica, so it is compared over tp alone. All but `untied` are tied; all but `rotary`",
-        "and `alibi` have learned positions.",
+        f"The bound is {TOLERANCE:g}. Ramp-up goes through the batch sizes {', '.join(map(str, sizes))}.",
+        "`recomputed` uses activation checkpointing; `rotary` has a norm after the embeddings. Dropout masks differ",
+        "by stage and replica, so dropout is compared over tp alone. All variants but `untied` have tied embeddings;",
+        "all but `rotary` and `alibi` have learned positions.",
         "",
         *table(folder, topologies, FP32, alone),
         "",
         "## bf16",
         "",
-        "The bound is what bf16 itself does. One process in bf16 and one in fp32, from the same weights on the same",
-        f"data, are up to {own['loss']:.1e} of the loss and {own['grad_norm']:.1e} of the norm apart in the 50 steps.",
-        "Two runs in bf16 that are each as far from fp32, on either side of it, are twice as far from each other:",
+        "The bound is the error of bf16 itself. One process in bf16 and one in fp32, from the same weights on the same",
+        f"data, differ by up to {own['loss']:.1e} in loss and {own['grad_norm']:.1e} in gradient norm in the 50 steps.",
+        "Two bf16 runs that err this much in opposite directions are twice as far apart:",
         f"{bounds['loss']:.1e} and {bounds['grad_norm']:.1e}.",
         "",
         *table(folder, topologies, ["bf16"], alone),
@@ -159,7 +159,7 @@ def page(folder: Path, topologies: list[Topology], ranks: list[int]) -> tuple[st
 def beyond(
     folder: Path, topologies: list[Topology], alone: Mapping[str, Steps], bounds: Mapping[str, float]
 ) -> Iterator[str]:
-    """What differs by more than it may."""
+    """Yield what differs by more than its bound."""
     for topology in topologies:
         for name in (name for name in VARIANTS if is_run(name, topology)):
             steps = steps_of(RunDir(run_of(folder, topology, name)).attempt("0001"))
@@ -172,10 +172,8 @@ def beyond(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="numbers of ranks")
-    parser.add_argument("--page", type=Path, help="write the page there; default: print it")
-    parser.add_argument(
-        "--keep", type=Path, help="leave the runs in this folder; those that are there are not repeated"
-    )
+    parser.add_argument("--page", type=Path, help="write the page to this file (default: print it)")
+    parser.add_argument("--keep", type=Path, help="keep the runs in this folder, and do not repeat those already there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.keep or Path(temporary)).resolve()

@@ -1,10 +1,11 @@
-"""How well `bsl plan` predicts runs that it was not fitted to, beside its peers, on public rows.
+"""Measures how well `bsl plan` and its peers predict runs that they were not fitted to, on public rows.
 
     python benchmarks/plan_accuracy.py                prints the table
     python benchmarks/plan_accuracy.py --write        and puts it into docs/explanation/planner.md
 
-Rows: `benchmarks/rows`. Every prediction is made without the row: whole sections are left out in turn, or a random half
-is predicted from the other half. Nothing is tuned to the table: scales and nuggets of the interpolation are constants.
+The rows are in `benchmarks/rows`. Every prediction is made without its row: whole sections are left out in turn, or a
+random half is predicted from the other half. Nothing is tuned to the table: scales and nuggets of the interpolation are
+constants.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ PAGE = ROOT / "docs/explanation/planner.md"
 BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 REPEATS = 10
 
-# What others reached on the same rows, as published with them: error mean in percent, Kendall tau.
+# Results of other tools on the same rows, as published with them: mean error in percent, Kendall tau.
 PEERS = (
     ("llm-analysis at its advised efficiency", 15.0, 0.37),
-    ("calculon as it comes", 33.3, 0.44),
+    ("calculon, unmodified", 33.3, 0.44),
     ("calculon, one scalar fitted", 10.6, 0.33),
 )
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """A row with what was predicted for it."""
+    """A row, and what was predicted for it."""
 
     row: Measurement
     seconds: float
@@ -53,7 +54,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Figures:
-    """Everything that the table shows of one way of leaving out."""
+    """Everything that the table shows for one way of leaving rows out."""
 
     time: ErrorFigures
     ranking: Ranking
@@ -71,7 +72,7 @@ def predict(given: Sequence[Measurement], asked: Sequence[Measurement]) -> list[
 
 
 def predict_by_flops(given: Sequence[Measurement], asked: Sequence[Measurement]) -> list[Predicted]:
-    """The plain formula: FLOPs of the model over GPUs and one fitted efficiency."""
+    """Predict by the plain formula: FLOPs of the model over GPUs, with one fitted efficiency."""
     rates = sorted(flops_per_gpu(row) / row.seconds for row in given if row.seconds)
     rate = rates[len(rates) // 2]
     return [Predicted(row, flops_per_gpu(row) / rate, 0.0, False) for row in asked]
@@ -110,7 +111,7 @@ def by_section(rows: Sequence[Measurement], method=predict) -> Figures:  # type:
 
 
 def by_halves(rows: Sequence[Measurement]) -> list[Figures]:
-    """Each of `REPEATS` random cuts, both ways."""
+    """Return the figures of `REPEATS` random cuts, each predicted both ways."""
     figures = []
     for seed in range(REPEATS):
         order = random.Random(seed).sample(list(rows), len(rows))
@@ -131,7 +132,7 @@ def average(figures: Sequence[Figures], *path: str) -> float:
 
 
 def search_seconds() -> tuple[float, float]:
-    """Seconds of the search for BLOOM on 48 nodes after start-up, and of the whole command."""
+    """Return the seconds of the search for BLOOM on 48 nodes after start-up, and of the whole command."""
     calibration = read_calibration(ROOT / "slurm/calibrations/jean-zay-a100.json")
     rows, _ = measurements_of(read_rows(ROOT / "benchmarks/rows/chronicle.csv")[1])
     base = next(row.setup for row in rows if row.name == "r747")
@@ -145,7 +146,7 @@ def search_seconds() -> tuple[float, float]:
 
 
 def tflops_error() -> tuple[float, float]:
-    """Largest p90 error of TFLOP/s recomputed from the measured seconds, in each convention."""
+    """Return the largest p90 error of TFLOP/s recomputed from the measured seconds, in each convention."""
     _, rows = read_rows(ROOT / "benchmarks/rows/chronicle.csv")
     calibration = read_calibration(ROOT / "slurm/calibrations/jean-zay-a100.json")
     priced = [predict_row(row, calibration).row for row in rows]
@@ -194,7 +195,7 @@ def table() -> Iterator[str]:
     )
     yield f"| search on 48 nodes after start-up; whole command, s | {inside:.2f}; {whole:.2f} | | 5 | 1 |"
     yield ""
-    yield "| beside it, on the same rows | s/step error mean, % | Kendall tau | times the error |"
+    yield "| compared on the same rows | s/step error mean, % | Kendall tau | times the error |"
     yield "|---|---|---|---|"
     mine = sections.time.mean or 1.0
     yield f"| bsl plan, sections left out | {mine:.1f} | {sections.ranking.tau:.2f} | 1 |"

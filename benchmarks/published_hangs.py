@@ -1,22 +1,22 @@
-"""Rebuilds the hangs of BLOOM's chronicles at their full size: as text of py-spy, and as bundles of `bsl spy`.
+"""Rebuilds the hangs of BLOOM's chronicles at full size, as py-spy text and as bundles of `bsl spy`.
 
     python benchmarks/published_hangs.py FOLDER
 
-Sources, all of bigscience-workshop/bigscience, train/tr11-176B-ml:
+Sources, all in bigscience-workshop/bigscience, train/tr11-176B-ml:
 - `prequel`: chronicles-prequel.md, "Hanging Issue": 40 nodes of 8 (tp8, pp10, dp4). On each node six processes have
   left `train_step` and two are in a broadcast. Both stacks are printed there.
 - `replica`: chronicles.md, 2022-04-30: 2 nodes of 8 (tp4, pp2, dp2), "4 + 1 + 3" and "4 + 4". All five stacks and all
   sixteen thread numbers are printed there.
-- `evaluation`: chronicles.md, 2022-05-18: 48 nodes of 8 (tp4, pp12, dp8). Printed are the innermost call of each
-  process of four kinds of nodes, and the whole stack of the one that waits for its data loader.
+- `evaluation`: chronicles.md, 2022-05-18: 48 nodes of 8 (tp4, pp12, dp8). The innermost call of each process on four
+  kinds of nodes is printed there, and the whole stack of the process that waits for its data loader.
 
-What the chronicles do not say is filled in so that all they say is true:
-- `prequel`: the two processes are those of tp5 and tp6 on every node. Nodes 0 and 1 were looked at; the others are
-  rebuilt alike, as "the same story on each node" has it.
+What the chronicles leave out is filled in consistently with everything they say:
+- `prequel`: the two processes are tp5 and tp6 on every node. The chronicle shows nodes 0 and 1; the others are rebuilt
+  in the same way, because it says "the same story on each node".
 - `evaluation`: the text names iam02, iam03, iam06, iam50 and iam52; the other 43 nodes are taken from iam01 to iam51.
-  Sixteen processes stand under iam52: its own eight, and those of a node whose heading is missing. The innermost
-  calls belong to the stacks of `replica`, with the lines of the one that is printed again (4 higher in engine.py).
-  The stack of `send` is nowhere printed; its line numbers are 0.
+  Sixteen processes are listed under iam52: its own eight, and those of a node whose heading is missing. The innermost
+  calls belong to the stacks of `replica`, with the line numbers of the one printed again (4 higher in engine.py).
+  The stack of `send` is not printed anywhere; its line numbers are 0.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ REPLICA_THREADS = (
 
 @dataclass(frozen=True, slots=True)
 class PublishedHang:
-    """A hang as a chronicle tells it: the nodes in the order of ranks, and where each rank stands."""
+    """A hang as a chronicle describes it: the nodes in rank order, and where each rank is."""
 
     name: str
     topology: Topology
@@ -137,14 +137,14 @@ class PublishedHang:
     threads: tuple[int, ...] = ()
 
     def thread(self, rank: int) -> int:
-        """The number of the rank's main thread."""
+        """Return the number of the rank's main thread."""
         return self.threads[rank] if self.threads else 835990 + rank
 
     def stack(self, rank: int) -> str:
         return self.stack_of(self.topology.coordinate(rank))
 
     def is_active(self, rank: int) -> bool:
-        """What py-spy says of the thread: in a call on the device it counts as active."""
+        """Return whether py-spy calls the thread active: it does so in a call on the device."""
         return "_try_get_data" not in self.stack(rank)
 
     def ranks_of(self, node: str) -> range:
@@ -165,7 +165,7 @@ def _replica(at: Coordinate) -> str:
 
 
 def _evaluation(at: Coordinate) -> str:
-    """Replica dp6 hangs at its last stage; the stages before cannot send; the others wait for the result."""
+    """Return a rank's stack: replica dp6 hangs at its last stage, earlier stages cannot send, the rest wait."""
     is_last, hangs = at.pp_rank == 11, at.dp_rank == 6
     if not hangs:
         return _redux(RESULT_REDUCE if is_last else RESULT_BROADCAST)
@@ -175,7 +175,7 @@ def _evaluation(at: Coordinate) -> str:
 
 
 def _redux(stack: str) -> str:
-    """A stack of 2022-04-30 at the lines of 2022-05-18, 4 below."""
+    """Return a stack of 2022-04-30 with the line numbers of 2022-05-18, which are 4 higher."""
     return re.sub(r"(pipe/engine\.py:)([1-9]\d*)", lambda found: f"{found[1]}{int(found[2]) + 4}", stack)
 
 
@@ -201,7 +201,7 @@ def frames_of(stack: str) -> Iterator[dict[str, object]]:
 
 
 def rank_document(hang: PublishedHang, rank: int) -> dict[str, object]:
-    """What a bundle says of a rank of which nothing is known but one stack."""
+    """Return a bundle's document for a rank known only from one stack."""
     thread = hang.thread(rank)
     stack = {
         "tid": thread,
@@ -215,7 +215,7 @@ def rank_document(hang: PublishedHang, rank: int) -> dict[str, object]:
 
 
 def text_of(hang: PublishedHang, node: str) -> str:
-    """What `py-spy dump` of the node's processes printed, one after the other."""
+    """Return the output of `py-spy dump` on each of the node's processes, in order."""
     parts = [
         f"Process {hang.thread(rank)}: python -u pretrain_gpt.py\nPython v3.8.12\n\n"
         f'Thread {hang.thread(rank)} ({"active" if hang.is_active(rank) else "idle"}): "MainThread"\n{hang.stack(rank)}'
@@ -225,7 +225,7 @@ def text_of(hang: PublishedHang, node: str) -> str:
 
 
 def write_bundle(hang: PublishedHang, folder: Path) -> None:
-    """The hang as a bundle of `bsl spy`."""
+    """Write the hang as a bundle of `bsl spy`."""
     (folder / "nodes").mkdir(parents=True, exist_ok=True)
     for node in hang.nodes:
         ranks = [rank_document(hang, rank) for rank in hang.ranks_of(node)]
@@ -236,7 +236,7 @@ def write_bundle(hang: PublishedHang, folder: Path) -> None:
 
 
 def write_text(hang: PublishedHang, folder: Path) -> None:
-    """The hang as the `trace-%N.out` files of the chronicle's srun."""
+    """Write the hang as the `trace-%N.out` files of the chronicle's srun command."""
     folder.mkdir(parents=True, exist_ok=True)
     for node in hang.nodes:
         (folder / f"trace-{node}.out").write_text(text_of(hang, node))
@@ -244,7 +244,7 @@ def write_text(hang: PublishedHang, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="gets NAME/ (a bundle) and NAME-text/ (py-spy's text) for each hang")
+    parser.add_argument("folder", type=Path, help="where to write NAME/ (a bundle) and NAME-text/ (py-spy text)")
     folder = parser.parse_args().folder
     for hang in HANGS:
         write_bundle(hang, folder / hang.name)

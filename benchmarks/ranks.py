@@ -1,4 +1,4 @@
-"""Ranks of `bsl train` on this machine, for the benchmarks that train: their data, their processes, their end."""
+"""Runs ranks of `bsl train` on this machine for benchmarks: makes their data, starts them, waits for their end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Process = subprocess.Popen[bytes]
 
 
 def prepare_corpus(prefix: Path, vocab_size: int) -> None:
-    """Make a dataset of this project's own source, unless it is there."""
+    """Make a dataset of this project's source code, unless it exists."""
     if not prefix.with_suffix(".idx").exists():
         arguments = ["data", "prepare", str(SOURCE), "--output", str(prefix), "--glob", "*.py"]
         command = [sys.executable, "-c", BSL, *arguments, "--vocab-size", str(vocab_size)]
@@ -49,7 +49,7 @@ def start_attempt(run: RunDir, config: RunConfig, num_ranks: int) -> tuple[Attem
 def start_ranks(
     num_ranks: int, module: Sequence[str], log_of: Callable[[int], Path], more: Mapping[str, str]
 ) -> list[Process]:
-    """Start `python -m MODULE ARGUMENTS...` as so many ranks, each with a log and with `more` in its environment."""
+    """Start `python -m MODULE ARGUMENTS...` as `num_ranks` ranks, each with a log and `more` in its environment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -64,7 +64,7 @@ def start_ranks(
 
 
 def require_success(processes: Sequence[Process], log: Path, timeout_s: float) -> None:
-    """Wait for all ranks; ends the benchmark with the end of `log` where one failed."""
+    """Wait for all ranks; if one failed, exit and show the end of `log`."""
     try:
         codes = [process.wait(timeout_s) for process in processes]
     finally:

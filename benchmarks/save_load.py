@@ -1,11 +1,11 @@
-"""Saves and loads a checkpoint of about a gigabyte, beside what the disk itself takes for the same bytes, in one run.
+"""Times saving and loading a checkpoint of about a gigabyte, and the disk itself with the same bytes, in one run.
 
     python benchmarks/save_load.py [--hidden 768] [--page docs/how-to/checkpoints.md]
 
-Two ranks (dp 2) train a GPT in bf16 for three steps, saving each, and resume. The disk's own time: the same files,
-written from memory and synced by as many threads as there were ranks; and read, dropped from the cache before. A save
-includes the digests of every file and tensor, the record, the rename and both pointers; a load includes AdamW's state,
-without the check by guards that follows. Medians of three saves and three loads.
+Two ranks (dp 2) train a GPT in bf16 for three steps, save each of them, and resume. For the disk's own time, as many
+threads as ranks write the same files from memory and sync them, then read them after they were dropped from the cache.
+A save includes the digests of every file and tensor, the record, the rename and both pointers. A load includes AdamW's
+state, but not the guards' check that follows. Figures are medians of three saves and three loads.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def save_seconds(attempt: AttemptDir) -> list[float]:
 
 
 def load_seconds(attempt: AttemptDir) -> float:
-    """From the beginning of the load of the engine's state to its end, on the slowest rank."""
+    """Return the seconds that loading the engine's state took on the slowest rank."""
     found = []
     for rank in range(RANKS):
         records = list(read_events(attempt.event_file(rank)))
@@ -81,7 +81,7 @@ def drop_from_cache(paths: Sequence[Path]) -> None:
 
 
 def timed(work: Callable[[Path], None], paths: Sequence[Path]) -> float:
-    """Seconds for all paths, by as many threads as there were ranks."""
+    """Return the seconds of `work` on all paths, with as many threads as there were ranks."""
     started = time.monotonic()
     with ThreadPoolExecutor(RANKS) as pool:
         list(pool.map(work, paths))
@@ -137,8 +137,8 @@ def measure(folder: Path, hidden: int) -> str:
     lines = [
         "## What a save and a load cost",
         "",
-        f"A checkpoint of {num_bytes / 2**20:.0f} MiB in {len(files)} files, two ranks, on one disk, measured by",
-        "`python benchmarks/save_load.py --page docs/how-to/checkpoints.md`. A save reads every file once more for its",
+        f"Two ranks saved and loaded a checkpoint of {num_bytes / 2**20:.0f} MiB in {len(files)} files on one disk, in",
+        "`python benchmarks/save_load.py --page docs/how-to/checkpoints.md`. A save reads every file again for its",
         "digest; a load copies what it has read into masters, moments and weights.",
         "",
         "| | seconds | the disk's own | seconds | ratio |",
@@ -151,7 +151,7 @@ def measure(folder: Path, hidden: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=int, default=768, help="hidden size; the checkpoint grows with its square")
-    parser.add_argument("--page", type=Path, help="put the table between its marks in this page")
+    parser.add_argument("--page", type=Path, help="write the table into this page, between its marks")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="save-load-", dir=os.environ.get("TMPDIR")))
     try:

@@ -1,12 +1,12 @@
-"""The analysis alone: `bsl spy --bundle` beside torchfrtrace, on the recorded collectives of 384 ranks.
+"""Times the analysis alone: `bsl spy --bundle` and torchfrtrace on the recorded collectives of 384 ranks.
 
     python benchmarks/spy_analysis.py [--topology tp=4,pp=12,dp=8] [--ring 2000] [--rounds 3] [--output FILE]
 
-Writes a synthetic job in which one rank left out one collective (see spy_synthetic.py) three times: as pickles of
-torch's flight recorder, which both tools read, and as a bundle of `bsl spy`, with the same collectives and the stacks.
-Each tool runs as a command, from start to end, in turn. torchfrtrace gets the table of groups without which it crashes
-on gloo. Writes a table in Markdown; ends with 1 where a goal is missed: the bundle within 2 s of CPU (what else the
-machine does matters little to that), the right rank named.
+Writes a synthetic job in which one rank left out one collective (see spy_synthetic.py) twice: as pickles of torch's
+flight recorder, which both tools read, and as a bundle of `bsl spy`, with the same collectives and the stacks. The
+tools run in turn, each as a whole command. torchfrtrace gets the table of groups without which it crashes on gloo.
+Writes a table in Markdown. Exits with 1 if a goal is missed: at most 2 s of CPU for the bundle (CPU time depends little
+on other load), and the right rank named.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ TIMEOUT_S = 900
 BSL = [sys.executable, "-m", "bigsci_launch", "spy", "--json", "--bundle"]
 TORCH = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
 CALL_S = 0.02
-"""Between two collectives of a rank, in the times that the entries bear."""
+"""Time between two collectives of a rank, in the timestamps of the entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One run of a tool: seconds on the clock and of CPU, and whether it named the culprit and nobody else."""
+    """One run of a tool: wall and CPU seconds, and whether it named the culprit and nobody else."""
 
     seconds: float
     cpu_s: float
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="The analysis of recorded collectives beside torchfrtrace.")
+    parser = argparse.ArgumentParser(description="Times the analysis of recorded collectives against torchfrtrace.")
     parser.add_argument("--topology", default="tp=4,pp=12,dp=8")
     parser.add_argument("--ring", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
@@ -92,7 +92,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def dump_of(job: SyntheticJob, rank: int) -> dict[str, Any]:
-    """The recorder of `rank` as torch pickles it, with the table of groups that gloo leaves out."""
+    """Return the recorder of `rank` as torch pickles it, with the table of groups that gloo leaves out."""
     recorder = job.recorder(rank)
     groups = {"0": tuple(range(job.topology.world_size)), **job.groups(rank)}
     numbers = dict(recorder["last_sequence"])
@@ -140,7 +140,7 @@ def dump_of(job: SyntheticJob, rank: int) -> dict[str, Any]:
 
 
 def eval_sizes(text: str) -> list[list[int]]:
-    """`[[2, 64]]` as lists."""
+    """Parse sizes such as `[[2, 64]]` into lists."""
     return [[int(size) for size in re.findall(r"\d+", text)]]
 
 
@@ -155,7 +155,7 @@ def ask(argv: Sequence[str], job: SyntheticJob) -> Answer:
 
 
 def first_words(text: str) -> str:
-    """The first finding in the output of either tool."""
+    """Return the first finding in the output of either tool."""
     claim = re.search(r'"claim": "([^"]*)"', text)
     if claim:
         return claim[1]
@@ -164,13 +164,13 @@ def first_words(text: str) -> str:
 
 
 def is_right(says: str, culprit: int) -> bool:
-    """Whether the finding names the culprit and no other rank first."""
+    """Return whether the finding names the culprit and no other rank before it."""
     found = re.match(rf"rank {culprit}\b|missing ranks: \{{{culprit}\}}", says)
     return found is not None
 
 
 def time_engine(job: SyntheticJob) -> float:
-    """Seconds of the engine alone, on evidence in memory, the first time in its process."""
+    """Return the seconds of the engine alone, on evidence in memory, in its first run in this process."""
     pid = os.fork()
     if pid == 0:
         evidence = job.bundle().evidence()
@@ -185,8 +185,8 @@ def size_of(folder: Path) -> int:
 
 
 def table(job: SyntheticJob, answers: Mapping[str, Sequence[Answer]], sizes: Mapping[str, int], engine_s: float) -> str:
-    """The result in Markdown."""
-    lines = ["| | median s | fastest s | CPU s | right | its first words |", "|---|---|---|---|---|---|"]
+    """Return the result in Markdown."""
+    lines = ["| | median s | fastest s | CPU s | right | first words |", "|---|---|---|---|---|---|"]
     for tool, found in answers.items():
         seconds = [answer.seconds for answer in found]
         cpu_s = statistics.median(answer.cpu_s for answer in found)

@@ -1,12 +1,12 @@
-"""How the analysis grows: its CPU time, and what a person gets to read, at 384, 4,096 and 32,768 ranks.
+"""Measures how the analysis grows: CPU time and length of the report at 384, 4,096 and 32,768 ranks.
 
     python benchmarks/spy_growth.py [--ring 2000] [--sizes 384,4096,32768] [--output FILE]
 
-Synthetic jobs (see spy_synthetic.py), each in a process of its own: a rank that left out a collective, with recorders
-of `--ring` collectives each and without any, and a rank that waits for its data loader. CPU seconds are given, so that
-what else the machine does matters little: from the parsed documents of a bundle to the evidence, to the verdict, and to
-the report in 80 columns. Writes a table in Markdown; ends with 1 where a report has more than 40 lines or is wider than
-80 columns, or where a rank costs more than three times as much in the largest job as in the smallest.
+It analyses synthetic jobs (see spy_synthetic.py), each in a separate process: a rank that left out a collective, with
+recorders of `--ring` collectives each and with none, and a rank that waits for its data loader. Times are CPU seconds,
+which depend little on other load: from the parsed documents of a bundle to the evidence, to the verdict, and to the
+report in 80 columns. Writes a table in Markdown. Exits with 1 if a report has more than 40 lines or 80 columns, or if a
+rank costs more than three times as much in the largest job as in the smallest.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="How the analysis of bsl spy grows with the number of ranks.")
+    parser = argparse.ArgumentParser(description="Measures how the analysis of bsl spy grows with the number of ranks.")
     parser.add_argument("--ring", type=int, default=2000)
     parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")], default=list(TOPOLOGIES))
-    parser.add_argument("--one", choices=JOBS, help="Measure one job here, for the process that does so.")
+    parser.add_argument("--one", choices=JOBS, help="Measure one job in this process (for internal use).")
     parser.add_argument("--output", type=Path)
     return parser.parse_args()
 
 
 def run_one(job: str, size: int, ring: int) -> Row:
-    """Measure in a fresh process, so that nothing is warm and memory is its own."""
+    """Measure in a new process, so that nothing is warm and the memory is only this job's."""
     argv = [sys.executable, __file__, "--one", job, "--sizes", str(size), "--ring", str(ring)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -70,7 +70,7 @@ def run_one(job: str, size: int, ring: int) -> Row:
 
 
 def measure(job: str, topology: Topology, ring: int) -> Row:
-    """CPU seconds of each part of the analysis of one job, and what comes out of it."""
+    """Return the CPU seconds of each part of the analysis of one job, and its results."""
     culprit = topology.world_size // 2 + topology.tp + 1
     cause = "loader" if "loader" in job else "skip"
     made = SyntheticJob(topology, culprit, cause, ring if "recorded" in job else 0)  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ def is_readable(rows: list[Row]) -> bool:
 
 
 def is_near_linear(rows: list[Row]) -> bool:
-    """Whether a rank of the largest job costs at most three times as much as one of the smallest."""
+    """Return whether a rank of the largest job costs at most three times as much as one of the smallest."""
     for job in JOBS:
         costs = [sum(row["seconds"]) / row["ranks"] for row in rows if row["job"] == job]
         if costs[-1] > GROWTH * costs[0]:
@@ -109,9 +109,9 @@ def is_near_linear(rows: list[Row]) -> bool:
 
 
 def table(rows: list[Row], ring: int) -> str:
-    """The result in Markdown."""
+    """Return the result in Markdown."""
     lines = [
-        "| job | ranks | evidence s | verdict s | report s | ms a rank | lines x columns | JSON | memory | verdict |",
+        "| job | ranks | evidence s | verdict s | report s | ms per rank | lines x columns | JSON | memory | verdict |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     for row in rows:

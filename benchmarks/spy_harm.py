@@ -1,12 +1,11 @@
-"""What it costs a healthy job to be looked at, and that no process is left stopped, also when `bsl spy` is killed.
+"""Measures what `bsl spy` costs a healthy job, and checks that it leaves no process stopped, even if it is killed.
 
     python benchmarks/spy_harm.py [--ranks 8] [--windows 6] [--window-s 10] [--kills 20] [--seed 1] [--output FILE]
 
-Eight gloo ranks train a small model on this machine, and rank 0 notes the time of every step. Windows of time take
-turns: in every other one `bsl spy` looks again and again, one look after the other, on the same cores. Then it is
-killed with SIGKILL at random moments of its look. In the end every thread of every rank must run as before: none
-stopped, none traced, steps going on, nothing of `bsl spy` left behind. Writes a table in Markdown; ends with 1 where a
-process was harmed.
+Eight gloo ranks train a small model on this machine, and rank 0 records the time of every step. In every other time
+window, `bsl spy` looks at the job repeatedly, on the same cores. Then it is killed with SIGKILL at random moments of a
+look. At the end every thread of every rank must run as before: none stopped or traced, steps continue, and nothing of
+`bsl spy` is left behind. Writes a table in Markdown, and exits with 1 if a process was harmed.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from pathlib import Path
 from bigsci_launch.procfs import read_process
 
 START_S, LEFT_BEHIND_S = 240, 40
-UNHARMED = "no thread stopped or traced, nothing left behind, and the steps go on"
+UNHARMED = "no thread is stopped or traced, nothing is left behind, and the steps continue"
 LAUNCHER = """
 import os, subprocess, sys
 ranks = int(sys.argv[1])
@@ -56,7 +55,7 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Steps per second of the job in one stretch of time, and the looks that fell into it."""
+    """Steps per second of the job in one time window, and the looks during it."""
 
     is_watched: bool
     steps_per_s: float
@@ -89,7 +88,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="What bsl spy does to a healthy job.")
+    parser = argparse.ArgumentParser(description="Measures what bsl spy does to a healthy job.")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--windows", type=int, default=6)
     parser.add_argument("--window-s", type=float, default=10.0)
@@ -101,7 +100,7 @@ def parse_arguments() -> argparse.Namespace:
 
 @contextmanager
 def healthy_job(folder: Path, ranks: int) -> Iterator[int]:
-    """The pid of a launcher whose children train."""
+    """Start a launcher whose children train, and yield its pid."""
     (folder / "launcher.py").write_text(LAUNCHER)
     (folder / "rank.py").write_text(RANK)
     argv = [sys.executable, str(folder / "launcher.py"), str(ranks), str(20_000 + os.getpid() % 20_000)]
@@ -114,15 +113,15 @@ def healthy_job(folder: Path, ranks: int) -> Iterator[int]:
 
 
 def wait_for_steps(path: Path, count: int, limit_s: float) -> None:
-    """Until so many steps were made.
+    """Wait until the job has made `count` steps.
 
     Raises:
-        SystemExit: they were not made in time.
+        SystemExit: it did not make them within `limit_s`.
     """
     end = time.monotonic() + limit_s
     while count_lines(path) < count:
         if time.monotonic() > end:
-            sys.exit("the job makes no steps")
+            sys.exit("the job makes no progress")
         time.sleep(0.2)
 
 
@@ -131,7 +130,7 @@ def count_lines(path: Path) -> int:
 
 
 def watch(launcher: int, folder: Path, steps: Path, window_s: float, is_watched: bool) -> Window:
-    """One window of time, with looks or without."""
+    """Measure one time window, with or without looks."""
     began, before, num_looks = time.monotonic(), count_lines(steps), 0
     while time.monotonic() < began + window_s:
         if is_watched:
@@ -150,7 +149,7 @@ def look(launcher: int, folder: Path) -> list[str]:
 
 
 def kill_a_look(launcher: int, folder: Path, after_s: float) -> None:
-    """SIGKILL for `bsl spy`, somewhere in its look; what it had started is on its own."""
+    """Kill `bsl spy` with SIGKILL during a look; the processes it started must end on their own."""
     process = subprocess.Popen(look(launcher, folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     time.sleep(after_s)
     process.kill()
@@ -158,7 +157,7 @@ def kill_a_look(launcher: int, folder: Path, after_s: float) -> None:
 
 
 def harmed_processes(launcher: int) -> list[str]:
-    """Threads of the job that are stopped or traced."""
+    """Return the threads of the job that are stopped or traced."""
     found = []
     for pid in children_of(launcher):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -174,7 +173,7 @@ def children_of(launcher: int) -> list[int]:
 
 
 def left_behind(folder: Path) -> list[str]:
-    """Processes of this session other than the job that still run once every time limit of a look is over."""
+    """Return the processes of looks that still run after every time limit of a look has passed."""
     end = time.monotonic() + LEFT_BEHIND_S
     while (orphans := our_orphans()) and time.monotonic() < end:
         time.sleep(0.5)
@@ -182,7 +181,7 @@ def left_behind(folder: Path) -> list[str]:
 
 
 def our_orphans() -> list[int]:
-    """Processes that a killed look left: they bear our mark in their environment and have another parent than we."""
+    """Return the orphans of killed looks: processes with our mark in their environment, adopted by init."""
     found = []
     for process in Path("/proc").iterdir():
         try:
@@ -196,22 +195,22 @@ def our_orphans() -> list[int]:
 
 
 def table(options: argparse.Namespace, windows: list[Window], cpu_s: float, harmed: list[str]) -> str:
-    """The result in Markdown."""
+    """Return the result in Markdown."""
     alone = [window.steps_per_s for window in windows if not window.is_watched]
     watched = [window.steps_per_s for window in windows if window.is_watched]
     num_looks = sum(window.num_looks for window in windows)
     slower = 1 - statistics.median(watched) / statistics.median(alone)
     lines = [
-        f"{options.ranks} gloo ranks that train on {os.cpu_count()} cores (load {os.getloadavg()[0]:.1f}), windows of "
-        f"{options.window_s:g} s in turn:",
+        f"{options.ranks} gloo ranks train on {os.cpu_count()} cores (load {os.getloadavg()[0]:.1f}), in alternating "
+        f"windows of {options.window_s:g} s:",
         "",
         "| | steps per second, median | each window |",
         "|---|---:|---|",
         f"| alone | {statistics.median(alone):.2f} | {', '.join(f'{each:.2f}' for each in alone)} |",
-        f"| `bsl spy`, look after look | {statistics.median(watched):.2f} "
+        f"| `bsl spy`, continuously | {statistics.median(watched):.2f} "
         f"| {', '.join(f'{each:.2f}' for each in watched)} |",
         "",
-        f"{slower:.0%} slower while {num_looks} looks share its cores, {cpu_s:.2f} s of CPU each.",
+        f"The job is {slower:.0%} slower while {num_looks} looks share its cores; each takes {cpu_s:.2f} s of CPU.",
         f"{options.kills} looks killed with SIGKILL at random moments: {'; '.join(harmed) or UNHARMED}.",
     ]
     return "\n".join(lines)

@@ -1,15 +1,15 @@
-"""384 real processes on a real Slurm of 48 nodes: `bsl spy` beside the one-line `srun ... py-spy dump`, in one run.
+"""Times `bsl spy` and the one-line `srun ... py-spy dump` on 384 real processes and 48 nodes of a real Slurm.
 
     python benchmarks/spy_scale.py [--nodes 48] [--ranks-per-node 8] [--rounds 3] [--output FILE]
 
-Starts a mini cluster (root, and the distribution's Slurm packages), submits a plain batch job of Python processes of
-which one hangs elsewhere, then lets all look at it in turn, so that a busy machine treats them alike.
+Starts a mini cluster (this needs root and the distribution's Slurm packages) and submits a plain batch job of Python
+processes, one of which hangs in another place. The tools look at it in turn, so that load affects them alike.
 
 The one-liner is that of BLOOM's chronicle, `srun --jobid ... sh -c '... | xargs -I {} py-spy dump --native --pid {}'`,
-with `--overlap`, and with the pids from `scontrol listpids` in place of `ps aux | grep python`: on a mini cluster of
-one host ps sees the processes of all nodes. A second one leaves out `--native`. Both dump each process once and pause
-it for that; `bsl spy` looks twice, a second apart, and ends with a verdict. Writes a table in Markdown. Goal: not
-slower than the chronicle's.
+with `--overlap`, and with pids from `scontrol listpids` instead of `ps aux | grep python`: all nodes of a mini cluster
+are on one host, where ps shows the processes of all of them. A second variant leaves out `--native`. Both pause and
+dump each process once; `bsl spy` looks twice, a second apart, and ends with a verdict. Writes a table in Markdown. The
+goal is to be no slower than the chronicle's one-liner.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CHRONICLE, LEAN, OURS = "chronicle's one-liner", "without --native", "bsl spy"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at the job: seconds on the clock, processes whose stacks were read, lines that a person gets to read."""
+    """One look at the job: wall seconds, processes whose stacks were read, lines of output."""
 
     seconds: float
     num_stacks: int
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="bsl spy beside srun and py-spy on many nodes.")
+    parser = argparse.ArgumentParser(description="Times bsl spy against srun and py-spy on many nodes.")
     parser.add_argument("--nodes", type=int, default=48)
     parser.add_argument("--ranks-per-node", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
@@ -92,7 +92,7 @@ def parse_arguments() -> argparse.Namespace:
 
 @contextmanager
 def mini_cluster(directory: Path, options: argparse.Namespace) -> Iterator[None]:
-    """A Slurm of many nodes on this machine, for the commands that are started meanwhile."""
+    """Run a Slurm of many nodes on this machine while the `with` block runs commands."""
     os.environ |= {"BSL_CLUSTER_DIR": str(directory), "SLURM_CONF": str(directory / "slurm.conf")}
     sizes = ["--nodes", str(options.nodes), "--gpus-per-node", str(options.ranks_per_node)]
     try:
@@ -104,7 +104,7 @@ def mini_cluster(directory: Path, options: argparse.Namespace) -> Iterator[None]
 
 @contextmanager
 def hung_job(folder: Path, options: argparse.Namespace, odd: int) -> Iterator[str]:
-    """A plain batch job whose ranks are all where they will stay; the job's id."""
+    """Run a plain batch job; yield its id once all ranks have reached the place where they stay."""
     (folder / "program.py").write_text(PROGRAM.format(odd=odd, folder=folder))
     (folder / "job.sh").write_text(f"#!/bin/sh\nsrun {sys.executable} -I -S {folder}/program.py\n")
     sizes = [f"--nodes={options.nodes}", f"--ntasks-per-node={options.ranks_per_node}"]
@@ -123,7 +123,7 @@ def hung_job(folder: Path, options: argparse.Namespace, odd: int) -> Iterator[st
 
 
 def one_liner(job: str, nodes: int, folder: Path, native: str) -> Look:
-    """What the chronicle did by hand."""
+    """Look as the chronicle did by hand."""
     folder.mkdir()
     py_spy = Path(sys.executable).parent / "py-spy"
     began = time.monotonic()
@@ -136,7 +136,7 @@ def one_liner(job: str, nodes: int, folder: Path, native: str) -> Look:
 
 
 def bsl_spy(job: str, folder: Path) -> Look:
-    """The same question to bsl, end to end: from the shell to the report and the stored evidence."""
+    """Look with bsl, end to end: from the shell to the report and the stored evidence."""
     began = time.monotonic()
     report = run([*BSL, "spy", "--jobid", job, "--output", str(folder)])
     seconds = time.monotonic() - began
@@ -145,7 +145,7 @@ def bsl_spy(job: str, folder: Path) -> Look:
 
 
 def table(options: argparse.Namespace, looks: dict[str, list[Look]], claim: str, is_right: bool) -> str:
-    """The result in Markdown."""
+    """Return the result in Markdown."""
     lines = [
         "| | median s | fastest s | stacks read | lines to read |",
         "|---|---|---|---|---|",
@@ -168,7 +168,7 @@ def table(options: argparse.Namespace, looks: dict[str, list[Look]], claim: str,
 
 
 def ratio(looks: dict[str, list[Look]], peer: str) -> float:
-    """Median time of `bsl spy` over that of `peer`."""
+    """Return the median time of `bsl spy` divided by that of `peer`."""
     return median(looks[OURS]) / median(looks[peer])
 
 
@@ -177,7 +177,7 @@ def median(looks: list[Look]) -> float:
 
 
 def run(argv: list[str]) -> str:
-    """Run a command to its end; its output. Ends the benchmark where it fails."""
+    """Run a command and return its output; exit if it fails."""
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(argv[:4])} ...: exit {done.returncode}: {done.stderr[-500:]}")

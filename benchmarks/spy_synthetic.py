@@ -1,12 +1,12 @@
-"""A hung job of any size as the bundle that `bsl spy` would have collected of it, for benchmarks and tests.
+"""Makes a hung job of any size, as the bundle that `bsl spy` would collect from it, for benchmarks and tests.
 
 The schedule is that of pipeline training: micro batches with collectives in tensor-parallel groups, then a reduction
-over the replicas, then the norm over all ranks. One rank does not do as its schedule says:
+over the replicas, then the norm over all ranks. One rank departs from its schedule:
 
 - `skip`: it leaves out the last collective of its tensor-parallel group, as recorders and stacks show;
-- `loader`: it waits for its data loader; nothing was recorded, so stacks and /proc are all there is.
+- `loader`: it waits for its data loader; nothing was recorded, so the only evidence is stacks and /proc.
 
-Stacks are those of `bsl train` under DeepSpeed's pipeline engine, without the frames above the training loop.
+The stacks are those of `bsl train` under DeepSpeed's pipeline engine, without the frames above the training loop.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _TOKENS = (("[[2, 64, 64]]", "['BFloat16']"), ("[[2, 64]]", "['Float']"), ("[[2,
 
 @dataclass(frozen=True)
 class SyntheticJob:
-    """`culprit` hangs the job in the way of `cause`; recorders hold `ring` entries, 0 for none."""
+    """A job that `culprit` hangs in the way of `cause`; recorders hold `ring` entries, 0 for none."""
 
     topology: Topology
     culprit: int
@@ -86,24 +86,24 @@ class SyntheticJob:
 
     @cached_property
     def at(self) -> Coordinate:
-        """Where the culprit stands."""
+        """The coordinate of the culprit."""
         return self.topology.coordinate(self.culprit)
 
     def place(self, rank: int) -> Place:
-        """Where `rank` waits once nothing moves any more."""
+        """Return where `rank` waits once nothing moves any longer."""
         here, at = self.topology.coordinate(rank), self.at
         if rank == self.culprit:
             return "world" if self.cause == "skip" else "loader"
         if here.pp_rank > at.pp_rank:
             return "world"
         if here.dp_rank != at.dp_rank:
-            # Replicas wait for those of the same stage and tensor rank that have not come to reduce.
+            # Replicas wait for the ranks of the same stage and tp rank that have not reached the reduction.
             is_passed = self.cause == "skip" and here.pp_rank == at.pp_rank and here.tp_rank == at.tp_rank
             return "world" if is_passed else "dp"
         return "tp" if here.pp_rank == at.pp_rank else "receive"
 
     def bundle(self) -> Bundle:
-        """The whole bundle."""
+        """Return the whole bundle."""
         nodes = tuple(self.node(number) for number in range(-(-self.topology.world_size // self.ranks_per_node)))
         collection = {
             "job": "1234",
@@ -116,7 +116,7 @@ class SyntheticJob:
         return Bundle(collection, nodes)
 
     def node(self, number: int) -> Document:
-        """What the agent of one node says."""
+        """Return the document that the agent of one node writes."""
         first = number * self.ranks_per_node
         ranks = range(first, min(first + self.ranks_per_node, self.topology.world_size))
         return {
@@ -127,7 +127,7 @@ class SyntheticJob:
         }
 
     def rank(self, rank: int) -> Document:
-        """What the agent says of one rank: two samples between which nothing moved."""
+        """Return the agent's document for one rank: two samples, with no movement between them."""
         pid = 10_000 + rank % 30_000
         place = self.place(rank)
         safe: Document = {
@@ -149,18 +149,18 @@ class SyntheticJob:
         return {"rank": rank, "pid": pid, "step": "0", "world_size": self.topology.world_size, "samples": [first, last]}
 
     def groups(self, rank: int) -> dict[str, tuple[int, ...]]:
-        """torch's names of the rank's groups, and who belongs to them; numbers as if made axis by axis."""
+        """Return the rank's groups by torch's name, with their members; numbered as if created axis by axis."""
         here, sizes = self.topology.coordinate(rank), self.topology
         tp = 1 + here.pp_rank * sizes.dp + here.dp_rank
         dp = 1 + sizes.pp * sizes.dp + here.pp_rank * sizes.tp + here.tp_rank
         return {str(tp): sizes.group("tp", rank), str(dp): sizes.group("dp", rank)}
 
     def num_steps(self) -> int:
-        """So many steps that the ring is full."""
+        """The number of steps that fill the ring."""
         return max(4, self.ring // (MICRO_BATCHES * PER_MICRO_BATCH + 2) + 2)
 
     def calls(self, rank: int) -> Iterator[int]:
-        """The collectives of `rank` from its first step on, as indices: 0 to 2 tensor-parallel, 3 data-, 4 world."""
+        """Yield the collectives of `rank` from its first step on, as indices: 0 to 2 tp, 3 dp, 4 all ranks."""
         in_micro_batches = [index % 3 for index in range(PER_MICRO_BATCH)] * MICRO_BATCHES
         for _ in range(self.num_steps() - 1):
             yield from (*in_micro_batches, 3, 4)
@@ -174,7 +174,7 @@ class SyntheticJob:
         yield from {"tp": (), "dp": (3,), "world": (3, 4)}.get(place, ())
 
     def recorder(self, rank: int) -> Document:
-        """The recorder of `rank` as the node agent writes it."""
+        """Return the recorder of `rank` as the node agent writes it."""
         tp, dp = self.groups(rank)
         calls = list(self.calls(rank))
         tokens = [[tp, "undefined", "all_reduce", *token] for token in _TOKENS]
@@ -191,13 +191,13 @@ class SyntheticJob:
         }
 
     def recorded_frames(self, call: int) -> list[dict[str, Any]]:
-        """From where a rank issued a collective, as the recorder writes it."""
+        """Return the frames from which a rank issued a collective, as the recorder writes them."""
         places: tuple[Place, ...] = ("tp", "tp", "tp", "dp", "world")
         frames = (*_STACKS[places[call]], *_LOOP)
         return [{"name": function, "filename": file, "line": line} for function, file, line in frames]
 
     def last_sequence(self, rank: int) -> dict[str, int]:
-        """The newest number in each group."""
+        """Return the newest sequence number in each group."""
         tp, dp = self.groups(rank)
         names = {0: tp, 1: tp, 2: tp, 3: dp, 4: "0"}
         found = {tp: 0, dp: 0, "0": 0}

@@ -1,10 +1,11 @@
-"""Goes on at other topologies from one checkpoint, converted: how far the losses are from a run that stayed.
+"""Resumes one checkpoint at other topologies, and measures how far the losses are from those of an unchanged run.
 
     python benchmarks/topology_change.py [--page docs/how-to/checkpoints.md]
 
-Eight ranks (tp 2, pp 2, dp 2) train a tiny GPT and save after step 3; the same run goes on to 13. The checkpoint is
-converted, five steps are trained there, and what that has saved is converted back and trained for five more. Losses and
-gradient norms are compared step by step; `bsl diff-weights` compares every converted checkpoint with its original.
+Eight ranks (tp 2, pp 2, dp 2) train a tiny GPT and save after step 3; the same run continues to step 13. The checkpoint
+is converted and trained for five steps at the other topology; then the result is converted back and trained for five
+more. Losses and gradient norms are compared step by step, and `bsl diff-weights` compares every converted checkpoint
+with its original.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ BEGIN, END = "<!-- topologies -->", "<!-- /topologies -->"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The largest relative differences of five steps, and whether every bit was kept by the conversion."""
+    """The largest relative differences in five steps, and whether the conversion kept every bit."""
 
     precision: str
     before: Topology
@@ -75,7 +76,7 @@ def make_config(prefix: Path, topology: Topology, precision: str, steps: int) ->
 
 
 def train(run: RunDir, prefix: Path, topology: Topology, precision: str, steps: int) -> dict[int, dict[str, Any]]:
-    """Train `steps` steps, from the run's newest checkpoint if it has one; the records of the steps."""
+    """Train `steps` steps, from the run's newest checkpoint if it has one, and return the records of the steps."""
     config = make_config(prefix, topology, precision, steps)
     attempt, processes = start_attempt(run, config, topology.world_size)
     require_success(processes, attempt.log_file(0), LIMIT_S)
@@ -84,7 +85,7 @@ def train(run: RunDir, prefix: Path, topology: Topology, precision: str, steps: 
 
 
 def convert(run: RunDir, out: RunDir, topology: Topology) -> bool:
-    """Convert the newest checkpoint of `run`; whether `bsl diff-weights` finds every bit again."""
+    """Convert the newest checkpoint of `run`; return whether `bsl diff-weights` finds the same bits."""
     folder = CheckpointsDir(run.checkpoints).folder(CheckpointsDir(run.checkpoints).latest.read_text())
     sizes = ["--tp", str(topology.tp), "--pp", str(topology.pp), "--dp", str(topology.dp)]
     call("checkpoint", "convert", str(folder), *sizes, "-o", str(out.checkpoints))
@@ -100,7 +101,7 @@ def call(*arguments: str) -> None:
 
 
 def largest(key: str, found: dict[int, dict[str, Any]], expected: dict[int, dict[str, Any]]) -> float:
-    """The largest relative difference of what both have of a step."""
+    """Return the largest relative difference of `key` in the steps of both runs."""
     return max(abs(record[key] / expected[step][key] - 1) for step, record in found.items())
 
 
@@ -147,7 +148,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, help="put the table between its marks in this page")
+    parser.add_argument("--page", type=Path, help="write the table into this page, between its marks")
     arguments = parser.parse_args()
     rows = []
     for precision in ("fp32", "bf16"):
@@ -157,7 +158,7 @@ def main() -> None:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     text = (
-        f"Largest relative differences from the run that stayed at {HOME}, measured by "
+        f"The largest relative differences from a run that stays at {HOME}, measured by "
         f"`python benchmarks/topology_change.py --page docs/how-to/checkpoints.md`:\n\n{table(rows)}"
     )
     print(text)
