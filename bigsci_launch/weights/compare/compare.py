@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING
 
 from bigsci_launch.errors import BslError, CheckpointError
 from bigsci_launch.progress import Progress, no_progress
-from bigsci_launch.weights.compare.comparison import Comparison, Difference, Kind, Selection, names_text
+from bigsci_launch.weights.compare.comparison import Comparison, Difference, DifferenceKind, Selection, names_text
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
-from bigsci_launch.weights.files.sources import Model, OptimizerGroup, Unreadable, Weights
+from bigsci_launch.weights.files.sources import CheckpointMetadata, OptimizerGroup, Unreadable, Weights
 from bigsci_launch.weights.files.tensors import Place, StoredTensor, TensorPair, UnreadableFile
 from bigsci_launch.weights.match.copies import is_copied, tied_pairs, tp_pairs
 from bigsci_launch.weights.match.logical import join_dp
-from bigsci_launch.weights.match.pairing import Bundle, pair_weights
+from bigsci_launch.weights.match.pairing import PairBatch, pair_weights
 from bigsci_launch.weights.match.replicas import Hints
 
 if TYPE_CHECKING:
     from bigsci_launch.weights.compare.statistics import Statistics
 
 EVERYTHING = Selection()
-# Bytes that one task compares, so that many small tensors cost no more than a large one.
-BATCH_BYTES = 16 << 20
-# Bundles of files that are open at a time.
+# Bytes that one call of a thread compares, so that many small tensors cost no more than a large one.
+PORTION_BYTES = 16 << 20
+# Batches whose files are open at a time.
 MAX_AHEAD = 4
 
 
@@ -76,17 +76,17 @@ def compare_weights(
     tally = _Tally(unreadable=[*a.broken, *b.broken])
     files = FilePool()
     threads = min(4, os.cpu_count() or 1)
-    hints = Hints.of_model(a.model)
+    hints = Hints.of_metadata(a.metadata)
     with ThreadPoolExecutor(threads) as pool:
         pairing = pair_weights(a, b)
-        for done, (bundle, compared) in enumerate(_ahead(pairing.bundles, selection, files, pool)):
-            _note(bundle, selection, tally)
+        for done, (batch, compared) in enumerate(_ahead(pairing.batches, selection, files, pool)):
+            _note(batch, selection, tally)
             for outcome in compared:
                 _settle(outcome, tolerance, tally, files)
                 tally.copies += (one for one in outcome.pair[:1] if one and is_copied(one, hints))
-            if bundle.owns_files:
-                _close(bundle, files)
-            report_progress(done + 1, bundle.title)
+            if batch.owns_files:
+                _close(batch, files)
+            report_progress(done + 1, batch.title)
     files.close_all()
     _require_something(a, b, tally)
     return Comparison(
@@ -101,9 +101,9 @@ def compare_weights(
         groups_a=tally.groups_a,
         groups_b=tally.groups_b,
         notes=(*pairing.notes, *_precision_notes(tally)),
-        steps=(a.model.global_steps, b.model.global_steps),
+        steps=(a.metadata.global_steps, b.metadata.global_steps),
         is_printed=bool(tally.printed),
-        apart=_names_apart(tally.copies, a.model, hints),
+        apart=_names_apart(tally.copies, a.metadata, hints),
     )
 
 
@@ -114,9 +114,9 @@ def _all_places(tally: _Tally) -> dict[str, frozenset[Place]]:
     return {name: frozenset(places) for name, places in tally.places.items()}
 
 
-def _names_apart(copies: Sequence[StoredTensor], model: Model, hints: Hints) -> frozenset[str]:
+def _names_apart(copies: Sequence[StoredTensor], metadata: CheckpointMetadata, hints: Hints) -> frozenset[str]:
     """Parameters of one side whose tied copies, or replicas over tp, are not equal to the bit."""
-    held = join_dp(copies, model)
+    held = join_dp(copies, metadata)
     files = FilePool(MANY_FILES)
     pairs = [*tied_pairs(held), *tp_pairs(held, hints)]
     names = frozenset(pair.other.name for pair in pairs if not is_equal((pair.first, pair.other), files))
@@ -147,21 +147,21 @@ def _require_something(a: Weights, b: Weights, tally: _Tally) -> None:
 
 
 def _ahead(
-    found: Iterable[Bundle], selection: Selection, files: FilePool, pool: ThreadPoolExecutor
-) -> Iterator[tuple[Bundle, list[_Compared]]]:
-    """Bundles in order with their outcomes, while the threads compare those that follow."""
-    waiting: deque[tuple[Bundle, list[Future[list[_Compared]]]]] = deque()
-    for bundle in found:
-        tensors = ((pair, _either(pair)) for pair in bundle.pairs)
+    found: Iterable[PairBatch], selection: Selection, files: FilePool, pool: ThreadPoolExecutor
+) -> Iterator[tuple[PairBatch, list[_Compared]]]:
+    """Batches in order with their outcomes, while the threads compare those that follow."""
+    waiting: deque[tuple[PairBatch, list[Future[list[_Compared]]]]] = deque()
+    for batch in found:
+        tensors = ((pair, _either(pair)) for pair in batch.pairs)
         pairs = [pair for pair, tensor in tensors if selection.takes(tensor.name, tensor.role)]
-        waiting.append((bundle, [pool.submit(_compare_batch, batch, files) for batch in _batches(pairs)]))
+        waiting.append((batch, [pool.submit(_compare_portion, portion, files) for portion in _portions(pairs)]))
         if len(waiting) >= MAX_AHEAD:
             yield _outcome(*waiting.popleft())
     while waiting:
         yield _outcome(*waiting.popleft())
 
 
-def _outcome(bundle: Bundle, futures: Sequence[Future[list[_Compared]]]) -> tuple[Bundle, list[_Compared]]:
+def _outcome(batch: PairBatch, futures: Sequence[Future[list[_Compared]]]) -> tuple[PairBatch, list[_Compared]]:
     compared: list[_Compared] = []
     lost: list[Unreadable] = []
     for future in futures:
@@ -169,7 +169,7 @@ def _outcome(bundle: Bundle, futures: Sequence[Future[list[_Compared]]]) -> tupl
             compared += future.result()
         except UnreadableFile as error:
             lost.append(Unreadable(error.path, error.why))
-    return replace(bundle, unreadable=(*bundle.unreadable, *lost)), compared
+    return replace(batch, unreadable=(*batch.unreadable, *lost)), compared
 
 
 def _either(pair: TensorPair) -> StoredTensor:
@@ -178,21 +178,21 @@ def _either(pair: TensorPair) -> StoredTensor:
     return tensor
 
 
-def _batches(pairs: Sequence[TensorPair]) -> Iterator[list[TensorPair]]:
-    batch: list[TensorPair] = []
+def _portions(pairs: Sequence[TensorPair]) -> Iterator[list[TensorPair]]:
+    portion: list[TensorPair] = []
     size = 0
     for pair in pairs:
-        batch.append(pair)
+        portion.append(pair)
         size += _either(pair).num_bytes
-        if size >= BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+        if size >= PORTION_BYTES:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
 
 
-def _compare_batch(batch: Sequence[TensorPair], files: FilePool) -> list[_Compared]:
-    return [_Compared(pair, is_equal(pair, files)) for pair in batch]
+def _compare_portion(portion: Sequence[TensorPair], files: FilePool) -> list[_Compared]:
+    return [_Compared(pair, is_equal(pair, files)) for pair in portion]
 
 
 def is_equal(pair: TensorPair, files: FilePool) -> bool:
@@ -212,12 +212,12 @@ def is_equal(pair: TensorPair, files: FilePool) -> bool:
     return equal_segments(a.segments, b.segments, files)
 
 
-def _note(bundle: Bundle, selection: Selection, tally: _Tally) -> None:
-    tally.unreadable += bundle.unreadable
-    equal = bundle.equal if selection == EVERYTHING else tuple(filter(selection.takes, bundle.equal))
+def _note(batch: PairBatch, selection: Selection, tally: _Tally) -> None:
+    tally.unreadable += batch.unreadable
+    equal = batch.equal if selection == EVERYTHING else tuple(filter(selection.takes, batch.equal))
     tally.num_compared += len(equal)
-    tally.equal_at.setdefault(equal, set()).add(bundle.place)
-    for place, groups_a, groups_b in bundle.groups:
+    tally.equal_at.setdefault(equal, set()).add(batch.place)
+    for place, groups_a, groups_b in batch.groups:
         tally.groups_a[place] = groups_a
         tally.groups_b[place] = groups_b
 
@@ -292,7 +292,7 @@ def _precision_notes(tally: _Tally) -> tuple[str, ...]:
     return (printed_note(list(tally.printed.values())),)
 
 
-def _kind(a: StoredTensor, b: StoredTensor, statistics: Statistics) -> Kind:
+def _kind(a: StoredTensor, b: StoredTensor, statistics: Statistics) -> DifferenceKind:
     if a.dtype != b.dtype:
         return "dtype"
     if statistics.num_nan_on_one_side:
@@ -328,7 +328,7 @@ def require_numpy(why: str) -> None:
         ) from error
 
 
-def _close(bundle: Bundle, files: FilePool) -> None:
-    paths = {segment.path for pair in bundle.pairs for tensor in pair if tensor for segment in tensor.segments}
+def _close(batch: PairBatch, files: FilePool) -> None:
+    paths = {segment.path for pair in batch.pairs for tensor in pair if tensor for segment in tensor.segments}
     for path in paths:
         files.close(path)

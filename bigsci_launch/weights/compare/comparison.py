@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Literal
 from bigsci_launch.errors import ConfigError, Problem
 from bigsci_launch.weights.compare.places import describe_places
 from bigsci_launch.weights.files.sources import OptimizerGroup, Unreadable
-from bigsci_launch.weights.files.tensors import Place, Role, StoredTensor
+from bigsci_launch.weights.files.tensors import Place, StoredTensor, TensorRole
 
 if TYPE_CHECKING:  # numpy is loaded only once something differs
     from bigsci_launch.weights.compare.statistics import Statistics
 
-Kind = Literal["value", "bits", "missing", "extra", "shape", "dtype", "nan"]
+DifferenceKind = Literal["value", "bits", "missing", "extra", "shape", "dtype", "nan"]
 
 
-def title_of(name: str, role: Role) -> str:
+def title_of(name: str, role: TensorRole) -> str:
     """A tensor as the answer calls it: `layer.weight`, `layer.weight exp_avg`."""
     return name if role in ("weight", "other") else f"{name} {role}"
 
@@ -34,9 +34,9 @@ class Difference:
     """
 
     name: str
-    role: Role
+    role: TensorRole
     place: Place
-    kind: Kind
+    kind: DifferenceKind
     a: StoredTensor | None
     b: StoredTensor | None
     statistics: Statistics | None = None
@@ -51,7 +51,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class WeightsFinding:
     """One statement of the answer: a pattern, the tensors and places that show it, and a claim in words."""
 
     pattern: str
@@ -72,7 +72,7 @@ class Selection:
     include: tuple[re.Pattern[str], ...] = ()
     exclude: tuple[re.Pattern[str], ...] = ()
 
-    def takes(self, name: str, role: Role = "weight") -> bool:
+    def takes(self, name: str, role: TensorRole = "weight") -> bool:
         names = (name, title_of(name, role))
         if any(pattern.search(text) for pattern in self.exclude for text in names):
             return False
@@ -116,7 +116,7 @@ class Comparison:
     groups_a: Mapping[Place, tuple[OptimizerGroup, ...]]
     groups_b: Mapping[Place, tuple[OptimizerGroup, ...]]
     notes: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[WeightsFinding, ...] = ()
     steps: tuple[int | None, int | None] = (None, None)
     apart: frozenset[str] = frozenset()
     is_printed: bool = False
@@ -151,7 +151,7 @@ def where_text(comparison: Comparison, differences: Iterable[Difference]) -> str
     return describe_places({difference.place for difference in chosen}, holders, everywhere)
 
 
-def with_finding(comparison: Comparison | None, finding: Finding) -> Comparison:
+def with_finding(comparison: Comparison | None, finding: WeightsFinding) -> Comparison:
     """A comparison with one more finding at its end; None: a comparison of nothing but the finding."""
     if comparison is None:
         comparison = Comparison(Path(), Path(), 0, 0, 0, (), (), {}, {}, {}, is_empty=True)

@@ -9,24 +9,26 @@ from bigsci_launch.weights.compare.statistics import Statistics
 from bigsci_launch.weights.files.elements import as_floats, read_elements
 from bigsci_launch.weights.files.mapped import FilePool
 from bigsci_launch.weights.files.tensors import StoredTensor
-from bigsci_launch.weights.files.text_dump import Shown, pairs_shown, same_as_printed, shown_elements
+from bigsci_launch.weights.files.text_dump import PrintedElement, printed_elements, printed_pairs, same_as_printed
 
 
 def measure_printed(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistics | None:
     """Statistics over the elements that are printed; None where the shapes cannot be the same."""
-    pairs = pairs_shown(a, b) if a.printed and b.printed else _pairs_with_bytes(a, b, files)
+    pairs = printed_pairs(a, b) if a.printed and b.printed else _pairs_with_bytes(a, b, files)
     return None if pairs is None else _measure(list(pairs))
 
 
-def _pairs_with_bytes(a: StoredTensor, b: StoredTensor, files: FilePool) -> list[tuple[Shown, Shown]] | None:
+def _pairs_with_bytes(
+    a: StoredTensor, b: StoredTensor, files: FilePool
+) -> list[tuple[PrintedElement, PrintedElement]] | None:
     text, stored = (a, b) if a.printed is not None else (b, a)
     pairs = []
-    for shown in shown_elements(text.printed or ""):
+    for shown in printed_elements(text.printed or ""):
         at = flat_index(shown.index, stored.shape)
         if at is None:
             return None
         value = float(as_floats(read_elements(stored, at, at + 1, files), stored.dtype)[0])
-        exact = Shown(shown.index, value, 0.0)
+        exact = PrintedElement(shown.index, value, 0.0)
         pairs.append((shown, exact) if text is a else (exact, shown))
     return pairs
 
@@ -41,7 +43,7 @@ def flat_index(index: Sequence[int], shape: Sequence[int]) -> int | None:
     return at
 
 
-def _measure(pairs: Sequence[tuple[Shown, Shown]]) -> Statistics:
+def _measure(pairs: Sequence[tuple[PrintedElement, PrintedElement]]) -> Statistics:
     apart = [(x, y) for x, y in pairs if not same_as_printed(x, y)]
     numbers = [(x.value, y.value) for x, y in pairs if math.isfinite(x.value) and math.isfinite(y.value)]
     # What lies within the printed precision is no difference, and must not add up to one.

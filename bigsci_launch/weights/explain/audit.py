@@ -8,7 +8,7 @@ from dataclasses import replace
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.weights.compare.compare import EVERYTHING
-from bigsci_launch.weights.compare.comparison import Comparison, Difference, Finding, Selection
+from bigsci_launch.weights.compare.comparison import Comparison, Difference, Selection, WeightsFinding
 from bigsci_launch.weights.explain.drift import Holdings, compare_pairs, describe, hold, with_moments, with_source
 from bigsci_launch.weights.explain.health import broken_records, decayed_norms, lost_steps, non_finite
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool
@@ -31,7 +31,7 @@ def audit_weights(
     holdings = hold(weights, selection, report_progress)
     if not holdings.tensors and not holdings.unreadable:
         raise CheckpointError(f"{weights.path}: no tensor to audit", hint="see --include and --exclude")
-    pairs = list(all_pairs(holdings.tensors, Hints.of_model(weights.model)))
+    pairs = list(all_pairs(holdings.tensors, Hints.of_metadata(weights.metadata)))
     files = FilePool(MANY_FILES)
     differences = compare_pairs(pairs, files)
     explained, source = with_moments(holdings, weights, {difference.name for difference in differences})
@@ -39,7 +39,7 @@ def audit_weights(
         *broken_records(weights.sources),
         *with_source(describe(differences, explained, files), source),
         *non_finite(holdings.tensors, files),
-        *lost_steps(holdings.groups, weights.model),
+        *lost_steps(holdings.groups, weights.metadata),
         *decayed_norms(holdings.groups),
     ]
     files.close_all()
@@ -59,7 +59,7 @@ def _as_comparison(
     holdings: Holdings,
     pairs: Sequence[CopyPair],
     differences: Sequence[Difference],
-    findings: Sequence[Finding],
+    findings: Sequence[WeightsFinding],
 ) -> Comparison:
     likely = {
         (name, place): finding.pattern for finding in findings for name in finding.tensors for place in finding.places

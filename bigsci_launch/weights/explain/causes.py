@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from bigsci_launch.weights.compare.statistics import Statistics
 
-Kind = Literal[
+CauseName = Literal[
     "not reduced", "clipped on one side", "decay only", "never trained", "no gradient", "set apart", "scaled"
 ]
 
@@ -29,9 +29,9 @@ SQUARE_FACTOR = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause in one word, and in words that end a sentence."""
+    """A cause by its name, and in words that end a sentence."""
 
-    kind: Kind
+    name: CauseName
     words: str
 
 

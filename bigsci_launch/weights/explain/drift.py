@@ -13,7 +13,7 @@ from bigsci_launch.weights.compare.compare import (
     is_equal,
     measure_pair,
 )
-from bigsci_launch.weights.compare.comparison import Difference, Finding, Selection, agree, names_text
+from bigsci_launch.weights.compare.comparison import Difference, Selection, WeightsFinding, agree, names_text
 from bigsci_launch.weights.compare.places import describe_places
 from bigsci_launch.weights.compare.statistics import measure_rounded
 from bigsci_launch.weights.explain.causes import Cause, CopyState, cause_of_constant, cause_of_drift
@@ -21,14 +21,14 @@ from bigsci_launch.weights.explain.patterns import constant_of
 from bigsci_launch.weights.files.contents import read_contents
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool
 from bigsci_launch.weights.files.sources import OptimizerGroup, Unreadable, Weights
-from bigsci_launch.weights.files.tensors import Place, Role, StoredTensor, UnreadableFile
+from bigsci_launch.weights.files.tensors import Place, StoredTensor, TensorRole, UnreadableFile
 from bigsci_launch.weights.match.copies import TIED, CopyPair, Relation, tied_pairs, tp_pairs
 from bigsci_launch.weights.match.logical import join_dp
 from bigsci_launch.weights.match.replicas import Hints
 
 AXIS: dict[str, str] = {"tied copies": "pp", "tp replicas": "tp", "dp replicas": "dp"}
 MASTER: Relation = "16-bit and its master"
-MOMENTS: tuple[Role, Role] = ("exp_avg", "exp_avg_sq")
+MOMENTS: tuple[TensorRole, TensorRole] = ("exp_avg", "exp_avg_sq")
 # Copies without a gradient: a module that is tied by its weight carries parameters that are not.
 UNTIED = ("never trained", "decay only", "no gradient")
 WORDS = {
@@ -47,15 +47,15 @@ class Holdings:
     groups: dict[Place, tuple[OptimizerGroup, ...]]
     unreadable: tuple[Unreadable, ...]
 
-    _first: dict[tuple[Role, str, Place], StoredTensor] = field(init=False, repr=False, compare=False)
+    _first: dict[tuple[TensorRole, str, Place], StoredTensor] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        found: dict[tuple[Role, str, Place], StoredTensor] = {}
+        found: dict[tuple[TensorRole, str, Place], StoredTensor] = {}
         for tensor in self.tensors:
             found.setdefault((tensor.role, tensor.name, replace(tensor.place, dp=None)), tensor)
         object.__setattr__(self, "_first", found)
 
-    def find(self, role: Role, name: str, place: Place) -> StoredTensor | None:
+    def find(self, role: TensorRole, name: str, place: Place) -> StoredTensor | None:
         """The tensor at a place, its dp rank left out of account."""
         return self._first.get((role, name, replace(place, dp=None)))
 
@@ -67,7 +67,7 @@ def hold(weights: Weights, selection: Selection = EVERYTHING, report_progress: P
     unreadable = list(weights.broken)
     for done, source in enumerate(weights.sources):
         try:
-            contents = read_contents(source, weights.model)
+            contents = read_contents(source, weights.metadata)
         except UnreadableFile as error:
             unreadable.append(Unreadable(error.path, error.why))
             continue
@@ -75,10 +75,10 @@ def hold(weights: Weights, selection: Selection = EVERYTHING, report_progress: P
         if contents.groups:
             groups[source.place] = contents.groups
         report_progress(done + 1, source.label)
-    return Holdings(tuple(join_dp(tensors, weights.model)), groups, tuple(unreadable))
+    return Holdings(tuple(join_dp(tensors, weights.metadata)), groups, tuple(unreadable))
 
 
-def copy_findings(weights: Weights, names: set[str], side: str) -> list[Finding]:
+def copy_findings(weights: Weights, names: set[str], side: str) -> list[WeightsFinding]:
     """What is apart between the tied copies, and the replicas over tp, of some parameters in one side."""
     if not names:
         return []
@@ -86,7 +86,7 @@ def copy_findings(weights: Weights, names: set[str], side: str) -> list[Finding]
     holdings, source = with_moments(held, weights, names)
     files = FilePool(MANY_FILES)
     tied = [tensor for tensor in held.tensors if tensor.name.startswith(TIED)]
-    pairs = [*tied_pairs(tied), *tp_pairs(held.tensors, Hints.of_model(weights.model))]
+    pairs = [*tied_pairs(tied), *tp_pairs(held.tensors, Hints.of_metadata(weights.metadata))]
     differences = compare_pairs(pairs, files)
     found = [
         replace(item, claim=f"in {side}, {item.claim}")
@@ -96,7 +96,7 @@ def copy_findings(weights: Weights, names: set[str], side: str) -> list[Finding]
     return found
 
 
-def with_source(findings: Iterable[Finding], source: str) -> Iterator[Finding]:
+def with_source(findings: Iterable[WeightsFinding], source: str) -> Iterator[WeightsFinding]:
     """The findings, those that name a cause with words that say where it was read."""
     for finding in findings:
         yield replace(finding, claim=f"{finding.claim}{source}") if ": " in finding.pattern else finding
@@ -144,7 +144,7 @@ def _difference_of_master(pair: CopyPair, files: FilePool) -> Difference | None:
     return Difference(name, "weight", place, "bits", pair.first, pair.other, statistics, relation=pair.relation)
 
 
-def describe(differences: Sequence[Difference], holdings: Holdings, files: FilePool) -> Iterator[Finding]:
+def describe(differences: Sequence[Difference], holdings: Holdings, files: FilePool) -> Iterator[WeightsFinding]:
     """One finding for each relation and cause; moments and masters of copies that drifted are told with them."""
     causes = find_causes(differences, holdings, files)
     drifted = {d.name for d in differences if d.relation != MASTER and d.role in ("weight", "fp32")}
@@ -153,20 +153,20 @@ def describe(differences: Sequence[Difference], holdings: Holdings, files: FileP
         is_told = difference.name in drifted and (difference.relation == MASTER or difference.role in MOMENTS)
         if not is_told:
             cause = causes.get(_key(difference))
-            groups.setdefault((difference.relation, cause.kind if cause else ""), []).append(difference)
+            groups.setdefault((difference.relation, cause.name if cause else ""), []).append(difference)
     everywhere = {tensor.place for tensor in holdings.tensors}
     for members in groups.values():
         yield _finding(members, causes, everywhere)
 
 
-Key = tuple[str, str, Place]
+CopyKey = tuple[str, str, Place]
 
 
-def _key(difference: Difference) -> Key:
+def _key(difference: Difference) -> CopyKey:
     return difference.relation, difference.name, replace(difference.place, dp=None)
 
 
-def _finding(members: Sequence[Difference], causes: dict[Key, Cause], everywhere: set[Place]) -> Finding:
+def _finding(members: Sequence[Difference], causes: dict[CopyKey, Cause], everywhere: set[Place]) -> WeightsFinding:
     worst = max(members, key=lambda member: member.statistics.fraction if member.statistics else 1.0)
     names = tuple(dict.fromkeys(member.name for member in members))
     places = tuple(dict.fromkeys(member.place for member in members))
@@ -176,7 +176,7 @@ def _finding(members: Sequence[Difference], causes: dict[Key, Cause], everywhere
     words = agree(WORDS[worst.relation], len(names)) + _against(worst)
     reason = f"; {f'in {worst.name}, ' if len(names) > 1 else ''}{cause.words}" if cause else ""
     claim = f"{subject} {words}: {_amount(worst, is_worst=len(members) > 1)}{reason}{_outlook(worst, cause)}"
-    return Finding(_pattern(worst.relation, cause), names, places, claim)
+    return WeightsFinding(_pattern(worst.relation, cause), names, places, claim)
 
 
 def _against(difference: Difference) -> str:
@@ -185,16 +185,16 @@ def _against(difference: Difference) -> str:
 
 
 def _pattern(relation: str, cause: Cause | None) -> str:
-    if relation == "tied copies" and cause and cause.kind in UNTIED:
+    if relation == "tied copies" and cause and cause.name in UNTIED:
         return "untied passenger"
-    return f"{relation} apart" + (f": {cause.kind}" if cause else "")
+    return f"{relation} apart" + (f": {cause.name}" if cause else "")
 
 
 def _outlook(difference: Difference, cause: Cause | None) -> str:
     """What follows for the next load: DeepSpeed writes and restores the first holder's 16-bit copy alone."""
     if difference.relation != "tied copies" or difference.role != "fp32":
         return ""
-    if cause and cause.kind in UNTIED:
+    if cause and cause.name in UNTIED:
         return "; it is in the tied module, but not tied: no file of 16-bit weights holds it"
     return "; a load replaces its 16-bit weights with the first copy's"
 
@@ -207,9 +207,9 @@ def _amount(difference: Difference, *, is_worst: bool) -> str:
     return f"{'up to ' if is_worst else ''}{statistics.fraction * 100:.3g} % of elements{relative}"
 
 
-def find_causes(differences: Iterable[Difference], holdings: Holdings, files: FilePool) -> dict[Key, Cause]:
+def find_causes(differences: Iterable[Difference], holdings: Holdings, files: FilePool) -> dict[CopyKey, Cause]:
     """The cause of each drift between copies: from the moments where there are any, else from constant values."""
-    causes: dict[Key, Cause | None] = {}
+    causes: dict[CopyKey, Cause | None] = {}
     for difference in differences:
         key = _key(difference)
         if difference.role in ("fp32", "weight") and difference.relation != MASTER and key not in causes:

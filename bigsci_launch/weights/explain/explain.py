@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bigsci_launch.weights.compare.compare import require_numpy
-from bigsci_launch.weights.compare.comparison import Comparison, Finding
+from bigsci_launch.weights.compare.comparison import Comparison, WeightsFinding
 from bigsci_launch.weights.files.sources import Weights
 from bigsci_launch.weights.match.copies import has_copies
 from bigsci_launch.weights.match.replicas import Hints
@@ -29,11 +29,11 @@ def explain(comparison: Comparison, a: Weights, b: Weights) -> Comparison:
     return find_patterns(replace(comparison, findings=(*comparison.findings, *_copies(comparison, a, b))))
 
 
-def _copies(comparison: Comparison, a: Weights, b: Weights) -> list[Finding]:
+def _copies(comparison: Comparison, a: Weights, b: Weights) -> list[WeightsFinding]:
     """Drift between the copies inside the sides. What both have alike separates A from B by nothing: no fault of B."""
     from bigsci_launch.weights.explain.drift import copy_findings
 
-    hints = Hints.of_model(a.model)
+    hints = Hints.of_metadata(a.metadata)
     sides = ((difference.name, difference.a or difference.b) for difference in comparison.differences)
     differing = {name for name, tensor in sides if tensor and has_copies(tensor, hints)}
     found = _of_both_sides(copy_findings(a, differing, "A"), copy_findings(b, differing, "B"))
@@ -41,7 +41,7 @@ def _copies(comparison: Comparison, a: Weights, b: Weights) -> list[Finding]:
     return found + [replace(_told(finding, finding), is_fault=False) for finding in copy_findings(a, set(alike), "A")]
 
 
-def _of_both_sides(in_a: Sequence[Finding], in_b: Sequence[Finding]) -> list[Finding]:
+def _of_both_sides(in_a: Sequence[WeightsFinding], in_b: Sequence[WeightsFinding]) -> list[WeightsFinding]:
     """Findings of two sides, those that they share told once."""
     about_b = {(finding.pattern, finding.tensors, finding.places): finding for finding in in_b}
     told = [_told(finding, about_b.pop((finding.pattern, finding.tensors, finding.places), None)) for finding in in_a]
@@ -53,12 +53,12 @@ def _of_both_sides(in_a: Sequence[Finding], in_b: Sequence[Finding]) -> list[Fin
     ]
 
 
-def _told(in_a: Finding, in_b: Finding | None) -> Finding:
+def _told(in_a: WeightsFinding, in_b: WeightsFinding | None) -> WeightsFinding:
     """A finding of side A, as one of both sides where B has the same."""
     if in_b is None:
         return in_a
     return replace(in_a, claim=in_a.claim.replace("in A, ", "in A and likewise in B, ", 1))
 
 
-def _equal_in(finding: Finding, side: str) -> Finding:
+def _equal_in(finding: WeightsFinding, side: str) -> WeightsFinding:
     return replace(finding, claim=f"{finding.claim}; in {side} the copies are equal")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bigsci_launch.weights.compare.comparison import Finding, agree, names_text
+from bigsci_launch.weights.compare.comparison import WeightsFinding, agree, names_text
 from bigsci_launch.weights.compare.places import describe_places
 from bigsci_launch.weights.compare.statistics import CHUNK, FLOATS, ranges
 from bigsci_launch.weights.files.elements import as_floats, read_elements
 from bigsci_launch.weights.files.mapped import FilePool, MappedFile
-from bigsci_launch.weights.files.sources import Model, OptimizerGroup, Source
+from bigsci_launch.weights.files.sources import CheckpointMetadata, OptimizerGroup, Source
 from bigsci_launch.weights.files.tensors import Place, StoredTensor, UnreadableFile
 from bigsci_launch.weights.files.torch_file import TorchFile, read_torch_file, walk_tensors
 from bigsci_launch.weights.match.replicas import NORM
@@ -22,7 +22,7 @@ from bigsci_launch.weights.match.replicas import NORM
 CHECK_BYTES = 8 << 20
 
 
-def non_finite(tensors: Sequence[StoredTensor], files: FilePool) -> Iterator[Finding]:
+def non_finite(tensors: Sequence[StoredTensor], files: FilePool) -> Iterator[WeightsFinding]:
     """Tensors that hold NaN or infinities."""
     floats = [tensor for tensor in tensors if tensor.dtype in FLOATS and tensor.has_bytes]
     bad = [(tensor, count) for tensor in floats if (count := num_non_finite(tensor, files))]
@@ -32,7 +32,7 @@ def non_finite(tensors: Sequence[StoredTensor], files: FilePool) -> Iterator[Fin
         where = describe_places(places, places, {tensor.place for tensor in tensors})
         total = sum(count for _, count in bad)
         claim = f"{names_text(names)} {agree('holds', len(names))} {total:,} NaN or infinite elements"
-        yield Finding("NaN", names, places, claim + (f" ({where})" if where else ""))
+        yield WeightsFinding("NaN", names, places, claim + (f" ({where})" if where else ""))
 
 
 @np.errstate(all="ignore")
@@ -47,7 +47,7 @@ def num_non_finite(tensor: StoredTensor, files: FilePool) -> int:
     return total
 
 
-def broken_records(sources: Sequence[Source]) -> Iterator[Finding]:
+def broken_records(sources: Sequence[Source]) -> Iterator[WeightsFinding]:
     """Tensors whose bytes do not give the checksum that was written with them."""
     paths = [source.path for source in sources if source.path.suffix in (".pt", ".pth", ".bin", ".ckpt")]
     with ThreadPoolExecutor() as pool:
@@ -59,7 +59,7 @@ def broken_records(sources: Sequence[Source]) -> Iterator[Finding]:
                 "after they were saved"
             )
             places = tuple({item.place for item in sources if item.path == source and item.place.is_known})
-            yield Finding("corrupted bytes", found, places, claim)
+            yield WeightsFinding("corrupted bytes", found, places, claim)
 
 
 def _broken_in(path: Path) -> tuple[str, ...]:
@@ -89,32 +89,34 @@ def _crc(memory: memoryview, offset: int, length: int) -> int:
     return checksum
 
 
-def lost_steps(groups: Mapping[Place, Sequence[OptimizerGroup]], model: Model) -> Iterator[Finding]:
+def lost_steps(
+    groups: Mapping[Place, Sequence[OptimizerGroup]], metadata: CheckpointMetadata
+) -> Iterator[WeightsFinding]:
     """Shards whose optimizer has done fewer steps than the checkpoint says, or others than the other shards."""
     found: dict[float | None, set[Place]] = {}
     for place, held in groups.items():
         for group in held:
             found.setdefault(group.step, set()).add(place)
-    expected = _expected_step(found, model)
+    expected = _expected_step(found, metadata)
     for step, places in found.items():
         if expected is not None and step != expected:
             where = describe_places(places, set(groups), set(groups))
             shown = "missing" if step is None else f"{step:g}"
             claim = f"the optimizer's step is {shown}{f' ({where})' if where else ''}, the checkpoint's is {expected:g}"
             tail = ": lost on load, so that Adam's bias correction started again" if (step or 0) < expected else ""
-            yield Finding(
+            yield WeightsFinding(
                 "optimizer step restarted" if tail else "optimizer step differs", (), tuple(places), claim + tail
             )
 
 
-def _expected_step(found: Mapping[float | None, set[Place]], model: Model) -> float | None:
+def _expected_step(found: Mapping[float | None, set[Place]], metadata: CheckpointMetadata) -> float | None:
     """The optimizer steps of the checkpoint: what it states, less what was skipped; else the most that a shard has."""
-    if model.global_steps is not None:
-        return float(model.global_steps - model.skipped_steps)
+    if metadata.global_steps is not None:
+        return float(metadata.global_steps - metadata.skipped_steps)
     return max((step for step in found if step is not None), default=None)
 
 
-def decayed_norms(groups: Mapping[Place, Sequence[OptimizerGroup]]) -> Iterator[Finding]:
+def decayed_norms(groups: Mapping[Place, Sequence[OptimizerGroup]]) -> Iterator[WeightsFinding]:
     """Norms and biases with weight decay, where the run exempts others of them from it."""
     decayed: dict[str, set[Place]] = {}
     is_exempting = False
@@ -135,7 +137,7 @@ def decayed_norms(groups: Mapping[Place, Sequence[OptimizerGroup]]) -> Iterator[
             f"{names_text(names)} {agree('is', len(names))} in the weight-decay group{f' ({where})' if where else ''}, "
             "where other norms and biases are not: a rule that asks for the class of a norm missed one"
         )
-        yield Finding("norm in the weight-decay group", names, places, claim)
+        yield WeightsFinding("norm in the weight-decay group", names, places, claim)
 
 
 def is_exempt_by_name(name: str) -> bool:

@@ -1,7 +1,7 @@
-"""What the differences have in common: each pattern is one function from a comparison to marks.
+"""What the differences have in common: each pattern is one function from a comparison to matches.
 
-A mark says of one difference what it likely is. Marks of one pattern and the same words become one finding. The first
-pattern that marks a difference keeps it.
+A match says what one difference likely is. Matches of one pattern with the same words become one finding. The first
+pattern that matches a difference keeps it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from bigsci_launch.weights.compare.comparison import Comparison, Difference, Finding, agree, names_text, where_text
+from bigsci_launch.weights.compare.comparison import (
+    Comparison,
+    Difference,
+    WeightsFinding,
+    agree,
+    names_text,
+    where_text,
+)
 from bigsci_launch.weights.compare.places import describe_places
 from bigsci_launch.weights.compare.statistics import ranges
 from bigsci_launch.weights.files.elements import as_floats, read_elements, round_to
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.files.tensors import DTYPE_BYTES, Place, Segment, StoredTensor
-from bigsci_launch.weights.files.text_dump import shown_elements
+from bigsci_launch.weights.files.text_dump import printed_elements
 
 # Share of a tensor that rounding to its own dtype may leave between it and its multiple, with room for the sums.
 ROUNDING = {"BF16": 4e-3, "F16": 1e-3, "F32": 1e-3, "F64": 1e-6}
@@ -31,7 +38,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class PatternMatch:
     """What one difference likely is; `words` follow the tensor's name in a sentence and begin with a verb."""
 
     difference: Difference
@@ -39,7 +46,7 @@ class Mark:
     words: str
 
 
-Detector = Callable[[Comparison, FilePool], Iterator[Mark]]
+Detector = Callable[[Comparison, FilePool], Iterator[PatternMatch]]
 
 
 def find_patterns(comparison: Comparison) -> Comparison:
@@ -48,49 +55,49 @@ def find_patterns(comparison: Comparison) -> Comparison:
     Findings that are there already stay in front, and keep what they say of their tensors.
     """
     files = FilePool(MANY_FILES)
-    marks: dict[int, Mark] = {}
+    matches: dict[int, PatternMatch] = {}
     for detect in DETECTORS:
-        for mark in detect(comparison, files):
-            marks.setdefault(id(mark.difference), mark)
+        for match in detect(comparison, files):
+            matches.setdefault(id(match.difference), match)
     files.close_all()
     steps = tuple(_optimizer_steps(comparison))
     told = {name: finding.pattern for finding in (*comparison.findings, *steps) for name in finding.tensors}
     differences = tuple(
-        replace(difference, likely=_likely(difference, marks.get(id(difference)), told))
+        replace(difference, likely=_likely(difference, matches.get(id(difference)), told))
         for difference in comparison.differences
     )
-    findings = (*_other_steps(comparison), *_sum_up(comparison, marks.values()), *steps)
+    findings = (*_other_steps(comparison), *_sum_up(comparison, matches.values()), *steps)
     return replace(comparison, differences=differences, findings=(*comparison.findings, *findings))
 
 
-def _other_steps(comparison: Comparison) -> Iterator[Finding]:
+def _other_steps(comparison: Comparison) -> Iterator[WeightsFinding]:
     if comparison.is_other_step:
         claim = f"A is at step {comparison.steps[0]}, B at step {comparison.steps[1]}: training lies between them"
-        yield Finding("other step", (), (), claim, is_fault=False)
+        yield WeightsFinding("other step", (), (), claim, is_fault=False)
 
 
-def _likely(difference: Difference, mark: Mark | None, told: dict[str, str]) -> str | None:
-    if mark is not None:
-        return mark.pattern
+def _likely(difference: Difference, match: PatternMatch | None, told: dict[str, str]) -> str | None:
+    if match is not None:
+        return match.pattern
     return told.get(difference.name)
 
 
-def _sum_up(comparison: Comparison, marks: Iterable[Mark]) -> Iterator[Finding]:
+def _sum_up(comparison: Comparison, matches: Iterable[PatternMatch]) -> Iterator[WeightsFinding]:
     by_words: dict[tuple[str, str], list[Difference]] = {}
-    for mark in marks:
-        by_words.setdefault((mark.pattern, mark.words), []).append(mark.difference)
+    for match in matches:
+        by_words.setdefault((match.pattern, match.words), []).append(match.difference)
     for (pattern, words), differences in by_words.items():
         titles = tuple(dict.fromkeys(difference.title for difference in differences))
         places = tuple(dict.fromkeys(difference.place for difference in differences))
         where = where_text(comparison, differences)
         claim = f"{names_text(titles)} {agree(words, len(titles))}{f' ({where})' if where else ''}"
-        yield Finding(pattern, titles, places, claim)
+        yield WeightsFinding(pattern, titles, places, claim)
 
 
 def constant_of(tensor: StoredTensor, files: FilePool) -> float | None:
     """The value of every element, if they all have the same bits; None otherwise, and for an empty tensor."""
     if tensor.printed is not None:
-        values = {element.value for element in shown_elements(tensor.printed)}
+        values = {element.value for element in printed_elements(tensor.printed)}
         return next(iter(values)) if len(values) == 1 else None
     width = DTYPE_BYTES[tensor.dtype]
     if not tensor.has_bytes or tensor.strides is not None or len(tensor.segments) != 1:
@@ -105,15 +112,15 @@ def constant_of(tensor: StoredTensor, files: FilePool) -> float | None:
     return float(as_floats(read_elements(tensor, 0, 1, files), tensor.dtype)[0])
 
 
-def _missing_and_extra(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+def _missing_and_extra(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
     for difference in comparison.differences:
         if difference.kind == "missing":
-            yield Mark(difference, "missing", "is missing in B")
+            yield PatternMatch(difference, "missing", "is missing in B")
         elif difference.kind == "extra":
-            yield Mark(difference, "extra", "is in B only")
+            yield PatternMatch(difference, "extra", "is in B only")
 
 
-def _resets(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+def _resets(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
     for difference in comparison.differences:
         a, b = difference.a, difference.b
         statistics = difference.statistics
@@ -123,13 +130,15 @@ def _resets(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
             continue
         before, after = constant_of(a, files), constant_of(b, files)
         if after == 0 and difference.role in MOMENTS:
-            yield Mark(difference, "optimizer state lost", "is zero in B: the optimizer's state is lost")
+            yield PatternMatch(difference, "optimizer state lost", "is zero in B: the optimizer's state is lost")
         elif before == 0 and difference.role in MOMENTS:
-            yield Mark(difference, "optimizer state lost", "is zero in A: the optimizer's state is lost")
+            yield PatternMatch(difference, "optimizer state lost", "is zero in A: the optimizer's state is lost")
         elif after in (0.0, 1.0):
-            yield Mark(difference, "reset to default", f"is reset to its default {after:g} in B{_history(before)}")
+            yield PatternMatch(
+                difference, "reset to default", f"is reset to its default {after:g} in B{_history(before)}"
+            )
         elif before in (0.0, 1.0):
-            yield Mark(difference, "reset to default", f"is at its default {before:g} in A, not in B")
+            yield PatternMatch(difference, "reset to default", f"is at its default {before:g} in A, not in B")
 
 
 def _history(before: float | None) -> str:
@@ -139,22 +148,24 @@ def _history(before: float | None) -> str:
     return f" (was {before:.4g} everywhere{decayed})"
 
 
-def _other_bits(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+def _other_bits(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
     for difference in comparison.differences:
         if difference.kind == "bits" and difference.statistics is not None:
             is_nan = difference.statistics.num_nan_a > 0
             what = "NaN payloads or signs of zero" if is_nan else "0.0 and -0.0"
-            yield Mark(difference, "equal values, other bits", f"is equal in value, stored as other bits ({what})")
+            yield PatternMatch(
+                difference, "equal values, other bits", f"is equal in value, stored as other bits ({what})"
+            )
 
 
-def _nans(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+def _nans(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
     for difference in comparison.differences:
         if difference.kind == "nan" and difference.statistics is not None:
             side = "B" if difference.statistics.num_nan_b >= difference.statistics.num_nan_a else "A"
-            yield Mark(difference, "NaN", f"is NaN in {side} where the other side has numbers")
+            yield PatternMatch(difference, "NaN", f"is NaN in {side} where the other side has numbers")
 
 
-def _roundings(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+def _roundings(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
     for difference in comparison.differences:
         a, b = difference.a, difference.b
         if difference.kind != "dtype" or a is None or b is None or difference.statistics is None:
@@ -164,7 +175,7 @@ def _roundings(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
         wide, narrow = (a, b) if DTYPE_BYTES[a.dtype] >= DTYPE_BYTES[b.dtype] else (b, a)
         if is_rounded(wide, narrow, files):
             words = f"is {a.dtype} in A and {b.dtype} in B, equal after rounding"
-            yield Mark(difference, "dtype rounding only", words)
+            yield PatternMatch(difference, "dtype rounding only", words)
 
 
 def is_rounded(wide: StoredTensor, narrow: StoredTensor, files: FilePool) -> bool:
@@ -179,7 +190,7 @@ def is_rounded(wide: StoredTensor, narrow: StoredTensor, files: FilePool) -> boo
     return True
 
 
-def _permutations(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+def _permutations(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
     """Tensors of B that are bit for bit another tensor of A: shards or layers that changed places."""
     candidates = [
         difference
@@ -195,7 +206,9 @@ def _permutations(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
         assert b is not None
         for origin in origins.get(_fingerprint(b, files), ()):
             if origin is not difference and origin.a and _is_same(origin.a, b, files):
-                yield Mark(difference, "permuted shards", f"holds in B what {_source_text(origin, difference)} in A")
+                yield PatternMatch(
+                    difference, "permuted shards", f"holds in B what {_source_text(origin, difference)} in A"
+                )
                 break
 
 
@@ -225,11 +238,11 @@ def _fingerprint(tensor: StoredTensor, files: FilePool) -> tuple[str, tuple[int,
     return tensor.dtype, tensor.shape, head + tail
 
 
-def _scalings(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+def _scalings(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
     for difference in comparison.differences:
         factor = scale_of(difference)
         if factor is not None:
-            yield Mark(difference, "scaled by a constant", f"is scaled by {factor:.4g} in B")
+            yield PatternMatch(difference, "scaled by a constant", f"is scaled by {factor:.4g} in B")
 
 
 def scale_of(difference: Difference) -> float | None:
@@ -246,7 +259,7 @@ def scale_of(difference: Difference) -> float | None:
     return factor if residual < rounding and abs(factor - 1) > LEAST_SCALING else None
 
 
-def _corrupted_bytes(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+def _corrupted_bytes(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
     """The only differing tensor, of which one byte of one element differs: bits turned, not training."""
     alone = comparison.differences[0] if len(comparison.differences) == 1 else None
     if alone is None or alone.a is None or alone.b is None or alone.statistics is None or alone.kind == "dtype":
@@ -256,7 +269,7 @@ def _corrupted_bytes(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
     at = next(_differing(alone.a, alone.b, files))
     raw_a, raw_b = (read_elements(side, at, at + 1, files).tobytes() for side in (alone.a, alone.b))
     if sum(x != y for x, y in zip(raw_a, raw_b, strict=True)) == 1:
-        yield Mark(
+        yield PatternMatch(
             alone, "corrupted byte", f"differs in one byte of element {at:,} and nowhere else: a byte was changed"
         )
 
@@ -268,14 +281,14 @@ def _differing(a: StoredTensor, b: StoredTensor, files: FilePool) -> Iterator[in
         yield from (start + int(at) for at in (left != right).nonzero()[0])
 
 
-def _random_states(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+def _random_states(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
     for difference in comparison.differences:
         if difference.role == "other" and RANDOM_STATE.search(difference.name) and difference.kind == "value":
             words = "differs: dropout, and all that draws random numbers, goes another way"
-            yield Mark(difference, "random state differs", words)
+            yield PatternMatch(difference, "random state differs", words)
 
 
-def _scaled_gradients(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+def _scaled_gradients(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
     """Moments of one direction and another length, the second as the square of the first: gradients were scaled.
 
     At other steps the moments differ by training; and a single tensor may do so by chance.
@@ -291,7 +304,7 @@ def _scaled_gradients(comparison: Comparison, files: FilePool) -> Iterator[Mark]
             by_words.setdefault(f"has gradients {_about(ratio)} as long in B", []).extend(pair.values())
     for words, scaled in by_words.items():
         if len({difference.name for difference in scaled}) > 1:
-            yield from (Mark(difference, "gradients scaled", words) for difference in scaled)
+            yield from (PatternMatch(difference, "gradients scaled", words) for difference in scaled)
 
 
 def _gradient_ratio(first: Difference | None, second: Difference | None) -> float | None:
@@ -312,7 +325,7 @@ def _about(ratio: float) -> str:
     return f"{ratio:.2g} times"
 
 
-def _one_index_apart(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
+def _one_index_apart(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
     """Tensors that several ranks of an axis hold and that differ on one of them alone."""
     by_title: dict[str, list[Difference]] = {}
     for difference in comparison.differences:
@@ -324,7 +337,7 @@ def _one_index_apart(comparison: Comparison, files: FilePool) -> Iterator[Mark]:
             index = _only_index(differences, holders, axis)
             if index is not None:
                 words = f"differs on {axis} {index} only"
-                yield from (Mark(difference, f"one {axis} rank apart", words) for difference in differences)
+                yield from (PatternMatch(difference, f"one {axis} rank apart", words) for difference in differences)
                 break
 
 
@@ -335,7 +348,7 @@ def _only_index(differences: list[Difference], holders: Iterable[Place], axis: s
     return index if len(known - {None}) > 1 else None
 
 
-def _optimizer_steps(comparison: Comparison) -> Iterator[Finding]:
+def _optimizer_steps(comparison: Comparison) -> Iterator[WeightsFinding]:
     """Optimizer groups whose step is not the same on both sides, or is lost on one."""
     apart: dict[tuple[float | None, float | None], set[Place]] = {}
     for place, groups_a in comparison.groups_a.items():
@@ -351,7 +364,7 @@ def _optimizer_steps(comparison: Comparison) -> Iterator[Finding]:
         side = _side_that_lost(step_a, step_b, comparison.steps)
         tail = f": lost on a load of {side}, so that Adam's bias correction started again" if side else ""
         pattern = "optimizer step restarted" if side else "optimizer step differs"
-        yield Finding(pattern, names, tuple(places), claim + (f" ({where})" if where else "") + tail)
+        yield WeightsFinding(pattern, names, tuple(places), claim + (f" ({where})" if where else "") + tail)
 
 
 def _side_that_lost(step_a: float | None, step_b: float | None, steps: tuple[int | None, int | None]) -> str:
@@ -377,7 +390,7 @@ def _step_text(step: float | None) -> str:
     return "missing" if step is None else f"{step:g}"
 
 
-# In the order of what each pattern explains: the first that marks a difference keeps it.
+# In the order of what each pattern explains: the first that matches a difference keeps it.
 DETECTORS: tuple[Detector, ...] = (
     _missing_and_extra,
     _other_bits,

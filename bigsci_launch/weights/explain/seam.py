@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import BslError, CheckpointError
-from bigsci_launch.weights.compare.comparison import Finding
+from bigsci_launch.weights.compare.comparison import WeightsFinding
 from bigsci_launch.weights.files.tensors import os_reason
 
 LINE = re.compile(r"iteration\s+(\d+)\s*/\s*\d+\s*\|(.*)")
@@ -165,14 +165,14 @@ def _spread(changes: list[float]) -> float | None:
     return statistics.median(abs(change - middle) for change in changes) / MAD or None
 
 
-def seam_finding(seam: Seam, *, is_equal: bool | None) -> Finding:
+def seam_finding(seam: Seam, *, is_equal: bool | None) -> WeightsFinding:
     """The seam in words; `is_equal`: whether the weights on both sides were found equal, None if not compared."""
     claim = _claim(seam)
     if is_equal and (seam.is_jump or (seam.is_overlap and not seam.is_exact)):
-        return Finding("data or random state", (), (), f"{claim}. Weights equal: look at data order and RNG")
+        return WeightsFinding("data or random state", (), (), f"{claim}. Weights equal: look at data order and RNG")
     if seam.is_jump:
-        return Finding("loss jump", (), (), claim)
-    return Finding("other loss" if seam.is_other else "no loss jump", (), (), claim, is_fault=seam.is_other)
+        return WeightsFinding("loss jump", (), (), claim)
+    return WeightsFinding("other loss" if seam.is_other else "no loss jump", (), (), claim, is_fault=seam.is_other)
 
 
 def _claim(seam: Seam) -> str:

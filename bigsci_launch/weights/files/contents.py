@@ -6,35 +6,35 @@ from collections.abc import Mapping
 
 from bigsci_launch.weights.files.deepspeed import layer_tensors, model_tensors, optimizer_tensors
 from bigsci_launch.weights.files.safetensors_file import read_safetensors
-from bigsci_launch.weights.files.sources import Contents, Model, Source
-from bigsci_launch.weights.files.tensors import OPTIMIZER_ROLES, Place, Role, StoredTensor, UnreadableFile
+from bigsci_launch.weights.files.sources import CheckpointMetadata, Contents, Source
+from bigsci_launch.weights.files.tensors import OPTIMIZER_ROLES, Place, StoredTensor, TensorRole, UnreadableFile
 from bigsci_launch.weights.files.torch_file import TensorNode, read_torch_file, stored, walk_tensors
 
 # What savers call the dictionary that holds the parameters, when they do not save it alone.
 CONTAINERS = ("module", "model", "state_dict", "model_state_dict")
 
 
-def read_contents(source: Source, model: Model) -> Contents:
+def read_contents(source: Source, metadata: CheckpointMetadata) -> Contents:
     """The tensors of a file, under their names in the whole model.
 
     Raises:
         UnreadableFile: the file cannot be read, or is laid out as no known version lays it out.
     """
     try:
-        return _read(source, model)
+        return _read(source, metadata)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         # A pickle may hold anything under the names that are looked up; the other files must still be compared.
         raise UnreadableFile(source.path, f"holds something unexpected ({type(error).__name__}: {error})") from error
 
 
-def _read(source: Source, model: Model) -> Contents:
-    if source.kind == "optimizer":
+def _read(source: Source, metadata: CheckpointMetadata) -> Contents:
+    if source.format == "optimizer":
         return optimizer_tensors(source)
-    if source.kind == "model_states":
+    if source.format == "model_states":
         return model_tensors(source)
-    if source.kind == "layer":
-        return layer_tensors(_read_tensors(source), source, model)
-    return Contents(_READERS.get(source.kind, _read_tensors)(source))
+    if source.format == "layer":
+        return layer_tensors(_read_tensors(source), source, metadata)
+    return Contents(_READERS.get(source.format, _read_tensors)(source))
 
 
 def dump_place(source: Source) -> Place:
@@ -43,7 +43,7 @@ def dump_place(source: Source) -> Place:
     Raises:
         UnreadableFile: the file cannot be read.
     """
-    if source.kind == "digests":
+    if source.format == "digests":
         from bigsci_launch.weights.files.digests import read_digests
 
         return read_digests(source.path).place
@@ -96,7 +96,7 @@ def _read_universal(source: Source) -> tuple[StoredTensor, ...]:
     name = source.path.parent.name
     tree = file.tree
     node = tree.get("param") if isinstance(tree, Mapping) else tree
-    role: Role | None = next((role for role in OPTIMIZER_ROLES if role == source.path.stem), None)
+    role: TensorRole | None = next((role for role in OPTIMIZER_ROLES if role == source.path.stem), None)
     if role is None or not isinstance(node, TensorNode):
         found = walk_tensors(tree)
         return tuple(stored(file, f"{source.label}.{at}".rstrip("."), "other", source.place, n) for at, n in found)

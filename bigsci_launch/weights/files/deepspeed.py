@@ -18,14 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.topology import Topology
-from bigsci_launch.weights.files.sources import Contents, Model, OptimizerGroup, Source, Unreadable, Weights
+from bigsci_launch.weights.files.sources import (
+    CheckpointMetadata,
+    Contents,
+    OptimizerGroup,
+    Source,
+    Unreadable,
+    Weights,
+)
 from bigsci_launch.weights.files.tensors import (
     DTYPE_BYTES,
     OPTIMIZER_ROLES,
     Place,
-    Role,
     Segment,
     StoredTensor,
+    TensorRole,
     UnreadableFile,
 )
 from bigsci_launch.weights.files.torch_file import Stub, TensorNode, TorchFile, read_torch_file, stored, walk_tensors
@@ -46,12 +53,12 @@ def locate_deepspeed(folder: Path, files: Sequence[Path], path: Path) -> Weights
     trees, broken = _read_states(states)
     topology = _topology(trees, files)
     tp_size = topology.tp if topology else _guess_tp(files)
-    model = _model(trees, tp_size)
+    metadata = _metadata(trees, tp_size)
     sources = tuple(_source(file, tp_size) for file in sorted(files))
-    lost = tuple(_missing(folder, topology, model, {file.name for file in files})) if topology else ()
+    lost = tuple(_missing(folder, topology, metadata, {file.name for file in files})) if topology else ()
     unreadable = {item.path for item in broken}
     kept = tuple(source for source in sources if source.path not in unreadable)
-    return Weights(path, "deepspeed", kept, topology, model, (*broken, *lost))
+    return Weights(path, "deepspeed", kept, topology, metadata, (*broken, *lost))
 
 
 def _read_states(states: Mapping[int, Path]) -> tuple[dict[int, Mapping[str, Any]], tuple[Unreadable, ...]]:
@@ -85,7 +92,7 @@ def _guess_tp(files: Sequence[Path]) -> int:
     return 1 + max((int(match[2]) for file in files if (match := LAYER.fullmatch(file.name))), default=0)
 
 
-def _model(trees: Mapping[int, Mapping[str, Any]], tp_size: int) -> Model:
+def _metadata(trees: Mapping[int, Mapping[str, Any]], tp_size: int) -> CheckpointMetadata:
     shapes: dict[int, dict[str, tuple[int, ...]]] = {}
     for index, tree in trees.items():
         if index % tp_size == 0:
@@ -93,7 +100,7 @@ def _model(trees: Mapping[int, Mapping[str, Any]], tp_size: int) -> Model:
     first = next(iter(trees.values()), {})
     steps, skipped = first.get("global_steps"), first.get("skipped_steps")
     info = first.get("universal_checkpoint_info")
-    return Model(
+    return CheckpointMetadata(
         shapes=shapes,
         global_steps=steps if isinstance(steps, int) else None,
         skipped_steps=skipped if isinstance(skipped, int) else 0,
@@ -123,14 +130,14 @@ def _source(file: Path, tp_size: int) -> Source:
     return Source(file, label, "aside")
 
 
-def _missing(folder: Path, topology: Topology, model: Model, present: set[str]) -> Iterator[Unreadable]:
-    """Files that the topology and the model call for and that are not there."""
+def _missing(folder: Path, topology: Topology, metadata: CheckpointMetadata, present: set[str]) -> Iterator[Unreadable]:
+    """Files that the topology and the metadata call for and that are not there."""
     model_parallel_ranks = range(topology.pp * topology.tp)
     names = [f"mp_rank_{mp:02d}_model_states.pt" for mp in model_parallel_ranks]
     if (prefix := _shard_prefix(present)) is not None:
         shards = ((dp, mp) for mp in model_parallel_ranks for dp in range(topology.dp))
         names += [f"{prefix}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt" for dp, mp in shards]
-    layers = sorted(_layers_on_disk(present) | (_layers_of_model(model) if _layers_on_disk(present) else set()))
+    layers = sorted(_layers_on_disk(present) | (_layers_in_metadata(metadata) if _layers_on_disk(present) else set()))
     names += [f"layer_{layer:02d}-model_{tp:02d}-model_states.pt" for layer in layers for tp in range(topology.tp)]
     for name in names:
         if name not in present:
@@ -141,8 +148,8 @@ def _layers_on_disk(present: set[str]) -> set[int]:
     return {int(match[1]) for name in present if (match := LAYER.fullmatch(name)) and name.endswith(".pt")}
 
 
-def _layers_of_model(model: Model) -> set[int]:
-    heads = (name.partition(".")[0] for shapes in model.shapes.values() for name in shapes)
+def _layers_in_metadata(metadata: CheckpointMetadata) -> set[int]:
+    heads = (name.partition(".")[0] for shapes in metadata.shapes.values() for name in shapes)
     return {int(head) for head in heads if head.isdigit()}
 
 
@@ -151,27 +158,27 @@ def _shard_prefix(present: set[str]) -> str | None:
     return None if name is None else name.partition("zero_pp_rank")[0]
 
 
-def named_by_layer(keys: Sequence[str], layer: int, model: Model) -> tuple[str, ...]:
+def named_by_layer(keys: Sequence[str], layer: int, metadata: CheckpointMetadata) -> tuple[str, ...]:
     """The parameters' names in the whole model, from their keys in the file of one layer.
 
     A layer whose keys are no `LAYER.key` of any stage is the first holder of a tied module.
     """
     plain = tuple(f"{layer}.{key}" for key in keys)
-    if not model.shapes or any(model.stage_of(name) is not None for name in plain):
+    if not metadata.shapes or any(metadata.stage_of(name) is not None for name in plain):
         return plain
-    for tied in model.tied_keys():
+    for tied in metadata.tied_keys():
         names = tuple(f"tied_modules.{tied}.{key}" for key in keys)
-        if any(model.stage_of(name) is not None for name in names):
+        if any(metadata.stage_of(name) is not None for name in names):
             return names
     return plain
 
 
-def layer_tensors(tensors: Sequence[StoredTensor], source: Source, model: Model) -> Contents:
+def layer_tensors(tensors: Sequence[StoredTensor], source: Source, metadata: CheckpointMetadata) -> Contents:
     """The tensors of a layer's file under their names in the whole model, each with its stage."""
     match = LAYER.fullmatch(source.path.name)
     assert match is not None
-    names = named_by_layer([tensor.name for tensor in tensors], int(match[1]), model)
-    stage = next((pp for name in names if (pp := model.stage_of(name)) is not None), None)
+    names = named_by_layer([tensor.name for tensor in tensors], int(match[1]), metadata)
+    stage = next((pp for name in names if (pp := metadata.stage_of(name)) is not None), None)
     place = Place(pp=stage, tp=source.place.tp)
     return Contents(
         tuple(
@@ -216,9 +223,9 @@ def _fragment(address: Any) -> tuple[int, int]:
     return int(fields.get("start", 0)), int(fields.get("numel", 0))
 
 
-def _flat_tensors(state: Mapping[str, Any]) -> dict[tuple[Role, int], TensorNode]:
+def _flat_tensors(state: Mapping[str, Any]) -> dict[tuple[TensorRole, int], TensorNode]:
     moments = _group_states(state)
-    flats: dict[tuple[Role, int], TensorNode] = {}
+    flats: dict[tuple[TensorRole, int], TensorNode] = {}
     for group, master in enumerate(state.get("single_partition_of_fp32_groups") or ()):
         held = moments.get(group, {})
         found = {"fp32": master, "exp_avg": held.get("exp_avg"), "exp_avg_sq": held.get("exp_avg_sq")}
@@ -235,7 +242,7 @@ def _group_states(state: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
 
 
 def _slices(
-    file: TorchFile, place: Place, role: Role, node: TensorNode, mapping: Mapping[str, tuple[int, int]]
+    file: TorchFile, place: Place, role: TensorRole, node: TensorNode, mapping: Mapping[str, tuple[int, int]]
 ) -> Iterator[StoredTensor]:
     whole = stored(file, "", role, place, node)
     width = DTYPE_BYTES[node.dtype]
@@ -285,5 +292,5 @@ def model_tensors(source: Source) -> Contents:
 
 
 def _model_tensor(file: TorchFile, place: Place, name: str, node: TensorNode) -> StoredTensor:
-    role: Role = "weight" if name.startswith("module.") else "other"
+    role: TensorRole = "weight" if name.startswith("module.") else "other"
     return stored(file, name.removeprefix("module."), role, place, node)

@@ -13,10 +13,17 @@ from bigsci_launch.errors import CheckpointError
 from bigsci_launch.topology import Topology
 from bigsci_launch.weights.files.contents import dump_place
 from bigsci_launch.weights.files.deepspeed import is_deepspeed_name, locate_deepspeed
-from bigsci_launch.weights.files.sources import Kind, Layout, Model, Source, Unreadable, Weights
+from bigsci_launch.weights.files.sources import (
+    CheckpointMetadata,
+    FileFormat,
+    Source,
+    Unreadable,
+    Weights,
+    WeightsLayout,
+)
 from bigsci_launch.weights.files.tensors import Place, UnreadableFile, os_reason
 
-Side = Literal["a", "b"]
+SideName = Literal["a", "b"]
 Moment = tuple[int, str]
 
 TENSOR_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
@@ -35,7 +42,7 @@ KNOWN = (
 )
 
 
-def open_weights(path: Path, side: Side = "a") -> Weights:
+def open_weights(path: Path, side: SideName = "a") -> Weights:
     """The weights at `path`: a file, a folder, or a folder of checkpoints whose `latest` names one.
 
     Of a folder with dumps of several moments, side `a` stands for the last dump after a step, side `b` for the first
@@ -69,7 +76,7 @@ def _open_file(path: Path) -> Weights:
     raise CheckpointError(f"{path}: not weights", hint=f"name {KNOWN}")
 
 
-def _open_folder(path: Path, side: Side) -> Weights:
+def _open_folder(path: Path, side: SideName) -> Weights:
     folder, notes = _chosen(path, side)
     for attempt in (_open_universal, _open_tensors, _open_digests, _open_texts):
         weights = attempt(folder, path, side)
@@ -78,7 +85,7 @@ def _open_folder(path: Path, side: Side) -> Weights:
     raise CheckpointError(f"{path}: not a checkpoint ({_holds(folder)})", hint=f"name {KNOWN}")
 
 
-def _open_universal(folder: Path, path: Path, side: Side) -> Weights | None:
+def _open_universal(folder: Path, path: Path, side: SideName) -> Weights | None:
     files = sorted((folder / "zero").glob("*/*.pt"))
     if not any(file.name == "fp32.pt" for file in files):
         return None
@@ -87,13 +94,13 @@ def _open_universal(folder: Path, path: Path, side: Side) -> Weights | None:
     )
 
 
-def _open_tensors(folder: Path, path: Path, side: Side) -> Weights | None:
+def _open_tensors(folder: Path, path: Path, side: SideName) -> Weights | None:
     files = _tensor_files(folder)
     if len({file.parent for file in files}) == 1 and any(is_deepspeed_name(file.name) for file in files):
         return locate_deepspeed(files[0].parent, files, path)
     if any(RANK_FILE.fullmatch(file.stem) for file in files):
         found = _by_rank(path, "rank dumps", tuple(_plain(folder, file, "dump") for file in files))
-        return replace(found, model=Model(global_steps=_steps_done(folder)))
+        return replace(found, metadata=CheckpointMetadata(global_steps=_steps_done(folder)))
     if not files:
         return None
     sources = tuple(_plain(folder, file, "plain") for file in files)
@@ -106,13 +113,13 @@ def _steps_done(dump: Path) -> int | None:
     return int(match[1]) - (match[2] == "before") if match else None
 
 
-def _open_digests(folder: Path, path: Path, side: Side) -> Weights | None:
+def _open_digests(folder: Path, path: Path, side: SideName) -> Weights | None:
     files = sorted(file for file in folder.iterdir() if DIGEST_FILE.fullmatch(file.name))
     sources = tuple(Source(file, file.name.partition(".")[0], "digests") for file in files)
     return _by_rank(path, "digests", sources) if sources else None
 
 
-def _open_texts(folder: Path, path: Path, side: Side) -> Weights | None:
+def _open_texts(folder: Path, path: Path, side: SideName) -> Weights | None:
     from bigsci_launch.weights.files.text_dump import is_text_dump, moment_of
 
     files = sorted(file for file in folder.glob("*.txt") if is_text_dump(file))
@@ -137,7 +144,7 @@ def _tensor_files(folder: Path) -> list[Path]:
     return []
 
 
-def _by_rank(path: Path, layout: Layout, sources: tuple[Source, ...]) -> Weights:
+def _by_rank(path: Path, layout: WeightsLayout, sources: tuple[Source, ...]) -> Weights:
     """Sources of one file per rank: the last rank stands at the far corner of the topology."""
     for source in reversed(sources):
         try:
@@ -159,7 +166,7 @@ def _topology(sources: Sequence[Source]) -> Topology | None:
     return Topology(**sizes)
 
 
-def _chosen(path: Path, side: Side) -> tuple[Path, tuple[str, ...]]:
+def _chosen(path: Path, side: SideName) -> tuple[Path, tuple[str, ...]]:
     """The folder that `latest` names; without one, the only checkpoint or the dump of the side, else `path` itself.
 
     Raises:
@@ -178,7 +185,7 @@ def _chosen(path: Path, side: Side) -> tuple[Path, tuple[str, ...]]:
     )
 
 
-def _only_choice(path: Path, side: Side) -> tuple[Path, tuple[str, ...]]:
+def _only_choice(path: Path, side: SideName) -> tuple[Path, tuple[str, ...]]:
     checkpoints = [item for item in path.iterdir() if STEP_FOLDER.fullmatch(item.name)]
     if len(checkpoints) > 1:
         names = ", ".join(sorted(folder.name for folder in checkpoints))
@@ -190,7 +197,7 @@ def _only_choice(path: Path, side: Side) -> tuple[Path, tuple[str, ...]]:
     return (dumps[moment], notes) if moment is not None else (path, ())
 
 
-def _choose_moment(moments: set[Moment], side: Side) -> tuple[Moment | None, tuple[str, ...]]:
+def _choose_moment(moments: set[Moment], side: SideName) -> tuple[Moment | None, tuple[str, ...]]:
     """The last moment after a step for side `a`, the first before one for `b`; a note where there was a choice."""
     if not moments:
         return None, ()
@@ -201,7 +208,7 @@ def _choose_moment(moments: set[Moment], side: Side) -> tuple[Moment | None, tup
     return moment, (f"{side.upper()} is the dump {moment[1]} step {moment[0]}, of {len(moments)} dumps there",)
 
 
-_SIDES: dict[Side, tuple[str, Callable[[Iterable[Moment]], Moment]]] = {"a": ("after", max), "b": ("before", min)}
+_SIDES: dict[SideName, tuple[str, Callable[[Iterable[Moment]], Moment]]] = {"a": ("after", max), "b": ("before", min)}
 
 
 def _holds(folder: Path) -> str:
@@ -218,15 +225,15 @@ def _entry_text(entry: Path) -> str:
     return f"{entry.name} ({'a folder' if entry.is_dir() else 'no file' if entry.exists() else 'a link to nothing'})"
 
 
-def _plain(folder: Path, file: Path, kind: Kind) -> Source:
+def _plain(folder: Path, file: Path, file_format: FileFormat) -> Source:
     relative = file.relative_to(folder).with_suffix("").as_posix()
     place = place_in_name(file.stem)
     if place.is_known:
-        return Source(file, str(place), kind, place)
+        return Source(file, str(place), file_format, place)
     match = MEGATRON_FOLDER.fullmatch(file.parent.name)
     if match:
         place = Place(pp=int(match[2] or 0), tp=int(match[1]))
-    return Source(file, MEGATRON_STEP.sub("", relative), kind, place)
+    return Source(file, MEGATRON_STEP.sub("", relative), file_format, place)
 
 
 def place_in_name(stem: str) -> Place:

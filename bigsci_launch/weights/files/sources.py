@@ -10,8 +10,8 @@ from typing import Literal
 from bigsci_launch.topology import Topology
 from bigsci_launch.weights.files.tensors import NOWHERE, Place, StoredTensor
 
-Layout = Literal["deepspeed", "universal", "rank dumps", "text dumps", "digests", "files"]
-Kind = Literal["layer", "model_states", "optimizer", "universal", "dump", "text", "digests", "aside", "plain"]
+WeightsLayout = Literal["deepspeed", "universal", "rank dumps", "text dumps", "digests", "files"]
+FileFormat = Literal["layer", "model_states", "optimizer", "universal", "dump", "text", "digests", "aside", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Source:
 
     path: Path
     label: str
-    kind: Kind
+    format: FileFormat
     place: Place = NOWHERE
 
 
@@ -51,8 +51,8 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """What the model states of a DeepSpeed checkpoint say of the whole.
+class CheckpointMetadata:
+    """What the model states of a DeepSpeed checkpoint say about the whole model.
 
     `shapes[pp][name]` is the shape of a parameter on that stage, on one tp rank.
     """
@@ -80,10 +80,10 @@ class Weights:
     """
 
     path: Path
-    layout: Layout
+    layout: WeightsLayout
     sources: tuple[Source, ...]
     topology: Topology | None = None
-    model: Model = Model()
+    metadata: CheckpointMetadata = CheckpointMetadata()
     broken: tuple[Unreadable, ...] = ()
     notes: tuple[str, ...] = ()
     beside: Weights | None = None

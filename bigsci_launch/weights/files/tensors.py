@@ -10,8 +10,8 @@ from typing import Literal
 
 from bigsci_launch.errors import CheckpointError
 
-Role = Literal["weight", "fp32", "exp_avg", "exp_avg_sq", "other"]
-OPTIMIZER_ROLES: tuple[Role, ...] = ("fp32", "exp_avg", "exp_avg_sq")
+TensorRole = Literal["weight", "fp32", "exp_avg", "exp_avg_sq", "other"]
+OPTIMIZER_ROLES: tuple[TensorRole, ...] = ("fp32", "exp_avg", "exp_avg_sq")
 
 # Names as in safetensors, sizes in bytes.
 DTYPE_BYTES = {
@@ -79,7 +79,7 @@ class StoredTensor:
     """
 
     name: str
-    role: Role
+    role: TensorRole
     place: Place
     dtype: str
     shape: tuple[int, ...]

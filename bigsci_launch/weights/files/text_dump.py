@@ -27,7 +27,7 @@ AFTER_GAP = -(1 << 40)
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class PrintedElement:
     """A printed element: its index (negative counts from the end), its value, and half the last digit's worth."""
 
     index: tuple[int, ...]
@@ -81,7 +81,7 @@ def _tensor(path: Path, place: Place, name: str, body: str) -> StoredTensor:
     return StoredTensor(name, "weight", place, dtype, (), (Segment(path, 0, 0),), printed=printed)
 
 
-def shown_elements(printed: str) -> list[Shown]:
+def printed_elements(printed: str) -> list[PrintedElement]:
     """The elements that a printed tensor shows, in order; its brackets match."""
     found: list[tuple[list[int], float, float]] = []
     counters: list[int] = []
@@ -98,7 +98,7 @@ def shown_elements(printed: str) -> list[Shown]:
             found.append((list(counters), _value(token), _slack(token)))
             if counters:
                 counters[-1] += 1
-    return [Shown(_index(at, sizes), value, slack) for at, value, slack in found]
+    return [PrintedElement(_index(at, sizes), value, slack) for at, value, slack in found]
 
 
 def _close_level(counters: list[int], sizes: dict[tuple[int, ...], int]) -> None:
@@ -126,7 +126,7 @@ def _slack(token: str) -> float:
     return 0.5 * 10.0 ** (int(exponent or 0) - len(digits)) if digits else 0.0
 
 
-def same_as_printed(x: Shown, y: Shown) -> bool:
+def same_as_printed(x: PrintedElement, y: PrintedElement) -> bool:
     """Whether two printed values may stand for one number."""
     if math.isnan(x.value) or math.isnan(y.value):
         return math.isnan(x.value) and math.isnan(y.value)
@@ -135,9 +135,9 @@ def same_as_printed(x: Shown, y: Shown) -> bool:
     return abs(x.value - y.value) <= (x.slack + y.slack) * (1 + 1e-9)
 
 
-def pairs_shown(a: StoredTensor, b: StoredTensor) -> Iterator[tuple[Shown, Shown]] | None:
+def printed_pairs(a: StoredTensor, b: StoredTensor) -> Iterator[tuple[PrintedElement, PrintedElement]] | None:
     """Elements that two printed tensors both show; None where they show others, so that the shapes differ."""
-    left, right = shown_elements(a.printed or ""), shown_elements(b.printed or "")
+    left, right = printed_elements(a.printed or ""), printed_elements(b.printed or "")
     if [element.index for element in left] != [element.index for element in right]:
         return None
     return zip(left, right, strict=True)
@@ -145,7 +145,7 @@ def pairs_shown(a: StoredTensor, b: StoredTensor) -> Iterator[tuple[Shown, Shown
 
 def printed_note(tensors: Sequence[tuple[StoredTensor, int | None]]) -> str:
     """How little printed tensors show, in words; beside each, how many elements it has, where that is known."""
-    counts = [len(shown_elements(tensor.printed or "")) for tensor, _ in tensors]
+    counts = [len(printed_elements(tensor.printed or "")) for tensor, _ in tensors]
     totals = [total for _, total in tensors if total is not None]
     if len(totals) == len(tensors):
         share = f"{sum(counts):,} of {sum(totals):,} elements ({format_percent(sum(counts) / max(1, sum(totals)))})"

@@ -20,9 +20,9 @@ from bigsci_launch.weights.files.mapped import MappedFile
 from bigsci_launch.weights.files.tensors import (
     DTYPE_BYTES,
     Place,
-    Role,
     Segment,
     StoredTensor,
+    TensorRole,
     UnreadableFile,
     os_reason,
 )
@@ -124,7 +124,7 @@ class TensorNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class StorageRecord:
     """Where the bytes of a storage lie in the file; `crc` as the zip directory states it, None in legacy files."""
 
     offset: int
@@ -138,7 +138,7 @@ class TorchFile:
 
     path: Path
     tree: Any
-    records: Mapping[str, Record]
+    records: Mapping[str, StorageRecord]
 
 
 @dataclass
@@ -249,18 +249,18 @@ def _read_zip(file: MappedFile) -> TorchFile:
     return TorchFile(file.path, tree, storages)
 
 
-def _bytes(file: MappedFile, record: Record) -> bytes:
+def _bytes(file: MappedFile, record: StorageRecord) -> bytes:
     return bytes(file.memory[record.offset : record.offset + min(record.num_bytes, MAX_PICKLE_BYTES)])
 
 
-def _zip_record(file: MappedFile, info: zipfile.ZipInfo) -> Record:
+def _zip_record(file: MappedFile, info: zipfile.ZipInfo) -> StorageRecord:
     if info.compress_type != zipfile.ZIP_STORED:
         raise UnreadableFile(file.path, f"record {info.filename} is compressed, which torch.save never does")
     name_length, extra_length = struct.unpack_from("<HH", file.memory, info.header_offset + 26)
     offset = info.header_offset + 30 + name_length + extra_length
     if offset + info.file_size > len(file):
         raise UnreadableFile(file.path, f"truncated: record {info.filename} ends after the file")
-    return Record(offset, info.file_size, info.CRC)
+    return StorageRecord(offset, info.file_size, info.CRC)
 
 
 def _read_legacy(file: MappedFile) -> TorchFile:
@@ -277,7 +277,7 @@ def _read_legacy(file: MappedFile) -> TorchFile:
 
 def _legacy_records(
     file: MappedFile, offset: int, keys: list[Any], widths: Mapping[str, int]
-) -> Iterator[tuple[str, Record]]:
+) -> Iterator[tuple[str, StorageRecord]]:
     for key in map(str, keys):
         if offset + 8 > len(file):
             raise UnreadableFile(file.path, f"truncated after {len(file):,} bytes: storage {key} is missing")
@@ -286,7 +286,7 @@ def _legacy_records(
         offset += 8
         if num_elements < 0 or offset + num_bytes > len(file):
             raise UnreadableFile(file.path, f"truncated after {len(file):,} bytes: storage {key} ends after the file")
-        yield key, Record(offset, num_bytes)
+        yield key, StorageRecord(offset, num_bytes)
         offset += num_bytes
 
 
@@ -304,7 +304,7 @@ def walk_tensors(tree: Any, prefix: str = "", seen: set[int] | None = None) -> I
         yield from walk_tensors(value, f"{prefix}.{key}" if prefix else str(key), seen)
 
 
-def stored(file: TorchFile, name: str, role: Role, place: Place, node: TensorNode) -> StoredTensor:
+def stored(file: TorchFile, name: str, role: TensorRole, place: Place, node: TensorNode) -> StoredTensor:
     """A tensor of a torch file with the bytes it lies in.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bigsci_launch.weights.files.tensors import Place, Role, StoredTensor
+from bigsci_launch.weights.files.tensors import Place, StoredTensor, TensorRole
 from bigsci_launch.weights.match.replicas import Hints, is_replicated
 
 Relation = Literal["tied copies", "tp replicas", "dp replicas", "16-bit and its master"]
@@ -68,7 +68,7 @@ def master_pairs(tensors: Sequence[StoredTensor]) -> Iterator[CopyPair]:
 
 def _grouped(tensors: Sequence[StoredTensor], axis: str) -> Iterator[list[StoredTensor]]:
     """Tensors that differ in their place on one axis alone, in order of their index; groups of two or more."""
-    groups: dict[tuple[Role, str, Place], list[StoredTensor]] = {}
+    groups: dict[tuple[TensorRole, str, Place], list[StoredTensor]] = {}
     for tensor in tensors:
         if tensor.role != "other" and getattr(tensor.place, axis) is not None:
             groups.setdefault((tensor.role, tensor.name, _without(tensor.place, axis)), []).append(tensor)

@@ -9,28 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bigsci_launch.weights.files.sources import Model
+from bigsci_launch.weights.files.sources import CheckpointMetadata
 from bigsci_launch.weights.files.tensors import (
     OPTIMIZER_ROLES,
     Place,
-    Role,
     Segment,
     StoredTensor,
     TensorPair,
+    TensorRole,
     cut_segments,
 )
 from bigsci_launch.weights.match.replicas import Hints, is_replicated, matches
 
 # Stands for the shape of a printed parameter, of which a name tells no more than that it is a vector.
 UNKNOWN = (0,)
-Key = tuple[Role, str]
-# One copy of a parameter: its shards in order of the tp rank.
+TensorKey = tuple[TensorRole, str]
+# The copies of a parameter by (pp, dp): the shards of each in order of the tp rank.
 Copies = dict[tuple[int | None, int | None], list[StoredTensor]]
 
 
-def join_dp(tensors: Sequence[StoredTensor], model: Model) -> list[StoredTensor]:
+def join_dp(tensors: Sequence[StoredTensor], metadata: CheckpointMetadata) -> list[StoredTensor]:
     """The same tensors with the flat slices of each optimizer state joined over dp, in the shape of the parameter."""
-    slices: dict[tuple[Role, str, int | None, int | None], list[StoredTensor]] = {}
+    slices: dict[tuple[TensorRole, str, int | None, int | None], list[StoredTensor]] = {}
     joined: list[StoredTensor] = []
     for tensor in tensors:
         if tensor.role in OPTIMIZER_ROLES and tensor.place.dp is not None:
@@ -41,7 +41,7 @@ def join_dp(tensors: Sequence[StoredTensor], model: Model) -> list[StoredTensor]
         ordered = sorted(pieces, key=lambda piece: piece.place.dp or 0)
         segments = tuple(segment for piece in ordered for segment in piece.segments)
         length = sum(piece.num_elements for piece in ordered)
-        shape = model.shapes.get(pp or 0, {}).get(name, (length,))
+        shape = metadata.shapes.get(pp or 0, {}).get(name, (length,))
         whole = StoredTensor(name, role, Place(pp, tp), ordered[0].dtype, shape, segments)
         joined.append(whole if whole.num_elements == length else replace(whole, shape=(length,)))
     return joined
@@ -64,11 +64,11 @@ def pair_logically(
                 yield from ((part, None) if is_left else (None, part) for part in copy)
 
 
-def _by_key(tensors: Sequence[StoredTensor]) -> dict[Key, Copies]:
-    found: dict[Key, Copies] = {}
-    seen: set[tuple[Key, Place]] = set()
+def _by_key(tensors: Sequence[StoredTensor]) -> dict[TensorKey, Copies]:
+    found: dict[TensorKey, Copies] = {}
+    seen: set[tuple[TensorKey, Place]] = set()
     for tensor in tensors:
-        key: Key = (tensor.role, tensor.name)
+        key: TensorKey = (tensor.role, tensor.name)
         if (key, tensor.place) in seen:
             # Two files hold this name at no place that would tell them apart: the file does.
             key = (tensor.role, f"{tensor.path.stem}: {tensor.name}")
@@ -219,7 +219,7 @@ def _halves(parts: Sequence[StoredTensor]) -> list[tuple[Segment, ...]]:
     ]
 
 
-def shared_roles(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> tuple[set[Role], list[str]]:
+def shared_roles(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> tuple[set[TensorRole], list[str]]:
     """Roles that both sides hold, and a sentence for each side about what the other lacks."""
     roles_a, roles_b = _roles(a), _roles(b)
     notes = [
@@ -230,7 +230,7 @@ def shared_roles(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> tuple[
     return roles_a & roles_b, notes
 
 
-def _roles(tensors: Sequence[StoredTensor]) -> set[Role]:
+def _roles(tensors: Sequence[StoredTensor]) -> set[TensorRole]:
     return {tensor.role for tensor in tensors} - {"other"}
 
 

@@ -9,7 +9,14 @@ from pathlib import Path
 from bigsci_launch.weights.files.contents import read_contents
 from bigsci_launch.weights.files.locate import labels
 from bigsci_launch.weights.files.mapped import allow_many_files
-from bigsci_launch.weights.files.sources import Contents, Model, OptimizerGroup, Source, Unreadable, Weights
+from bigsci_launch.weights.files.sources import (
+    CheckpointMetadata,
+    Contents,
+    OptimizerGroup,
+    Source,
+    Unreadable,
+    Weights,
+)
 from bigsci_launch.weights.files.tensors import NOWHERE, Place, StoredTensor, TensorPair, UnreadableFile
 
 # Pairs that travel together where they do not come from one file.
@@ -17,10 +24,10 @@ PAIRS_AT_A_TIME = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class PairBatch:
     """Pairs that are compared together. None on one side: the other alone has it.
 
-    `equal` names tensors at `place` that are known to be equal already. `owns_files`: no other bundle needs its files.
+    `equal` names tensors at `place` that are known to be equal already. `owns_files`: no other batch needs its files.
     """
 
     title: str
@@ -36,7 +43,7 @@ class Bundle:
 class Pairing:
     """What is compared with what, and what must be said of it."""
 
-    bundles: Iterator[Bundle]
+    batches: Iterator[PairBatch]
     notes: tuple[str, ...] = ()
 
 
@@ -53,48 +60,50 @@ def pair_weights(a: Weights, b: Weights) -> Pairing:
 
 def _are_other_models(a: Weights, b: Weights) -> bool:
     """Whether the sides hold other parameters, so that ZeRO cuts their flat shards at other places."""
-    is_known = a.model.shapes.keys() == b.model.shapes.keys() and not (a.broken or b.broken)
-    return is_known and a.model.shapes != b.model.shapes
+    is_known = a.metadata.shapes.keys() == b.metadata.shapes.keys() and not (a.broken or b.broken)
+    return is_known and a.metadata.shapes != b.metadata.shapes
 
 
 def _by_file(
     a: Weights, b: Weights, left: dict[str, Source], right: dict[str, Source], names: Sequence[str]
-) -> Iterator[Bundle]:
-    model_a, model_b = _models(a, b)
+) -> Iterator[PairBatch]:
+    metadata_a, metadata_b = _metadata_of_both(a, b)
     lost = {item.path.stem for item in (*a.broken, *b.broken) if item.path.exists()}
     for name in names:
         source_a, source_b = left.get(name), right.get(name)
         if (source_a is None or source_b is None) and name in lost:
             continue
-        if source_a and source_b and source_a.kind == source_b.kind == "digests":
-            yield _digest_bundle(name, source_a, source_b)
+        if source_a and source_b and source_a.format == source_b.format == "digests":
+            yield _digest_batch(name, source_a, source_b)
         else:
-            yield _file_bundle(name, source_a, source_b, model_a, model_b)
+            yield _file_batch(name, source_a, source_b, metadata_a, metadata_b)
 
 
-def _models(a: Weights, b: Weights) -> tuple[Model, Model]:
-    """The models of both sides; where one lost files that name its parameters, the other's stands in."""
-    if len(a.model.shapes) == len(b.model.shapes):
-        return a.model, b.model
-    fuller = max(a.model, b.model, key=lambda model: len(model.shapes))
+def _metadata_of_both(a: Weights, b: Weights) -> tuple[CheckpointMetadata, CheckpointMetadata]:
+    """The metadata of both sides; where one lost files that name its parameters, the other's is taken for both."""
+    if len(a.metadata.shapes) == len(b.metadata.shapes):
+        return a.metadata, b.metadata
+    fuller = max(a.metadata, b.metadata, key=lambda metadata: len(metadata.shapes))
     return fuller, fuller
 
 
-def _file_bundle(name: str, a: Source | None, b: Source | None, model_a: Model, model_b: Model) -> Bundle:
+def _file_batch(
+    name: str, a: Source | None, b: Source | None, metadata_a: CheckpointMetadata, metadata_b: CheckpointMetadata
+) -> PairBatch:
     unreadable = []
     contents = []
-    for source, model in ((a, model_a), (b, model_b)):
+    for source, metadata in ((a, metadata_a), (b, metadata_b)):
         try:
-            contents.append(read_contents(source, model) if source else Contents(()))
+            contents.append(read_contents(source, metadata) if source else Contents(()))
         except UnreadableFile as error:
             unreadable.append(Unreadable(error.path, error.why))
     if unreadable:
-        return Bundle(name, unreadable=tuple(unreadable))
+        return PairBatch(name, unreadable=tuple(unreadable))
     left, right = contents
     source = a or b
     assert source is not None
     groups = ((source.place, left.groups, right.groups),) if left.groups or right.groups else ()
-    return Bundle(name, tuple(pair_tensors(left.tensors, right.tensors)), groups=groups)
+    return PairBatch(name, tuple(pair_tensors(left.tensors, right.tensors)), groups=groups)
 
 
 def pair_tensors(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> Iterator[TensorPair]:
@@ -106,16 +115,16 @@ def pair_tensors(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> Iterat
         yield None, tensor
 
 
-def _digest_bundle(name: str, a: Source, b: Source) -> Bundle:
+def _digest_batch(name: str, a: Source, b: Source) -> PairBatch:
     """Digests of one rank on both sides: only what differs becomes a pair of tensors."""
     from bigsci_launch.weights.files.digests import digest_tensor, read_two_digests
 
     try:
         left, right = read_two_digests(a.path, b.path)
     except UnreadableFile as error:
-        return Bundle(name, unreadable=(Unreadable(error.path, error.why),))
+        return PairBatch(name, unreadable=(Unreadable(error.path, error.why),))
     if left.entries is right.entries:
-        return Bundle(name, equal=tuple(left.entries), place=left.place)
+        return PairBatch(name, equal=tuple(left.entries), place=left.place)
     equal = tuple(name for name, entry in left.entries.items() if right.entries.get(name) == entry)
     known = set(equal)
     pairs: list[TensorPair] = [
@@ -124,7 +133,7 @@ def _digest_bundle(name: str, a: Source, b: Source) -> Bundle:
         if name not in known
     ]
     pairs += [(None, digest_tensor(right, name)) for name in right.entries if name not in left.entries]
-    return Bundle(name, tuple(pairs), equal=equal, place=left.place)
+    return PairBatch(name, tuple(pairs), equal=equal, place=left.place)
 
 
 def _by_name(a: Weights, b: Weights, notes: tuple[str, ...]) -> Pairing:
@@ -140,7 +149,7 @@ def _by_name(a: Weights, b: Weights, notes: tuple[str, ...]) -> Pairing:
     roles, lacking = shared_roles(left, right)
     left, right = ([tensor for tensor in side if tensor.role in roles] for side in (left, right))
     lost: list[StoredTensor] = []
-    hints = Hints.of_model(a.model if a.model.universal_info else b.model)
+    hints = Hints.of_metadata(a.metadata if a.metadata.universal_info else b.metadata)
     pairs = list(pair_logically(left, right, hints, lost))
     unreadable += _cut_otherwise(lost)
     allow_many_files()
@@ -168,16 +177,16 @@ def _all_tensors(weights: Weights, unreadable: list[Unreadable]) -> list[StoredT
     tensors: list[StoredTensor] = []
     for source in weights.sources:
         try:
-            tensors += read_contents(source, weights.model).tensors
+            tensors += read_contents(source, weights.metadata).tensors
         except UnreadableFile as error:
             unreadable.append(Unreadable(error.path, error.why))
     from bigsci_launch.weights.match.logical import join_dp
 
-    return join_dp(tensors, weights.model)
+    return join_dp(tensors, weights.metadata)
 
 
-def _cut(pairs: Sequence[TensorPair], unreadable: tuple[Unreadable, ...]) -> Iterator[Bundle]:
+def _cut(pairs: Sequence[TensorPair], unreadable: tuple[Unreadable, ...]) -> Iterator[PairBatch]:
     if unreadable or not pairs:
-        yield Bundle("", unreadable=unreadable)
+        yield PairBatch("", unreadable=unreadable)
     for start in range(0, len(pairs), PAIRS_AT_A_TIME):
-        yield Bundle("", tuple(pairs[start : start + PAIRS_AT_A_TIME]), owns_files=False)
+        yield PairBatch("", tuple(pairs[start : start + PAIRS_AT_A_TIME]), owns_files=False)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bigsci_launch.weights.files.sources import Model
+from bigsci_launch.weights.files.sources import CheckpointMetadata
 
 NORM = re.compile(r"norm|(?:^|[._])ln(?:[._\d]|$)", re.IGNORECASE)
 # Second linear layers of attention and MLP, as the frameworks name them: cut over their inputs, so the bias is whole.
@@ -26,9 +26,9 @@ class Hints:
     vocab_size: int | None = None
 
     @classmethod
-    def of_model(cls, model: Model) -> Hints:
+    def of_metadata(cls, metadata: CheckpointMetadata) -> Hints:
         def patterns(key: str) -> tuple[str, ...]:
-            found = model.universal_info.get(key)
+            found = metadata.universal_info.get(key)
             return tuple(map(str, found)) if isinstance(found, (list, tuple)) else ()
 
         return cls(
@@ -36,7 +36,7 @@ class Hints:
             by_row=patterns("parameter_with_row_parallelism_patterns"),
             in_halves=patterns("parameter_with_2_sub_params_cat_dim_0"),
             vocabulary=patterns("vocabulary_parameter_patterns"),
-            vocab_size=size if isinstance(size := model.universal_info.get("original_vocab_size"), int) else None,
+            vocab_size=size if isinstance(size := metadata.universal_info.get("original_vocab_size"), int) else None,
         )
 
 

@@ -14,7 +14,7 @@ MAX_NAMES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class HeatMapCell:
     """The tensors of one (pp, tp) over all dp ranks: how many names were compared, how many differ, and which."""
 
     held: int
@@ -27,7 +27,7 @@ class Cell:
         return max(1, round(100 * self.differing / self.held)) if self.differing else 0
 
 
-def heat_map(comparison: Comparison) -> tuple[list[int], list[tuple[int, list[Cell | None]]]]:
+def heat_map(comparison: Comparison) -> tuple[list[int], list[tuple[int, list[HeatMapCell | None]]]]:
     """Columns (tp) and rows (pp) of the map; empty where no place is known. A place without an index counts as 0."""
     held: dict[tuple[int, int], set[str]] = {}
     differing: dict[tuple[int, int], set[str]] = {}
@@ -45,10 +45,10 @@ def heat_map(comparison: Comparison) -> tuple[list[int], list[tuple[int, list[Ce
     return tps, [(pp, [_cell(held.get((pp, tp)), differing.get((pp, tp), set())) for tp in tps]) for pp in pps]
 
 
-def _cell(held: set[str] | None, differing: set[str]) -> Cell | None:
+def _cell(held: set[str] | None, differing: set[str]) -> HeatMapCell | None:
     if not held:
         return None
-    return Cell(len(held | differing), len(differing), names_text(tuple(sorted(differing)), MAX_NAMES))
+    return HeatMapCell(len(held | differing), len(differing), names_text(tuple(sorted(differing)), MAX_NAMES))
 
 
 def render_page(comparison: Comparison) -> str:

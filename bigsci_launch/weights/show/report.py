@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigsci_launch.units import format_bytes, format_percent
-from bigsci_launch.weights.compare.comparison import Comparison, Difference, Finding, names_text, where_text
+from bigsci_launch.weights.compare.comparison import Comparison, Difference, WeightsFinding, names_text, where_text
 from bigsci_launch.weights.compare.places import describe_places, describe_range, is_product
 from bigsci_launch.weights.files.tensors import StoredTensor
 
@@ -226,7 +226,7 @@ def _side_document(tensor: StoredTensor | None) -> dict[str, Any] | None:
     return {"file": str(tensor.path), "dtype": tensor.dtype, "shape": list(tensor.shape)}
 
 
-def _finding_document(finding: Finding) -> dict[str, Any]:
+def _finding_document(finding: WeightsFinding) -> dict[str, Any]:
     coordinates = [coordinate for place in finding.places if (coordinate := place.as_dict()) is not None]
     return {
         "pattern": finding.pattern,

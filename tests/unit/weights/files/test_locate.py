@@ -25,9 +25,9 @@ def test_a_deepspeed_checkpoint_knows_its_topology_and_its_tied_layer(tmp_path: 
     tiny(tp=2, pp=2, dp=2).write(tmp_path)
     weights = open_weights(tmp_path)
     assert (weights.layout, weights.topology) == ("deepspeed", Topology(tp=2, pp=2, dp=2))
-    assert weights.model.tied_keys() == ("embed",)
-    assert weights.model.stage_of("2.up.weight") == 1
-    assert weights.model.global_steps == 20
+    assert weights.metadata.tied_keys() == ("embed",)
+    assert weights.metadata.stage_of("2.up.weight") == 1
+    assert weights.metadata.global_steps == 20
     assert not weights.broken
     assert len(weights.sources) == 6 + 4 + 8
 
@@ -46,7 +46,7 @@ def test_missing_shards_are_named_from_the_topology(tmp_path: Path, tiny: Callab
 def test_latest_chooses_and_a_dangling_latest_is_an_error(tmp_path: Path, tiny: Callable[..., Any]) -> None:
     tiny(step=10).write(tmp_path)
     tiny(step=20).write(tmp_path)
-    assert open_weights(tmp_path).model.global_steps == 20
+    assert open_weights(tmp_path).metadata.global_steps == 20
     (tmp_path / "latest").write_text("global_step30")
     with pytest.raises(CheckpointError, match="names global_step30, which is not there") as caught:
         open_weights(tmp_path)
@@ -59,7 +59,7 @@ def test_latest_chooses_and_a_dangling_latest_is_an_error(tmp_path: Path, tiny: 
 def test_the_only_checkpoint_needs_no_latest(tmp_path: Path, tiny: Callable[..., Any]) -> None:
     tiny(step=10).write(tmp_path)
     (tmp_path / "latest").unlink()
-    assert open_weights(tmp_path).model.global_steps == 10
+    assert open_weights(tmp_path).metadata.global_steps == 10
 
 
 def test_nested_files_of_megatron_are_found(tmp_path: Path, save_arrays: Callable[..., Path]) -> None:
@@ -166,18 +166,18 @@ def test_model_states_of_another_make_are_read_as_far_as_they_go(tmp_path: Path,
         torch.save({**states, **odd}, folder / "mp_rank_00_model_states.pt")
         assert open_weights(folder).topology == Topology(tp=1, pp=1, dp=1)
     torch.save([1, 2], folder / "mp_rank_00_model_states.pt")
-    assert open_weights(folder).model.shapes == {0: {}}
+    assert open_weights(folder).metadata.shapes == {0: {}}
 
 
 def test_a_shard_of_another_make_is_named(tmp_path: Path, tiny: Callable[..., Any]) -> None:
     folder = tiny(tp=1, pp=1, dp=1).write(tmp_path)
     weights = open_weights(folder)
-    (source,) = (source for source in weights.sources if source.kind == "optimizer")
+    (source,) = (source for source in weights.sources if source.format == "optimizer")
     for odd in ({"param_slice_mappings": [5]}, {"single_partition_of_fp32_groups": 7}):
         shard = {"param_slice_mappings": [], "single_partition_of_fp32_groups": [], "base_optimizer_state": {}, **odd}
         torch.save({"optimizer_state_dict": shard}, source.path)
         with pytest.raises(UnreadableFile, match="holds something unexpected"):
-            read_contents(source, weights.model)
+            read_contents(source, weights.metadata)
 
 
 def test_a_run_is_known_by_its_name(tmp_path: Path, tiny: Any, diff: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigsci_launch.weights.files.tensors import Place
-from bigsci_launch.weights.files.text_dump import read_text_dump, shown_elements
+from bigsci_launch.weights.files.text_dump import printed_elements, read_text_dump
 
 TIED = "module.tied_modules.embed.word_embeddings"
 # The diff that told BLOOM's engineers of their two bugs, side a and side b, as printed.
@@ -101,8 +101,8 @@ def test_what_torch_prints_is_read_back(
     path = tmp_path_factory.mktemp("text") / "debug-1-pp0-tp0-dp0-after.txt"
     path.write_text(f"module.w={value}\nmodule.v={torch.nn.Parameter(torch.ones(3))}\n")
     w, v = read_text_dump(path, Place(0, 0, 0))
-    assert (w.name, v.name, len(shown_elements(v.printed or ""))) == ("w", "v", 3)
-    shown = shown_elements(w.printed or "")
+    assert (w.name, v.name, len(printed_elements(v.printed or ""))) == ("w", "v", 3)
+    shown = printed_elements(w.printed or "")
     assert shown
     for element in shown:
         assert abs(float(value[element.index]) - element.value) <= element.slack * (1 + 1e-6) + 1e-12 * abs(
