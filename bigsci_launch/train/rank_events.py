@@ -9,13 +9,11 @@ import traceback
 from typing import Any
 
 from bigsci_launch.errors import BslError
+from bigsci_launch.lost_peer import says_lost_peer
 from bigsci_launch.runs.events import EventWriter
 from bigsci_launch.runs.layout import write_json
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.train.place import Place
-
-# Messages of gloo and NCCL on ranks that only lost their peer; the cause is on another rank.
-_PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
 
 class RankReport:
@@ -77,4 +75,4 @@ class RankReport:
 
 def is_lost_peer(error: BaseException) -> bool:
     """Return whether the error only says that a peer is gone; the cause is then on that other rank."""
-    return any(phrase in str(error) for phrase in _PEER_LOST)
+    return says_lost_peer(f"{type(error).__name__}: {error}")

@@ -18,6 +18,7 @@ from types import ModuleType
 import pytest
 
 from bigsci_launch import procfs
+from bigsci_launch.lost_peer import LOST_PEER
 
 from .conftest import PACKAGE, Parsed
 
@@ -125,3 +126,11 @@ def cuts_at_parenthesis(tree: ast.Module) -> bool:
         and [argument.value for argument in call.args[:1] if isinstance(argument, ast.Constant)] == [")"]
         for call in calls
     )
+
+
+# ------------------------------------------------------------------------------------------- lost peers
+
+
+def test_a_lost_peer_has_the_same_words_on_both_sides(program: Program) -> None:
+    theirs = program("exit_reason").CASCADE
+    assert (theirs.pattern, theirs.flags) == (LOST_PEER.pattern, LOST_PEER.flags)

@@ -10,17 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from bigsci_launch.lost_peer import says_lost_peer
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.conclusion import Conclusion, Side, count_ranks, name_ranks
 from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
 
-LOST_PEER = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|broken ?pipe|closed by (peer|remote)|remote (process|peer|error)"
-    r"|ConnectionResetError|caused pair closure|socket closed|no route to host|DistNetworkError|failed to recv, got 0",
-    re.IGNORECASE,
-)
-"""What gloo, NCCL and plain sockets say when the rank at the other end is gone."""
 OTHER_AMOUNT = re.compile(r"EnforceNotMet|enforce fail at.*(preamble|nbytes|length)", re.IGNORECASE)
 AMOUNTS = re.compile(r"(\d+) vs\.? (\d+)")
 
@@ -38,7 +33,7 @@ def _order(seen: RankEvidence) -> tuple[bool, bool, float, int]:
 
 def lost_peer(seen: RankEvidence) -> bool:
     """Whether the rank failed because another one was gone."""
-    return LOST_PEER.search(words_of(seen)) is not None
+    return says_lost_peer(words_of(seen))
 
 
 def words_of(seen: RankEvidence) -> str:

@@ -1,0 +1,40 @@
+"""Which errors only say that another rank is gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from bigsci_launch.lost_peer import says_lost_peer
+from bigsci_launch.train.rank_events import is_lost_peer
+
+LOST = (
+    RuntimeError(
+        "[pair.cc:553] Connection closed by peer [10.0.0.3]:23436. This is typically caused by a remote worker"
+    ),
+    RuntimeError("[pair.cc:460] Read error [10.0.0.3]:23436: Connection reset by peer"),
+    RuntimeError("[pair.cc:142] Writing: Socket closed [10.0.0.3]:23436"),
+    RuntimeError("NCCL error: remote process exited or there was a network error, NCCL version 2.21.5"),
+    RuntimeError("socketProgress: Connection closed by remote peer iam12<40123>"),
+    RuntimeError("failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"),
+    ConnectionResetError(104, ""),
+    BrokenPipeError(32, "Broken pipe"),
+    ConnectionRefusedError(111, "Connection refused"),
+    OSError(113, "No route to host"),
+)
+OWN = (
+    FloatingPointError("loss is NaN at step 12"),
+    RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("[enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 512 vs 256."),
+    TimeoutError("no answer to a connection in 300 s"),
+)
+
+
+@pytest.mark.parametrize("error", LOST, ids=str)
+def test_a_lost_peer_is_recognised_by_type_and_message(error: Exception) -> None:
+    assert says_lost_peer(f"{type(error).__name__}: {error}")
+    assert is_lost_peer(error)
+
+
+@pytest.mark.parametrize("error", OWN, ids=str)
+def test_a_failure_of_its_own_is_not_a_lost_peer(error: Exception) -> None:
+    assert not is_lost_peer(error)
