@@ -17,7 +17,7 @@ import traceback
 
 from bigsci_launch.config.load import load_resolved
 from bigsci_launch.errors import BslError, ConfigError
-from bigsci_launch.train.place import Place, require_topology, this_place
+from bigsci_launch.train.identity import RankIdentity, require_topology, this_rank
 from bigsci_launch.train.rank_events import RankReport
 from bigsci_launch.train.stop import StopFlag
 
@@ -25,12 +25,12 @@ from bigsci_launch.train.stop import StopFlag
 def main() -> None:
     """Run this rank until it finishes or fails."""
     try:
-        place = this_place()
+        identity = this_rank()
     except BslError as error:
         sys.exit(_explain(error))
-    report, stop = RankReport(place), StopFlag()
+    report, stop = RankReport(identity), StopFlag()
     try:
-        reason = _train(place, report, stop)
+        reason = _train(identity, report, stop)
     except BaseException as error:
         report.fail(error)
         report.close()
@@ -44,10 +44,10 @@ def main() -> None:
     _leave()
 
 
-def _train(place: Place, report: RankReport, stop: StopFlag) -> str:
-    config = load_resolved(place.attempt.config)
-    topology = require_topology(config, place.world_size)
-    report.start(topology.coordinate(place.rank))
+def _train(identity: RankIdentity, report: RankReport, stop: StopFlag) -> str:
+    config = load_resolved(identity.attempt.config)
+    topology = require_topology(config, identity.world_size)
+    report.start(topology.coordinate(identity.rank))
     report.phase("init")
     # Imported late: a wrong config must fail before torch takes seconds to import.
     try:
@@ -58,7 +58,7 @@ def _train(place: Place, report: RankReport, stop: StopFlag) -> str:
         from bigsci_launch.train.loop import train
     except ModuleNotFoundError as error:
         raise BslError(f"{error.name} is not installed", hint="pip install 'bigsci-launch[train]'") from error
-    return train(config, topology, place, report, stop)
+    return train(config, topology, identity, report, stop)
 
 
 def _leave() -> None:

@@ -16,17 +16,17 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from bigsci_launch.runs.layout import write_json
-from bigsci_launch.train.place import Place
+from bigsci_launch.train.identity import RankIdentity
 
 log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def offered_recorder(place: Place) -> Iterator[None]:
+def offered_recorder(identity: RankIdentity) -> Iterator[None]:
     """Serve this rank's flight recorder inside the `with` block; do without if torch or the file system cannot."""
-    socket = place.attempt.recorder_socket(place.rank)
+    socket = identity.attempt.recorder_socket(identity.rank)
     try:
-        write_json(place.attempt.recorder_groups(place.rank), {"members": group_members()})
+        write_json(identity.attempt.recorder_groups(identity.rank), {"members": group_members()})
         server = _start_server(socket)
     except (ImportError, OSError, RuntimeError) as error:
         log.warning("no flight recorder for `bsl spy`: %s", error)

@@ -18,19 +18,19 @@ from bigsci_launch.train.evaluation import evaluate, format_evaluation, is_evalu
 from bigsci_launch.train.flight_recorder import offered_recorder
 from bigsci_launch.train.flops import FlopCounter
 from bigsci_launch.train.guards.watch import Guards, make_guards
+from bigsci_launch.train.identity import RankIdentity
 from bigsci_launch.train.log_line import StepResult, format_step, step_record
 from bigsci_launch.train.mischief.defects import Defects
 from bigsci_launch.train.mischief.faults import Faults
 from bigsci_launch.train.optimizer import loss_scale, set_learning_rate
 from bigsci_launch.train.parallel.pipeline import build_engine, describe_layout
 from bigsci_launch.train.parallel.tensor import make_tensor_parallel
-from bigsci_launch.train.place import Place
 from bigsci_launch.train.rank_events import RankReport
 from bigsci_launch.train.schedule import BatchSize, LearningRate
 from bigsci_launch.train.startup import join_ranks
 from bigsci_launch.train.state.checkpoint import (
     DurableCheckpointEngine,
-    Progress,
+    TrainingProgress,
     choose_checkpoint,
     describe,
     load_checkpoint,
@@ -50,7 +50,7 @@ class Training:
     config: RunConfig
     topology: Topology
     coordinate: Coordinate
-    place: Place
+    identity: RankIdentity
     report: RankReport
     engine: PipelineEngine
     batches: Batches
@@ -70,19 +70,21 @@ class Training:
         return is_first and self.coordinate.pp_rank == self.topology.pp - 1
 
 
-def train(config: RunConfig, topology: Topology, place: Place, report: RankReport, stop: StopFlag) -> EndReason:
+def train(
+    config: RunConfig, topology: Topology, identity: RankIdentity, report: RankReport, stop: StopFlag
+) -> EndReason:
     """Train until the run is finished or this attempt is asked to stop; a collective call of all ranks."""
-    coordinate = topology.coordinate(place.rank)
+    coordinate = topology.coordinate(identity.rank)
     batches = open_batches(config, topology, coordinate)
     join_ranks()
-    checkpoints = CheckpointsDir(place.run.checkpoints)
+    checkpoints = CheckpointsDir(identity.run.checkpoints)
     report.phase("load")
-    chosen = choose_checkpoint(config.checkpoint.load, place.run, describe(config, topology, Progress()))
+    chosen = choose_checkpoint(config.checkpoint.load, identity.run, describe(config, topology, TrainingProgress()))
     report.phase("init")
     seed_generators(config.run.seed, coordinate)
     batch_size = BatchSize.of_config(config.training)
-    ranks = make_tensor_parallel(topology.groups("tp"), place.rank)
-    defects = Defects(config.faults, place.rank)
+    ranks = make_tensor_parallel(topology.groups("tp"), identity.rank)
+    defects = Defects(config.faults, identity.rank)
     first_batch_size = batch_size.at(chosen[1].consumed_samples if chosen else 0)
     engine = build_engine(config, topology, ranks, first_batch_size, defects)
     engine.checkpoint_engine = DurableCheckpointEngine()
@@ -90,25 +92,25 @@ def train(config: RunConfig, topology: Topology, place: Place, report: RankRepor
         config=config,
         topology=topology,
         coordinate=coordinate,
-        place=place,
+        identity=identity,
         report=report,
         engine=engine,
         batches=batches,
-        faults=Faults(config.faults, place.rank, report, engine, defects),
+        faults=Faults(config.faults, identity.rank, report, engine, defects),
         defects=defects,
-        guards=make_guards(config, topology, place.rank, engine, ranks.group, report),
+        guards=make_guards(config, topology, identity.rank, engine, ranks.group, report),
         stop=stop,
         checkpoints=checkpoints,
         learning_rate=LearningRate.of_config(config.optimizer, config.training),
         batch_size=batch_size,
         flops=FlopCounter.of_config(config),
     )
-    with offered_recorder(place):
+    with offered_recorder(identity):
         return _run(training, chosen)
 
 
 def _run(training: Training, chosen: tuple[Path, CheckpointRecord] | None) -> EndReason:
-    progress = _resume(training, *chosen) if chosen else Progress()
+    progress = _resume(training, *chosen) if chosen else TrainingProgress()
     if training.guards and not chosen:
         training.guards.before_first_step()
     if training.tells:
@@ -126,7 +128,7 @@ def _run(training: Training, chosen: tuple[Path, CheckpointRecord] | None) -> En
     return "finished"
 
 
-def _resume(training: Training, folder: Path, record: CheckpointRecord) -> Progress:
+def _resume(training: Training, folder: Path, record: CheckpointRecord) -> TrainingProgress:
     training.report.phase("load")
     progress = load_checkpoint(training.engine, folder, record, training.config, training.coordinate, training.defects)
     training.report.step = progress.step
@@ -136,9 +138,9 @@ def _resume(training: Training, folder: Path, record: CheckpointRecord) -> Progr
     return progress
 
 
-def _announce(training: Training, progress: Progress) -> None:
+def _announce(training: Training, progress: TrainingProgress) -> None:
     lines = describe_layout(training.config, training.topology)
-    print(f"topology {training.topology}: {training.place.world_size} ranks", *lines, sep="\n", flush=True)
+    print(f"topology {training.topology}: {training.identity.world_size} ranks", *lines, sep="\n", flush=True)
     print(f"starting after step {progress.step} of {training.config.training.steps}", flush=True)
 
 
@@ -154,7 +156,7 @@ def _stop_reason(training: Training, num_own_steps: int) -> EndReason | None:
     return "stop_after_steps" if limit is not None and num_own_steps >= limit else None
 
 
-def _save(training: Training, progress: Progress) -> None:
+def _save(training: Training, progress: TrainingProgress) -> None:
     training.report.phase("save")
     if training.guards:
         training.guards.before_save(progress.step)
@@ -174,7 +176,7 @@ def _save(training: Training, progress: Progress) -> None:
         print(f"saved {folder} in {seconds:.2f} s", flush=True)
 
 
-def _evaluate(training: Training, progress: Progress) -> None:
+def _evaluate(training: Training, progress: TrainingProgress) -> None:
     training.report.phase("eval")
     found = evaluate(training.engine, training.batches, training.config, training.topology)
     if training.tells:
@@ -183,7 +185,7 @@ def _evaluate(training: Training, progress: Progress) -> None:
     training.report.event("evaluation", **fields)
 
 
-def _step(training: Training, progress: Progress) -> Progress:
+def _step(training: Training, progress: TrainingProgress) -> TrainingProgress:
     """Train one step and return the new progress."""
     engine, report = training.engine, training.report
     step = report.step = progress.step + 1
@@ -203,7 +205,7 @@ def _step(training: Training, progress: Progress) -> Progress:
     _dump(training, step, "after")
     if training.guards:
         training.guards.after_step(step, seconds)
-    progress = Progress(step, progress.consumed_samples + batch_size)
+    progress = TrainingProgress(step, progress.consumed_samples + batch_size)
     if training.tells:
         _tell(training, progress, batch_size, learning_rate, loss, engine.skipped_steps - num_skipped, seconds)
     return progress
@@ -213,14 +215,14 @@ def _dump(training: Training, step: int, when: str) -> None:
     if step not in training.config.monitor.dump_weights_steps:
         return
     training.report.phase("dump")
-    rank = training.place.rank
-    path = training.place.run.dump_file(step, when, rank)
+    rank = training.identity.rank
+    path = training.identity.run.dump_file(step, when, rank)
     dump_weights(training.engine.module, path, rank=rank, coordinate=training.coordinate, step=step, when=when)
 
 
 def _tell(
     training: Training,
-    progress: Progress,
+    progress: TrainingProgress,
     batch_size: int,
     learning_rate: float,
     loss: float,
@@ -229,7 +231,7 @@ def _tell(
 ) -> None:
     """Print and record the result of a step."""
     config = training.config
-    tflops = training.flops.tflops_per_rank(batch_size, seconds, training.place.world_size)
+    tflops = training.flops.tflops_per_rank(batch_size, seconds, training.identity.world_size)
     peak = config.monitor.peak_tflops_per_rank
     result = StepResult(
         step=progress.step,

@@ -13,15 +13,15 @@ from bigsci_launch.lost_peer import says_lost_peer
 from bigsci_launch.runs.events import EventWriter
 from bigsci_launch.runs.layout import write_json
 from bigsci_launch.topology import Coordinate
-from bigsci_launch.train.place import Place
+from bigsci_launch.train.identity import RankIdentity
 
 
 class RankReport:
     """Writes the records of one rank. `step` is the current step; `coordinate` is known once the config is read."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._writer = EventWriter(place.attempt.event_file(place.rank))
+    def __init__(self, identity: RankIdentity) -> None:
+        self._identity = identity
+        self._writer = EventWriter(identity.attempt.event_file(identity.rank))
         self.step = 0
         self.coordinate: Coordinate | None = None
 
@@ -30,10 +30,10 @@ class RankReport:
         self.coordinate = coordinate
         self.event(
             "start",
-            world_size=self._place.world_size,
+            world_size=self._identity.world_size,
             coordinate=coordinate.as_dict(),
-            host=self._place.host,
-            node=self._place.node,
+            host=self._identity.host,
+            node=self._identity.node,
             pid=os.getpid(),
         )
 
@@ -53,9 +53,9 @@ class RankReport:
     def fail(self, error: BaseException) -> None:
         """Write at once why this rank dies. A disk that refuses the record must not keep the rank alive."""
         record = {
-            "rank": self._place.rank,
-            "host": self._place.host,
-            "node": self._place.node,
+            "rank": self._identity.rank,
+            "host": self._identity.host,
+            "node": self._identity.node,
             "coordinate": self.coordinate.as_dict() if self.coordinate else None,
             "step": self.step,
             "type": type(error).__name__,
@@ -66,7 +66,7 @@ class RankReport:
             "time": time.time(),
         }
         with contextlib.suppress(OSError):
-            write_json(self._place.attempt.error_file(self._place.rank), record)
+            write_json(self._identity.attempt.error_file(self._identity.rank), record)
 
     def close(self) -> None:
         """Write the queued records."""

@@ -30,18 +30,18 @@ def main() -> None:
 def _train_one() -> None:
     from bigsci_launch.config.load import load_resolved
     from bigsci_launch.errors import BslError
+    from bigsci_launch.train.identity import require_topology, this_rank
     from bigsci_launch.train.loop import train
-    from bigsci_launch.train.place import require_topology, this_place
     from bigsci_launch.train.rank_events import RankReport
     from bigsci_launch.train.stop import StopFlag
 
-    place = this_place()
-    config = load_resolved(place.attempt.config)
-    topology = require_topology(config, place.world_size)
-    report = RankReport(place)
-    report.start(topology.coordinate(place.rank))
+    identity = this_rank()
+    config = load_resolved(identity.attempt.config)
+    topology = require_topology(config, identity.world_size)
+    report = RankReport(identity)
+    report.start(topology.coordinate(identity.rank))
     try:
-        report.end(train(config, topology, place, report, StopFlag()))
+        report.end(train(config, topology, identity, report, StopFlag()))
     except BslError as error:
         report.fail(error)
     finally:

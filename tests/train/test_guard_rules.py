@@ -21,10 +21,10 @@ OPTIMIZER = OptimizerSection(betas=[0.9, 0.95], epsilon=1e-8, weight_decay=0.1)
 
 
 def masters(dtype: Any) -> list[Any]:
-    from bigsci_launch.train.guards.state import Partition
+    from bigsci_launch.train.guards.state import OptimizerPartition
 
     master = torch.linspace(-1, 1, 12)
-    return [Partition("decay", master.to(dtype, copy=True), master, {"one": (0, 4), "two": (4, 6)})]
+    return [OptimizerPartition("decay", master.to(dtype, copy=True), master, {"one": (0, 4), "two": (4, 6)})]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

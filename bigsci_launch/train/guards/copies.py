@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bigsci_launch.topology import Topology
+from bigsci_launch.topology import Axis, Topology
 
 Digests = NDArray[np.int64]
-Axis = Literal["dp", "tp", "pp"]
+
 TIED = "tied_modules."
 _CHECKS: dict[Axis, str] = {"dp": "data-parallel copies", "tp": "tensor-parallel copies", "pp": "tied copies"}
 
@@ -38,7 +37,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ExpectedPair:
     """Two entries (rank, column) that must be equal; `check` names the reason."""
 
     check: str
@@ -47,7 +46,7 @@ class Pair:
     other: tuple[int, int]
 
 
-class Copies:
+class CopyChecker:
     """All pairs of a run, found once, so that `find_unequal` is a single comparison of two arrays."""
 
     def __init__(self, columns: Sequence[Sequence[Column]], topology: Topology) -> None:
@@ -58,14 +57,14 @@ class Copies:
     def find_unequal(self, digests: Digests) -> list[Violation]:
         """Return what differs in `digests`, of shape (ranks, columns): one violation per tensor and reason."""
         ones, others = (digests[index[:, 0], index[:, 1]] for index in (self._ones, self._others))
-        apart: dict[tuple[str, str], list[Pair]] = defaultdict(list)
+        apart: dict[tuple[str, str], list[ExpectedPair]] = defaultdict(list)
         for number in np.flatnonzero(ones != others):
             pair = self._pairs[number]
             apart[pair.check, pair.name].append(pair)
         return [_violation(check, name, pairs) for (check, name), pairs in apart.items()]
 
 
-def expected_pairs(columns: Sequence[Sequence[Column]], topology: Topology) -> Iterator[Pair]:
+def expected_pairs(columns: Sequence[Sequence[Column]], topology: Topology) -> Iterator[ExpectedPair]:
     """Yield the pairs that must be equal: every copy with the first copy of the same tensor."""
     firsts: dict[tuple[object, ...], tuple[int, int]] = {}
     for rank, mine in enumerate(columns):
@@ -75,14 +74,14 @@ def expected_pairs(columns: Sequence[Sequence[Column]], topology: Topology) -> I
                 others = tuple(place for name, place in at.as_dict().items() if name != axis)
                 first = firsts.setdefault((axis, column.name, others), (rank, number))
                 if first != (rank, number):
-                    yield Pair(_check(axis, column), column.name, first, (rank, number))
+                    yield ExpectedPair(_check(axis, column), column.name, first, (rank, number))
 
 
 def _check(axis: Axis, column: Column) -> str:
     return "tied gradients" if column.is_gradient else _CHECKS[axis]
 
 
-def _violation(check: str, name: str, pairs: Sequence[Pair]) -> Violation:
+def _violation(check: str, name: str, pairs: Sequence[ExpectedPair]) -> Violation:
     ranks = sorted({pair.other[0] for pair in pairs})
     first = min(pair.one[0] for pair in pairs)
     return Violation(check, name, tuple(ranks), f"differs from the copy on rank {first}")

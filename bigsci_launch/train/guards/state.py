@@ -1,7 +1,8 @@
 """The state of a rank: digests of its weights, fp32 masters and optimizer state, and checks of them.
 
 DeepSpeed keeps weights in flat groups, and a rank owns one data-parallel partition of each. In a partition the masters,
-the moments and the gradients of a step are in the same order. `Partition` describes one for both optimizers in use.
+the moments and the gradients of a step are in the same order. `OptimizerPartition` describes one for both optimizers in
+use.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from torch import Tensor, nn
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from bigsci_launch.config.schema import OptimizerSection
-from bigsci_launch.topology import Coordinate
-from bigsci_launch.train.guards.copies import TIED, Axis, Column, Violation
+from bigsci_launch.topology import Axis, Coordinate
+from bigsci_launch.train.guards.copies import TIED, Column, Violation
 from bigsci_launch.train.optimizer import group_by_shape, loss_scale
 from bigsci_launch.train.state.rng import capture_generators
 
@@ -27,7 +28,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class OptimizerPartition:
     """This rank's part of one optimizer group. `slices` gives each parameter's (start, length) in it."""
 
     name: str
@@ -36,7 +37,7 @@ class Partition:
     slices: Mapping[str, tuple[int, int]]
 
 
-def partitions(optimizer: Any) -> list[Partition]:
+def partitions(optimizer: Any) -> list[OptimizerPartition]:
     """Return the partitions of this rank, one per optimizer group."""
     is_bf16 = isinstance(optimizer, BF16_Optimizer)
     flats = optimizer.bf16_partitioned_groups if is_bf16 else optimizer.parallel_partitioned_bit16_groups
@@ -45,7 +46,7 @@ def partitions(optimizer: Any) -> list[Partition]:
     for number, (parts, master) in enumerate(zip(flats, masters, strict=True)):
         mine = parts[dist.get_rank(group=optimizer.real_dp_process_group[number])]
         slices = {name: (at.start, at.numel) for name, at in optimizer._param_slice_mappings[number].items()}
-        found.append(Partition(optimizer.param_groups[number]["name"], mine, master, slices))
+        found.append(OptimizerPartition(optimizer.param_groups[number]["name"], mine, master, slices))
     return found
 
 
@@ -95,7 +96,7 @@ def weight_digests(module: nn.Module) -> list[int]:
     return [digest64(parameter) for parameter in module.parameters()]
 
 
-def find_masters_apart(parts: Sequence[Partition], rank: int) -> Iterator[Violation]:
+def find_masters_apart(parts: Sequence[OptimizerPartition], rank: int) -> Iterator[Violation]:
     """Find weights that differ from their rounded fp32 masters."""
     for part in parts:
         bits = _INTEGERS[part.weights.element_size()]

@@ -21,7 +21,7 @@ from bigsci_launch.errors import CheckpointError, GuardError
 from bigsci_launch.runs.checkpoints import digests_path
 from bigsci_launch.runs.layout import write_atomically
 from bigsci_launch.topology import Coordinate, Topology
-from bigsci_launch.train.guards.copies import Column, Copies, Violation, by_cause, describe, holders
+from bigsci_launch.train.guards.copies import Column, CopyChecker, Violation, by_cause, describe, holders
 from bigsci_launch.train.guards.gradients import GradientWatch, find_wrong_norm
 from bigsci_launch.train.guards.state import (
     columns,
@@ -63,7 +63,7 @@ class Guards:
         self._tells = (self._coordinate.pp_rank, self._coordinate.tp_rank, self._coordinate.dp_rank) == first_of_last
         self._gradients = GradientWatch(engine, tp_group, rank)
         self._columns = self._exchange_columns()
-        self._copies = Copies(self._columns, topology)
+        self._copies = CopyChecker(self._columns, topology)
         self._first_stage = holders(self._columns, topology)
         self._replicated = {column.name for column in self._columns[rank] if "tp" in column.axes}
         interval = config.guards.interval

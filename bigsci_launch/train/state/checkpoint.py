@@ -53,7 +53,7 @@ from bigsci_launch.train.state.rng import capture_generators, restore_generators
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """How far a run is: optimizer steps done, and the samples they consumed."""
 
     step: int = 0
@@ -75,7 +75,7 @@ class DurableCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
         self.digests[Path(path).name] = file_digest(Path(path))
 
 
-def describe(config: RunConfig, topology: Topology, progress: Progress) -> CheckpointRecord:
+def describe(config: RunConfig, topology: Topology, progress: TrainingProgress) -> CheckpointRecord:
     """Return the record of a checkpoint of this run, without its files."""
     return describe_run(config, topology, step=progress.step, consumed_samples=progress.consumed_samples)
 
@@ -220,7 +220,7 @@ def load_checkpoint(
     config: RunConfig,
     coordinate: Coordinate,
     defects: Defects,
-) -> Progress:
+) -> TrainingProgress:
     """Load model, optimizer and random states and return the saved progress; a collective call.
 
     If a conversion to another topology could not keep the random states, they are seeded again.
@@ -246,7 +246,7 @@ def load_checkpoint(
         lose_optimizer_step(engine)
     apply_settings(engine.optimizer.param_groups, config.optimizer)
     engine.optimizer.clip_grad = config.optimizer.clip_grad
-    return Progress(record.step, record.consumed_samples)
+    return TrainingProgress(record.step, record.consumed_samples)
 
 
 def _read_generators(folder: Path, record: CheckpointRecord) -> dict[str, Any] | None:

@@ -11,15 +11,11 @@ from .conftest import Parsed, imports
 
 # Names that still have two meanings. This list only gets shorter.
 STILL_SHARED: set[str] = {
-    "Axis",
     "Comparison",
-    "Copies",
     "Finding",
     "Node",
     "Pair",
-    "Partition",
     "Place",
-    "Progress",
     "Ranks",
     "Row",
     "Selection",

@@ -8,7 +8,7 @@ import pytest
 from bigsci_launch.topology import Topology
 from bigsci_launch.train.guards.copies import (
     Column,
-    Copies,
+    CopyChecker,
     Violation,
     by_cause,
     describe,
@@ -45,7 +45,7 @@ def healthy() -> np.ndarray:
 
 
 def test_copies_that_are_equal_give_nothing() -> None:
-    assert Copies(COLUMNS, SHAPE).find_unequal(healthy()) == []
+    assert CopyChecker(COLUMNS, SHAPE).find_unequal(healthy()) == []
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_copies_that_are_equal_give_nothing() -> None:
 def test_one_copy_that_differs_is_named(rank: int, column: int, checks: set[str]) -> None:
     table = healthy()
     table[rank, column] ^= 1
-    violations = Copies(COLUMNS, SHAPE).find_unequal(table)
+    violations = CopyChecker(COLUMNS, SHAPE).find_unequal(table)
     assert {violation.check for violation in violations} == checks
     assert {violation.tensor for violation in violations} == {COLUMNS[rank][column].name}
     assert all(rank in violation.ranks or f"rank {rank}" in violation.text for violation in violations)

@@ -9,7 +9,7 @@ import pytest
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.topology import Topology
-from bigsci_launch.train.place import read_place, require_topology
+from bigsci_launch.train.identity import parse_identity, require_topology
 
 ENVIRONMENT = {
     "RANK": "3",
@@ -41,15 +41,15 @@ def config(**parallelism: int) -> RunConfig:
 
 
 def test_place() -> None:
-    place = read_place({**ENVIRONMENT, "SLURMD_NODENAME": "n2"})
-    assert (place.rank, place.world_size, place.node) == (3, 8, "n2")
-    assert place.attempt.path == Path("/scratch/runs/demo/attempts/0002")
+    identity = parse_identity({**ENVIRONMENT, "SLURMD_NODENAME": "n2"})
+    assert (identity.rank, identity.world_size, identity.node) == (3, 8, "n2")
+    assert identity.attempt.path == Path("/scratch/runs/demo/attempts/0002")
 
 
 def test_everything_that_is_missing_is_named_at_once() -> None:
     environment = {name: value for name, value in ENVIRONMENT.items() if name not in ("LOCAL_RANK", "MASTER_ADDR")}
     with pytest.raises(ConfigError) as caught:
-        read_place({**environment, "WORLD_SIZE": "eight"})
+        parse_identity({**environment, "WORLD_SIZE": "eight"})
     assert [problem.key for problem in caught.value.problems] == ["LOCAL_RANK", "MASTER_ADDR", "WORLD_SIZE"]
 
 

@@ -17,7 +17,7 @@ VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankIdentity:
     """This rank among `world_size` ranks, and the attempt it belongs to."""
 
     rank: int
@@ -28,8 +28,8 @@ class Place:
     attempt: AttemptDir
 
 
-def read_place(environ: Mapping[str, str]) -> Place:
-    """Read this process's place from `environ`.
+def parse_identity(environ: Mapping[str, str]) -> RankIdentity:
+    """Return this process's identity, from its environment.
 
     Raises:
         ConfigError: names every variable that is missing or not a number. Without them DeepSpeed would look for MPI.
@@ -48,7 +48,7 @@ def read_place(environ: Mapping[str, str]) -> Place:
         )
     host = socket.gethostname()
     run = RunDir(Path(environ["BSL_RUN_DIR"]).resolve())
-    return Place(
+    return RankIdentity(
         rank=int(environ["RANK"]),
         world_size=int(environ["WORLD_SIZE"]),
         host=host,
@@ -58,19 +58,19 @@ def read_place(environ: Mapping[str, str]) -> Place:
     )
 
 
-def this_place() -> Place:
-    """Return the place of the current process.
+def this_rank() -> RankIdentity:
+    """Return the identity of the current process.
 
     Raises:
-        ConfigError: as in `read_place`, or the attempt does not exist: a misspelt name must not create a directory.
+        ConfigError: as in `parse_identity`, or the attempt does not exist: a misspelt name must not create a directory.
     """
-    place = read_place(os.environ)
-    if not place.attempt.path.is_dir():
+    identity = parse_identity(os.environ)
+    if not identity.attempt.path.is_dir():
         raise ConfigError(
-            f"{place.attempt.path}: no such attempt",
+            f"{identity.attempt.path}: no such attempt",
             hint="`bsl submit` creates it; BSL_RUN_DIR and BSL_ATTEMPT, or --run-dir and --attempt, name it",
         )
-    return place
+    return identity
 
 
 def require_topology(config: RunConfig, world_size: int) -> Topology:
