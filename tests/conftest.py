@@ -1,4 +1,4 @@
-"""Fixtures that every room shares."""
+"""Fixtures that all test folders share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# How long an example takes says more of the machine than of the code.
+# How long an example takes depends more on the machine than on the code.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
@@ -27,11 +27,11 @@ RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write golden files anew; review them as text")
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files; review them as text")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many seconds the tests of each tier took, their fixtures included."""
+    """Report how many seconds the tests of each tier took, including their fixtures."""
     seconds: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -44,19 +44,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def check_golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
-    """`check_golden(path, text)`: the golden file holds exactly this text; `--update-golden` writes it."""
+    """`check_golden(path, text)` asserts that the golden file holds exactly this text; `--update-golden` writes it."""
 
     def check(path: Path, text: str) -> None:
         if request.config.getoption("--update-golden"):
             path.write_text(text)
-        assert text == path.read_text(), f"{path.name} differs: look at it, then run pytest --update-golden"
+        assert text == path.read_text(), f"{path.name} differs: review it, then run pytest --update-golden"
 
     return check
 
 
 @pytest.fixture(autouse=True)
 def clean_environ(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No test sees the variables of a job or of bsl in the caller's shell, or writes to the caller's home."""
+    """Hide the variables of jobs and of bsl in the caller's shell, and the caller's home, from every test."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
     for name in list(os.environ):
         if (name.startswith(FOREIGN) and name != "SLURM_CONF") or name in RANK_VARIABLES:
@@ -65,17 +65,17 @@ def clean_environ(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
 
 @dataclass(frozen=True)
 class FakeSlurm:
-    """Slurm commands that answer what a test prepares, as real processes on PATH."""
+    """Slurm commands that give the answers a test prepares, as real processes on PATH."""
 
     folder: Path
 
     def answer(self, command: str, stdout: str = "", *, stderr: str = "", rc: int = 0, sleep_s: float = 0) -> None:
-        """Prepare what `command` says from now on."""
+        """Set what `command` answers from now on."""
         for kind, text in {"stdout": stdout, "stderr": stderr, "rc": str(rc), "sleep": str(sleep_s)}.items():
             (self.folder / f"{command}.{kind}").write_text(text)
 
     def calls(self, command: str) -> list[dict[str, Any]]:
-        """Each call so far: its `argv`, `cwd` and `env`."""
+        """Return each call so far: its `argv`, `cwd` and `env`."""
         log = self.folder / "calls.jsonl"
         records = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         return [record for record in records if record["argv"][0] == command]
@@ -91,7 +91,7 @@ def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         bin_folder.mkdir(parents=True)
         for command in commands:
             (bin_folder / command).symlink_to(Path(__file__).parent / "slurm_fake" / "fake")
-        # `env python3` of the fakes; nothing of the machine's own Slurm.
+        # The fakes need `env python3`; the machine's own Slurm must not be found.
         (bin_folder / "python3").symlink_to(sys.executable)
         monkeypatch.setenv("PATH", str(bin_folder))
         monkeypatch.setenv("FAKE_SLURM", str(folder))
@@ -115,6 +115,6 @@ def _reason_to_skip() -> str | None:
 
 @pytest.fixture(scope="session")
 def slurm_packages() -> None:
-    """Skips where no real Slurm can be started."""
+    """Skip the test if no real Slurm can be started."""
     if reason := _reason_to_skip():
         pytest.skip(reason)

@@ -24,7 +24,7 @@ SETTLE_S = 0.4
 
 @dataclass(frozen=True)
 class Launched:
-    """A launcher whose ranks have all said that they are about to hang."""
+    """A launcher whose ranks have all reported that they are about to hang."""
 
     process: subprocess.Popen[bytes]
 
@@ -33,7 +33,7 @@ class Launched:
         return self.process.pid
 
     def descendants(self) -> list[int]:
-        """Every process below the launcher."""
+        """Return every process below the launcher."""
         found, left = [], [self.pid]
         for pid in left:
             more = [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in words_of(path)]
@@ -42,12 +42,12 @@ class Launched:
         return found
 
     def states(self) -> dict[int, str]:
-        """The kernel's letter for every descendant."""
+        """Return the kernel's state letter for every descendant."""
         return {pid: state_of(pid) for pid in self.descendants()}
 
 
 def words_of(path: Path) -> list[str]:
-    """The words in a file; none when it is gone."""
+    """Return the words in a file, or none if it is gone."""
     try:
         return path.read_text().split()
     except OSError:
@@ -55,7 +55,7 @@ def words_of(path: Path) -> list[str]:
 
 
 def state_of(pid: int) -> str:
-    """The kernel's letter for a process; empty when it is gone."""
+    """Return the kernel's state letter for a process, or an empty string if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -63,7 +63,7 @@ def state_of(pid: int) -> str:
 
 
 def _end(launched: Launched) -> None:
-    """KILL to everything that was started, stopped or not; a process that waits for a writer gets one first."""
+    """Kill everything that was started, stopped or not; a process that waits for a writer gets one first."""
     pids = launched.descendants()
     launched.process.kill()
     for pid in pids:
@@ -83,7 +83,7 @@ Launch = Callable[..., Launched]
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
-    """`launch("hung_rank.py", ["load_batch {ready}", ...])`: start one rank per entry and wait until all are ready.
+    """`launch("hung_rank.py", ["load_batch {ready}", ...])` starts one rank per entry and waits until all are ready.
 
     `{ready}` becomes the FIFO into which each rank writes a line when it is about to hang.
     """
@@ -128,7 +128,7 @@ def agent_path() -> Path:
 
 @pytest.fixture(scope="session")
 def ask_agent(agent_path: Path) -> Callable[..., dict[str, Any]]:
-    """`ask_agent(launcher_pid=.., ...)`: run the agent as a program and read its document."""
+    """`ask_agent(launcher_pid=.., ...)` runs the agent as a program and returns its document."""
 
     def ask(limit_s: float = 30.0, **request: Any) -> dict[str, Any]:
         argv = [sys.executable, "-I", "-S", str(agent_path), json.dumps(request)]

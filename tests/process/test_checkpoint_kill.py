@@ -1,4 +1,4 @@
-"""A save that is killed: whatever the moment, `latest` names a complete checkpoint."""
+"""A killed save: `latest` names a complete checkpoint, whatever the moment of the kill."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Forks a child that saves step 10, then step 20 twice (the second replaces what `latest` names), and kills itself right
-# before its n-th call that touches a file; for every n until the child lives to its end. Prints what each left behind.
+# Forks a child that saves step 10, then step 20 twice (the second replaces what `latest` names), and kills itself just
+# before its n-th call that touches a file. Repeats this for every n until the child survives. Prints what each left.
 PROGRAM = """
 import json, os, shutil, signal, sys
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_kill_at_every_moment_of_a_save(tmp_path: Path) -> None:
     outcomes = [json.loads(line) for line in done.stdout.splitlines()]
     found = [outcome[1] for outcome in outcomes]
     assert len(found) > 40
-    # First nothing, then step 10, then step 20 for good; never a broken one, never a step back.
+    # First nothing, then step 10, then always step 20; never a broken checkpoint, never an older one.
     order = [name for name, after in zip(found, [*found[1:], "end"], strict=True) if name != after]
     assert order == [None, "global_step10", "global_step20"], outcomes
     assert all(stagings == [] for _, _, _, stagings in outcomes)

@@ -1,4 +1,4 @@
-"""slurm/minicluster/install.sh where it may not install, and the shell code beside it."""
+"""slurm/minicluster/install.sh where it may not install anything, and the shell code next to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MINICLUSTER = Path(__file__).parents[2] / "slurm" / "minicluster"
 
 @pytest.fixture
 def poor_path(tmp_path: Path) -> str:
-    """A PATH with bash and id only: no Slurm and no apt-get."""
+    """A PATH with only bash and id: no Slurm and no apt-get."""
     for name in ("bash", "id"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
     return str(tmp_path)

@@ -42,7 +42,7 @@ def directory(tmp_path: Path) -> Iterator[ClusterDir]:
 
 @pytest.fixture
 def start(directory: ClusterDir) -> Iterator[Callable[..., Started]]:
-    """`start_daemon` in the directory; what still runs is ended and waited for."""
+    """`start_daemon` in the directory; daemons that still run at the end are ended and waited for."""
     started: list[Started] = []
 
     def start(name: str, argv: list[str]) -> Started:
@@ -72,7 +72,7 @@ def test_a_daemon_does_nothing_before_it_is_in_the_record(directory: ClusterDir,
     monkeypatch.setattr(processes, "_append_record", full_disk)
     with pytest.raises(OSError, match="No space"):
         start_daemon(directory, "toucher", ["touch", str(tmp_path / "touched")])
-    # The shell has read the end of its input, and has ended.
+    # The shell has read the end of its input and has exited.
     assert not (tmp_path / "touched").exists()
     assert not [one for one in read_processes().values() if one.parent_pid == os.getpid() and one.command == "sh"]
 

@@ -1,4 +1,4 @@
-"""Why an attempt ended, told from records as ranks leave them."""
+"""Why an attempt ended, found from records like those that ranks leave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOPOLOGY = Topology(tp=2, pp=2, dp=2)
 
 
 class Attempt:
-    """An attempt of 8 ranks on 4 nodes, whose records a test writes."""
+    """An attempt of 8 ranks on 4 nodes; the test writes its records."""
 
     def __init__(self, path: Path) -> None:
         self.dir = AttemptDir(path)

@@ -1,4 +1,4 @@
-"""`bsl hang-lab` as a user runs it, plainly started ranks included; and that nothing outlives it, however it ends."""
+"""`bsl hang-lab` as a user runs it, including unprepared ranks; and nothing outlives it, however it ends."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_run_compares_the_verdict_with_the_truth(name: str, culprit: int, tmp_pa
 
 @pytest.mark.torch
 def test_a_rank_that_may_not_be_read(tmp_path: Path) -> None:
-    """H75 shows nothing to root; here root has given its right to trace away."""
+    """Root can read every rank, so H75 has no effect on it; here root gives up its right to trace."""
     setpriv = shutil.which("setpriv")
     if setpriv is None or os.geteuid() != 0:
         pytest.skip("needs root, and setpriv to give a right away")
@@ -90,7 +90,7 @@ def test_a_rank_that_may_not_be_read(tmp_path: Path) -> None:
 
 @contextmanager
 def held(name: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """`bsl hang-lab run NAME --hold`, standing, and the process ids of its ranks."""
+    """Yield `bsl hang-lab run NAME --hold` once the hang has formed, and the process ids of its ranks."""
     environment = {**os.environ, "TMPDIR": str(folder)}
     argv = [*BSL, "hang-lab", "run", name, "--hold"]
     with subprocess.Popen(
@@ -127,7 +127,7 @@ def test_holding_ends_with_everything_gone(ending: str | signal.Signals, tmp_pat
 
 @pytest.mark.torch
 def test_ranks_do_not_outlive_a_command_that_is_killed(tmp_path: Path) -> None:
-    """Nobody cleans up after KILL; the kernel tells the runners, and they end what they run."""
+    """After SIGKILL nobody cleans up; the kernel signals the runners, and they end what they run."""
     with held("H31", tmp_path) as (process, pids):
         process.kill()
         assert wait_until(lambda: are_gone(pids))

@@ -1,4 +1,4 @@
-"""Every reproduction of the laboratory is what it says it is, as /proc and py-spy see it: `bsl spy` is not asked."""
+"""Every reproduction of the laboratory is what it claims to be, according to /proc and py-spy, not `bsl spy`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ NUM_RANKS = 4
 
 @dataclass(frozen=True)
 class Look:
-    """What is seen of the culprit: its state, a function on one of its stacks, the kernel function that it waits in;
-    and `others`: a function that another rank waits in, every other rank being asleep."""
+    """What the culprit looks like: its state, a function on one of its stacks, the kernel function that it waits in.
+
+    `others` is a function that another rank waits in; all other ranks are asleep.
+    """
 
     state: str
     function: str | None
@@ -119,7 +121,7 @@ LOOKS = {
     "H105-teardown": Look("S", "upload_logs", None, "nanosleep"),
     "H105-leaving": Look("S", "pretrain", None, "nanosleep"),
 }
-# What more is to be seen of some.
+# Some reproductions show more than that.
 CODES = {"H00-finished": {"0"}, "H04": {"1", "SIGABRT"}, "H70": {"1", "SIGKILL"}, "H71": {"1", "SIGSEGV"}}
 
 
@@ -130,7 +132,7 @@ def nursery() -> Iterator[Nursery]:
 
 
 def culprit_of(reproduction: Reproduction) -> int:
-    """Another place for each class, so that all places are tried."""
+    """Return the culprit: another place for each class, so that all places are tested."""
     place = REPRODUCTIONS.index(reproduction) % NUM_RANKS
     return {"any": place, "not rank 0": place or 1}.get(reproduction.culprits, 0)
 
@@ -158,7 +160,7 @@ def test_a_reproduction_is_what_it_says(
 
 
 def require_steps(standing: Standing) -> None:
-    """Every rank goes on, and no rank ends."""
+    """Check that every rank makes progress and none ends."""
     before = standing.job.steps()
     end = time.monotonic() + 30
     while any(now <= before[rank] for rank, now in standing.job.steps().items()):
@@ -168,7 +170,7 @@ def require_steps(standing: Standing) -> None:
 
 
 def require_ended(standing: Standing) -> None:
-    """Every rank has ended as foreseen, or of a crash those that gloo did not leave in its wait."""
+    """Check that every rank ended as expected; in a crash, gloo may keep some waiting."""
     ends = [read_json(standing.job.attempt.exit_file(rank)) for rank in standing.job.ended()]
     seen = {record["signal"] or str(record["code"]) for record in ends}
     expected = CODES.get(standing.reproduction.name)
@@ -181,7 +183,7 @@ def require_ended(standing: Standing) -> None:
 
 
 def require_look(standing: Standing, look: Look) -> None:
-    """The culprit looks as described, and the others wait for it."""
+    """Check that the culprit looks as described and the others wait for it."""
     culprit, pids = standing.job.culprit, standing.pids
     state, wchan = kernel_state(pids[culprit])
     assert state in look.state or state == look.state, (state, wchan)
@@ -204,15 +206,15 @@ def kernel_state(pid: int) -> tuple[str, str]:
 
 
 def require_function(pid: int, name: str) -> None:
-    """`name` is on a stack. Of a process that moves, a look without a pause may catch a part of the stack only."""
+    """Check that `name` is on a stack. If the process moves, reading without a pause may catch only part of a stack."""
     end = time.monotonic() + 10
     while name not in (functions := functions_of(pid)):
         assert time.monotonic() < end, functions
 
 
 def functions_of(pid: int) -> set[str]:
-    """Names of the functions on all stacks of a process, without their classes."""
-    for _ in range(3):  # a process that moves is misread now and then
+    """Return the names of the functions on all stacks of a process, without their classes."""
+    for _ in range(3):  # a moving process is occasionally misread
         argv = [PY_SPY, "dump", "--json", "--nonblocking", "--pid", str(pid)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
         if done.returncode == 0:
@@ -222,7 +224,7 @@ def functions_of(pid: int) -> set[str]:
 
 
 def test_the_worker_of_a_data_loader_is_what_stands(nursery: Nursery) -> None:
-    """H36: the rank itself only polls; its child is stopped, or waits for a lock."""
+    """H36: the rank itself only polls; its child is stopped or waits for a lock."""
     for name, state in (("H36-stopped", "T"), ("H36-lock", "S")):
         with reproduce(Trial(named(name), NUM_RANKS, 2), nursery=nursery) as standing:
             pid = standing.pids[2]
@@ -232,7 +234,7 @@ def test_the_worker_of_a_data_loader_is_what_stands(nursery: Nursery) -> None:
 
 
 def test_the_memory_map_is_locked(nursery: Nursery) -> None:
-    """H62: /proc/PID/cmdline has no answer, the four safe files have."""
+    """H62: reading /proc/PID/cmdline blocks, reading the four safe files does not."""
     reproduction = named("H62")
     if reason := missing_need(reproduction):
         pytest.skip(reason)
@@ -259,7 +261,7 @@ def test_a_process_that_dumps_its_core_says_so(nursery: Nursery) -> None:
 
 
 def test_a_signal_that_cannot_be_taken_is_pending(nursery: Nursery) -> None:
-    """H61: KILL was sent, and the process is there."""
+    """H61: SIGKILL was sent, and the process still exists."""
     reproduction = named("H61")
     if reason := missing_need(reproduction):
         pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""`bsl submit --local`: real processes of this machine, no Slurm."""
+"""`bsl submit --local`: real processes on this machine, without Slurm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAIT = "print('up', flush=True)\ntime.sleep(60)\n"
 
 
 class Local:
-    """A run of 4 local ranks, started as a user does."""
+    """A run of 4 local ranks, started as by a user."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,7 +57,7 @@ class Local:
         return self.bsl("submit", "run.yaml", *words, rc=rc)
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """Submit in the foreground and come back while it runs."""
+        """Submit in the foreground and return while it runs."""
         self.process = subprocess.Popen(
             self.argv("submit", "run.yaml", *words),
             cwd=self.folder,
@@ -243,7 +243,7 @@ def test_ports_are_below_the_ephemeral_range_and_never_shared() -> None:
         assert first != second
         assert all(10000 <= port < 30000 and is_free(port) for port in (first, second))
         with socket.socket() as server:
-            # As servers do: a connection of an earlier one that is still closing does not take the port.
+            # As servers do, so that a connection of an earlier server that is still closing does not block the port.
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server.bind(("127.0.0.1", first))
             server.listen()

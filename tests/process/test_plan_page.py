@@ -29,6 +29,6 @@ def test_a_browser_draws_the_page_without_complaint(tmp_path: Path, monkeypatch:
         timeout=120,
     )
     assert done.returncode == 0
-    assert "CONSOLE" not in done.stderr  # what a page logs: errors of its style, markup or script
-    # An empty page of this size is a few kilobytes of PNG.
+    assert "CONSOLE" not in done.stderr  # a page logs errors in its style, markup or script
+    # As a PNG, an empty page of this size has only a few kilobytes.
     assert picture.stat().st_size > 100_000

@@ -1,4 +1,4 @@
-"""The runner of one rank, as srun and the local launcher start it: a bare interpreter on a real program."""
+"""The runner of one rank, started as srun and the local launcher do: a bare interpreter running a real program."""
 
 from __future__ import annotations
 

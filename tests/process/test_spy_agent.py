@@ -1,4 +1,4 @@
-"""The node agent on real processes: what it reads, what it does not disturb, and when it ends."""
+"""The node agent on real processes: what it reads, that it disturbs nothing, and when it ends."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_reader_that_never_answers_is_killed_and_the_rest_is_kept(
 
 
 def was_started_from(process: Path, text: str) -> bool:
-    """Whether the command line of a process holds `text`."""
+    """Return whether the command line of a process contains `text`."""
     try:
         return text in (process / "cmdline").read_text()
     except OSError:
@@ -146,7 +146,7 @@ def test_a_launcher_that_is_gone_has_no_ranks(ask_agent: AskAgent) -> None:
 def test_pid_files_that_name_a_process_of_before_say_that_it_is_gone(
     hung: Any, ask_agent: AskAgent, tmp_path: Path
 ) -> None:
-    """The pid was given to another process: the start time does not fit."""
+    """The pid now belongs to another process, because the start time does not match."""
     host = os.uname().nodename
     document = {"rank": 3, "node": host, "host": host, "pid": hung.pid, "start_ticks": 1}
     (tmp_path / "rank-0003.json").write_text(json.dumps(document))

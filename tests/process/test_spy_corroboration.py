@@ -1,4 +1,4 @@
-"""What `bsl spy` finds beside the stacks of real hangs: lock holders, logs, dead connections, bytes that move."""
+"""What `bsl spy` finds in real hangs besides stacks: lock holders, logs, dead connections, transferred bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def nursery() -> Iterator[Nursery]:
 
 @pytest.fixture
 def look(nursery: Nursery) -> Look:
-    """`look("H41", 1)`: the verdict on four ranks with this culprit, which must be right."""
+    """`look("H41", 1)` returns the verdict on four ranks with this culprit, and checks that it is right."""
 
     def ask(name: str, culprit: int) -> dict[str, Any]:
         reproduction = find_reproduction(name)
@@ -48,7 +48,7 @@ def test_the_holder_of_a_file_lock(look: Look) -> None:
 
 
 def test_an_exception_in_the_log_says_why_a_rank_left(look: Look) -> None:
-    """The rank stands in a barrier as if nothing had happened; its log alone knows better."""
+    """The rank waits in a barrier as if nothing had happened; only its log shows the exception."""
     verdict = look("H65", 3)
     assert verdict["class"] == "H47"
     assert "raised OSError: [Errno 28] No space left on device at write_shard (kernel.py:" in verdict["evidence"][0]

@@ -1,4 +1,4 @@
-"""Dumps of torch's flight recorder that a job wrote by itself: read where they are of this moment, and never run."""
+"""Flight-recorder dumps that a job wrote on its own: read only if they are current, and never executed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Harm:
 
 
 def dump(**more: Any) -> bytes:
-    """A dump with one collective that has not ended, as torch 2.13 writes it."""
+    """Return a dump with one collective that has not ended, as torch 2.13 writes it."""
     entry = {
         "record_id": 7, "process_group": ("0", "default_pg"), "collective_seq_id": 8,
         "profiling_name": "nccl:all_reduce", "input_sizes": [[8]], "input_dtypes": ["Float"],
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def samples(launch: Any, ask_agent: Callable[..., dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    """The last sample of each rank; the second has no dump, the third a hostile one, the fourth works on."""
+    """The last sample of each rank; the second has no dump, the third a hostile one, the fourth keeps working."""
     prefix = str(folder / "nccl_trace_rank_")
     launched = launch("hung_rank.py", [f"{place} {{ready}}" for place in PLACES], TORCH_FR_DUMP_TEMP_FILE=prefix)
     for rank, data in {0: dump(), 2: dump(version=Harm(folder / "harmed")), 3: dump()}.items():

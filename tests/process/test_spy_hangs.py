@@ -1,4 +1,4 @@
-"""`bsl spy` on four real gloo ranks that hang, die or stop: the right rank, by number and coordinate."""
+"""`bsl spy` on four real gloo ranks that hang, die or stop: it names the right rank, by number and coordinate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Spy = Callable[..., dict[str, Any]]
 
 
 def free_port() -> int:
-    """A port outside the range from which gloo's own connections draw."""
+    """Return a port outside the range from which gloo takes ports for its own connections."""
     while True:
         port = random.randrange(20000, 30000)
         with socket.socket() as probe:
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def spy(launch: Any, tmp_path: Path) -> Spy:
-    """`spy("skip", culprit=1, recorder=True)`: start the ranks, look at them, read the answer."""
+    """`spy("skip", culprit=1, recorder=True)` starts the ranks, looks at them and returns the answer."""
 
     def look(case: str, culprit: int, *options: str, recorder: bool = False) -> dict[str, Any]:
         folder = tmp_path / "attempts" / "0001" / "recorder"
@@ -64,7 +64,7 @@ def test_a_rank_that_skipped_a_collective(spy: Spy) -> None:
 
 
 def test_a_skipped_collective_in_a_job_that_nobody_prepared(spy: Spy) -> None:
-    """Stacks alone show four ranks in collectives; what torch recorded, pulled out of them, tells who left one out."""
+    """Stacks only show four ranks in collectives; torch's records, pulled out of them, show who left one out."""
     document = spy("skip", 3, "--flight-recorder=fork")
     assert document["verdict"]["class"] == "H01", document["verdict"]
     assert named(document) == [(3, {"pp": 0, "tp": 1, "dp": 1})]

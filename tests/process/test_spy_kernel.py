@@ -1,4 +1,4 @@
-"""What the node agent reads of the kernel, on real processes: sockets, locks, pipes, children, threads."""
+"""What the node agent reads from the kernel, on real processes: sockets, locks, pipes, children, threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIAGNOSTICS = Path(__file__).parents[2] / "diagnostics"
 
 @pytest.fixture(scope="module")
 def document(launch: Any, ask_agent: Callable[..., Facts]) -> Facts:
-    """What the agent says once every process has come to its place."""
+    """The agent's document once every process has reached its place."""
     hung = launch("hung_rank.py", [f"{place} {{ready}}" for place in PLACES])
     end = time.monotonic() + LIMIT_S
     while True:

@@ -1,4 +1,4 @@
-"""What a look costs: CPU of a node's agent, time with processes that cannot be read, bytes of the evidence."""
+"""What a look costs: CPU time of a node's agent, time with unreadable processes, size of the evidence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU_LIMIT_S = 1.0
 TIME_LIMIT_S = 5.0
 BYTES_PER_RANK = 10_000
 TRIES = 4
-# Inherits what the agent leaves behind, so that its CPU time is counted too.
+# Inherits the processes that the agent leaves behind, so that their CPU time is counted too.
 COUNT_CPU = """
 import ctypes, os, resource, subprocess, sys
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
@@ -37,7 +37,7 @@ print(used.ru_utime + used.ru_stime)
 
 
 def test_eight_healthy_ranks_cost_less_than_a_second_of_cpu(launch: Any, agent_path: Path) -> None:
-    """All of them move, so that the stacks of each are read twice."""
+    """All of them move, so the stacks of each are read twice."""
     launched = launch("hung_rank.py", ["train_step {ready}"] * 8)
     agent = [sys.executable, "-I", "-S", str(agent_path), json.dumps({"launcher_pid": launched.pid})]
     argv = [sys.executable, "-c", COUNT_CPU, *agent]
@@ -70,7 +70,7 @@ def test_a_process_in_the_kernel_and_one_that_hangs_its_readers_cost_five_second
     launched = launch("hung_rank.py", [f"{place} {{ready}}" for place in places], FROZEN_DISK=frozen_disk)
     pids = launched.descendants()[: len(places)]
     write_pid_files(tmp_path, pids)
-    for _ in range(TRIES):  # others may have the cores
+    for _ in range(TRIES):  # other programs may use the cores
         found = ask_agent(pid_files=str(tmp_path))
         if found["wall_s"] < TIME_LIMIT_S:
             break
@@ -88,7 +88,7 @@ def states_of_threads(sample: dict[str, Any]) -> list[str]:
 
 
 def write_pid_files(folder: Path, pids: list[int]) -> None:
-    """What a launcher writes: a process that hangs its readers can be found in no other way."""
+    """Write what a launcher writes: a process that blocks its readers cannot be found in any other way."""
     host = os.uname().nodename
     for rank, pid in enumerate(pids):
         document = {"rank": rank, "node": host, "host": host, "pid": pid}

@@ -1,4 +1,4 @@
-"""`bsl spy` on this machine, as a person types it: another launcher's ranks, a local run, stored evidence, mistakes."""
+"""`bsl spy` on this machine, as a user types it: another launcher's ranks, a local run, stored evidence, mistakes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_answer_is_given_also_where_the_evidence_cannot_be_stored(launcher: 
 
 
 def test_a_home_that_takes_nothing_costs_a_line(launcher: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file in the place of the folder: root may write to folders that are read-only."""
+    """Uses a file instead of a folder, because root may write to read-only folders."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     done = bsl("spy", "--pid", str(launcher), "--exit-code", cwd=tmp_path)

@@ -27,7 +27,7 @@ Browse = Callable[..., str]
 
 @pytest.fixture
 def browse(tmp_path: Path) -> Browse:
-    """`browse(script, "#rank=5")`: the text beside the grid, after the page of a recorded hang has run `script`."""
+    """`browse(script, "#rank=5")` runs `script` on a recorded hang's page and returns the text next to the grid."""
     evidence = Bundle({"topology": "tp=2,pp=2,dp=2"}, (json.loads(RECORDING.read_text()),)).evidence()
     page = render_page(evidence, judge(evidence))
 
@@ -43,7 +43,7 @@ def browse(tmp_path: Path) -> Browse:
         ]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0
-        assert "CONSOLE" not in done.stderr, done.stderr  # what a page logs: errors of its style, markup or script
+        assert "CONSOLE" not in done.stderr, done.stderr  # a page logs errors in its style, markup or script
         found = re.search(r'<aside id="detail".*?</aside>', done.stdout, re.DOTALL)
         assert found is not None
         return unescape(re.sub(r"<[^>]+>", " ", found[0]))

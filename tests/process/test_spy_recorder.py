@@ -1,4 +1,4 @@
-"""What is read of a process on request only: torch's flight recorder, native stacks; and that it goes on unharmed."""
+"""What is read only on request, torch's flight recorder and native stacks; and the process continues unharmed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def document(ranks: Any, ask_agent: AskAgent) -> dict[str, Any]:
 
 
 def assert_unharmed(ranks: Any, folder: Path) -> None:
-    """Nothing is stopped, nothing was left below the ranks, and the one that works goes on working."""
+    """Check that nothing is stopped, nothing was left below the ranks, and the working rank keeps working."""
     assert not {"T", "t"} & {state for pid in ranks.descendants() for state in thread_states(pid)}
     before = (folder / "beat").read_text()
     until = time.monotonic() + LIMIT_S
@@ -64,7 +64,7 @@ def test_the_recorder_of_a_process_that_offers_nothing(document: dict[str, Any],
 
 
 def test_what_was_pulled_is_what_torch_dumps(document: dict[str, Any], folder: Path) -> None:
-    """The second rank may not be asked by Python: it holds the GIL."""
+    """The second rank holds the GIL, so it cannot be asked through Python."""
     evidence = open_evidence([folder / f"nccl_trace_rank_{rank}" for rank in range(len(PLACES))]).evidence()
     for rank, seen in enumerate(evidence.ranks):
         pulled = document["ranks"][rank]["samples"][-1]["recorder"]
@@ -107,7 +107,7 @@ def test_killing_the_agent_at_any_moment_harms_nobody(ranks: Any, agent_path: Pa
 
 
 def test_killing_what_holds_a_thread_harms_nobody(ranks: Any, agent_path: Path, folder: Path) -> None:
-    """It pulls without end, 50 times a second on a free machine, and dies while it holds, writes, points or waits."""
+    """It pulls repeatedly, 50 times a second on an idle machine, and dies while it holds, writes, points or waits."""
     pid = ranks.descendants()[0]
     program = f"import sys; sys.path.insert(0, {str(agent_path.parent)!r})\n"
     program += f"from node_injection import pull\nwhile True: pull({pid}, {{}})"
@@ -117,7 +117,7 @@ def test_killing_what_holds_a_thread_harms_nobody(ranks: Any, agent_path: Path, 
 
 
 def test_killing_bsl_spy_at_any_moment_harms_nobody(ranks: Any, folder: Path, tmp_path: Path) -> None:
-    """Its agent is on its own then, and ends."""
+    """Its agent is left alone and ends."""
     argv = [sys.executable, "-m", "bigsci_launch", "spy", "--pid", str(ranks.pid), "--output", str(tmp_path / "e")]
     orphans = [child for step in range(2) for child in kill_bsl([*argv, "--native", "--flight-recorder=fork"], step)]
     until = time.monotonic() + LIMIT_S + 20
@@ -128,7 +128,7 @@ def test_killing_bsl_spy_at_any_moment_harms_nobody(ranks: Any, folder: Path, tm
 
 
 def kill_bsl(argv: list[str], step: int) -> list[int]:
-    """KILL for `bsl` when its agent has run for `step` half seconds; its children, which live on."""
+    """Kill `bsl` when its agent has run for `step` half seconds, and return its children, which survive."""
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     children: list[int] = []
     until = time.monotonic() + LIMIT_S
@@ -146,7 +146,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def kill_after(argv: list[str], delay_s: float) -> None:
-    """KILL for a program and its readers, which have process groups of their own."""
+    """Kill a program and its readers, which have their own process groups."""
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     time.sleep(delay_s)
     for pid in [process.pid, *children_of(process.pid)]:

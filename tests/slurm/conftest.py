@@ -1,7 +1,7 @@
-"""Real Slurm clusters for tests; what they need is checked, and what is missing is the reason of a skip.
+"""Real Slurm clusters for tests; a test is skipped, with the reason, if something they need is missing.
 
-A module uses one of `isolated_cluster` and `many_nodes_cluster`: SLURM_CONF then points at it from the module's first
-fixture to its last. A test that breaks its cluster makes one of its own with `make_cluster`.
+A module uses either `isolated_cluster` or `many_nodes_cluster`. SLURM_CONF points at it from the module's first fixture
+to its last. A test that breaks its cluster makes its own one with `make_cluster`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SlurmCluster:
         return {**os.environ, "SLURM_CONF": str(self.slurm_conf), "BSL_CLUSTER_DIR": str(self.directory)}
 
     def run(self, *argv: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """Run a program against this cluster; its status is the caller's business."""
+        """Run a program against this cluster; the caller checks its status."""
         return subprocess.run(
             argv, env=self.environment(), capture_output=True, text=True, timeout=timeout_s, check=False
         )
@@ -50,7 +50,7 @@ MakeCluster = Callable[..., SlurmCluster]
 
 
 def _start(nodes: int, gpus_per_node: int, isolated: bool) -> SlurmCluster:
-    directory = Path(tempfile.mkdtemp(prefix="bsl-", dir="/tmp"))  # short: Unix sockets are made in it
+    directory = Path(tempfile.mkdtemp(prefix="bsl-", dir="/tmp"))  # short, because Unix sockets are created in it
     width = len(str(nodes - 1))
     cluster = SlurmCluster(directory, tuple(f"n{i:0{width}d}" for i in range(nodes)), gpus_per_node)
     options = ["--nodes", str(nodes), "--gpus-per-node", str(gpus_per_node), *(["--isolated"] if isolated else [])]
@@ -76,7 +76,7 @@ def isolated_cluster(slurm_packages: None) -> Iterator[SlurmCluster]:
 
 @pytest.fixture(scope="session")
 def many_nodes_cluster(slurm_packages: None) -> Iterator[SlurmCluster]:
-    """48 nodes `n00` to `n47` with 8 "GPUs" each: slurmds of one host, which share its PIDs and its network."""
+    """48 nodes `n00` to `n47` with 8 "GPUs" each: slurmds on one host that share its PIDs and network."""
     cluster = _start(48, 8, isolated=False)
     yield cluster
     _stop(cluster)
@@ -84,9 +84,9 @@ def many_nodes_cluster(slurm_packages: None) -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def make_cluster(slurm_packages: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeCluster]:
-    """`make_cluster(nodes=2, gpus_per_node=2, isolated=True)`: a cluster for one test, which may break it.
+    """`make_cluster(nodes=2, gpus_per_node=2, isolated=True)` makes a cluster for one test, which may break it.
 
-    SLURM_CONF points at the newest until the test ends.
+    SLURM_CONF points at the newest one until the test ends.
     """
     made: list[SlurmCluster] = []
 
@@ -110,7 +110,7 @@ def short_tmp_path() -> Iterator[Path]:
 
 @pytest.fixture(scope="module", autouse=True)
 def slurm_conf(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Points SLURM_CONF at the session cluster that the module's tests ask for, also for its module fixtures."""
+    """Point SLURM_CONF at the session cluster that the module's tests use, for its module fixtures too."""
     items = [item for item in request.session.items if getattr(item, "module", None) is request.module]
     wanted = {name for item in items for name in SESSION_CLUSTERS.intersection(getattr(item, "fixturenames", ()))}
     if len(wanted) > 1:

@@ -1,4 +1,4 @@
-"""`bsl cluster` on the real thing."""
+"""`bsl cluster` with a real Slurm."""
 
 from __future__ import annotations
 

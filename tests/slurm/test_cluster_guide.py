@@ -1,4 +1,4 @@
-"""Every command of docs/how-to/cluster.md, in its order, in one shell."""
+"""Every command of docs/how-to/cluster.md, in order, in one shell."""
 
 from __future__ import annotations
 

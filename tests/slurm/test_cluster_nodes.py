@@ -1,4 +1,4 @@
-"""`bsl cluster` beside other clusters, with a dead node, with a dead controller."""
+"""`bsl cluster` next to other clusters, with a dead node, and with a dead controller."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
 
 def test_a_killed_node_takes_its_ranks_along_and_slurm_calls_it_down(make_cluster, tmp_path):
     cluster = make_cluster(nodes=2)
-    # Seen from here a rank has another PID than in its node: a program name that is ours alone finds it.
+    # A rank's PID here differs from its PID inside the node, so a unique program name is used to find it.
     rank = tmp_path / f"rank-{os.getpid()}"
     shutil.copy(str(shutil.which("sleep")), rank)
     script = tmp_path / "job.sh"

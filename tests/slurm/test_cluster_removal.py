@@ -1,6 +1,6 @@
-"""`bsl cluster down` leaves nothing behind, whatever became of `up`: processes, interfaces, mounts, files.
+"""`bsl cluster down` leaves no processes, interfaces, mounts or files behind, whatever happened to `up`.
 
-Every try runs in a sandbox of namespaces, so "nothing" is exact, and a failure of this very test leaves nothing either.
+Every try runs in a sandbox of namespaces, so "nothing" is exact, and a failure of this test leaves nothing either.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 pytestmark = pytest.mark.slurm
 
 BREAK = Path(__file__).parent / "programs" / "break_clusters.py"
-# slurmctld looks for an address besides 127.0.0.1 before it listens at all.
+# slurmctld needs an address other than 127.0.0.1 before it listens at all.
 SANDBOX = 'ip link set lo up && ip address add 127.0.0.2/8 dev lo && exec "$@"'
 NAMESPACES = ("--net", "--pid", "--mount", "--uts", "--fork", "--kill-child", "--mount-proc")
 
@@ -27,7 +27,7 @@ Tries = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def tries(slurm_packages: None, short_tmp_path: Path) -> Tries:
-    """Runs break_clusters.py in its sandbox; one document for each try."""
+    """Run break_clusters.py in its sandbox and return one document per try."""
 
     def run(how: str, *argv: str) -> list[dict[str, Any]]:
         program = [sys.executable, str(BREAK), str(short_tmp_path), how, *argv]

@@ -1,4 +1,4 @@
-"""A hang brought about as a job of two nodes, and what `bsl spy` says of it through Slurm."""
+"""A hang reproduced as a job on two nodes, and the verdict of `bsl spy` through Slurm."""
 
 from __future__ import annotations
 

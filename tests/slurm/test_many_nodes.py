@@ -1,4 +1,4 @@
-"""48 slurmds on one host: what the tests of scale stand on."""
+"""48 slurmds on one host, on which the tests of scale are based."""
 
 from __future__ import annotations
 

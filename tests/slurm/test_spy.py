@@ -1,4 +1,4 @@
-"""`bsl spy --jobid` on a real Slurm: jobs that nobody prepared and jobs of bsl, hung in one place, with nodes lost."""
+"""`bsl spy --jobid` on a real Slurm: unprepared jobs and jobs of bsl, hung in one place, with lost nodes."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Jobs of one test on one cluster, ended with it."""
+    """The jobs of one test on one cluster, ended with the test."""
 
     cluster: SlurmCluster
     folder: Path
 
     def submit(self, body: str, *options: str) -> str:
-        """Submit a plain batch script, as people without bsl do."""
+        """Submit a plain batch script, as users without bsl do."""
         script = self.folder / "job.sh"
         script.write_text(f"#!/bin/bash\n{body}\n")
         done = self.cluster.run("sbatch", "--parsable", "-o", f"{self.folder}/job.out", *options, str(script))
@@ -71,7 +71,7 @@ def jobs(isolated_cluster: SlurmCluster, tmp_path: Path) -> Jobs:
 
 
 def hung_processes(folder: Path, odd: int, place: str = "load_batch") -> str:
-    """A shell line for srun: task ODD hangs in `place`, all others in wait_for_peers; each leaves a file when ready."""
+    """Return a shell line for srun: task `odd` hangs in `place`, others in wait_for_peers; all write ready files."""
     (folder / "hung.py").write_text(HUNG.format(folder=folder, place=place, odd=odd))
     return f"{sys.executable} {folder}/hung.py"
 
@@ -106,7 +106,7 @@ def test_a_plain_job_with_one_task_per_rank_below_a_shell(jobs: Jobs) -> None:
 
 
 def test_a_plain_job_with_one_launcher_per_node(jobs: Jobs) -> None:
-    """As torchrun: the task of a node starts the node's ranks and gives them RANK."""
+    """Like torchrun: the task of a node starts the node's ranks and sets their RANK."""
     command = hung_processes(jobs.folder, 6, "stop_here")
     start = f"for i in 0 1; do RANK=$((SLURM_PROCID * 2 + i)) WORLD_SIZE=8 {command} & done; wait"
     job = jobs.submit(f"srun bash -c '{start}'", "-N4", "--ntasks-per-node=1")
@@ -119,7 +119,7 @@ def test_a_plain_job_with_one_launcher_per_node(jobs: Jobs) -> None:
 
 
 def test_a_job_of_bsl_with_a_program_of_its_own(jobs: Jobs) -> None:
-    """Found through the run's pid files; the coordinates come from the run."""
+    """The ranks are found through the run's pid files; the coordinates come from the run."""
     words = hung_processes(jobs.folder, 2).split()
     settings = ("run.name=stuck", f"run.root={jobs.folder}", f"run.command={json.dumps(words)}")
     done = jobs.cluster.bsl("submit", str(CONFIG), *(word for value in settings for word in ("--set", value)))

@@ -1,4 +1,4 @@
-"""A run on a real Slurm of four nodes: submitted, watched, stopped, crashed, cancelled, started again."""
+"""A run on a real Slurm with four nodes: submitted, watched, stopped, crashed, cancelled, restarted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "sequence_
 
 @dataclass
 class Run:
-    """A run file whose ranks execute programs/rank.py, and what `bsl` says of the run."""
+    """A run file whose ranks execute programs/rank.py, and what `bsl` reports about the run."""
 
     cluster: Any
     folder: Path
@@ -64,7 +64,7 @@ class Run:
             time.sleep(0.2)
 
     def wait_for_state(self, *states: str, timeout_s: float = 60) -> dict[str, Any]:
-        """Wait for a state by asking squeue itself, which is quick; then everything that `bsl status` knows."""
+        """Wait for a state with squeue itself, which is quick; then return everything that `bsl status` knows."""
         job_id = json.loads((self.directory / "attempts" / "0001" / "job.json").read_text())["job_id"]
         argv = ["squeue", "-h", "-t", "all", "-j", job_id, "-o", "%T"]
         self.wait_for(lambda: self.cluster.run(*argv).stdout.strip() in states, timeout_s)
@@ -77,7 +77,7 @@ class Run:
 
 
 def write_run(cluster: Any, folder: Path, *words: str, name: str, nodes: int = 2, root: str = "runs") -> Run:
-    """A run of `nodes` x 2 ranks in `folder`, each of them programs/rank.py with `words`."""
+    """Write a run of `nodes` x 2 ranks in `folder`; each rank executes programs/rank.py with `words`."""
     config = {
         "run": {"name": name, "root": root, "command": [sys.executable, str(PROGRAM), *words]},
         "slurm": {"site": "minicluster", "nodes": nodes, "time_limit": "00:10:00"},
@@ -164,7 +164,7 @@ def test_an_exit_code_and_the_last_words_are_kept(make_run: MakeRun) -> None:
 
 @pytest.fixture(scope="module")
 def slow_runs(isolated_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """Runs that wait for Slurm's own clocks, side by side on a node each."""
+    """Runs that wait for Slurm's own clocks, at the same time on one node each."""
     folder = tmp_path_factory.mktemp("slow")
     runs = {
         name: write_run(isolated_cluster, folder, *words, name=name, nodes=1)

@@ -1,4 +1,4 @@
-"""The main job on a real Slurm: 8 ranks over 4 isolated nodes train, are cancelled, resume, crash, and lose a rank."""
+"""The main job on a real Slurm: 8 ranks on 4 isolated nodes train, are cancelled, resume, crash and lose a rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "minicluster.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The cluster with a corpus and a folder of runs."""
+    """The cluster, with a corpus and a folder of runs."""
 
     cluster: SlurmCluster
     folder: Path
@@ -32,7 +32,7 @@ class Site:
         return [word for value in values for word in ("--set", value)]
 
     def submit(self, name: str, *more: str, wait: bool = True) -> tuple[RunDir, int]:
-        """Submit the main job under `name`; the run and the exit code of `bsl submit`."""
+        """Submit the main job under `name`; return the run and the exit code of `bsl submit`."""
         options = ["--wait"] if wait else []
         done = self.cluster.bsl("submit", str(CONFIG), *options, *self.settings(name, *more), timeout_s=180)
         assert done.stdout.strip().isdigit(), done.stderr
@@ -46,7 +46,7 @@ class Site:
 
 
 def losses(run: RunDir) -> dict[int, str]:
-    """The exact loss of each step; a later attempt wins."""
+    """Return the exact loss of each step; a later attempt overrides an earlier one."""
     found = {}
     for attempt in run.attempts():
         for path in sorted(attempt.events.glob("*.jsonl")):

@@ -1,4 +1,4 @@
-"""Real ranks on this machine: a small dataset, a launcher of N processes, and what they left."""
+"""Real ranks on this machine: a small dataset, a launcher of N processes, and the records that they leave."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMIT_S = 240
 
 
 def free_port() -> int:
-    """A port that is free now and lies outside the range from which gloo's own connections draw."""
+    """Return a free port outside the range from which gloo takes ports for its own connections."""
     while True:
         port = random.randrange(20000, 30000)
         with socket.socket() as probe:
@@ -53,12 +53,12 @@ class Attempt:
         return [record for record in records if kind is None or record["kind"] == kind]
 
     def steps(self) -> dict[int, dict[str, Any]]:
-        """The `step` records of the attempt, whichever rank wrote them."""
+        """Return the `step` records of the attempt, from whichever rank wrote them."""
         ranks = range(len(self.processes))
         return {record["step"]: record for rank in ranks for record in self.events(rank, "step")}
 
     def phase(self, rank: int) -> str | None:
-        """The phase that a rank is in, or None before its first."""
+        """Return the phase that a rank is in, or None before its first one."""
         beats = self.events(rank, "heartbeat") if self.folder.event_file(rank).exists() else []
         return beats[-1]["phase"] if beats else None
 
@@ -73,7 +73,7 @@ class Attempt:
         return "\n".join(f"--- rank {rank}\n{self.log(rank)[-3000:]}" for rank in range(len(self.processes)))
 
     def wait(self, limit_s: float = LIMIT_S) -> list[int]:
-        """Exit codes of all ranks."""
+        """Wait for all ranks and return their exit codes."""
         until = time.monotonic() + limit_s
         return [process.wait(max(0.1, until - time.monotonic())) for process in self.processes]
 
@@ -85,7 +85,7 @@ class Attempt:
             process.wait(10)
 
     def until(self, condition: Callable[[], bool], limit_s: float = 120) -> None:
-        """Wait until `condition()` holds."""
+        """Wait until `condition()` is true."""
         end = time.monotonic() + limit_s
         while not condition():
             assert time.monotonic() < end, f"not within {limit_s} s:\n{self.logs()}"
@@ -94,7 +94,7 @@ class Attempt:
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An indexed dataset of 60,000 tokens with something to learn: each token mostly follows from the one before."""
+    """An indexed dataset of 60,000 tokens with something to learn: each token mostly determines the next one."""
     prefix = tmp_path_factory.mktemp("data") / "tokens"
     draw = np.random.default_rng(0)
     with IndexedWriter(prefix, np.dtype(np.uint16)) as writer:
@@ -113,7 +113,7 @@ Start = Callable[..., Attempt]
 
 @pytest.fixture(scope="session")
 def start(dataset: Path) -> Iterator[Start]:
-    """`start(folder, "tp=2,dp=2", training={...}, ...)`: start all ranks of a new attempt of the run in `folder`."""
+    """`start(folder, "tp=2,dp=2", training={...}, ...)` starts all ranks of a new attempt of the run in `folder`."""
     started: list[Attempt] = []
 
     def start_attempt(folder: Path, topology: str = "tp=1", **sections: Any) -> Attempt:
@@ -134,12 +134,12 @@ def start(dataset: Path) -> Iterator[Start]:
 
 @pytest.fixture(scope="session")
 def finish(start: Start) -> Start:
-    """As `start`, and wait until all ranks have ended with status 0."""
+    """Like `start`, but waits until all ranks have ended with status 0."""
 
     def finish_attempt(*args: Any, **kwargs: Any) -> Attempt:
         attempt = start(*args, **kwargs)
         codes = attempt.wait()
-        # A rank may abort while the interpreter goes down, after all is done and said (pytorch#190489).
+        # A rank may abort while the interpreter shuts down, after all work is done and recorded (pytorch#190489).
         bad = [rank for rank, code in enumerate(codes) if code not in (0, -signal.SIGABRT)]
         assert not bad, f"ranks {bad} of {codes} failed\n{attempt.logs()}"
         assert all(attempt.events(rank)[-1]["kind"] == "end" for rank in range(len(codes)))
@@ -153,10 +153,10 @@ Scenario = tuple[str, dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def train_several(dataset: Path) -> Callable[..., dict[str, Attempt]]:
-    """`train_several(folder, "tp=2,pp=2", [("name", {section: ...}), ...])`: all attempts by the same ranks, in order.
+    """`train_several(folder, "tp=2,pp=2", [("name", {section: ...}), ...])` runs attempts in turn on the same ranks.
 
-    The name is that of the run; named twice, its second attempt resumes the first. Keys of the result: `name`, then
-    `name+` for the second attempt.
+    `name` is the name of the run; if it occurs twice, the second attempt resumes the first. The result has the keys
+    `name`, and `name+` for a second attempt.
     """
 
     def train_all(
@@ -211,7 +211,7 @@ def start_rank(
 
 
 def make_config(shape: Topology, dataset: Path, sections: dict[str, Any]) -> RunConfig:
-    """A tiny run; `sections` are laid over it."""
+    """Return the config of a tiny run, overridden by `sections`."""
     base: dict[str, Any] = {
         "run": {"name": "test"},
         "parallelism": {

@@ -22,7 +22,7 @@ AFTER, BEFORE = "dumps/step-000012-after", "dumps/step-000013-before"
 
 
 def run_ranks(out: Path, world_size: int, tp: int, *scenarios: str) -> Path:
-    """Run the program on local ranks; its output is shown where a rank fails."""
+    """Run the program on local ranks and return its output folder; show a rank's log if it fails."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -52,13 +52,13 @@ def run_ranks(out: Path, world_size: int, tp: int, *scenarios: str) -> Path:
 
 @pytest.fixture(scope="module")
 def two_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """pp 2: every defect of the tied embedding."""
+    """Two stages (pp 2), with every defect of the tied embedding."""
     return run_ranks(tmp_path_factory.mktemp("two"), 2, 1, "healthy", "B1", "B2", "B3", "B4")
 
 
 @pytest.fixture(scope="module")
 def two_tp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """pp 2 x tp 2: the defects of the replicas over tp."""
+    """Four ranks (pp 2 x tp 2), with the defects of tp replicas."""
     return run_ranks(tmp_path_factory.mktemp("tp"), 4, 2, "healthy", "B5", "B6")
 
 
@@ -150,7 +150,7 @@ def test_an_audit_finds_replicas_that_drift_over_tp(two_tp: Path) -> None:
 
 
 def test_gradients_divided_by_tp_show_against_a_healthy_run(two_tp: Path) -> None:
-    """AdamW hides the length of gradients from the weights, and one checkpoint alone cannot tell it."""
+    """AdamW hides the scale of gradients from the weights, so a single checkpoint cannot show it."""
     assert diff("--audit", two_tp / "B6/checkpoints")[0] == 0
     assert diff(two_tp / "B6/continued", two_tp / "B6/resumed")[0] == 0
     findings = document(two_tp / "healthy/checkpoints", two_tp / "B6/checkpoints")["findings"]

@@ -1,4 +1,4 @@
-"""Evaluation on held-out samples: every rank agrees, and training does not notice."""
+"""Evaluation on held-out samples: all ranks agree, and training is not affected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def runs(train_several: Any, dataset: Any, tmp_path_factory: pytest.TempPathFact
             ("evaluated", {**held_out, "monitor": {"eval_interval": 2}, "checkpoint": {"save_interval": 4}}),
             ("more", {**held_out, "monitor": {"eval_interval": 4, "eval_batches": 9}}),
             ("fp16", {**held_out, "training": {**STEPS, "precision": "fp16"}}),
-            # Not of evaluation: what is refused costs no ranks of its own.
+            # These are not about evaluation; refused runs share these ranks to save a start.
             ("tied_norm", {**held_out, "faults": [{"kind": "tied_norm", "step": 1}]}),
         ],
     )
@@ -37,7 +37,7 @@ def evaluations(attempt: Any, rank: int) -> dict[int, str]:
 
 
 def test_training_does_not_notice(runs: Any) -> None:
-    """Bit for bit, dropout included: neither random states nor the data's cursor have moved."""
+    """Bitwise, dropout included: neither the random states nor the position in the data have moved."""
     plain, evaluated = runs["plain"].steps(), runs["evaluated"].steps()
     assert sorted(evaluated) == [1, 2, 3, 4, 5, 6]
     for step in plain:
@@ -53,7 +53,7 @@ def test_every_rank_knows_the_same_loss(runs: Any) -> None:
     assert first == last
     assert sorted(first) == [2, 4]
     losses = [float.fromhex(loss) for loss in first.values()]
-    # Untrained it would be log 300 = 5.70.
+    # An untrained model would have log 300 = 5.70.
     assert 5.0 < losses[1] < losses[0] < 5.8
 
 
@@ -75,7 +75,7 @@ def test_a_save_comes_before_the_evaluation_of_its_step(runs: Any) -> None:
 
 
 def test_the_log_has_megatrons_line(runs: Any) -> None:
-    # The ranks are one set for all runs: their log is that of the launch, beside the runs.
+    # All runs share one set of ranks, whose log is that of the launch, next to the runs.
     log = (runs["plain"].run.path.parent / "ranks" / "attempts" / "0001" / "logs" / "rank-0001.log").read_text()
     lines = re.findall(
         r"(?m)^ validation loss at iteration (\d+) \| lm loss value: (\S+) \| lm loss PPL: (\S+) \|$", log
@@ -84,7 +84,7 @@ def test_the_log_has_megatrons_line(runs: Any) -> None:
 
 
 def test_fp16_is_refused_where_the_device_cannot(runs: Any) -> None:
-    """On this CPU it is; one that computes in fp16 trains."""
+    """The CPU here refuses it; on a device that supports fp16 the run trains."""
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available() or runs["fp16"].error(0) is None:
         assert sorted(runs["fp16"].steps()) == [1, 2, 3, 4, 5, 6]
@@ -106,7 +106,7 @@ def test_a_tied_attribute_without_gradient_is_refused(runs: Any) -> None:
 
 
 def test_weights_in_another_format_than_the_runs_are_refused() -> None:
-    """A layer that keeps its norm in fp32 through DeepSpeed's cast; DeepSpeed lays its group out in fp32 then."""
+    """A layer keeps its norm in fp32 through DeepSpeed's cast, so DeepSpeed stores its group in fp32."""
     pytest.importorskip("deepspeed")
     torch = pytest.importorskip("torch")
     from bigsci_launch.config.schema import RunConfig

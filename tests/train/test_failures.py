@@ -1,4 +1,4 @@
-"""Faults on purpose, and what goes wrong by itself: each leaves its record on every rank that knows of it."""
+"""Injected faults and genuine errors: each leaves a record on every rank that knows of it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_skip_without_tensor_parallelism_leaves_out_the_data_parallel_collective
 
 
 def refused(start: Any, folder: Path, topology: str = "tp=1", **sections: Any) -> Any:
-    """An attempt that must fail on every rank, with the error record of rank 0."""
+    """Run an attempt that must fail on every rank, and return rank 0's error record."""
     attempt = start(folder, topology, **sections)
     codes = attempt.wait(120)
     assert all(code > 0 for code in codes), attempt.logs()
@@ -97,7 +97,7 @@ def test_data_that_cannot_be_used_is_one_error(start: Any, tmp_path: Path) -> No
 
 
 def test_a_stage_that_would_hang_is_refused(start: Any, tmp_path: Path) -> None:
-    """Only the tied embedding on the last stage: DeepSpeed's gradient norm would wait for ever."""
+    """With only the tied embedding on the last stage, DeepSpeed's gradient norm would wait for ever."""
     attempt, code, error = refused(start, tmp_path, "pp=4")
     assert (code, error["type"]) == (2, "ConfigError")
     assert "preflight: equal parameter groups" in error["message"]
@@ -107,7 +107,7 @@ def test_a_stage_that_would_hang_is_refused(start: Any, tmp_path: Path) -> None:
 
 
 def test_forced_it_hangs(start: Any, tmp_path: Path) -> None:
-    """The prequel's hang, DeepSpeed#1522: three stages in the norm of the second group, the last one at the loss."""
+    """The prequel's hang, DeepSpeed#1522: three stages are in the norm of the second group, the last at the loss."""
     forced = {"guards": {"preflight": "warn"}, "training": {"steps": 2, "precision": "fp32"}}
     attempt = start(tmp_path, "pp=4", **forced)
     attempt.until(lambda: [attempt.phase(rank) for rank in range(4)] == ["step"] * 4, 150)

@@ -1,4 +1,4 @@
-"""Each guard fires at what it is for: rules on plain tensors, and looks of real ranks just after something broke."""
+"""Each guard fires at its defect: rules on plain tensors, and checks on real ranks just after something broke."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_norm_that_clips_must_be_the_independent_one() -> None:
 
     assert list(find_wrong_norm(1.0, 1.00005, 0)) == []
     assert list(find_wrong_norm(float("inf"), float("nan"), 0)) == []
-    # DeepSpeed's fp32 norm under pipelines counts the tied gradient twice: 7 % too much.
+    # Under pipeline parallelism DeepSpeed's fp32 norm counts the tied gradient twice: 7 % too much.
     for used in (1.0712, 0.9, float("nan"), float("inf")):
         (found,) = find_wrong_norm(1.0, used, 2)
         assert (found.check, found.ranks) == ("gradient norm", (2,))
@@ -52,7 +52,7 @@ def test_the_norm_that_clips_must_be_the_independent_one() -> None:
 
 
 def test_what_32_bits_lose_in_summing_is_no_violation() -> None:
-    """On a CPU torch sums nearly one after the other: over 4 M gradients of 1e-3 it is 0.3 % off."""
+    """On a CPU torch sums almost sequentially, so the sum over 4 M gradients of 1e-3 is 0.3 % off."""
     from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 
     from bigsci_launch.train.guards.gradients import find_wrong_norm, lost_in_summing
@@ -70,7 +70,7 @@ def test_what_32_bits_lose_in_summing_is_no_violation() -> None:
 
 
 def grouped(**changes: Any) -> tuple[nn.Module, Any]:
-    """A matrix and a bias in the groups that they belong to, with a group's settings changed."""
+    """Return a matrix and a bias in their right groups, with `changes` to the settings of a group."""
     module = nn.Linear(3, 2)
     settings = {"name": "decay", "weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8}
     decay, rest = {**settings, **changes}, {**settings, "name": "no_decay", "weight_decay": 0.0}
@@ -131,7 +131,7 @@ def test_copies_are_known_by_what_they_are() -> None:
 
 @pytest.fixture(scope="module")
 def broken(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Two replicas; each run is broken at step 3, just before the guards look."""
+    """Runs on two replicas, each broken just before the guards check step 3."""
 
     def scenario(name: str, interval: int, **training: Any) -> tuple[str, dict[str, Any]]:
         sections = {"run": {"name": name}, "training": {"steps": 5, "precision": "bf16", **training}}
@@ -147,7 +147,7 @@ def broken(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
                 scenario("weight", 1),
                 scenario("master", 1),
                 scenario("norm", 1),
-                # Not looked at in steps 3 and 4; the save after step 3 is what stops it.
+                # Steps 3 and 4 are not checked; the check before the save after step 3 stops it.
                 scenario("weight-before-a-save", 100, stop_after_steps=3),
                 scenario("settings-before-a-save", 100, stop_after_steps=3),
             ],

@@ -1,6 +1,6 @@
 """Guards: a defect of parallel training stops the run at the step where it begins, and is named.
 
-All runs of a module are trained by the same ranks, one after the other.
+All runs of this module are trained in turn on the same ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def scenario(name: str, kind: str | None = None, step: int = 3, **sections: Any)
 
 @pytest.fixture(scope="module")
 def runs(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Four ranks, tp 2 x pp 2: defects of a step."""
+    """Runs on four ranks (tp 2 x pp 2) with defects in a step."""
     found: Runs = train_several(
         tmp_path_factory.mktemp("steps"),
         "tp=2,pp=2",
@@ -55,7 +55,7 @@ def runs(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def stopped(runs: Runs, name: str, world_size: int = 4) -> tuple[int, str]:
-    """Step and message of the guard that stopped a run; the same on every rank, and nothing was saved since."""
+    """Return the step and message of the guard that stopped a run; the same on every rank, with nothing saved since."""
     attempt = runs[name]
     errors = [attempt.error(rank) for rank in range(world_size)]
     assert all(errors), name
@@ -76,7 +76,7 @@ def test_a_healthy_run_passes_and_says_what_it_costs(runs: Runs) -> None:
     assert chosen["interval"] == -(-chosen["seconds"] // (0.0025 * chosen["step_seconds"]))
 
 
-# By defect: the step, and what its sentence must hold.
+# By defect: the step, and what the message must contain.
 SENTENCES = {
     "B1": (3, ("tied gradients", f"gradient of {TIED}", "on pp 1, tp 0+1")),
     "B2": (1, ("tied gradients", "tied_modules.embedding.norm.weight", "on pp 1, tp 0+1")),
@@ -105,7 +105,7 @@ def test_effects_are_told_too(runs: Runs) -> None:
 
     assert tensors("B1", "tied copies") == {TIED: [1, 1]}
     assert tensors("B4", "tied copies") == {TIED: [1, 1]}
-    # Norms and row biases of four layers drift, and positions; all on the second tp rank.
+    # Norms and row biases of four layers drift, and the positions; all on the second tp rank.
     drifting = tensors("B5", "tensor-parallel copies")
     assert {"1.weight", "2.attention_norm.weight", "5.mlp_norm.bias"} <= drifting.keys()
     assert not any(name.endswith(("qkv.weight", "up.weight")) for name in drifting)
@@ -120,7 +120,7 @@ def test_a_warning_goes_on_and_nothing_stops_an_unguarded_run(runs: Runs) -> Non
 
 @pytest.fixture(scope="module")
 def resumed(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Four ranks, pp 2 x dp 2, with dropout: defects of save and load. Attempts `NAME+` go on from step 3."""
+    """Runs on four ranks (pp 2 x dp 2) with dropout and defects in save and load. `NAME+` resumes after step 3."""
     folder = tmp_path_factory.mktemp("loads")
     load = {"load": str(folder / "healthy" / "checkpoints" / "global_step3")}
     sections: dict[str, Any] = {"model": {"dropout": 0.1}, "training": {**BF16, "steps": 6}}
@@ -168,7 +168,7 @@ def test_a_wrong_byte_in_a_shard_is_refused(resumed: Runs) -> None:
 
 
 def test_the_wrong_byte_is_found_without_a_rank(resumed: Runs) -> None:
-    """By its digest, before a job is queued; and the manifest holds what else there is to know."""
+    """Its digest shows it before a job is queued; the manifest holds the other facts."""
     folders = {name: resumed[name].run.checkpoints / "global_step3" for name in ("healthy", "byte")}
     assert find_damage(folders["healthy"]) == []
     (problem,) = find_damage(folders["byte"])

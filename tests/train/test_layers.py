@@ -36,7 +36,7 @@ SIZES = GptSizes(
 
 
 def rank_of(rank: int, size: int) -> TensorParallel:
-    """The place of a rank whose layers are only built, not run."""
+    """Return the place of a rank whose layers are built but not run."""
     return TensorParallel(rank, size, None)
 
 
@@ -131,7 +131,7 @@ def test_matrices_decay_and_vectors_do_not() -> None:
 
 
 def test_the_optimizer_steps_as_torchs_own() -> None:
-    """It only leaves out hooks for the compiler."""
+    """It only leaves out the hooks for the compiler."""
     torch.manual_seed(1)
     ours, theirs = (torch.nn.Linear(5, 3) for _ in range(2))
     theirs.load_state_dict(ours.state_dict())

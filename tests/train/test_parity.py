@@ -1,4 +1,4 @@
-"""Every topology trains the same model: losses and gradient norms against one process, step by step."""
+"""Every topology trains the same model: compares losses and gradient norms with one process, step by step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def alone(finish: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def eight(finish: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Guarded at every step: copies that part by one bit would stop it."""
+    """A run guarded at every step: copies that differ by one bit would stop it."""
     return finish(tmp_path_factory.mktemp("eight"), "tp=2,pp=2,dp=2", training={"steps": STEPS}, guards={"interval": 1})
 
 
@@ -40,28 +40,28 @@ def test_eight_ranks_train_as_one(alone: Any, eight: Any) -> None:
 
 def test_the_model_learns(alone: Any) -> None:
     steps = alone.steps()
-    assert steps[1]["loss"] == pytest.approx(5.704, abs=0.05)  # log 300: padding takes no part
+    assert steps[1]["loss"] == pytest.approx(5.704, abs=0.05)  # log 300: padding does not count
     assert steps[STEPS]["loss"] < steps[1]["loss"] - 0.1
 
 
 def test_clipping_took_part(alone: Any) -> None:
-    """Otherwise the comparison would say nothing of the norm that clips."""
+    """Otherwise the comparison would say nothing about the clipping norm."""
     assert max(step["grad_norm"] for step in alone.steps().values()) > 0.5
 
 
 def test_one_rank_of_the_last_stage_tells(eight: Any) -> None:
-    """Rank order is tensor, data, pipeline: dp0 pp1 tp0 of 2 x 2 x 2 is rank 4."""
+    """Ranks are ordered by tp, then dp, then pp: dp0 pp1 tp0 of 2 x 2 x 2 is rank 4."""
     lines = {rank: re.findall(r"(?m)^ iteration .*$", eight.log(rank)) for rank in range(8)}
     assert [rank for rank in lines if lines[rank]] == [4]
     assert len(lines[4]) == STEPS
     assert [rank for rank in range(8) if eight.events(rank, "step")] == [4]
-    # A tp rank: 512/2 rows of the table, 32 positions, and of two layers half the matrices and their biases, all norms.
+    # A tp rank has 512/2 rows of the table, 32 positions, and in two layers half the matrices and biases, all norms.
     expected = "stage 0: VocabularyEmbedding, LearnedPositions, 2 x TransformerLayer; 22112 parameters a rank"
     assert expected in eight.log(4)
 
 
 def test_ranks_say_nothing_else(eight: Any) -> None:
-    """DeepSpeed's and torch's own talk is kept out of the logs."""
+    """Messages of DeepSpeed and torch are kept out of the logs."""
     for rank in range(8):
         if rank != 4:
             assert eight.log(rank) == "", rank
@@ -107,7 +107,7 @@ POSITIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def references(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Each case by one process, and all by the same."""
+    """Each case trained by one process, the same process for all cases."""
     cases = {name: sections for name, (_, sections) in CASES.items()} | POSITIONS
     plain = [
         (name, {key: sections[key] for key in sections if key != "parallelism_method"})
@@ -128,7 +128,7 @@ def test_eight_ranks_know_positions_as_one(name: str, references: Any, positions
 
 
 def test_positions_matter(references: Any) -> None:
-    """Each kind gives other losses: none of them is without effect."""
+    """Each kind gives other losses, so each has an effect."""
     losses = {references[name].steps()[8]["loss_hex"] for name in POSITIONS}
     assert len(losses) == len(POSITIONS)
 

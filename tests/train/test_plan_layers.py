@@ -1,4 +1,4 @@
-"""The planner's idea of the model is the model that is trained."""
+"""The planner describes exactly the model that is trained."""
 
 from __future__ import annotations
 

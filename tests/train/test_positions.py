@@ -1,4 +1,4 @@
-"""Rotary and alibi positions against what their papers say."""
+"""Rotary and alibi positions, compared with their papers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_attention_looks_back_only_and_holds_no_more_weights(positions: str) -> 
     before, after = attention(x), attention(changed)
     assert torch.equal(before[0, :5], after[0, :5])
     assert not torch.allclose(before[0, 5:], after[0, 5:])
-    # The same token everywhere: without positions each place would see the same.
+    # The same token everywhere: without positions, every place would have the same output.
     alike = attention(x[:, :1].expand(1, 8, 16))
     swapped = attention(x.flip(1))[0, -1]
     assert torch.allclose(alike[0, 0], alike[0, 7])

@@ -1,4 +1,4 @@
-"""Stop, save, resume: the loss goes on as if nothing had happened, to the last bit."""
+"""Stop, save, resume: the loss continues as if nothing had happened, bit for bit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def undisturbed(finish: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def stopped(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Eight ranks, of which one gets SIGUSR2 after step 2."""
+    """Eight ranks, one of which gets SIGUSR2 after step 2."""
     attempt = start(tmp_path_factory.mktemp("stopped"), "tp=2,pp=2,dp=2", training={**BF16, "stop_after_steps": 6})
     attempt.until(lambda: 2 in attempt.steps())
     os.kill(attempt.processes[3].pid, signal.SIGUSR2)
@@ -47,14 +47,14 @@ def stopped(start: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def saved(stopped: Any) -> Path:
-    """The checkpoint that the stopped run has left."""
+    """The checkpoint that the stopped run left."""
     folder: Path = CheckpointsDir(stopped.run.checkpoints).folder(f"global_step{stopped.events(0)[-1]['step']}")
     return folder
 
 
 @pytest.fixture(scope="module")
 def killed(saved: Path, stopped: Any, start: Any) -> Any:
-    """The stopped run goes on and saves every step; then one of its ranks is killed."""
+    """The stopped run resumes and saves every step; then one of its ranks is killed."""
     attempt = start(stopped.run.path, "tp=2,pp=2,dp=2", training=BF16, checkpoint={"save_interval": 1})
     attempt.until(lambda: attempt.steps())
     attempt.processes[5].kill()
@@ -110,7 +110,7 @@ def test_weights_are_dumped_per_rank(undisturbed: Any) -> None:
 
 
 def test_dropout_and_a_slow_rank_resume_exactly(finish: Any, tmp_path: Path) -> None:
-    """Random states are part of a checkpoint; and a fault that only delays changes nothing."""
+    """Random states are part of a checkpoint, and a fault that only delays changes nothing."""
     run = {"model": {"dropout": 0.1}, "training": {"steps": 6, "precision": "bf16", "activation_checkpointing": True}}
     slow = [{"kind": "slow", "rank": 1, "step": 5, "seconds": 0.6}]
     whole = finish(tmp_path / "whole", "pp=2", faults=slow, **run)
@@ -139,7 +139,7 @@ def diff_weights(a: Path, b: Path, *options: str) -> Result:
 
 @pytest.fixture(scope="module")
 def on_one_rank(saved: Path, finish: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The run of eight ranks goes on on one."""
+    """The run of eight ranks, resumed on one."""
     folder = tmp_path_factory.mktemp("on-one-rank")
     done = convert(saved, folder / "checkpoints", "--tp", "1", "--pp", "1", "--dp", "1")
     assert done.exit_code == 0, done.output
@@ -162,13 +162,13 @@ def test_a_conversion_keeps_every_bit_there_and_back(saved: Path, on_one_rank: A
     back = convert(converted, tmp_path, "--tp", "2", "--pp", "2", "--dp", "2")
     assert back.exit_code == 0, back.output
     assert "padded vocabulary 384 -> 512 rows" in back.stderr
-    compared = diff_weights(saved, tmp_path, "--exclude", "rng_*")  # random states of other ranks are no use here
+    compared = diff_weights(saved, tmp_path, "--exclude", "rng_*")  # random states of other ranks do not matter here
     assert (compared.exit_code, "438 tensors compared" in compared.stdout) == (0, True), compared.output
     assert CliRunner().invoke(bsl, ["checkpoint", "verify", str(tmp_path / saved.name)]).exit_code == 0
 
 
 def test_deepspeeds_own_converter_finds_the_same_parameters(saved: Path, on_one_rank: Any, tmp_path: Path) -> None:
-    """What the checkpoint declares is enough for it: each pattern is used, and the tied embedding is taken once."""
+    """The checkpoint's declarations suffice: each pattern is used, and the tied embedding is read once."""
     command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--num_extract_workers", "1"]
     command += [
         "--num_merge_workers",
@@ -211,7 +211,7 @@ def test_no_conversion_picks_one_of_copies_that_differ(saved: Path, tmp_path: Pa
 
 
 def test_kills_during_saves_cost_one_interval_and_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four of the moments of the benchmark: a file half written, named, half pointed to, an old one half deleted."""
+    """Four moments of the benchmark: a file half written, named, half pointed to, an old checkpoint half deleted."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     program = importlib.import_module("kill_during_save")
     moments = program.draw_moments(9, seed=2)

@@ -1,4 +1,4 @@
-"""One rank of a small tp2 x dp2 training that goes wrong on purpose: CASE, by rank, after some healthy steps.
+"""One rank of a small tp2 x dp2 training that goes wrong on purpose, as CASE says, after some healthy steps.
 
     RANK=.. WORLD_SIZE=4 MASTER_ADDR=.. MASTER_PORT=.. python gloo_ranks.py CASE READY_FIFO CULPRIT [RECORDER_FOLDER]
 
@@ -61,7 +61,7 @@ def aggregate_loss() -> None:
 
 
 def go_wrong() -> None:
-    """The step in which CASE happens."""
+    """Run the step in which CASE happens."""
     if CASE == "skip" and IS_CULPRIT:
         reduce_over_tensor_ranks()
         reduce_gradients()
@@ -79,7 +79,7 @@ def go_wrong() -> None:
     elif CASE == "dead" and RANK == CULPRIT:
         os.kill(os.getpid(), signal.SIGKILL)
     elif CASE == "dead":
-        # gloo ranks notice a dead peer of theirs at once; these two are none: as ranks of NCCL they wait on.
+        # gloo ranks notice a dead peer at once, but these two are not its peers: they keep waiting, like NCCL ranks.
         time.sleep(0.2)
         dist.all_reduce(x, group=SURVIVORS) if RANK != LAST_SURVIVOR else load_batch()
     elif CASE == "type" and IS_CULPRIT:
@@ -107,7 +107,7 @@ def go_wrong() -> None:
 
 
 def reduce_behind_the_back() -> None:
-    """An asynchronous collective that the culprit leaves out: the rank that waits for its end is its victim."""
+    """Start an asynchronous collective that the culprit leaves out; the rank that waits for its end is the victim."""
     handle = dist.all_reduce(x, group=DP, async_op=True) if not IS_CULPRIT else None
     if handle is not None:
         handle.wait()
@@ -123,7 +123,7 @@ def step_in_thread() -> None:
 
 
 def offer_recorder(folder: str):
-    """As `bsl train` does, in a folder without a run."""
+    """Serve the flight recorder as `bsl train` does, in a folder without a run."""
     import json
 
     from torch._C._distributed_c10d import _WorkerServer

@@ -27,7 +27,7 @@ def stop_here() -> None:
 
 
 def read_shard() -> None:
-    """Sleeps uninterruptibly: posix_spawn suspends the caller until its child runs, and that waits for a writer."""
+    """Sleep uninterruptibly: posix_spawn suspends the caller until its child runs, and the child waits for a writer."""
     os.mkfifo(f"{READY}.never")
     opening = (os.POSIX_SPAWN_OPEN, 0, f"{READY}.never", os.O_RDONLY, 0)
     os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[opening])
@@ -39,7 +39,7 @@ def wait_for_worker() -> None:
 
 
 def send_result() -> None:
-    """Sends to somebody who does not read, until the queues of both sides are full."""
+    """Send to a peer that does not read, until the queues of both sides are full."""
     server = socket.create_server(("127.0.0.1", 0))
     connection = socket.create_connection(server.getsockname())
     _unread = server.accept()
@@ -47,7 +47,7 @@ def send_result() -> None:
 
 
 def wait_for_lock() -> None:
-    """Waits for a file that its child has locked."""
+    """Wait for a file that the child has locked."""
     lock = open(f"{READY}.lock", "w")  # noqa: SIM115, PTH123
     if os.fork() == 0:
         own = open(f"{READY}.lock", "w")  # noqa: SIM115, PTH123
@@ -72,18 +72,18 @@ def is_locked(lock: object) -> bool:
 
 
 def write_log() -> None:
-    """Writes into a pipe that its child does not read."""
+    """Write into a pipe that the child does not read."""
     sleeper = subprocess.Popen(["sleep", "120"], stdin=subprocess.PIPE)
     os.write(sleeper.stdin.fileno(), b"x" * (1 << 20))  # type: ignore[union-attr]
 
 
 def compile_kernels() -> None:
-    """Waits for a child that works."""
+    """Wait for a child that works."""
     subprocess.run([sys.executable, "-c", "while True: pass"], check=True, timeout=120)
 
 
 def end_worker() -> None:
-    """Sleeps beside a thread of it that cannot run."""
+    """Sleep while another thread of this process cannot run."""
     import threading
 
     threading.Thread(target=read_shard, name="loader").start()
@@ -96,7 +96,7 @@ def train_step() -> None:
 
 
 def hold_memory_map() -> None:
-    """Holds the lock of its own memory map, which `ps` and py-spy want too. The disk of FROZEN_DISK must be thawed."""
+    """Hold the lock of the own memory map, which `ps` and py-spy need too. FROZEN_DISK must be thawed later."""
     import ctypes
     import mmap
     import threading

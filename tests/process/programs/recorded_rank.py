@@ -1,7 +1,7 @@
-"""A rank of torch that offers nothing: `python recorded_rank.py PLACE FOLDER READY_FIFO`.
+"""A torch rank that serves no flight recorder: `python recorded_rank.py PLACE FOLDER READY_FIFO`.
 
-It does five collectives, and then: `beat` counts in FOLDER/beat for ever, `hold_gil` sleeps in C with the GIL held.
-FOLDER/nccl_trace_rank_N is what torch itself dumps.
+It runs five collectives. Then `beat` counts in FOLDER/beat for ever, and `hold_gil` sleeps in C with the GIL held.
+FOLDER/nccl_trace_rank_N is torch's own dump.
 """
 
 import ctypes

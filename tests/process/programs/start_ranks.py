@@ -1,4 +1,4 @@
-"""A launcher as simple as they come: one process per argument list after `--`, with RANK set, and waits for all.
+"""The simplest launcher: starts one process per argument list after `--`, with RANK set, and waits for all.
 
 python start_ranks.py [--no-rank] PROGRAM -- ARGS OF RANK 0 -- ARGS OF RANK 1 ...
 """

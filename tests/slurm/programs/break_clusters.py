@@ -1,11 +1,11 @@
-"""break_clusters.py DIRECTORY HOW ARGV: break `bsl cluster up ARGV` in many ways, call `down` after each, look around.
+"""break_clusters.py DIRECTORY HOW ARGV: break `bsl cluster up ARGV` in many ways, run `down` each time, list the rest.
 
-Runs as PID 1 of a PID namespace, with a network and mounts of its own: whatever is there besides us, `up` left it.
+Runs as PID 1 of a PID namespace with its own network and mounts, so everything else in there was left by `up`.
 HOW: `effects`: SIGKILL before each of its side effects in turn, until one `up` survives.
      `moments`: SIGKILL after 0.05 s, 0.1 s, ...
      `downs`: a whole cluster with a running job, and SIGKILL before one of the side effects of a first `down`.
-     `failures`: a slurmd that ends at once, and Ctrl-C while nodes are waited for: `up` itself removes what it made.
-Prints one JSON line for each try: what was there before the last `down`, and after it.
+     `failures`: a slurmd that ends at once, and Ctrl-C while `up` waits for nodes: `up` itself removes its leftovers.
+Prints one JSON line per try: what existed before the last `down`, and after it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def break_at_effects(argv: list[str]) -> Iterator[tuple[str, int]]:
 
 
 def break_downs(argv: list[str]) -> Iterator[tuple[str, int]]:
-    # The first are the signals to each process, then comes every file that is deleted.
+    # The first side effects are the signals to each process; then every deleted file follows.
     for number in chain(range(0, 24, 4), count(24, 25)):
         run_bsl("cluster", "up", *argv)
         start_job()
@@ -74,7 +74,7 @@ def break_downs(argv: list[str]) -> Iterator[tuple[str, int]]:
 
 
 def start_job() -> None:
-    """A job whose step has a child of its own, so that there are processes of every kind."""
+    """Start a job whose step has a child process, so that there are processes of every kind."""
     conf = Path(os.environ["BSL_CLUSTER_DIR"]) / "slurm.conf"
     script = "#!/bin/sh\nsrun sh -c 'sleep 999 & sleep 999; true'\n"
     environment = {**os.environ, "SLURM_CONF": str(conf)}
@@ -140,7 +140,7 @@ def look_around(directory: Path) -> dict[str, list[str]]:
 
 
 def reap() -> None:
-    """As PID 1 of the namespace we inherit the daemons."""
+    """Reap the daemons, which this process inherits as PID 1 of the namespace."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,6 +1,6 @@
-"""die_at.py K ARGV: run `bsl ARGV`, and die by SIGKILL at its Kth side effect, just before it happens.
+"""die_at.py K ARGV: run `bsl ARGV`, and die by SIGKILL just before its Kth side effect.
 
-A side effect is a program started, a signal sent, a folder made or removed, a file opened for writing or deleted.
+A side effect is a program started, a signal sent, a folder made or removed, or a file deleted or opened for writing.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A rank without torch that behaves as a test asks: python rank.py [steps=N] [die=RANK] [ignore-term] [helper] ...
+"""A rank without torch that behaves as a test wants: python rank.py [steps=N] [die=RANK] [ignore-term] [helper] ...
 
 Prints `up {RANK, ...}`, then `iteration N` every 0.2 s.
   steps=N      ends after N iterations (default: never)
   die=RANK     that rank kills itself with SIGKILL at iteration 3; die=RANK:CODE: raises SystemExit(CODE)
-  only=N       an iteration is printed, and the rank dies, in attempt N alone (such as 0001)
-  ignore-term  goes on after TERM
-  stop-on-usr2 prints `asked to stop`, ends with 0
-  helper       has a child that USR2 would kill, and says so if it died
+  only=N       iterations are printed, and the rank dies, only in attempt N (such as 0001)
+  ignore-term  continues after SIGTERM
+  stop-on-usr2 prints `asked to stop` and exits with 0
+  helper       has a child that SIGUSR2 would kill, and reports if it died
 """
 
 import json

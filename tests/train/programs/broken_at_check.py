@@ -1,4 +1,4 @@
-"""`bigsci_launch.train.several`, with something broken at step 3 just before the guards look; run.name says what."""
+"""Runs `bigsci_launch.train.several` with something broken just before the guards check step 3; run.name says what."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STEP = 3
 
 
 def break_weight(guards: Any) -> None:
-    """One bit of one weight on rank 1, in the half whose masters rank 0 has."""
+    """Flip one bit of one weight on rank 1, in the half whose masters are on rank 0."""
     import torch
 
     if guards._rank == 1:
@@ -21,7 +21,7 @@ def break_weight(guards: Any) -> None:
 
 
 def break_master(guards: Any) -> None:
-    """One fp32 master of rank 1."""
+    """Change one fp32 master on rank 1."""
     from bigsci_launch.train.guards.state import partitions
 
     if guards._rank == 1:
@@ -29,13 +29,13 @@ def break_master(guards: Any) -> None:
 
 
 def break_norm(guards: Any) -> None:
-    """The norm that is said to have clipped, on all ranks."""
+    """Change the norm reported as used for clipping, on all ranks."""
     norm = guards._engine.get_global_grad_norm
     guards._engine.get_global_grad_norm = lambda: 1.01 * norm()
 
 
 def break_settings(guards: Any) -> None:
-    """AdamW's second beta, on all ranks."""
+    """Change AdamW's second beta, on all ranks."""
     for group in guards._engine.optimizer.param_groups:
         group["betas"] = (0.9, 0.5)
 
@@ -50,7 +50,7 @@ BREAKS: dict[str, Callable[[Any], None]] = {
 
 
 def stand_in() -> None:
-    """Break before each look of step `STEP`."""
+    """Break something before each check of step `STEP`."""
     from bigsci_launch.train.guards.watch import Guards
 
     def standing(original: Callable[..., None], is_save: bool) -> Callable[..., None]:

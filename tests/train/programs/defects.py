@@ -1,15 +1,15 @@
-"""Trains a tiny DeepSpeed pipeline with one defect at a time, saves, and resumes: checkpoints and dumps to compare.
+"""Trains a tiny DeepSpeed pipeline with one defect at a time, saves and resumes, for checkpoints and dumps to compare.
 
     RANK=.. LOCAL_RANK=.. WORLD_SIZE=2 MASTER_ADDR=.. MASTER_PORT=.. python defects.py OUT TP SCENARIO...
 
-For each scenario: OUT/SCENARIO/checkpoints/global_step12 after 12 steps; dumps/step-000012-after; then the same
-process makes a new engine, loads, and writes dumps/step-000013-before and resumed/global_step15. What the undisturbed
-run reached is continued/global_step15. first.log, continued.log and resumed.log hold a line per step.
+Each scenario writes OUT/SCENARIO/checkpoints/global_step12 and dumps/step-000012-after after 12 steps. Then the same
+process creates a new engine, loads, and writes dumps/step-000013-before and resumed/global_step15. The result of the
+uninterrupted run is continued/global_step15. first.log, continued.log and resumed.log hold a line per step.
 
-    healthy    nothing
+    healthy    no defect
     B1         the tied gradient is not reduced over pp
-    B2         a norm rides in the tied module, untied
-    B3         and it is in the weight-decay group, for the rule asks for another class of norm
+    B2         the tied module contains a norm that is not tied
+    B3         as B2, and the norm is in the weight-decay group, because the rule checks for another norm class
     B4         the tied copy of the last stage is not clipped
     B5         gradients behind column-parallel layers are not summed over tp
     B6         gradients of replicas are divided by tp
@@ -39,7 +39,7 @@ SAVE_AT, RESUMED_STEPS = 12, 3
 
 
 class CopyToTp(torch.autograd.Function):
-    """Identity forward; backward sums the gradient over the tp ranks (unless the defect B5 is on)."""
+    """Identity forward; sums the gradient over the tp ranks backward (unless defect B5 is on)."""
 
     @staticmethod
     def forward(ctx: object, x: Tensor, run: Run) -> Tensor:
@@ -56,7 +56,7 @@ class CopyToTp(torch.autograd.Function):
 
 
 class SumOverTp(torch.autograd.Function):
-    """Sum over the tp ranks forward; identity backward."""
+    """Sums over the tp ranks forward; identity backward."""
 
     @staticmethod
     def forward(ctx: object, x: Tensor, run: Run) -> Tensor:
@@ -71,11 +71,11 @@ class SumOverTp(torch.autograd.Function):
 
 
 class OwnLayerNorm(nn.LayerNorm):
-    """Stands for a fused layer norm: B3 takes it for the only kind there is."""
+    """Represents a fused layer norm, which B3 takes for the only norm class."""
 
 
 class EmbeddingPipe(nn.Module):
-    """The tied embedding, whole on every tp rank; under B2 and B3 with a layer norm that is not tied."""
+    """The tied embedding, whole on every tp rank; in B2 and B3 with a layer norm that is not tied."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class EmbeddingPipe(nn.Module):
 
 
 class Shard(nn.Module):
-    """The weight and bias of a linear layer, as far as this tp rank holds them."""
+    """This tp rank's part of the weight and bias of a linear layer."""
 
     def __init__(self, weight: Tensor, bias_size: int) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Shard(nn.Module):
 
 
 class TransformerPipe(nn.Module):
-    """A block without attention: layer norm, column-parallel up, row-parallel down."""
+    """A block without attention: layer norm, column-parallel up projection, row-parallel down projection."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Run:
         return engine
 
     def groups(self, module: nn.Module) -> list[dict[str, object]]:
-        """Weight decay for matrices alone, decided by the class of a norm, as frameworks do. B3: by the wrong class."""
+        """Return groups that decay only matrices, by excluding a norm class, as frameworks do. B3: the wrong class."""
         norm = OwnLayerNorm if self.defect == "B3" else nn.LayerNorm
         decayed, plain = [], []
         for part in module.modules():
@@ -195,7 +195,7 @@ class Run:
             optimizer.get_grads_for_norm = without_tied
 
     def batches(self, first_step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same micro-batches in every run, from `first_step` on, other ones on each dp rank."""
+        """Yield the same micro batches in every run, from `first_step` on; they differ between dp ranks."""
         number = (first_step - 1) * MICRO_BATCHES
         while True:
             generator = torch.Generator().manual_seed(1000 * number + self.dp)
@@ -215,7 +215,7 @@ class Run:
                 self.write_line(log, step, float(loss), time.perf_counter() - began)
 
     def write_line(self, log: str, step: int, loss: float, seconds: float) -> None:
-        """A line as Megatron-DeepSpeed prints it."""
+        """Write a line as Megatron-DeepSpeed prints it."""
         self.out.mkdir(parents=True, exist_ok=True)
         last, samples = SAVE_AT + RESUMED_STEPS, step * 2 * MICRO_BATCHES
         line = (
@@ -260,7 +260,7 @@ def save(engine: object, folder: Path, step: int) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    # The first process group would compile a C++ operator: 27 s.
+    # Otherwise the first process group would compile a C++ operator, which takes 27 s.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
     for scenario in sys.argv[3:]:
