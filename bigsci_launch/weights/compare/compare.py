@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from bigsci_launch.errors import BslError, CheckpointError
 from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.weights.compare.comparison import Comparison, Difference, DifferenceKind, Selection, names_text
+from bigsci_launch.weights.compare.printed import PrintedTensors, measure_printed
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.files.sources import CheckpointMetadata, OptimizerGroup, Unreadable, Weights
 from bigsci_launch.weights.files.tensors import Place, StoredTensor, TensorPair, UnreadableFile
@@ -48,8 +49,7 @@ class _Tally:
     places: dict[str, set[Place]] = field(default_factory=dict)
     # Places by the names that are known to be equal there: ranks of a stage hold the same names.
     equal_at: dict[tuple[str, ...], set[Place]] = field(default_factory=dict)
-    # Printed tensors by name, each with the elements it has, if they are known: they tell how little a dump shows.
-    printed: dict[str, tuple[StoredTensor, int | None]] = field(default_factory=dict)
+    printed: PrintedTensors = field(default_factory=PrintedTensors)
     # Tensors of A that other ranks of A hold too.
     copies: list[StoredTensor] = field(default_factory=list)
     groups_a: dict[Place, tuple[OptimizerGroup, ...]] = field(default_factory=dict)
@@ -100,9 +100,9 @@ def compare_weights(
         places=_all_places(tally),
         groups_a=tally.groups_a,
         groups_b=tally.groups_b,
-        notes=(*pairing.notes, *_precision_notes(tally)),
+        notes=(*pairing.notes, *tally.printed.notes()),
         steps=(a.metadata.global_steps, b.metadata.global_steps),
-        is_printed=bool(tally.printed),
+        is_printed=bool(tally.printed.found),
         apart=_names_apart(tally.copies, a.metadata, hints),
     )
 
@@ -200,7 +200,7 @@ def is_equal(pair: TensorPair, files: FilePool) -> bool:
     a, b = pair
     if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape or a.strides != b.strides:
         return False
-    if a.printed is not None or b.printed is not None:
+    if not a.has_shape or not b.has_shape:
         return a.printed == b.printed
     if a.digest is not None or b.digest is not None:
         from bigsci_launch.weights.files.digests import digest_of
@@ -225,9 +225,7 @@ def _note(batch: PairBatch, selection: Selection, tally: _Tally) -> None:
 def _settle(outcome: _Compared, tolerance: float | None, tally: _Tally, files: FilePool) -> None:
     tensor = _either(outcome.pair)
     tally.places.setdefault(tensor.name, set()).add(tensor.place)
-    if (printed := next((one for one in outcome.pair if one and one.printed is not None), None)) is not None:
-        known = next((one.num_elements for one in outcome.pair if one and one.printed is None), None)
-        tally.printed.setdefault(printed.name, (printed, known))
+    tally.printed.add(outcome.pair)
     if None not in outcome.pair:
         tally.num_compared += 1
         tally.num_bytes += tensor.num_bytes if all(one and one.has_bytes for one in outcome.pair) else 0
@@ -260,36 +258,25 @@ def difference_of_pair(pair: TensorPair, files: FilePool) -> Difference | None:
     tensor = _either(pair)
     if a is None or b is None:
         return Difference(tensor.name, tensor.role, tensor.place, "missing" if b is None else "extra", a, b)
-    if a.printed is not None or b.printed is not None:
-        return _printed_difference(a, b, files)
-    if a.shape != b.shape:
+    if a.has_shape and b.has_shape:
+        if a.shape != b.shape:
+            return Difference(a.name, a.role, a.place, "shape", a, b)
+        if a.digest is not None or b.digest is not None:
+            return Difference(a.name, a.role, a.place, "dtype" if a.dtype != b.dtype else "value", a, b)
+    statistics = _measured(a, b, files)
+    if statistics is None:
         return Difference(a.name, a.role, a.place, "shape", a, b)
-    if a.digest is not None or b.digest is not None:
-        return Difference(a.name, a.role, a.place, "dtype" if a.dtype != b.dtype else "value", a, b)
-    statistics = measure_pair(a, b, files)
     if statistics.num_differing == 0 and a.dtype == b.dtype:
         return None
     return Difference(a.name, a.role, a.place, _kind(a, b, statistics), a, b, statistics)
 
 
-def _printed_difference(a: StoredTensor, b: StoredTensor, files: FilePool) -> Difference | None:
+def _measured(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistics | None:
+    """Statistics of a pair; None where what is shown of the two cannot be of one shape."""
+    if a.has_shape and b.has_shape:
+        return measure_pair(a, b, files)
     require_numpy(f"{a.name} differs")
-    from bigsci_launch.weights.compare.printed import measure_printed
-
-    statistics = measure_printed(a, b, files)
-    if statistics is None:
-        return Difference(a.name, a.role, a.place, "shape", a, b)
-    if not statistics.num_differing and a.dtype == b.dtype:
-        return None
-    return Difference(a.name, a.role, a.place, _kind(a, b, statistics), a, b, statistics)
-
-
-def _precision_notes(tally: _Tally) -> tuple[str, ...]:
-    if not tally.printed:
-        return ()
-    from bigsci_launch.weights.files.text_dump import printed_note
-
-    return (printed_note(list(tally.printed.values())),)
+    return measure_printed(a, b, files)
 
 
 def _kind(a: StoredTensor, b: StoredTensor, statistics: Statistics) -> DifferenceKind:

@@ -1,29 +1,81 @@
-"""A printed tensor against another printed one, or against the bytes of a tensor, at the printed precision."""
+"""Tensors known only as torch printed them: all that a comparison has to know of them.
+
+Start-up counts: numpy and the reader of such dumps are loaded when one is met.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from bigsci_launch.weights.compare.statistics import Statistics
-from bigsci_launch.weights.files.elements import as_floats, read_elements
+from bigsci_launch.units import format_percent
 from bigsci_launch.weights.files.mapped import FilePool
-from bigsci_launch.weights.files.tensors import StoredTensor
-from bigsci_launch.weights.files.text_dump import PrintedElement, printed_elements, printed_pairs, same_as_printed
+from bigsci_launch.weights.files.tensors import StoredTensor, TensorPair
+
+if TYPE_CHECKING:
+    from bigsci_launch.weights.compare.statistics import Statistics
+    from bigsci_launch.weights.files.text_dump import PrintedElement
+
+
+@dataclass
+class PrintedTensors:
+    """The printed tensors of a comparison by name, each with the elements that it has, where the other side knows."""
+
+    found: dict[str, tuple[StoredTensor, int | None]] = field(default_factory=dict)
+
+    def add(self, pair: TensorPair) -> None:
+        """Take note of `pair` if a side of it is printed."""
+        printed = next((one for one in pair if one and one.printed is not None), None)
+        if printed is not None:
+            known = next((one.num_elements for one in pair if one and one.has_shape), None)
+            self.found.setdefault(printed.name, (printed, known))
+
+    def notes(self) -> tuple[str, ...]:
+        """How little they show, in words; nothing where there are none."""
+        if not self.found:
+            return ()
+        from bigsci_launch.weights.files.text_dump import printed_elements
+
+        counts = [len(printed_elements(tensor)) for tensor, _ in self.found.values()]
+        totals = [total for _, total in self.found.values() if total is not None]
+        if len(totals) == len(counts):
+            share = f"{sum(counts):,} of {sum(totals):,} elements ({format_percent(sum(counts) / max(1, sum(totals)))})"
+        else:
+            cut = sum("..." in (tensor.printed or "") for tensor, _ in self.found.values())
+            share = f"{cut} of {len(counts)} tensors are cut to {max(counts, default=0)} elements or fewer"
+        return (f"printed dumps show little: {share}, at about 4 digits; equal means equal as far as printed",)
 
 
 def measure_printed(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistics | None:
-    """Statistics over the elements that are printed; None where the shapes cannot be the same."""
-    pairs = printed_pairs(a, b) if a.printed and b.printed else _pairs_with_bytes(a, b, files)
+    """Statistics over the elements that are printed, of two texts or of one against bytes, at the printed precision.
+
+    None where the shapes cannot be the same.
+    """
+    pairs = _printed_pairs(a, b) if a.printed and b.printed else _pairs_with_bytes(a, b, files)
     return None if pairs is None else _measure(list(pairs))
+
+
+def _printed_pairs(a: StoredTensor, b: StoredTensor) -> Iterator[tuple[PrintedElement, PrintedElement]] | None:
+    """Elements that two printed tensors both show; None where they show others, so that the shapes differ."""
+    from bigsci_launch.weights.files.text_dump import printed_elements
+
+    left, right = printed_elements(a), printed_elements(b)
+    if [element.index for element in left] != [element.index for element in right]:
+        return None
+    return zip(left, right, strict=True)
 
 
 def _pairs_with_bytes(
     a: StoredTensor, b: StoredTensor, files: FilePool
 ) -> list[tuple[PrintedElement, PrintedElement]] | None:
+    from bigsci_launch.weights.files.elements import as_floats, read_elements
+    from bigsci_launch.weights.files.text_dump import PrintedElement, printed_elements
+
     text, stored = (a, b) if a.printed is not None else (b, a)
     pairs = []
-    for shown in printed_elements(text.printed or ""):
+    for shown in printed_elements(text):
         at = flat_index(shown.index, stored.shape)
         if at is None:
             return None
@@ -43,10 +95,21 @@ def flat_index(index: Sequence[int], shape: Sequence[int]) -> int | None:
     return at
 
 
+def _same_as_printed(x: PrintedElement, y: PrintedElement) -> bool:
+    """Whether two printed values may stand for one number."""
+    if math.isnan(x.value) or math.isnan(y.value):
+        return math.isnan(x.value) and math.isnan(y.value)
+    if math.isinf(x.value) or math.isinf(y.value):
+        return x.value == y.value
+    return abs(x.value - y.value) <= (x.slack + y.slack) * (1 + 1e-9)
+
+
 def _measure(pairs: Sequence[tuple[PrintedElement, PrintedElement]]) -> Statistics:
-    apart = [(x, y) for x, y in pairs if not same_as_printed(x, y)]
+    from bigsci_launch.weights.compare.statistics import Statistics
+
+    apart = [(x, y) for x, y in pairs if not _same_as_printed(x, y)]
     numbers = [(x.value, y.value) for x, y in pairs if math.isfinite(x.value) and math.isfinite(y.value)]
-    # What lies within the printed precision is no difference, and must not add up to one.
+    # What is within the printed precision is no difference, and must not add up to one.
     gaps = [x.value - y.value for x, y in apart if math.isfinite(x.value) and math.isfinite(y.value)]
     nan_a, nan_b = ([math.isnan(pair[side].value) for pair in pairs] for side in (0, 1))
     return Statistics(

@@ -24,7 +24,6 @@ from bigsci_launch.weights.compare.statistics import ranges
 from bigsci_launch.weights.files.elements import as_floats, read_elements, round_to
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.files.tensors import DTYPE_BYTES, Place, Segment, StoredTensor
-from bigsci_launch.weights.files.text_dump import printed_elements
 
 # Share of a tensor that rounding to its own dtype may leave between it and its multiple, with room for the sums.
 ROUNDING = {"BF16": 4e-3, "F16": 1e-3, "F32": 1e-3, "F64": 1e-6}
@@ -96,9 +95,10 @@ def _sum_up(comparison: Comparison, matches: Iterable[PatternMatch]) -> Iterator
 
 def constant_of(tensor: StoredTensor, files: FilePool) -> float | None:
     """The value of every element, if they all have the same bits; None otherwise, and for an empty tensor."""
-    if tensor.printed is not None:
-        values = {element.value for element in printed_elements(tensor.printed)}
-        return next(iter(values)) if len(values) == 1 else None
+    if not tensor.has_shape:
+        from bigsci_launch.weights.files.text_dump import printed_constant
+
+        return printed_constant(tensor)
     width = DTYPE_BYTES[tensor.dtype]
     if not tensor.has_bytes or tensor.strides is not None or len(tensor.segments) != 1:
         return None
@@ -213,7 +213,7 @@ def _permutations(comparison: Comparison, files: FilePool) -> Iterator[PatternMa
 
 
 def _is_comparable(tensor: StoredTensor) -> bool:
-    return tensor.digest is not None or (tensor.printed is None and not tensor.parts and tensor.num_elements > 1)
+    return tensor.digest is not None or (tensor.has_shape and not tensor.parts and tensor.num_elements > 1)
 
 
 def _is_same(a: StoredTensor, b: StoredTensor, files: FilePool) -> bool:

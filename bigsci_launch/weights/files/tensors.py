@@ -96,6 +96,11 @@ class StoredTensor:
         return self.digest is None and self.printed is None
 
     @property
+    def has_shape(self) -> bool:
+        """Whether its shape is known: text shows the edges of a tensor, not its size."""
+        return self.printed is None
+
+    @property
     def num_elements(self) -> int:
         return math.prod(self.shape)
 

@@ -6,13 +6,11 @@ texts that are equal say that much and no more.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigsci_launch.units import format_percent
 from bigsci_launch.weights.files.tensors import Place, Segment, StoredTensor, UnreadableFile, os_reason
 from bigsci_launch.weights.files.torch_file import TORCH_DTYPES
 
@@ -81,12 +79,12 @@ def _tensor(path: Path, place: Place, name: str, body: str) -> StoredTensor:
     return StoredTensor(name, "weight", place, dtype, (), (Segment(path, 0, 0),), printed=printed)
 
 
-def printed_elements(printed: str) -> list[PrintedElement]:
+def printed_elements(tensor: StoredTensor) -> list[PrintedElement]:
     """The elements that a printed tensor shows, in order; its brackets match."""
     found: list[tuple[list[int], float, float]] = []
     counters: list[int] = []
     sizes: dict[tuple[int, ...], int] = {}
-    for match in TOKEN.finditer(printed):
+    for match in TOKEN.finditer(tensor.printed or ""):
         token = match[0]
         if token == "[":
             counters.append(0)
@@ -126,30 +124,7 @@ def _slack(token: str) -> float:
     return 0.5 * 10.0 ** (int(exponent or 0) - len(digits)) if digits else 0.0
 
 
-def same_as_printed(x: PrintedElement, y: PrintedElement) -> bool:
-    """Whether two printed values may stand for one number."""
-    if math.isnan(x.value) or math.isnan(y.value):
-        return math.isnan(x.value) and math.isnan(y.value)
-    if math.isinf(x.value) or math.isinf(y.value):
-        return x.value == y.value
-    return abs(x.value - y.value) <= (x.slack + y.slack) * (1 + 1e-9)
-
-
-def printed_pairs(a: StoredTensor, b: StoredTensor) -> Iterator[tuple[PrintedElement, PrintedElement]] | None:
-    """Elements that two printed tensors both show; None where they show others, so that the shapes differ."""
-    left, right = printed_elements(a.printed or ""), printed_elements(b.printed or "")
-    if [element.index for element in left] != [element.index for element in right]:
-        return None
-    return zip(left, right, strict=True)
-
-
-def printed_note(tensors: Sequence[tuple[StoredTensor, int | None]]) -> str:
-    """How little printed tensors show, in words; beside each, how many elements it has, where that is known."""
-    counts = [len(printed_elements(tensor.printed or "")) for tensor, _ in tensors]
-    totals = [total for _, total in tensors if total is not None]
-    if len(totals) == len(tensors):
-        share = f"{sum(counts):,} of {sum(totals):,} elements ({format_percent(sum(counts) / max(1, sum(totals)))})"
-    else:
-        cut = sum("..." in (tensor.printed or "") for tensor, _ in tensors)
-        share = f"{cut} of {len(counts)} tensors are cut to {max(counts, default=0)} elements or fewer"
-    return f"printed dumps show little: {share}, at about 4 digits; equal means equal as far as printed"
+def printed_constant(tensor: StoredTensor) -> float | None:
+    """The value of every element that a printed tensor shows, if it is the same; None otherwise."""
+    values = {element.value for element in printed_elements(tensor)}
+    return next(iter(values)) if len(values) == 1 else None

@@ -21,7 +21,7 @@ from bigsci_launch.weights.files.tensors import (
 )
 from bigsci_launch.weights.match.replicas import Hints, is_replicated, matches
 
-# Stands for the shape of a printed parameter, of which a name tells no more than that it is a vector.
+# Taken for the shape of a parameter whose shape is not known: its name says no more than that it is a vector.
 UNKNOWN = (0,)
 TensorKey = tuple[TensorRole, str]
 # The copies of a parameter by (pp, dp): the shards of each in order of the tp rank.
@@ -52,7 +52,7 @@ def pair_logically(
 ) -> Iterator[TensorPair]:
     """Pairs of tensors of two sides, by role and name: every copy of each side is in at least one pair.
 
-    To `lost` go those that cannot be compared: of a shard's digest, or of what was printed of it, no whole can be made.
+    To `lost` go those that cannot be compared: no whole can be made of shards without bytes.
     """
     left, right = _by_key(a), _by_key(b)
     for key in dict.fromkeys([*left, *right]):
@@ -146,20 +146,20 @@ def _first_rows(tensor: StoredTensor, rows: int) -> StoredTensor:
 
 
 def _are_foreign(x: StoredTensor, y: StoredTensor) -> bool:
-    """Whether one is known by its digest and the other as printed: nothing can be said of the two."""
-    return any(one.digest is not None and other.printed is not None for one, other in ((x, y), (y, x)))
+    """Whether one is known only by its digest and the other only by some elements: nothing can be said of the two."""
+    return any(one.digest is not None and not other.has_shape for one, other in ((x, y), (y, x)))
 
 
 def _may_have_one_shape(x: StoredTensor, y: StoredTensor) -> bool:
-    """Whether two shards have the same shape, as far as it is known: that of a printed one is not."""
-    return x.shape == y.shape or x.printed is not None or y.printed is not None
+    """Whether two shards have the same shape, as far as it is known."""
+    return x.shape == y.shape or not x.has_shape or not y.has_shape
 
 
 def _whole_of_replicas(a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: Hints) -> Whole | None:
-    """The whole of a printed parameter that every tp rank holds, by its name; None for all others."""
-    shapes = [part.shape for part in (*a, *b) if part.printed is None]
-    is_printed = len(shapes) < len(a) + len(b)
-    return Whole((), None) if is_printed and is_replicated(a[0].name, shapes or [UNKNOWN], hints) else None
+    """The whole of a parameter without a shape that every tp rank holds, by its name; None for all others."""
+    shapes = [part.shape for part in (*a, *b) if part.has_shape]
+    is_unknown = len(shapes) < len(a) + len(b)
+    return Whole((), None) if is_unknown and is_replicated(a[0].name, shapes or [UNKNOWN], hints) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,8 +101,8 @@ def test_what_torch_prints_is_read_back(
     path = tmp_path_factory.mktemp("text") / "debug-1-pp0-tp0-dp0-after.txt"
     path.write_text(f"module.w={value}\nmodule.v={torch.nn.Parameter(torch.ones(3))}\n")
     w, v = read_text_dump(path, Place(0, 0, 0))
-    assert (w.name, v.name, len(printed_elements(v.printed or ""))) == ("w", "v", 3)
-    shown = printed_elements(w.printed or "")
+    assert (w.name, v.name, len(printed_elements(v))) == ("w", "v", 3)
+    shown = printed_elements(w)
     assert shown
     for element in shown:
         assert abs(float(value[element.index]) - element.value) <= element.slack * (1 + 1e-6) + 1e-12 * abs(
