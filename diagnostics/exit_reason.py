@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION = 1
+AXES = ("dp", "pp", "ep", "cp", "tp")
+"""In the order in which a coordinate is written, as in bigsci_launch/topology."""
 LOG_TAIL_BYTES = 8192
 EVENT_TAIL_BYTES = 8192
 STAMP = re.compile(rb"^\d{4}-\d\d-\d\dT[0-9:.]+Z ")
@@ -240,7 +242,7 @@ def summary(document: Record) -> str:
 
 def failure_text(failure: Record) -> str:
     where = failure["coordinate"] or {}
-    coordinate = f" (dp{where['dp']} pp{where['pp']} tp{where['tp']})" if where else ""
+    coordinate = f" ({' '.join(f'{axis}{where[axis]}' for axis in AXES if axis in where)})" if where else ""
     how = failure["error"] or failure["signal"] or f"exit code {failure['code']}"
     return f"rank {failure['rank']}{coordinate} on {failure['node']}: {how}"
 

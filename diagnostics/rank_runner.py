@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import ctypes
 import json
+import math
 import os
 import signal
 import socket
@@ -32,6 +33,10 @@ from typing import IO, Any
 # those that do not expect it (data loaders, compilers). All but this runner ignore SIGURG: job scripts send that.
 FORWARDED_UNDER_SLURM = {signal.SIGURG: signal.SIGUSR2}
 FORWARDED_LOCALLY = {signal.SIGUSR2: signal.SIGUSR2, signal.SIGTERM: signal.SIGTERM, signal.SIGURG: signal.SIGUSR2}
+# As in bigsci_launch/topology: the order in which ranks are numbered, fastest first, and the order in records.
+AXES = ("tp", "cp", "ep", "dp", "pp")
+ALWAYS_RECORDED = ("pp", "tp", "dp")
+RECORDED = (*ALWAYS_RECORDED, "cp", "ep")
 PR_SET_PDEATHSIG = 1
 DRAIN_TIMEOUT_S = 2.0
 """How long to wait for output after the program has ended: a process it left behind may hold the pipe for ever."""
@@ -61,16 +66,19 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def parse_topology(text: str) -> dict[str, int]:
-    """Axis sizes of `tp=2,pp=2,dp=2`."""
+    """The size of each axis in `tp=2,pp=2,dp=2`; 1 for an axis that is not there."""
     sizes = {axis: int(size) for axis, _, size in (part.partition("=") for part in text.split(","))}
-    return {"tp": sizes["tp"], "pp": sizes["pp"], "dp": sizes["dp"]}
+    if not set(sizes) <= set(AXES):
+        raise ValueError(text)
+    return {axis: sizes.get(axis, 1) for axis in AXES}
 
 
 def coordinate(rank: int, topology: dict[str, int]) -> dict[str, int]:
-    """Where `rank` stands: tp fastest, then dp, then pp."""
-    rest, tp_rank = divmod(rank, topology["tp"])
-    pp_rank, dp_rank = divmod(rest, topology["dp"])
-    return {"pp": pp_rank, "tp": tp_rank, "dp": dp_rank}
+    """The index of `rank` on each axis; cp and ep only where the run has them."""
+    index = {}
+    for axis in AXES:
+        rank, index[axis] = divmod(rank, topology[axis])
+    return {axis: index[axis] for axis in RECORDED if axis in ALWAYS_RECORDED or topology[axis] > 1}
 
 
 def end_with_launcher() -> None:
@@ -82,7 +90,7 @@ def end_with_launcher() -> None:
 def place(options: argparse.Namespace) -> dict[str, int]:
     """Global rank, local rank, node rank and their counts, from `--rank` or from Slurm's variables."""
     if options.rank is not None:
-        world_size = options.topology["tp"] * options.topology["pp"] * options.topology["dp"]
+        world_size = math.prod(options.topology.values())
         return {"rank": options.rank, "local_rank": options.rank, "node_rank": 0, "world_size": world_size,
                 "local_world_size": world_size}  # fmt: skip
     variable = os.environ

@@ -56,7 +56,11 @@ MARK_STYLES: dict[str, dict[str, Any]] = {
     metavar="PATH...",
     help="Analyse evidence on disk: a stored bundle, or text of py-spy, flight recorder dumps, JSON of ncclras.",
 )
-@click.option("--topology", metavar="tp=2,pp=2,dp=2", help="Sizes of the axes, for a job that bsl did not submit.")
+@click.option(
+    "--topology",
+    metavar="tp=2,pp=2,dp=2",
+    help="Sizes of the axes (tp, cp, ep, pp, dp), for a job that bsl did not submit.",
+)
 @click.option("--native", is_flag=True, help="Native stacks too; each process is paused for a moment.")
 @click.option(
     "--flight-recorder",

@@ -13,6 +13,7 @@ from typing import Literal
 from bigsci_launch.config.problems import closest
 from bigsci_launch.config.schema import ModelSection, RunConfig
 from bigsci_launch.config.site import Site
+from bigsci_launch.topology import AXES, Axis
 from bigsci_launch.units import format_slurm_duration, parse_slurm_duration
 
 Severity = Literal["error", "warning"]
@@ -40,6 +41,9 @@ Check = Callable[[RunConfig, Site], Iterator[Finding]]
 TP = "parallelism.tensor_parallel_size"
 PP = "parallelism.pipeline_parallel_size"
 DP = "parallelism.data_parallel_size"
+TRAINER_AXES = ("tp", "pp", "dp")
+"""The axes that `bsl train` knows, and `bsl plan` prices."""
+TRAINER_KNOWS = "bsl train knows tensor, pipeline and data parallelism"
 
 
 def check_run(config: RunConfig, site: Site) -> list[Finding]:
@@ -73,6 +77,19 @@ def check_world_size(config: RunConfig, site: Site) -> Iterator[Finding]:
     except ValueError as problem:
         key = DP if config.parallelism.data_parallel_size else TP
         yield error("world_size", key, "slurm.nodes", f"{problem} (site {site.name})")
+
+
+def check_axes(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """`bsl train` lays a model over three axes; other programs may have more."""
+    for axis in foreign_axes(config) if config.run.command is None else ():
+        key = f"parallelism.{axis.key}"
+        text = f"{TRAINER_KNOWS}; set {key} to 1, or start your own program with run.command"
+        yield error("axes", key, "run.command", text)
+
+
+def foreign_axes(config: RunConfig) -> list[Axis]:
+    """The axes of a run that `bsl train` does not know."""
+    return [axis for axis in AXES if axis.name not in TRAINER_AXES and getattr(config.parallelism, axis.key) > 1]
 
 
 def check_tensor_parallel_in_node(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -371,6 +388,7 @@ def check_local_without_effect(config: RunConfig, site: Site) -> Iterator[Findin
 
 CHECKS: tuple[Check, ...] = (
     check_world_size,
+    check_axes,
     check_tensor_parallel_in_node,
     check_heads,
     check_ffn_width,

@@ -9,7 +9,7 @@ from typing import Any
 from bigsci_launch.config.document import KeyPath, dotted
 from bigsci_launch.config.load import LoadedRun
 from bigsci_launch.config.render import render_yaml
-from bigsci_launch.config.site import Site
+from bigsci_launch.config.site import Layout, Site
 from bigsci_launch.errors import ConfigError, Problem
 
 SCHEMA_VERSION = 1
@@ -19,7 +19,7 @@ def summary(run: LoadedRun) -> str:
     """One line: how many ranks, where, in which topology."""
     layout, axes = run.layout, run.layout.topology
     nodes = f"{layout.nodes} node{'s'[: layout.nodes > 1]} x {layout.ranks_per_node}"
-    return f"{axes.world_size} ranks ({nodes}) on site {run.site.name}: tp {axes.tp} x pp {axes.pp} x dp {axes.dp}"
+    return f"{axes.world_size} ranks ({nodes}) on site {run.site.name}: {axes.product}"
 
 
 def warning_lines(run: LoadedRun) -> list[str]:
@@ -44,10 +44,18 @@ def show_document(run: LoadedRun) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "file": str(run.path),
         "site": {"name": run.site.name, "file": str(run.site.path)},
-        "layout": asdict(run.layout),
+        "layout": _layout_document(run.layout),
         "config": run.config.model_dump(mode="json"),
         "origins": run.origins,
         "warnings": [asdict(finding) for finding in run.warnings],
+    }
+
+
+def _layout_document(layout: Layout) -> dict[str, Any]:
+    return {
+        "nodes": layout.nodes,
+        "ranks_per_node": layout.ranks_per_node,
+        "topology": layout.topology.as_dict(),
     }
 
 
@@ -62,7 +70,7 @@ def check_document(file: str, run: LoadedRun | None, error: ConfigError | None =
         "ok": error is None,
         "problems": problems,
         "warnings": [asdict(finding) for finding in run.warnings] if run else [],
-        "layout": asdict(run.layout) if run else None,
+        "layout": _layout_document(run.layout) if run else None,
     }
 
 

@@ -21,7 +21,7 @@ from pydantic import (
 
 from bigsci_launch.config.guard_schema import FaultSpec, GuardsSection
 from bigsci_launch.config.section import Section
-from bigsci_launch.topology import Topology
+from bigsci_launch.topology import AXES, Topology
 from bigsci_launch.units import format_slurm_duration, parse_slurm_duration
 
 
@@ -99,7 +99,8 @@ class SlurmSection(Section):
 
 
 class ParallelismSection(Section):
-    """How the model is laid over the ranks. Rank order: tensor fastest, then data, then pipeline."""
+    """How the model is laid over the ranks. Rank order: tensor fastest, then context, expert, data, and pipeline last.
+    The sizes of all five multiply to the world size."""
 
     tensor_parallel_size: PositiveInt = 1
     """Ranks that share every layer (tp)."""
@@ -108,13 +109,26 @@ class ParallelismSection(Section):
     """Stages of the pipeline (pp)."""
 
     data_parallel_size: PositiveInt | None = None
-    """Replicas (dp); default: what the nodes leave, world size / (tp x pp). On a local site, which starts as many ranks
-    as tp x pp x dp asks for, the default fills the site's `ranks_per_node`."""
+    """Replicas (dp); default: what the nodes leave, world size / (tp x cp x ep x pp). On a local site, which starts as
+    many ranks as tp x cp x ep x pp x dp asks for, the default fills the site's `ranks_per_node`."""
+
+    context_parallel_size: PositiveInt = 1
+    """Ranks that share every sequence (cp), for a program of `run.command`: `bsl train` does not cut sequences."""
+
+    expert_parallel_size: PositiveInt = 1
+    """Ranks that share the experts of a layer (ep), for a program of `run.command`: `bsl train` has no experts. Leave
+    it at 1 where experts are spread over the data-parallel ranks: then ep is not an axis of its own."""
 
     partition_method: str = "type:transformer|embedding"
     """How layers are shared out over stages. DeepSpeed's rules: `uniform`, `parameters`, or `type:REGEX` over layer
     class names. By `bsl plan`'s prices, embeddings and head included: `time` makes the slowest stage as quick, `memory`
     the fullest as empty as any cut can. `bsl submit` writes down the cut, as `time:7,6,6,5`; that can be given too."""
+
+    def topology(self, num_ranks: int) -> Topology:
+        """The sizes as a topology. Where dp is left out it is what `num_ranks` ranks leave, at least 1."""
+        sizes = {axis.name: getattr(self, axis.key) for axis in AXES}
+        given = Topology(**{axis: size or 1 for axis, size in sizes.items()})
+        return given if sizes["dp"] else given.resized(dp=max(1, num_ranks // given.world_size))
 
 
 Positions = Literal["learned", "rotary", "alibi"]
@@ -320,17 +334,16 @@ class RunConfig(Section):
         """The topology on `slurm.nodes` nodes with `ranks_per_node` ranks each.
 
         Raises:
-            ValueError: tp x pp does not divide the world size, or tp x pp x dp is another number of ranks.
+            ValueError: the sizes multiply to another number of ranks.
         """
         world_size = self.slurm.nodes * ranks_per_node
-        tp, pp = self.parallelism.tensor_parallel_size, self.parallelism.pipeline_parallel_size
-        dp = self.parallelism.data_parallel_size or max(1, world_size // (tp * pp))
-        if tp * pp * dp != world_size:
+        topology = self.parallelism.topology(world_size)
+        if topology.world_size != world_size:
             raise ValueError(
                 f"{self.slurm.nodes} nodes x {ranks_per_node} ranks = {world_size} ranks, "
-                f"but tp {tp} x pp {pp} x dp {dp} = {tp * pp * dp}"
+                f"but {topology.product} = {topology.world_size}"
             )
-        return Topology(tp=tp, pp=pp, dp=dp)
+        return topology
 
     @property
     def padded_vocab_size(self) -> int:

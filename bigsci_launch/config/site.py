@@ -42,8 +42,8 @@ class Site:
     def layout(self, run: RunConfig) -> Layout:
         """Where the ranks of `run` go; the one place that decides the world size.
 
-        On a Slurm site the nodes decide: world size = nodes x ranks_per_node, and tp x pp x dp must equal it.
-        On a local site the topology decides: one node with tp x pp x dp ranks, however many; a run that leaves
+        On a Slurm site the nodes decide: world size = nodes x ranks_per_node, and the product of the sizes must equal
+        it. On a local site the topology decides: one node with that many ranks, however many; a run that leaves
         `data_parallel_size` out gets the site's `ranks_per_node` ranks. `slurm.nodes` means nothing there.
 
         Raises:
@@ -51,12 +51,11 @@ class Site:
         """
         if not self.is_local:
             return Layout(run.slurm.nodes, self.config.ranks_per_node, run.topology(self.config.ranks_per_node))
-        axes = run.parallelism
-        tp, pp, dp = axes.tensor_parallel_size, axes.pipeline_parallel_size, axes.data_parallel_size
-        ranks = tp * pp * dp if dp else self.config.ranks_per_node
-        if ranks % (tp * pp):
-            raise ValueError(f"{ranks} local ranks are not a multiple of tp {tp} x pp {pp}")
-        return Layout(1, ranks, Topology(tp=tp, pp=pp, dp=ranks // (tp * pp)))
+        ranks, topology = self.config.ranks_per_node, run.parallelism.topology(self.config.ranks_per_node)
+        if run.parallelism.data_parallel_size is None and topology.world_size != ranks:
+            replica = topology.product.rpartition(" x dp ")[0]
+            raise ValueError(f"{ranks} local ranks are not a multiple of {replica}")
+        return Layout(1, topology.world_size, topology)
 
 
 def search_path(near: Path | None = None) -> list[Path]:

@@ -134,7 +134,7 @@ def prepare_run(folder: Path, reproduction: Reproduction, topology: Topology) ->
         "run_id": f"lab-{os.getpid()}-{time.time_ns():x}",
         "made": time.time(),
         "site": "hang-lab",
-        "topology": {"tp": topology.tp, "pp": topology.pp, "dp": topology.dp},
+        "topology": topology.as_dict(),
     }
     attempt = run.attempt(ATTEMPT)
     attempt.make()

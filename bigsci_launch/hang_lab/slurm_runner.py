@@ -21,7 +21,7 @@ from bigsci_launch.launch.submit import submit
 from bigsci_launch.runs.layout import write_json
 from bigsci_launch.scheduler.job import JobState
 from bigsci_launch.scheduler.slurm import cancel_job, query_job
-from bigsci_launch.topology import Topology
+from bigsci_launch.topology import AXES, Topology
 
 RANKS_PER_NODE = 2
 TIME_LIMIT = "00:30:00"
@@ -77,11 +77,7 @@ def write_run_file(trial: Trial, topology: Topology, folder: Path) -> Path:
     run: dict[str, Any] = {
         "run": {"name": trial.reproduction.name, "root": str(folder), "command": trial.program(topology)},
         "slurm": {"site": "./site.yaml", "nodes": trial.num_ranks // RANKS_PER_NODE, "time_limit": TIME_LIMIT},
-        "parallelism": {
-            "tensor_parallel_size": topology.tp,
-            "pipeline_parallel_size": topology.pp,
-            "data_parallel_size": topology.dp,
-        },
+        "parallelism": {axis.key: topology[axis.name] for axis in AXES},
         # Nobody reads what follows: the laboratory's programs have no model. A run file must name one.
         "model": {"num_layers": 8, "hidden_size": 64, "num_attention_heads": 8, "sequence_length": 64,
                   "vocab_size": 512},

@@ -12,7 +12,7 @@ from types import FrameType
 from bigsci_launch.launch.report import state_line
 from bigsci_launch.launch.submit import Submission, exit_code_of, wait_for_end
 from bigsci_launch.runs.logs import BATCH, LogReader
-from bigsci_launch.topology import Coordinate, Topology
+from bigsci_launch.topology import Topology
 
 POLL_S = 0.2
 
@@ -70,7 +70,7 @@ def watch(submission: Submission, tell: Callable[[str], None]) -> Ending:
 
 def reporting_rank(topology: Topology) -> int:
     """The rank that prints a line per step: the first of the last pipeline stage."""
-    return topology.rank(Coordinate(dp_rank=0, pp_rank=topology.pp - 1, tp_rank=0))
+    return topology.rank_at(pp=topology.pp - 1)
 
 
 def _tell_new(readers: tuple[LogReader, ...], tell: Callable[[str], None]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bigsci_launch.topology import Coordinate, Topology, compress_ranks
+from bigsci_launch.topology import Topology, compress_ranks
+from bigsci_launch.topology.words import compress_coordinates
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,3 @@ def rank_map_lines(topology: Topology, ranks_per_node: int) -> list[str]:
         f"node {entry.node_rank:>{node_width}}  ranks {entry.ranks:<{rank_width}}  {entry.coordinates}"
         for entry in entries
     ]
-
-
-def compress_coordinates(coordinates: Iterable[Coordinate]) -> str:
-    """Coordinates as boxes: `dp0-1 pp3 tp0-3`; what is no box becomes several, separated by semicolons."""
-    tp_at: dict[tuple[int, int], list[int]] = {}
-    for at in coordinates:
-        tp_at.setdefault((at.pp_rank, at.dp_rank), []).append(at.tp_rank)
-    dp_at: dict[tuple[int, str], list[int]] = {}
-    for (pp_rank, dp_rank), tp_ranks in sorted(tp_at.items()):
-        dp_at.setdefault((pp_rank, compress_ranks(tp_ranks)), []).append(dp_rank)
-    pp_at: dict[tuple[str, str], list[int]] = {}
-    for (pp_rank, tp), dp_ranks in dp_at.items():
-        pp_at.setdefault((compress_ranks(dp_ranks), tp), []).append(pp_rank)
-    return "; ".join(f"dp{dp} pp{compress_ranks(pp_ranks)} tp{tp}" for (dp, tp), pp_ranks in pp_at.items())

@@ -22,7 +22,7 @@ SCHEMA_VERSION = 1
 def dry_run_text(request: JobRequest, stages: Sequence[StageLayout] = ()) -> str:
     """The whole script, the rank map, and what lies on each pipeline stage."""
     axes = request.topology
-    title = f"# rank map: {axes.world_size} ranks, {axes}; tp fastest, then dp, then pp"
+    title = f"# rank map: {axes.world_size} ranks, {axes}; {axes.numbering}"
     held = [f"# {line}" for line in layout_lines(stages)]
     return "\n".join([render_script(request), title, *rank_map_lines(axes, request.ranks_per_node), *held])
 
@@ -74,7 +74,7 @@ def _request_document(request: JobRequest) -> dict[str, Any]:
         "nodes": request.nodes,
         "ranks_per_node": request.ranks_per_node,
         "world_size": request.topology.world_size,
-        "topology": asdict(request.topology),
+        "topology": request.topology.as_dict(),
     }
 
 

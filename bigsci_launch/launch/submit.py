@@ -25,7 +25,7 @@ from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_atomi
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.local import start_launcher
 from bigsci_launch.scheduler.slurm import cancel_job, submit_argv, submit_script
-from bigsci_launch.topology import Topology
+from bigsci_launch.topology import AXIS_NAMES, Topology
 
 SCHEMA_VERSION = 1
 TOOLS = ("rank_runner.py", "exit_reason.py")
@@ -165,7 +165,7 @@ def run_record(request: JobRequest, config: RunConfig) -> dict[str, Any]:
 def identity(config: RunConfig, topology: Topology) -> dict[str, Any]:
     """What every attempt of a run shares: a checkpoint fits no other model and no other layout."""
     return {
-        "topology": {"tp": topology.tp, "pp": topology.pp, "dp": topology.dp},
+        "topology": topology.as_dict(),
         "model": config.model.model_dump(mode="json", exclude={"declared_parameters"}),
         "parallelism": {"partition_method": config.parallelism.partition_method},
     }
@@ -180,7 +180,8 @@ def require_same_run(run: RunDir, config: RunConfig, topology: Topology) -> None
                 f"{run.path} exists and is not a run directory", hint="choose another run.name or run.root"
             )
         return
-    record, here = read_json(run.record), identity(config, topology)
+    record = read_json(run.record)
+    here = {**identity(config, topology), "topology": {axis: topology[axis] for axis in AXIS_NAMES}}
     changed = [
         f"{section}.{key}: {_shown(record, section, key)} -> {value}"
         for section, values in here.items()
@@ -195,9 +196,9 @@ def require_same_run(run: RunDir, config: RunConfig, topology: Topology) -> None
 
 
 def _shown(record: Any, section: str, key: str) -> Any:
-    """What the run was begun with; a key that was not known then had what is the default now."""
-    default = ModelSection.model_fields[key].default if section == "model" else None
-    return record.get(section, {}).get(key, default) if isinstance(record, dict) else None
+    """What the run was begun with; a key that was not known then had what is the default now, an axis size 1."""
+    defaults = {"model": ModelSection.model_fields[key].default} if section == "model" else {"topology": 1}
+    return record.get(section, {}).get(key, defaults.get(section)) if isinstance(record, dict) else None
 
 
 def require_no_active_attempt(run: RunDir) -> None:

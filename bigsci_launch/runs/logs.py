@@ -14,6 +14,7 @@ from pathlib import Path
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.attempts import query_attempt, read_exit
 from bigsci_launch.runs.layout import AttemptDir, read_json
+from bigsci_launch.topology import Coordinate
 
 FOLLOW_POLL_S = 0.5
 ASK_SLURM_EVERY_S = 30.0
@@ -133,8 +134,8 @@ def describe_rank(attempt: AttemptDir, rank: int) -> tuple[str, str]:
     try:
         identity = read_json(attempt.pid_file(rank))
         node, at = str(identity["node"]), identity["coordinate"]
-        return node, f"{node} rank {rank} dp{at['dp']} pp{at['pp']} tp{at['tp']}"
-    except (RunDirError, KeyError, TypeError):
+        return node, f"{node} rank {rank} {Coordinate.at(**at)}"
+    except (RunDirError, KeyError, TypeError, ValueError):
         return "", f"rank {rank}"
 
 

@@ -11,6 +11,7 @@ from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.status import RankSign, RunStatus, RunSummary
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState
+from bigsci_launch.topology import Coordinate
 from bigsci_launch.units import format_age, format_slurm_duration
 
 SCHEMA_VERSION = 1
@@ -104,7 +105,7 @@ def _ending(status: RunStatus) -> list[tuple[str, str]]:
 def failure_text(failure: dict[str, Any]) -> str:
     """`rank 3 (dp1 pp0 tp1) on n2: SIGKILL`."""
     at = failure.get("coordinate")
-    coordinate = f" (dp{at['dp']} pp{at['pp']} tp{at['tp']})" if at else ""
+    coordinate = f" ({Coordinate.at(**at)})" if at else ""
     how = failure.get("error") or failure.get("signal") or f"exit code {failure.get('code')}"
     return f"rank {failure.get('rank')}{coordinate} on {failure.get('node')}: {how}"
 
@@ -131,7 +132,7 @@ def status_document(status: RunStatus) -> dict[str, Any]:
         "scheduler": status.record.scheduler if status.record else None,
         "pid": status.record.launcher.pid if status.record and status.record.launcher else None,
         "job": job_document(status.job),
-        "topology": asdict(status.topology) if status.topology else None,
+        "topology": status.topology.as_dict() if status.topology else None,
         "world_size": status.topology.world_size if status.topology else None,
         "num_ranks_started": status.num_started,
         "step": _step_document(status),

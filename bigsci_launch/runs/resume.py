@@ -24,7 +24,7 @@ def describe_run(
     return CheckpointRecord(
         step=step,
         consumed_samples=consumed_samples,
-        topology={"tp": topology.tp, "pp": topology.pp, "dp": topology.dp},
+        topology=topology.as_dict(),
         precision=config.training.precision,
         model={
             "num_layers": model.num_layers,

@@ -19,7 +19,7 @@ from bigsci_launch.runs.events import read_last_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, read_json
 from bigsci_launch.scheduler.job import JobInfo, JobState, NodeInfo
 from bigsci_launch.scheduler.slurm import query_nodes
-from bigsci_launch.topology import Topology
+from bigsci_launch.topology import Coordinate, Topology
 
 EVENT_TAIL_BYTES = 16384
 
@@ -128,7 +128,7 @@ def read_signs(attempt: AttemptDir, events: dict[int, list[dict[str, Any]]]) -> 
     for path in sorted(attempt.pids.glob("rank-*.json")):
         try:
             signs.append(_sign(read_json(path), events.get(_rank_of(path), [])))
-        except (RunDirError, KeyError, TypeError):
+        except (RunDirError, KeyError, TypeError, ValueError):
             continue  # being written at this moment
     return signs
 
@@ -140,7 +140,7 @@ def _sign(identity: dict[str, Any], events: list[dict[str, Any]]) -> RankSign:
     return RankSign(
         rank=identity["rank"],
         node=identity["node"],
-        coordinate=f"dp{at['dp']} pp{at['pp']} tp{at['tp']}",
+        coordinate=str(Coordinate.at(**at)),
         time=last.get("time") or identity["started"],
         phase=phases[-1] if phases else None,
         step=last.get("step"),

@@ -26,6 +26,7 @@ from bigsci_launch.runs.checkpoints import (
     record_path,
 )
 from bigsci_launch.runs.layout import write_atomically
+from bigsci_launch.topology import Topology
 
 _CHUNK = 8 << 20
 _DELETING = ".deleting-"
@@ -84,7 +85,7 @@ def saved_digests(folder: Path, record: CheckpointRecord) -> dict[str, str]:
         CheckpointError: those of a rank are missing or cannot be read.
     """
     found: dict[str, str] = {}
-    for rank in range(record.topology["tp"] * record.topology["pp"] * record.topology["dp"]):
+    for rank in range(Topology(**record.topology).world_size):
         path = digests_path(folder, rank)
         try:
             found.update(json.loads(path.read_text(encoding="utf-8"))["files"])

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigsci_launch.config.check import TRAINER_KNOWS, foreign_axes
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.errors import ConfigError, Problem
 from bigsci_launch.runs.layout import AttemptDir, RunDir
@@ -79,12 +80,12 @@ def require_topology(config: RunConfig, world_size: int) -> Topology:
     Raises:
         ConfigError: the run file asks for another number of ranks.
     """
-    parallelism = config.parallelism
-    tp, pp = parallelism.tensor_parallel_size, parallelism.pipeline_parallel_size
-    dp = parallelism.data_parallel_size or max(1, world_size // (tp * pp))
-    if tp * pp * dp != world_size:
+    if foreign := foreign_axes(config):
+        raise ConfigError(f"parallelism.{foreign[0].key}: {TRAINER_KNOWS}", hint="set it to 1")
+    topology = config.parallelism.topology(world_size)
+    if topology.world_size != world_size:
         raise ConfigError(
-            f"parallelism: tp {tp} x pp {pp} x dp {dp} = {tp * pp * dp} ranks, but {world_size} were started",
+            f"parallelism: {topology.product} = {topology.world_size} ranks, but {world_size} were started",
             hint="start as many ranks as the run file asks for, or change parallelism.*",
         )
-    return Topology(tp=tp, pp=pp, dp=dp)
+    return topology

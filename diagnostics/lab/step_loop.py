@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import math
 import os
 import socket
 import sys
@@ -27,6 +28,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 NUM_FEATURES = 16
+AXES = ("tp", "cp", "ep", "dp", "pp")
+"""In the order in which ranks are numbered, fastest first, as in bigsci_launch/topology."""
 GROUP_NAMES = {
     "tp": "TENSOR_MODEL_PARALLEL_GROUP",
     "pp": "PIPELINE_MODEL_PARALLEL_GROUP",
@@ -48,7 +51,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def parse_topology(text: str) -> dict[str, int]:
-    sizes = {"tp": 1, "pp": 1, "dp": 1}
+    sizes = dict.fromkeys(AXES, 1)
     for part in text.split(","):
         axis, _, size = part.partition("=")
         sizes[axis] = int(size)
@@ -56,20 +59,25 @@ def parse_topology(text: str) -> dict[str, int]:
 
 
 class Place:
-    """Where a rank stands, tp fastest, then dp, then pp, and who shares a group with it."""
+    """The index of a rank on each axis, and who shares a group with it."""
 
     def __init__(self, rank: int, sizes: dict[str, int]) -> None:
         self.rank, self.sizes = rank, sizes
-        self.world_size = sizes["tp"] * sizes["pp"] * sizes["dp"]
+        self.world_size = math.prod(sizes.values())
         self.index = self.index_of(rank)
+        self.coordinate = {axis: self.index[axis] for axis in AXES if axis in GROUP_NAMES or sizes[axis] > 1}
 
     def index_of(self, rank: int) -> dict[str, int]:
-        rest, tp_rank = divmod(rank, self.sizes["tp"])
-        pp_rank, dp_rank = divmod(rest, self.sizes["dp"])
-        return {"tp": tp_rank, "dp": dp_rank, "pp": pp_rank}
+        index = {}
+        for axis in AXES:
+            rank, index[axis] = divmod(rank, self.sizes[axis])
+        return index
 
     def rank_at(self, index: dict[str, int]) -> int:
-        return (index["pp"] * self.sizes["dp"] + index["dp"]) * self.sizes["tp"] + index["tp"]
+        rank = 0
+        for axis in reversed(AXES):
+            rank = rank * self.sizes[axis] + index[axis]
+        return rank
 
     def group_of(self, rank: int, *axes: str) -> list[int]:
         """The ranks that differ from `rank` on `axes` alone, itself included."""
@@ -186,8 +194,8 @@ class Training:
     # ------------------------------------------------------------------------------------------------ steps
 
     def pretrain(self) -> None:
-        self.event("start", world_size=self.place.world_size, coordinate=self.place.index, host=socket.gethostname(),
-                   pid=os.getpid())  # fmt: skip
+        self.event("start", world_size=self.place.world_size, coordinate=self.place.coordinate,
+                   host=socket.gethostname(), pid=os.getpid())  # fmt: skip
         self.enter("init")
         self.before_init()
         self.initialize_distributed()
@@ -301,7 +309,7 @@ class Training:
             return
         host = socket.gethostname()
         record = {"rank": self.rank, "host": host, "node": os.environ.get("SLURMD_NODENAME", host),
-                  "coordinate": self.place.index, "step": self.step, "type": type(error).__name__,
+                  "coordinate": self.place.coordinate, "step": self.step, "type": type(error).__name__,
                   "message": str(error), "traceback": traceback.format_exc(), "time": time.time()}  # fmt: skip
         folder = self.attempt / "errors"
         with suppress(OSError):

@@ -97,7 +97,7 @@ def test_attention_is_causal() -> None:
 
 
 def test_random_states_come_back() -> None:
-    seed_generators(3, Coordinate(dp_rank=1, pp_rank=0, tp_rank=0))
+    seed_generators(3, Coordinate.at(dp=1))
     state = capture_generators()
 
     def draws() -> tuple[Any, ...]:
@@ -111,7 +111,7 @@ def test_random_states_come_back() -> None:
 
 def test_seeds_differ_by_stage_and_replica_but_not_by_tensor_rank() -> None:
     def first_draw(pp: int, dp: int, tp: int) -> float:
-        seed_generators(3, Coordinate(dp_rank=dp, pp_rank=pp, tp_rank=tp))
+        seed_generators(3, Coordinate.at(dp=dp, pp=pp, tp=tp))
         return float(torch.rand(()))
 
     assert first_draw(0, 0, 0) == first_draw(0, 0, 1)

@@ -15,10 +15,9 @@ from bigsci_launch.plan.calibrate.rows import Measurement, Row, measurements_of,
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.constants import A100, GpuModel
-from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.plan.shape.setup import Setup, require_priced_axes
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, open_run
-from bigsci_launch.topology import Topology
 
 WARM_UP_STEPS = 2
 """First steps of a job that are not counted: they compile, allocate and fill caches."""
@@ -106,8 +105,8 @@ def _read_run(path: Path) -> tuple[list[Measurement], list[str]]:
 
 def _attempt_setup(attempt: AttemptDir, global_batch_size: int) -> Setup:
     config = load_resolved(attempt.config)
-    axes = config.parallelism
-    topology = Topology(tp=axes.tensor_parallel_size, pp=axes.pipeline_parallel_size, dp=axes.data_parallel_size or 1)
+    require_priced_axes(config)
+    topology = config.parallelism.topology(1)
     ranks_per_node = max(1, topology.world_size // config.slurm.nodes)
     return settle_method(Setup.of_config(config, topology, ranks_per_node), Calibration()).with_batch(global_batch_size)
 

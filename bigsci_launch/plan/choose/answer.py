@@ -17,7 +17,7 @@ from bigsci_launch.plan.price.calibration import Calibration, read_calibration
 from bigsci_launch.plan.price.constants import GpuModel
 from bigsci_launch.plan.shape.legality import Limits, Refusal, Rule, find_refusal
 from bigsci_launch.plan.shape.ramp import phases_of, total_samples
-from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.plan.shape.setup import Setup, require_priced_axes
 from bigsci_launch.topology import Topology
 
 Free = Literal["layers", "heads"]
@@ -115,8 +115,9 @@ def find_plans(
     """Everything that `bsl plan` says about a run.
 
     Raises:
-        ConfigError: the nodes are not readable.
+        ConfigError: the nodes are not readable, or the run has context or expert parallelism.
     """
+    require_priced_axes(config)
     limits = limits_of(config, site)
     setup, refusal = _configured(config, site, limits, calibration)
     request = PlanRequest(

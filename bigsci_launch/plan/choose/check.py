@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import date, timedelta
 from typing import Any, Literal
 
-from bigsci_launch.config.check import DP, PP, TP, check_run
+from bigsci_launch.config.check import DP, PP, TP, check_run, foreign_axes
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.plan.choose.answer import configured_setup, limits_of
@@ -25,8 +25,7 @@ from bigsci_launch.plan.price.price import TERM_NAMES
 from bigsci_launch.plan.shape.legality import Limits, advise, find_refusal
 from bigsci_launch.plan.shape.parameters import checkpoint_bytes, count_parameters
 from bigsci_launch.plan.shape.ramp import Phase, filling_batch_size
-from bigsci_launch.plan.shape.setup import Setup
-from bigsci_launch.topology import Topology
+from bigsci_launch.plan.shape.setup import UNPRICED, Setup
 from bigsci_launch.units import format_count
 
 Severity = Literal["error", "warning", "note"]
@@ -99,6 +98,9 @@ def check_plan(
         calibration: what prices go by; nothing is priced without one.
         starts: the first day of the run; default: today.
     """
+    if foreign := foreign_axes(config):
+        key = f"parallelism.{foreign[0].key}"
+        return [PricedFinding("axes", "note", key, "run.command", UNPRICED, "nothing is priced for this run")]
     limits = limits_of(config, site)
     refusal = find_refusal(setup, limits)
     refused = _preflight_findings(config)
@@ -315,7 +317,7 @@ def check_lost_node(case: Case) -> Iterator[PricedFinding]:
         text = f"with one node less no replica of {replica} ranks is left"
         yield PricedFinding("lost node", "note", *keys, text, "the run stands still until a node replaces it")
         return
-    reduced = replace(setup, topology=replace(setup.topology, dp=left))
+    reduced = replace(setup, topology=setup.topology.resized(dp=left))
     text = (
         f"with one node less {ranks // replica} replicas of {replica} ranks are left; the batch sizes allow dp {left}, "
         f"on {reduced.num_nodes} nodes"
@@ -324,8 +326,7 @@ def check_lost_node(case: Case) -> Iterator[PricedFinding]:
 
 
 def _fits(case: Case, dp: int) -> bool:
-    topology = Topology(tp=case.setup.topology.tp, pp=case.setup.topology.pp, dp=dp)
-    return find_refusal(replace(case.setup, topology=topology), case.limits) is None
+    return find_refusal(replace(case.setup, topology=case.setup.topology.resized(dp=dp)), case.limits) is None
 
 
 def _price_of_reduced(case: Case, reduced: Setup) -> str:

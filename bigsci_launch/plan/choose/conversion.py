@@ -30,7 +30,7 @@ from bigsci_launch.runs.checkpoints import (
     require_complete,
 )
 from bigsci_launch.runs.resume import describe_run
-from bigsci_launch.topology import Topology
+from bigsci_launch.topology import AXES, Topology
 from bigsci_launch.units import format_bytes
 
 
@@ -69,12 +69,12 @@ class Conversion:
 
 
 def _shown(record: CheckpointRecord) -> str:
-    return ",".join(f"{axis}={record.topology[axis]}" for axis in ("tp", "pp", "dp"))
+    return str(saved_topology(record))
 
 
 def saved_topology(record: CheckpointRecord) -> Topology:
     """The topology of the ranks that saved a checkpoint."""
-    return Topology(**{axis: record.topology[axis] for axis in ("tp", "pp", "dp")})
+    return Topology(**record.topology)
 
 
 def plan_conversion(folder: Path, topology: Topology, partition_method: str | None = None) -> Conversion:
@@ -98,12 +98,8 @@ def plan_conversion(folder: Path, topology: Topology, partition_method: str | No
 
 
 def _at(config: RunConfig, topology: Topology, partition_method: str) -> RunConfig:
-    changes: dict[str, Any] = {
-        "tensor_parallel_size": topology.tp,
-        "pipeline_parallel_size": topology.pp,
-        "data_parallel_size": topology.dp,
-        "partition_method": partition_method,
-    }
+    sizes = {axis.key: topology[axis.name] for axis in AXES}
+    changes: dict[str, Any] = {**sizes, "partition_method": partition_method}
     return config.model_copy(update={"parallelism": config.parallelism.model_copy(update=changes)})
 
 

@@ -7,12 +7,15 @@ from datetime import date
 from functools import cached_property
 from typing import Literal
 
+from bigsci_launch.config.check import foreign_axes
 from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.shape.parameters import Framework, ModelShape, cut_model
 from bigsci_launch.plan.shape.partition import PartitionRule
 from bigsci_launch.topology import Topology
 
 Precision = Literal["fp32", "fp16", "bf16"]
+UNPRICED = "bsl plan prices tensor, pipeline and data parallelism alone"
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,13 @@ class Setup:
     def with_batch(self, global_batch_size: int) -> Setup:
         """The same setup at another global batch size, as on a ramp."""
         return replace(self, global_batch_size=global_batch_size)
+
+
+def require_priced_axes(config: RunConfig) -> None:
+    """Raise ConfigError for a run whose time and memory nobody prices: one with context or expert parallelism."""
+    if foreign := foreign_axes(config):
+        key = f"parallelism.{foreign[0].key}"
+        raise ConfigError(f"{key}: {UNPRICED}", hint=f"--set {key}=1 plans the run without it")
 
 
 def _is_blocking(config: RunConfig) -> bool:

@@ -205,9 +205,7 @@ def plan_document(plan: Plan, calibration: Calibration) -> dict[str, Any]:
     middle = stage_memory(setup, setup.topology.pp // 2, calibration)
     return {
         "nodes": setup.num_nodes,
-        "tp": setup.topology.tp,
-        "pp": setup.topology.pp,
-        "dp": setup.topology.dp,
+        **setup.topology.as_dict(),
         "micro_batch_size": setup.micro_batch_size,
         "partition_method": setup.partition_method,
         "num_layers": setup.shape.num_layers,

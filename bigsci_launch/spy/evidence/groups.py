@@ -5,31 +5,40 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from functools import lru_cache
 
-from bigsci_launch.topology import Coordinate, Topology, compress_ranks
+from bigsci_launch.topology import AXES, AXIS_NAMES, Topology, compress_ranks
 
+WEIGHT_COPIES = "dp-cp"
+"""The ranks that hold copies of the same weights, over which gradients are reduced: replicas, and their cp ranks."""
+_OVER = {"model": ("tp", "pp"), WEIGHT_COPIES: ("cp", "dp")}
+"""Groups over several axes."""
 _WORDS = {
-    "tp": "tensor-parallel",
-    "dp": "data-parallel",
-    "pp": "pipeline-parallel",
+    **{axis.name: axis.words for axis in AXES},
+    WEIGHT_COPIES: "data- and context-parallel",
     "tied": "tied-embedding",
     "model": "model-parallel",
 }
-# A set of ranks may be several of these; the first that fits names it.
-_KINDS = ("tp", "dp", "pp", "tied", "model")
+
+
+def is_group_kind(text: str) -> bool:
+    """Whether `text` is a kind of group that has a name."""
+    return text == "world" or text in _WORDS
 
 
 def group_members(kind: str, rank: int, world_size: int, topology: Topology | None) -> tuple[int, ...] | None:
-    """The ranks of the group of `kind` (as `known_frames.Reach`) that holds `rank`; None where that is not known."""
+    """The ranks of the group of `kind` (as `known_code.Reach`) that holds `rank`; None where that is not known."""
     if kind == "world":
         return _first_ranks(world_size)
     if topology is None or rank >= topology.world_size:
         return None
+    if kind in AXIS_NAMES:
+        return share(topology.group(kind, rank))
+    if kind in _OVER:
+        return share(topology.group_over(_OVER[kind], rank))
+    return _stage_partners(kind, rank, topology)
+
+
+def _stage_partners(kind: str, rank: int, topology: Topology) -> tuple[int, ...] | None:
     at = topology.coordinate(rank)
-    if kind in ("tp", "dp", "pp"):
-        return share(topology.group(kind, rank))  # type: ignore[arg-type]
-    if kind == "model":
-        stages = (topology.rank(Coordinate(at.dp_rank, stage, 0)) for stage in range(topology.pp))
-        return share(tuple(rank for first in stages for rank in range(first, first + topology.tp)))
     partners = {
         "tied": {0, topology.pp - 1},
         "next stage": {at.pp_rank, at.pp_rank + 1},
@@ -37,7 +46,20 @@ def group_members(kind: str, rank: int, world_size: int, topology: Topology | No
     }.get(kind)
     if partners is None or at.pp_rank not in partners or not partners <= set(range(topology.pp)):
         return None
-    return tuple(sorted(topology.rank(Coordinate(at.dp_rank, stage, at.tp_rank)) for stage in partners))
+    first = rank - at.pp_rank * topology.stride("pp")
+    return tuple(sorted(first + stage * topology.stride("pp") for stage in partners))
+
+
+def reached_kind(kind: str, topology: Topology | None) -> str:
+    """The kind of group that a known function of `kind` reaches: without context parallelism, copies are replicas."""
+    return "dp" if kind == WEIGHT_COPIES and (topology is None or topology["cp"] == 1) else kind
+
+
+def _kinds(topology: Topology | None) -> tuple[str, ...]:
+    """Kinds of groups. A set of ranks may be several of these; the first that fits names it."""
+    axes = tuple(axis for axis in AXIS_NAMES if topology is not None and axis in topology.axes)
+    copies = (WEIGHT_COPIES,) if "cp" in axes else ()
+    return (*axes, *copies, "tied", "model")
 
 
 @lru_cache(maxsize=4)
@@ -52,13 +74,15 @@ def share(members: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def group_kind(members: Collection[int], world_size: int, topology: Topology | None) -> str | None:
-    """What a set of ranks is: `world`, an axis, `tied`, `model`, or None."""
+    """What a set of ranks is: `world`, an axis, `dp-cp`, `tied`, `model`, or None."""
     if len(members) == world_size:
         return "world"
     if not members or topology is None:
         return None
     wanted = tuple(sorted(members))
-    return next((kind for kind in _KINDS if group_members(kind, wanted[0], world_size, topology) == wanted), None)
+    return next(
+        (kind for kind in _kinds(topology) if group_members(kind, wanted[0], world_size, topology) == wanted), None
+    )
 
 
 def smallest_group(observed: Iterable[int], world_size: int, topology: Topology | None) -> tuple[int, ...] | None:
@@ -66,7 +90,7 @@ def smallest_group(observed: Iterable[int], world_size: int, topology: Topology 
     seen = set(observed)
     if not seen:
         return None
-    groups = [group_members(kind, min(seen), world_size, topology) for kind in (*_KINDS, "world")]
+    groups = [group_members(kind, min(seen), world_size, topology) for kind in (*_kinds(topology), "world")]
     fitting = [group for group in groups if group is not None and seen <= set(group)]
     return min(fitting, key=len, default=None)
 

@@ -73,8 +73,9 @@ def bare_name(function: str) -> str:
 class Reach:
     """Over which ranks a known function communicates.
 
-    `group` is an axis (`tp`, `dp`, `pp`), `model` (one replica: tp x pp), `tied` (the stages that hold the tied
-    embedding: first and last), `world`, or for point-to-point calls `next stage` and `previous stage`.
+    `group` is an axis (`tp`, `dp`, `pp`), `dp-cp` (the copies of the same weights), `model` (one replica: tp x pp),
+    `tied` (the stages that hold the tied embedding: first and last), `world`, or for point-to-point calls `next stage`
+    and `previous stage`.
     """
 
     function: str
@@ -96,16 +97,16 @@ _REACHES = (
     Reach("_aggregate_total_loss", "pipe/engine.py", "pp", "broadcast"),
     Reach("_bcast_pipe_scalar", "pipe/engine.py", "pp"),
     Reach("_reduce_outputs", "pipe/engine.py", "dp"),
-    Reach("_exec_reduce_grads", "pipe/engine.py", "dp"),
+    Reach("_exec_reduce_grads", "pipe/engine.py", "dp-cp"),
     Reach("full", "runtime/utils.py", "tp"),
     Reach("get_global_norm_of_tensors", "runtime/utils.py", "model"),
     Reach("get_grad_norm_direct", "zero/stage_1_and_2.py", "model"),
-    Reach("all_gather_dp_groups", "runtime/utils.py", "dp"),
-    Reach("all_gather_into_tensor_dp_groups", "runtime/utils.py", "dp"),
-    Reach("allreduce_gradients", "runtime/engine.py", "dp"),
-    Reach("buffered_allreduce_fallback", "runtime/engine.py", "dp"),
-    Reach("average_tensor", "zero/stage_1_and_2.py", "dp"),
-    Reach("reduce_ipg_grads", "zero/stage_1_and_2.py", "dp"),
+    Reach("all_gather_dp_groups", "runtime/utils.py", "dp-cp"),
+    Reach("all_gather_into_tensor_dp_groups", "runtime/utils.py", "dp-cp"),
+    Reach("allreduce_gradients", "runtime/engine.py", "dp-cp"),
+    Reach("buffered_allreduce_fallback", "runtime/engine.py", "dp-cp"),
+    Reach("average_tensor", "zero/stage_1_and_2.py", "dp-cp"),
+    Reach("reduce_ipg_grads", "zero/stage_1_and_2.py", "dp-cp"),
     Reach("", "bigsci_launch/train/parallel/tensor.py", "tp"),
     Reach("", "megatron/mpu/mappings.py", "tp"),
     Reach("", "megatron/mpu/cross_entropy.py", "tp"),

@@ -79,9 +79,9 @@ def where_shared(evidence: Evidence, ranks: Collection[int]) -> str:
         on_node = [seen.rank for seen in evidence.ranks if seen.node in nodes]
         found.append(f"{'all' if len(on_node) == len(ranks) else 'all of them on'} node {next(iter(nodes))}")
     coordinates = [coordinate for rank in ranks if (coordinate := evidence.coordinate(rank))]
-    if len(ranks) > 1 and len(coordinates) == len(ranks):
-        for axis in ("pp", "dp", "tp"):
-            shared = {coordinate.as_dict()[axis] for coordinate in coordinates}
-            if len(shared) == 1 and getattr(evidence.topology, axis) > 1:
+    if evidence.topology and len(ranks) > 1 and len(coordinates) == len(ranks):
+        for axis in evidence.topology.axes:
+            shared = {coordinate[axis] for coordinate in coordinates}
+            if len(shared) == 1 and evidence.topology[axis] > 1:
                 found.append(f"{axis}{next(iter(shared))}")
     return ", ".join(found)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence.flight_recorder import Call
-from bigsci_launch.spy.evidence.groups import group_kind, group_members, group_words, smallest_group
+from bigsci_launch.spy.evidence.groups import group_kind, group_members, group_words, reached_kind, smallest_group
 from bigsci_launch.spy.evidence.known_code import POINT_TO_POINT, operation_of, reach_of
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack
@@ -231,8 +231,7 @@ def may_wait_for_handle(seen: RankEvidence) -> bool:
 
 def _wait_from_stack(seen: RankEvidence, thread: ThreadStack | None, operation: str | None, evidence: Evidence) -> Wait:
     assert thread is not None and operation is not None
-    reaches = (reach_of(frame.function, frame.file, operation) for frame in thread.frames)
-    kind = next((reach for reach in reaches if reach is not None), None)
+    kind = _said_kind(thread, operation, evidence)
     if operation in SETUP_OPERATIONS or operation == "monitored_barrier":
         kind = "world"
     members = group_members(kind, seen.rank, evidence.world_size, evidence.topology) if kind else None
@@ -257,11 +256,17 @@ def _wait_from_stack(seen: RankEvidence, thread: ThreadStack | None, operation: 
     )
 
 
+def _said_kind(thread: ThreadStack, operation: str, evidence: Evidence) -> str | None:
+    """The kind of group over which the known function nearest to the communication goes."""
+    reaches = (reach_of(frame.function, frame.file, operation) for frame in thread.frames)
+    kind = next((reach for reach in reaches if reach is not None), None)
+    return reached_kind(kind, evidence.topology) if kind else None
+
+
 def _wait_from_call(seen: RankEvidence, thread: ThreadStack | None, call: Call, evidence: Evidence) -> Wait:
     members = recorded_members(seen, call.token.group, evidence)
     kind = group_kind(members, evidence.world_size, evidence.topology) if members else None
-    reaches = (reach_of(frame.function, frame.file, call.token.operation) for frame in thread.frames) if thread else ()
-    said = next((reach for reach in reaches if reach is not None), None)
+    said = _said_kind(thread, call.token.operation, evidence) if thread else None
     if said and said != kind and members:
         kind = said if group_members(said, seen.rank, evidence.world_size, evidence.topology) == members else kind
     return Wait(

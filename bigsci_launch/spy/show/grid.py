@@ -40,12 +40,12 @@ def make_text_grid(topology: Topology | None, marks: Mapping[int, str], columns:
     """The grid in so many columns and rows at most; of ranks that share a place the most telling mark is shown."""
     if topology is None or topology.world_size != len(marks):
         return _in_order(marks, columns, max_rows)
-    width = topology.dp * topology.tp
-    per_mark = 1 if width + topology.dp - 1 <= columns else topology.tp
+    width, in_block = topology.stride("pp"), topology.stride("dp")
+    per_mark = 1 if width + topology.dp - 1 <= columns else in_block
     while -(-width // per_mark) > columns:
         per_mark *= 2
     stages = -(-topology.pp // max_rows)
-    blank = topology.tp if per_mark == 1 and topology.tp > 1 else 0
+    blank = in_block if per_mark == 1 and in_block > 1 else 0
     rows = []
     for first in range(0, topology.pp, stages):
         last = min(first + stages, topology.pp)

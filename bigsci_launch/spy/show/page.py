@@ -21,7 +21,7 @@ from bigsci_launch.spy.judge.conclusion import Conclusion, name_ranks
 from bigsci_launch.spy.judge.waits import WaitGraph, build_graph
 from bigsci_launch.spy.show.rank_facts import Pair, facts_of
 from bigsci_launch.spy.show.suspects import merge_suspects, name_group
-from bigsci_launch.topology import Coordinate, compress_ranks
+from bigsci_launch.topology import AXES, AXIS_NAMES, Topology, compress_ranks
 
 Size = Literal["small", "medium", "large"]
 COLOURS = 8
@@ -127,16 +127,22 @@ def make_grid(evidence: Evidence, conclusion: Conclusion, classes: Sequence[Stac
     sizes = evidence.topology
     if sizes is None or sizes.world_size != evidence.world_size:
         return Grid("Rows are nodes.", (), tuple(_node_rows(evidence, cells)), size)
-    rows = []
+    rows, in_block = [], sizes.stride("dp")
     for stage in range(sizes.pp):
-        firsts = [sizes.rank(Coordinate(replica, stage, 0)) for replica in range(sizes.dp)]
-        blocks = tuple(tuple(cells[first + tp] for tp in range(sizes.tp)) for first in firsts)
+        firsts = [sizes.rank_at(dp=replica, pp=stage) for replica in range(sizes.dp)]
+        blocks = tuple(tuple(cells[first + at] for at in range(in_block)) for first in firsts)
         rows.append(Row(f"pp{stage}", blocks))
-    columns = (
-        f"blocks are replicas (dp), each of {sizes.tp} tensor-parallel ranks" if sizes.tp > 1 else "columns replicas"
-    )
+    columns = f"blocks are replicas (dp), each of {_block_words(sizes)}" if in_block > 1 else "columns replicas"
     heads = tuple(f"dp{replica}" for replica in range(sizes.dp))
     return Grid(f"Rows are pipeline stages; {columns}.", heads, tuple(rows), size)
+
+
+def _block_words(sizes: Topology) -> str:
+    """What the ranks of a replica on one stage are: `2 tensor-parallel ranks`, `4 ranks: tp 2 x cp 2`."""
+    inside = [axis for axis in AXES[: AXIS_NAMES.index("dp")] if sizes[axis.name] > 1]
+    if len(inside) == 1:
+        return f"{sizes.stride('dp')} {inside[0].words} ranks"
+    return f"{sizes.stride('dp')} ranks: {' x '.join(f'{axis.name} {sizes[axis.name]}' for axis in inside)}"
 
 
 def _node_rows(evidence: Evidence, cells: dict[int, Cell]) -> list[Row]:

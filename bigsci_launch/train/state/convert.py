@@ -91,7 +91,7 @@ class Converter:
                 weights = {each.name: self._cut("weight", each, tp) for group in groups for each in group}
                 entries = {name: _entry(weight) for name, weight in weights.items()}
                 for dp in range(self._topology.dp):
-                    coordinate = Coordinate(dp_rank=dp, pp_rank=pp, tp_rank=tp)
+                    coordinate = Coordinate.at(dp=dp, pp=pp, tp=tp)
                     self._begin_part(f"rank {self._topology.rank(coordinate)}")
                     self._engine.digests.clear()
                     if dp == 0:
@@ -244,7 +244,7 @@ class Converter:
         """Copy the random states saved at this coordinate and return their digest, or None if they cannot be kept."""
         if not self._conversion.keeps_random_states:
             return None
-        source = self._saved.topology.rank(replace(coordinate, tp_rank=0))
+        source = self._saved.topology.rank_at(dp=coordinate.dp_rank, pp=coordinate.pp_rank)
         path = generators_path(self._folder, rank)
         shutil.copyfile(generators_path(self._saved.folder, source), path)
         sync_path(path)

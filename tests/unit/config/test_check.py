@@ -38,6 +38,7 @@ def brief(findings: list[Finding]) -> list[tuple[str, str, str, str]]:
 
 
 TP, PP, DP = (f"parallelism.{axis}_parallel_size" for axis in ("tensor", "pipeline", "data"))
+CP, EP = "parallelism.context_parallel_size", "parallelism.expert_parallel_size"
 HEADS, BATCH, MICRO = "model.num_attention_heads", "training.global_batch_size", "training.micro_batch_size"
 LIMIT, PARTITION, STEPS = "slurm.time_limit", "slurm.partition", "training.steps"
 MARGIN, METHOD = "monitor.exit_margin_s", "parallelism.partition_method"
@@ -52,6 +53,8 @@ FAULT = {"kind": "hang", "rank": 3, "step": 5}
     [
         ({"slurm.nodes": 3}, "error", "world_size", DP, "slurm.nodes", "3 nodes x 2 ranks = 6 ranks, but tp 2"),
         ({DP: None, PP: 3, "slurm.nodes": 4}, "error", "world_size", TP, "slurm.nodes", "tp 2 x pp 3 x dp 1 = 6"),
+        ({CP: 2, DP: 1}, "error", "axes", CP, "run.command", f"set {CP} to 1, or start your own program"),
+        ({EP: 2, DP: 1}, "error", "axes", EP, "run.command", "knows tensor, pipeline and data parallelism"),
         ({TP: 4, DP: 1}, "error", "tensor_parallel_in_node", TP, "site.ranks_per_node", "does not divide the 2"),
         ({HEADS: 6}, "error", "heads", HEADS, "model.hidden_size", "64 is not a multiple of 6 heads"),
         (

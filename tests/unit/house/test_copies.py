@@ -16,9 +16,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bigsci_launch import procfs
 from bigsci_launch.lost_peer import LOST_PEER
+from bigsci_launch.topology import AXIS_NAMES, Topology
 
 from .conftest import PACKAGE, Parsed
 
@@ -134,3 +137,44 @@ def cuts_at_parenthesis(tree: ast.Module) -> bool:
 def test_a_lost_peer_has_the_same_words_on_both_sides(program: Program) -> None:
     theirs = program("exit_reason").CASCADE
     assert (theirs.pattern, theirs.flags) == (LOST_PEER.pattern, LOST_PEER.flags)
+
+
+# ------------------------------------------------------------------------------------------- numbering of ranks
+
+sizes = st.integers(1, 4)
+topologies = st.builds(Topology, tp=sizes, pp=sizes, dp=sizes, cp=st.integers(1, 3), ep=st.integers(1, 3))
+
+
+@given(topology=topologies)
+def test_the_runner_of_a_rank_numbers_ranks_alike(program: Program, topology: Topology) -> None:
+    runner = program("rank_runner")
+    parsed = runner.parse_topology(str(topology))
+    for rank in range(topology.world_size):
+        recorded = runner.coordinate(rank, parsed)
+        assert list(recorded.items()) == list(topology.coordinate(rank).as_dict().items())
+
+
+@given(topology=topologies)
+def test_the_laboratory_numbers_ranks_alike(program: Program, topology: Topology) -> None:
+    loop = program("step_loop")
+    for rank in range(topology.world_size):
+        place = loop.Place(rank, loop.parse_topology(str(topology)))
+        assert place.world_size == topology.world_size and place.rank_at(place.index) == rank
+        assert place.coordinate == topology.coordinate(rank).as_dict()
+    assert [tuple(place.group_of(rank, axis)) for axis in AXIS_NAMES] == [
+        topology.group(axis, rank) for axis in AXIS_NAMES
+    ]
+
+
+@given(topology=topologies)
+def test_the_reason_of_an_end_writes_coordinates_alike(program: Program, topology: Topology) -> None:
+    rank = topology.world_size - 1
+    at = topology.coordinate(rank)
+    failure = {"rank": rank, "node": "n3", "coordinate": at.as_dict(), "error": None, "signal": "SIGKILL", "code": None}
+    assert program("exit_reason").failure_text(failure) == f"rank {rank} ({at}) on n3: SIGKILL"
+
+
+@pytest.mark.parametrize("text", ["tp=2,sp=2", "tp", "tp=x"])
+def test_what_is_no_topology_is_refused(program: Program, text: str) -> None:
+    with pytest.raises(ValueError):
+        program("rank_runner").parse_topology(text)

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from bigsci_launch.launch.rank_map import compress_coordinates, rank_map, rank_map_lines
-from bigsci_launch.topology import Coordinate, Topology
+from bigsci_launch.launch.rank_map import rank_map, rank_map_lines
+from bigsci_launch.topology import Topology
 
 
 def test_bloom_fits_on_one_line_per_node() -> None:
@@ -22,20 +19,3 @@ def test_a_node_with_every_coordinate() -> None:
 def test_what_is_no_box_becomes_several() -> None:
     entries = rank_map(Topology(tp=4, pp=1, dp=3), 6)
     assert [entry.coordinates for entry in entries] == ["dp0 pp0 tp0-3; dp1 pp0 tp0-1", "dp1 pp0 tp2-3; dp2 pp0 tp0-3"]
-
-
-def expand(text: str) -> list[tuple[int, int, int]]:
-    found = []
-    for box in text.split("; "):
-        axes = []
-        for word in box.split():
-            spans = [part.split("-") for part in word[2:].split(",")]
-            axes.append([n for span in spans for n in range(int(span[0]), int(span[-1]) + 1)])
-        found += [(dp, pp, tp) for dp in axes[0] for pp in axes[1] for tp in axes[2]]
-    return found
-
-
-@given(st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), min_size=1))
-def test_compression_names_every_coordinate_once(coordinates: set[tuple[int, int, int]]) -> None:
-    text = compress_coordinates(Coordinate(*each) for each in coordinates)
-    assert sorted(expand(text)) == sorted(coordinates)

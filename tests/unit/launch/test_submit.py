@@ -70,6 +70,30 @@ def test_the_script_is_that_of_the_dry_run(slurm: Any, run_file: RunFile) -> Non
     assert "--nodes=2" in document["options"] and "--kill-on-bad-exit=1" in document["step_options"]
 
 
+def test_context_and_expert_ranks_of_another_program_are_laid_out(slurm: Any, run_file: RunFile) -> None:
+    sizes = {"tensor_parallel_size": 1, "context_parallel_size": 2}
+    path = str(run_file(parallelism=sizes))
+    dry = invoke("submit", path, "--dry-run")
+    assert "4 ranks, tp=1,cp=2,pp=1,dp=2; tp fastest, then cp, then dp, then pp" in dry.stdout
+    assert "node 1  ranks 2-3  dp1 pp0 cp0-1 tp0" in dry.stdout
+    assert "--topology tp=1,cp=2,pp=1,dp=2 " in dry.stdout
+    assert "axes: bsl plan prices" not in dry.stderr
+    assert invoke("submit", path).exit_code == 0
+    assert json.loads((RUN / "run.json").read_text())["topology"] == {"tp": 1, "pp": 1, "dp": 2, "cp": 2}
+    smaller = ["--set", "parallelism.context_parallel_size=1", "--set", "slurm.nodes=1"]
+    assert "another model or layout: topology.cp: 2 -> 1\n" in invoke("submit", path, *smaller).stderr
+
+
+def test_the_trainer_takes_no_context_parallelism(slurm: Any, run_file: RunFile) -> None:
+    path = run_file(run={"name": "trial"}, parallelism={"context_parallel_size": 2})
+    done = invoke("submit", str(path), "--dry-run")
+    assert done.exit_code == 2
+    assert (
+        "parallelism.context_parallel_size: bsl train knows tensor, pipeline and data parallelism; set "
+        "parallelism.context_parallel_size to 1, or start your own program with run.command" in done.stderr
+    )
+
+
 def test_the_cut_of_the_layers_is_shown_and_written_down(slurm: Any, run_file: RunFile) -> None:
     """A job must not be cut otherwise because a calibration has changed since."""
     path = str(

@@ -81,6 +81,19 @@ def test_nothing_fits() -> None:
     assert "0 plans fit" in result.output
 
 
+def test_context_parallelism_has_no_price() -> None:
+    sizes = ["--set", "parallelism.context_parallel_size=2", "--set", "parallelism.data_parallel_size=4"]
+    own = ["--set", "run.command=['true']", "--set", "guards.preflight=warn"]
+    refused = run("configs/bloom-176b.yaml", *sizes, *own)
+    assert refused.exit_code == 2
+    assert (
+        "parallelism.context_parallel_size: bsl plan prices tensor, pipeline and data parallelism alone"
+        in refused.output
+    )
+    checked = run("check", "configs/bloom-176b.yaml", *sizes, *own)
+    assert (checked.exit_code, checked.stdout.count("bsl plan prices")) == (0, 1)
+
+
 @pytest.mark.parametrize("nodes", ["0", "a", "9:3", "1:"])
 def test_nodes_that_are_none(nodes: str) -> None:
     result = run("configs/bloom-176b.yaml", "--nodes", nodes)

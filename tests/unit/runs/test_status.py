@@ -73,6 +73,21 @@ def test_the_words_for_people(slurm: Any, training: Any) -> None:
     assert text.splitlines()[-1] == "next: bsl spy trial   (no rank should be silent for that long)"
 
 
+def test_context_ranks_are_named_where_the_run_has_them(slurm: Any, training: Any) -> None:
+    record = json.loads(training.run.record.read_text())
+    training.run.record.write_text(json.dumps({**record, "topology": {"tp": 1, "pp": 2, "dp": 2, "cp": 2}}))
+    pid = json.loads(training.attempt.pid_file(5).read_text())
+    place = {"pp": 1, "tp": 0, "dp": 0, "cp": 1}
+    training.attempt.pid_file(5).write_text(json.dumps({**pid, "coordinate": place}))
+    text = invoke("status").stdout
+    assert "8 ranks (tp=1,cp=2,pp=2,dp=2)" in text
+    assert "slowest     rank 5 (dp0 pp1 cp1 tp0) on n2" in text
+    training.ended("crashed", 137, first_failure={"rank": 5, "node": "n2", "coordinate": place, "signal": "SIGKILL",
+                                                  "error": None})  # fmt: skip
+    slurm.answer("squeue", line("FAILED"))
+    assert "first failure  rank 5 (dp0 pp1 cp1 tp0) on n2: SIGKILL" in invoke("status").stdout
+
+
 def test_ranks_that_have_ended_are_not_slow(slurm: Any, training: Any) -> None:
     training.event(5, "end", 590, reason="finished")
     status = read_status(training.run)

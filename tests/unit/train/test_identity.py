@@ -57,6 +57,11 @@ def test_topology_fills_the_data_parallel_axis() -> None:
     assert require_topology(config(tensor_parallel_size=2), 8) == Topology(tp=2, pp=1, dp=4)
 
 
+def test_axes_that_the_trainer_does_not_know_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"parallelism.expert_parallel_size: bsl train knows tensor, pipeline and"):
+        require_topology(config(expert_parallel_size=2), 8)
+
+
 @pytest.mark.parametrize(
     ("sizes", "world_size"),
     [({"tensor_parallel_size": 3}, 8), ({"data_parallel_size": 4}, 8), ({"pipeline_parallel_size": 4}, 2)],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bigsci_launch.spy.evidence.groups import group_words
+from bigsci_launch.spy.evidence.groups import group_words, is_group_kind
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Suspect, name_ranks
 from bigsci_launch.spy.judge.rules.messages import (
@@ -185,7 +185,7 @@ def _kind_words(kind: Kind, group: str | None, rank: int, evidence: Evidence) ->
     """`all_reduce of the tensor-parallel group (ranks 4-5)`; `group` is the name that `rank` knows it by."""
     seen = next(seen for seen in evidence.ranks if seen.rank == rank)
     members = recorded_members(seen, group, evidence) if group is not None else None
-    name = kind[0] if kind[0] in ("world", "tp", "dp", "pp", "model", "tied") else None
+    name = kind[0] if is_group_kind(kind[0]) else None
     return f"{kind[1]} of {group_words(name, members)}"
 
 

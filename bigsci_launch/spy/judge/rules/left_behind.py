@@ -6,6 +6,7 @@ the communication library. The many are not to blame for that, and neither are t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
@@ -97,12 +98,11 @@ def _axes(evidence: Evidence, ranks: Collection[int]) -> str:
     coordinates = [evidence.coordinate(rank) for rank in ranks]
     if evidence.topology is None or None in coordinates:
         return ""
-    values = {
-        axis: {coordinate.as_dict()[axis] for coordinate in coordinates if coordinate} for axis in ("pp", "dp", "tp")
-    }
-    if len(values["pp"]) * len(values["dp"]) * len(values["tp"]) != len(coordinates):
+    sizes = evidence.topology
+    values = {axis: {coordinate[axis] for coordinate in coordinates if coordinate} for axis in sizes.axes}
+    if math.prod(map(len, values.values())) != len(coordinates):
         return ""
-    limited = [axis for axis in values if len(values[axis]) < getattr(evidence.topology, axis)]
+    limited = [axis for axis in values if len(values[axis]) < sizes[axis]]
     return " ".join(f"{axis}{compress_ranks(values[axis])}" for axis in limited)
 
 

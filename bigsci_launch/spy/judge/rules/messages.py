@@ -16,13 +16,14 @@ from bigsci_launch.spy.judge.conclusion import Conclusion, Side, name_ranks
 from bigsci_launch.spy.judge.schedule.departure import Departures
 from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, Wait, WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology import compress_ranks
+from bigsci_launch.topology import AXES, compress_ranks
 
 ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather"})
 # DeepSpeed's ZeRO makes one all-reduce for each of the optimizer's parameter groups in these.
 NORM_FUNCTIONS = ("get_grad_norm_direct", "get_grad_norm_from_groups", "scaled_global_norm")
 MAX_TOLD_ALONE = 4
-_AXES = (("pp", "stage"), ("dp", "replica"), ("tp", "tensor-parallel rank"))
+_AXES = tuple(reversed(AXES))
+_PART_WORDS = {"pp": "stage", "dp": "replica"}
 
 
 def sides_of(graph: WaitGraph, ranks: Sequence[int]) -> tuple[Side, ...]:
@@ -83,9 +84,9 @@ def whole_part(evidence: Evidence, ranks: Collection[int]) -> str:
     wanted = frozenset(ranks)
     if evidence.topology is None or not wanted or max(wanted) >= evidence.topology.world_size:
         return ""
-    for axis, word in _AXES:
-        size = getattr(evidence.topology, axis)
-        of_rank = {seen.rank: at.as_dict()[axis] for seen in evidence.ranks if (at := evidence.coordinate(seen.rank))}
+    for axis in _AXES:
+        size, word = evidence.topology[axis.name], _PART_WORDS.get(axis.name, f"{axis.words} rank")
+        of_rank = {seen.rank: at[axis.name] for seen in evidence.ranks if (at := evidence.coordinate(seen.rank))}
         values = {of_rank[rank] for rank in wanted}
         if len(values) < size and frozenset(rank for rank, value in of_rank.items() if value in values) == wanted:
             return f"{word}{'s' if len(values) > 1 else ''} {compress_ranks(values)}"

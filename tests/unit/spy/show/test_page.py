@@ -112,6 +112,18 @@ def test_rows_are_stages_and_blocks_are_replicas(synthetic: ModuleType) -> None:
     assert "suspect" in page.cells[201]["class"]
 
 
+def test_a_block_holds_the_context_ranks_of_a_replica(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
+    ranks = [make_rank(rank, "a@/src/p.py:1") for rank in range(16)]
+    evidence = make_evidence(ranks, "tp=2,cp=2,pp=2,dp=2")
+    text = render_page(evidence, judge(evidence))
+    assert "Rows are pipeline stages; blocks are replicas (dp), each of 4 ranks: tp 2 x cp 2." in text
+    page = Page(text)
+    assert list(page.cells) == list(range(16))
+    assert page.cells[14]["title"] == "rank 14 · n7 · dp1 pp1 cp1 tp0 · class A"
+    evidence = make_evidence(ranks, "cp=2,pp=2,dp=4")
+    assert "each of 2 context-parallel ranks." in render_page(evidence, judge(evidence))
+
+
 def test_without_coordinates_rows_are_nodes(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
     page = page_of(make_evidence([make_rank(rank, "a@/src/p.py:1") for rank in range(6)]))
     assert page.texts("th") == ["n0", "n1", "n2"]

@@ -36,7 +36,7 @@ def write_digests(model: Any, folder: Path) -> None:
     folder.mkdir()
     for rank, at, tensors in ranks_of(model):
         entries = [(name, "BF16", tuple(v.shape), v.view(torch.uint8).numpy().tobytes()) for name, v in tensors.items()]
-        place = Coordinate(pp_rank=at["pp"], tp_rank=at["tp"], dp_rank=at["dp"])
+        place = Coordinate.at(pp=at["pp"], tp=at["tp"], dp=at["dp"])
         document = digest_document(entries, rank=rank, coordinate=place, step=20, when="after")
         (folder / digest_name(rank)).write_text(json.dumps(document))
 

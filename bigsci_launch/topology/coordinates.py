@@ -1,0 +1,197 @@
+"""Ranks and their coordinates on the axes of parallelism.
+
+Rank order is Megatron's, and for three axes DeepSpeed's too: tensor fastest, then context, expert, data, and pipeline
+last (`PipeModelDataParallelTopology`, axes pipe, data, model).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from bigsci_launch.topology.axes import AXIS_NAMES, WRITTEN
+
+_ALWAYS_WRITTEN = tuple(axis.name for axis in reversed(WRITTEN) if axis.is_always_written)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Coordinate:
+    """The index of a rank on each axis of its topology. Printed `dp0 pp3 tp1`.
+
+    `indices` belong to `axes`, in the order in which they are written; an axis that is not among them has size 1.
+    """
+
+    indices: tuple[int, ...]
+    axes: tuple[str, ...] = _ALWAYS_WRITTEN
+
+    @classmethod
+    def at(cls, **indices: int) -> Coordinate:
+        """The coordinate with these indices, 0 on the other axes: `Coordinate.at(dp=1, tp=1)`."""
+        axes = tuple(axis.name for axis in reversed(WRITTEN) if axis.is_always_written or axis.name in indices)
+        _require_known(indices)
+        return cls(tuple(indices.get(axis, 0) for axis in axes), axes)
+
+    def __getitem__(self, axis: str) -> int:
+        """The index on `axis`."""
+        if axis in self.axes:
+            return self.indices[self.axes.index(axis)]
+        _require_known((axis,))
+        return 0
+
+    @property
+    def tp_rank(self) -> int:
+        return self["tp"]
+
+    @property
+    def pp_rank(self) -> int:
+        return self["pp"]
+
+    @property
+    def dp_rank(self) -> int:
+        return self["dp"]
+
+    def __str__(self) -> str:
+        return " ".join(f"{axis}{index}" for axis, index in zip(self.axes, self.indices, strict=True))
+
+    def as_dict(self) -> dict[str, int]:
+        """The coordinate as `{"pp": .., "tp": .., "dp": ..}`, as in every JSON report; cp and ep where present."""
+        return _document(dict(zip(self.axes, self.indices, strict=True)), ("pp", "tp", "dp"))
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Topology:
+    """The size of each axis. `world_size` ranks, numbered in the order of `AXES`, the first axis fastest.
+
+    `sizes` are in the order of `AXES`. `axes` names those that texts and documents show, in the order of a coordinate:
+    tp, pp and dp always, another one where its size is above 1.
+    """
+
+    sizes: tuple[int, ...]
+    axes: tuple[str, ...] = field(compare=False)
+    _steps: tuple[tuple[int, int], ...] = field(compare=False)
+    """Stride and size of each of `axes`: a coordinate is computed for every rank of a large job, many times."""
+
+    def __init__(self, tp: int = 1, pp: int = 1, dp: int = 1, **others: int) -> None:
+        sizes = {"tp": tp, "pp": pp, "dp": dp, **others}
+        _require_known(sizes)
+        for axis, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{axis} must be at least 1 (got {size})")
+        shown = (axis.name for axis in reversed(WRITTEN) if axis.is_always_written or sizes.get(axis.name, 1) > 1)
+        object.__setattr__(self, "sizes", tuple(sizes.get(axis, 1) for axis in AXIS_NAMES))
+        object.__setattr__(self, "axes", tuple(shown))
+        object.__setattr__(self, "_steps", tuple((self.stride(axis), self[axis]) for axis in self.axes))
+
+    @classmethod
+    def parse(cls, text: str) -> Topology:
+        """A topology from `tp=2,pp=2,dp=2` (any order, missing axes are 1).
+
+        Raises:
+            ValueError: an unknown axis, an axis given twice, or a size that is not a positive integer.
+        """
+        sizes: dict[str, int] = {}
+        for part in text.split(","):
+            match = re.fullmatch(r"\s*([a-z]+)\s*=\s*([1-9][0-9]*)\s*", part)
+            if match is None or match[1] not in AXIS_NAMES:
+                known = ", ".join(axis.name for axis in WRITTEN)
+                raise ValueError(f"{part.strip()!r} is not AXIS=SIZE with AXIS one of {known}")
+            if match[1] in sizes:
+                raise ValueError(f"{match[1]} is given twice")
+            sizes[match[1]] = int(match[2])
+        return cls(**sizes)
+
+    def __getitem__(self, axis: str) -> int:
+        """The size of `axis`."""
+        _require_known((axis,))
+        return self.sizes[AXIS_NAMES.index(axis)]
+
+    @property
+    def tp(self) -> int:
+        return self["tp"]
+
+    @property
+    def pp(self) -> int:
+        return self["pp"]
+
+    @property
+    def dp(self) -> int:
+        return self["dp"]
+
+    @property
+    def world_size(self) -> int:
+        return math.prod(self.sizes)
+
+    def coordinate(self, rank: int) -> Coordinate:
+        """The coordinate of global rank `rank`."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank} is outside 0..{self.world_size - 1}")
+        return Coordinate(tuple([rank // stride % size for stride, size in self._steps]), self.axes)
+
+    def rank(self, coordinate: Coordinate) -> int:
+        """The global rank at `coordinate`; the inverse of `coordinate`."""
+        return self.rank_at(**dict(zip(coordinate.axes, coordinate.indices, strict=True)))
+
+    def rank_at(self, **indices: int) -> int:
+        """The global rank with these indices, 0 on the other axes: `rank_at(pp=3, tp=1)`."""
+        _require_known(indices)
+        return sum(index * self.stride(axis) for axis, index in indices.items())
+
+    def group(self, axis: str, rank: int) -> tuple[int, ...]:
+        """The ranks that share a process group of `axis` with `rank`, in order of their index on that axis."""
+        stride, size = self.stride(axis), self[axis]
+        first = rank - rank // stride % size * stride
+        return tuple(range(first, first + stride * size, stride))
+
+    def group_over(self, axes: Iterable[str], rank: int) -> tuple[int, ...]:
+        """The ranks that differ from `rank` on `axes` at most, in order: a group over several axes."""
+        found: tuple[int, ...] = (rank,)
+        for axis in axes:
+            found = tuple(other for member in found for other in self.group(axis, member))
+        return tuple(sorted(found))
+
+    def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
+        """Every process group of `axis`, ordered by first rank."""
+        return tuple(sorted({self.group(axis, rank) for rank in range(self.world_size)}))
+
+    def stride(self, axis: str) -> int:
+        """How far apart two neighbours on `axis` are: the number of ranks on all faster axes together."""
+        return math.prod(self.sizes[: AXIS_NAMES.index(axis)])
+
+    def resized(self, **sizes: int) -> Topology:
+        """The topology with other sizes for these axes."""
+        return Topology(**{**dict(zip(AXIS_NAMES, self.sizes, strict=True)), **sizes})
+
+    def as_dict(self) -> dict[str, int]:
+        """The sizes as `{"tp": .., "pp": .., "dp": ..}`, as in every record; cp and ep where above 1."""
+        return _document({axis: self[axis] for axis in self.axes}, ("tp", "pp", "dp"))
+
+    @property
+    def product(self) -> str:
+        """`tp 2 x pp 2 x dp 2`, for sentences about the number of ranks."""
+        return " x ".join(f"{axis} {self[axis]}" for axis in reversed(self.axes))
+
+    @property
+    def numbering(self) -> str:
+        """`tp fastest, then dp, then pp`: the order in which ranks are numbered."""
+        first, *others = (axis for axis in AXIS_NAMES if axis in self.axes)
+        return ", then ".join((f"{first} fastest", *others))
+
+    def __str__(self) -> str:
+        return ",".join(f"{axis}={self[axis]}" for axis in reversed(self.axes))
+
+    def __repr__(self) -> str:
+        return f"Topology({self})"
+
+
+def _document(values: Mapping[str, int], first: tuple[str, ...]) -> dict[str, int]:
+    """`values` with the axes of `first` before the others."""
+    order = (*first, *(axis for axis in AXIS_NAMES if axis not in first))
+    return {axis: values[axis] for axis in order if axis in values}
+
+
+def _require_known(axes: Iterable[str]) -> None:
+    unknown = [axis for axis in axes if axis not in AXIS_NAMES]
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is not an axis; axes are {', '.join(AXIS_NAMES)}")
