@@ -37,12 +37,12 @@ def cluster() -> None:
 @click.option("--isolated", is_flag=True, help="Nodes with PIDs, host name and address of their own. Needs root.")
 def up(nodes: int, gpus_per_node: int, isolated: bool) -> None:
     """Start a cluster and wait until its nodes are idle."""
-    from bigsci_launch.minicluster.settings import Shape
+    from bigsci_launch.minicluster.settings import ClusterShape
     from bigsci_launch.minicluster.startup import start_cluster
 
     directory = _directory()
     with console.progress("starting the cluster", total=nodes) as report_progress:
-        made = start_cluster(directory, Shape(nodes, gpus_per_node, isolated), report_progress)
+        made = start_cluster(directory, ClusterShape(nodes, gpus_per_node, isolated), report_progress)
     console.answer(f"export SLURM_CONF={directory.slurm_conf}")
     names = made.nodes[0].name if nodes == 1 else f"{made.nodes[0].name} to {made.nodes[-1].name}"
     console.talk(f"idle: {names}, with {gpus_per_node} GPUs each")

@@ -30,5 +30,5 @@ def demo(folder: Path) -> None:
         as_file(files("bigsci_launch") / "assets" / "configs" / "demo.yaml") as config,
         progress("bsl demo", Demo.NUM_PARTS) as report_progress,
     ):
-        shown = Demo(folder.resolve(), config, report_progress).play()
-    answer(last_screen(shown, folder))
+        result = Demo(folder.resolve(), config, report_progress).play()
+    answer(last_screen(result, folder))

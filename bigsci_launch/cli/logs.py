@@ -22,7 +22,7 @@ def logs(run: str | None, follow: bool, ranks: str | None, node: str | None, pat
     """Print the logs of RUN's newest attempt, merged by time (UTC), each line with node, rank and coordinate."""
     from bigsci_launch.errors import RunDirError
     from bigsci_launch.runs.find import find_run
-    from bigsci_launch.runs.logs import MergedLogs, Selection, end_detector, parse_ranks
+    from bigsci_launch.runs.logs import LogFilter, MergedLogs, end_detector, parse_ranks
     from bigsci_launch.runs.status import read_topology
 
     try:
@@ -39,6 +39,6 @@ def logs(run: str | None, follow: bool, ranks: str | None, node: str | None, pat
     attempt = found.latest_attempt()
     if attempt is None:
         raise RunDirError(f"{found.path}: nothing was submitted yet")
-    merged = MergedLogs(attempt, Selection(wanted, node, compiled))
+    merged = MergedLogs(attempt, LogFilter(wanted, node, compiled))
     for line in merged.follow(end_detector(attempt)) if follow else merged.lines():
         console.answer(line)

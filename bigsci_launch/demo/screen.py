@@ -7,25 +7,25 @@ import sys
 import textwrap
 from pathlib import Path
 
-from bigsci_launch.demo.story import FAULTY_RANK, FAULTY_STEP, NUM_STEPS, Shown
+from bigsci_launch.demo.story import FAULTY_RANK, FAULTY_STEP, NUM_STEPS, DemoResult
 
 
-def last_screen(shown: Shown, folder: Path) -> str:
+def last_screen(result: DemoResult, folder: Path) -> str:
     """Return the screen as plain text, at most 100 columns wide apart from the output of other commands."""
     runs = folder / "runs"
     return "\n".join(
         [
             "",
-            f"Shown on this machine in {shown.seconds:.0f} s:",
+            f"Shown on this machine in {result.seconds:.0f} s:",
             "",
-            f"  1  Corpus: {shown.corpus_tokens}",
+            f"  1  Corpus: {result.corpus_tokens}",
             f"  2  A GPT trained {NUM_STEPS} steps on 8 ranks (tp2 x pp2 x dp2, bf16, ZeRO-1, tied embeddings):",
-            f"     loss {shown.losses[0]:.4f} -> {shown.losses[-1]:.4f}",
-            f"  3  Stopped after step {shown.stopped_at} and resumed: all {NUM_STEPS} losses are bitwise equal.",
-            f"     bsl diff-weights: {shown.diff_sentence}",
+            f"     loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}",
+            f"  3  Stopped after step {result.stopped_at} and resumed: all {NUM_STEPS} losses are bitwise equal.",
+            f"     bsl diff-weights: {result.diff_sentence}",
             f"  4  Rank {FAULTY_RANK} skipped a collective in step {FAULTY_STEP} and the job hung. bsl spy:",
             "",
-            textwrap.indent(shown.spy_report, "     | "),
+            textwrap.indent(result.spy_report, "     | "),
             "",
             "Try next:",
             "",

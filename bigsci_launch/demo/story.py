@@ -29,7 +29,7 @@ STILL_S = 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class DemoResult:
     """The results of a demonstration; every field was measured while it ran."""
 
     corpus_tokens: str
@@ -54,7 +54,7 @@ class Demo:
         self._report_progress = report_progress
         self._commands: list[str] = []
 
-    def play(self) -> Shown:
+    def play(self) -> DemoResult:
         """Play all parts and return their results.
 
         Raises:
@@ -75,7 +75,9 @@ class Demo:
         self._report_progress(4, f"training again; rank {FAULTY_RANK} skips a collective in step {FAULTY_STEP}")
         report, suspect = self._hang_and_spy()
         self._report_progress(5, "done")
-        return Shown(corpus, losses, stopped_at, diff, report, suspect, time.monotonic() - began, tuple(self._commands))
+        return DemoResult(
+            corpus, losses, stopped_at, diff, report, suspect, time.monotonic() - began, tuple(self._commands)
+        )
 
     def _bsl(self, *words: str, timeout_s: float = 180.0) -> Spoken:
         spoken = require_success(speak(words, timeout_s=timeout_s, log=self.log), self.log)

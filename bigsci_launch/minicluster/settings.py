@@ -18,7 +18,7 @@ TEMPLATES = ("slurm.conf", "gres.conf", "cgroup.conf")
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ClusterNode:
     """One node: its Slurm name, the host name that slurmd sees, and where it listens."""
 
     name: str
@@ -52,7 +52,7 @@ class Subnet:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ClusterShape:
     """What was asked for."""
 
     num_nodes: int
@@ -64,15 +64,15 @@ class Shape:
 class Cluster:
     """A cluster, whole. `interface` is None where nodes share the machine's network."""
 
-    shape: Shape
+    shape: ClusterShape
     user: str
     controller_hostname: str
     controller_address: str
     controller_port: int
-    nodes: tuple[Node, ...]
+    nodes: tuple[ClusterNode, ...]
     interface: str | None
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> ClusterNode:
         """The node of that name.
 
         Raises:
@@ -92,7 +92,7 @@ def node_names(num_nodes: int) -> tuple[str, ...]:
     return tuple(f"n{index:0{width}d}" for index in range(num_nodes))
 
 
-def isolated_cluster(shape: Shape, subnet: Subnet, user: str) -> Cluster:
+def isolated_cluster(shape: ClusterShape, subnet: Subnet, user: str) -> Cluster:
     """A cluster whose nodes are namespaces with addresses in `subnet`."""
     return Cluster(
         shape=shape,
@@ -101,14 +101,14 @@ def isolated_cluster(shape: Shape, subnet: Subnet, user: str) -> Cluster:
         controller_address=subnet.controller_address,
         controller_port=CONTROLLER_PORT,
         nodes=tuple(
-            Node(name, name, subnet.node_address(index), NODE_PORT)
+            ClusterNode(name, name, subnet.node_address(index), NODE_PORT)
             for index, name in enumerate(node_names(shape.num_nodes))
         ),
         interface=subnet.interface,
     )
 
 
-def shared_cluster(shape: Shape, first_port: int, hostname: str, user: str) -> Cluster:
+def shared_cluster(shape: ClusterShape, first_port: int, hostname: str, user: str) -> Cluster:
     """A cluster whose nodes are slurmds of this host: ports `first_port`, `first_port` + 1, ... on the loopback."""
     return Cluster(
         shape=shape,
@@ -117,7 +117,7 @@ def shared_cluster(shape: Shape, first_port: int, hostname: str, user: str) -> C
         controller_address="127.0.0.1",
         controller_port=first_port,
         nodes=tuple(
-            Node(name, hostname, "127.0.0.1", first_port + 1 + index)
+            ClusterNode(name, hostname, "127.0.0.1", first_port + 1 + index)
             for index, name in enumerate(node_names(shape.num_nodes))
         ),
         interface=None,
@@ -160,6 +160,6 @@ def cluster_document(cluster: Cluster) -> dict[str, Any]:
 def parse_cluster(document: dict[str, Any]) -> Cluster:
     """The value behind `cluster_document`."""
     values = dict(document)
-    values["shape"] = Shape(**values["shape"])
-    values["nodes"] = tuple(Node(**node) for node in values["nodes"])
+    values["shape"] = ClusterShape(**values["shape"])
+    values["nodes"] = tuple(ClusterNode(**node) for node in values["nodes"])
     return Cluster(**values)

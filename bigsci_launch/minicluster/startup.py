@@ -19,7 +19,7 @@ from bigsci_launch.minicluster.directory import ClusterDir
 from bigsci_launch.minicluster.processes import Started, require_programs, start_daemon, wait_until
 from bigsci_launch.minicluster.settings import (
     Cluster,
-    Shape,
+    ClusterShape,
     cluster_document,
     configuration_texts,
     hosts_text,
@@ -35,7 +35,7 @@ MACHINE_HOSTS = Path("/etc/hosts")
 SCRIPTS = files("bigsci_launch") / "assets" / "slurm" / "minicluster"
 
 
-def start_cluster(directory: ClusterDir, shape: Shape, report_progress: Progress) -> Cluster:
+def start_cluster(directory: ClusterDir, shape: ClusterShape, report_progress: Progress) -> Cluster:
     """Start a cluster and wait until every node is idle. Leaves nothing when that fails.
 
     `report_progress` gets the number of nodes that are ready.
@@ -57,7 +57,7 @@ def start_cluster(directory: ClusterDir, shape: Shape, report_progress: Progress
             raise
 
 
-def _require_rights(shape: Shape) -> None:
+def _require_rights(shape: ClusterShape) -> None:
     if shape.is_isolated and os.geteuid() != 0:
         raise ClusterError(
             "isolated nodes are namespaces, and only root may make those",
@@ -65,7 +65,7 @@ def _require_rights(shape: Shape) -> None:
         )
 
 
-def _start(directory: ClusterDir, shape: Shape, programs: dict[str, str], report_progress: Progress) -> Cluster:
+def _start(directory: ClusterDir, shape: ClusterShape, programs: dict[str, str], report_progress: Progress) -> Cluster:
     report_progress(0, "starting munged")
     for folder in (directory.logs, directory.state, directory.spool, directory.devices):
         folder.mkdir()
@@ -77,7 +77,7 @@ def _start(directory: ClusterDir, shape: Shape, programs: dict[str, str], report
 
 
 def _start_isolated(
-    directory: ClusterDir, shape: Shape, programs: dict[str, str], report_progress: Progress, munged: Started
+    directory: ClusterDir, shape: ClusterShape, programs: dict[str, str], report_progress: Progress, munged: Started
 ) -> Cluster:
     switch = start_daemon(directory, "switch", [programs["unshare"], "--net", "sleep", "infinity"])
     network.require_own_network(switch)
@@ -97,7 +97,7 @@ def _start_isolated(
 
 
 def _start_shared(
-    directory: ClusterDir, shape: Shape, programs: dict[str, str], report_progress: Progress, munged: Started
+    directory: ClusterDir, shape: ClusterShape, programs: dict[str, str], report_progress: Progress, munged: Started
 ) -> Cluster:
     with ports.port_mutex():
         hostname = socket.gethostname().partition(".")[0]

@@ -33,7 +33,7 @@ class LogLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class LogFilter:
     """Which lines are wanted; None means all of them."""
 
     ranks: Collection[int] | None = None
@@ -44,9 +44,9 @@ class Selection:
 class MergedLogs:
     """The logs of an attempt's ranks, as one sequence of printable lines."""
 
-    def __init__(self, attempt: AttemptDir, selection: Selection) -> None:
+    def __init__(self, attempt: AttemptDir, log_filter: LogFilter) -> None:
         self._attempt = attempt
-        self._selection = selection
+        self._filter = log_filter
         self._readers: dict[int, LogReader] = {}
         self._labels: dict[int, str] = {BATCH: "batch"}
         _allow_many_files()
@@ -55,7 +55,7 @@ class MergedLogs:
         """Every whole line that has not been given yet, merged by time."""
         self._find_ranks()
         for line in heapq.merge(*(reader.new_lines() for reader in self._readers.values())):
-            if self._selection.pattern is None or self._selection.pattern.search(line.text):
+            if self._filter.pattern is None or self._filter.pattern.search(line.text):
                 yield self._format(line)
 
     def follow(self, has_ended: Callable[[], bool]) -> Iterator[str]:
@@ -76,13 +76,13 @@ class MergedLogs:
                 self._readers[rank] = LogReader(path, rank)
         if paths:
             self._readers.pop(BATCH, None)
-        elif self._selection.ranks is None and self._selection.node is None:
+        elif self._filter.ranks is None and self._filter.node is None:
             self._readers.setdefault(BATCH, LogReader(self._attempt.job_output, BATCH))
 
     def _is_wanted(self, rank: int) -> bool:
-        if self._selection.ranks is not None and rank not in self._selection.ranks:
+        if self._filter.ranks is not None and rank not in self._filter.ranks:
             return False
-        return self._selection.node is None or describe_rank(self._attempt, rank)[0] == self._selection.node
+        return self._filter.node is None or describe_rank(self._attempt, rank)[0] == self._filter.node
 
     def _label(self, rank: int) -> str:
         """The label of a rank. Not kept before its pid record is there: a log may begin some moments earlier."""

@@ -105,7 +105,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-class Ranks:
+class RankRunners:
     """The runners of one attempt, from start to end."""
 
     def __init__(self, command: Sequence[str], world_size: int) -> None:
@@ -200,24 +200,24 @@ def split_command(command: Sequence[str]) -> tuple[list[str], list[str]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     started = time.time()
-    ranks = Ranks(options.command, options.world_size)
+    runners = RankRunners(options.command, options.world_size)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, ranks.on_termination)
-    signal.signal(signal.SIGUSR2, ranks.on_stop_request)
+        signal.signal(number, runners.on_termination)
+    signal.signal(signal.SIGUSR2, runners.on_stop_request)
     with reserved_port() as port:
         say(f"start attempt={options.attempt_dir.name} ranks={options.world_size} rendezvous=127.0.0.1:{port}")
-        code = ranks.run({**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
-    code = write_exit(options, ranks, started, code)
+        code = runners.run({**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    code = write_exit(options, runners, started, code)
     say(f"end attempt={options.attempt_dir.name} exit_code={code}")
     return code
 
 
-def write_exit(options: argparse.Namespace, ranks: Ranks, started: float, code: int) -> int:
+def write_exit(options: argparse.Namespace, runners: RankRunners, started: float, code: int) -> int:
     """Have `exit.json` written by the same helper as on Slurm; the exit code that it finds, which is the training's."""
     argv = [sys.executable, "-I", "-S", str(options.exit_reason), "--attempt-dir", str(options.attempt_dir)]
     argv += ["--world-size", str(options.world_size), "--started", str(started), "--exit-code", str(code)]
-    argv += ["--terminated", str(ranks.terminated)] if ranks.terminated else []
-    argv += ["--stop-requested"] if ranks.stop_requested else []
+    argv += ["--terminated", str(runners.terminated)] if runners.terminated else []
+    argv += ["--stop-requested"] if runners.stop_requested else []
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         say("exit.json could not be written")

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bigsci_launch.plan.calibrate.rows import Row, setup_of
+from bigsci_launch.plan.calibrate.rows import MeasuredRow, setup_of
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.price import price_setup
 from bigsci_launch.plan.shape.tflops import tflops_of
@@ -19,12 +19,12 @@ PREDICTED = ("pred_sec_per_it", "pred_mem_gb", "pred_oom", "pred_tflops")
 class PredictedRow:
     """A row with its predictions, or without them and why."""
 
-    row: Row
+    row: MeasuredRow
     cells: dict[str, str]
     reason: str
 
 
-def predict_row(row: Row, calibration: Calibration) -> PredictedRow:
+def predict_row(row: MeasuredRow, calibration: Calibration) -> PredictedRow:
     """The predictions of one row; `pred_tflops` is in the convention of the row's date. Where the row does not
     say whether launches blocked, they did as in the runs that were measured."""
     setup = setup_of(replace(row, assumed={"launch_blocking": str(int(calibration.blocking_launches))}))

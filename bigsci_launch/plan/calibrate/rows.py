@@ -30,7 +30,7 @@ BALANCE_DAY = date(2023, 12, 15)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MeasuredRow:
     """One line of the table: its cells as they were, its place for messages, and what an empty cell is taken for."""
 
     cells: dict[str, str]
@@ -82,7 +82,7 @@ class Row:
         return memory if memory and memory > 0 else None
 
 
-def read_rows(path: Path) -> tuple[list[str], list[Row]]:
+def read_rows(path: Path) -> tuple[list[str], list[MeasuredRow]]:
     """The columns and rows of the CSV file at `path`.
 
     Raises:
@@ -100,7 +100,7 @@ def read_rows(path: Path) -> tuple[list[str], list[Row]]:
         hint = "docs/how-to/plan.md lists the columns of measured rows"
         raise DataError(f"{path}: no column {', '.join(missing)}", hint=hint)
     assumed = _assumed([cells for cells, _ in lines])
-    return columns, [Row(cells, where, assumed) for cells, where in lines]
+    return columns, [MeasuredRow(cells, where, assumed) for cells, where in lines]
 
 
 def _assumed(lines: Sequence[dict[str, str]]) -> dict[str, str]:
@@ -113,7 +113,7 @@ def _cells(line: dict[str, str | list[str]]) -> dict[str, str]:
     return {key: value for key, value in line.items() if isinstance(key, str) and isinstance(value, str)}
 
 
-def setup_of(row: Row) -> Setup | str:
+def setup_of(row: MeasuredRow) -> Setup | str:
     """The setup that a row describes, or why it describes none that can be priced."""
     sizes: dict[str, int] = {}
     for column in REQUIRED:
@@ -128,7 +128,7 @@ def setup_of(row: Row) -> Setup | str:
     return problem or _build(row, sizes, ranks_per_node)
 
 
-def _ranks_per_node(row: Row, sizes: dict[str, int]) -> int:
+def _ranks_per_node(row: MeasuredRow, sizes: dict[str, int]) -> int:
     """GPUs per node as the row says, else 8, else what there is."""
     gpus, nodes = row.number("gpus"), row.number("nodes")
     if gpus and nodes and gpus % nodes == 0:
@@ -136,7 +136,7 @@ def _ranks_per_node(row: Row, sizes: dict[str, int]) -> int:
     return min(8, sizes["dp"] * sizes["tp"] * sizes["pp"])
 
 
-def _problem(row: Row, sizes: dict[str, int], ranks_per_node: int) -> str | None:
+def _problem(row: MeasuredRow, sizes: dict[str, int], ranks_per_node: int) -> str | None:
     """Why sizes do not make a run, or nothing."""
     world, gpus = sizes["dp"] * sizes["tp"] * sizes["pp"], row.number("gpus")
     micro = sizes["mbs"] * sizes["dp"]
@@ -153,7 +153,7 @@ def _problem(row: Row, sizes: dict[str, int], ranks_per_node: int) -> str | None
     return None
 
 
-def _build(row: Row, sizes: dict[str, int], ranks_per_node: int) -> Setup | str:
+def _build(row: MeasuredRow, sizes: dict[str, int], ranks_per_node: int) -> Setup | str:
     day, precision = row.day, row.text("precision") or "fp16"
     if precision not in ("fp16", "bf16", "fp32"):
         return f"precision {precision!r} is none of fp16, bf16, fp32"
@@ -186,7 +186,7 @@ def _precision(text: str) -> Precision:
     return "fp16" if text == "fp16" else "bf16" if text == "bf16" else "fp32"
 
 
-def _has_bf16_optimizer(row: Row) -> bool:
+def _has_bf16_optimizer(row: MeasuredRow) -> bool:
     if "BF16 optimizer" in row.text("notes"):
         return True
     return row.day is None or row.day >= BF16_OPTIMIZER_DAY
@@ -204,7 +204,7 @@ class Measurement:
     out_of_memory: bool
 
 
-def measurements_of(rows: Sequence[Row]) -> tuple[list[Measurement], list[str]]:
+def measurements_of(rows: Sequence[MeasuredRow]) -> tuple[list[Measurement], list[str]]:
     """What can be learned from, and why the other rows cannot: `NAME: reason`."""
     found, left = [], []
     for row in rows:

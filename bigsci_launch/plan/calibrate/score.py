@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
-from bigsci_launch.plan.calibrate.rows import Row, setup_of
+from bigsci_launch.plan.calibrate.rows import MeasuredRow, setup_of
 from bigsci_launch.plan.price.calibration import quantile
 from bigsci_launch.plan.shape.tflops import CONVENTION_DAY, tflops_of
 
 TIE = 0.01
 """Times closer than this are in no order: repeated measurements differ by as much."""
 
-Pair = tuple[float, float]
+MeasuredAndPredicted = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class Score:
     num_unpriced: int
 
 
-def score_rows(rows: Sequence[Row]) -> Score:
+def score_rows(rows: Sequence[MeasuredRow]) -> Score:
     """The score of rows that hold both measurements and predictions."""
-    sections: dict[str, list[Pair]] = defaultdict(list)
+    sections: dict[str, list[MeasuredAndPredicted]] = defaultdict(list)
     for row in rows:
         predicted = row.number("pred_sec_per_it")
         if row.is_scored("time") and row.seconds and predicted:
@@ -87,7 +87,7 @@ def score_rows(rows: Sequence[Row]) -> Score:
     )
 
 
-def error_figures(pairs: Iterable[Pair]) -> ErrorFigures:
+def error_figures(pairs: Iterable[MeasuredAndPredicted]) -> ErrorFigures:
     """Figures of `(measured, predicted)` pairs."""
     errors = [100 * abs(predicted / measured - 1) for measured, predicted in pairs]
     if not errors:
@@ -95,7 +95,7 @@ def error_figures(pairs: Iterable[Pair]) -> ErrorFigures:
     return ErrorFigures(len(errors), sum(errors) / len(errors), quantile(errors, 0.5), quantile(errors, 0.9))
 
 
-def rank_figures(sections: Iterable[Sequence[Pair]]) -> Ranking:
+def rank_figures(sections: Iterable[Sequence[MeasuredAndPredicted]]) -> Ranking:
     """Figures of sections of `(measured, predicted)` pairs."""
     compared = [pairs for pairs in sections if len(pairs) > 1]
     votes = [_votes(pairs) for pairs in compared]
@@ -111,7 +111,7 @@ def rank_figures(sections: Iterable[Sequence[Pair]]) -> Ranking:
     )
 
 
-def _votes(pairs: Sequence[Pair]) -> list[int]:
+def _votes(pairs: Sequence[MeasuredAndPredicted]) -> list[int]:
     """+1 for each pair of rows in the right order, -1 in the wrong one, 0 where they are predicted equal."""
     votes = []
     for (measured, predicted), (other, other_predicted) in combinations(pairs, 2):
@@ -121,7 +121,7 @@ def _votes(pairs: Sequence[Pair]) -> list[int]:
     return votes
 
 
-def _regret(pairs: Sequence[Pair]) -> float:
+def _regret(pairs: Sequence[MeasuredAndPredicted]) -> float:
     """By which part the row that is predicted best took longer than the best."""
     chosen = min(pairs, key=lambda pair: pair[1])[0]
     return chosen / min(measured for measured, _ in pairs) - 1
@@ -131,7 +131,7 @@ def _mean(numbers: Sequence[float]) -> float | None:
     return sum(numbers) / len(numbers) if numbers else None
 
 
-def _oom_figures(rows: Sequence[Row]) -> OomFigures:
+def _oom_figures(rows: Sequence[MeasuredRow]) -> OomFigures:
     judged = [row for row in rows if row.is_scored("oom") and row.text("pred_oom")]
     oom = [row for row in judged if row.flag("oom")]
     fitting = [row for row in judged if not row.flag("oom")]
@@ -143,7 +143,7 @@ def _oom_figures(rows: Sequence[Row]) -> OomFigures:
     )
 
 
-def _tflops_pairs(rows: Sequence[Row], *, is_newer: bool) -> list[Pair]:
+def _tflops_pairs(rows: Sequence[MeasuredRow], *, is_newer: bool) -> list[MeasuredAndPredicted]:
     """Printed and recomputed TFLOP/s of the rows in one convention, by their date."""
     pairs = []
     for row in rows:

@@ -11,7 +11,7 @@ from statistics import median
 from bigsci_launch.config.load import load_resolved
 from bigsci_launch.config.site import load_site
 from bigsci_launch.errors import BslError, ConfigError, DataError
-from bigsci_launch.plan.calibrate.rows import Measurement, Row, measurements_of, read_rows
+from bigsci_launch.plan.calibrate.rows import MeasuredRow, Measurement, measurements_of, read_rows
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.constants import A100, GpuModel
@@ -164,10 +164,10 @@ def _log_steps(text: str) -> list[tuple[int, float]]:
     return steps
 
 
-def _log_row(path: Path, arguments: dict[str, str], global_batch_size: int, seconds: float) -> Row:
+def _log_row(path: Path, arguments: dict[str, str], global_batch_size: int, seconds: float) -> MeasuredRow:
     """The log as one measured row."""
     cells = {column: arguments.get(name, "") for column, name in _COLUMN_ARGUMENTS.items()}
-    return Row(
+    return MeasuredRow(
         {
             **cells,
             "partition_method": cells["partition_method"].strip("'\"").replace("None", ""),

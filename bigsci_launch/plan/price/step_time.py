@@ -27,8 +27,8 @@ TERMS = (
 )
 """What time is spent on; work and rates are kept in this order."""
 
-Work = tuple[float, float, float, float, float, float]
-NO_WORK: Work = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+WorkByTerm = tuple[float, float, float, float, float, float]
+NO_WORK: WorkByTerm = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 STEP_CONSTANT_S = 0.3
 """Seconds of a step outside the pipeline: optimizer arithmetic, clipping, the log line."""
@@ -52,10 +52,10 @@ _SCORE_BYTES, _STREAM_BYTES, _INNER_BYTES, _LOGIT_BYTES = (13, 10), (25, 20), (6
 class StepWork:
     """The work of a setup: of a layer and micro batch, of the head, of a hop between stages, and once per step."""
 
-    layer: Work
-    head: Work
-    hop: Work
-    step: Work
+    layer: WorkByTerm
+    head: WorkByTerm
+    hop: WorkByTerm
+    step: WorkByTerm
     layers_per_stage: tuple[int, ...]
     num_micro_batches: int
     ordinal: int | None
@@ -92,7 +92,7 @@ def count_work(setup: Setup, gpu: GpuModel) -> StepWork:
     )
 
 
-def _layer_work(setup: Setup, gpu: GpuModel) -> Work:
+def _layer_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
     """One transformer layer and micro batch, forward (twice when activations are computed again) and backward."""
     shape, tp, tokens = setup.shape, setup.topology.tp, setup.tokens_per_micro_batch
     h, ffn = shape.hidden_size, shape.ffn_hidden_size
@@ -130,14 +130,14 @@ def _peak(setup: Setup, gpu: GpuModel) -> float:
     return gpu.peak_tflops * 1e12 / (2 if setup.precision == "fp32" else 1)
 
 
-def _head_work(setup: Setup, gpu: GpuModel) -> Work:
+def _head_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
     """The product with the vocabulary, and the logits; never computed again."""
     tokens, columns = setup.tokens_per_micro_batch, setup.shape.padded_vocab(setup.topology.tp) // setup.topology.tp
     products = _trained_product(tokens, columns, setup.shape.hidden_size, 1, gpu)
     return (products / _peak(setup, gpu), 0.0, _LOGIT_BYTES * tokens * columns / 1e12, 0.0, 0.0, 0.0)
 
 
-def _hop_work(setup: Setup) -> Work:
+def _hop_work(setup: Setup) -> WorkByTerm:
     """Activations to the next stage and gradients back: every rank of a node sends the whole of them."""
     if setup.topology.pp == 1:
         return NO_WORK
@@ -145,7 +145,7 @@ def _hop_work(setup: Setup) -> Work:
     return (0.0, 0.0, 0.0, 0.0, sent / HOP_SPEEDUP / 1e9, 0.0)
 
 
-def _gradient_work(setup: Setup) -> Work:
+def _gradient_work(setup: Setup) -> WorkByTerm:
     """Gradients reduced and weights gathered over dp, 6 bytes for each parameter of the heaviest stage.
 
     Rings of different tensor ranks share the links of a node; replicas inside a node need none.

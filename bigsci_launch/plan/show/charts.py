@@ -1,4 +1,4 @@
-"""Small SVG charts as text: no script, no font, no file beside them. Every mark says in words what it is."""
+"""Small SVG charts as text: no script, no font, no file beside them. Every marker says in words what it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal
 WIDTH, HEIGHT = 860, 380
 LEFT, RIGHT, TOP, BOTTOM = 64, 20, 16, 46
 
-Shape = Literal["dot", "cross", "ring"]
+MarkerShape = Literal["dot", "cross", "ring"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A point: `kind` is a CSS class, `title` what a reader sees when pointing at it."""
+class Marker:
+    """A point: `css_class` styles it, `title` what a reader sees when pointing at it."""
 
     x: float
     y: float
-    kind: str
-    shape: Shape
+    css_class: str
+    shape: MarkerShape
     title: str
 
 
@@ -72,18 +72,18 @@ def _scale(values: Sequence[float], start: float, end: float, *, from_zero: bool
     return Scale(low if from_zero else low - room, high + room, start, end)
 
 
-def scatter(marks: Sequence[Mark], x_label: str, y_label: str, *, limit: tuple[float, str] | None = None) -> str:
+def scatter(markers: Sequence[Marker], x_label: str, y_label: str, *, limit: tuple[float, str] | None = None) -> str:
     """Points over two axes; `limit` draws a vertical line with its name."""
-    xs = [mark.x for mark in marks] + ([limit[0]] if limit else [])
-    x, y = axis_scales(xs, [mark.y for mark in marks])
+    xs = [marker.x for marker in markers] + ([limit[0]] if limit else [])
+    x, y = axis_scales(xs, [marker.y for marker in markers])
     body = _axes(x, y, x_label, y_label)
     if limit:
         body += _vertical(x(limit[0]), limit[1])
-    body += "".join(_mark(x(mark.x), y(mark.y), mark) for mark in marks)
+    body += "".join(_marker(x(marker.x), y(marker.y), marker) for marker in markers)
     return _svg(body, f"{y_label} against {x_label}")
 
 
-def bars(rows: Sequence[Bar], y_label: str, kind: str, *, limit: tuple[float, str] | None = None) -> str:
+def bars(rows: Sequence[Bar], y_label: str, css_class: str, *, limit: tuple[float, str] | None = None) -> str:
     """One bar for each row, side by side, from zero."""
     height, width = 220, WIDTH // 2 - 10
     tallest = [row.value for row in rows] + ([limit[0]] if limit else [])
@@ -94,7 +94,7 @@ def bars(rows: Sequence[Bar], y_label: str, kind: str, *, limit: tuple[float, st
     for index, row in enumerate(rows):
         left, top = LEFT + index * slot + slot * 0.1, y(row.value)
         body += (
-            f'<rect class="{kind}" x="{left:.1f}" y="{top:.1f}" width="{slot * 0.8:.1f}" '
+            f'<rect class="{css_class}" x="{left:.1f}" y="{top:.1f}" width="{slot * 0.8:.1f}" '
             f'height="{height - BOTTOM - top:.1f}"><title>{escape(row.title)}</title></rect>'
         )
         if index % every == 0:
@@ -106,7 +106,12 @@ def bars(rows: Sequence[Bar], y_label: str, kind: str, *, limit: tuple[float, st
 
 
 def stairs(
-    points: Sequence[tuple[float, float]], x_label: str, y_label: str, kind: str, *, limit: tuple[float, str] | None
+    points: Sequence[tuple[float, float]],
+    x_label: str,
+    y_label: str,
+    css_class: str,
+    *,
+    limit: tuple[float, str] | None,
 ) -> str:
     """A line that holds each value until the next point; `limit` draws a horizontal line with its name."""
     height = 260
@@ -115,20 +120,20 @@ def stairs(
     path = f"M{x(points[0][0]):.1f},{y(points[0][1]):.1f}"
     for (_, held), (at, value) in pairwise(points):
         path += f"L{x(at):.1f},{y(held):.1f}L{x(at):.1f},{y(value):.1f}"
-    body = _axes(x, y, x_label, y_label, height=height) + f'<path class="{kind}" d="{path}"/>'
+    body = _axes(x, y, x_label, y_label, height=height) + f'<path class="{css_class}" d="{path}"/>'
     if limit:
         body += f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(limit[0]):.1f}" y2="{y(limit[0]):.1f}"/>'
         body += _text(WIDTH - RIGHT, y(limit[0]) - 4, limit[1], "end")
     return _svg(body, f"{y_label} against {x_label}", WIDTH, height)
 
 
-def _mark(x: float, y: float, mark: Mark) -> str:
-    title = f"<title>{escape(mark.title)}</title>"
-    if mark.shape == "cross":
+def _marker(x: float, y: float, marker: Marker) -> str:
+    title = f"<title>{escape(marker.title)}</title>"
+    if marker.shape == "cross":
         path = f"M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8"
-        return f'<path class="{mark.kind}" d="{path}">{title}</path>'
-    radius = 8 if mark.shape == "ring" else 4.5
-    return f'<circle class="{mark.kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{title}</circle>'
+        return f'<path class="{marker.css_class}" d="{path}">{title}</path>'
+    radius = 8 if marker.shape == "ring" else 4.5
+    return f'<circle class="{marker.css_class}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">{title}</circle>'
 
 
 def _axes(x: Scale, y: Scale, x_label: str, y_label: str, *, height: int = HEIGHT) -> str:

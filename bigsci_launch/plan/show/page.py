@@ -16,7 +16,7 @@ from bigsci_launch.plan.shape.legality import Limits
 from bigsci_launch.plan.shape.ramp import filling_batch_size
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.plan.shape.tflops import tflops_of
-from bigsci_launch.plan.show.charts import Bar, Mark, bars, scatter, stairs
+from bigsci_launch.plan.show.charts import Bar, Marker, bars, scatter, stairs
 from bigsci_launch.plan.show.report import (
     EXPLAIN_COLUMNS,
     REFUSED_COLUMNS,
@@ -104,44 +104,44 @@ _KEY = (
 def _time_against_memory(answer: Answer, result: SearchResult, calibration: Calibration) -> str:
     every = [*result.plans, *result.out_of_memory]
     fastest = min(plan.price.seconds for plan in result.plans or every)
-    marks = [
-        *_refused_marks(result, calibration),
-        *(_plan_mark(plan, "oom", "cross") for plan in result.out_of_memory),
-        *(_plan_mark(plan, "fits", "dot") for plan in result.plans),
+    markers = [
+        *_refused_markers(result, calibration),
+        *(_plan_marker(plan, "oom", "cross") for plan in result.out_of_memory),
+        *(_plan_marker(plan, "fits", "dot") for plan in result.plans),
     ]
     if result.plans:
-        marks.append(replace(_plan_mark(result.plans[0], "best", "dot"), shape="ring"))
+        markers.append(replace(_plan_marker(result.plans[0], "best", "dot"), shape="ring"))
     if answer.configured:
-        marks.append(replace(_plan_mark(answer.configured, "mine", "dot"), shape="ring"))
+        markers.append(replace(_plan_marker(answer.configured, "mine", "dot"), shape="ring"))
     memory = calibration.gpu.memory_gib
-    near = [mark for mark in marks if mark.y <= SLOWEST_SHOWN * fastest and mark.x <= WIDEST_SHOWN * memory]
+    near = [marker for marker in markers if marker.y <= SLOWEST_SHOWN * fastest and marker.x <= WIDEST_SHOWN * memory]
     limit = (memory, f"{memory:g} GiB")
     return scatter(near, "memory of the fullest rank, GiB", "seconds of a step", limit=limit)
 
 
-def _plan_mark(plan: Plan, kind: str, shape: str) -> Mark:
-    return _mark(plan.setup, plan.price.need_gib, plan.price.seconds, kind, shape, f"{plan.days:.1f} days")
+def _plan_marker(plan: Plan, css_class: str, shape: str) -> Marker:
+    return _marker(plan.setup, plan.price.need_gib, plan.price.seconds, css_class, shape, f"{plan.days:.1f} days")
 
 
-def _mark(setup: Setup, memory: float, seconds: float, kind: str, shape: str, remark: str) -> Mark:
+def _marker(setup: Setup, memory: float, seconds: float, css_class: str, shape: str, remark: str) -> Marker:
     title = (
         f"{setup.topology}, micro batch {setup.micro_batch_size}, {setup.partition_method}: "
         f"{seconds:.1f} s, {memory:.0f} GiB; {remark}"
     )
-    return Mark(memory, seconds, kind, "cross" if shape == "cross" else "dot", title)
+    return Marker(memory, seconds, css_class, "cross" if shape == "cross" else "dot", title)
 
 
-def _refused_marks(result: SearchResult, calibration: Calibration) -> list[Mark]:
+def _refused_markers(result: SearchResult, calibration: Calibration) -> list[Marker]:
     """Some of the refused setups that have a price, evenly taken."""
     priced = [setup for rule, setup in result.refused_setups if rule in _PRICED_RULES and setup.num_micro_batches]
     step = max(1, len(priced) // SHOWN_REFUSED)
-    marks = []
+    markers = []
     for setup in priced[::step]:
         if 0 in setup.layers_per_stage:
             continue
         price = price_setup(setup, calibration)
-        marks.append(_mark(setup, price.need_gib, price.seconds, "refused", "cross", "refused"))
-    return marks
+        markers.append(_marker(setup, price.need_gib, price.seconds, "refused", "cross", "refused"))
+    return markers
 
 
 def _balance(plan: Plan, calibration: Calibration) -> list[str]:
@@ -197,10 +197,12 @@ def _ramp(plan: Plan, limits: Limits) -> list[str]:
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     classes = [' class="number"' if column.startswith(">") else "" for column in columns]
     head = "".join(
-        f"<th{kind}>{escape(column.lstrip('>'))}</th>" for column, kind in zip(columns, classes, strict=True)
+        f"<th{attribute}>{escape(column.lstrip('>'))}</th>" for column, attribute in zip(columns, classes, strict=True)
     )
     body = "".join(
-        "<tr>" + "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, classes, strict=True)) + "</tr>"
+        "<tr>"
+        + "".join(f"<td{attribute}>{escape(cell)}</td>" for cell, attribute in zip(row, classes, strict=True))
+        + "</tr>"
         for row in rows
     )
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -21,7 +21,7 @@ from bigsci_launch.minicluster.network import (
     subnet,
     switch_batch,
 )
-from bigsci_launch.minicluster.settings import Shape, isolated_cluster
+from bigsci_launch.minicluster.settings import ClusterShape, isolated_cluster
 
 ROUTES = [
     {"dst": "default", "gateway": "192.0.2.1", "dev": "eth0"},
@@ -60,7 +60,7 @@ def test_hardware_addresses_are_local_and_differ():
 
 
 def test_every_node_is_plugged_into_the_switch():
-    cluster = isolated_cluster(Shape(2, 0, True), subnet(3), "root")
+    cluster = isolated_cluster(ClusterShape(2, 0, True), subnet(3), "root")
     text = switch_batch(cluster, [111, 222])
     assert "link add n1 type veth peer name eth0 netns 222\nlink set n1 master br0\nlink set n1 up\n" in text
     assert "address add 10.213.3.1/24 dev br0\n" in text

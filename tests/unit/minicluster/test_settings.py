@@ -14,7 +14,7 @@ from bigsci_launch.minicluster.directory import ClusterDir
 from bigsci_launch.minicluster.network import subnet
 from bigsci_launch.minicluster.settings import (
     Cluster,
-    Shape,
+    ClusterShape,
     cluster_document,
     configuration_texts,
     hosts_text,
@@ -29,11 +29,11 @@ DIRECTORY = ClusterDir(Path("/tmp/example"))
 
 
 def isolated(num_nodes: int = 2, gpus: int = 2) -> Cluster:
-    return isolated_cluster(Shape(num_nodes, gpus, True), subnet(7), "root")
+    return isolated_cluster(ClusterShape(num_nodes, gpus, True), subnet(7), "root")
 
 
 def shared(num_nodes: int = 2, gpus: int = 0) -> Cluster:
-    return shared_cluster(Shape(num_nodes, gpus, False), 17000, "login", "ada")
+    return shared_cluster(ClusterShape(num_nodes, gpus, False), 17000, "login", "ada")
 
 
 def test_node_names_are_of_one_width():

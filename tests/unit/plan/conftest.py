@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.plan.calibrate.calibrate import calibrate
-from bigsci_launch.plan.calibrate.rows import Measurement, Row, measurements_of, read_rows
+from bigsci_launch.plan.calibrate.rows import MeasuredRow, Measurement, measurements_of, read_rows
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.constants import A100
 from bigsci_launch.plan.shape.parameters import ModelShape
@@ -23,12 +23,12 @@ def root() -> Path:
 
 
 @pytest.fixture(scope="session")
-def chronicle_rows() -> list[Row]:
+def chronicle_rows() -> list[MeasuredRow]:
     return read_rows(ROOT / "benchmarks/rows/chronicle.csv")[1]
 
 
 @pytest.fixture(scope="session")
-def chronicle(chronicle_rows: list[Row]) -> list[Measurement]:
+def chronicle(chronicle_rows: list[MeasuredRow]) -> list[Measurement]:
     return measurements_of(chronicle_rows)[0]
 
 

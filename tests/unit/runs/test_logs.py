@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs import logs
-from bigsci_launch.runs.logs import MergedLogs, Selection, parse_ranks
+from bigsci_launch.runs.logs import LogFilter, MergedLogs, parse_ranks
 from bigsci_launch.topology import compress_ranks
 
 
@@ -67,7 +67,7 @@ def test_a_log_that_is_there_before_its_pid_record_gets_its_label_later(trial: A
     identity = trial.attempt.pid_file(5)
     kept = identity.read_text()
     identity.unlink()
-    merged = MergedLogs(trial.attempt, Selection())
+    merged = MergedLogs(trial.attempt, LogFilter())
     trial.log(5, stamped(1, "early"))
     assert list(merged.lines()) == ["11-21 01:02:01.123 [rank 5] early"]
     identity.write_text(kept)
@@ -96,7 +96,7 @@ def test_of_a_progress_bar_the_last_state_is_shown(trial: Any) -> None:
 
 def test_a_line_that_is_being_written_waits(trial: Any) -> None:
     trial.log(0, stamped(1, "a"), "2026-11-21T01:02:02.123456Z half")
-    merged = MergedLogs(trial.attempt, Selection())
+    merged = MergedLogs(trial.attempt, LogFilter())
     assert [line.partition("] ")[2] for line in merged.lines()] == ["a"]
     trial.log(0, " and half\n")
     assert [line.partition("] ")[2] for line in merged.lines()] == ["half and half"]
@@ -113,7 +113,7 @@ def test_following_takes_in_ranks_as_they_appear(trial: Any, monkeypatch: pytest
             step()
         return step is None
 
-    lines = list(MergedLogs(trial.attempt, Selection()).follow(has_ended))
+    lines = list(MergedLogs(trial.attempt, LogFilter()).follow(has_ended))
     assert [line.partition("] ")[2] for line in lines] == ["a", "b"]
 
 
@@ -140,5 +140,5 @@ def test_ranks_read_back(ranks: set[int]) -> None:
 
 
 def test_a_pattern_sees_the_text_alone(logged: Any) -> None:
-    merged = MergedLogs(logged.attempt, Selection(pattern=re.compile("rank")))
+    merged = MergedLogs(logged.attempt, LogFilter(pattern=re.compile("rank")))
     assert list(merged.lines()) == []

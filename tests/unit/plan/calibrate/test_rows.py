@@ -8,7 +8,7 @@ import pytest
 
 from bigsci_launch.errors import DataError
 from bigsci_launch.plan.calibrate.predict import PREDICTED, predict_row, predicted_csv
-from bigsci_launch.plan.calibrate.rows import Row, measurements_of, read_rows, setup_of
+from bigsci_launch.plan.calibrate.rows import MeasuredRow, measurements_of, read_rows, setup_of
 from bigsci_launch.plan.calibrate.score import error_figures, rank_figures, score_rows
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.shape.partition import PartitionRule
@@ -31,8 +31,8 @@ GOOD = {
 }
 
 
-def row(**cells: str) -> Row:
-    return Row({**GOOD, **cells}, "rows.csv:2")
+def row(**cells: str) -> MeasuredRow:
+    return MeasuredRow({**GOOD, **cells}, "rows.csv:2")
 
 
 @pytest.mark.parametrize(

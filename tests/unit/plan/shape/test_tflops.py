@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bigsci_launch.plan.calibrate.rows import Row, setup_of
+from bigsci_launch.plan.calibrate.rows import MeasuredRow, setup_of
 from bigsci_launch.plan.shape.tflops import CONVENTION_DAY, tflops_of
 
 
-def test_every_printed_figure_is_reproduced(chronicle_rows: list[Row]) -> None:
+def test_every_printed_figure_is_reproduced(chronicle_rows: list[MeasuredRow]) -> None:
     """Both conventions, every row that counts, within 0.1 %."""
     numbers = {False: 0, True: 0}
     for row in chronicle_rows:
@@ -21,7 +21,7 @@ def test_every_printed_figure_is_reproduced(chronicle_rows: list[Row]) -> None:
     assert numbers[True] > 30
 
 
-def test_the_other_convention_would_not_fit(chronicle_rows: list[Row]) -> None:
+def test_the_other_convention_would_not_fit(chronicle_rows: list[MeasuredRow]) -> None:
     row = next(row for row in chronicle_rows if row.name == "r614")
     setup = setup_of(row)
     assert not isinstance(setup, str)
@@ -29,7 +29,7 @@ def test_the_other_convention_would_not_fit(chronicle_rows: list[Row]) -> None:
     assert 1.035 < figures.full / figures.weights < 1.045
 
 
-def test_without_recomputation_there_are_three_passes(chronicle_rows: list[Row]) -> None:
+def test_without_recomputation_there_are_three_passes(chronicle_rows: list[MeasuredRow]) -> None:
     from dataclasses import replace
 
     setup = setup_of(next(row for row in chronicle_rows if row.name == "r614"))
