@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from bigsci_launch.config.schema import OptimizerSection
-from bigsci_launch.topology import Axis, Coordinate
+from bigsci_launch.topology import Coordinate
 from bigsci_launch.train.guards.copies import TIED, Column, Violation
 from bigsci_launch.train.optimizer import group_by_shape, loss_scale
 from bigsci_launch.train.state.rng import capture_generators
@@ -70,8 +70,8 @@ def columns(module: nn.Module) -> list[Column]:
     return [Column(name, _axes(name, parameter)) for name, parameter in module.named_parameters()]
 
 
-def _axes(name: str, parameter: nn.Parameter) -> tuple[Axis, ...]:
-    axes: list[Axis] = ["dp"]
+def _axes(name: str, parameter: nn.Parameter) -> tuple[str, ...]:
+    axes: list[str] = ["dp"]
     if not getattr(parameter, "model_parallel", False):
         axes.append("tp")
     if name.startswith(TIED):
