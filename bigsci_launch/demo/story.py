@@ -65,7 +65,7 @@ class Demo:
         corpus = self._make_corpus()
         self._report_progress(1, f"training {NUM_STEPS} steps on 8 ranks without interruption")
         undisturbed = self._train("undisturbed")
-        self._report_progress(2, f"training the same run, stopped after step {STOP_AFTER}")
+        self._report_progress(2, f"training the same run, which is asked to stop after step {STOP_AFTER}")
         stopped = self._train_and_stop("stopped")
         stopped_at = max(losses_by_step(stopped))
         self._report_progress(3, "resuming the stopped run")
