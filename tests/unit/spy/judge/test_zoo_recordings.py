@@ -1,7 +1,7 @@
 """The verdict on a recording of every reproduction of the laboratory: right, and never harmful with less evidence.
 
-The recordings are of real runs on 4 and on 8 ranks, the culprit first, in the middle or last in turn. The whole of the
-laboratory, really run, at every place: `python benchmarks/hang_confusion.py`.
+The recordings are of real runs on 4 ranks, the culprit first, in the middle or last in turn, and on 8 ranks where that
+is judged differently. `python benchmarks/hang_confusion.py` runs all of it, on 4 and 8 ranks, at every place.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ ZOO = Path(__file__).parents[1] / "recordings" / "zoo"
 NAME = re.compile(r"(.+)-(\d+)-ranks-culprit-(\d+)")
 RECORDINGS = sorted(path.stem for path in ZOO.glob("*.json"))
 MAX_BYTES = 40_000
+ALSO_ON_EIGHT = ("H07", "H07-single", "H11", "H19", "H22", "H30", "H80", "H81", "H82", "H103", "H104")
+"""Reproductions whose verdict on 8 ranks differs from that on 4, or once did, when some of the evidence is missing; and
+H07, which other tests judge with more axes."""
 NOT_HERE = {"H75": "a process with every right may read any other"}
 
 Document = dict[str, Any]
@@ -150,10 +153,10 @@ def test_whatever_is_missing_there_is_an_answer(seed: int) -> None:
         assert len(to_lines(evidence, conclusion)) <= 40
 
 
-def test_every_reproduction_is_recorded_on_four_and_on_eight_ranks() -> None:
+def test_every_reproduction_is_recorded() -> None:
     recorded = {(reproduction.name, num_ranks) for reproduction, num_ranks, _ in map(parts_of, RECORDINGS)}
-    wanted = {(one.name, num_ranks) for one in REPRODUCTIONS for num_ranks in (4, 8) if one.name not in NOT_HERE}
-    assert wanted <= recorded
+    on_four = {(one.name, 4) for one in REPRODUCTIONS if one.name not in NOT_HERE}
+    assert recorded == on_four | {(name, 8) for name in ALSO_ON_EIGHT}
 
 
 def test_the_culprits_place_varies() -> None:
