@@ -6,44 +6,24 @@ description), collective_seq_id, p2p_seq_id, profiling_name, input_sizes, input_
 thread_name, thread_id, frames: [{name, filename, line}]}]}. Frames are in pickles only. `pg_config` names the members
 of groups on NCCL; on gloo it is empty.
 
-A pickle is a program. Nothing of it is run here: only plain containers, numbers and text are built from it.
+Of a pickle nothing is run: only plain containers, numbers and text are built from it.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import pickle
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from bigsci_launch.safe_pickle import ForbiddenPickle, SafeUnpickler
 from bigsci_launch.spy.inputs.reading import Damaged, Found, NotThis, Reading
 
 RANK_NAMED = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
 RANK_LAST = re.compile(r"(\d+)(?=\D*$)")
 NO_NUMBER = 1 << 31
-
-
-class PlainUnpickler(pickle.Unpickler):
-    """Builds dictionaries, lists, tuples, text and numbers; refuses everything that would name code."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        """Called for every name that a pickle wants to import.
-
-        Raises:
-            Damaged: always.
-        """
-        raise Damaged(f"it is a pickle that would run {module}.{name}; only plain data is read")
-
-    def persistent_load(self, pid: object) -> NoReturn:
-        """Called for objects that live elsewhere.
-
-        Raises:
-            Damaged: always.
-        """
-        raise Damaged("it is a pickle that refers to objects outside of itself; only plain data is read")
 
 
 def read_recorder_pickle(path: Path, data: bytes) -> Found:
@@ -55,9 +35,9 @@ def read_recorder_pickle(path: Path, data: bytes) -> Found:
     if data[:1] != b"\x80" or data[1:2] > b"\x05":
         raise NotThis
     try:
-        document = PlainUnpickler(io.BytesIO(data)).load()
-    except Damaged:
-        raise
+        document = SafeUnpickler(io.BytesIO(data)).load()
+    except ForbiddenPickle as error:
+        raise Damaged(str(error)) from error
     except Exception as error:
         raise Damaged(f"it begins like a pickle, but cannot be read ({type(error).__name__}: {error})") from error
     if not is_recorder(document):

@@ -7,15 +7,15 @@ of becomes an inert `Stub`, which keeps what it was given and does nothing.
 from __future__ import annotations
 
 import io
-import pickle
 import struct
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from bigsci_launch.safe_pickle import SafeUnpickler
 from bigsci_launch.weights.files.mapped import MappedFile
 from bigsci_launch.weights.files.tensors import (
     DTYPE_BYTES,
@@ -142,14 +142,16 @@ class TorchFile:
 
 
 @dataclass
-class _Classes:
-    """The classes that one unpickling hands out, one stub class per foreign name."""
+class _HandedOut:
+    """What one unpickling is given: one stub class per foreign name; `widths` are bytes per element, by storage."""
 
     stubs: dict[tuple[str, str], type[Stub]] = field(default_factory=dict)
+    widths: dict[str, int] = field(default_factory=dict)
 
     def find(self, module: str, name: str) -> Any:
         if module == "torch._utils" and name in REBUILDERS:
-            return REBUILDERS[name]
+            rebuild = REBUILDERS[name]
+            return lambda *args: rebuild(*args)  # a new function each time: the pickle may set attributes on it
         if module in ("torch", "torch.storage", "torch.cuda") and name in STORAGE_DTYPES:
             return _Storage(STORAGE_DTYPES[name], "")
         if module == "torch" and name in TORCH_DTYPES:
@@ -167,6 +169,15 @@ class _Classes:
         if key not in self.stubs:
             self.stubs[key] = type(name.rpartition(".")[2], (Stub,), {"module": module, "name": name})
         return self.stubs[key]
+
+    def load(self, reference: Any) -> Any:
+        # ("storage", storage class, key, device, number of elements[, view]) in both containers.
+        is_storage = isinstance(reference, tuple) and len(reference) >= 5 and reference[0] == "storage"
+        if is_storage and isinstance(reference[1], _Storage):
+            dtype, key = reference[1].dtype, str(reference[2])
+            self.widths[key] = DTYPE_BYTES[dtype]
+            return _Storage(dtype, key)
+        return Stub()
 
 
 def _rebuild(storage: Any, offset: int, shape: Any, strides: Any, *rest: Any) -> Any:
@@ -195,21 +206,10 @@ REBUILDERS: dict[str, Callable[..., Any]] = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, stream: Any) -> None:
-        super().__init__(stream, encoding="utf-8")
-        self._classes = _Classes()
-        self.widths: dict[str, int] = {}
-
-    def find_class(self, module: str, name: str) -> Any:
-        return self._classes.find(module, name)
-
-    def persistent_load(self, pid: Any) -> Any:
-        # ("storage", storage class, key, device, number of elements[, view]) in both containers.
-        if isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage" and isinstance(pid[1], _Storage):
-            self.widths[str(pid[2])] = DTYPE_BYTES[pid[1].dtype]
-            return _Storage(pid[1].dtype, str(pid[2]))
-        return Stub()
+def _unpickle(stream: IO[bytes], handed_out: _HandedOut | None = None) -> Any:
+    """The next object of a stream of pickles."""
+    handed_out = handed_out or _HandedOut()
+    return SafeUnpickler(stream, handed_out.find, handed_out.load).load()
 
 
 def read_torch_file(path: Path) -> TorchFile:
@@ -244,7 +244,7 @@ def _read_zip(file: MappedFile) -> TorchFile:
         raise UnreadableFile(file.path, "a zip file, but not one of torch.save (it has no data.pkl)")
     if "byteorder" in records and _bytes(file, records["byteorder"]) == b"big":
         raise UnreadableFile(file.path, "written on a big-endian machine, which is not read")
-    tree = _Unpickler(io.BytesIO(_bytes(file, records["data.pkl"]))).load()
+    tree = _unpickle(io.BytesIO(_bytes(file, records["data.pkl"])))
     storages = {name[5:]: record for name, record in records.items() if name.startswith("data/")}
     return TorchFile(file.path, tree, storages)
 
@@ -266,13 +266,12 @@ def _zip_record(file: MappedFile, info: zipfile.ZipInfo) -> StorageRecord:
 def _read_legacy(file: MappedFile) -> TorchFile:
     with file.path.open("rb") as stream:
         stream.seek(len(LEGACY_START))
-        _Unpickler(stream).load()  # protocol version
-        if _Unpickler(stream).load().get("little_endian") is False:
+        _unpickle(stream)  # protocol version
+        if _unpickle(stream).get("little_endian") is False:
             raise UnreadableFile(file.path, "written on a big-endian machine, which is not read")
-        unpickler = _Unpickler(stream)
-        tree = unpickler.load()
-        keys = _Unpickler(stream).load()
-        return TorchFile(file.path, tree, dict(_legacy_records(file, stream.tell(), keys, unpickler.widths)))
+        handed_out = _HandedOut()
+        tree, keys = _unpickle(stream, handed_out), _unpickle(stream)
+        return TorchFile(file.path, tree, dict(_legacy_records(file, stream.tell(), keys, handed_out.widths)))
 
 
 def _legacy_records(

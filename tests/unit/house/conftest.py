@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import importlib
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import bigsci_launch
 
 PACKAGE = Path(bigsci_launch.__file__).parent
+DIAGNOSTICS = PACKAGE.parent / "diagnostics"
 Parsed = dict[str, ast.Module]
+Program = Callable[[str], ModuleType]
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +34,16 @@ def imports(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[Program]:
+    """`program("rank_runner")`: a stand-alone program as a module, which finds its neighbours as when it runs."""
+    folders = [str(DIAGNOSTICS), str(DIAGNOSTICS / "lab")]
+    known = set(sys.modules)
+    sys.path[:0] = folders
+    yield importlib.import_module
+    del sys.path[: len(folders)]
+    for name in set(sys.modules) - known:
+        if str(DIAGNOSTICS) in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -23,9 +20,8 @@ from bigsci_launch import procfs
 from bigsci_launch.lost_peer import LOST_PEER
 from bigsci_launch.topology import AXIS_NAMES, Topology
 
-from .conftest import PACKAGE, Parsed
+from .conftest import Parsed, Program
 
-DIAGNOSTICS = PACKAGE.parent / "diagnostics"
 HOSTILE_NAMES = (
     b"python3",
     b" ",
@@ -38,22 +34,6 @@ HOSTILE_NAMES = (
     b"\xff)\xfe(",
     b"1 (2) R 3",
 )
-
-Program = Callable[[str], ModuleType]
-
-
-@pytest.fixture(scope="module")
-def program() -> Iterator[Program]:
-    """`program("rank_runner")`: a stand-alone program as a module, which finds its neighbours as when it runs."""
-    folders = [str(DIAGNOSTICS), str(DIAGNOSTICS / "lab")]
-    known = set(sys.modules)
-    sys.path[:0] = folders
-    yield importlib.import_module
-    del sys.path[: len(folders)]
-    for name in set(sys.modules) - known:
-        if str(DIAGNOSTICS) in (getattr(sys.modules[name], "__file__", None) or ""):
-            del sys.modules[name]
-
 
 # ------------------------------------------------------------------------------------------- /proc/PID/stat
 

@@ -1,0 +1,53 @@
+"""Pickles, read without running them. A pickle names functions, and the ordinary reader calls them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import IO, Any, NoReturn
+
+
+class ForbiddenPickle(Exception):
+    """The pickle asks for more than its reader hands out; the message says for what."""
+
+
+def refuse_name(module: str, name: str) -> NoReturn:
+    """Refuse a function or class that a pickle names.
+
+    Raises:
+        ForbiddenPickle: always.
+    """
+    raise ForbiddenPickle(f"it is a pickle that would run {module}.{name}; only plain data is read")
+
+
+def refuse_reference(reference: object) -> NoReturn:
+    """Refuse an object that a pickle refers to and that is kept elsewhere.
+
+    Raises:
+        ForbiddenPickle: always.
+    """
+    raise ForbiddenPickle("it is a pickle that refers to objects outside of itself; only plain data is read")
+
+
+class SafeUnpickler(pickle.Unpickler):
+    """Builds containers, text and numbers, and beyond that only what it is given.
+
+    `find(module, name)` returns what is used in place of a function or class that the pickle names. The pickle chooses
+    the arguments with which it is called, and may set attributes on it. `load(reference)` returns an object that is
+    kept elsewhere.
+    """
+
+    def __init__(
+        self,
+        stream: IO[bytes],
+        find: Callable[[str, str], Any] = refuse_name,
+        load: Callable[[Any], Any] = refuse_reference,
+    ) -> None:
+        super().__init__(stream, encoding="utf-8")
+        self._find, self._load = find, load
+
+    def find_class(self, module: str, name: str) -> Any:
+        return self._find(module, name)
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._load(pid)
