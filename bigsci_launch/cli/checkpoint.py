@@ -202,7 +202,7 @@ def _states(run: str | None) -> list[CheckpointState]:
     checkpoints = _checkpoints(run)
     states = list_checkpoints(checkpoints)
     if not states:
-        raise CheckpointError(f"{checkpoints.path}: holds no checkpoint")
+        raise CheckpointError(f"{checkpoints.path}: contains no checkpoint")
     return states
 
 

@@ -1,1 +1,1 @@
-"""A real Slurm on one machine, for trying and testing: started, asked and removed without a trace."""
+"""A real Slurm on one machine, for trials and tests: starts, queries and removes it without a trace."""

@@ -1,4 +1,4 @@
-"""A cluster that is there, whole or half: reading it, asking it, killing a node of it, removing it."""
+"""An existing cluster, complete or half started: reads it, queries it, kills a node, removes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bigsci_launch.scheduler.slurm import query_nodes
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node as Slurm sees it (`unknown` when it cannot be asked), and whether its slurmd runs."""
+    """A node as Slurm sees it (`unknown` if Slurm does not answer), and whether its slurmd runs."""
 
     name: str
     address: str
@@ -27,7 +27,7 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """A cluster as it is found. `problem` says why it cannot be used, or is None."""
+    """The condition of a cluster. `problem` says why it cannot be used, or is None."""
 
     directory: ClusterDir
     cluster: Cluster | None
@@ -36,10 +36,10 @@ class ClusterStatus:
 
 
 def read_cluster(directory: ClusterDir) -> Cluster:
-    """The cluster in `directory`.
+    """Return the cluster in `directory`.
 
     Raises:
-        ClusterError: there is none, or its `up` never came to the point of writing down what it is.
+        ClusterError: there is none, or its `up` ended before it wrote the record.
     """
     if not directory.is_cluster:
         raise ClusterError(f"no cluster in {directory.path}", hint="`bsl cluster up --nodes 4` starts one")
@@ -47,17 +47,17 @@ def read_cluster(directory: ClusterDir) -> Cluster:
         return parse_cluster(json.loads(directory.record.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ClusterError(
-            f"the cluster in {directory.path} was never whole", hint="`bsl cluster down` removes what there is"
+            f"the cluster in {directory.path} never started completely", hint="`bsl cluster down` removes what there is"
         ) from error
 
 
 def node_states(directory: ClusterDir, cluster: Cluster) -> dict[str, str]:
-    """Node name -> state in Slurm's word, such as `idle` or `down*`.
+    """Return the state of each node by name, in Slurm's words, such as `idle` or `down*`.
 
     Raises:
         SlurmError: slurmctld does not answer.
     """
-    # sinfo would try again for many seconds.
+    # sinfo would keep trying for many seconds.
     if not is_listening(cluster.controller_address, cluster.controller_port):
         raise SlurmUnavailable("slurmctld does not answer")
     hostlist = ",".join(node.name for node in cluster.nodes)
@@ -65,7 +65,7 @@ def node_states(directory: ClusterDir, cluster: Cluster) -> dict[str, str]:
 
 
 def cluster_status(directory: ClusterDir) -> ClusterStatus:
-    """The cluster and its nodes, whatever condition they are in."""
+    """Return the status of the cluster and its nodes, whatever condition they are in."""
     try:
         cluster = read_cluster(directory)
     except ClusterError as error:
@@ -90,25 +90,25 @@ def kill_node(directory: ClusterDir, name: str) -> None:
     """Kill PID 1 of an isolated node: all of its processes end at once, as when a machine loses power.
 
     Raises:
-        ClusterError: the nodes are not isolated, there is none of that name, or it is dead.
+        ClusterError: the nodes are not isolated, no node has that name, or it is already dead.
     """
     cluster = read_cluster(directory)
     node = cluster.node(name)
     if not cluster.shape.is_isolated:
         raise ClusterError(
-            f"{name} cannot be killed: its processes are this machine's, with no PID 1 of their own",
-            hint="`bsl cluster up --isolated` makes nodes that can be killed",
+            f"{name} cannot be killed: its processes run directly on this machine, without a PID 1 of their own",
+            hint="`bsl cluster up --isolated` starts nodes that can be killed",
         )
     with directory.locked():
         alive = [
             recorded for recorded in living(read_record(directory), read_processes()) if recorded.name == node.name
         ]
         if not alive or not kill_children(alive[0].pid):
-            raise ClusterError(f"{name} is dead already")
+            raise ClusterError(f"{name} is already dead")
 
 
 def stop_cluster(directory: ClusterDir) -> int | None:
-    """Remove the cluster, whole or half; how many processes were ended, or None when there was no cluster.
+    """Remove the cluster, complete or not. Returns how many processes were ended, or None if there was no cluster.
 
     Raises:
         ClusterError: a process does not end, or the directory is not a cluster's.
@@ -123,7 +123,7 @@ def stop_cluster(directory: ClusterDir) -> int | None:
 
 
 def remove_cluster(directory: ClusterDir) -> int:
-    """End every process of the cluster and delete its directory; how many processes there were."""
+    """End every process of the cluster and delete its directory. Returns how many processes there were."""
     num_processes = kill_cluster_processes(directory)
     network.wait_interface_gone(directory)
     directory.remove()

@@ -1,12 +1,12 @@
-"""Every path of a cluster's directory, and the lock that lets one `bsl cluster` at a time work in it.
+"""Every path in a cluster's directory, and the lock that lets one `bsl cluster` at a time work in it.
 
 DIR/
-  processes.jsonl     who was started; made first, so that it also says "this directory is a cluster's"
+  processes.jsonl     processes that were started; created first, it also marks the directory as a cluster's
   cluster.json        what the cluster is: nodes, addresses, ports
   slurm.conf gres.conf cgroup.conf
   hosts               what nodes see as /etc/hosts
   munge.key munge.sock munge.seed munge.pid
-  gpu/n0/gpu0         empty files that stand for devices
+  gpu/n0/gpu0         empty files that act as devices
   log/ state/ spool/  Slurm's and munge's own files
 """
 
@@ -105,27 +105,27 @@ class ClusterDir:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether `up` ever began here."""
+        """Whether `up` has ever started here."""
         return self.processes.exists()
 
     def claim(self) -> None:
-        """Make the directory a cluster's.
+        """Mark the directory as a cluster's.
 
         Raises:
-            ClusterError: a cluster is here already, or the directory holds something else.
+            ClusterError: there is already a cluster here, or the directory contains something else.
         """
         if self.is_cluster:
             raise ClusterError(
-                f"a cluster is in {self.path} already",
-                hint="`bsl cluster down` removes it, and BSL_CLUSTER_DIR names a place for another",
+                f"there is already a cluster in {self.path}",
+                hint="`bsl cluster down` removes it; to start another one, set BSL_CLUSTER_DIR",
             )
         if any(self.path.iterdir()):
-            raise ClusterError(f"{self.path} is not empty", hint="set BSL_CLUSTER_DIR to a directory of its own")
+            raise ClusterError(f"{self.path} is not empty", hint="set BSL_CLUSTER_DIR to an empty directory")
         self.processes.touch(mode=0o600)
 
     def remove(self) -> None:
         """Delete the directory of a cluster whose processes have ended."""
-        # The mark goes last: a removal that is cut short can be repeated.
+        # The marker is removed last, so that an interrupted removal can be repeated.
         for path in self.path.iterdir():
             if path != self.processes:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -133,19 +133,19 @@ class ClusterDir:
         self.path.rmdir()
 
     def remove_if_empty(self) -> None:
-        """Delete what an `up` leaves that ended before it made the mark.
+        """Delete what is left of an `up` that ended before it marked the directory.
 
         Raises:
-            ClusterError: it holds files, and none says that `up` made them.
+            ClusterError: the directory contains files, but no sign that `up` created them.
         """
         try:
             self.path.rmdir()
         except OSError as error:
-            raise ClusterError(f"{self.path} is not a cluster's directory: it is left as it is") from error
+            raise ClusterError(f"{self.path} is not a cluster's directory: nothing was removed") from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other `up`, `down` and `kill-node` away from the directory, which is made if missing."""
+        """Keep every other `up`, `down` and `kill-node` out of the directory, which is created if missing."""
         handle = self._open()
         try:
             self._lock(handle)
@@ -159,31 +159,31 @@ class ClusterDir:
             return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise ClusterError(
-                f"{self.path}: {error.strerror}", hint="set BSL_CLUSTER_DIR to a directory that you may write"
+                f"{self.path}: {error.strerror}", hint="set BSL_CLUSTER_DIR to a directory that you can write to"
             ) from error
 
     def _lock(self, handle: int) -> None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A `down` that was quicker has removed the directory that we hold open.
+            # A faster `down` may have removed the directory that we hold open.
             is_current = self.path.exists() and os.path.samestat(os.fstat(handle), self.path.stat())
         except BlockingIOError:
             is_current = False
         if not is_current:
-            raise ClusterError(f"another `bsl cluster` is at work in {self.path}", hint="try again when it has ended")
+            raise ClusterError(f"another `bsl cluster` is running in {self.path}", hint="try again when it has ended")
 
 
 def default_directory(environment: Mapping[str, str]) -> ClusterDir:
-    """`$BSL_CLUSTER_DIR`, else `~/.bsl-cluster`.
+    """Return `$BSL_CLUSTER_DIR`, else `~/.bsl-cluster`.
 
     Raises:
-        ClusterError: the path has characters that slurm.conf cannot hold, or is too long for the sockets made in it.
+        ClusterError: the path has characters that slurm.conf does not allow, or is too long for the sockets in it.
     """
     named = environment.get("BSL_CLUSTER_DIR") or str(Path(environment.get("HOME", "/tmp")) / ".bsl-cluster")
     path = str(Path(named).absolute())
     hint = "set BSL_CLUSTER_DIR to a short and plain path, such as /tmp/bsl-cluster"
     if not PLAIN_PATH.fullmatch(path):
-        raise ClusterError(f"{path!r}: Slurm's files take letters, digits and /._+- in a path only", hint=hint)
+        raise ClusterError(f"{path!r}: a path in slurm.conf may only have letters, digits and /._+-", hint=hint)
     if len(path) > MAX_PATH_LENGTH:
         raise ClusterError(
             f"{path}: {len(path)} characters are too many for Unix sockets (at most {MAX_PATH_LENGTH})", hint=hint

@@ -2,9 +2,10 @@
 
     this machine, bslN [.254] === uplink (switch namespace: br0 [.1], slurmctld) n0 === eth0 [.10] (node n0), ...
 
-Only `bslN` is seen outside, and it is one end of a cable: it goes when the switch's namespace goes, that is with the
-one process in it. No bridge, route or named namespace is left to clean up. Making `bslN` also reserves subnet N: the
-kernel refuses a second interface of that name. Its hardware address says which cluster's it is.
+Only `bslN` is visible outside. It is one end of a cable (a veth pair), so it disappears with the switch's namespace,
+that is, with the only process in it: there is no bridge, route or named namespace to clean up. Creating `bslN` also
+reserves subnet N, because the kernel refuses a second interface of that name. Its hardware address identifies the
+cluster.
 """
 
 from __future__ import annotations
@@ -22,30 +23,30 @@ from bigsci_launch.minicluster.processes import Started, require_tool, run_tool,
 from bigsci_launch.minicluster.settings import Cluster, Subnet
 
 NAMESPACE_TIMEOUT_S = 20.0
-# Fixed: by itself a bridge takes its lowest port's address, and another one when that node dies. Everybody would then
-# talk to the old address for a while, and slurmctld would be out of reach.
+# Fixed, because by default a bridge takes the lowest address of its ports, and a new one when that node dies. The nodes
+# would then keep using the old address for a while, and could not reach slurmctld.
 BRIDGE_ADDRESS = "02:00:00:00:00:01"
 
 
 def subnet(number: int) -> Subnet:
-    """Test subnet `number`, 0 to 255."""
+    """Return test subnet `number`, 0 to 255."""
     return Subnet(interface=f"bsl{number}", prefix=f"10.213.{number}")
 
 
 def free_subnets(used: Sequence[IPv4Network]) -> Iterable[Subnet]:
-    """Every test subnet that overlaps none of `used`."""
+    """Return every test subnet that overlaps none of `used`."""
     candidates = (subnet(number) for number in range(256))
     return (one for one in candidates if not any(IPv4Network(one.network).overlaps(other) for other in used))
 
 
 def parse_routes(text: str) -> list[IPv4Network]:
-    """The networks that `ip -json -4 route show table all` names, the default route left out."""
+    """Parse the networks in the output of `ip -json -4 route show table all`, without the default route."""
     destinations = [route["dst"] for route in json.loads(text or "[]")]
     return [IPv4Network(ip_network(dst, strict=False)) for dst in destinations if dst != "default"]
 
 
 def reserve_subnet(switch: Started, directory: ClusterDir) -> Subnet:
-    """Plug a cable from this machine into the switch, in the first test subnet that is free.
+    """Plug a cable from this machine into the switch, in the first free test subnet.
 
     Raises:
         ClusterError: none is free, or the kernel refuses.
@@ -63,37 +64,37 @@ def reserve_subnet(switch: Started, directory: ClusterDir) -> Subnet:
 
 
 def hardware_address(directory: ClusterDir) -> str:
-    """The hardware address of the interface that belongs to the cluster in `directory`: locally administered."""
+    """Return the locally administered hardware address for the interface of the cluster in `directory`."""
     digest = hashlib.sha256(str(directory.path).encode()).digest()
     return ":".join(f"{byte:02x}" for byte in (0x02, *digest[:5]))
 
 
 def wait_interface_gone(directory: ClusterDir) -> None:
-    """Wait until the kernel has freed the cluster's interface: it does so a moment after the last process has ended.
+    """Wait until the kernel has removed the cluster's interface, a moment after the last process has ended.
 
     Raises:
-        ClusterError: it stays.
+        ClusterError: the interface is still there.
     """
     address = hardware_address(directory)
     if not wait_until(lambda: address not in _hardware_addresses(), NAMESPACE_TIMEOUT_S):
-        raise ClusterError(f"the interface with address {address} stays", hint="`ip link` shows it")
+        raise ClusterError(f"the interface with address {address} is still there", hint="`ip link` shows it")
 
 
 def _hardware_addresses() -> set[str]:
-    # /sys/class/net is not asked: in a network namespace it may still show another one's interfaces.
+    # /sys/class/net is not used: inside a network namespace it may still show the interfaces of another.
     if not any(name.startswith("bsl") for _, name in socket.if_nameindex()):
         return set()
     return {link.get("address", "") for link in json.loads(require_tool(["ip", "-json", "link", "show"]))}
 
 
 def login_batch(subnet: Subnet) -> str:
-    """`ip -batch` lines that give this machine its address in the subnet."""
+    """Return `ip -batch` lines that give this machine its address in the subnet."""
     name = subnet.interface
     return f"address add {subnet.login_address}/24 dev {name}\nlink set {name} up\n"
 
 
 def switch_batch(cluster: Cluster, node_pids: Sequence[int]) -> str:
-    """`ip -batch` lines, for the switch's namespace, that plug every node in; `node_pids` in the nodes' order."""
+    """Return `ip -batch` lines for the switch's namespace that plug in every node; `node_pids` in the nodes' order."""
     lines = [
         "link set lo up",
         f"link add br0 address {BRIDGE_ADDRESS} type bridge",
@@ -118,7 +119,7 @@ def connect_nodes(cluster: Cluster, switch: Started, nodes: Sequence[Started]) -
 
 
 def require_own_network(started: Started) -> None:
-    """Wait until the process has a network namespace of its own: a cable plugged in before would land in ours.
+    """Wait until the process has its own network namespace: a cable plugged in earlier would end in ours.
 
     Raises:
         ClusterError: it ended, or takes too long.
@@ -130,7 +131,7 @@ def require_own_network(started: Started) -> None:
 
     if not wait_until(is_settled, NAMESPACE_TIMEOUT_S) or started.popen.poll() is not None:
         raise ClusterError(
-            f"{started.name}: the kernel gives it no network namespace",
+            f"{started.name}: the kernel gave it no network namespace",
             hint="containers often forbid that: run on the machine itself, or leave out --isolated",
         )
 

@@ -10,7 +10,7 @@ from itertools import count
 from bigsci_launch.errors import ClusterError
 from bigsci_launch.minicluster.processes import wait_until
 
-# Below the ephemeral ports (32768 and up on Linux) and below those that jobs take for their rendezvous.
+# Below the ephemeral range (32768 and up on Linux), and above the rendezvous ports of the cluster's first 7000 jobs.
 FIRST_PORT = 17000
 LAST_PORT = 19999
 MUTEX = "\0bsl-minicluster-ports"
@@ -20,28 +20,28 @@ CONNECT_TIMEOUT_S = 5.0
 
 @contextmanager
 def port_mutex() -> Iterator[None]:
-    """Keep other `up`s of this network from choosing ports until our daemons listen on theirs.
+    """Keep other `up`s in this network namespace from choosing ports until our daemons listen on theirs.
 
-    An abstract socket: the kernel frees it when we end, however that happens.
+    The mutex is an abstract socket, which the kernel frees when we end, however that happens.
 
     Raises:
-        ClusterError: another one takes too long.
+        ClusterError: another `up` takes too long.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mutex:
         if not wait_until(lambda: _can_bind(mutex, MUTEX), MUTEX_TIMEOUT_S):
-            raise ClusterError("another mini cluster of this machine is starting, and does not end")
+            raise ClusterError(f"another mini cluster on this machine is still starting after {MUTEX_TIMEOUT_S:.0f} s")
         yield
 
 
 def find_ports(num_ports: int) -> int:
-    """The first of `num_ports` free ports in a row.
+    """Return the first of `num_ports` consecutive free ports.
 
     Raises:
         ClusterError: there are none.
     """
     for first in count(FIRST_PORT, num_ports):
         if first + num_ports - 1 > LAST_PORT:
-            raise ClusterError(f"no {num_ports} free ports in a row from {FIRST_PORT} to {LAST_PORT}")
+            raise ClusterError(f"no {num_ports} consecutive free ports from {FIRST_PORT} to {LAST_PORT}")
         if all(_is_free(port) for port in range(first, first + num_ports)):
             return first
     raise AssertionError("count() does not end")

@@ -1,7 +1,7 @@
-"""Starting and ending the cluster's daemons: the only module here that starts programs.
+"""Starts and ends the cluster's daemons; no other module here starts programs.
 
-Rule: a process is in the record before it does anything. A shell is started, its PID recorded, and only then told to
-become the daemon. When `up` dies before that, the shell reads the end of its input and ends.
+Rule: a process is recorded before it does anything. A shell is started, its PID is recorded, and only then the shell is
+told to become the daemon. If `up` dies before that, the shell reads the end of its input and exits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GATE = 'read -r _ && exec "$@"'
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One line of the record: a process that was started. `boot_id` tells this boot's PIDs from an earlier one's."""
+    """One line of the record: a process that was started. PIDs only mean something within the boot `boot_id`."""
 
     name: str
     pid: int
@@ -53,30 +53,30 @@ class Started:
         return self.popen.pid
 
     def tell(self) -> None:
-        """Write a line to its input: the next gate opens."""
+        """Write a line to its input, which opens the next gate."""
         assert self.popen.stdin is not None
-        # A process that has ended by itself is found when the cluster is waited for, with its output.
+        # A process that has already ended is reported, with its output, while waiting for the cluster.
         with suppress(BrokenPipeError):
             self.popen.stdin.write("\n")
             self.popen.stdin.flush()
 
     def dismiss(self) -> None:
-        """Close its input, which ends it when a gate is still shut, and wait for its end."""
+        """Close its input, which ends it if a gate is still closed, and wait for its end."""
         assert self.popen.stdin is not None
         self.popen.stdin.close()
         self.popen.wait()
 
 
 def search_path() -> str:
-    """PATH with the system's sbin folders, which an ordinary user's lacks."""
+    """Return PATH with the system's sbin folders, which an ordinary user's PATH lacks."""
     return f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
 
 
 def require_programs(names: Sequence[str]) -> dict[str, str]:
-    """Program name -> its path.
+    """Return the path of each program by name.
 
     Raises:
-        ClusterError: names every one that is missing.
+        ClusterError: names every program that is missing.
     """
     paths = {name: shutil.which(name, path=search_path()) for name in names}
     missing = [name for name, path in paths.items() if path is None]
@@ -86,7 +86,7 @@ def require_programs(names: Sequence[str]) -> dict[str, str]:
 
 
 def start_daemon(directory: ClusterDir, name: str, argv: Sequence[str]) -> Started:
-    """Start `argv` in a session of its own, recorded before it becomes the daemon; input stays open."""
+    """Start `argv` in its own session. It is recorded before it becomes the daemon, and its input stays open."""
     with directory.output(name).open("ab") as output:
         popen = subprocess.Popen(
             ["/bin/sh", "-c", GATE, "sh", *argv],
@@ -109,7 +109,7 @@ def start_daemon(directory: ClusterDir, name: str, argv: Sequence[str]) -> Start
 
 
 def _daemon_environment(directory: ClusterDir) -> dict[str, str]:
-    # Nothing of the caller's: inside a job its SLURM_* would reach the daemons, and from them every task.
+    # Nothing from the caller: inside a job its SLURM_* variables would reach the daemons, and through them every task.
     return {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(directory.slurm_conf)}
 
 
@@ -129,7 +129,7 @@ def boot_id() -> str:
 
 
 def read_record(directory: ClusterDir) -> list[Recorded]:
-    """Every process that was started, oldest first. A torn last line is a shell that was never released: it ends."""
+    """Return every process that was started, oldest first. A torn last line is a shell that was never released."""
     try:
         lines = directory.processes.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
@@ -138,7 +138,7 @@ def read_record(directory: ClusterDir) -> list[Recorded]:
 
 
 def living(recorded: Sequence[Recorded], processes: dict[int, Process]) -> list[Recorded]:
-    """Those of `recorded` that still run, not mistaking a later process with the same PID for one."""
+    """Return those of `recorded` that still run. A later process with the same PID does not count."""
     boot = boot_id()
     return [r for r in recorded if r.boot_id == boot and _start_ticks(processes, r.pid) == r.start_ticks]
 
@@ -149,13 +149,14 @@ def _start_ticks(processes: dict[int, Process], pid: int) -> int | None:
 
 
 def kill_cluster_processes(directory: ClusterDir) -> int:
-    """End every process of the cluster, and say how many there were.
+    """End every process of the cluster. Returns how many there were.
 
-    All are stopped first, until a look finds none that runs: so none can start another behind our back. Children are
-    killed before their parents: when we are killed meanwhile, those that are left can still be found by their parents.
+    All are stopped first, again and again until none is found running, so that none can start another unnoticed.
+    Children are killed before their parents: if we are killed in between, the rest can still be found through their
+    parents.
 
     Raises:
-        ClusterError: we are one of them, or some do not end; their PIDs are named.
+        ClusterError: we are one of them, or some do not end; the message names their PIDs.
     """
     stopped = _stop_all(directory)
     for process in stopped:
@@ -165,14 +166,14 @@ def kill_cluster_processes(directory: ClusterDir) -> int:
 
 
 def _stop_all(directory: ClusterDir) -> list[Process]:
-    """Stop every process of the cluster; all of them, children before parents."""
+    """Stop every process of the cluster. Returns all of them, children before parents."""
     stopped: set[int] = set()
     while True:
         processes = read_processes()
         roots = {recorded.pid for recorded in living(read_record(directory), processes)}
         ours = descendants(roots | step_daemons(directory.path, processes) | stopped, processes)
         if os.getpid() in ours:
-            raise ClusterError("this is a job of the cluster: it cannot end the cluster", hint="call it from outside")
+            raise ClusterError("a job of the cluster cannot end the cluster", hint="run this command outside the job")
         if stopped.issuperset(ours):
             return [processes[pid] for pid in ours]
         for pid in ours:
@@ -181,7 +182,7 @@ def _stop_all(directory: ClusterDir) -> list[Process]:
 
 
 def kill_children(pid: int) -> int:
-    """Kill the children of `pid` and wait for their end; how many there were."""
+    """Kill the children of `pid` and wait for their end. Returns how many there were."""
     children = [process for process in read_processes().values() if process.parent_pid == pid]
     for child in children:
         _signal(child.pid, signal.SIGKILL)
@@ -200,7 +201,7 @@ def _wait_gone(processes: Sequence[Process]) -> None:
     left = [process for process in processes if _is_still_there(process)]
     raise ClusterError(
         f"{len(left)} processes do not end: " + ", ".join(f"{process.command} {process.pid}" for process in left),
-        hint="`cat /proc/PID/wchan` says what such a process waits for; `bsl cluster down` may be repeated",
+        hint="`cat /proc/PID/wchan` shows what such a process is waiting for; `bsl cluster down` can be repeated",
     )
 
 
@@ -210,7 +211,7 @@ def _is_still_there(process: Process) -> bool:
 
 
 def run_tool(argv: Sequence[str], *, text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a program of the system to its end with `text` as input; its exit status is the caller's business.
+    """Run a system program to its end with `text` as input. The caller checks the exit status.
 
     Raises:
         ClusterError: no answer in time.
@@ -234,10 +235,10 @@ def _tool_environment() -> dict[str, str]:
 
 
 def require_tool(argv: Sequence[str], *, text: str = "") -> str:
-    """What the program printed.
+    """Run a system program with `text` as input and return its output.
 
     Raises:
-        ClusterError: it failed; its own words are in the message.
+        ClusterError: it failed; the message contains its own.
     """
     done = run_tool(argv, text=text)
     if done.returncode != 0:
@@ -246,7 +247,7 @@ def require_tool(argv: Sequence[str], *, text: str = "") -> str:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Whether `condition` came true within `timeout_s` seconds."""
+    """Wait for `condition`. Returns whether it became true within `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

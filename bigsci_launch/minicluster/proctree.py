@@ -1,4 +1,4 @@
-"""Which processes are a cluster's: by descent, and by the files that they hold."""
+"""Finds the processes of a cluster: by descent, and by the files that they hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bigsci_launch.procfs import PROC, Process
 
 
 def descendants(roots: Iterable[int], processes: dict[int, Process]) -> list[int]:
-    """`roots` and all that descends from them in `processes`, every child before its parent."""
+    """Return `roots` and all their descendants in `processes`, every child before its parent."""
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent_pid, []).append(process.pid)
@@ -23,7 +23,7 @@ def descendants(roots: Iterable[int], processes: dict[int, Process]) -> list[int
 
 
 def step_daemons(directory: Path, processes: dict[int, Process]) -> set[int]:
-    """The slurmstepds of the cluster in `directory`, which slurmd hands over to PID 1: they hold files in there."""
+    """Return the slurmstepds of the cluster in `directory`: children of PID 1 that hold files in there open."""
     return {pid for pid, process in processes.items() if _is_step_daemon(process) and _holds_file_in(pid, directory)}
 
 
@@ -42,5 +42,5 @@ def _holds_file_in(pid: int, directory: Path) -> bool:
 def _target(link: Path) -> str:
     try:
         return str(link.readlink())
-    except OSError:  # closed meanwhile
+    except OSError:  # it was closed since
         return ""

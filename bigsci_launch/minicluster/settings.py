@@ -1,4 +1,4 @@
-"""What a mini cluster is, as values, and the text of its files. Nothing here touches the machine."""
+"""The values that describe a mini cluster, and the texts of its files. Nothing here touches the machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bigsci_launch.minicluster.directory import ClusterDir
 
 CONTROLLER = "ctl"
 CPUS_PER_GPU = 8
-# Where each daemon of an isolated cluster listens: its namespace is its own.
+# The daemons of an isolated cluster can all use the default ports: each has its own network namespace.
 CONTROLLER_PORT = 6817
 NODE_PORT = 6818
 TEMPLATES = ("slurm.conf", "gres.conf", "cgroup.conf")
@@ -29,7 +29,7 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True)
 class Subnet:
-    """A /24 of which only the namespaces of one cluster know, and this machine's own interface in it."""
+    """A /24 network known only to the namespaces of one cluster, and this machine's interface in it."""
 
     interface: str
     prefix: str
@@ -53,7 +53,7 @@ class Subnet:
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """What was asked for."""
+    """The requested size and kind of a cluster."""
 
     num_nodes: int
     gpus_per_node: int
@@ -62,7 +62,7 @@ class ClusterShape:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A cluster, whole. `interface` is None where nodes share the machine's network."""
+    """A complete cluster. `interface` is None if the nodes share the machine's network."""
 
     shape: ClusterShape
     user: str
@@ -73,7 +73,7 @@ class Cluster:
     interface: str | None
 
     def node(self, name: str) -> ClusterNode:
-        """The node of that name.
+        """Return the node of that name.
 
         Raises:
             ClusterError: there is none.
@@ -87,13 +87,13 @@ class Cluster:
 
 
 def node_names(num_nodes: int) -> tuple[str, ...]:
-    """`n0`, `n1`, ... all of one width, so that they sort as they count."""
+    """Return `n0`, `n1`, ..., zero-padded so that they sort by number."""
     width = len(str(num_nodes - 1))
     return tuple(f"n{index:0{width}d}" for index in range(num_nodes))
 
 
 def isolated_cluster(shape: ClusterShape, subnet: Subnet, user: str) -> Cluster:
-    """A cluster whose nodes are namespaces with addresses in `subnet`."""
+    """Return a cluster whose nodes are namespaces with addresses in `subnet`."""
     return Cluster(
         shape=shape,
         user=user,
@@ -109,7 +109,7 @@ def isolated_cluster(shape: ClusterShape, subnet: Subnet, user: str) -> Cluster:
 
 
 def shared_cluster(shape: ClusterShape, first_port: int, hostname: str, user: str) -> Cluster:
-    """A cluster whose nodes are slurmds of this host: ports `first_port`, `first_port` + 1, ... on the loopback."""
+    """Return a cluster whose nodes are slurmds on this host, on loopback ports `first_port`, `first_port` + 1, ..."""
     return Cluster(
         shape=shape,
         user=user,
@@ -125,9 +125,9 @@ def shared_cluster(shape: ClusterShape, first_port: int, hostname: str, user: st
 
 
 def hosts_text(cluster: Cluster, machine_hosts: str) -> str:
-    """What nodes see as /etc/hosts: every node's name leads to its address, as a site's DNS does.
+    """Return what nodes see as /etc/hosts: every node name resolves to its address, as with a site's DNS.
 
-    Nodes that share the host also see what is in the machine's own file, `machine_hosts`.
+    Nodes that share the host also see the contents of the machine's own file, `machine_hosts`.
     """
     lines = [f"{node.address} {node.name}" for node in cluster.nodes]
     if cluster.shape.is_isolated:
@@ -138,7 +138,7 @@ def hosts_text(cluster: Cluster, machine_hosts: str) -> str:
 
 
 def configuration_texts(cluster: Cluster, directory: ClusterDir) -> dict[str, str]:
-    """File name -> text of slurm.conf, gres.conf and cgroup.conf."""
+    """Return the texts of slurm.conf, gres.conf and cgroup.conf by file name."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
@@ -153,12 +153,12 @@ def configuration_texts(cluster: Cluster, directory: ClusterDir) -> dict[str, st
 
 
 def cluster_document(cluster: Cluster) -> dict[str, Any]:
-    """The cluster as a JSON document; `parse_cluster` reads it."""
+    """Return the cluster as a JSON document, which `parse_cluster` reads."""
     return asdict(cluster)
 
 
 def parse_cluster(document: dict[str, Any]) -> Cluster:
-    """The value behind `cluster_document`."""
+    """Return the cluster that `cluster_document` wrote."""
     values = dict(document)
     values["shape"] = ClusterShape(**values["shape"])
     values["nodes"] = tuple(ClusterNode(**node) for node in values["nodes"])

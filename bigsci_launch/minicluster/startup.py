@@ -1,4 +1,4 @@
-"""Starting a cluster: in the order that each daemon needs, and all removed again when one of them fails."""
+"""Starts a cluster: each daemon after those that it needs. If one fails, everything is removed again."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ SCRIPTS = files("bigsci_launch") / "assets" / "slurm" / "minicluster"
 
 
 def start_cluster(directory: ClusterDir, shape: ClusterShape, report_progress: Progress) -> Cluster:
-    """Start a cluster and wait until every node is idle. Leaves nothing when that fails.
+    """Start a cluster and wait until every node is idle. Leaves nothing behind if that fails.
 
     `report_progress` gets the number of nodes that are ready.
 
     Raises:
-        ClusterError: root or a program is missing, a cluster is there already, or a daemon does not start.
+        ClusterError: root or a program is missing, there is already a cluster, or a daemon does not start.
     """
     _require_rights(shape)
     programs = require_programs([*PROGRAMS, *(ISOLATION_PROGRAMS if shape.is_isolated else ())])
@@ -60,7 +60,7 @@ def start_cluster(directory: ClusterDir, shape: ClusterShape, report_progress: P
 def _require_rights(shape: ClusterShape) -> None:
     if shape.is_isolated and os.geteuid() != 0:
         raise ClusterError(
-            "isolated nodes are namespaces, and only root may make those",
+            "isolated nodes are namespaces, which only root can create",
             hint="run it as root, or leave out --isolated",
         )
 
@@ -112,7 +112,7 @@ def _start_shared(
 
 
 def _user() -> str:
-    """The name of the user we are: not $USER, which `su` may have left as it was."""
+    """Return our user name. Not from $USER, which `su` may leave unchanged."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -139,7 +139,7 @@ def _machine_hosts() -> str:
 
 
 def munged_argv(directory: ClusterDir, program: str) -> list[str]:
-    """A munged of our own; `--force` because it would rather run as user munge, in system directories."""
+    """Return the command of our own munged. Without `--force` it insists on user munge and system directories."""
     paths = {
         "socket": directory.munge_socket,
         "key-file": directory.munge_key,
@@ -151,19 +151,19 @@ def munged_argv(directory: ClusterDir, program: str) -> list[str]:
 
 
 def isolated_node_argv(directory: ClusterDir, name: str, address: str, programs: dict[str, str]) -> list[str]:
-    """An isolated node: namespaces of its own, with isolated-node.sh as PID 1."""
+    """Return the command of an isolated node: its own namespaces, with isolated-node.sh as PID 1."""
     namespaces = ["--pid", "--fork", "--kill-child", "--mount", "--uts", "--net"]
     arguments = [name, f"{address}/24", str(directory.hosts), programs["slurmd"]]
     return [programs["unshare"], *namespaces, "/bin/sh", str(SCRIPTS / "isolated-node.sh"), *arguments]
 
 
 def shared_node_argv(directory: ClusterDir, name: str, programs: dict[str, str]) -> list[str]:
-    """A node among others of this host."""
+    """Return the command of a node that shares this host with others."""
     return ["/bin/sh", str(SCRIPTS / "shared-node.sh"), name, str(directory.hosts), programs["slurmd"]]
 
 
 def isolated_controller_argv(cluster: Cluster, switch: Started, programs: dict[str, str]) -> list[str]:
-    """slurmctld inside the switch's network, under the host name that slurm.conf says."""
+    """Return the command of slurmctld in the switch's network, under the host name in slurm.conf."""
     become_controller = f'hostname {cluster.controller_hostname} && exec "$0" -D'
     enter = [programs["nsenter"], f"--net=/proc/{switch.pid}/ns/net", programs["unshare"], "--uts"]
     return [*enter, "/bin/sh", "-c", become_controller, programs["slurmctld"]]
@@ -188,12 +188,12 @@ def _wait_ready(directory: ClusterDir, cluster: Cluster, started: Sequence[Start
 def _not_ready(directory: ClusterDir, cluster: Cluster, states: dict[str, str]) -> ClusterError:
     if not states:
         return ClusterError(
-            f"slurmctld does not answer after {START_TIMEOUT_S:.0f} s", hint=f"it said: {_tail(directory, 'slurmctld')}"
+            f"slurmctld does not answer after {START_TIMEOUT_S:.0f} s", hint=f"output: {_tail(directory, 'slurmctld')}"
         )
     late = [node.name for node in cluster.nodes if states.get(node.name) != "idle"]
     return ClusterError(
         f"{len(late)} of {len(cluster.nodes)} nodes are not idle after {START_TIMEOUT_S:.0f} s: {', '.join(late)}",
-        hint=f"{late[0]} is {states.get(late[0], 'unknown')}, and said: {_tail(directory, late[0])}",
+        hint=f"{late[0]} is {states.get(late[0], 'unknown')}; its output: {_tail(directory, late[0])}",
     )
 
 
@@ -201,7 +201,7 @@ def _require_running(directory: ClusterDir, daemon: Started) -> None:
     status = daemon.popen.poll()
     if status is not None:
         raise ClusterError(
-            f"{daemon.name} ended with exit status {status}", hint=f"it said: {_tail(directory, daemon.name)}"
+            f"{daemon.name} ended with exit status {status}", hint=f"output: {_tail(directory, daemon.name)}"
         )
 
 

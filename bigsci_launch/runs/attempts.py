@@ -1,7 +1,7 @@
-"""Attempts and the jobs behind them: what was submitted, in which state it is, and why it ended.
+"""Attempts and their jobs: what was submitted, its state, and why it ended.
 
-The state of an attempt has four sources, asked in this order: squeue, sacct where there is one, the launcher's pid for
-local attempts, and the attempt's own exit.json. Where none of them knows, the answer is UNKNOWN with the reason.
+The state of an attempt has four sources, asked in this order: squeue, sacct if it is installed, the launcher's PID for
+local attempts, and the attempt's exit.json. If none of them knows, the state is UNKNOWN, with the reason.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ STATE_OF_REASON = {
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """The document of `job.json`: how to find the job of an attempt again. `submitted` is seconds since the epoch."""
+    """Contents of `job.json`: how to find the job of an attempt again. `submitted` is seconds since the epoch."""
 
     scheduler: Literal["slurm", "local"]
     submitted: float
     job_id: str | None = None
     launcher: Launcher | None = None
     total_steps: int | None = None
-    """Step at which the run ends; None where another program than `bsl train` counts."""
+    """Step at which the run ends; None for programs other than `bsl train`."""
 
     @property
     def label(self) -> str:
-        """What people call it: `job 1234`, or `pid 567 on host`."""
+        """The job for people: `job 1234`, or `pid 567 on host`."""
         return f"pid {self.launcher.pid} on {self.launcher.host}" if self.launcher else f"job {self.job_id}"
 
 
@@ -53,10 +53,10 @@ def write_job(attempt: AttemptDir, record: JobRecord) -> None:
 
 
 def read_job(attempt: AttemptDir) -> JobRecord | None:
-    """The job of an attempt, which it shares with its requeues; None where nothing was submitted (yet).
+    """Return the job of an attempt, which it shares with its requeues; None if nothing was submitted (yet).
 
     Raises:
-        RunDirError: `job.json` cannot be read, or is of another kind.
+        RunDirError: `job.json` cannot be read, or is not a job record.
     """
     if not attempt.job.exists():
         first = run_of(attempt).attempt(attempt.base_name)
@@ -72,11 +72,11 @@ def read_job(attempt: AttemptDir) -> JobRecord | None:
             total_steps=document["total_steps"],
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise RunDirError(f"{attempt.job}: not the record of a job ({error!r})") from error
+        raise RunDirError(f"{attempt.job}: not a job record ({error!r})") from error
 
 
 def read_exit(attempt: AttemptDir) -> dict[str, Any] | None:
-    """The document of `exit.json`; None where the attempt left none, or only a torn one."""
+    """Return the contents of `exit.json`; None if the attempt left none, or an incomplete one."""
     try:
         document = read_json(attempt.exit)
     except RunDirError:
@@ -85,12 +85,12 @@ def read_exit(attempt: AttemptDir) -> dict[str, Any] | None:
 
 
 def query_attempt(attempt: AttemptDir) -> JobInfo:
-    """What is known of the attempt's job, from the first source that knows. Never raises for want of Slurm."""
+    """Return what is known about the attempt's job, from the first source that knows it. Works without Slurm."""
     return query_attempts([attempt])[attempt.name]
 
 
 def query_attempts(attempts: Iterable[AttemptDir], *, ask_slurm: bool = True) -> dict[str, JobInfo]:
-    """As `query_attempt` for several attempts of one run, by name, asking Slurm once for all."""
+    """Like `query_attempt`, for several attempts of one run, by name. Slurm is asked once for all."""
     records = {attempt.name: (attempt, read_job(attempt)) for attempt in attempts}
     job_ids = [record.job_id for _, record in records.values() if record and record.job_id]
     jobs, why = ask_about(job_ids) if ask_slurm else ({}, "Slurm was not asked")
@@ -98,18 +98,18 @@ def query_attempts(attempts: Iterable[AttemptDir], *, ask_slurm: bool = True) ->
 
 
 def ask_about(job_ids: Iterable[str]) -> tuple[dict[str, JobInfo], str]:
-    """What Slurm knows of the jobs, and why it does not know the others."""
+    """Return what Slurm knows about the jobs, and why the others are unknown."""
     try:
-        return query_jobs(job_ids), "squeue knows it no more, and sacct does not know it or is missing"
+        return query_jobs(job_ids), "the job has left squeue, and sacct has no record of it (or is not installed)"
     except SlurmUnavailable as error:
         return {}, error.message
 
 
 def attempt_state(attempt: AttemptDir, record: JobRecord | None, jobs: dict[str, JobInfo], why_unknown: str) -> JobInfo:
-    """The state of one attempt. `jobs` is what Slurm said; `why_unknown` is why it said nothing of the others."""
+    """Return the state of one attempt. `jobs` is Slurm's answer; `why_unknown` says why a job is not in it."""
     ended = read_exit(attempt)
     if record is None:
-        return unknown("", "nothing was submitted, or `bsl submit` was killed before it could note the job")
+        return unknown("", "nothing was submitted, or `bsl submit` was killed before it could record the job")
     if record.launcher is not None:
         return launcher_state(record.launcher, ended)
     job_id = record.job_id or ""
@@ -128,7 +128,7 @@ def launcher_state(launcher: Launcher, ended: dict[str, Any] | None) -> JobInfo:
     if ended is not None:
         return _local(launcher, ended_state(job_id, ended))
     if not launcher.is_here:
-        return _local(launcher, unknown(job_id, f"it was started on {launcher.host}: only that machine knows"))
+        return _local(launcher, unknown(job_id, f"it was started on {launcher.host}, and only that machine can tell"))
     return _local(launcher, unknown(job_id, "the launcher is gone and left no exit.json: it was killed"))
 
 
@@ -137,7 +137,7 @@ def _local(launcher: Launcher, info: JobInfo) -> JobInfo:
 
 
 def ended_state(job_id: str, ended: dict[str, Any]) -> JobInfo:
-    """The state that `exit.json` tells of."""
+    """Return the state that `exit.json` records."""
     reason = str(ended["reason"])
     return JobInfo(
         job_id,
@@ -151,12 +151,12 @@ def ended_state(job_id: str, ended: dict[str, Any]) -> JobInfo:
 
 
 def unknown(job_id: str, why: str) -> JobInfo:
-    """The answer where no source knows."""
+    """The answer if no source knows the job."""
     return JobInfo(job_id, JobState.UNKNOWN, "", "none", reason=why)
 
 
 def is_latest_of_its_job(attempt: AttemptDir) -> bool:
-    """Whether no requeue followed: what Slurm says of a job is about its last start."""
+    """Whether no requeue followed: Slurm's answer is about the last start of a job."""
     siblings = (each.name for each in run_of(attempt).attempts() if each.base_name == attempt.base_name)
     return list(siblings)[-1:] == [attempt.name]
 
@@ -167,5 +167,5 @@ def run_of(attempt: AttemptDir) -> RunDir:
 
 
 def age_s(attempt: AttemptDir) -> float:
-    """Seconds since the attempt's directory was made or last changed."""
+    """Return the seconds since the attempt's directory was created or last changed."""
     return time.time() - attempt.path.stat().st_mtime

@@ -1,14 +1,15 @@
-"""Checkpoints on disk, in DeepSpeed's layout. Files only: what is in them is read elsewhere.
+"""Checkpoints on disk, in DeepSpeed's layout. Only files and folders: the tensors are read elsewhere.
 
     CHECKPOINTS/
-      global_step20/                        one checkpoint; checkpoint.json in it says what it is and lists its files
+      global_step20/                        one checkpoint; its checkpoint.json says what it is and lists its files
       latest                                name of the newest one
       latest_checkpointed_iteration.txt     its step (Megatron's name for it)
       .saving-global_step20/global_step20/  one that is being written
-      .saving-global_step20/commit          it is complete: only its name is missing
+      .saving-global_step20/commit          it is complete and only has to be renamed
 
-A checkpoint is written whole in its `.saving-` folder, then renamed; `latest` comes last. So at every moment, whatever
-is killed, `latest` names a complete checkpoint or does not exist, and `finish_interrupted` can finish or forget.
+A checkpoint is written completely in its `.saving-` folder, then renamed; `latest` is written last. So whatever is
+killed, and when, `latest` names a complete checkpoint or does not exist, and `finish_interrupted` completes or discards
+what is left.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ class CheckpointsDir:
         return self.path / tag
 
     def staging(self, tag: str) -> Path:
-        """Where the checkpoint `tag` is written before it gets its name; it holds a folder of that name."""
+        """Where checkpoint `tag` is written before it is renamed; contains a folder of that name."""
         return self.path / f"{_STAGING}{tag}"
 
     def tags(self) -> list[str]:
-        """Names of the checkpoints that are there, oldest step first."""
+        """Names of the existing checkpoints, lowest step first."""
         names = (path.name for path in self.path.glob("global_step*") if path.is_dir())
         return sorted((name for name in names if _step_of(name) is not None), key=lambda name: _step_of(name) or 0)
 
@@ -72,8 +73,7 @@ def _step_of(tag: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """What a checkpoint is: `checkpoint.json`. `model` holds the sizes that its tensors depend on, `files` sizes in
-    bytes by name."""
+    """Contents of `checkpoint.json`. `model` has the sizes that tensors depend on, `files` the size of each file."""
 
     step: int
     consumed_samples: int
@@ -84,12 +84,12 @@ class CheckpointRecord:
     config: dict[str, Any] = field(default_factory=dict)
     """The resolved run file of the attempt that saved it."""
     code: dict[str, Any] = field(default_factory=dict)
-    """What saved it: git revision, whether there were changes on top of it, versions."""
+    """The code that saved it: git revision, whether there were uncommitted changes, versions."""
     converted_from: dict[str, Any] | None = None
-    """The checkpoint that it was converted from, `path` and `topology`, and whether `random_states` are kept or new."""
+    """The checkpoint it was converted from (`path`, `topology`), and whether `random_states` were kept or are new."""
 
     def differences(self, other: CheckpointRecord) -> list[str]:
-        """What keeps a run described by `other` from loading this checkpoint, in words; step and files do not count."""
+        """Return, in words, why a run described by `other` cannot load this checkpoint; step and files do not count."""
         mine, theirs = ({**record.topology, "precision": record.precision, **record.model} for record in (self, other))
         return [
             f"{key} is {_shown(mine.get(key))} in the checkpoint and {_shown(theirs.get(key))} in the run"
@@ -103,7 +103,7 @@ def _shown(value: Any) -> str:
 
 
 def is_checkpoint_name(path: Path) -> bool:
-    """Whether the folder `path` is called as a checkpoint is, whatever it holds."""
+    """Whether `path` is a folder with the name of a checkpoint, whatever it contains."""
     return _step_of(path.name) is not None and path.is_dir()
 
 
@@ -118,7 +118,7 @@ def digests_path(folder: Path, rank: int) -> Path:
 
 
 def list_files(folder: Path) -> dict[str, int]:
-    """Sizes of the files of a checkpoint, its own record left out."""
+    """Return the sizes of the files of a checkpoint, without its own record."""
     return {
         str(path.relative_to(folder)): path.stat().st_size
         for path in sorted(folder.rglob("*"))
@@ -127,13 +127,13 @@ def list_files(folder: Path) -> dict[str, int]:
 
 
 def write_record(folder: Path, record: CheckpointRecord) -> None:
-    """Describe the checkpoint in `folder`."""
+    """Write the record of the checkpoint in `folder`."""
     document = {"schema_version": SCHEMA_VERSION, **asdict(record)}
     write_atomically(record_path(folder), json.dumps(document, indent=2) + "\n")
 
 
 def read_record(folder: Path) -> CheckpointRecord:
-    """The record of the checkpoint in `folder`.
+    """Return the record of the checkpoint in `folder`.
 
     Raises:
         CheckpointError: there is none, or it cannot be read.
@@ -146,28 +146,28 @@ def read_record(folder: Path) -> CheckpointRecord:
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{folder}: not a checkpoint of `bsl train` (it has no {path.name})",
-            hint="checkpoint.load names a global_stepN folder, or a folder that holds some and a file `latest`",
+            hint="checkpoint.load names a global_stepN folder, or a folder with such folders and a file `latest`",
         ) from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(
-            f"{path}: not the record of a checkpoint ({type(error).__name__}: {error})", hint=_OTHER_CHECKPOINT
+            f"{path}: not a checkpoint record ({type(error).__name__}: {error})", hint=_OTHER_CHECKPOINT
         ) from error
 
 
 def require_complete(folder: Path, record: CheckpointRecord) -> None:
-    """Check that every file of the checkpoint is there in its full length.
+    """Check that every file of the checkpoint exists and has its full size.
 
     Raises:
-        CheckpointError: naming the first that is not.
+        CheckpointError: names the first that does not.
     """
     for problem in find_incomplete(folder, record).values():
         raise CheckpointError(problem, hint=_OTHER_CHECKPOINT)
 
 
 def find_incomplete(folder: Path, record: CheckpointRecord) -> dict[str, str]:
-    """What is wrong with each file, by its name, that is not there or not in its full length."""
+    """Return what is wrong with each file that is missing or has another size, by its name."""
     problems = {}
     for name, size in record.files.items():
         path = folder / name
@@ -182,13 +182,13 @@ def find_incomplete(folder: Path, record: CheckpointRecord) -> dict[str, str]:
 
 
 def find_checkpoint(load: str, own: CheckpointsDir) -> Path | None:
-    """The checkpoint folder that `checkpoint.load` means, or None to start at step 0.
+    """Return the checkpoint folder that `checkpoint.load` selects, or None to start at step 0.
 
-    A path elsewhere is where the run begins: from its first own checkpoint on it goes on from those, so that neither a
-    requeue nor the next attempt goes back.
+    A path outside the run's own folder only says where the run begins. Once the run has checkpoints of its own, it
+    resumes from those, so that neither a requeue nor the next attempt goes back.
 
     Raises:
-        CheckpointError: it means one that is not there. Starting at step 0 instead would be a silent loss.
+        CheckpointError: the checkpoint does not exist. Starting at step 0 instead would silently lose progress.
     """
     if load == "none":
         return None
@@ -202,7 +202,7 @@ def find_checkpoint(load: str, own: CheckpointsDir) -> Path | None:
         return named
     newest = _newest(CheckpointsDir(named)) if named.is_dir() else None
     if newest is None:
-        raise CheckpointError(f"checkpoint.load: {load}: holds no checkpoint")
+        raise CheckpointError(f"checkpoint.load: {load}: contains no checkpoint")
     return newest
 
 
@@ -213,7 +213,7 @@ def _newest(checkpoints: CheckpointsDir) -> Path | None:
         if not checkpoints.tags():
             return None
         raise CheckpointError(
-            f"{checkpoints.latest}: missing, although {', '.join(checkpoints.tags())} are there",
+            f"{checkpoints.latest}: missing, although there are checkpoints: {', '.join(checkpoints.tags())}",
             hint="set checkpoint.load to one of these folders, or to `none` to start at step 0",
         ) from None
     except OSError as error:
@@ -221,14 +221,14 @@ def _newest(checkpoints: CheckpointsDir) -> Path | None:
     folder = checkpoints.folder(tag)
     if not tag or not folder.is_dir():
         raise CheckpointError(
-            f"{checkpoints.latest}: " + (f"names {tag}, which is not there" if tag else "is empty"),
-            hint=f"there are {', '.join(checkpoints.tags()) or 'no checkpoints'}; write the name of one into it",
+            f"{checkpoints.latest}: " + (f"names {tag}, which does not exist" if tag else "is empty"),
+            hint=f"there are {', '.join(checkpoints.tags()) or 'no checkpoints'}; write the name of one into this file",
         )
     return folder
 
 
 def begin_checkpoint(checkpoints: CheckpointsDir, tag: str) -> Path:
-    """An empty folder into which the checkpoint `tag` is to be written (in a folder of its name)."""
+    """Create and return an empty folder for checkpoint `tag`, which is written to a folder of its name in there."""
     staging = checkpoints.staging(tag)
     shutil.rmtree(staging, ignore_errors=True)
     (staging / tag).mkdir(parents=True)
@@ -236,7 +236,7 @@ def begin_checkpoint(checkpoints: CheckpointsDir, tag: str) -> Path:
 
 
 def commit_checkpoint(checkpoints: CheckpointsDir, tag: str, step: int) -> None:
-    """Give the checkpoint that was written its name, and point `latest` to it. Its files are synced already."""
+    """Rename the finished checkpoint into place and point `latest` to it. Its files are already synced."""
     staging = checkpoints.staging(tag)
     for folder in _folders(staging / tag):
         sync_path(folder)
@@ -245,12 +245,12 @@ def commit_checkpoint(checkpoints: CheckpointsDir, tag: str, step: int) -> None:
 
 
 def _finish_commit(checkpoints: CheckpointsDir, tag: str, step: int) -> None:
-    """What is left of a commit that has begun; each part may have been done already."""
+    """Complete a commit that has begun; each part may already be done."""
     staging = checkpoints.staging(tag)
     staged, final = staging / tag, checkpoints.folder(tag)
     if staged.is_dir():
         if final.exists():
-            # Replacing what `latest` may name: let it name the staged one, which is complete, meanwhile.
+            # `latest` may name the folder that is replaced: until the rename it names the complete, staged one.
             write_atomically(checkpoints.latest, f"{staging.name}/{tag}")
             shutil.rmtree(final)
         staged.rename(final)
@@ -263,7 +263,7 @@ def _finish_commit(checkpoints: CheckpointsDir, tag: str, step: int) -> None:
 
 
 def finish_interrupted(checkpoints: CheckpointsDir) -> None:
-    """Tidy up after a save that was killed: finish it where only the naming is left, else remove it."""
+    """Clean up after a save that was killed: complete it if only the renaming is left, else remove it."""
     for staging in checkpoints.stagings():
         commit = staging / _COMMIT
         if commit.is_file():
@@ -278,7 +278,7 @@ def _folders(top: Path) -> Iterator[Path]:
 
 
 def sync_path(path: Path) -> None:
-    """Make a file's content, or a folder's names, survive a power cut."""
+    """Make the contents of a file, or the names in a folder, survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,14 +1,14 @@
 """Per-rank records: heartbeats and events, appended as JSON lines, one writer per file.
 
-Writing never blocks training: records go into a bounded queue that a thread empties; when it is full they are
-counted and dropped. Each record is one `write` to a file opened with O_APPEND. Readers tolerate a torn last line.
+Writing never blocks training: records go into a bounded queue that a thread empties. If the queue is full, they are
+dropped and counted. Each record is one `write` to a file opened with O_APPEND. Readers tolerate a torn last line.
 
 A record is `{"kind", "time", "mono", "step", ...}`. Kinds: `start` (world, coordinate, host, pid), `heartbeat`
 (phase: the rank has just entered it), `step` (loss, seconds, tflops, ... from the ranks that know them), `save`
 (path, seconds), `load` (path), `evaluation` (loss, samples, seconds), `fault` (what was injected), `guards` (interval,
 cost), `guard` (what a guard found: check, tensor, coordinates, text), `dropped` (how many records were lost), `end`
 (reason).
-`time` is wall clock seconds, `mono` the monotonic clock of that host, `step` the optimizer step under way.
+`time` is wall clock seconds, `mono` the monotonic clock of that host, `step` the optimizer step in progress.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUEUE_SIZE = 1024
 
 
 class EventWriter:
-    """Appends the records of one rank to `path`. Any thread may call it; it never blocks, nor raises on disk errors."""
+    """Appends the records of one rank to `path`. Any thread may call it. It never blocks or raises on disk errors."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ class EventWriter:
         atexit.register(self.close)
 
     def write(self, kind: str, *, step: int | None = None, **fields: Any) -> None:
-        """Queue one record; dropped and counted when the queue is full."""
+        """Queue one record; drop and count it if the queue is full."""
         record = {"kind": kind, "time": time.time(), "mono": time.monotonic(), "step": step, **fields}
         try:
             self._queue.put_nowait(record)
@@ -47,7 +47,7 @@ class EventWriter:
             self._num_dropped += 1
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Write what is queued, waiting `timeout_s` at most, and stop. Idempotent."""
+        """Write what is queued, waiting at most `timeout_s`, and stop. Idempotent."""
         if self._thread.is_alive():
             try:
                 self._queue.put(None, timeout=timeout_s)
@@ -66,12 +66,12 @@ class EventWriter:
         try:
             os.write(self._descriptor, (json.dumps(record, default=str) + "\n").encode())
         except OSError:
-            # A full or unreachable disk must not end a training.
+            # A full or unreachable disk must not end the training.
             self._num_dropped += 1
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of `path`, oldest first; a torn or foreign line is skipped, a missing file has none."""
+    """Yield the records of `path`, oldest first. Torn and foreign lines are skipped; a missing file has no records."""
     try:
         stream = path.open(encoding="utf-8", errors="replace")
     except OSError:
@@ -87,7 +87,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_last_events(path: Path, tail_bytes: int = 65536) -> list[dict[str, Any]]:
-    """The records in the last `tail_bytes` of `path`, oldest first: cheap on a file of any length."""
+    """Return the records in the last `tail_bytes` of `path`, oldest first: cheap for a file of any size."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)

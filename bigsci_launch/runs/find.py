@@ -1,4 +1,4 @@
-"""From what a person types to a run directory: a path, a name, a job id, or nothing."""
+"""Finds the run directory that a person means by a path, a name, a job ID, or nothing."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ LIST_HINT = "`bsl list` shows the runs that can be found; BSL_RUNS names another
 
 
 def runs_root() -> Path:
-    """Where runs are looked up by name: `$BSL_RUNS`, or `runs` in the current folder."""
+    """Return where runs are looked up by name: `$BSL_RUNS`, or `runs` in the current folder."""
     return Path(os.environ.get("BSL_RUNS") or "runs")
 
 
 def run_argument(run: RunDir) -> str:
-    """What to type for `run` from here: its name where that is enough, else its path, as one word of a shell."""
+    """Return what to type for `run` in the current folder: its name if that is enough, else its shell-quoted path."""
     return run.name if (runs_root() / run.name).resolve() == run.path else shlex.quote(str(run.path))
 
 
 def find_run(argument: str | None, job_id: str | None = None) -> RunDir:
-    """The run of a job id, or the run that `argument` names by path or by name; of neither: the run submitted last.
+    """Return the run of a job ID, or the run that `argument` names by path or name; without both, the latest run.
 
     Raises:
         RunDirError: there is no such run; SlurmUnavailable, JobNotFound: the job could not be found anywhere.
@@ -41,14 +41,14 @@ def find_run(argument: str | None, job_id: str | None = None) -> RunDir:
     if (named := runs_root() / argument).is_dir():
         return open_run(named)
     hint = f"for a Slurm job: `bsl spy --jobid {argument}`" if argument.isdigit() else LIST_HINT
-    raise RunDirError(f"no run {argument!r} under {runs_root()} (nor is it a path)", hint=hint)
+    raise RunDirError(f"no run {argument!r} under {runs_root()}, and it is not a path", hint=hint)
 
 
 def find_run_of_job(job_id: str) -> RunDir:
-    """The run that a Slurm job belongs to: by the job's comment, else by the job records of the runs that are here.
+    """Return the run of a Slurm job, found by the job's comment, else by the job records under `runs_root()`.
 
     Raises:
-        RunDirError: the job is none that `bsl` submitted; JobNotFound, SlurmUnavailable: no source knows it.
+        RunDirError: `bsl` did not submit the job; JobNotFound, SlurmUnavailable: no source knows it.
     """
     try:
         directory = query_job(job_id).run_directory
@@ -64,7 +64,7 @@ def find_run_of_job(job_id: str) -> RunDir:
 
 
 def latest_run() -> RunDir:
-    """The run whose newest attempt is the newest of all."""
+    """Return the run that was submitted last."""
     submitted = [(_last_submission(run), run.name, run) for run in find_runs(runs_root())]
     if not submitted:
         hint = f"{LIST_HINT}; `bsl spy --jobid ID` takes any Slurm job"
@@ -76,7 +76,7 @@ def _is_path(argument: str) -> bool:
     try:
         return "/" in argument or argument in (".", "..") or RunDir(Path(argument)).record.is_file()
     except OSError:
-        return True  # it is looked at as a path, and what is wrong with it is the answer
+        return True  # opening it as a path will report what is wrong with it
 
 
 def _last_submission(run: RunDir) -> float:
@@ -89,7 +89,7 @@ def _find_by_record(job_id: str) -> RunDir | None:
 
 
 def _records(run: RunDir) -> Iterator[JobRecord]:
-    """The job records of a run; a broken one is passed over, for it is another run that is looked for."""
+    """Yield the job records of a run. Broken ones are skipped: the run that is wanted may be another."""
     for attempt in run.attempts():
         with suppress(RunDirError):
             if record := read_job(attempt):

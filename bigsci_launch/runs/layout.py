@@ -1,23 +1,23 @@
-"""Every path of a run directory. No other module joins one.
+"""Every path in a run directory. No other module builds one.
 
 RUN/
-  run.json                    RunRecord: name, run id, when made, topology
+  run.json                    RunRecord: name, run ID, creation time, topology
   attempts/0001/              one Slurm job, or one start of the local launcher; a requeue adds `0001.r1`
     config.yaml               the resolved config; ranks read this and nothing else
     origins.json              where each value came from
     provenance.json           git revision, package versions, redacted environment, command line
-    dirty.diff                uncommitted changes of the code, when there are any
+    dirty.diff                uncommitted changes to the code, if there are any
     script.sh                 the rendered sbatch script
-    tools/                    the stand-alone helpers that the script runs, as they were at submission
-    job.json                  scheduler, job id, when submitted
+    tools/                    the stand-alone programs that the script runs, as they were at submission
+    job.json                  scheduler, job ID, time of submission
     job.out                   output of the batch step (start and end markers, srun's own messages)
     exit.json                 why the attempt ended
-    pids/rank-0003.json       who runs rank 3: host, pid, coordinate
+    pids/rank-0003.json       where rank 3 runs: host, PID, coordinate
     logs/rank-0003.log        output of rank 3, each line with its time
     events/rank-0003.jsonl    heartbeats and events of rank 3
     errors/rank-0003.json     the uncaught exception of rank 3
     exits/rank-0003.json      exit code or signal of rank 3
-    recorder/rank-0003.sock   where rank 3 answers with its recorded collectives; rank-0003.json: who is in which group
+    recorder/rank-0003.sock   socket on which rank 3 sends its recorded collectives; rank-0003.json: its groups
   checkpoints/                global_step20/, latest, latest_checkpointed_iteration.txt
   dumps/                      per-rank weight dumps: step-000005-before/rank-0003.safetensors
   spy/                        evidence bundles
@@ -40,7 +40,7 @@ _DUMP = re.compile(r"step-(\d+)-(before|after)")
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` beside `path`, sync it, and rename it into place: readers see the old file or the new one."""
+    """Write `text` next to `path`, sync it, and rename it into place: readers see the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -61,7 +61,7 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON document in `path`.
+    """Return the JSON document in `path`.
 
     Raises:
         RunDirError: the file is missing, unreadable or not JSON.
@@ -115,7 +115,7 @@ class AttemptDir:
 
     @property
     def job_output(self) -> Path:
-        """Output of the batch step; a requeue goes on in the file of the attempt that it belongs to."""
+        """Output of the batch step; a requeue appends to the file of the attempt that it belongs to."""
         return self.path.parent / self.base_name / "job.out"
 
     @property
@@ -177,7 +177,7 @@ class AttemptDir:
         return self.recorder / f"{rank_name(rank)}.json"
 
     def make(self) -> None:
-        """Create the directory and those that ranks write into."""
+        """Create the directory and the folders that ranks write to."""
         for folder in (self.pids, self.logs, self.events, self.errors, self.exits):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -220,7 +220,7 @@ class RunDir:
         return AttemptDir(self.attempts_folder / name)
 
     def attempts(self) -> list[AttemptDir]:
-        """Every attempt, oldest first; requeues follow the attempt that they belong to."""
+        """Return every attempt, oldest first; requeues follow the attempt that they belong to."""
         found = [path for path in _entries(self.attempts_folder) if _ATTEMPT.fullmatch(path.name) and path.is_dir()]
         return [AttemptDir(path) for path in sorted(found, key=_attempt_order)]
 
@@ -234,7 +234,7 @@ class RunDir:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in `folder`; nothing where there is no such folder."""
+    """Return the entries of `folder`; none if it does not exist."""
     try:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -251,7 +251,7 @@ def _attempt_order(path: Path) -> tuple[int, int]:
 
 
 def checkpoint_of_dump(folder: Path) -> Path | None:
-    """The checkpoint that a run saved at the moment of a dump of its weights; None where it saved none then."""
+    """Return the checkpoint that a run saved when it dumped its weights to `folder`; None if it saved none then."""
     match = _DUMP.fullmatch(folder.name)
     run = RunDir(folder.parent.parent)
     if match is None or run.dumps != folder.parent:
@@ -261,7 +261,7 @@ def checkpoint_of_dump(folder: Path) -> Path | None:
 
 
 def find_runs(root: Path) -> list[RunDir]:
-    """Every run directly under `root`, by name.
+    """Return every run directly under `root`, sorted by name.
 
     Raises:
         RunDirError: `root` cannot be read.
@@ -270,7 +270,7 @@ def find_runs(root: Path) -> list[RunDir]:
 
 
 def open_run(path: Path) -> RunDir:
-    """The run directory at `path`.
+    """Return the run directory at `path`.
 
     Raises:
         RunDirError: there is none, or it cannot be read.
@@ -278,7 +278,7 @@ def open_run(path: Path) -> RunDir:
     try:
         run = RunDir(path.resolve())
         is_run = run.record.is_file()
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
         raise RunDirError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if not is_run:
         raise RunDirError(

@@ -1,4 +1,4 @@
-"""One view of the logs of all ranks: merged by time, each line with its host, rank and coordinate."""
+"""The logs of all ranks in one view: merged by time, each line with its host, rank and coordinate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOLLOW_POLL_S = 0.5
 ASK_SLURM_EVERY_S = 30.0
 _STAMPED = re.compile(r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6})Z (?P<text>.*)", re.DOTALL)
 BATCH = -1
-"""Stands for a rank number in lines of the batch script."""
+"""Used as the rank of lines of the batch script."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -52,14 +52,14 @@ class MergedLogs:
         _allow_many_files()
 
     def lines(self) -> Iterator[str]:
-        """Every whole line that has not been given yet, merged by time."""
+        """Yield every complete line that was not yielded before, merged by time."""
         self._find_ranks()
         for line in heapq.merge(*(reader.new_lines() for reader in self._readers.values())):
             if self._filter.pattern is None or self._filter.pattern.search(line.text):
                 yield self._format(line)
 
     def follow(self, has_ended: Callable[[], bool]) -> Iterator[str]:
-        """Lines as ranks write them, until `has_ended` says so and nothing is left."""
+        """Yield lines as ranks write them, until `has_ended()` is true and no line is left."""
         while True:
             is_last = has_ended()
             yield from self.lines()
@@ -68,7 +68,7 @@ class MergedLogs:
             time.sleep(FOLLOW_POLL_S)
 
     def _find_ranks(self) -> None:
-        """Take in the logs that are there by now. Before any rank has one, the batch script's output stands in."""
+        """Open the logs that exist by now. Until a rank has one, the batch script's output is shown instead."""
         paths = sorted(self._attempt.logs.glob("rank-*.log"))
         for path in paths:
             rank = int(path.stem.partition("-")[2])
@@ -85,7 +85,7 @@ class MergedLogs:
         return self._filter.node is None or describe_rank(self._attempt, rank)[0] == self._filter.node
 
     def _label(self, rank: int) -> str:
-        """The label of a rank. Not kept before its pid record is there: a log may begin some moments earlier."""
+        """Return the label of a rank. It is cached once the rank's PID record exists: the log may begin earlier."""
         if rank not in self._labels:
             node, label = describe_rank(self._attempt, rank)
             if not node:
@@ -99,7 +99,7 @@ class MergedLogs:
 
 
 class LogReader:
-    """Reads one log from where it was left, whole lines only; a missing file has none yet."""
+    """Reads one log incrementally, in complete lines; a missing file has none yet."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self._path = path
@@ -116,21 +116,21 @@ class LogReader:
             stream.seek(self._offset)
             for raw in stream:
                 if not raw.endswith(b"\n"):
-                    return  # the rest is still to come
+                    return  # the rest of this line has not been written yet
                 self._offset += len(raw)
                 yield self._parse(raw.decode("utf-8", "replace").rstrip("\r\n"))
 
     def _parse(self, text: str) -> LogLine:
         match = _STAMPED.fullmatch(text)
         if match is not None:
-            # A clock that was set back must not break the merge.
+            # A clock that is set back must not break the merge.
             self._last_stamp = max(self._last_stamp, match["stamp"])
         shown = match["text"] if match else text
         return LogLine(self._last_stamp, self._rank, shown.rpartition("\r")[2])
 
 
 def describe_rank(attempt: AttemptDir, rank: int) -> tuple[str, str]:
-    """The node of a rank, and its label `n3 rank 5 dp0 pp1 tp1`, from its pid record."""
+    """Return the node of a rank and its label `n3 rank 5 dp0 pp1 tp1`, from its PID record."""
     try:
         identity = read_json(attempt.pid_file(rank))
         node, at = str(identity["node"]), identity["coordinate"]
@@ -140,7 +140,7 @@ def describe_rank(attempt: AttemptDir, rank: int) -> tuple[str, str]:
 
 
 def parse_ranks(text: str) -> frozenset[int]:
-    """The ranks in `0-3,7`.
+    """Parse ranks such as `0-3,7`.
 
     Raises:
         ValueError: anything else.
@@ -155,7 +155,7 @@ def parse_ranks(text: str) -> frozenset[int]:
 
 
 def end_detector(attempt: AttemptDir) -> Callable[[], bool]:
-    """A function that says whether the attempt has ended: by its exit.json, else by asking each half minute at most."""
+    """Return a function that says whether the attempt has ended: from exit.json, else by asking at most every 30 s."""
     asked = time.monotonic() - ASK_SLURM_EVERY_S + 2
 
     def has_ended() -> bool:
@@ -172,7 +172,7 @@ def end_detector(attempt: AttemptDir) -> Callable[[], bool]:
 
 
 def _allow_many_files() -> None:
-    """Raise the limit of open files as far as allowed: merging reads a file per rank."""
+    """Raise the limit on open files as far as allowed: merging reads one file per rank."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What `bsl status` and `bsl list` say: plain lines and JSON documents of values from `status`. Pure."""
+"""The output of `bsl status` and `bsl list`: plain lines and JSON documents from the values of `status`. Pure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from bigsci_launch.units import format_age, format_slurm_duration
 
 SCHEMA_VERSION = 1
 SILENT_AFTER_S = 120.0
-"""From this age on the newest heartbeat of the slowest rank is called old, and the next command is named."""
+"""If the newest heartbeat of the slowest rank is older than this, `bsl status` suggests `bsl spy`."""
 
 
 def status_lines(status: RunStatus) -> list[str]:
-    """The status as lines `name   value`, then what to do about it."""
+    """Return the status as lines `name   value`, followed by what to do next."""
     facts = [*_identity(status), *_progress(status), *_ranks(status), *_ending(status)]
     width = max(len(name) for name, _ in facts)
     return [f"{name:<{width}}  {value}" for name, value in facts] + _advice(status)
 
 
 def job_lines(job: JobInfo) -> list[str]:
-    """Slurm's part alone, for a job that `bsl` did not submit."""
+    """Return only what Slurm knows, for a job that `bsl` did not submit."""
     facts = [("job", f"{job.job_id} ({job.name or 'unnamed'}), not submitted by bsl"), *_job_facts(job)]
     width = max(len(name) for name, _ in facts)
     return [f"{name:<{width}}  {value}" for name, value in facts]
@@ -81,11 +81,11 @@ def _ranks(status: RunStatus) -> list[tuple[str, str]]:
 
 
 def slowest_text(slow: RankSign, asked: float) -> str:
-    """Who the slowest rank is, and for how long it has been silent."""
+    """Return who the slowest rank is, and for how long it has been silent."""
     age = format_age(max(0.0, asked - slow.time))
     who = f"rank {slow.rank} ({slow.coordinate}) on {slow.node}"
     if slow.phase is None:
-        return f"{who}: no heartbeat since its start {age} ago"
+        return f"{who}: no heartbeat since it started {age} ago"
     at = f" at step {slow.step}" if slow.step is not None else ""
     return f"{who}: newest heartbeat {age} ago, in {slow.phase}{at}"
 
@@ -113,7 +113,7 @@ def failure_text(failure: dict[str, Any]) -> str:
 def _advice(status: RunStatus) -> list[str]:
     run = run_argument(status.run)
     if status.lost_nodes:
-        return [f"next: bsl cancel {run}; then submit it with --set slurm.exclude={status.lost_nodes[0].name}"]
+        return [f"next: bsl cancel {run}; then submit it again with --set slurm.exclude={status.lost_nodes[0].name}"]
     failure = (status.exit or {}).get("first_failure")
     if failure is not None and not status.job.state.is_active:
         return [f"next: bsl logs {run} --rank {failure.get('rank')}"]
@@ -124,7 +124,7 @@ def _advice(status: RunStatus) -> list[str]:
 
 
 def status_document(status: RunStatus) -> dict[str, Any]:
-    """The JSON document of `bsl status`. Times are seconds since the epoch, ages and durations seconds."""
+    """Return the JSON document of `bsl status`. Times are seconds since the epoch; ages and durations are seconds."""
     return {
         "schema_version": SCHEMA_VERSION,
         "run": {"name": status.run.name, "directory": str(status.run.path)},
@@ -144,7 +144,7 @@ def status_document(status: RunStatus) -> dict[str, Any]:
 
 
 def job_document(job: JobInfo) -> dict[str, Any]:
-    """What is known of a job; `job_id` is a pid for a local attempt."""
+    """Return what is known about a job; `job_id` is a PID for a local attempt."""
     return {
         "job_id": job.job_id or None,
         "state": job.state.value,
@@ -163,7 +163,7 @@ def job_document(job: JobInfo) -> dict[str, Any]:
 
 
 def foreign_job_document(job: JobInfo) -> dict[str, Any]:
-    """The JSON document of `bsl status --jobid` for a job that `bsl` did not submit."""
+    """Return the JSON document of `bsl status --jobid` for a job that `bsl` did not submit."""
     return {"schema_version": SCHEMA_VERSION, "run": None, "job": job_document(job)}
 
 
@@ -197,7 +197,7 @@ LIST_COLUMNS = ("run", "state", "attempt", ">step", "job", ">last sign", "direct
 
 
 def list_rows(summaries: Sequence[RunSummary], now: float) -> list[list[str]]:
-    """The rows of `bsl list` under `LIST_COLUMNS`."""
+    """Return the rows of `bsl list` under `LIST_COLUMNS`."""
     return [_list_row(summary, now) for summary in summaries]
 
 
@@ -212,13 +212,13 @@ def _list_row(summary: RunSummary, now: float) -> list[str]:
 
 
 def _from_here(path: Path) -> str:
-    """The path as a person types it: relative where it lies below the current folder."""
+    """Return the path as a person types it: relative if it is below the current folder."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def list_document(summaries: Sequence[RunSummary], root: str) -> dict[str, Any]:
-    """The JSON document of `bsl list`."""
+    """Return the JSON document of `bsl list`."""
     return {
         "schema_version": SCHEMA_VERSION,
         "root": root,

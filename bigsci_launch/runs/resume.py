@@ -1,4 +1,4 @@
-"""Whether the checkpoint from which a run would go on is sound and of that run; asked before a job is queued."""
+"""Checks, before a job is queued, that the checkpoint it would resume from is sound and belongs to the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bigsci_launch.topology import Topology
 def describe_run(
     config: RunConfig, topology: Topology, *, step: int = 0, consumed_samples: int = 0
 ) -> CheckpointRecord:
-    """What a checkpoint of this run is, its files left out."""
+    """Return the record of a checkpoint of this run, without its files."""
     model = config.model
     return CheckpointRecord(
         step=step,
@@ -37,7 +37,7 @@ def describe_run(
             "tied_embeddings": model.tied_embeddings,
             "embedding_norm": model.embedding_norm,
             "partition_method": config.parallelism.partition_method,
-            # Learned ones go without saying: checkpoints of before there were others stay loadable.
+            # Learned positions are not recorded, so that checkpoints from before there was a choice stay loadable.
             **({} if model.positions == "learned" else {"positions": model.positions}),
         },
         files={},
@@ -46,10 +46,10 @@ def describe_run(
 
 
 def require_same_run(folder: Path, record: CheckpointRecord, run: CheckpointRecord) -> None:
-    """Check that the run described by `run` can go on from a checkpoint.
+    """Check that the run described by `run` can resume from a checkpoint.
 
     Raises:
-        CheckpointError: naming all that differs.
+        CheckpointError: names everything that differs.
     """
     differences = record.differences(run)
     if not differences:
@@ -57,12 +57,12 @@ def require_same_run(folder: Path, record: CheckpointRecord, run: CheckpointReco
     hint = "use the model, parallelism and precision of the run that saved it, or set checkpoint.load: none"
     if not _reshaped(record, run).differences(run):
         sizes = " ".join(f"--{axis} {size}" for axis, size in run.topology.items())
-        hint = f"bsl checkpoint convert {shlex.quote(str(folder))} {sizes} -o FOLDER, then checkpoint.load: FOLDER"
-    raise CheckpointError(f"{folder}: of another run: {'; '.join(differences)}", hint=hint)
+        hint = f"bsl checkpoint convert {shlex.quote(str(folder))} {sizes} -o FOLDER, then set checkpoint.load: FOLDER"
+    raise CheckpointError(f"{folder}: saved by another run: {'; '.join(differences)}", hint=hint)
 
 
 def _reshaped(record: CheckpointRecord, run: CheckpointRecord) -> CheckpointRecord:
-    """`record` with all that a conversion changes as `run` has it."""
+    """Return `record` with everything that a conversion can change set as in `run`."""
     model = {**record.model, "padded_vocab_size": run.model["padded_vocab_size"]}
     return replace(record, topology=run.topology, model=model)
 
@@ -70,12 +70,12 @@ def _reshaped(record: CheckpointRecord, run: CheckpointRecord) -> CheckpointReco
 def verify_resume(
     config: RunConfig, topology: Topology, checkpoints: CheckpointsDir, report_progress: Progress = no_progress
 ) -> Path | None:
-    """The checkpoint from which the next attempt goes on, found sound; None where it starts at step 0.
+    """Return the checkpoint from which the next attempt resumes, verified; None if it starts at step 0.
 
-    One that was verified before, and has not changed since, is not read again.
+    A checkpoint that was verified before and has not changed since is not read again.
 
     Raises:
-        CheckpointError: it is missing, damaged, or of another model, topology or precision.
+        CheckpointError: it is missing or damaged, or has another model, topology or precision.
     """
     folder = find_checkpoint(config.checkpoint.load, checkpoints)
     if folder is None:
@@ -87,14 +87,14 @@ def verify_resume(
         problems = find_damage(folder, report_progress)
     if problems:
         raise CheckpointError(
-            "; ".join(problems[:5]), hint="`bsl checkpoint list` shows the others; checkpoint.load names one of them"
+            "; ".join(problems[:5]), hint="`bsl checkpoint list` shows the others; set checkpoint.load to one of them"
         )
     mark_verified(folder)
     return folder
 
 
 def require_not_lost(run: RunDir) -> None:
-    """Check that a run without a checkpoint has never saved one: beginning again at step 0 would be a silent loss.
+    """Check that a run without a checkpoint never saved one: starting again at step 0 would silently lose progress.
 
     Raises:
         CheckpointError: it has.
@@ -103,7 +103,7 @@ def require_not_lost(run: RunDir) -> None:
         saved = [event for event in read_last_events(attempt.event_file(0)) if event.get("kind") == "save"]
         if saved:
             raise CheckpointError(
-                f"{run.checkpoints}: holds no checkpoint, although attempt {attempt.name} saved one after step "
+                f"{run.checkpoints}: contains no checkpoint, although attempt {attempt.name} saved one after step "
                 f"{saved[-1].get('step')}",
-                hint="put it back, or set checkpoint.load to `none` to start at step 0",
+                hint="restore it, or set checkpoint.load to `none` to start at step 0",
             )

@@ -1,7 +1,7 @@
-"""What a run is doing: its job, how far training is, which rank is slowest, and why an attempt ended.
+"""What a run is doing: its job, its progress, which rank is slowest, and why an attempt ended.
 
-Read from the run directory and from one question to Slurm. Ranks are judged by their own records alone: a rank whose
-newest record is oldest is the slowest, whatever the others say.
+The sources are the run directory and one query to Slurm. Ranks are judged only by their own records: the slowest rank
+is the one whose newest record is the oldest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EVENT_TAIL_BYTES = 16384
 class RankSign:
     """The newest sign of life of a rank: when (seconds since the epoch), in which phase, at which step.
 
-    `phase` is None for a rank that has written nothing: `time` is then its start.
+    `phase` is None for a rank that has written nothing; `time` is then its start.
     """
 
     rank: int
@@ -54,7 +54,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The newest whole checkpoint. `time` is when it was finished, seconds since the epoch."""
+    """The newest complete checkpoint. `time` is when it was finished, in seconds since the epoch."""
 
     path: Path
     time: float
@@ -62,7 +62,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """All that is known of a run at `asked` (seconds since the epoch), about its newest attempt."""
+    """Everything known at `asked` (seconds since the epoch) about a run and its newest attempt."""
 
     run: RunDir
     asked: float
@@ -80,7 +80,7 @@ class RunStatus:
 
 
 def read_status(run: RunDir) -> RunStatus:
-    """The status of the run's newest attempt.
+    """Return the status of the run's newest attempt.
 
     Raises:
         RunDirError: the run has no attempt, or its records cannot be read.
@@ -109,7 +109,7 @@ def read_status(run: RunDir) -> RunStatus:
 
 
 def read_topology(run: RunDir) -> Topology | None:
-    """The topology in `run.json`; None where it has none."""
+    """Return the topology in `run.json`; None if it has none."""
     document = read_json(run.record)
     try:
         return Topology(**document["topology"])
@@ -118,18 +118,18 @@ def read_topology(run: RunDir) -> Topology | None:
 
 
 def read_rank_events(attempt: AttemptDir) -> dict[int, list[dict[str, Any]]]:
-    """The newest records of every rank that has written any, oldest first."""
+    """Return the newest records of every rank that has written any, oldest first."""
     return {_rank_of(path): read_last_events(path, EVENT_TAIL_BYTES) for path in attempt.events.glob("rank-*.jsonl")}
 
 
 def read_signs(attempt: AttemptDir, events: dict[int, list[dict[str, Any]]]) -> list[RankSign]:
-    """The newest sign of life of every rank that was started. Its start counts where it has written nothing."""
+    """Return the newest sign of life of every started rank; its start, if it has written nothing."""
     signs = []
     for path in sorted(attempt.pids.glob("rank-*.json")):
         try:
             signs.append(_sign(read_json(path), events.get(_rank_of(path), [])))
         except (RunDirError, KeyError, TypeError, ValueError):
-            continue  # being written at this moment
+            continue  # it is being written right now
     return signs
 
 
@@ -149,13 +149,13 @@ def _sign(identity: dict[str, Any], events: list[dict[str, Any]]) -> RankSign:
 
 
 def find_slowest(signs: Iterable[RankSign]) -> RankSign | None:
-    """The rank whose newest record is oldest, among those that have not ended; None where all have."""
+    """Return the rank whose newest record is the oldest, among those that have not ended; None if all have."""
     running = [sign for sign in signs if not sign.has_ended]
     return min(running, key=lambda sign: (sign.time, sign.rank), default=None)
 
 
 def find_last_step(events: Iterable[list[dict[str, Any]]]) -> StepRecord | None:
-    """The newest `step` record of any rank."""
+    """Return the newest `step` record of any rank."""
     records = [event for tail in events for event in tail if event.get("kind") == "step" and event.get("step")]
     if not records:
         return None
@@ -171,7 +171,7 @@ def find_last_step(events: Iterable[list[dict[str, Any]]]) -> StepRecord | None:
 
 
 def find_last_checkpoint(run: RunDir) -> Checkpoint | None:
-    """The checkpoint that `latest` names; None where there is none."""
+    """Return the checkpoint that `latest` names; None if there is none."""
     folder = CheckpointsDir(run.checkpoints)
     try:
         path = folder.folder(folder.latest.read_text(encoding="utf-8").strip())
@@ -181,7 +181,7 @@ def find_last_checkpoint(run: RunDir) -> Checkpoint | None:
 
 
 def find_lost_nodes(job: JobInfo) -> tuple[NodeInfo, ...]:
-    """Nodes of a running job that Slurm cannot reach: squeue calls the job RUNNING until the node's time-out."""
+    """Return the nodes of a running job that Slurm cannot reach: squeue says RUNNING until the node times out."""
     if job.source != "squeue" or job.state.is_queued or not job.state.is_active or not job.hostlist:
         return ()
     try:
@@ -205,7 +205,7 @@ class RunSummary:
 
 
 def list_runs(root: Path) -> list[RunSummary]:
-    """Every run directly under `root`, the one that moved last first. Slurm is asked once for all that may be alive."""
+    """Return every run directly under `root`, the most recently active first. Slurm is asked once for all jobs."""
     opened = [_open(run) for run in find_runs(root)]
     alive = [entry.record.job_id for entry in opened if entry.record and entry.record.job_id and not entry.has_ended]
     jobs, why = ask_about(alive)

@@ -1,7 +1,7 @@
-"""Whether a checkpoint is what was saved, and which ones may go. Files only; neither torch nor pickle code is run.
+"""Checks that a checkpoint is what was saved, and chooses which may be deleted. Runs neither torch nor pickle code.
 
-Every rank leaves the digests of the files that it wrote beside those of its tensors. A checkpoint that was verified
-holds `verified.json` (when, and the newest change of its files then); one that is pinned holds `pinned`.
+Every rank stores the digests of the files that it wrote with those of its tensors. A verified checkpoint contains
+`verified.json` (when, and the newest change of its files at that time); a pinned one contains `pinned`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DELETING = ".deleting-"
 
 
 def file_digest(path: Path) -> str:
-    """xxh3-128 of a file's bytes.
+    """Return the xxh3-128 digest of a file.
 
     Raises:
         CheckpointError: xxhash is not installed.
@@ -50,9 +50,9 @@ def file_digest(path: Path) -> str:
 
 
 def find_damage(folder: Path, report_progress: Progress = no_progress) -> list[str]:
-    """What is wrong with the checkpoint in `folder`: one sentence per file; none where it is as it was saved.
+    """Return what is wrong with the checkpoint in `folder`: one sentence per file; none if it is as it was saved.
 
-    `report_progress` gets how many hundredths of the files are done, and the name of the next.
+    `report_progress` gets the percentage of files that are done, and the name of the next.
     """
     try:
         record = read_record(folder)
@@ -71,15 +71,15 @@ def find_damage(folder: Path, report_progress: Progress = no_progress) -> list[s
 
 
 def _find_other_bytes(path: Path, digest: str) -> str | None:
-    """What is wrong with the bytes of a file; None where they are those that were saved."""
+    """Return what is wrong with the contents of a file; None if they are what was saved."""
     try:
-        return None if file_digest(path) == digest else f"{path}: its bytes are not those that were saved"
+        return None if file_digest(path) == digest else f"{path}: its contents differ from what was saved"
     except OSError as error:
         return f"{path}: {error.strerror or error}"
 
 
 def saved_digests(folder: Path, record: CheckpointRecord) -> dict[str, str]:
-    """Digests of the files of a checkpoint, as the ranks that wrote them left them.
+    """Return the digests of the files of a checkpoint, as stored by the ranks that wrote them.
 
     Raises:
         CheckpointError: those of a rank are missing or cannot be read.
@@ -96,7 +96,7 @@ def saved_digests(folder: Path, record: CheckpointRecord) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointState:
-    """One checkpoint of a run, as it lies there. `bytes` is None where its record cannot be read."""
+    """One checkpoint of a run, as found on disk. `bytes` is None if its record cannot be read."""
 
     folder: Path
     step: int
@@ -105,7 +105,7 @@ class CheckpointState:
     is_pinned: bool
     is_verified: bool
     is_half_verified: bool = False
-    """Its verification goes on or was interrupted, or files have changed since it was verified."""
+    """Its verification is in progress or was interrupted, or files have changed since."""
 
     @property
     def document(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class CheckpointState:
 
 
 def list_checkpoints(checkpoints: CheckpointsDir) -> list[CheckpointState]:
-    """The checkpoints that are there, oldest first."""
+    """Return the existing checkpoints, oldest first."""
     latest = checkpoints.latest.read_text(encoding="utf-8").strip() if checkpoints.latest.is_file() else ""
     return [_state(checkpoints.folder(tag), latest) for tag in checkpoints.tags()]
 
@@ -152,8 +152,8 @@ def _begun_path(folder: Path) -> Path:
 
 @contextmanager
 def verifying(folder: Path) -> Iterator[None]:
-    """Keep a checkpoint from being deleted while it is verified; one that ends here otherwise stays kept."""
-    # A checkpoint that somebody else saved, or on a disk that is read only, can be verified too.
+    """Keep a checkpoint from being deleted while it is verified, and afterwards if the verification is interrupted."""
+    # A checkpoint of another user, or on a read-only disk, can be verified too.
     with suppress(OSError):
         _begun_path(folder).touch()
     yield
@@ -162,14 +162,14 @@ def verifying(folder: Path) -> Iterator[None]:
 
 
 def mark_verified(folder: Path) -> None:
-    """Note that the checkpoint was found as it was saved, where it may be written to."""
+    """Record that the checkpoint was found as it was saved, if its folder is writable."""
     mark = {"schema_version": 1, "time": time.time(), "newest_change": _newest_change(folder)}
     with suppress(OSError):
         write_atomically(_mark_path(folder), json.dumps(mark) + "\n")
 
 
 def is_verified(folder: Path) -> bool:
-    """Whether the checkpoint was verified, and no file of it has changed since."""
+    """Whether the checkpoint was verified and none of its files has changed since."""
     try:
         mark = json.loads(_mark_path(folder).read_text(encoding="utf-8"))
         return bool(mark["newest_change"] == _newest_change(folder))
@@ -178,14 +178,17 @@ def is_verified(folder: Path) -> bool:
 
 
 def _newest_change(folder: Path) -> int:
-    """Time of the newest change of any of the checkpoint's files, ns."""
+    """Return the newest modification time of the checkpoint's files, in ns."""
     names = [record_path(folder).name, *read_record(folder).files]
     return max((folder / name).stat().st_mtime_ns for name in names)
 
 
 def choose_prunable(states: Sequence[CheckpointState], keep: int) -> list[CheckpointState]:
-    """Which may go so that the newest `keep` stay. Never one that is pinned, half verified or named by `latest`, nor
-    the newest that was verified: none of those after it is known to be good."""
+    """Return which checkpoints may be deleted so that the newest `keep` stay.
+
+    A checkpoint that is pinned, half verified or named by `latest` always stays. So does the newest verified one,
+    because no later one is known to be good.
+    """
     kept = {state.folder for state in states[-keep:]}
     kept |= {state.folder for state in states if state.is_pinned or state.is_latest or state.is_half_verified}
     kept |= {state.folder for state in [state for state in states if state.is_verified][-1:]}
@@ -193,18 +196,18 @@ def choose_prunable(states: Sequence[CheckpointState], keep: int) -> list[Checkp
 
 
 def delete_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint; whatever is killed meanwhile, none is left half."""
+    """Delete a checkpoint. If this is killed, no half checkpoint is left under its name."""
     doomed = folder.with_name(f"{_DELETING}{folder.name}")
     folder.rename(doomed)
     shutil.rmtree(doomed)
 
 
 def finish_deletions(checkpoints: CheckpointsDir) -> None:
-    """Remove what an interrupted deletion has left."""
+    """Remove what interrupted deletions left behind."""
     for doomed in leftovers(checkpoints):
         shutil.rmtree(doomed, ignore_errors=True)
 
 
 def leftovers(checkpoints: CheckpointsDir) -> Iterator[Path]:
-    """Folders of deletions that were interrupted."""
+    """Yield the folders of interrupted deletions."""
     yield from checkpoints.path.glob(f"{_DELETING}*")

@@ -1,1 +1,1 @@
-"""Where ranks run: Slurm's own commands, or processes of this machine."""
+"""Where ranks run: under Slurm, through its own commands, or as processes on this machine."""

@@ -1,7 +1,7 @@
-"""The only door to Slurm's commands. Every call has a time limit and keeps what was run and what it said.
+"""Runs Slurm's commands; no other module does. Every call has a time limit and keeps the command and its output.
 
-Slurm's commands read many options from the environment (SLURM_*, SBATCH_*, SQUEUE_*, ...); inside an allocation
-those of the outer job would change the meaning of a call. They are taken out, but for those that say which cluster.
+Slurm's commands read many options from the environment (SLURM_*, SBATCH_*, SQUEUE_*, ...). Inside an allocation the
+variables of the outer job would change the meaning of a call, so all are removed except those that select a cluster.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bigsci_launch.errors import SlurmRefused, SlurmUnavailable
 DEFAULT_TIMEOUT_S = 30.0
 _SCRUBBED = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC|SCONTROL|PMI|PMIX)_.*")
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"})
-# Words of Slurm 20.11 to 24.11 for "the cluster is not there", as opposed to "the cluster says no".
+# How Slurm 20.11 to 24.11 say that the cluster cannot be reached, as opposed to refusing a request.
 _UNAVAILABLE = re.compile(
     r"Unable to contact slurm controller|Could not establish a configuration source|cannot stat file"
     r"|Socket timed out|slurmctld in standby mode|Connection refused|authentication error"
@@ -33,7 +33,7 @@ _UNAVAILABLE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A command that ended: what was run, its exit status, and all it printed."""
+    """A command that has ended: its arguments, exit status and output."""
 
     argv: tuple[str, ...]
     returncode: int
@@ -42,12 +42,12 @@ class Completed:
 
 
 def has_command(name: str) -> bool:
-    """Whether the command is installed; says nothing of a cluster behind it."""
+    """Whether the command is installed. That does not mean that a cluster answers."""
     return shutil.which(name) is not None
 
 
 def scrubbed_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without the variables that Slurm's commands take options from."""
+    """Return `environment` without the variables from which Slurm's commands take options."""
     return {name: value for name, value in environment.items() if not is_scrubbed(name)}
 
 
@@ -64,13 +64,13 @@ def run_slurm(
     cwd: Path | None = None,
     extra_environment: Mapping[str, str] | None = None,
 ) -> Completed:
-    """Run one of Slurm's commands and return what it said.
+    """Run one of Slurm's commands and return its result.
 
-    With `check` False any exit status is returned, unless its words say that Slurm is not there.
+    With `check` False any exit status is returned, unless the command reports that Slurm is unavailable.
 
     Raises:
         SlurmUnavailable: the command is missing, Slurm is not configured here, or its controller does not answer.
-        SlurmRefused: the command ended with another status than 0; the message holds Slurm's own words.
+        SlurmRefused: the exit status is not 0; the message contains Slurm's own.
     """
     if not has_command(argv[0]):
         raise SlurmUnavailable(
@@ -101,7 +101,7 @@ def unavailable(completed: Completed, why: str) -> SlurmUnavailable:
 
 
 def refused(completed: Completed) -> SlurmRefused:
-    """The error for a command that Slurm answered with no."""
+    """The error for a command that Slurm refused."""
     words = slurm_words(completed.stderr) or f"exit status {completed.returncode} and no message"
     return SlurmRefused(
         f"{completed.argv[0]}: Slurm refused: {words}",
@@ -112,7 +112,7 @@ def refused(completed: Completed) -> SlurmRefused:
 
 
 def slurm_words(stderr: str) -> str:
-    """Slurm's own message on one line: its last lines without the `sbatch: error: ` before each."""
+    """Return Slurm's own message on one line: its last three lines, without the prefix `sbatch: error: `."""
     lines = [re.sub(r"^[a-z_]+: (?:error|fatal): ", "", line).strip() for line in stderr.splitlines()]
     return "; ".join(_distinct(line for line in lines if line)[-3:])
 
@@ -146,10 +146,10 @@ def _run(argv: tuple[str, ...], timeout_s: float, cwd: Path | None, environment:
 
 
 def stream_slurm(argv: Sequence[str], *, stdin: str, until: Callable[[], float], on_line: Callable[[str], None]) -> str:
-    """Run a Slurm command that may not end, passing each line of its output on as it comes; return its stderr.
+    """Run a Slurm command that may never end, passing each line of its output on as it arrives; return its stderr.
 
-    At the moment `until()` (`time.monotonic()`, asked again after each line) the command is ended; what it had printed
-    has been passed on.
+    `until()` returns the deadline as a `time.monotonic()` value and is asked again after each line. At the deadline
+    the command is ended; every line printed before has been passed on.
 
     Raises:
         SlurmUnavailable: the command is missing.
@@ -195,7 +195,7 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """TERM first, so that srun takes its step with it."""
+    """End `process`: TERM first, so that srun also ends its step."""
     process.terminate()
     if _wait(process, 2.0) is None:
         process.kill()
@@ -203,7 +203,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _stop(process: subprocess.Popen[str]) -> str:
-    """End `process`: TERM first, so that srun takes its step with it. Returns what it wrote to stderr."""
+    """End `process`: TERM first, so that srun also ends its step. Returns its stderr."""
     process.terminate()
     try:
         return process.communicate(timeout=2)[1] or ""

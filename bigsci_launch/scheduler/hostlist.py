@@ -1,6 +1,7 @@
-"""Slurm's compressed node lists, in Slurm's order: the order of SLURM_NODEID, and so of ranks. Never sorted.
+"""Slurm's hostlists, such as `n[01-04,7],gpu-a001`.
 
-An expression is `n[01-04,7],gpu-a001`. `expand_hostlist` answers as `scontrol show hostnames` does.
+Names keep Slurm's order, which is the order of SLURM_NODEID and so of ranks: nothing here sorts. `expand_hostlist`
+gives the same names as `scontrol show hostnames`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ MAX_NODES = 65536
 
 
 def expand_hostlist(expression: str) -> list[str]:
-    """Every node name of `expression`, in its order, repeats kept.
+    """Return every node name in `expression`, in its order and with repeats.
 
     Raises:
-        ValueError: brackets that do not match, a range that is none, or more than `MAX_NODES` names.
+        ValueError: unbalanced brackets, an invalid range, or more than `MAX_NODES` names.
     """
     names: list[str] = []
     for part in _split_outside_brackets(expression):
@@ -30,7 +31,7 @@ def expand_hostlist(expression: str) -> list[str]:
 
 
 def compress_hostlist(names: Iterable[str]) -> str:
-    """`names` as one expression in the same order; neighbours that count up share a bracket."""
+    """Return `names` as one expression in the same order; neighbours with the same prefix share a bracket."""
     pieces: list[str] = []
     for (prefix, is_numbered), group in itertools.groupby(names, key=_prefix):
         members = list(group)
@@ -45,7 +46,7 @@ def compress_hostlist(names: Iterable[str]) -> str:
 
 def _split_outside_brackets(expression: str) -> list[str]:
     if expression.count("[") != expression.count("]") or re.search(r"\[[^\]]*\[|^[^\[]*\]", expression):
-        raise ValueError(f"{expression!r}: brackets do not match")
+        raise ValueError(f"{expression!r}: unbalanced brackets")
     return [part for part in re.split(r",(?![^\[]*\])", expression.strip()) if part]
 
 
@@ -91,5 +92,5 @@ def _compress_numbers(numbers: Sequence[str]) -> str:
 
 
 def _follows(run: list[str], number: str) -> bool:
-    """Whether `number` is what counting on from `run` in the width of its first number would print."""
+    """Whether `number` is the next number after `run`, printed with the width of its first number."""
     return number == f"{int(run[1]) + 1:0{len(run[0])}d}"

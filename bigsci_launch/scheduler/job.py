@@ -1,4 +1,4 @@
-"""What a scheduler knows of a job: its state, and where it runs. Values and parsers of text, nothing else."""
+"""What a scheduler knows about a job: its state and where it runs. Only values and text parsers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMENT_PREFIX = "bsl:"
 
 
 class JobState(Enum):
-    """Every job state and flag that Slurm 20.11 to 24.11 prints, and UNKNOWN: no source knows."""
+    """Every job state and flag that Slurm 20.11 to 24.11 prints, and UNKNOWN if no source knows the state."""
 
     BOOT_FAIL = "BOOT_FAIL"
     CANCELLED = "CANCELLED"
@@ -48,12 +48,12 @@ class JobState(Enum):
 
     @property
     def is_queued(self) -> bool:
-        """Whether the job still waits for its nodes."""
+        """Whether the job is still waiting for its nodes."""
         return self in _QUEUED
 
     @property
     def is_active(self) -> bool:
-        """Whether the job waits, runs, or has not wholly gone: its run must not be started a second time."""
+        """Whether the job is waiting, running or completing: its run must not be started a second time."""
         return self in _QUEUED or self in _ON_NODES
 
     @property
@@ -90,7 +90,7 @@ _ON_NODES = frozenset(
 
 
 def parse_state(text: str) -> JobState:
-    """The state in Slurm's text: `RUNNING`, `CANCELLED by 1000`, `OUT_OF_ME+`. A word of a later Slurm: UNKNOWN."""
+    """Parse Slurm's text for a state: `RUNNING`, `CANCELLED by 1000`, `OUT_OF_ME+`. Words of a later Slurm: UNKNOWN."""
     word = text.strip().split(" ")[0]
     if word.endswith("+"):
         found = [state for state in JobState if state.value.startswith(word[:-1]) and word != "+"]
@@ -100,20 +100,20 @@ def parse_state(text: str) -> JobState:
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """What one source says of one job. Times are seconds since the epoch; None where the source does not say."""
+    """What one source says about one job. Times are seconds since the epoch; None if the source does not say."""
 
     job_id: str
     state: JobState
     raw_state: str
     source: str
-    """`squeue`, `sacct`, `exit.json`, `launcher`, or `none` where nobody knows."""
+    """`squeue`, `sacct`, `exit.json`, `launcher`, or `none` if no source knows the job."""
     name: str = ""
     user: str = ""
     partition: str = ""
     num_nodes: int | None = None
     hostlist: str = ""
     reason: str = ""
-    """Slurm's reason (why it waits, or `NodeDown`, `TimeLimit`, ...); with UNKNOWN, why nobody knows."""
+    """Slurm's reason (why the job waits, or `NodeDown`, `TimeLimit`, ...); for UNKNOWN, why the state is unknown."""
     started: float | None = None
     ends: float | None = None
     elapsed_s: int | None = None
@@ -121,13 +121,13 @@ class JobInfo:
 
     @property
     def run_directory(self) -> str | None:
-        """The run directory that the job's comment names; None for a job that `bsl` did not submit."""
+        """The run directory named in the job's comment; None for a job that `bsl` did not submit."""
         return parse_comment(self.comment)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """One node as sinfo sees it. `raw_state` is Slurm's word, such as `mixed` or `down*`."""
+    """One node as sinfo reports it. `raw_state` is Slurm's word, such as `mixed` or `down*`."""
 
     name: str
     raw_state: str
@@ -135,22 +135,22 @@ class NodeInfo:
 
     @property
     def is_responding(self) -> bool:
-        """False once slurmctld has missed the node (`*`) or holds it for dead."""
+        """False once the node has stopped answering slurmctld (`*`), or is considered down."""
         return not (self.raw_state.endswith("*") or self.raw_state.startswith(("down", "fail", "unknown")))
 
 
 def format_comment(run_directory: str) -> str:
-    """The job comment that leads from a job id to its run. Blanks and separators are percent-encoded."""
+    """Return the job comment that links a job ID to its run. Blanks and separators are percent-encoded."""
     return COMMENT_PREFIX + quote(run_directory, safe="/:@!$&'()*+,;=~-._")
 
 
 def parse_comment(comment: str) -> str | None:
-    """The run directory in a job comment; None where the comment is somebody else's."""
+    """Return the run directory in a job comment; None if `bsl` did not write the comment."""
     return unquote(comment[len(COMMENT_PREFIX) :]) if comment.startswith(COMMENT_PREFIX + "/") else None
 
 
 def parse_time(text: str) -> float | None:
-    """Seconds since the epoch of Slurm's `2026-11-21T01:02:03` (local time); None for `Unknown`, `N/A` and the like."""
+    """Parse Slurm's `2026-11-21T01:02:03` (local time) to seconds since the epoch; None for `Unknown`, `N/A`, ..."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -158,7 +158,7 @@ def parse_time(text: str) -> float | None:
 
 
 def parse_elapsed(text: str) -> int | None:
-    """Seconds of Slurm's elapsed time (`D-HH:MM:SS`, `HH:MM:SS` or `MM:SS`); None for anything else."""
+    """Parse Slurm's elapsed time (`D-HH:MM:SS`, `HH:MM:SS` or `MM:SS`) to seconds; None for anything else."""
     try:
         return parse_slurm_duration(text)
     except ValueError:
@@ -171,9 +171,9 @@ _NUM_FIELDS = 12
 
 
 def parse_job_line(line: str, source: str) -> JobInfo | None:
-    """One line of squeue with `SQUEUE_FORMAT`, or of `sacct -P` with `SACCT_FIELDS`; None for any other line.
+    """Parse a line of squeue with `SQUEUE_FORMAT`, or of `sacct -P` with `SACCT_FIELDS`; None for any other line.
 
-    The two fields in which people write freely come last: a `|` in them cannot move the others.
+    The two free-text fields come last, so that a `|` in them cannot shift the others.
     """
     fields = line.split("|", _NUM_FIELDS - 1)
     if len(fields) != _NUM_FIELDS:
@@ -198,7 +198,7 @@ def parse_job_line(line: str, source: str) -> JobInfo | None:
 
 
 def parse_node_line(line: str) -> NodeInfo | None:
-    """One line of `sinfo -N -o %N|%T|%E`; None for any other line."""
+    """Parse a line of `sinfo -N -o %N|%T|%E`; None for any other line."""
     fields = line.split("|", 2)
     if len(fields) != 3:
         return None

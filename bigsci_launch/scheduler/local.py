@@ -1,13 +1,14 @@
-"""Ranks as processes of this machine: what stands in for Slurm where there is none, and for small trials.
+"""Ranks as processes on this machine, for small trials and for machines without Slurm.
 
-Run as a program by the attempt's script, it is the launcher: one runner for each rank, the others ended when one
-fails, `exit.json` written at the end. The functions above `main` are for whoever starts, asks or stops a launcher.
+The script of an attempt runs this module as a program, the launcher. The launcher starts one runner per rank, ends the
+others when one fails, and has `exit.json` written at the end. `Launcher` and `start_launcher` are for code that starts,
+queries or stops a launcher.
 
     python -m bigsci_launch.scheduler.local --attempt-dir DIR --world-size 8 --exit-reason FILE
         -- PYTHON rank_runner.py OPTIONS -- PROGRAM
 
-Signals to the launcher: USR2 asks ranks to save and stop; TERM or INT ends them, KILL following after a grace; a
-second one kills at once.
+Signals to the launcher: USR2 asks the ranks to save and stop. TERM, INT or HUP ends them, with KILL after a grace
+period; a second one kills them at once.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from types import FrameType
 from bigsci_launch.procfs import start_ticks
 
 KILL_GRACE_S = 10.0
-"""From TERM to KILL for ranks that are left when one has failed."""
+"""Time from TERM to KILL for the remaining ranks after one has failed."""
 STOP_GRACE_S = 30.0
-"""From TERM to KILL when somebody ends the attempt: Slurm's default KillWait."""
+"""Time from TERM to KILL when the attempt is cancelled: Slurm's default KillWait."""
 STRAGGLER_WAIT_S = 60.0
-"""How long ranks may run on after the first has ended well: as `srun --wait=60`."""
+"""How long ranks may keep running after the first has exited with 0, as with `srun --wait=60`."""
 POLL_S = 0.05
 FIRST_PORT, NUM_PORTS = 10000, 20000
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A launcher process; with the start time its pid names one process for ever. `host` is where it runs."""
+    """A launcher process on `host`. PID and start time together identify it, even after the PID is reused."""
 
     pid: int
     start_ticks: int
@@ -51,7 +52,7 @@ class Launcher:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs; only this machine can tell."""
+        """Whether it still runs on this machine; False for a launcher on another host."""
         return self.is_here and start_ticks(self.pid) == self.start_ticks
 
     def terminate(self) -> None:
@@ -61,7 +62,7 @@ class Launcher:
 
 
 def start_launcher(script: Path, output: Path, working_directory: Path) -> tuple[Launcher, subprocess.Popen[bytes]]:
-    """Start the script of an attempt in a session of its own, its output appended to `output`."""
+    """Start the script of an attempt in its own session, appending its output to `output`."""
     with output.open("ab") as stream:
         process = subprocess.Popen(
             ["/bin/bash", str(script)],
@@ -76,10 +77,11 @@ def start_launcher(script: Path, output: Path, working_directory: Path) -> tuple
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
-    """A port for the rendezvous, below the ephemeral range, that no other launcher of this machine will choose.
+    """Yield a rendezvous port that no other launcher on this machine will choose.
 
-    The port itself must be free for rank 0, so it cannot be held; what is held is a name that all launchers agree on
-    (an abstract socket, gone with its process). Connections to anywhere never sit on ports of this range.
+    Rank 0 must be able to bind the port, so the launcher cannot hold it. Instead it holds an abstract socket with the
+    port in its name, which goes away with the process. The ports are below the ephemeral range, so outgoing
+    connections never use them.
     """
     for offset in range(NUM_PORTS):
         port = FIRST_PORT + (os.getpid() * 7 + offset) % NUM_PORTS
@@ -116,17 +118,17 @@ class RankRunners:
         self._is_ending = False
         self._is_cut_short = False
         self.exit_code = 0
-        """Of the first rank that failed; 0 while none has."""
+        """Exit code of the first rank that failed; 0 if none has."""
         self.terminated: float | None = None
         self.stop_requested = False
 
     def run(self, environment: dict[str, str]) -> int:
-        """Start every rank and wait for all; the exit code of the first that failed, or 0."""
+        """Start every rank and wait for all. Returns the exit code of the first that failed, or 0."""
         for rank in range(self._world_size):
             if not self._is_ending:
                 self._running[rank] = self._start(rank, environment)
         if self._is_ending:
-            self.signal(signal.SIGTERM)  # also to the rank that was being started when the request came
+            self.signal(signal.SIGTERM)  # the request may have come while a rank was being started
         while self._running:
             self._reap()
             self._enforce_deadline()
@@ -135,7 +137,7 @@ class RankRunners:
 
     def _start(self, rank: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         argv = [*self._before, "--rank", str(rank), *self._after]
-        # A session of its own: Ctrl-C on the terminal is for the launcher, and KILL reaches all that a rank started.
+        # Its own session: Ctrl-C in the terminal reaches only the launcher, and KILL reaches all that a rank started.
         return subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
 
     def _reap(self) -> None:
@@ -154,7 +156,7 @@ class RankRunners:
             self._deadline = time.monotonic() + STRAGGLER_WAIT_S
 
     def end(self, grace_s: float) -> None:
-        """TERM to every rank now, KILL after `grace_s`."""
+        """Send TERM to every rank now, and KILL after `grace_s`."""
         self._is_ending = True
         self._deadline = time.monotonic() + grace_s
         self.signal(signal.SIGTERM)
@@ -165,7 +167,7 @@ class RankRunners:
         if self._is_ending:
             self.kill()
             return
-        say(f"ranks {sorted(self._running)} still run {STRAGGLER_WAIT_S:g} s after the first has ended: ending them")
+        say(f"ranks {sorted(self._running)} still run {STRAGGLER_WAIT_S:g} s after the first rank ended: ending them")
         self.exit_code = 1
         self.end(KILL_GRACE_S)
 
@@ -174,7 +176,7 @@ class RankRunners:
             process.send_signal(number)
 
     def kill(self) -> None:
-        """KILL to every session that is left."""
+        """Send KILL to every remaining session."""
         for process in list(self._running.values()):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -192,7 +194,7 @@ class RankRunners:
 
 
 def split_command(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The runner's words, and the program with the `--` before it: `--rank N` goes between."""
+    """Split into the runner's command and `-- PROGRAM`; `--rank N` goes between them."""
     at = list(command).index("--")
     return list(command[:at]), list(command[at:])
 
@@ -213,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write_exit(options: argparse.Namespace, runners: RankRunners, started: float, code: int) -> int:
-    """Have `exit.json` written by the same helper as on Slurm; the exit code that it finds, which is the training's."""
+    """Have the same helper as on Slurm write `exit.json`. Returns the training's exit code, as the helper found it."""
     argv = [sys.executable, "-I", "-S", str(options.exit_reason), "--attempt-dir", str(options.attempt_dir)]
     argv += ["--world-size", str(options.world_size), "--started", str(started), "--exit-code", str(code)]
     argv += ["--terminated", str(runners.terminated)] if runners.terminated else []
@@ -237,7 +239,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def say(text: str) -> None:
-    """A line of the attempt's output, in the form of the job script's."""
+    """Write a line to the attempt's output, in the format of the job script."""
     sys.stdout.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} bsl: {text}\n")
     sys.stdout.flush()
 

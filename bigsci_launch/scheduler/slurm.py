@@ -1,7 +1,7 @@
-"""What `bsl` asks of Slurm: submit, query, cancel, and a step inside a running job.
+"""What `bsl` asks of Slurm: submit, query and cancel jobs, and run a step inside a running job.
 
-Text with explicit formats only. squeue is asked first, for all jobs at once; sacct only where it is installed and
-keeps records; "unknown" is an answer.
+Only text output in explicit formats is parsed. squeue is asked first, for all jobs at once; then sacct, if it is
+installed and keeps records. A job that neither knows has no answer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _NO_SUCH_JOB = re.compile(r"Invalid job id", re.IGNORECASE)
 
 
 def submit_argv(script: Path) -> list[str]:
-    """The command that submits `script`: all options are in its header."""
+    """Return the command that submits `script`, whose header has all options."""
     return ["sbatch", "--parsable", str(script)]
 
 
 def submit_script(argv: Sequence[str], *, cwd: Path | None = None) -> str:
-    """Run `sbatch --parsable ...` and return the job id alone (`--parsable` may add `;cluster`).
+    """Run `sbatch --parsable ...` and return only the job ID (`--parsable` may add `;cluster`).
 
     Raises:
         SlurmUnavailable, SlurmRefused: as `run_slurm`.
@@ -42,16 +42,16 @@ def submit_script(argv: Sequence[str], *, cwd: Path | None = None) -> str:
     job_id = last_line.split(";")[0].strip()
     if not job_id.isdigit():
         raise SlurmRefused(
-            f"sbatch: no job id in its answer {completed.stdout.strip()!r}", argv=argv, stderr=completed.stderr
+            f"sbatch: no job ID in its output {completed.stdout.strip()!r}", argv=argv, stderr=completed.stderr
         )
     return job_id
 
 
 def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
-    """What squeue, and then sacct, know of the jobs; jobs that nobody knows are left out.
+    """Return what squeue, and then sacct, know about the jobs; jobs that neither knows are left out.
 
     Raises:
-        SlurmUnavailable: squeue could not be asked.
+        SlurmUnavailable: squeue gave no answer.
     """
     wanted = list(dict.fromkeys(job_ids))
     found = _ask_squeue(wanted) if wanted else {}
@@ -61,24 +61,24 @@ def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
 
 
 def query_job(job_id: str) -> JobInfo:
-    """What squeue, or else sacct, knows of one job.
+    """Return what squeue, or else sacct, knows about one job.
 
     Raises:
-        SlurmUnavailable: squeue could not be asked.
+        SlurmUnavailable: squeue gave no answer.
         JobNotFound: neither knows the job.
     """
     found = query_jobs([job_id])
     if job_id not in found:
-        accounting = "sacct does not either" if has_command("sacct") else "there is no sacct here"
+        accounting = "sacct has no record of it" if has_command("sacct") else "sacct is not installed here"
         raise JobNotFound(
             f"job {job_id}: squeue does not know it, and {accounting}",
-            hint="jobs leave squeue some minutes after their end; `bsl list` shows the runs that can be found",
+            hint="a job leaves squeue some minutes after it ends; `bsl list` shows the runs that can be found",
         )
     return found[job_id]
 
 
 def query_nodes(hostlist: str, *, slurm_conf: Path | None = None) -> list[NodeInfo]:
-    """The state of each node of `hostlist`, each node once; of the cluster that `slurm_conf` describes, if given."""
+    """Return the state of each node of `hostlist` once. `slurm_conf`, if given, selects the cluster."""
     environment = {"SLURM_CONF": str(slurm_conf)} if slurm_conf else {}
     completed = run_slurm(["sinfo", "-h", "-N", "-n", hostlist, "-o", "%N|%T|%E"], extra_environment=environment)
     nodes = (parse_node_line(line) for line in completed.stdout.splitlines())
@@ -105,7 +105,7 @@ def cancel_job(job_id: str) -> None:
 
 
 def step_argv(job_id: str, argv: Sequence[str], *, nodes: Sequence[str]) -> list[str]:
-    """The srun command that runs `argv` once on each of `nodes`, beside what the job runs.
+    """Return the srun command that runs `argv` once on each of `nodes`, alongside the job's own step.
 
     `--overlap` and `--gres=gpu:0` are both needed: without them the step waits until the training ends.
     """
@@ -128,7 +128,7 @@ def step_argv(job_id: str, argv: Sequence[str], *, nodes: Sequence[str]) -> list
 
 @dataclass(frozen=True, slots=True)
 class MonitorStep:
-    """A step beside the job's own that came to its end or was ended: nodes where it could not start, Slurm's words."""
+    """A step alongside the job's own, after its end: the nodes where it could not start, and Slurm's message."""
 
     refused_nodes: tuple[str, ...]
     words: str
@@ -143,9 +143,9 @@ def run_monitor_step(
     until: Callable[[], float],
     on_line: Callable[[str], None],
 ) -> MonitorStep:
-    """Run `argv` once on each of `nodes` with `stdin`, beside what the job runs; `on_line` gets each line they print.
+    """Run `argv` once on each of `nodes` with `stdin`, alongside the job's own step; `on_line` gets each output line.
 
-    A node that does not answer delays nobody: lines come as they are printed, and the step is ended at the moment
+    A silent node does not delay the others: lines arrive as they are printed, and the step is ended at the deadline
     `until()`, which is asked again after each line.
 
     Raises:
@@ -161,7 +161,7 @@ def run_monitor_step(
 
 def _ask_squeue(job_ids: Sequence[str]) -> dict[str, JobInfo]:
     completed = run_slurm(
-        # All states: a job stays in squeue for MinJobAge after its end.
+        # All states: a job stays in squeue for MinJobAge after it ends.
         ["squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-o", SQUEUE_FORMAT],
         check=False,
     )
@@ -173,7 +173,7 @@ def _ask_squeue(job_ids: Sequence[str]) -> dict[str, JobInfo]:
 
 
 def _ask_sacct(job_ids: Sequence[str]) -> dict[str, JobInfo]:
-    """sacct's answer; nothing where it is missing, switched off or does not answer: it is a second source only."""
+    """Return sacct's answer, or nothing if it is missing, switched off or silent: it is only the second source."""
     if not has_command("sacct"):
         return {}
     try:

@@ -46,7 +46,7 @@ def test_a_killed_node_takes_its_ranks_along_and_slurm_calls_it_down(make_cluste
     assert count_processes(rank.name) == 1
 
     again = cluster.bsl("cluster", "kill-node", "n1")
-    assert (again.returncode, again.stderr) == (3, "error: n1 is dead already\n")
+    assert (again.returncode, again.stderr) == (3, "error: n1 is already dead\n")
     running = {node["name"]: node["running"] for node in status(cluster)["nodes"]}
     assert running == {"n0": True, "n1": False}
     wait_until(lambda: states(cluster)["n1"].startswith("down"), 60)
@@ -111,7 +111,7 @@ def ports(cluster) -> list[str]:
 def test_a_cluster_is_not_started_over_another(isolated_cluster):
     done = isolated_cluster.bsl("cluster", "up", "--nodes", "1")
     assert done.returncode == 3
-    assert f"a cluster is in {isolated_cluster.directory} already" in done.stderr
+    assert f"there is already a cluster in {isolated_cluster.directory}" in done.stderr
     assert "`bsl cluster down`" in done.stderr
     assert status(isolated_cluster)["problem"] is None
 
@@ -119,5 +119,5 @@ def test_a_cluster_is_not_started_over_another(isolated_cluster):
 def test_a_job_of_the_cluster_cannot_end_it(make_cluster):
     cluster = make_cluster(nodes=1, isolated=False)
     done = cluster.run("srun", "-n1", sys.executable, "-m", "bigsci_launch", "cluster", "down")
-    assert "this is a job of the cluster" in done.stderr
+    assert "a job of the cluster cannot end the cluster" in done.stderr
     assert status(cluster)["problem"] is None

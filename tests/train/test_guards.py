@@ -172,7 +172,7 @@ def test_the_wrong_byte_is_found_without_a_rank(resumed: Runs) -> None:
     folders = {name: resumed[name].run.checkpoints / "global_step3" for name in ("healthy", "byte")}
     assert find_damage(folders["healthy"]) == []
     (problem,) = find_damage(folders["byte"])
-    assert problem.endswith("optim_states.pt: its bytes are not those that were saved")
+    assert problem.endswith("optim_states.pt: its contents differ from what was saved")
     record = read_record(folders["healthy"])
     assert record.config["model"]["dropout"] == 0.1
     assert (record.step, record.consumed_samples) == (3, 48)

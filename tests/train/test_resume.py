@@ -189,7 +189,7 @@ def test_another_topology_is_refused_with_what_to_type(saved: Path, start: Any, 
     assert refused.wait() == [4]
     assert "tp is 2 in the checkpoint and 1 in the run" in refused.error(0)["message"]
     hint = refused.error(0)["hint"]
-    assert hint == f"bsl checkpoint convert {saved} --tp 1 --pp 1 --dp 1 -o FOLDER, then checkpoint.load: FOLDER"
+    assert hint == f"bsl checkpoint convert {saved} --tp 1 --pp 1 --dp 1 -o FOLDER, then set checkpoint.load: FOLDER"
 
 
 def test_no_conversion_picks_one_of_copies_that_differ(saved: Path, tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ def test_a_local_attempt_of_another_machine_cannot_be_cancelled_here(slurm: Any,
     assert record is not None
     write_job(attempt, JobRecord("local", record.submitted, launcher=Launcher(1, 1, f"not-{socket.gethostname()}")))
     done = invoke("cancel", "trial")
-    assert done.exit_code == 2 and "only that machine knows" in done.stderr
+    assert done.exit_code == 2 and "only that machine can tell" in done.stderr
 
 
 def test_a_secret_in_the_run_file_is_warned_of(slurm: Any, run_file: RunFile) -> None:

@@ -28,7 +28,7 @@ def test_isolation_without_root_is_refused_before_anything_is_made(here: Path, m
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     result = run("up", "--nodes", "2", "--isolated")
     assert result.exit_code == 3
-    assert result.stderr.startswith("error: isolated nodes are namespaces, and only root may make those\nhint: ")
+    assert result.stderr.startswith("error: isolated nodes are namespaces, which only root can create\nhint: ")
     assert not here.exists()
 
 
@@ -74,7 +74,7 @@ def test_half_a_cluster_is_called_so_and_removed(here: Path):
     (here / "processes.jsonl").touch()
     (here / "cluster.json").write_text('{"shape": {"num_')
     status = run("status")
-    assert (status.exit_code, status.stdout) == (1, f"the cluster in {here} was never whole\n")
+    assert (status.exit_code, status.stdout) == (1, f"the cluster in {here} never started completely\n")
     down = run("down")
     assert (down.exit_code, down.stderr) == (0, f"ended 0 processes and removed {here}\n")
     assert not here.exists()
@@ -85,5 +85,5 @@ def test_somebody_elses_directory_is_left_alone(here: Path):
     (here / "thesis.tex").write_text("x")
     down = run("down")
     assert down.exit_code == 3
-    assert "left as it is" in down.stderr
+    assert "nothing was removed" in down.stderr
     assert (here / "thesis.tex").exists()

@@ -63,7 +63,7 @@ def test_a_directory_with_other_files_is_neither_claimed_nor_removed(directory: 
     with directory.locked():
         with pytest.raises(ClusterError, match="not empty"):
             directory.claim()
-        with pytest.raises(ClusterError, match="left as it is"):
+        with pytest.raises(ClusterError, match="nothing was removed"):
             directory.remove_if_empty()
     assert (directory.path / "thesis.tex").read_text() == "x"
 
@@ -79,7 +79,7 @@ def test_removal_does_not_follow_links(directory: ClusterDir, tmp_path: Path):
 
 
 def test_two_commands_do_not_work_in_one_directory(directory: ClusterDir):
-    with directory.locked(), pytest.raises(ClusterError, match="another `bsl cluster` is at work"), directory.locked():
+    with directory.locked(), pytest.raises(ClusterError, match="another `bsl cluster` is running"), directory.locked():
         pass
     with directory.locked():
         pass
@@ -95,7 +95,7 @@ def test_a_directory_that_was_removed_meanwhile_is_not_worked_in(directory: Clus
         flock(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", quicker_down)
-    with pytest.raises(ClusterError, match="at work"), directory.locked():
+    with pytest.raises(ClusterError, match="is running"), directory.locked():
         pass
 
 

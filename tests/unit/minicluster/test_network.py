@@ -79,7 +79,7 @@ def test_ports_in_use_are_left_out(monkeypatch):
 
 
 def test_more_ports_than_there_are_is_an_error():
-    with pytest.raises(ClusterError, match="no 4000 free ports"):
+    with pytest.raises(ClusterError, match="no 4000 consecutive free ports"):
         ports.find_ports(4000)
 
 

@@ -75,7 +75,7 @@ def test_nobody_knows_and_says_why(fake_slurm: Install, trial: Any) -> None:
     fake_slurm("squeue").answer("squeue", stderr=INVALID, rc=1)
     job = query_attempt(trial.attempt)
     assert job.state is JobState.UNKNOWN
-    assert "squeue knows it no more" in job.reason and "no exit.json" in job.reason
+    assert "the job has left squeue" in job.reason and "no exit.json" in job.reason
 
 
 def test_an_absent_slurm_is_a_reason_and_no_error(fake_slurm: Install, trial: Any) -> None:

@@ -100,19 +100,19 @@ def test_a_run_begins_elsewhere_once_and_goes_on_from_its_own(checkpoints: Check
 def test_what_is_not_there_is_an_error_not_step_0(checkpoints: CheckpointsDir, tmp_path: Path) -> None:
     save(checkpoints, 20)
     checkpoints.latest.unlink()
-    with pytest.raises(CheckpointError, match=r"latest: missing, although global_step20 are there"):
+    with pytest.raises(CheckpointError, match=r"latest: missing, although there are checkpoints: global_step20"):
         find_checkpoint("auto", checkpoints)
     checkpoints.latest.write_text("global_step30")
-    with pytest.raises(CheckpointError, match=r"latest: names global_step30, which is not there"):
+    with pytest.raises(CheckpointError, match=r"latest: names global_step30, which does not exist"):
         find_checkpoint("auto", checkpoints)
     checkpoints.latest.write_text("")
     with pytest.raises(CheckpointError, match=r"latest: is empty"):
         find_checkpoint("auto", checkpoints)
     checkpoints.latest.write_bytes(b"\xff\xfe")
-    with pytest.raises(CheckpointError, match=r"latest: names .*, which is not there"):
+    with pytest.raises(CheckpointError, match=r"latest: names .*, which does not exist"):
         find_checkpoint("auto", checkpoints)
     nowhere = tmp_path / "nowhere"
-    with pytest.raises(CheckpointError, match=r"checkpoint.load: .*nowhere: holds no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"checkpoint.load: .*nowhere: contains no checkpoint"):
         find_checkpoint(str(nowhere), CheckpointsDir(tmp_path / "new-run"))
 
 
@@ -126,7 +126,7 @@ def test_incomplete_checkpoints_are_named(checkpoints: CheckpointsDir) -> None:
     with pytest.raises(CheckpointError, match=r"mp_rank_00_model_states.pt: No such file"):
         newest(checkpoints)
     (folder / "checkpoint.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"checkpoint.json: not the record of a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"checkpoint.json: not a checkpoint record"):
         read_record(folder)
     (folder / "checkpoint.json").unlink()
     with pytest.raises(CheckpointError, match=r"not a checkpoint of `bsl train`"):

@@ -64,7 +64,7 @@ def test_a_sound_one_is_verified_once(checkpoints: CheckpointsDir, monkeypatch: 
 def test_a_damaged_one_is_refused_even_if_it_was_sound(checkpoints: CheckpointsDir) -> None:
     verify_resume(config(), SHAPE, checkpoints)
     (checkpoints.folder("global_step20") / SHARD).write_bytes(b"weighty" * 100)
-    with pytest.raises(CheckpointError, match="its bytes are not those that were saved"):
+    with pytest.raises(CheckpointError, match="its contents differ from what was saved"):
         verify_resume(config(), SHAPE, checkpoints)
 
 
@@ -83,13 +83,13 @@ def flip(path: Path) -> None:
     [
         (lambda made: shard_of(made).unlink(), "mp_rank_00_model_states.pt: No such file"),
         (lambda made: os.truncate(shard_of(made), 5), "mp_rank_00_model_states.pt: 5 bytes, but 700 were saved"),
-        (lambda made: flip(shard_of(made)), "mp_rank_00_model_states.pt: its bytes are not those that were saved"),
+        (lambda made: flip(shard_of(made)), "mp_rank_00_model_states.pt: its contents differ from what was saved"),
         (lambda made: digests_path(made.folder("global_step20"), 3).unlink(), "rank-0003.digests.json: No such file"),
-        (lambda made: made.latest.unlink(), "latest: missing, although global_step20 are there"),
+        (lambda made: made.latest.unlink(), "latest: missing, although there are checkpoints: global_step20"),
         (lambda made: made.latest.write_text(""), "latest: is empty"),
-        (lambda made: made.latest.write_text("global_step99"), "latest: names global_step99, which is not there"),
-        (lambda made: shutil.rmtree(made.folder("global_step20")), "latest: names global_step20, which is not there"),
-        (lambda made: record_path(made.folder("global_step20")).write_text("{}"), "not the record of a checkpoint"),
+        (lambda made: made.latest.write_text("global_step99"), "latest: names global_step99, which does not exist"),
+        (lambda made: shutil.rmtree(made.folder("global_step20")), "latest: names global_step20, which does not exist"),
+        (lambda made: record_path(made.folder("global_step20")).write_text("{}"), "not a checkpoint record"),
         (lambda made: record_path(made.folder("global_step20")).unlink(), "not a checkpoint of `bsl train`"),
     ],
 )
@@ -127,7 +127,7 @@ def test_what_a_conversion_cures_says_how(checkpoints: CheckpointsDir) -> None:
         verify_resume(config(), Topology(tp=1, pp=2, dp=4), checkpoints)
     folder = checkpoints.folder("global_step20")
     command = f"bsl checkpoint convert {folder} --tp 1 --pp 2 --dp 4 -o FOLDER"
-    assert refused.value.hint == f"{command}, then checkpoint.load: FOLDER"
+    assert refused.value.hint == f"{command}, then set checkpoint.load: FOLDER"
     with pytest.raises(CheckpointError) as refused:
         verify_resume(config("model.hidden_size=128"), Topology(tp=1, pp=2, dp=4), checkpoints)
     assert refused.value.hint and "convert" not in refused.value.hint
@@ -140,7 +140,7 @@ def test_a_run_that_saved_never_begins_again_unasked(tmp_path: Path) -> None:
         attempt.make()
         lines = [json.dumps({"kind": kind, "step": 20}) for kind in kinds]
         attempt.event_file(0).write_text("\n".join(lines) + "\n")
-    with pytest.raises(CheckpointError, match="holds no checkpoint, although attempt 0001 saved one after step 20"):
+    with pytest.raises(CheckpointError, match="contains no checkpoint, although attempt 0001 saved one after step 20"):
         require_not_lost(run)
     run.attempt("0001").event_file(0).unlink()
     require_not_lost(run)

@@ -97,7 +97,7 @@ def test_ranks_that_have_ended_are_not_slow(slurm: Any, training: Any) -> None:
 def test_a_rank_that_has_written_nothing_is_judged_by_its_start(slurm: Any, trial: Any) -> None:
     trial.event(0, "heartbeat", 1, phase="init", step=0)
     text = invoke("status").stdout
-    assert "slowest   rank 1 (dp0 pp0 tp1) on n0: no heartbeat since its start 1 min 3" in text
+    assert "slowest   rank 1 (dp0 pp0 tp1) on n0: no heartbeat since it started 1 min 3" in text
 
 
 def test_a_lost_node_is_noticed_while_squeue_says_running(slurm: Any, training: Any) -> None:

@@ -68,7 +68,7 @@ def test_one_byte_is_found(checkpoints: CheckpointsDir) -> None:
     content = bytearray(shard.read_bytes())
     content[12345] ^= 1
     shard.write_bytes(content)
-    assert find_damage(folder) == [f"{shard}: its bytes are not those that were saved"]
+    assert find_damage(folder) == [f"{shard}: its contents differ from what was saved"]
     shard.write_bytes(content[:-1])
     assert "bytes, but" in find_damage(folder)[0]
     digests_path(folder, 0).write_text("{}" + " " * (list_files(folder)["digests/rank-0000.digests.json"] - 2))

@@ -69,7 +69,7 @@ def test_submission_returns_the_job_id_alone(fake_slurm: Install, said: str) -> 
 
 def test_an_answer_without_a_job_id_is_refused(fake_slurm: Install) -> None:
     fake_slurm("sbatch").answer("sbatch", "Submitted batch job 77\n")
-    with pytest.raises(SlurmRefused, match="no job id"):
+    with pytest.raises(SlurmRefused, match="no job ID"):
         slurm.submit_script(["sbatch", "--parsable", "x.sh"])
 
 
