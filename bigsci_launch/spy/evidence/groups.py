@@ -1,4 +1,9 @@
-"""Process groups by what they are: which ranks belong to one, and what a set of ranks is called."""
+"""Process groups by what they are: which ranks belong to one, and what a set of ranks is called.
+
+The scope of a communication says over which ranks it goes: an axis, `dp-cp` (the copies of the same weights), `model`
+(one replica: tp x pp), `tied` (the stages that hold the tied embedding: first and last), `world`, or for point-to-point
+calls `next stage` and `previous stage`.
+"""
 
 from __future__ import annotations
 
@@ -19,44 +24,44 @@ _WORDS = {
 }
 
 
-def is_group_kind(text: str) -> bool:
-    """Whether `text` is a kind of group that has a name."""
+def is_scope(text: str) -> bool:
+    """Whether `text` is the scope of a group."""
     return text == "world" or text in _WORDS
 
 
-def group_members(kind: str, rank: int, world_size: int, topology: Topology | None) -> tuple[int, ...] | None:
-    """The ranks of the group of `kind` (as `known_code.Reach`) that holds `rank`; None where that is not known."""
-    if kind == "world":
+def group_members(scope: str, rank: int, world_size: int, topology: Topology | None) -> tuple[int, ...] | None:
+    """The ranks of the group of this scope that holds `rank`; None where that is not known."""
+    if scope == "world":
         return _first_ranks(world_size)
     if topology is None or rank >= topology.world_size:
         return None
-    if kind in AXIS_NAMES:
-        return share(topology.group(kind, rank))
-    if kind in _OVER:
-        return share(topology.group_over(_OVER[kind], rank))
-    return _stage_partners(kind, rank, topology)
+    if scope in AXIS_NAMES:
+        return share(topology.group(scope, rank))
+    if scope in _OVER:
+        return share(topology.group_over(_OVER[scope], rank))
+    return _stage_partners(scope, rank, topology)
 
 
-def _stage_partners(kind: str, rank: int, topology: Topology) -> tuple[int, ...] | None:
+def _stage_partners(scope: str, rank: int, topology: Topology) -> tuple[int, ...] | None:
     at = topology.coordinate(rank)
     partners = {
         "tied": {0, topology.pp - 1},
         "next stage": {at.pp_rank, at.pp_rank + 1},
         "previous stage": {at.pp_rank, at.pp_rank - 1},
-    }.get(kind)
+    }.get(scope)
     if partners is None or at.pp_rank not in partners or not partners <= set(range(topology.pp)):
         return None
     first = rank - at.pp_rank * topology.stride("pp")
     return tuple(sorted(first + stage * topology.stride("pp") for stage in partners))
 
 
-def reached_kind(kind: str, topology: Topology | None) -> str:
-    """The kind of group that a known function of `kind` reaches: without context parallelism, copies are replicas."""
-    return "dp" if kind == WEIGHT_COPIES and (topology is None or topology["cp"] == 1) else kind
+def scope_within(scope: str, topology: Topology | None) -> str:
+    """What `scope` is in `topology`: without context parallelism, copies of weights are replicas."""
+    return "dp" if scope == WEIGHT_COPIES and (topology is None or topology["cp"] == 1) else scope
 
 
-def _kinds(topology: Topology | None) -> tuple[str, ...]:
-    """Kinds of groups. A set of ranks may be several of these; the first that fits names it."""
+def _group_scopes(topology: Topology | None) -> tuple[str, ...]:
+    """The scopes of groups. A set of ranks may be several of these; the first that fits names it."""
     axes = tuple(axis for axis in AXIS_NAMES if topology is not None and axis in topology.axes)
     copies = (WEIGHT_COPIES,) if "cp" in axes else ()
     return (*axes, *copies, "tied", "model")
@@ -73,7 +78,7 @@ def share(members: tuple[int, ...]) -> tuple[int, ...]:
     return members
 
 
-def group_kind(members: Collection[int], world_size: int, topology: Topology | None) -> str | None:
+def scope_of(members: Collection[int], world_size: int, topology: Topology | None) -> str | None:
     """What a set of ranks is: `world`, an axis, `dp-cp`, `tied`, `model`, or None."""
     if len(members) == world_size:
         return "world"
@@ -81,7 +86,8 @@ def group_kind(members: Collection[int], world_size: int, topology: Topology | N
         return None
     wanted = tuple(sorted(members))
     return next(
-        (kind for kind in _kinds(topology) if group_members(kind, wanted[0], world_size, topology) == wanted), None
+        (scope for scope in _group_scopes(topology) if group_members(scope, wanted[0], world_size, topology) == wanted),
+        None,
     )
 
 
@@ -90,18 +96,18 @@ def smallest_group(observed: Iterable[int], world_size: int, topology: Topology 
     seen = set(observed)
     if not seen:
         return None
-    groups = [group_members(kind, min(seen), world_size, topology) for kind in (*_kinds(topology), "world")]
+    groups = [group_members(scope, min(seen), world_size, topology) for scope in (*_group_scopes(topology), "world")]
     fitting = [group for group in groups if group is not None and seen <= set(group)]
     return min(fitting, key=len, default=None)
 
 
-def group_words(kind: str | None, members: Iterable[int] | None) -> str:
+def group_words(scope: str | None, members: Iterable[int] | None) -> str:
     """`the tensor-parallel group (ranks 4-5)`, `the world`, `a group that is not known`."""
-    if kind == "world":
+    if scope == "world":
         return "the world"
     ranks = f" (ranks {compress_ranks(members)})" if members is not None else ""
-    if kind in ("next stage", "previous stage"):
-        return f"the {kind}{ranks}"
-    if kind in _WORDS:
-        return f"the {_WORDS[kind]} group{ranks}"
+    if scope in ("next stage", "previous stage"):
+        return f"the {scope}{ranks}"
+    if scope in _WORDS:
+        return f"the {_WORDS[scope]} group{ranks}"
     return f"the group{ranks}" if ranks else "a group that is not known"

@@ -70,65 +70,60 @@ def bare_name(function: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """Over which ranks a known function communicates.
-
-    `group` is an axis (`tp`, `dp`, `pp`), `dp-cp` (the copies of the same weights), `model` (one replica: tp x pp),
-    `tied` (the stages that hold the tied embedding: first and last), `world`, or for point-to-point calls `next stage`
-    and `previous stage`.
-    """
+class KnownCall:
+    """A known function that communicates, and over which ranks: the scope, as in `groups`."""
 
     function: str
     file: str
-    group: str
+    scope: str
     operation: str | None = None
 
 
 # The first match counts, looked up frame by frame from the innermost.
-_REACHES = (
-    Reach("_exec_reduce_tied_grads", "pipe/engine.py", "tied"),
-    Reach("allreduce_tied_weight_gradients", "pipe/module.py", "tied"),
-    Reach("_synchronize_tied_weights", "pipe/module.py", "tied"),
-    Reach("_exec_send_activations", "pipe/engine.py", "next stage"),
-    Reach("_exec_recv_activations", "pipe/engine.py", "previous stage"),
-    Reach("_exec_send_grads", "pipe/engine.py", "previous stage"),
-    Reach("_exec_recv_grads", "pipe/engine.py", "next stage"),
-    Reach("_aggregate_total_loss", "pipe/engine.py", "dp", "all_reduce"),
-    Reach("_aggregate_total_loss", "pipe/engine.py", "pp", "broadcast"),
-    Reach("_bcast_pipe_scalar", "pipe/engine.py", "pp"),
-    Reach("_reduce_outputs", "pipe/engine.py", "dp"),
-    Reach("_exec_reduce_grads", "pipe/engine.py", "dp-cp"),
-    Reach("full", "runtime/utils.py", "tp"),
-    Reach("get_global_norm_of_tensors", "runtime/utils.py", "model"),
-    Reach("get_grad_norm_direct", "zero/stage_1_and_2.py", "model"),
-    Reach("all_gather_dp_groups", "runtime/utils.py", "dp-cp"),
-    Reach("all_gather_into_tensor_dp_groups", "runtime/utils.py", "dp-cp"),
-    Reach("allreduce_gradients", "runtime/engine.py", "dp-cp"),
-    Reach("buffered_allreduce_fallback", "runtime/engine.py", "dp-cp"),
-    Reach("average_tensor", "zero/stage_1_and_2.py", "dp-cp"),
-    Reach("reduce_ipg_grads", "zero/stage_1_and_2.py", "dp-cp"),
-    Reach("", "bigsci_launch/train/parallel/tensor.py", "tp"),
-    Reach("", "megatron/mpu/mappings.py", "tp"),
-    Reach("", "megatron/mpu/cross_entropy.py", "tp"),
-    Reach("", "megatron/mpu/data.py", "tp"),
-    Reach("", "megatron/core/tensor_parallel/mappings.py", "tp"),
-    Reach("", "megatron/core/tensor_parallel/data.py", "tp"),
-    Reach("", "megatron/core/tensor_parallel/layers.py", "tp"),
-    Reach("", "megatron/core/tensor_parallel/cross_entropy.py", "tp"),
-    Reach("recv_forward", "p2p_communication.py", "previous stage"),
-    Reach("recv_backward", "p2p_communication.py", "next stage"),
-    Reach("send_forward", "p2p_communication.py", "next stage"),
-    Reach("send_backward", "p2p_communication.py", "previous stage"),
+_KNOWN_CALLS = (
+    KnownCall("_exec_reduce_tied_grads", "pipe/engine.py", "tied"),
+    KnownCall("allreduce_tied_weight_gradients", "pipe/module.py", "tied"),
+    KnownCall("_synchronize_tied_weights", "pipe/module.py", "tied"),
+    KnownCall("_exec_send_activations", "pipe/engine.py", "next stage"),
+    KnownCall("_exec_recv_activations", "pipe/engine.py", "previous stage"),
+    KnownCall("_exec_send_grads", "pipe/engine.py", "previous stage"),
+    KnownCall("_exec_recv_grads", "pipe/engine.py", "next stage"),
+    KnownCall("_aggregate_total_loss", "pipe/engine.py", "dp", "all_reduce"),
+    KnownCall("_aggregate_total_loss", "pipe/engine.py", "pp", "broadcast"),
+    KnownCall("_bcast_pipe_scalar", "pipe/engine.py", "pp"),
+    KnownCall("_reduce_outputs", "pipe/engine.py", "dp"),
+    KnownCall("_exec_reduce_grads", "pipe/engine.py", "dp-cp"),
+    KnownCall("full", "runtime/utils.py", "tp"),
+    KnownCall("get_global_norm_of_tensors", "runtime/utils.py", "model"),
+    KnownCall("get_grad_norm_direct", "zero/stage_1_and_2.py", "model"),
+    KnownCall("all_gather_dp_groups", "runtime/utils.py", "dp-cp"),
+    KnownCall("all_gather_into_tensor_dp_groups", "runtime/utils.py", "dp-cp"),
+    KnownCall("allreduce_gradients", "runtime/engine.py", "dp-cp"),
+    KnownCall("buffered_allreduce_fallback", "runtime/engine.py", "dp-cp"),
+    KnownCall("average_tensor", "zero/stage_1_and_2.py", "dp-cp"),
+    KnownCall("reduce_ipg_grads", "zero/stage_1_and_2.py", "dp-cp"),
+    KnownCall("", "bigsci_launch/train/parallel/tensor.py", "tp"),
+    KnownCall("", "megatron/mpu/mappings.py", "tp"),
+    KnownCall("", "megatron/mpu/cross_entropy.py", "tp"),
+    KnownCall("", "megatron/mpu/data.py", "tp"),
+    KnownCall("", "megatron/core/tensor_parallel/mappings.py", "tp"),
+    KnownCall("", "megatron/core/tensor_parallel/data.py", "tp"),
+    KnownCall("", "megatron/core/tensor_parallel/layers.py", "tp"),
+    KnownCall("", "megatron/core/tensor_parallel/cross_entropy.py", "tp"),
+    KnownCall("recv_forward", "p2p_communication.py", "previous stage"),
+    KnownCall("recv_backward", "p2p_communication.py", "next stage"),
+    KnownCall("send_forward", "p2p_communication.py", "next stage"),
+    KnownCall("send_backward", "p2p_communication.py", "previous stage"),
 )
 
 
 @lru_cache(maxsize=1 << 14)
-def reach_of(function: str, file: str, operation: str) -> str | None:
-    """The group over which `operation`, called from this frame, goes; None where that is not known."""
+def call_scope(function: str, file: str, operation: str) -> str | None:
+    """The scope of `operation`, called from this frame; None where that is not known."""
     function = bare_name(function)
-    for reach in _REACHES:
-        if reach.function in ("", function) and file.endswith(reach.file) and reach.operation in (None, operation):
-            return reach.group
+    for call in _KNOWN_CALLS:
+        if call.function in ("", function) and file.endswith(call.file) and call.operation in (None, operation):
+            return call.scope
     return None
 
 

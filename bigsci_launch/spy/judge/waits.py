@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence.flight_recorder import Call
-from bigsci_launch.spy.evidence.groups import group_kind, group_members, group_words, reached_kind, smallest_group
-from bigsci_launch.spy.evidence.known_code import POINT_TO_POINT, operation_of, reach_of
+from bigsci_launch.spy.evidence.groups import group_members, group_words, scope_of, scope_within, smallest_group
+from bigsci_launch.spy.evidence.known_code import POINT_TO_POINT, call_scope, operation_of
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack
 
@@ -35,7 +35,7 @@ class Wait:
 
     rank: int
     operation: str
-    kind: str | None
+    scope: str | None
     members: tuple[int, ...] | None
     site: Frame | None
     call: Call | None
@@ -53,7 +53,7 @@ class Wait:
     @property
     def place(self) -> tuple[str, str | None, str]:
         """What ranks share that stand in the same communication, as far as a stack tells."""
-        return (self.operation, self.kind, self.path if self.members is None else "")
+        return (self.operation, self.scope, self.path if self.members is None else "")
 
     def __str__(self) -> str:
         number = f" number {self.call.sequence}" if self.call else ""
@@ -61,9 +61,9 @@ class Wait:
             preposition = "to" if "send" in self.operation else "from"
             tag = f" with tag {self.tag}" if self.tag else ""
             return f"{self.operation} {preposition} rank {self.partner}{tag}"
-        if self.members is None and self.kind is None:
+        if self.members is None and self.scope is None:
             return self.operation
-        return f"{self.operation}{number} of {group_words(self.kind, self.members)}"
+        return f"{self.operation}{number} of {group_words(self.scope, self.members)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +231,10 @@ def may_wait_for_handle(seen: RankEvidence) -> bool:
 
 def _wait_from_stack(seen: RankEvidence, thread: ThreadStack | None, operation: str | None, evidence: Evidence) -> Wait:
     assert thread is not None and operation is not None
-    kind = _said_kind(thread, operation, evidence)
+    scope = _said_scope(thread, operation, evidence)
     if operation in SETUP_OPERATIONS or operation == "monitored_barrier":
-        kind = "world"
-    members = group_members(kind, seen.rank, evidence.world_size, evidence.topology) if kind else None
+        scope = "world"
+    members = group_members(scope, seen.rank, evidence.world_size, evidence.topology) if scope else None
     partner = thread.argument("src", "dst") if operation in POINT_TO_POINT else None
     if partner is not None and not 0 <= partner < evidence.world_size:
         partner = None
@@ -243,7 +243,7 @@ def _wait_from_stack(seen: RankEvidence, thread: ThreadStack | None, operation: 
     return Wait(
         seen.rank,
         operation,
-        kind,
+        scope,
         members,
         thread.site,
         None,
@@ -256,23 +256,23 @@ def _wait_from_stack(seen: RankEvidence, thread: ThreadStack | None, operation: 
     )
 
 
-def _said_kind(thread: ThreadStack, operation: str, evidence: Evidence) -> str | None:
-    """The kind of group over which the known function nearest to the communication goes."""
-    reaches = (reach_of(frame.function, frame.file, operation) for frame in thread.frames)
-    kind = next((reach for reach in reaches if reach is not None), None)
-    return reached_kind(kind, evidence.topology) if kind else None
+def _said_scope(thread: ThreadStack, operation: str, evidence: Evidence) -> str | None:
+    """The scope of the communication by the known function nearest to it."""
+    scopes = (call_scope(frame.function, frame.file, operation) for frame in thread.frames)
+    scope = next((scope for scope in scopes if scope is not None), None)
+    return scope_within(scope, evidence.topology) if scope else None
 
 
 def _wait_from_call(seen: RankEvidence, thread: ThreadStack | None, call: Call, evidence: Evidence) -> Wait:
     members = recorded_members(seen, call.token.group, evidence)
-    kind = group_kind(members, evidence.world_size, evidence.topology) if members else None
-    said = _said_kind(thread, call.token.operation, evidence) if thread else None
-    if said and said != kind and members:
-        kind = said if group_members(said, seen.rank, evidence.world_size, evidence.topology) == members else kind
+    scope = scope_of(members, evidence.world_size, evidence.topology) if members else None
+    said = _said_scope(thread, call.token.operation, evidence) if thread else None
+    if said and said != scope and members:
+        scope = said if group_members(said, seen.rank, evidence.world_size, evidence.topology) == members else scope
     return Wait(
         seen.rank,
         call.token.operation,
-        kind,
+        scope,
         members,
         thread.site if thread else None,
         call,

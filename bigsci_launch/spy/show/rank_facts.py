@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from bigsci_launch.spy.evidence.flight_recorder import Recorder, Token
-from bigsci_launch.spy.evidence.groups import group_kind
+from bigsci_launch.spy.evidence.groups import scope_of
 from bigsci_launch.spy.evidence.kernel import Socket
 from bigsci_launch.spy.evidence.ranks import Child, Evidence, RankEvidence
 from bigsci_launch.spy.judge.motion import cpu_share
@@ -62,8 +62,8 @@ def _records(seen: RankEvidence, evidence: Evidence) -> Iterator[Pair]:
 
 def _group_name(group: str, recorder: Recorder, evidence: Evidence) -> str:
     """`world`, `tp (group 3)`: torch's own name stays, because two groups may have the same members."""
-    kind = group_kind(recorder.members.get(group, ()), evidence.world_size, evidence.topology)
-    return "world" if kind == "world" else f"{kind} (group {group})" if kind else f"group {group}"
+    scope = scope_of(recorder.members.get(group, ()), evidence.world_size, evidence.topology)
+    return "world" if scope == "world" else f"{scope} (group {group})" if scope else f"group {group}"
 
 
 def _tensors(token: Token) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bigsci_launch.spy.evidence.groups import group_words, is_group_kind
+from bigsci_launch.spy.evidence.groups import group_words, is_scope
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Suspect, name_ranks
 from bigsci_launch.spy.judge.rules.messages import (
@@ -23,9 +23,9 @@ from bigsci_launch.spy.judge.rules.messages import (
     sides_of,
 )
 from bigsci_launch.spy.judge.schedule.departure import (
+    Collective,
     Departure,
     Departures,
-    Kind,
     find_departures,
     is_as_before,
     peer_groups,
@@ -153,7 +153,7 @@ def _conclude_departed(
 def _class_of(
     first: Departure, departures: Departures, departed: Sequence[int], mismatch: Mismatch | None
 ) -> HangClass:
-    if first.did[1] in SETUP_OPERATIONS:
+    if first.did.operation in SETUP_OPERATIONS:
         return HangClass.GROUP_MADE_ALONE
     if mismatch is not None:
         return HangClass.OPERATION_DIFFERS
@@ -162,7 +162,7 @@ def _class_of(
     if first.rank not in departures.from_past:
         return HangClass.PROGRAM_DIFFERS  # it never did as its peers do: another program, flag or version
     if first.form == "skip":
-        return HangClass.RARE_GROUP_SKIPPED if first.expected[0] == "tied" else HangClass.COLLECTIVE_SKIPPED
+        return HangClass.RARE_GROUP_SKIPPED if first.expected.group == "tied" else HangClass.COLLECTIVE_SKIPPED
     return HangClass.LEFT_EARLY
 
 
@@ -172,7 +172,7 @@ def _departed_words(departure: Departure, evidence: Evidence, graph: WaitGraph) 
     here = graph.waits.get(departure.rank)
     expected = _expected_words(departure, evidence)
     if departure.form == "skip":
-        if wait is not None and wait.call and wait.operation == departure.expected[1]:
+        if wait is not None and wait.call and wait.operation == departure.expected.operation:
             expected = str(wait)
         return f"left out {expected}" + (f" and stands in {here}" if here else "")
     did = _did_words(departure, evidence, graph)
@@ -181,23 +181,23 @@ def _departed_words(departure: Departure, evidence: Evidence, graph: WaitGraph) 
     return f"issued {did} where {expected} was due"
 
 
-def _kind_words(kind: Kind, group: str | None, rank: int, evidence: Evidence) -> str:
+def _collective_words(collective: Collective, group: str | None, rank: int, evidence: Evidence) -> str:
     """`all_reduce of the tensor-parallel group (ranks 4-5)`; `group` is the name that `rank` knows it by."""
     seen = next(seen for seen in evidence.ranks if seen.rank == rank)
     members = recorded_members(seen, group, evidence) if group is not None else None
-    name = kind[0] if is_group_kind(kind[0]) else None
-    return f"{kind[1]} of {group_words(name, members)}"
+    scope = collective.group if is_scope(collective.group) else None
+    return f"{collective.operation} of {group_words(scope, members)}"
 
 
 def _expected_words(departure: Departure, evidence: Evidence) -> str:
-    return _kind_words(departure.expected, departure.expected_group, departure.rank, evidence)
+    return _collective_words(departure.expected, departure.expected_group, departure.rank, evidence)
 
 
 def _did_words(departure: Departure, evidence: Evidence, graph: WaitGraph) -> str:
     here = graph.waits.get(departure.rank)
     if here is not None and here.call is not None and here.call.token.group == departure.did_group:
-        return f"{departure.did[1]} of {group_words(here.kind, here.members)}"
-    return _kind_words(departure.did, departure.did_group, departure.rank, evidence)
+        return f"{departure.did.operation} of {group_words(here.scope, here.members)}"
+    return _collective_words(departure.did, departure.did_group, departure.rank, evidence)
 
 
 def _departed_evidence(

@@ -27,13 +27,13 @@ _PART_WORDS = {"pp": "stage", "dp": "replica"}
 
 
 def sides_of(graph: WaitGraph, ranks: Sequence[int]) -> tuple[Side, ...]:
-    """`ranks` by operation, kind of group and place in the code, the fewest first."""
+    """`ranks` by operation, scope and place in the code, the fewest first."""
     found: dict[tuple[str, str | None, str, int | None, str], list[Wait]] = {}
     for rank in ranks:
         wait = graph.waits[rank]
         # A few ranks that wait for each other are told one by one, a whole stage that receives is one side.
         partner = wait.partner if len(ranks) <= MAX_TOLD_ALONE else None
-        found.setdefault((wait.operation, wait.kind, str(wait.site or ""), partner, wait.path), []).append(wait)
+        found.setdefault((wait.operation, wait.scope, str(wait.site or ""), partner, wait.path), []).append(wait)
     words = _tell_apart([(_where(waits), waits[0].path) for waits in found.values()])
     sides = (
         Side(tuple(sorted(wait.rank for wait in waits)), where)
@@ -58,10 +58,10 @@ def _where(waits: Sequence[Wait]) -> str:
     """`all_reduce number 41 of the tensor-parallel group (ranks 4-5) at backward (tensor.py:68)`."""
     first = waits[0]
     is_one_group = all(wait.members == first.members for wait in waits)
-    of_kind = f" of {group_words(first.kind, None)}" if first.kind else ""
+    of_group = f" of {group_words(first.scope, None)}" if first.scope else ""
     numbers = {wait.call.sequence if wait.call else None for wait in waits}
     number = f" number {first.call.sequence}" if first.call and len(numbers) == 1 else ""
-    what = str(first) if is_one_group else f"{first.operation}{number}{of_kind}"
+    what = str(first) if is_one_group else f"{first.operation}{number}{of_group}"
     if first.outer and first.outer != first.operation and first.outer not in SETUP_OPERATIONS:
         what = f"{first.outer} ({what})"
     return f"{what} at {first.site}" if first.site else what

@@ -12,9 +12,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from bigsci_launch.spy.evidence.flight_recorder import Token
-from bigsci_launch.spy.evidence.groups import group_kind
+from bigsci_launch.spy.evidence.groups import scope_of
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, recorded_members
 
@@ -25,8 +26,16 @@ MIN_TIMES = 2
 RECENT = 400
 LOOK_AHEAD = 64
 MAX_PLACES = 32
-Kind = tuple[str, str, str, str]
-"""A collective as other ranks know it: what the group is, operation, sizes, types."""
+
+
+class Collective(NamedTuple):
+    """A collective as other ranks know it: the scope of its group, or what is known of it (`4 ranks #1`), and what all
+    members must agree on. A tuple, because thousands of ranks compare thousands of them."""
+
+    group: str
+    operation: str
+    sizes: str
+    types: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +47,8 @@ class Departure:
 
     rank: int
     position: int
-    expected: Kind
-    did: Kind
+    expected: Collective
+    did: Collective
     form: str
     expected_group: str | None = None
     did_group: str | None = None
@@ -69,9 +78,11 @@ class Departures:
 
 def find_departures(evidence: Evidence) -> Departures:
     """Every departure that the recorders show."""
-    known: dict[Kind, Kind] = {}  # equal kinds as the same object: they are compared millions of times
+    known: dict[Collective, Collective] = {}  # equal ones as the same object: they are compared millions of times
     streams = {
-        seen.rank: kinds_of(seen, evidence, known) for seen in evidence.ranks if seen.recorder and seen.recorder.stream
+        seen.rank: collectives_of(seen, evidence, known)
+        for seen in evidence.ranks
+        if seen.recorder and seen.recorder.stream
     }
     firsts = {seen.rank: seen.recorder.first_record for seen in evidence.ranks if seen.recorder}
     groups = peer_groups(streams, evidence)
@@ -88,38 +99,40 @@ def find_departures(evidence: Evidence) -> Departures:
     )
 
 
-def _with_groups(departure: Departure, streams: Mapping[int, Sequence[Kind]], evidence: Evidence) -> Departure:
+def _with_groups(departure: Departure, streams: Mapping[int, Sequence[Collective]], evidence: Evidence) -> Departure:
     """`departure` with the names of the rank's own groups."""
     recorder = next(seen.recorder for seen in evidence.ranks if seen.rank == departure.rank)
     stream = streams[departure.rank]
     assert recorder is not None
     # The stream may end with a call that no recorder lists.
-    groups = {kind: recorder.tokens[index].group for kind, index in zip(stream, recorder.stream, strict=False)}
+    groups = {each: recorder.tokens[index].group for each, index in zip(stream, recorder.stream, strict=False)}
     return replace(departure, expected_group=groups.get(departure.expected), did_group=groups.get(departure.did))
 
 
-def kinds_of(seen: RankEvidence, evidence: Evidence, known: dict[Kind, Kind]) -> list[Kind]:
+def collectives_of(seen: RankEvidence, evidence: Evidence, known: dict[Collective, Collective]) -> list[Collective]:
     """The collectives of a rank as other ranks know them, oldest first.
 
     The recorder does not list the making of a group: a rank that stands in it has come to that after all the rest.
     """
     assert seen.recorder is not None
-    kinds = [known.setdefault(kind, kind) for token in seen.recorder.tokens if (kind := _kind(token, seen, evidence))]
-    stream = [kinds[index] for index in seen.recorder.stream]
+    found = (_collective(token, seen, evidence) for token in seen.recorder.tokens)
+    of_tokens = [known.setdefault(each, each) for each in found]
+    stream = [of_tokens[index] for index in seen.recorder.stream]
     operation = seen.thread.operation if seen.thread else None
     if operation not in SETUP_OPERATIONS:
         return stream
-    return [*stream, known.setdefault(setup := ("world", operation, "", ""), setup)]
+    setup = Collective("world", operation, "", "")
+    return [*stream, known.setdefault(setup, setup)]
 
 
-def _kind(token: Token, seen: RankEvidence, evidence: Evidence) -> Kind:
+def _collective(token: Token, seen: RankEvidence, evidence: Evidence) -> Collective:
     members = recorded_members(seen, token.group, evidence) or ()
-    what = group_kind(members, evidence.world_size, evidence.topology) or f"{len(members)} ranks"
+    what = scope_of(members, evidence.world_size, evidence.topology) or f"{len(members)} ranks"
     if evidence.topology is None and what != "world":
-        # Groups of one size can still be two kinds; torch numbers them in the order in which a rank made them.
+        # Groups of one size may still differ; torch numbers them in the order in which a rank made them.
         mine = [group for group in seen.recorder.last_sequence if group != token.group] if seen.recorder else []
         what += f" #{sum(_order(group) < _order(token.group) for group in mine)}"
-    return (what, *token.shape)
+    return Collective(what, *token.shape)
 
 
 def _order(group: str) -> tuple[int, str]:
@@ -135,14 +148,14 @@ def peer_groups(ranks: Iterable[int], evidence: Evidence) -> list[tuple[int, ...
     return [tuple(sorted(group)) for group in stages.values()]
 
 
-def find_surprises(rank: int, stream: Sequence[Kind]) -> list[Departure]:
+def find_surprises(rank: int, stream: Sequence[Collective]) -> list[Departure]:
     """Where a rank did what it never did after the same collectives, before or since, the newest last.
 
     The longest run of collectives before it that came twice or more decides: within a row of equal collectives only a
     long one tells the last but one from the last. Only what happened shortly before the end counts.
     """
-    letters = {kind: chr(number) for number, kind in enumerate(dict.fromkeys(stream))}
-    text = "".join(letters[kind] for kind in stream)
+    letters = {each: chr(number) for number, each in enumerate(dict.fromkeys(stream))}
+    text = "".join(letters[each] for each in stream)
     found = []
     for at, length, places in _new_followers(text):
         due = [stream[place : place + LOOK_AHEAD] for place in places if place < at]
@@ -152,7 +165,7 @@ def find_surprises(rank: int, stream: Sequence[Kind]) -> list[Departure]:
     return found
 
 
-def _is_surprise_in_full(found: Departure, length: int, stream: Sequence[Kind], text: str) -> bool:
+def _is_surprise_in_full(found: Departure, length: int, stream: Sequence[Collective], text: str) -> bool:
     """Whether it still is one with all of the row in view that the `length` collectives before it belong to.
 
     Within a row of equal parts the last one looks like any other: only the way from where the row began says whether it
@@ -165,12 +178,14 @@ def _is_surprise_in_full(found: Departure, length: int, stream: Sequence[Kind], 
     ends = _ends_of(window, text, at)
     if ends:
         return all(text[end] != text[at] for end in ends)
-    groups = {kind[0] for kind in stream[at - length : at]}
-    return len(set(stream[at - length : at])) > 1 and (found.did[0] in groups or found.did[1] in SETUP_OPERATIONS)
+    groups = {each.group for each in stream[at - length : at]}
+    return len(set(stream[at - length : at])) > 1 and (
+        found.did.group in groups or found.did.operation in SETUP_OPERATIONS
+    )
 
 
 def is_as_before(stream: Sequence[int], position: int) -> bool:
-    """Whether a rank has done the same after the same collectives before. `stream` are numbers of kinds."""
+    """Whether a rank has done the same after the same collectives before. `stream` has a number for each."""
     text = "".join(map(chr, stream[: position + 1]))
     for length in CONTEXTS:
         if position >= length:
@@ -233,7 +248,7 @@ def _places(text: str, length: int) -> dict[str, list[int]]:
     return found
 
 
-def _departure(rank: int, position: int, due: Sequence[Sequence[Kind]], did: Sequence[Kind]) -> Departure:
+def _departure(rank: int, position: int, due: Sequence[Sequence[Collective]], did: Sequence[Collective]) -> Departure:
     """`due` are ways in which it went on at other times, the newest last; `did` is what came at `position`."""
     for expected in reversed(due):
         if _agree(did, expected[1:]):
@@ -244,11 +259,11 @@ def _departure(rank: int, position: int, due: Sequence[Sequence[Kind]], did: Seq
     return Departure(rank, position, due[-1][0], did[0], "other")
 
 
-def _first_difference(one: Sequence[Kind], other: Sequence[Kind]) -> int:
+def _first_difference(one: Sequence[Collective], other: Sequence[Collective]) -> int:
     return next(at for at, (mine, theirs) in enumerate(zip(one, other, strict=True)) if mine != theirs)
 
 
-def _agree(did: Sequence[Kind], due: Sequence[Kind]) -> bool:
+def _agree(did: Sequence[Collective], due: Sequence[Collective]) -> bool:
     shared = min(len(did), len(due))
     return shared > 0 and list(did[:shared]) == list(due[:shared])
 
@@ -257,12 +272,14 @@ class PeerView:
     """Ranks with the same part, side by side. Peers issue equal numbers of collectives: equal record numbers are equal
     places of the schedule."""
 
-    def __init__(self, group: Sequence[int], streams: Mapping[int, Sequence[Kind]], firsts: Mapping[int, int]) -> None:
+    def __init__(
+        self, group: Sequence[int], streams: Mapping[int, Sequence[Collective]], firsts: Mapping[int, int]
+    ) -> None:
         self.group = group
         self._streams = streams
         self._firsts = firsts
 
-    def _did(self, rank: int, record: int) -> Kind | None:
+    def _did(self, rank: int, record: int) -> Collective | None:
         """What `rank` did as its collective number `record`; None where that has not happened or has left the ring."""
         at = record - self._firsts[rank]
         return self._streams[rank][at] if 0 <= at < len(self._streams[rank]) else None
@@ -274,8 +291,8 @@ class PeerView:
     def _is_usual(self, found: Departure) -> bool:
         record = found.position + self._firsts[found.rank]
         others = [self._did(rank, record) for rank in self.group if rank != found.rank]
-        alike = sum(kind == found.did for kind in others)
-        return alike > 0 and alike >= sum(kind == found.expected for kind in others)
+        alike = sum(did == found.did for did in others)
+        return alike > 0 and alike >= sum(did == found.expected for did in others)
 
     def is_due_to_others(self, found: Departure, surprises: Mapping[int, Sequence[Departure]]) -> bool:
         """Whether it was the peers who surprised their past there, and not the one that differs from them."""
@@ -296,12 +313,12 @@ class PeerView:
         found: list[Departure] = []
         while len(together) > 1:
             record = self._alike_until(together, record)
-            kinds: dict[Kind, list[int]] = {}
+            by_collective: dict[Collective, list[int]] = {}
             for rank in together:
-                if (kind := self._did(rank, record)) is not None:
-                    kinds.setdefault(kind, []).append(rank)
-            most = max(kinds.values(), key=len, default=[])
-            others = [rank for members in kinds.values() if members is not most for rank in members]
+                if (did := self._did(rank, record)) is not None:
+                    by_collective.setdefault(did, []).append(rank)
+            most = max(by_collective.values(), key=len, default=[])
+            others = [rank for members in by_collective.values() if members is not most for rank in members]
             if others and (record == start or len(most) <= len(others)):
                 return []
             found += [self._differs(rank, most, record) for rank in others]

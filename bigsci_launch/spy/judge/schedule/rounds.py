@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bigsci_launch.spy.evidence.flight_recorder import Recorder, Token
-from bigsci_launch.spy.evidence.groups import group_kind
+from bigsci_launch.spy.evidence.groups import scope_of
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.schedule.departure import Departure, Kind
+from bigsci_launch.spy.judge.schedule.departure import Collective, Departure
 from bigsci_launch.spy.judge.waits import Wait, WaitGraph, recorded_members
 
 MIN_ROUNDS = 3
@@ -74,14 +74,15 @@ def _departure(seen: RankEvidence, recorder: Recorder, wait: Wait, evidence: Evi
     return Departure(
         rank=seen.rank,
         position=len(recorder.stream) - 1,
-        expected=_kind(wait.call.token, seen, evidence),
-        did=_kind(did, seen, evidence),
+        expected=_collective(wait.call.token, seen, evidence),
+        did=_collective(did, seen, evidence),
         form="skip",
         expected_group=wait.call.token.group,
         did_group=did.group,
     )
 
 
-def _kind(token: Token, seen: RankEvidence, evidence: Evidence) -> Kind:
+def _collective(token: Token, seen: RankEvidence, evidence: Evidence) -> Collective:
     members = recorded_members(seen, token.group, evidence) or ()
-    return (group_kind(members, evidence.world_size, evidence.topology) or f"{len(members)} ranks", *token.shape)
+    group = scope_of(members, evidence.world_size, evidence.topology) or f"{len(members)} ranks"
+    return Collective(group, *token.shape)

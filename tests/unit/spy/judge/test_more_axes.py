@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.spy.evidence.bundle import Bundle, write_bundle
-from bigsci_launch.spy.evidence.groups import group_kind, group_members, group_words, is_group_kind, smallest_group
+from bigsci_launch.spy.evidence.groups import group_members, group_words, is_scope, scope_of, smallest_group
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.waits import build_graph
 from bigsci_launch.topology import Topology
@@ -51,7 +51,7 @@ def test_the_document_has_the_context_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("members", "kind", "words"),
+    ("members", "scope", "words"),
     [
         ((0, 1), "tp", "the tensor-parallel group (ranks 0-1)"),
         ((5, 7), "cp", "the context-parallel group (ranks 5,7)"),
@@ -60,10 +60,10 @@ def test_the_document_has_the_context_index(tmp_path: Path) -> None:
         ((0, 1, 4, 5), None, "the group (ranks 0-1,4-5)"),
     ],
 )
-def test_groups_by_what_they_are(members: tuple[int, ...], kind: str | None, words: str) -> None:
-    assert group_kind(members, 8, AXES) == kind
-    assert group_words(kind, members) == words
-    assert kind is None or (is_group_kind(kind) and group_members(kind, members[0], 8, AXES) == members)
+def test_groups_by_what_they_are(members: tuple[int, ...], scope: str | None, words: str) -> None:
+    assert scope_of(members, 8, AXES) == scope
+    assert group_words(scope, members) == words
+    assert scope is None or (is_scope(scope) and group_members(scope, members[0], 8, AXES) == members)
 
 
 def test_members_that_are_seen_belong_to_the_smallest_group() -> None:
@@ -76,15 +76,15 @@ GRADIENTS = "all_reduce@c10d:10 < average_tensor@/venv/deepspeed/runtime/zero/st
 
 
 @pytest.mark.parametrize(
-    ("topology", "kind", "members"), [(TOPOLOGY, "dp-cp", (0, 2, 4, 6)), ("tp=2,pp=2,dp=2", "dp", (0, 2))]
+    ("topology", "scope", "members"), [(TOPOLOGY, "dp-cp", (0, 2, 4, 6)), ("tp=2,pp=2,dp=2", "dp", (0, 2))]
 )
 def test_gradients_are_reduced_over_all_copies_of_a_weight(
     make_evidence: Callable[..., Evidence],
     make_rank: Callable[..., object],
     topology: str,
-    kind: str,
+    scope: str,
     members: tuple[int, ...],
 ) -> None:
     evidence = make_evidence([make_rank(rank, GRADIENTS) for rank in range(8)], topology)
     wait = build_graph(evidence).waits[0]
-    assert (wait.kind, wait.members) == (kind, members)
+    assert (wait.scope, wait.members) == (scope, members)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bigsci_launch.spy.evidence.ranks import Evidence
-from bigsci_launch.spy.judge.schedule.departure import PeerView, find_departures, find_surprises
+from bigsci_launch.spy.judge.schedule.departure import Collective, PeerView, find_departures, find_surprises
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.topology import Topology
 
@@ -17,9 +17,9 @@ WAITING = "all_reduce@c10d:1 < step@/src/loop.py:9"
 MEMBERS = {"t0": [0, 1], "t1": [2, 3], "d0": [0, 2], "d1": [1, 3], "w": [0, 1, 2, 3]}
 
 
-def stream(text: str) -> list[tuple[str, str, str, str]]:
+def stream(text: str) -> list[Collective]:
     """`t d w:broadcast`: group, then operation if it is not all_reduce."""
-    return [(word.partition(":")[0], word.partition(":")[2] or "all_reduce", "", "") for word in text.split()]
+    return [Collective(word.partition(":")[0], word.partition(":")[2] or "all_reduce", "", "") for word in text.split()]
 
 
 STEP = "a t t t t t t t t d w "
@@ -46,7 +46,7 @@ def test_a_surprise_is_what_never_followed_before(more: str, expected: str, did:
     [
         STEP * 4 + "a t t t t",  # in the middle of a step like all others
         STEP * 4 + "a t t t t t t t t d w",
-        "t " * 40,  # nothing but one kind
+        "t " * 40,  # nothing but one collective
         STEP * 2,  # too short to know
         " ".join(f"k{number}" for number in range(50)),
         STEP * 4 + "a t t t t t t t t d b",  # a group that was never used: a new phase, as far as anybody knows
