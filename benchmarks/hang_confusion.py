@@ -31,7 +31,7 @@ from hang_peers import ask_detail, ask_torchfrtrace
 
 from bigsci_launch.errors import LabError
 from bigsci_launch.hang_lab.catalogue import Reproduction, find_reproduction, find_reproductions
-from bigsci_launch.hang_lab.comparison import Comparison, compare
+from bigsci_launch.hang_lab.comparison import JudgedVerdict, compare
 from bigsci_launch.hang_lab.judgement import Judgement, expectation, judge, read_verdict
 from bigsci_launch.hang_lab.needs import missing_need
 from bigsci_launch.hang_lab.nursery import Nursery, open_nursery
@@ -42,7 +42,7 @@ from bigsci_launch.spy.judge.verdict import judge as judge_evidence
 from bigsci_launch.spy.show.document import to_document
 
 Row = dict[str, Any]
-KINDS = {None: (True,), "also": (True, False), "only": (False,)}
+IS_PREPARED = {None: (True,), "also": (True, False), "only": (False,)}
 """Whether collectives are recorded, in turn, for each value of `--unprepared`."""
 
 
@@ -105,7 +105,7 @@ def judge_again(row: Row, bundles: Path) -> Row:
     verdict = read_verdict(to_document(evidence, judge_evidence(evidence)))
     reproduction = find_reproduction(row["name"])
     topology = reproduction.topology(row["ranks"])
-    compared = Comparison(
+    compared = JudgedVerdict(
         name=row["name"],
         title=row["title"],
         topology=str(topology),
@@ -140,7 +140,7 @@ def wanted(options: argparse.Namespace) -> Iterator[tuple[Trial, bool]]:
                 print(f"{reproduction.name}: skipped, {reason}")
                 continue
             for culprit in culprits(reproduction, num_ranks, options.culprits.split(",")):
-                for is_prepared in KINDS[options.unprepared]:
+                for is_prepared in IS_PREPARED[options.unprepared]:
                     environment = {} if is_prepared else {"BSL_LAB_RECORDER": "0"}
                     yield Trial(reproduction, num_ranks, culprit, environment), is_prepared
 
@@ -185,8 +185,8 @@ def keep_evidence(folder: Path | None, row: Row) -> list[str]:
 
 
 def bundle_folder(folder: Path, row: Row) -> Path:
-    kind = "prepared" if row["is_prepared"] else "unprepared"
-    return folder / row["name"] / f"{row['ranks']}-ranks-culprit-{row['culprit']}-{kind}"
+    preparation = "prepared" if row["is_prepared"] else "unprepared"
+    return folder / row["name"] / f"{row['ranks']}-ranks-culprit-{row['culprit']}-{preparation}"
 
 
 def line_of(row: Row) -> str:

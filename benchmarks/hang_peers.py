@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import LabError
-from bigsci_launch.hang_lab.catalogue import Ranks
+from bigsci_launch.hang_lab.catalogue import RankSet
 from bigsci_launch.hang_lab.nursery import Nursery
 from bigsci_launch.hang_lab.runner import Standing, Trial, begin
 
@@ -32,7 +32,7 @@ class Opinion:
     """The answer of a peer: the ranks it names, as one side or as two that contradict each other."""
 
     says: str
-    named: Ranks = frozenset()
+    named: RankSet = frozenset()
     is_two_sided: bool = False
 
     def document(self) -> dict[str, Any]:

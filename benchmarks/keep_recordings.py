@@ -53,8 +53,8 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     options = parse_arguments()
     options.recordings.mkdir(parents=True, exist_ok=True)
-    kind = "unprepared" if options.unprepared else "prepared"
-    for name, num_ranks, culprit, folder in choose(options.bundles, re.compile(options.classes), kind):
+    preparation = "unprepared" if options.unprepared else "prepared"
+    for name, num_ranks, culprit, folder in choose(options.bundles, re.compile(options.classes), preparation):
         path = options.recordings / f"{name}-{num_ranks}-ranks-culprit-{culprit}.json"
         bundle = read_bundle(folder)
         document = trim(bundle)
@@ -68,12 +68,12 @@ def main() -> None:
         print(f"{path.name}: {path.stat().st_size / 1024:.1f} KiB")
 
 
-def choose(bundles: Path, wanted: re.Pattern[str], kind: str) -> Iterator[tuple[str, int, int, Path]]:
+def choose(bundles: Path, wanted: re.Pattern[str], preparation: str) -> Iterator[tuple[str, int, int, Path]]:
     """Yield (reproduction, ranks, culprit, folder), one per reproduction and number of ranks, with varying places."""
     for index, folder in enumerate(sorted(each for each in bundles.iterdir() if wanted.fullmatch(each.name))):
         kept: dict[int, list[tuple[int, Path]]] = {}
         for each in folder.iterdir():
-            if (match := BUNDLE_NAME.fullmatch(each.name)) and match[3] == kind:
+            if (match := BUNDLE_NAME.fullmatch(each.name)) and match[3] == preparation:
                 kept.setdefault(int(match[1]), []).append((int(match[2]), each))
         for num_ranks, found in sorted(kept.items()):
             culprit, path = sorted(found)[index % len(found)]

@@ -254,7 +254,7 @@ def examine(request: Facts) -> Facts:
     }
 
 
-def frame(document: Facts) -> list[str]:
+def wire_lines(document: Facts) -> list[str]:
     """`document` as lines that survive a stream shared with other nodes and with chatter."""
     import binascii
     import zlib
@@ -267,7 +267,7 @@ def frame(document: Facts) -> list[str]:
 def print_document(document: Facts, framed: bool) -> None:
     """One line of JSON, or frames."""
     if framed:
-        lines = frame(document)
+        lines = wire_lines(document)
     else:
         import json
 

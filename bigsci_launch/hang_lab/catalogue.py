@@ -19,9 +19,9 @@ from bigsci_launch.topology import Topology
 Need = Literal["root", "loop device", "fuse", "network namespaces", "traffic control", "compiler", "core files here",
                "no right to trace"]  # fmt: skip
 Stage = Literal["frozen-disk", "silent-fuse", "lost-server", "two-networks"]
-Shape = Literal["default", "stages", "data"]
-Ranks = frozenset[int]
-Who = Callable[[int, Topology], Ranks]
+TopologyShape = Literal["default", "stages", "data"]
+RankSet = frozenset[int]
+Who = Callable[[int, Topology], RankSet]
 
 
 class Stand(Enum):
@@ -36,19 +36,19 @@ class Stand(Enum):
     OTHERS_ENDED = "every rank but the culprit has ended"
 
 
-def nobody(_culprit: int, _topology: Topology) -> Ranks:
+def nobody(_culprit: int, _topology: Topology) -> RankSet:
     return frozenset()
 
 
-def the_culprit(culprit: int, _topology: Topology) -> Ranks:
+def the_culprit(culprit: int, _topology: Topology) -> RankSet:
     return frozenset({culprit})
 
 
-def rank_0(_culprit: int, _topology: Topology) -> Ranks:
+def rank_0(_culprit: int, _topology: Topology) -> RankSet:
     return frozenset({0})
 
 
-def all_others(culprit: int, topology: Topology) -> Ranks:
+def all_others(culprit: int, topology: Topology) -> RankSet:
     return frozenset(range(topology.world_size)) - {culprit}
 
 
@@ -58,11 +58,11 @@ def partner(culprit: int, topology: Topology) -> int:
     return group[(group.index(culprit) + 1) % len(group)]
 
 
-def both_partners(culprit: int, topology: Topology) -> Ranks:
+def both_partners(culprit: int, topology: Topology) -> RankSet:
     return frozenset({culprit, partner(culprit, topology)})
 
 
-def both_across(culprit: int, topology: Topology) -> Ranks:
+def both_across(culprit: int, topology: Topology) -> RankSet:
     """The culprit, and the rank next to it on both the tensor- and the data-parallel axis."""
     beside = topology.group("tp", culprit)
     neighbour = beside[(beside.index(culprit) + 1) % len(beside)]
@@ -90,7 +90,7 @@ class Reproduction:
     must_accuse: bool = True
     needs: tuple[Need, ...] = ()
     stage: Stage | None = None
-    shape: Shape = "default"
+    shape: TopologyShape = "default"
     min_ranks: int = 4
     culprits: Literal["any", "rank 0", "not rank 0", "no matter"] = "any"
 
@@ -117,7 +117,7 @@ class Reproduction:
         return shape_topology(self.shape, num_ranks)
 
 
-def shape_topology(shape: Shape, num_ranks: int) -> Topology:
+def shape_topology(shape: TopologyShape, num_ranks: int) -> Topology:
     """tp2 x dp for 4 ranks, tp2 x pp2 x dp from 8 on; `stages` has two stages always, `data` nothing but replicas."""
     if shape == "data":
         return Topology(tp=1, pp=1, dp=num_ranks)

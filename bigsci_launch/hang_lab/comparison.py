@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class JudgedVerdict:
     """What `bsl spy` said of a reproduction, and what is true of it."""
 
     name: str
@@ -57,7 +57,7 @@ class Comparison:
         }
 
 
-def compare(standing: Standing, *options: str) -> Comparison:
+def compare(standing: Standing, *options: str) -> JudgedVerdict:
     """Run `bsl spy` on `standing`, with more `options` of its own, and judge what it says.
 
     Raises:
@@ -65,7 +65,7 @@ def compare(standing: Standing, *options: str) -> Comparison:
     """
     reproduction, culprit = standing.reproduction, standing.job.culprit
     verdict = read_verdict(spy(standing.run.path, *options))
-    return Comparison(
+    return JudgedVerdict(
         name=reproduction.name,
         title=reproduction.title,
         topology=str(standing.topology),

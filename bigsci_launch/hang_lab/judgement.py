@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from bigsci_launch.hang_lab.catalogue import Ranks, Reproduction
+from bigsci_launch.hang_lab.catalogue import RankSet, Reproduction
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology import Topology, compress_ranks
 
@@ -35,7 +35,7 @@ class Verdict:
 
     state: State
     hang_class: HangClass | None
-    suspects: Ranks
+    suspects: RankSet
     claim: str
     confidence: float | None = None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.spy.look.collect import FrameReader, agent_program
+from bigsci_launch.spy.look.collect import WireReader, agent_program
 from bigsci_launch.spy.look.target import Target
 
 AskAgent = Callable[..., dict[str, Any]]
@@ -128,7 +128,7 @@ def test_a_foreign_user_gets_kernel_facts_and_the_reason(hung: Any) -> None:
         input=agent_program(Target("x", {"launcher_pid": hung.pid, "py_spy": shutil.which("py-spy")})),
         capture_output=True, text=True, timeout=30, user=65534, group=65534, check=True,
     )  # fmt: skip
-    reader = FrameReader()
+    reader = WireReader()
     found = reader.documents[next(node for line in done.stdout.splitlines() if (node := reader.feed(line)))]
     assert len(found["ranks"]) >= len(PLACES)
     for rank in found["ranks"]:

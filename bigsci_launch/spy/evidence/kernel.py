@@ -1,4 +1,4 @@
-"""What surrounds a process, as values: sockets, file locks, kills for lack of memory, and what its run wrote of it."""
+"""What the kernel knows of the surroundings of a process, as values: sockets, file locks, kills for lack of memory."""
 
 from __future__ import annotations
 
@@ -7,33 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 RESENT_IN_VAIN = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An exception that a rank reported: `words` are type and message, `place` is where it was raised, `time` is wall
-    clock in seconds (0 where it is not known), `source` is the record that holds it."""
-
-    words: str
-    place: str
-    time: float
-    source: str
-
-    def __str__(self) -> str:
-        return f"{self.words}{f' at {self.place}' if self.place else ''}"
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """The last record of a rank's own: which phase it entered (`step`, `save`, `eval`, `end`), in which step, when.
-
-    `first_step` is the first step since its start, where that is known.
-    """
-
-    phase: str
-    step: int
-    time: float
-    first_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,28 +57,6 @@ class MemoryEvents:
 
     group: str
     num_kills: int
-
-
-def parse_failure(record: Mapping[str, Any] | None) -> Failure | None:
-    """The exception of an error file or of a log, or None."""
-    if record is None:
-        return None
-    kind, message = record.get("type"), record.get("message")
-    words = f"{kind}: {message}" if message else str(kind)
-    return Failure(
-        words, str(record.get("place") or ""), float(record.get("time") or 0), str(record.get("source") or "")
-    )
-
-
-def parse_heartbeat(record: Mapping[str, Any] | None) -> Heartbeat | None:
-    if record is None:
-        return None
-    return Heartbeat(
-        phase=str(record.get("phase") or ""),
-        step=int(record.get("step") or 0),
-        time=float(record.get("time") or 0),
-        first_step=record.get("first_step"),
-    )
 
 
 def parse_sockets(samples: Sequence[Mapping[str, Any]]) -> tuple[Socket, ...]:

@@ -12,17 +12,14 @@ from typing import Any
 
 from bigsci_launch.spy.evidence.flight_recorder import Recorder, parse_recorder
 from bigsci_launch.spy.evidence.kernel import (
-    Failure,
     FileLock,
-    Heartbeat,
     MemoryEvents,
     Socket,
-    parse_failure,
-    parse_heartbeat,
     parse_locks,
     parse_memory_events,
     parse_sockets,
 )
+from bigsci_launch.spy.evidence.run_facts import Exit, Failure, Heartbeat, RunRecords
 from bigsci_launch.spy.evidence.stacks import ThreadStack, decisive_thread, parse_threads
 from bigsci_launch.topology import Coordinate, Topology
 
@@ -86,26 +83,6 @@ class Sample:
     sequences: Mapping[str, int] | None
     call_name: str = ""
     """The name of that system call, where it is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How a rank ended, from the record of its runner: exit code, or name of the signal; when (wall clock, seconds).
-
-    `was_told`: the runner had been told to end before, so that this is a consequence and not the cause.
-    """
-
-    code: int | None
-    signal: str | None
-    time: float
-    was_told: bool
-
-    @property
-    def is_clean(self) -> bool:
-        return self.code == 0
-
-    def __str__(self) -> str:
-        return f"killed by {self.signal}" if self.signal else f"exit code {self.code}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +172,7 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
     nodes = sorted(nodes, key=lambda node: str(node["node"]))
     problems = tuple(f"{node['node']}: {problem}" for node in nodes for problem in node.get("problems", []))
     why_missing = _why_missing(nodes, problems)
-    records = _Records(collection)
+    records = RunRecords(collection)
 
     def unreached(record: Mapping[str, Any]) -> RankEvidence:
         return _unreached_rank(record, collection, why_missing, records)
@@ -238,26 +215,6 @@ def _is_one_launcher_of_several(nodes: Iterable[Mapping[str, Any]]) -> bool:
     return any(local and world and local < world for local, world in sizes)
 
 
-class _Records:
-    """What the run itself wrote of its ranks, by rank."""
-
-    def __init__(self, collection: Mapping[str, Any]) -> None:
-        self._by_kind = {
-            kind: {int(record["rank"]): record for record in reversed(collection.get(kind) or [])}
-            for kind in ("exits", "errors", "tracebacks", "heartbeats")
-        }
-
-    def of(self, rank: int) -> dict[str, Any]:
-        """The fields of `RankEvidence` that come from records."""
-        exit_record, error, traceback, heartbeat = (each.get(rank) for each in self._by_kind.values())
-        return {
-            "exit": _parse_exit(exit_record),
-            "error": _parse_error(error),
-            "failure": parse_failure(error or traceback),
-            "heartbeat": parse_heartbeat(heartbeat),
-        }
-
-
 def _largest_steps_first(nodes: Iterable[Mapping[str, Any]]) -> list[Any]:
     """The job steps in which ranks were found, the one that holds most of them first: it counts."""
     counts = Counter(rank.get("step") for node in nodes for rank in node.get("ranks", []))
@@ -276,7 +233,7 @@ def _unreached_rank(
     record: Mapping[str, Any],
     collection: Mapping[str, Any],
     why_missing: str,
-    records: _Records,
+    records: RunRecords,
 ) -> RankEvidence:
     silent = {str(item["node"]): str(item["why"]) for item in collection.get("nodes_silent", [])}
     node = str(record.get("node") or "")
@@ -298,7 +255,7 @@ def _unreached_rank(
     )
 
 
-def _parse_rank(document: Mapping[str, Any], node: Mapping[str, Any], records: _Records) -> RankEvidence:
+def _parse_rank(document: Mapping[str, Any], node: Mapping[str, Any], records: RunRecords) -> RankEvidence:
     samples: list[Sample] = []
     for sample in document["samples"]:
         samples.append(_parse_sample(sample, samples[-1] if samples else None))
@@ -398,16 +355,3 @@ def _describe_call(call: Mapping[str, Any] | None) -> str:
 def _describe_end(end: Mapping[str, Any]) -> str:
     state = {"T": ", stopped", "D": ", asleep in the kernel", "Z": ", ended"}.get(str(end.get("state")), "")
     return f"process {end['pid']} ({end.get('comm')}{state})"
-
-
-def _parse_exit(record: Mapping[str, Any] | None) -> Exit | None:
-    if record is None:
-        return None
-    time, was_told = float(record.get("time") or 0), record.get("terminated") is not None
-    if record.get("clean_end"):
-        return Exit(0, None, time, was_told)
-    return Exit(record.get("code"), record.get("signal"), time, was_told)
-
-
-def _parse_error(record: Mapping[str, Any] | None) -> str | None:
-    return f"{record.get('type')}: {record.get('message')}".strip() if record else None

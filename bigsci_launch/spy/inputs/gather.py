@@ -21,8 +21,8 @@ from bigsci_launch.spy.inputs.reading import Damaged, Found, NotThis, Reading
 MAX_FILE_BYTES = 1 << 28
 PARALLEL_BYTES = 1 << 25
 """So much is read by one process in half a second."""
-KINDS = "a bundle of `bsl spy`, text of `py-spy dump`, torch's flight recorder, or the JSON of ncclras"
-HINT = f"--bundle reads {KINDS}: files, or one folder of them"
+READABLE = "a bundle of `bsl spy`, text of `py-spy dump`, torch's flight recorder, or the JSON of ncclras"
+HINT = f"--bundle reads {READABLE}: files, or one folder of them"
 
 
 def open_evidence(paths: Sequence[Path]) -> Bundle:

@@ -19,7 +19,7 @@ from typing import Any
 from bigsci_launch.spy.inputs.reading import Damaged, Found, NotThis, Reading
 
 Document = Mapping[str, Any]
-Place = tuple[str, int, int]
+RasProcess = tuple[str, int, int]
 """Host, pid, CUDA device: what a rank is in all its communicators."""
 
 FORGOTTEN_COMMA = re.compile(r'([\d"el}\]])(\s*\n\s*)("[^"\n]*"\s*:)')
@@ -48,13 +48,13 @@ def read_ras(document: object) -> Found:
     try:
         communicators = document["communicators"]
         rank_of = global_ranks(communicators)
-        readings = [read_process(place, rank, communicators, rank_of) for place, rank in rank_of.items()]
+        readings = [read_process(process, rank, communicators, rank_of) for process, rank in rank_of.items()]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise Damaged(f"it is a report of NCCL's RAS, but damaged ({error!r})") from error
     return Found(tuple(sorted(readings, key=lambda reading: reading.rank or 0)))
 
 
-def place_of(record: Document) -> Place:
+def process_of(record: Document) -> RasProcess:
     return (str(record.get("host") or ""), int(record.get("pid") or 0), int(record.get("cuda_dev") or 0))
 
 
@@ -63,17 +63,17 @@ def members_of(communicator: Document) -> list[Document]:
     return [*communicator["ranks"], *(communicator.get("missing_ranks") or [])]
 
 
-def global_ranks(communicators: list[Document]) -> dict[Place, int]:
+def global_ranks(communicators: list[Document]) -> dict[RasProcess, int]:
     """Rank of every process in the job: its rank in the communicator that holds all, else in order of hosts."""
-    places = {place_of(record) for communicator in communicators for record in members_of(communicator)}
+    processes = {process_of(record) for communicator in communicators for record in members_of(communicator)}
     largest = max(communicators, key=lambda communicator: int(communicator["size"]), default=None)
-    if largest is not None and {place_of(record) for record in members_of(largest)} == places:
-        return {place_of(record): int(record["rank"]) for record in members_of(largest)}
-    return {place: rank for rank, place in enumerate(sorted(places))}
+    if largest is not None and {process_of(record) for record in members_of(largest)} == processes:
+        return {process_of(record): int(record["rank"]) for record in members_of(largest)}
+    return {process: rank for rank, process in enumerate(sorted(processes))}
 
 
 def read_process(
-    place: Place, rank: int, communicators: list[Document], rank_of: Mapping[Place, int]
+    process: RasProcess, rank: int, communicators: list[Document], rank_of: Mapping[RasProcess, int]
 ) -> Reading:  # fmt: skip
     """One process, over all communicators that it is in."""
     tokens: list[list[str]] = []
@@ -83,8 +83,8 @@ def read_process(
     why, is_dead = None, False
     for communicator in communicators:
         name = str(communicator["hash"])
-        mine = next((each for each in communicator["ranks"] if place_of(each) == place), None)
-        missing = next((each for each in communicator.get("missing_ranks") or [] if place_of(each) == place), None)
+        mine = next((each for each in communicator["ranks"] if process_of(each) == process), None)
+        missing = next((each for each in communicator.get("missing_ranks") or [] if process_of(each) == process), None)
         if missing is not None:
             is_dead = is_dead or bool(missing["status"].get("considered_dead"))
             why = "NCCL's RAS holds it for dead" if is_dead else "it does not answer NCCL's RAS"
@@ -95,13 +95,13 @@ def read_process(
             unfinished.append(len(tokens))
         tokens.append([name, "", newest_operation(mine, behind), "[]", "[]"])
         last[name] = sum(mine["collective_counts"].values())
-        members[name] = sorted(rank_of[place_of(each)] for each in members_of(communicator))
+        members[name] = sorted(rank_of[process_of(each)] for each in members_of(communicator))
     recorder = {
         "first_record": 0, "tokens": tokens, "stream": list(range(len(tokens))), "last_sequence": last,
         "open": unfinished, "members": members,
     }  # fmt: skip
     return Reading(
-        "NCCL RAS", place[0], rank, None, place[1] or None, None, recorder if tokens else None,
+        "NCCL RAS", process[0], rank, None, process[1] or None, None, recorder if tokens else None,
         why or "NCCL's RAS tells no stacks", is_dead,
     )  # fmt: skip
 
@@ -119,5 +119,5 @@ def is_ahead(record: Document, behind: Document) -> bool:
 def newest_operation(record: Document, behind: Document) -> str:
     """What the rank has begun and the rank behind has not, as torch names it; else what it did at all."""
     counts = record["collective_counts"]
-    kinds = [name for name in counts if counts[name] > behind.get(name, 0)] or [name for name in counts if counts[name]]
-    return " or ".join(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() for name in kinds)
+    begun = [name for name in counts if counts[name] > behind.get(name, 0)] or [name for name in counts if counts[name]]
+    return " or ".join(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() for name in begun)

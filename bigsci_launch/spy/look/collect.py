@@ -1,7 +1,7 @@
 """Fetching the evidence: the node agent on every node of a job through one Slurm step, or once on this machine.
 
 The agent's text goes through standard input, so that nodes need not see the package. Each node prints its document in
-short framed lines; what has come is kept, whatever happens to the rest.
+short lines; what has come is kept, whatever happens to the rest.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ for name, body in modules.items():
     exec(body, module.__dict__)
 sys.modules["node_agent"].main({request!r})
 """
-Tell = Callable[[int, str], None]
+AnswerCallback = Callable[[int, str], None]
 """Called with the number of nodes that have answered and the name of the newest."""
 
 
-class FrameReader:
+class WireReader:
     """Puts the documents of nodes together from lines that arrive mixed and among foreign ones."""
 
     def __init__(self) -> None:
@@ -83,14 +83,14 @@ class FrameReader:
         return frozenset(self._parts) - frozenset(self.documents)
 
 
-def collect(target: Target, tell: Tell = lambda done, node: None) -> Bundle:
+def collect(target: Target, on_answer: AnswerCallback = lambda done, node: None) -> Bundle:
     """One look at a job: every document that could be had, and why the others could not.
 
     Raises:
         CollectError: not one node answered; SlurmUnavailable: srun is missing.
     """
     began = time.time()
-    nodes, silent = collect_step(target, tell) if target.job_id else (collect_here(target), {})
+    nodes, silent = collect_step(target, on_answer) if target.job_id else (collect_here(target), {})
     collection = {
         "job": target.label,
         "time": began,
@@ -209,7 +209,7 @@ def _read_frame(frame: Mapping[str, Any]) -> dict[str, Any]:
 
 def collect_here(target: Target) -> list[dict[str, Any]]:
     """Run the agent on this machine."""
-    reader = FrameReader()
+    reader = WireReader()
     argv = [sys.executable, "-I", "-S", "-"]
     limit_s = NODE_TIMEOUT_S + 10 + more_time(target)
     try:
@@ -225,13 +225,13 @@ def collect_here(target: Target) -> list[dict[str, Any]]:
     return list(reader.documents.values())
 
 
-def collect_step(target: Target, tell: Tell) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def collect_step(target: Target, on_answer: AnswerCallback) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Run the agent on all nodes of a job; the documents, and why other nodes kept silent.
 
     A step does not start at all when one of its nodes cannot be reached: it is tried again without that node.
     """
     assert target.job_id is not None
-    reader = FrameReader()
+    reader = WireReader()
     silent: dict[str, str] = {}
     left, words, program = list(target.nodes), "", agent_program(target)
     patience = Patience(len(target.nodes), STEP_TIMEOUT_S + more_time(target))
@@ -244,7 +244,7 @@ def collect_step(target: Target, tell: Tell) -> tuple[list[dict[str, Any]], dict
             nodes=left,
             stdin=program,
             until=lambda: patience.until,
-            on_line=lambda line: _take(reader, line, tell, patience),
+            on_line=lambda line: _take(reader, line, on_answer, patience),
         )
         words = step.words or words
         silent |= {node: "Slurm could not start the step there" for node in step.refused_nodes}
@@ -279,14 +279,14 @@ class Patience:
         return self.until - self._began
 
 
-def _take(reader: FrameReader, line: str, tell: Tell, patience: Patience) -> None:
+def _take(reader: WireReader, line: str, on_answer: AnswerCallback, patience: Patience) -> None:
     node = reader.feed(line)
     if node is not None:
         patience.hear(len(reader.documents))
-        tell(len(reader.documents), node)
+        on_answer(len(reader.documents), node)
 
 
-def _why_silent(node: str, reader: FrameReader, words: str, patience: Patience) -> str:
+def _why_silent(node: str, reader: WireReader, words: str, patience: Patience) -> str:
     if node in reader.torn:
         return "its answer broke off"
     return f"no answer in {patience.seconds:.0f} s" + (f" (srun: {words})" if words else "")

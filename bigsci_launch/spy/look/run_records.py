@@ -28,10 +28,10 @@ _ABORT = re.compile(r"terminate called after throwing an instance of '([\w:]+)'"
 _WHAT = re.compile(r"^\s*what\(\):\s*(.+)$")
 _LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen ", "<string>")
 
-Record = dict[str, Any]
+RankRecord = dict[str, Any]
 
 
-def read_records(attempt: AttemptDir | None) -> dict[str, list[Record]]:
+def read_records(attempt: AttemptDir | None) -> dict[str, list[RankRecord]]:
     """`expected` from pid files, `exits`, `errors`, the first `tracebacks` of logs, and the last `heartbeats`."""
     if attempt is None:
         return {}
@@ -50,7 +50,7 @@ def read_records(attempt: AttemptDir | None) -> dict[str, list[Record]]:
     }
 
 
-def _read_all(folder: Path) -> list[Record]:
+def _read_all(folder: Path) -> list[RankRecord]:
     found = []
     for name in sorted(os.listdir(folder) if folder.is_dir() else ()):  # noqa: PTH208 (names are enough)
         try:
@@ -62,18 +62,18 @@ def _read_all(folder: Path) -> list[Record]:
     return found
 
 
-def _pick(document: Mapping[str, Any], *keys: str) -> Record:
+def _pick(document: Mapping[str, Any], *keys: str) -> RankRecord:
     return {key: document.get(key) for key in keys}
 
 
-def _error_of(document: Mapping[str, Any]) -> Record:
+def _error_of(document: Mapping[str, Any]) -> RankRecord:
     """An error file with the place of the exception in place of its whole traceback."""
     place = place_of(str(document.get("traceback") or "").splitlines())
     picked = _pick(document, "rank", "node", "type", "message", "time", "step")
     return {**picked, "place": place, "source": "its error file"}
 
 
-def first_traceback(log: Path, rank: int) -> Record | None:
+def first_traceback(log: Path, rank: int) -> RankRecord | None:
     """The first traceback in the end of a rank's log: {rank, time, type, message, place, source}; None without one."""
     lines = iter(_stamped_lines(log))
     time = next((time for time, text in lines if TRACEBACK in text), None)
@@ -83,21 +83,21 @@ def first_traceback(log: Path, rank: int) -> Record | None:
     for _, text in lines:
         if text and not text.startswith((" ", "\t")):
             match = _LAST_LINE.match(text)
-            kind, message = match.groups() if match else (text[:200], None)
-            return {"rank": rank, "time": time, "type": kind, "message": (message or "")[:200],
+            error_type, message = match.groups() if match else (text[:200], None)
+            return {"rank": rank, "time": time, "type": error_type, "message": (message or "")[:200],
                     "place": place_of(body), "source": "its log"}  # fmt: skip
         body.append(text)
     return None
 
 
-def first_abort(log: Path, rank: int) -> Record | None:
+def first_abort(log: Path, rank: int) -> RankRecord | None:
     """The first C++ exception that nobody caught, in the end of a log, as `first_traceback` gives one; None without."""
-    kind, began = "", 0.0
+    error_type, began = "", 0.0
     for time, text in _stamped_lines(log):
         if match := _ABORT.search(text):
-            kind, began = match[1], time
-        elif kind and (match := _WHAT.match(text)):
-            return {"rank": rank, "time": began, "type": kind, "message": match[1][:200], "place": "",
+            error_type, began = match[1], time
+        elif error_type and (match := _WHAT.match(text)):
+            return {"rank": rank, "time": began, "type": error_type, "message": match[1][:200], "place": "",
                     "source": "its log"}  # fmt: skip
     return None
 
@@ -127,7 +127,7 @@ def place_of(lines: Iterable[str]) -> str:
     return f"{function} ({file.rpartition('/')[2]}:{line})"
 
 
-def last_heartbeat(events: Path, rank: int) -> Record | None:
+def last_heartbeat(events: Path, rank: int) -> RankRecord | None:
     """The newest phase that a rank entered: {rank, phase, step, time, first_step}; None where it wrote none."""
     records = read_last_events(events, EVENT_TAIL_BYTES)
     beats = [record for record in records if record.get("kind") == "heartbeat"]

@@ -19,7 +19,7 @@ from bigsci_launch.spy.evidence.stack_classes import StackClass, merge_stacks
 from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack, is_wrapper
 from bigsci_launch.spy.judge.conclusion import Conclusion, name_ranks
 from bigsci_launch.spy.judge.waits import WaitGraph, build_graph
-from bigsci_launch.spy.show.rank_facts import Pair, facts_of
+from bigsci_launch.spy.show.rank_facts import RankFact, facts_of
 from bigsci_launch.spy.show.suspects import merge_suspects, name_group
 from bigsci_launch.topology import AXES, AXIS_NAMES, Topology, compress_ranks
 
@@ -36,22 +36,22 @@ MAX_ROWS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """A rank in the grid. `kind` is a colour (`k0` to `k8`), `unread` or `gone`; `mark` is the letter in it."""
+class RankCell:
+    """A rank in the grid. `style` is a colour (`k0` to `k8`), `unread` or `gone`; `mark` is the letter in it."""
 
     rank: int
-    kind: str
+    style: str
     mark: str
     title: str
     is_suspect: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RankRow:
     """A row of the grid: cells in blocks, with a name at the left."""
 
     name: str
-    blocks: tuple[tuple[Cell, ...], ...]
+    blocks: tuple[tuple[RankCell, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Grid:
 
     caption: str
     heads: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[RankRow, ...]
     size: Size
 
 
@@ -70,7 +70,7 @@ def render_page(evidence: Evidence, conclusion: Conclusion) -> str:
     from markupsafe import Markup
 
     here = package_files("bigsci_launch.spy.show")
-    template, style, script = ((here / f"page.{kind}").read_text("utf-8") for kind in ("html.j2", "css", "js"))
+    template, style, script = ((here / f"page.{suffix}").read_text("utf-8") for suffix in ("html.j2", "css", "js"))
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     classes = merge_stacks(evidence.ranks)
     body = environment.from_string(template).render(
@@ -98,7 +98,7 @@ def _letter(index: int) -> str:
 
 def _class_row(index: int, found: StackClass) -> dict[str, Any]:
     return {
-        "kind": f"k{min(index, COLOURS)}",
+        "style": f"k{min(index, COLOURS)}",
         "mark": _letter(index),
         "count": len(found.ranks),
         "ranks": compress_ranks(found.ranks),
@@ -131,7 +131,7 @@ def make_grid(evidence: Evidence, conclusion: Conclusion, classes: Sequence[Stac
     for stage in range(sizes.pp):
         firsts = [sizes.rank_at(dp=replica, pp=stage) for replica in range(sizes.dp)]
         blocks = tuple(tuple(cells[first + at] for at in range(in_block)) for first in firsts)
-        rows.append(Row(f"pp{stage}", blocks))
+        rows.append(RankRow(f"pp{stage}", blocks))
     columns = f"blocks are replicas (dp), each of {_block_words(sizes)}" if in_block > 1 else "columns replicas"
     heads = tuple(f"dp{replica}" for replica in range(sizes.dp))
     return Grid(f"Rows are pipeline stages; {columns}.", heads, tuple(rows), size)
@@ -145,15 +145,15 @@ def _block_words(sizes: Topology) -> str:
     return f"{sizes.stride('dp')} ranks: {' x '.join(f'{axis.name} {sizes[axis.name]}' for axis in inside)}"
 
 
-def _node_rows(evidence: Evidence, cells: dict[int, Cell]) -> list[Row]:
-    nodes: dict[str, list[Cell]] = {}
+def _node_rows(evidence: Evidence, cells: dict[int, RankCell]) -> list[RankRow]:
+    nodes: dict[str, list[RankCell]] = {}
     for seen in evidence.ranks:
         nodes.setdefault(seen.node, []).append(cells[seen.rank])
     blocks = [(name or "not known", tuple(held)) for name, held in sorted(nodes.items(), key=lambda node: not node[0])]
     per_row = -(-len(blocks) // MAX_ROWS)
     parts = [blocks[start : start + per_row] for start in range(0, len(blocks), per_row)]
     return [
-        Row(
+        RankRow(
             ", ".join(name for name, _ in part) if len(part) <= 2 else f"{part[0][0]} to {part[-1][0]}",
             tuple(held for _, held in part),
         )
@@ -161,15 +161,17 @@ def _node_rows(evidence: Evidence, cells: dict[int, Cell]) -> list[Row]:
     ]
 
 
-def _cell(seen: RankEvidence, evidence: Evidence, number: int | None, suspects: set[int]) -> Cell:
+def _cell(seen: RankEvidence, evidence: Evidence, number: int | None, suspects: set[int]) -> RankCell:
     if number is not None:
-        kind, mark, what = f"k{min(number, COLOURS)}", _letter(number), f"class {_letter(number)}"
+        style, mark, what = f"k{min(number, COLOURS)}", _letter(number), f"class {_letter(number)}"
     elif seen.is_gone:
-        kind, mark, what = "gone", "x", "ended"
+        style, mark, what = "gone", "x", "ended"
     else:
-        kind, mark, what = "unread", "?", "not read"
+        style, mark, what = "unread", "?", "not read"
     where = (seen.node, str(evidence.coordinate(seen.rank) or ""), what)
-    return Cell(seen.rank, kind, mark, " · ".join((f"rank {seen.rank}", *filter(None, where))), seen.rank in suspects)
+    return RankCell(
+        seen.rank, style, mark, " · ".join((f"rank {seen.rank}", *filter(None, where))), seen.rank in suspects
+    )
 
 
 def _details(evidence: Evidence, conclusion: Conclusion) -> dict[str, Any]:
@@ -178,7 +180,7 @@ def _details(evidence: Evidence, conclusion: Conclusion) -> dict[str, Any]:
     whys = {suspect.rank: suspect.why for suspect in conclusion.suspects}
     waits, ranks = _WaitWords(graph), {}
     stacks: dict[tuple[ThreadStack, ...], int] = {}
-    tables: dict[tuple[Pair, ...], int] = {}
+    tables: dict[tuple[RankFact, ...], int] = {}
     for seen in evidence.ranks:
         threads = _threads(seen)
         ranks[seen.rank] = {
@@ -223,7 +225,7 @@ class _WaitWords:
 
     def __init__(self, graph: WaitGraph) -> None:
         self._graph = graph
-        self._said: dict[int, tuple[Pair, ...]] = {}
+        self._said: dict[int, tuple[RankFact, ...]] = {}
         self._awaited: dict[int, int] = {}
         for blockers, ranks in graph.meetings:
             absent = (("not there yet", name_ranks(blockers)),) if blockers else ()
@@ -231,9 +233,9 @@ class _WaitWords:
             for blocker in blockers:
                 self._awaited[blocker] = self._awaited.get(blocker, 0) + len(ranks)
 
-    def of(self, rank: int) -> tuple[Pair, ...]:
+    def of(self, rank: int) -> tuple[RankFact, ...]:
         """(name, words) of each thing to say."""
-        found: tuple[Pair, ...] = (("waits in", "no communication that can be seen"),)
+        found: tuple[RankFact, ...] = (("waits in", "no communication that can be seen"),)
         if rank in self._graph.waits:
             found = self._said[id(self._graph.blockers[rank])]
         if rank in self._awaited:

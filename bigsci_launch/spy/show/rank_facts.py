@@ -11,7 +11,7 @@ from bigsci_launch.spy.evidence.kernel import Socket
 from bigsci_launch.spy.evidence.ranks import Child, Evidence, RankEvidence
 from bigsci_launch.spy.judge.motion import cpu_share
 
-Pair = tuple[str, str]
+RankFact = tuple[str, str]
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -25,12 +25,12 @@ _STATES = {
 MAX_ROWS = 6
 
 
-def facts_of(seen: RankEvidence, evidence: Evidence) -> tuple[Pair, ...]:
+def facts_of(seen: RankEvidence, evidence: Evidence) -> tuple[RankFact, ...]:
     """(name, words) of every fact, those of the kernel first."""
     return tuple((name, words) for name, words in _facts(seen, evidence) if words)
 
 
-def _facts(seen: RankEvidence, evidence: Evidence) -> Iterator[Pair]:
+def _facts(seen: RankEvidence, evidence: Evidence) -> Iterator[RankFact]:
     if seen.last is not None:
         yield "state", ", then ".join(dict.fromkeys(_state(sample.state, sample.wchan) for sample in seen.samples))
         yield "system call", seen.last.system_call or _call_words(seen)
@@ -46,7 +46,7 @@ def _facts(seen: RankEvidence, evidence: Evidence) -> Iterator[Pair]:
     yield from _records(seen, evidence)
 
 
-def _records(seen: RankEvidence, evidence: Evidence) -> Iterator[Pair]:
+def _records(seen: RankEvidence, evidence: Evidence) -> Iterator[RankFact]:
     """What the run and torch wrote down."""
     if seen.heartbeat is not None:
         yield "last record", f"{seen.heartbeat.phase}, step {seen.heartbeat.step}"

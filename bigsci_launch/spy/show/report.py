@@ -21,7 +21,7 @@ from bigsci_launch.spy.show.grid import MEANINGS, class_letter, make_text_grid, 
 from bigsci_launch.spy.show.suspects import merge_suspects, name_group
 from bigsci_launch.topology import compress_ranks
 
-Role = Literal["bad", "good", "head", "plain", "muted", "grid"]
+LineRole = Literal["bad", "good", "head", "plain", "muted", "grid"]
 MAX_LINES = 40
 MAX_FRAMES = 4
 MAX_ITEMS = 4
@@ -41,7 +41,7 @@ class Line:
     """One line of the report. In a line of the grid each letter has a colour of its own."""
 
     text: str
-    role: Role = "plain"
+    role: LineRole = "plain"
 
 
 Items = list[list[Line]]
@@ -54,7 +54,7 @@ def to_lines(evidence: Evidence, conclusion: Conclusion, width: int | None = Non
     """
     page = _Folder(width)
     state = conclusion.state
-    claim_role: Role = "bad" if state.is_failure else "good" if state.is_healthy else "head"
+    claim_role: LineRole = "bad" if state.is_failure else "good" if state.is_healthy else "head"
     claim = page.fold("", conclusion.claim, claim_role, max_lines=5)
     lines = [*claim, *page.fold("", _summary(evidence, conclusion), "muted")]
     before = [
@@ -90,7 +90,7 @@ class _Folder:
         self.is_terminal = width is not None
         self.width = max(min(width or MAX_WIDTH, MAX_WIDTH), 40)
 
-    def fold(self, name: str, text: str, role: Role = "plain", max_lines: int = 2) -> list[Line]:
+    def fold(self, name: str, text: str, role: LineRole = "plain", max_lines: int = 2) -> list[Line]:
         """`text`, in at most `max_lines` lines. Behind a `name` it is indented."""
         text = _cut_runs(text)
         indent = " " * NAME_WIDTH if name else ""

@@ -34,7 +34,7 @@ SAME_MOMENT_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Clue:
     """One thing that bears on the verdict. `weight` above 0 speaks for it, below against it, from -1 to 1.
 
     `hang_class` is the class that it makes of the verdict's, if it does.
@@ -53,19 +53,19 @@ def corroborate(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
         return conclusion
     accused = {suspect.rank for suspect in conclusion.suspects}
     suspects = [seen for seen in evidence.ranks if seen.rank in accused]
-    findings = [finding for find in _FINDERS for finding in find(conclusion, evidence, suspects)]
+    clues = [clue for find in _SEARCHES for clue in find(conclusion, evidence, suspects)]
     confidence = conclusion.confidence
-    for finding in findings:
-        room = MAX_CONFIDENCE - confidence if finding.weight > 0 else confidence
-        confidence += max(room, 0.0) * finding.weight
-    hang_class = next((finding.hang_class for finding in findings if finding.hang_class), conclusion.hang_class)
+    for clue in clues:
+        room = MAX_CONFIDENCE - confidence if clue.weight > 0 else confidence
+        confidence += max(room, 0.0) * clue.weight
+    hang_class = next((clue.hang_class for clue in clues if clue.hang_class), conclusion.hang_class)
     return replace(
         conclusion,
         confidence=round(confidence, 2),
         hang_class=hang_class,
-        evidence=_joined(conclusion.evidence, (finding.evidence for finding in findings)),
-        missing=_joined(conclusion.missing, (finding.missing for finding in findings)),
-        next=_joined(conclusion.next, (finding.next for finding in findings)),
+        evidence=_joined(conclusion.evidence, (clue.evidence for clue in clues)),
+        missing=_joined(conclusion.missing, (clue.missing for clue in clues)),
+        next=_joined(conclusion.next, (clue.next for clue in clues)),
     )
 
 
@@ -77,7 +77,7 @@ def _joined(lines: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
 # --------------------------------------------------------------------------------------------------- exceptions
 
 
-def _first_exception(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
+def _first_exception(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
     """The first exception of the job: a suspect's own, or one of a rank that nothing else accuses."""
     failed = [seen for seen in evidence.ranks if seen.failure and not lost_peer(seen)]
     if not failed:
@@ -90,23 +90,23 @@ def _first_exception(conclusion: Conclusion, evidence: Evidence, suspects: list[
         return [_own_exception(conclusion, evidence, accused[0])]
     said = _said(evidence, first[0])
     if not suspects:
-        return [Finding(f"{said}: the first exception of the job", missing=_HANDLED)]
+        return [Clue(f"{said}: the first exception of the job", missing=_HANDLED)]
     late = next((seen for seen in failed if seen.rank in ranks), None)
     if late is not None:
-        return [Finding(f"{said}: before the first of rank {late.rank}", weight=-0.2)]
-    return [Finding(f"{said}, and no suspect raised anything", missing=_HANDLED, weight=-0.1)]
+        return [Clue(f"{said}: before the first of rank {late.rank}", weight=-0.2)]
+    return [Clue(f"{said}, and no suspect raised anything", missing=_HANDLED, weight=-0.1)]
 
 
 _HANDLED = "whether that exception was handled"
 
 
-def _own_exception(conclusion: Conclusion, evidence: Evidence, seen: RankEvidence) -> Finding:
+def _own_exception(conclusion: Conclusion, evidence: Evidence, seen: RankEvidence) -> Clue:
     """A suspect's exception. One that it has outlived, as its later records show, says little."""
     said = f"{_said(evidence, seen)}: the first exception of the job"
     if seen.heartbeat and _time_of(seen) < seen.heartbeat.time:
-        return Finding(f"{said}, and the rank went on after it", weight=0.1)
+        return Clue(f"{said}, and the rank went on after it", weight=0.1)
     has_left = conclusion.state is State.HANG and conclusion.hang_class in LEFT_CLASSES
-    return Finding(said, weight=0.5, hang_class=HangClass.BARRIER_AFTER_EXCEPTION if has_left else None)
+    return Clue(said, weight=0.5, hang_class=HangClass.BARRIER_AFTER_EXCEPTION if has_left else None)
 
 
 def _said(evidence: Evidence, seen: RankEvidence) -> str:
@@ -123,7 +123,7 @@ def _clock(time: float) -> str:
     return f" at {datetime.fromtimestamp(time, timezone.utc):%H:%M:%S} UTC" if time else ""
 
 
-def _called_by_collector(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
+def _called_by_collector(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
     """A suspect that is in a communication from within `__del__`: no two ranks free an object at the same moment."""
     if conclusion.hang_class not in LEFT_CLASSES:
         return []
@@ -133,17 +133,17 @@ def _called_by_collector(conclusion: Conclusion, evidence: Evidence, suspects: l
         if frame is not None:
             who = f"{evidence.name(seen.rank)} is in it from {frame}"
             words = f"{who}: the garbage collector frees at another time on each rank"
-            return [Finding(words, weight=0.5, hang_class=HangClass.COLLECTIVE_IN_DESTRUCTOR)]
+            return [Clue(words, weight=0.5, hang_class=HangClass.COLLECTIVE_IN_DESTRUCTOR)]
     return []
 
 
 # --------------------------------------------------------------------------------------------------- memory
 
 
-def _memory_kills(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
+def _memory_kills(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
     """Kills for lack of memory in a suspect's control group, or in that of its neighbours on the node."""
     of_node = {seen.node: seen.memory_events for seen in evidence.ranks if seen.memory_events}
-    found: dict[str, Finding] = {}
+    found: dict[str, Clue] = {}
     for seen in suspects:
         events = seen.memory_events or of_node.get(seen.node)
         if events is None:
@@ -151,10 +151,10 @@ def _memory_kills(conclusion: Conclusion, evidence: Evidence, suspects: list[Ran
         lost_a_process = _was_killed(seen) or _waits_for_killed(seen)
         times = "once" if events.num_kills == 1 else f"{events.num_kills} times"
         words = f"the kernel has killed for lack of memory {times} in {events.group} on {seen.node}"
-        found[words] = Finding(words, weight=0.5 if lost_a_process else 0.0)
+        found[words] = Clue(words, weight=0.5 if lost_a_process else 0.0)
     if not found and any(_was_killed(seen) for seen in suspects):
         node = next(seen.node for seen in suspects if _was_killed(seen))
-        return [Finding(missing="who sent SIGKILL: lack of memory, or a person", next=_who_killed(node))]
+        return [Clue(missing="who sent SIGKILL: lack of memory, or a person", next=_who_killed(node))]
     return list(found.values())
 
 
@@ -174,7 +174,7 @@ def _waits_for_killed(seen: RankEvidence) -> bool:
 # --------------------------------------------------------------------------------------------------- locks
 
 
-def _lock_holders(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
+def _lock_holders(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
     """Who holds the file lock for which a suspect, or a child of it, waits."""
     found = []
     for seen in suspects:
@@ -184,19 +184,19 @@ def _lock_holders(conclusion: Conclusion, evidence: Evidence, suspects: list[Ran
                 found.append(_held(lock, evidence))
     if not found and conclusion.hang_class is HangClass.FILE_LOCK_HELD:
         missing = "who holds the lock: /proc/locks of this node does not say"
-        return [Finding(missing=missing, next=f"cat /proc/locks  # on {suspects[0].node}" if suspects else "")]
+        return [Clue(missing=missing, next=f"cat /proc/locks  # on {suspects[0].node}" if suspects else "")]
     return found
 
 
-def _held(lock: FileLock, evidence: Evidence) -> Finding:
+def _held(lock: FileLock, evidence: Evidence) -> Clue:
     holder = next((seen for seen in evidence.ranks if seen.node == lock.node and seen.pid == lock.holder), None)
     words = f"{lock}" + (f": that is {evidence.name(holder.rank)}" if holder else "")
     if not lock.holder:
-        return Finding(missing="who holds the lock: it is on another node, or has no owner")
-    return Finding(words, weight=0.7, next=f"ls -l /proc/{lock.holder}/fd  # on {lock.node}: who holds the lock")
+        return Clue(missing="who holds the lock: it is on another node, or has no owner")
+    return Clue(words, weight=0.7, next=f"ls -l /proc/{lock.holder}/fd  # on {lock.node}: who holds the lock")
 
 
-def _stale_lock_file(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
+def _stale_lock_file(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
     """A build that waits for a lock file: nobody on the node builds, so that nobody will take the file away."""
     if conclusion.hang_class is not HangClass.BUILD_LOCK_STALE:
         return []
@@ -205,9 +205,9 @@ def _stale_lock_file(conclusion: Conclusion, evidence: Evidence, suspects: list[
     builder = next((seen for seen in near if _is_building(seen)), None)
     if builder is not None:
         words = f"{evidence.name(builder.rank)} builds at this moment: the lock may be its own, and be given back"
-        return [Finding(words, weight=-0.4)]
+        return [Clue(words, weight=-0.4)]
     words = "no rank of the node builds anything: the lock file is left over from a build that was killed"
-    return [Finding(words, missing="the path and the age of the lock file", weight=0.5, next=_FIND_LOCK)]
+    return [Clue(words, missing="the path and the age of the lock file", weight=0.5, next=_FIND_LOCK)]
 
 
 _FIND_LOCK = "find ${TORCH_EXTENSIONS_DIR:-~/.cache/torch_extensions} -name lock -mmin +10  # remove what is found"
@@ -222,31 +222,31 @@ def _is_building(seen: RankEvidence) -> bool:
 # --------------------------------------------------------------------------------------------------- connections
 
 
-def _connections(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
+def _connections(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
     """Bytes that nobody acknowledges, calls that nobody answers: the network has a part in it."""
     if conclusion.hang_class in (HangClass.LINK_DOWN, HangClass.LARGE_PACKETS_LOST):
         return []
-    found = [Finding(line) for seen in suspects if (line := calling_in_vain(seen)) and line not in conclusion.evidence]
+    found = [Clue(line) for seen in suspects if (line := calling_in_vain(seen)) and line not in conclusion.evidence]
     stuck = stuck_connections(evidence)
     if stuck:
         missing = "whether the network works: connections between hosts send again in vain"
-        found.append(Finding(str(stuck[0]), missing=missing, weight=-0.3))
+        found.append(Clue(str(stuck[0]), missing=missing, weight=-0.3))
     return found if conclusion.state is not State.HANG else [*found, *_unread(evidence, suspects)]
 
 
-def _unread(evidence: Evidence, suspects: list[RankEvidence]) -> list[Finding]:
+def _unread(evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
     """Bytes that a suspect has no more room for: it does not read what others have sent it."""
     ends = {socket.local: seen for seen in suspects for socket in seen.sockets if socket.unread}
     for seen in evidence.ranks:
         for socket in seen.sockets:
             if socket.is_unsent and socket.remote in ends:
                 deaf = evidence.name(ends[socket.remote].rank)
-                return [Finding(f"{deaf} does not read what rank {seen.rank} has sent it", weight=0.2)]
+                return [Clue(f"{deaf} does not read what rank {seen.rank} has sent it", weight=0.2)]
     return []
 
 
-Find = Callable[[Conclusion, Evidence, list[RankEvidence]], list[Finding]]
-_FINDERS: tuple[Find, ...] = (
+Find = Callable[[Conclusion, Evidence, list[RankEvidence]], list[Clue]]
+_SEARCHES: tuple[Find, ...] = (
     _first_exception,
     _called_by_collector,
     _memory_kills,

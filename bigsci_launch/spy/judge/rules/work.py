@@ -44,7 +44,7 @@ FIRST_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RankWork:
     """What a rank gets on with: `words` complete "rank 3 ..."."""
 
     rank: int
@@ -77,13 +77,13 @@ def _barrier_functions(graph: WaitGraph, ranks: Sequence[int]) -> frozenset[tupl
     return frozenset(found)
 
 
-def find_works(graph: WaitGraph, roots: Sequence[RankEvidence]) -> dict[int, Work]:
+def find_works(graph: WaitGraph, roots: Sequence[RankEvidence]) -> dict[int, RankWork]:
     """What those of `roots` get on with that show it, by rank."""
     gatherings = find_gatherings(graph)
     return {seen.rank: work for seen in roots if (work := find_work(seen, gatherings))}
 
 
-def find_work(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Work | None:
+def find_work(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork | None:
     """What the rank gets on with, or None where nothing shows that it does."""
     return (
         _moves_bytes(seen, gatherings)
@@ -94,7 +94,7 @@ def find_work(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Work | Non
     )
 
 
-def _moves_bytes(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Work | None:
+def _moves_bytes(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork | None:
     if not moves_bytes(seen):
         return None
     written, read = bytes_per_s(seen)
@@ -102,26 +102,26 @@ def _moves_bytes(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Work | 
     is_reading = is_busy(seen) or read > written
     otherwise = HangClass.PREPARES_ALONE if is_reading else HangClass.SAVE_IN_PROGRESS
     hang_class = _class_of_phase(seen, gatherings) or otherwise
-    return Work(seen.rank, hang_class, f"{did} in {_place(seen)}", 0.85, "how much is left to do")
+    return RankWork(seen.rank, hang_class, f"{did} in {_place(seen)}", 0.85, "how much is left to do")
 
 
-def _fetches_pages(seen: RankEvidence) -> Work | None:
+def _fetches_pages(seen: RankEvidence) -> RankWork | None:
     """Reads a mapped file: no call shows the bytes, and whoever looks finds it asleep in the kernel."""
     rate = faults_per_s(seen)
     if not rate:
         return None
     words = f"fetches {rate:.0f} pages of mapped files a second in {_place(seen)}"
-    return Work(seen.rank, HangClass.PREPARES_ALONE, words, 0.75, "how much is left to read")
+    return RankWork(seen.rank, HangClass.PREPARES_ALONE, words, 0.75, "how much is left to read")
 
 
-def _child_computes(seen: RankEvidence) -> Work | None:
+def _child_computes(seen: RankEvidence) -> RankWork | None:
     if is_busy(seen) or not may_wait_for_child(seen):
         return None
     child = busy_child(seen)
     if child is None:
         return None
     words = f"waits in {_place(seen)} for its child process {child.pid} ({child.comm}), which computes"
-    return Work(seen.rank, HangClass.COMPILER_AT_WORK, words, 0.8, f"whether process {child.pid} ends")
+    return RankWork(seen.rank, HangClass.COMPILER_AT_WORK, words, 0.8, f"whether process {child.pid} ends")
 
 
 def busy_child(seen: RankEvidence) -> Child | None:
@@ -144,20 +144,20 @@ def busy_child(seen: RankEvidence) -> Child | None:
     return None
 
 
-def _is_meant(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Work | None:
+def _is_meant(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork | None:
     """A rank that computes where others are meant to wait for it."""
     if not is_busy(seen):
         return None
     words = f"computes in {_place(seen)} ({cpu_share(seen):.0%} of a core)"
     if seen.heartbeat and seen.heartbeat.phase in MEANT_PHASES:
         words += f", in the phase {seen.heartbeat.phase!r} of step {seen.heartbeat.step}"
-        return Work(seen.rank, MEANT_PHASES[seen.heartbeat.phase], words, 0.7, "whether it would end")
+        return RankWork(seen.rank, MEANT_PHASES[seen.heartbeat.phase], words, 0.7, "whether it would end")
     shared = _meant_function(seen, gatherings)
     if shared is None:
         return None
     hang_class = _class_of_phase(seen, gatherings) or HangClass.BARRIER_MEANT
     words += f"; the others wait in the barrier of {shared}"
-    return Work(seen.rank, hang_class, words, 0.6, "whether it would end")
+    return RankWork(seen.rank, hang_class, words, 0.6, "whether it would end")
 
 
 def _meant_function(seen: RankEvidence, gatherings: Sequence[Gathering]) -> str | None:
@@ -184,13 +184,13 @@ def _class_of_phase(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Hang
     return HangClass.PREPARES_ALONE if _meant_function(seen, gatherings) else None
 
 
-def _is_warming_up(seen: RankEvidence) -> Work | None:
+def _is_warming_up(seen: RankEvidence) -> RankWork | None:
     """A rank that computes in the first steps since its start: compilers and caches take their time there."""
     beat = seen.heartbeat
     if not is_busy(seen) or beat is None or beat.first_step is None or beat.step - beat.first_step >= FIRST_STEPS:
         return None
     words = f"computes in {_place(seen)} ({cpu_share(seen):.0%} of a core), in step {beat.step}, soon after its start"
-    return Work(seen.rank, HangClass.WARM_UP, words, 0.6, "whether it would end")
+    return RankWork(seen.rank, HangClass.WARM_UP, words, 0.6, "whether it would end")
 
 
 def _place(seen: RankEvidence) -> str:
@@ -211,7 +211,7 @@ def compute_alike(roots: Sequence[RankEvidence]) -> bool:
 
 
 def judge_work(
-    evidence: Evidence, graph: WaitGraph, roots: Sequence[RankEvidence], works: Mapping[int, Work]
+    evidence: Evidence, graph: WaitGraph, roots: Sequence[RankEvidence], works: Mapping[int, RankWork]
 ) -> Conclusion | None:
     """The verdict where every rank that others wait for gets on; None where one of them does not."""
     if len(works) == len(roots):
@@ -237,7 +237,7 @@ def conclude_computing(evidence: Evidence, ranks: Sequence[int]) -> Conclusion:
     return Conclusion(State.PROGRESSING, words, 0.6, missing=("whether it takes longer than it should",))
 
 
-def conclude_work(evidence: Evidence, graph: WaitGraph, works: Sequence[Work]) -> Conclusion:
+def conclude_work(evidence: Evidence, graph: WaitGraph, works: Sequence[RankWork]) -> Conclusion:
     first, waiting = works[0], graph.leading_to(frozenset(work.rank for work in works))
     hang_classes = {work.hang_class for work in works}
     who = evidence.name(first.rank) if len(works) == 1 else name_ranks([work.rank for work in works])

@@ -17,19 +17,19 @@ from bigsci_launch.errors import CollectError
 from bigsci_launch.scheduler.job import format_comment
 from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.flight_recorder import parse_recorder
-from bigsci_launch.spy.look.collect import FrameReader, agent_program, collect, missing_recorders, unpack
+from bigsci_launch.spy.look.collect import WireReader, agent_program, collect, missing_recorders, unpack
 from bigsci_launch.spy.look.target import Target, find_target
 
 
 def test_documents_come_through_a_stream_that_mixes_them_with_chatter(agent: ModuleType) -> None:
     texts = {f"n{node}": "".join(random.choices("abcdef", k=5000)) for node in range(3)}
     documents = {node: {"node": node, "text": text, "ranks": []} for node, text in texts.items()}
-    lines = [line for document in documents.values() for line in agent.frame(document)]
+    lines = [line for document in documents.values() for line in agent.wire_lines(document)]
     assert len(lines) > 6
     assert max(map(len, lines)) < 1000, "srun cuts longer lines"
     lines += ["loading module cuda", "", "@bsl", "@bsl is a word", "@bsl n0 is a word"]
     random.shuffle(lines)
-    reader = FrameReader()
+    reader = WireReader()
     completed = {node for line in lines if (node := reader.feed(line))}
     assert completed == set(documents)
     assert reader.documents == documents
@@ -37,8 +37,8 @@ def test_documents_come_through_a_stream_that_mixes_them_with_chatter(agent: Mod
 
 
 def test_a_document_that_breaks_off_is_known_to_be_torn(agent: ModuleType) -> None:
-    lines = agent.frame({"node": "n1", "ranks": [], "text": "".join(random.choices("abcdef", k=5000))})
-    reader = FrameReader()
+    lines = agent.wire_lines({"node": "n1", "ranks": [], "text": "".join(random.choices("abcdef", k=5000))})
+    reader = WireReader()
     for line in lines[:-1]:
         assert reader.feed(line) is None
     assert reader.torn == {"n1"}
@@ -67,7 +67,7 @@ def run_program(program: str, argv: list[str], folder: Path) -> str:
 
 
 def assert_answers(output: str, node: str) -> None:
-    reader = FrameReader()
+    reader = WireReader()
     assert [found for line in output.splitlines() if (found := reader.feed(line))] == [node]
     assert (reader.documents[node]["ranks"], reader.documents[node]["found_by"]) == ([], "pid files")
 
@@ -131,7 +131,7 @@ def test_a_silent_node_does_not_delay_the_others(
     slurm = fake_slurm("squeue", "sinfo")
     slurm.answer("squeue", "7|RUNNING|me|debug|3|n[1-3]|None|N/A|N/A|0:10|job|(null)\n")
     slurm.answer("sinfo", "n1|mixed|none\nn2|mixed|none\nn3|mixed|none\n")
-    lines = [line for node in ("n1", "n3") for line in agent.frame({"node": node, "ranks": []})]
+    lines = [line for node in ("n1", "n3") for line in agent.wire_lines({"node": node, "ranks": []})]
     (tmp_path / "lines").write_text("\n".join(lines) + "\n")
     srun = slurm.folder / "bin" / "srun"
     srun.write_text(f"#!/bin/sh\n/bin/cat {tmp_path}/lines\nexec /bin/sleep 60\n")

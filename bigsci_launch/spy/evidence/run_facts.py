@@ -1,0 +1,109 @@
+"""What a run wrote of its own ranks, as values: how each ended, what it raised, which phase it was in last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a rank ended, from the record of its runner: exit code, or name of the signal; when (wall clock, seconds).
+
+    `was_told`: the runner had been told to end before, so that this is a consequence and not the cause.
+    """
+
+    code: int | None
+    signal: str | None
+    time: float
+    was_told: bool
+
+    @property
+    def is_clean(self) -> bool:
+        return self.code == 0
+
+    def __str__(self) -> str:
+        return f"killed by {self.signal}" if self.signal else f"exit code {self.code}"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception that a rank reported: `words` are type and message, `place` is where it was raised, `time` is wall
+    clock in seconds (0 where it is not known), `source` is the record that holds it."""
+
+    words: str
+    place: str
+    time: float
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.words}{f' at {self.place}' if self.place else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The last record of a rank's own: which phase it entered (`step`, `save`, `eval`, `end`), in which step, when.
+
+    `first_step` is the first step since its start, where that is known.
+    """
+
+    phase: str
+    step: int
+    time: float
+    first_step: int | None = None
+
+
+class RunRecords:
+    """What the run itself wrote of its ranks, by rank."""
+
+    def __init__(self, collection: Mapping[str, Any]) -> None:
+        self._tables = {
+            table: {int(record["rank"]): record for record in reversed(collection.get(table) or [])}
+            for table in ("exits", "errors", "tracebacks", "heartbeats")
+        }
+
+    def of(self, rank: int) -> dict[str, Any]:
+        """The fields of `RankEvidence` that come from records."""
+        exit_record, error, traceback, heartbeat = (each.get(rank) for each in self._tables.values())
+        return {
+            "exit": parse_exit(exit_record),
+            "error": parse_error(error),
+            "failure": parse_failure(error or traceback),
+            "heartbeat": parse_heartbeat(heartbeat),
+        }
+
+
+def parse_failure(record: Mapping[str, Any] | None) -> Failure | None:
+    """The exception of an error file or of a log, or None."""
+    if record is None:
+        return None
+    error_type, message = record.get("type"), record.get("message")
+    words = f"{error_type}: {message}" if message else str(error_type)
+    return Failure(
+        words, str(record.get("place") or ""), float(record.get("time") or 0), str(record.get("source") or "")
+    )
+
+
+def parse_heartbeat(record: Mapping[str, Any] | None) -> Heartbeat | None:
+    if record is None:
+        return None
+    return Heartbeat(
+        phase=str(record.get("phase") or ""),
+        step=int(record.get("step") or 0),
+        time=float(record.get("time") or 0),
+        first_step=record.get("first_step"),
+    )
+
+
+def parse_exit(record: Mapping[str, Any] | None) -> Exit | None:
+    if record is None:
+        return None
+    time, was_told = float(record.get("time") or 0), record.get("terminated") is not None
+    if record.get("clean_end"):
+        return Exit(0, None, time, was_told)
+    return Exit(record.get("code"), record.get("signal"), time, was_told)
+
+
+def parse_error(record: Mapping[str, Any] | None) -> str | None:
+    return f"{record.get('type')}: {record.get('message')}".strip() if record else None
