@@ -180,9 +180,9 @@ class IndexedWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
+        if error_type is not None:
             self._stream.close()
             Path(self._stream.name).unlink(missing_ok=True)
             return

@@ -38,9 +38,9 @@ class EventWriter:
         self._thread.start()
         atexit.register(self.close)
 
-    def write(self, kind: str, *, step: int | None = None, **fields: Any) -> None:
+    def write(self, event: str, *, step: int | None = None, **fields: Any) -> None:
         """Queue one record; drop and count it if the queue is full."""
-        record = {"kind": kind, "time": time.time(), "mono": time.monotonic(), "step": step, **fields}
+        record = {"kind": event, "time": time.time(), "mono": time.monotonic(), "step": step, **fields}
         try:
             self._queue.put_nowait(record)
         except queue.Full:

@@ -41,9 +41,9 @@ class RankReport:
         """Record that the rank has just entered phase `name`: init, load, step, save, eval, dump or end."""
         self.event("heartbeat", phase=name)
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def event(self, event: str, **fields: Any) -> None:
         """Record an event of the current step."""
-        self._writer.write(kind, step=self.step, **fields)
+        self._writer.write(event, step=self.step, **fields)
 
     def end(self, reason: str) -> None:
         """Record that the rank ended as requested, and why."""

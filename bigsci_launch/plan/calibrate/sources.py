@@ -174,7 +174,7 @@ def _log_row(path: Path, arguments: dict[str, str], global_batch_size: int, seco
             "row_id": path.name,
             "section": path.stem,
             "gbs": str(global_batch_size),
-            "precision": next((kind for kind in ("bf16", "fp16") if arguments.get(kind) == "True"), "fp32"),
+            "precision": next((name for name in ("bf16", "fp16") if arguments.get(name) == "True"), "fp32"),
             "zero": arguments.get("zero_stage", "1"),
             "sec_per_it": str(seconds),
         },

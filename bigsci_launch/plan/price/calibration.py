@@ -17,7 +17,7 @@ from bigsci_launch.plan.price.constants import A100, CONSTANTS, PRIOR, Constants
 from bigsci_launch.plan.price.neighbours import MEMORY_SCALES, TIME_SCALES, Neighbours, Point
 
 SCHEMA_VERSION = 1
-KIND = "bsl plan calibration"
+DOCUMENT_KIND = "bsl plan calibration"
 
 UNCALIBRATED_BAND = 0.40
 """Half-width of the band where nothing was measured: constants do not carry from one cluster to another."""
@@ -104,7 +104,7 @@ def dump_calibration(calibration: Calibration) -> str:
     """The JSON text that `read_calibration` reads."""
     document = {
         "schema_version": SCHEMA_VERSION,
-        "kind": KIND,
+        "kind": DOCUMENT_KIND,
         "command": calibration.command,
         "sources": calibration.sources,
         "gpu": asdict(calibration.gpu),
@@ -174,7 +174,7 @@ def read_calibration(path: Path) -> Calibration:
     hint = "`bsl plan calibrate ROWS.csv -o FILE` makes one"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        if document["kind"] != KIND or document["schema_version"] != SCHEMA_VERSION:
+        if document["kind"] != DOCUMENT_KIND or document["schema_version"] != SCHEMA_VERSION:
             raise DataError(f"{path}: not a calibration of version {SCHEMA_VERSION}", hint=hint)
         return _parse(document)
     except OSError as error:

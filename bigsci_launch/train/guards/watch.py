@@ -217,12 +217,12 @@ def make_guards(
 
 def _merge(found: Sequence[Violation]) -> list[Violation]:
     """Merge violations of the same check and tensor on several ranks into one."""
-    kinds: dict[tuple[str, str], list[Violation]] = {}
+    by_check: dict[tuple[str, str], list[Violation]] = {}
     for violation in found:
-        kinds.setdefault((violation.check, violation.tensor), []).append(violation)
+        by_check.setdefault((violation.check, violation.tensor), []).append(violation)
     return [
         Violation(check, tensor, tuple(sorted({rank for each in same for rank in each.ranks})), same[0].text)
-        for (check, tensor), same in kinds.items()
+        for (check, tensor), same in by_check.items()
     ]
 
 

@@ -30,21 +30,21 @@ class Defects:
     def __init__(self, specs: Sequence[FaultSpec], rank: int) -> None:
         self._specs = [spec for spec in specs if spec.kind not in FAULTS_OF_ONE_RANK]
         self._flips = [spec for spec in specs if spec.kind == "flipped_byte" and spec.rank == rank]
-        self._kinds = {spec.kind for spec in self._specs}
+        self._names = {spec.kind for spec in self._specs}
 
     @property
     def embedding(self) -> type[VocabularyEmbedding]:
         """The class of the tied embedding module."""
-        kinds = {"passenger_norm", "decayed_norm", "tied_norm"}
-        return EmbeddingWithNorm if self._kinds & kinds else VocabularyEmbedding
+        with_norm = {"passenger_norm", "decayed_norm", "tied_norm"}
+        return EmbeddingWithNorm if self._names & with_norm else VocabularyEmbedding
 
     @property
     def group_rule(self) -> GroupRule:
         """The rule that decides the optimizer group of a parameter."""
-        return group_by_class if "decayed_norm" in self._kinds else group_by_shape
+        return group_by_class if "decayed_norm" in self._names else group_by_shape
 
     def before_step(self, step: int, engine: PipelineEngine) -> list[str]:
-        """Apply the defects due at `step` to the engine and return their kinds."""
+        """Apply the defects due at `step` to the engine and return their names."""
         begun = [spec for spec in self._specs if spec.step <= step]
         self._specs = [spec for spec in self._specs if spec not in begun or spec.kind not in BREAKS]
         for spec in begun:
@@ -52,9 +52,9 @@ class Defects:
                 BREAKS[spec.kind](engine)
         return [spec.kind for spec in begun if spec.kind in BREAKS]
 
-    def loses(self, kind: str, step: int) -> bool:
-        """Return whether loading the checkpoint after `step` must lose what `kind` names."""
-        return any(spec.kind == kind and spec.step <= step for spec in self._specs)
+    def loses(self, defect: str, step: int) -> bool:
+        """Return whether loading the checkpoint after `step` must lose what `defect` names."""
+        return any(spec.kind == defect and spec.step <= step for spec in self._specs)
 
     def damage(self, optimizer_shard: Path, step: int) -> None:
         """Flip a bit of this rank's optimizer state in the checkpoint after `step`, if the run asks for it."""
@@ -126,9 +126,9 @@ def scale_replicated_gradients(engine: PipelineEngine) -> None:
             parameter.register_hook(lambda gradient: gradient / ranks.size)
 
 
-def _require_tp(kind: str, ranks: TensorParallel) -> None:
+def _require_tp(defect: str, ranks: TensorParallel) -> None:
     if ranks.size == 1:
-        raise ConfigError(f"faults: {kind}: has no effect at tensor_parallel_size 1")
+        raise ConfigError(f"faults: {defect}: has no effect at tensor_parallel_size 1")
 
 
 BREAKS = {

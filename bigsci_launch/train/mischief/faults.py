@@ -37,8 +37,8 @@ class Faults:
 
     def before_step(self, step: int) -> None:
         """Start the faults that are due at `step`."""
-        for kind in self._defects.before_step(step, self._engine):
-            self._report.event("fault", fault=kind, seconds=None)
+        for defect in self._defects.before_step(step, self._engine):
+            self._report.event("fault", fault=defect, seconds=None)
         for spec in self._specs:
             if spec.step == step:
                 self._report.event("fault", fault=spec.kind, seconds=spec.seconds if spec.kind == "slow" else None)

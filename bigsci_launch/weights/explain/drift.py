@@ -13,7 +13,14 @@ from bigsci_launch.weights.compare.compare import (
     is_equal,
     measure_pair,
 )
-from bigsci_launch.weights.compare.comparison import Difference, Selection, WeightsFinding, agree, names_text
+from bigsci_launch.weights.compare.comparison import (
+    Difference,
+    DifferenceKind,
+    Selection,
+    WeightsFinding,
+    agree,
+    names_text,
+)
 from bigsci_launch.weights.compare.places import describe_places
 from bigsci_launch.weights.compare.statistics import measure_rounded
 from bigsci_launch.weights.explain.causes import Cause, CopyState, cause_of_constant, cause_of_drift
@@ -138,10 +145,8 @@ def _difference_of_master(pair: CopyPair, files: FilePool) -> Difference | None:
     if statistics is None or not statistics.num_differing:
         return None
     name, place = pair.other.name, pair.first.place
-    kind = "value" if statistics.num_unequal else "bits"
-    if kind == "value":
-        return Difference(name, "weight", place, "value", pair.first, pair.other, statistics, relation=pair.relation)
-    return Difference(name, "weight", place, "bits", pair.first, pair.other, statistics, relation=pair.relation)
+    kind: DifferenceKind = "value" if statistics.num_unequal else "bits"
+    return Difference(name, "weight", place, kind, pair.first, pair.other, statistics, relation=pair.relation)
 
 
 def describe(differences: Sequence[Difference], holdings: Holdings, files: FilePool) -> Iterator[WeightsFinding]:

@@ -7,7 +7,6 @@ import mmap
 import resource
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 
 from bigsci_launch.weights.files.tensors import Segment, UnreadableFile, os_reason
 
@@ -66,7 +65,7 @@ class MappedFile:
     def __enter__(self) -> MappedFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
