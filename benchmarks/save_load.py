@@ -137,9 +137,9 @@ def measure(folder: Path, hidden: int) -> str:
     lines = [
         "## What a save and a load cost",
         "",
-        f"Two ranks saved and loaded a checkpoint of {num_bytes / 2**20:.0f} MiB in {len(files)} files on one disk, in",
-        "`python benchmarks/save_load.py --page docs/how-to/checkpoints.md`. A save reads every file again for its",
-        "digest; a load copies what it has read into masters, moments and weights.",
+        f"Two ranks saved and loaded a checkpoint of {num_bytes / 2**20:.0f} MiB in {len(files)} files on one disk",
+        "(`python benchmarks/save_load.py --page docs/how-to/checkpoints.md`). A save reads every file again for its",
+        "digest. A load copies what it has read into masters, moments and weights.",
         "",
         "| | seconds | the disk's own | seconds | ratio |",
         "|---|---|---|---|---|",
