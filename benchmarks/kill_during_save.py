@@ -312,8 +312,9 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     worst = max(kill.lost for kill in kills)
     text = (
-        f"{len(kills)} kills (seed {arguments.seed}) of a run that saves every {INTERVAL} steps never damaged `latest`, "
-        f"and cost at most {worst} steps each. All {compared} losses are bitwise equal to the uninterrupted run's."
+        f"{len(kills)} kills (seed {arguments.seed}) of a run that saves every {INTERVAL} steps never damaged "
+        f"`latest`, and cost at most {worst} steps each. "
+        f"All {compared} losses are bitwise equal to the uninterrupted run's."
     )
     print(table(kills))
     print(json.dumps({"kills": len(kills), "most_lost": worst, "losses": compared, "problems": problems}))
