@@ -272,5 +272,5 @@ def check(
     else:
         for line in check_lines(run.run.name, findings):
             console.answer(line)
-    if any(finding.severity == "error" for finding in findings):
+    if any(finding.is_error for finding in findings):
         ctx.exit(1)

@@ -7,40 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
 
+from bigsci_launch.config.finding import DP, PP, TP, Finding, worst_first
 from bigsci_launch.config.problems import closest
 from bigsci_launch.config.schema import ModelSection, RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.topology import AXES, Axis
 from bigsci_launch.units import format_slurm_duration, parse_slurm_duration
 
-Severity = Literal["error", "warning"]
-
 # The launcher gives these to every rank; a run file that sets one would send ranks to the wrong place.
 LAUNCHER_VARIABLES = re.compile(
     r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT|BSL_RUN_DIR|BSL_ATTEMPT|SLURM_.*"
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One rule that does not hold. `key` and `other_key` (may be empty) are full keys; those of the site file begin
-    with `site.`. `rule` is the name of the rule's function without `check_`."""
-
-    rule: str
-    severity: Severity
-    key: str
-    other_key: str
-    text: str
-
-
 Check = Callable[[RunConfig, Site], Iterator[Finding]]
 
-TP = "parallelism.tensor_parallel_size"
-PP = "parallelism.pipeline_parallel_size"
-DP = "parallelism.data_parallel_size"
 TRAINER_AXES = ("tp", "pp", "dp")
 """The axes that `bsl train` knows, and `bsl plan` prices."""
 TRAINER_KNOWS = "bsl train knows tensor, pipeline and data parallelism"
@@ -48,18 +29,17 @@ TRAINER_KNOWS = "bsl train knows tensor, pipeline and data parallelism"
 
 def check_run(config: RunConfig, site: Site) -> list[Finding]:
     """What every rule says of `config` on `site`, errors first."""
-    findings = [finding for check in CHECKS for finding in check(config, site)]
-    return sorted(findings, key=lambda finding: finding.severity)
+    return worst_first(finding for check in CHECKS for finding in check(config, site))
 
 
-def error(check: str, key: str, other_key: str, text: str) -> Finding:
-    """A finding that stops the run."""
-    return Finding(check, "error", key, other_key, text)
+def error(rule: str, keys: tuple[str, ...], text: str) -> Finding:
+    """A finding that stops the run. `rule` is the name of the rule's function without `check_`."""
+    return Finding(rule, "error", keys, text)
 
 
-def warning(check: str, key: str, other_key: str, text: str) -> Finding:
+def warning(rule: str, keys: tuple[str, ...], text: str) -> Finding:
     """A finding that the user should know, and may leave."""
-    return Finding(check, "warning", key, other_key, text)
+    return Finding(rule, "warning", keys, text)
 
 
 def data_parallel_size(config: RunConfig, site: Site) -> int | None:
@@ -76,7 +56,7 @@ def check_world_size(config: RunConfig, site: Site) -> Iterator[Finding]:
         site.layout(config)
     except ValueError as problem:
         key = DP if config.parallelism.data_parallel_size else TP
-        yield error("world_size", key, "slurm.nodes", f"{problem} (site {site.name})")
+        yield error("world_size", (key, "slurm.nodes"), f"{problem} (site {site.name})")
 
 
 def check_axes(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -84,7 +64,7 @@ def check_axes(config: RunConfig, site: Site) -> Iterator[Finding]:
     for axis in foreign_axes(config) if config.run.command is None else ():
         key = f"parallelism.{axis.key}"
         text = f"{TRAINER_KNOWS}; set {key} to 1, or start your own program with run.command"
-        yield error("axes", key, "run.command", text)
+        yield error("axes", (key, "run.command"), text)
 
 
 def foreign_axes(config: RunConfig) -> list[Axis]:
@@ -97,7 +77,7 @@ def check_tensor_parallel_in_node(config: RunConfig, site: Site) -> Iterator[Fin
     tp, ranks = config.parallelism.tensor_parallel_size, site.config.ranks_per_node
     if not site.is_local and ranks % tp:
         text = f"tp {tp} does not divide the {ranks} ranks of a node: a tensor-parallel group would cross the network"
-        yield error("tensor_parallel_in_node", TP, "site.ranks_per_node", text)
+        yield error("tensor_parallel_in_node", (TP, "site.ranks_per_node"), text)
 
 
 def check_heads(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -106,9 +86,9 @@ def check_heads(config: RunConfig, site: Site) -> Iterator[Finding]:
     key = "model.num_attention_heads"
     if model.hidden_size % model.num_attention_heads:
         text = f"hidden_size {model.hidden_size} is not a multiple of {model.num_attention_heads} heads"
-        yield error("heads", key, "model.hidden_size", text)
+        yield error("heads", (key, "model.hidden_size"), text)
     if model.num_attention_heads % tp:
-        yield error("heads", key, TP, f"{model.num_attention_heads} heads are not a multiple of tp {tp}")
+        yield error("heads", (key, TP), f"{model.num_attention_heads} heads are not a multiple of tp {tp}")
 
 
 def check_ffn_width(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -116,7 +96,7 @@ def check_ffn_width(config: RunConfig, site: Site) -> Iterator[Finding]:
     tp = config.parallelism.tensor_parallel_size
     if config.model.ffn_hidden_size and config.model.ffn_hidden_size % tp:
         text = f"{config.model.ffn_hidden_size} is not a multiple of tp {tp}"
-        yield error("ffn_width", "model.ffn_hidden_size", TP, text)
+        yield error("ffn_width", ("model.ffn_hidden_size", TP), text)
 
 
 def check_rotary(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -125,7 +105,7 @@ def check_rotary(config: RunConfig, site: Site) -> Iterator[Finding]:
     width = model.hidden_size // model.num_attention_heads
     if model.positions == "rotary" and width % 2:
         text = f"rotary positions need an even head width; {model.hidden_size} / {model.num_attention_heads} is {width}"
-        yield error("rotary", "model.positions", "model.num_attention_heads", text)
+        yield error("rotary", ("model.positions", "model.num_attention_heads"), text)
 
 
 def check_stages(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -133,7 +113,7 @@ def check_stages(config: RunConfig, site: Site) -> Iterator[Finding]:
     layers, pp = config.model.num_layers, config.parallelism.pipeline_parallel_size
     if layers < pp:
         text = f"{layers} layers cannot fill {pp} pipeline stages: {pp - layers} would have no layer"
-        yield error("stages", PP, "model.num_layers", text)
+        yield error("stages", (PP, "model.num_layers"), text)
 
 
 def check_partition_method(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -148,12 +128,12 @@ def check_partition_method(config: RunConfig, site: Site) -> Iterator[Finding]:
         meant = closest(method, known)
         ending = f"; did you mean {meant}?" if meant else ""
         text = f"{method!r} is not uniform, parameters, type:REGEX, time or memory{ending}"
-        yield error("partition_method", key, "", text)
+        yield error("partition_method", (key,), text)
         return
     try:
         re.compile(pattern)
     except re.error as problem:
-        yield error("partition_method", key, "", f"{pattern!r} is no regular expression: {problem}")
+        yield error("partition_method", (key,), f"{pattern!r} is no regular expression: {problem}")
         return
     if name == "type" and config.run.command is None:
         yield from _check_pattern_matches(config, method.split(":")[1])
@@ -176,7 +156,7 @@ def _check_pattern_matches(config: RunConfig, pattern: str) -> Iterator[Finding]
     names = layer_names(config.model)
     if not any(re.search(pattern, name, re.IGNORECASE) for name in names):
         text = f"{pattern!r} matches no layer: there are {', '.join(names)}"
-        yield error("partition_method", "parallelism.partition_method", "", text)
+        yield error("partition_method", ("parallelism.partition_method",), text)
 
 
 def _check_counts(config: RunConfig, counts: str) -> Iterator[Finding]:
@@ -184,12 +164,12 @@ def _check_counts(config: RunConfig, counts: str) -> Iterator[Finding]:
     key = "parallelism.partition_method"
     layers, pp = config.model.num_layers, config.parallelism.pipeline_parallel_size
     if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", counts):
-        yield error("partition_method", key, "", f"{counts!r} is no list of layers of every stage, such as 7,6,6,5")
+        yield error("partition_method", (key,), f"{counts!r} is no list of layers of every stage, such as 7,6,6,5")
         return
     numbers = [int(count) for count in counts.split(",")]
     if (sum(numbers), len(numbers)) != (layers, pp):
         text = f"{counts!r} is {sum(numbers)} layers on {len(numbers)} stages; the run has {layers} on {pp}"
-        yield error("partition_method", key, PP, text)
+        yield error("partition_method", (key, PP), text)
 
 
 def check_vocabulary_padding(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -197,7 +177,7 @@ def check_vocabulary_padding(config: RunConfig, site: Site) -> Iterator[Finding]
     vocab, padded = config.model.vocab_size, config.padded_vocab_size
     if padded - vocab > vocab // 2:
         text = f"{config.model.vocab_size_multiple} x tp pads the vocabulary from {vocab} to {padded}"
-        yield warning("vocabulary_padding", "model.vocab_size_multiple", "model.vocab_size", text)
+        yield warning("vocabulary_padding", ("model.vocab_size_multiple", "model.vocab_size"), text)
 
 
 def check_global_batch(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -208,7 +188,7 @@ def check_global_batch(config: RunConfig, site: Site) -> Iterator[Finding]:
             f"{training.global_batch_size} is not a multiple of "
             f"micro_batch_size {training.micro_batch_size} x dp {dp} = {training.micro_batch_size * dp}"
         )
-        yield error("global_batch", "training.global_batch_size", "training.micro_batch_size", text)
+        yield error("global_batch", ("training.global_batch_size", "training.micro_batch_size"), text)
 
 
 def check_rampup_range(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -218,13 +198,13 @@ def check_rampup_range(config: RunConfig, site: Site) -> Iterator[Finding]:
         return
     start, increment = "training.rampup.start", "training.rampup.increment"
     if ramp.start > goal:
-        yield error("rampup_range", start, "training.global_batch_size", f"{ramp.start} is above the goal {goal}")
+        yield error("rampup_range", (start, "training.global_batch_size"), f"{ramp.start} is above the goal {goal}")
     elif ramp.start == goal:
         text = f"no effect: the ramp starts at its goal {goal}"
-        yield warning("rampup_range", start, "training.global_batch_size", text)
+        yield warning("rampup_range", (start, "training.global_batch_size"), text)
     elif (goal - ramp.start) % ramp.increment:
         text = f"the way from {ramp.start} to {goal} is {goal - ramp.start} samples, no multiple of {ramp.increment}"
-        yield error("rampup_range", increment, "training.global_batch_size", text)
+        yield error("rampup_range", (increment, "training.global_batch_size"), text)
 
 
 def check_rampup_sizes(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -242,7 +222,7 @@ def check_rampup_sizes(config: RunConfig, site: Site) -> Iterator[Finding]:
     if broken is not None:
         key = "training.rampup.start" if ramp.start % unit else "training.rampup.increment"
         text = f"the ramp reaches {broken}, no multiple of micro_batch_size {training.micro_batch_size} x dp {dp}"
-        yield error("rampup_sizes", key, "training.micro_batch_size", f"{text} = {unit}")
+        yield error("rampup_sizes", (key, "training.micro_batch_size"), f"{text} = {unit}")
 
 
 def check_learning_rate(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -250,12 +230,12 @@ def check_learning_rate(config: RunConfig, site: Site) -> Iterator[Finding]:
     optimizer = config.optimizer
     if optimizer.min_learning_rate > optimizer.learning_rate:
         text = f"{optimizer.min_learning_rate} is above the peak {optimizer.learning_rate}"
-        yield error("learning_rate", "optimizer.min_learning_rate", "optimizer.learning_rate", text)
+        yield error("learning_rate", ("optimizer.min_learning_rate", "optimizer.learning_rate"), text)
     decay_key = "optimizer.decay_steps" if optimizer.decay_steps else "training.steps"
     decay = optimizer.decay_steps or config.training.steps
     if optimizer.warmup_steps > decay:
         text = f"{optimizer.warmup_steps} is longer than the decay, which ends at step {decay}"
-        yield error("learning_rate", "optimizer.warmup_steps", decay_key, text)
+        yield error("learning_rate", ("optimizer.warmup_steps", decay_key), text)
 
 
 def check_partition(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -270,7 +250,7 @@ def check_partition(config: RunConfig, site: Site) -> Iterator[Finding]:
         meant = closest(name, partitions)
         ending = f"did you mean {meant}?" if meant else f"it has {listed}"
         text = f"site {site.name} has no partition {name!r}; {ending}"
-    yield error("partition", "slurm.partition", "slurm.site", text)
+    yield error("partition", ("slurm.partition", "slurm.site"), text)
 
 
 def check_nodes(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -282,7 +262,7 @@ def check_nodes(config: RunConfig, site: Site) -> Iterator[Finding]:
     if nodes > partition.nodes - reserve:
         kept = f", of which {reserve} are kept to replace dead ones" if reserve else ""
         text = f"{nodes} nodes asked for; partition {config.slurm.partition} has {partition.nodes}{kept}"
-        yield error("nodes", "slurm.nodes", "site.reserve_nodes" if reserve else "slurm.partition", text)
+        yield error("nodes", ("slurm.nodes", "site.reserve_nodes" if reserve else "slurm.partition"), text)
 
 
 def check_time_limit(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -293,10 +273,10 @@ def check_time_limit(config: RunConfig, site: Site) -> Iterator[Finding]:
     limit = config.slurm.time_limit
     if limit is None:
         text = "none given: the partition's own applies, and ranks are not told to save before it"
-        yield warning("time_limit", "slurm.time_limit", "slurm.partition", text)
+        yield warning("time_limit", ("slurm.time_limit", "slurm.partition"), text)
     elif partition and partition.max_time and parse_slurm_duration(limit) > parse_slurm_duration(partition.max_time):
         text = f"{limit} is above the {partition.max_time} of partition {config.slurm.partition}"
-        yield error("time_limit", "slurm.time_limit", "slurm.partition", text)
+        yield error("time_limit", ("slurm.time_limit", "slurm.partition"), text)
 
 
 def check_exit_margin(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -309,13 +289,13 @@ def check_exit_margin(config: RunConfig, site: Site) -> Iterator[Finding]:
     if monitor.exit_margin_s is None:
         if 2 * needed_s >= limit_s:
             text = f"two steps and two saves take {2 * needed_s:g} s, which is all of the limit {limit}"
-            yield warning("exit_margin", "monitor.step_time_s", "slurm.time_limit", text)
+            yield warning("exit_margin", ("monitor.step_time_s", "slurm.time_limit"), text)
     elif monitor.exit_margin_s >= limit_s:
         text = f"{format_slurm_duration(monitor.exit_margin_s)} before the limit of {limit} is before the start"
-        yield error("exit_margin", key, "slurm.time_limit", text)
+        yield error("exit_margin", (key, "slurm.time_limit"), text)
     elif monitor.exit_margin_s < needed_s:
         text = f"{monitor.exit_margin_s} s is less than one step and one save take ({needed_s:g} s)"
-        yield warning("exit_margin", key, "monitor.save_time_s", text)
+        yield warning("exit_margin", (key, "monitor.save_time_s"), text)
 
 
 def check_faults(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -327,26 +307,26 @@ def check_faults(config: RunConfig, site: Site) -> Iterator[Finding]:
     for index, fault in enumerate(config.faults):
         if fault.rank is not None and fault.rank >= world_size:
             text = f"rank {fault.rank} is outside the world of {world_size} ranks"
-            yield error("faults", f"faults.{index}.rank", DP, text)
+            yield error("faults", (f"faults.{index}.rank", DP), text)
         if fault.step > config.training.steps:
             text = f"no effect: step {fault.step} is after the last, {config.training.steps}"
-            yield warning("faults", f"faults.{index}.step", "training.steps", text)
+            yield warning("faults", (f"faults.{index}.step", "training.steps"), text)
         if fault.kind != "slow" and "seconds" in fault.model_fields_set and fault.seconds != 1.0:
-            yield warning("faults", f"faults.{index}.seconds", f"faults.{index}.kind", f"no effect on `{fault.kind}`")
+            yield warning("faults", (f"faults.{index}.seconds", f"faults.{index}.kind"), f"no effect on `{fault.kind}`")
 
 
 def check_environment(config: RunConfig, site: Site) -> Iterator[Finding]:
     """The run file leaves the launcher's variables alone."""
     for name in config.env:
         if LAUNCHER_VARIABLES.fullmatch(name):
-            yield error("environment", f"env.{name}", "", "the launcher sets it for every rank; leave it out")
+            yield error("environment", (f"env.{name}",), "the launcher sets it for every rank; leave it out")
 
 
 def check_held_out(config: RunConfig, site: Site) -> Iterator[Finding]:
     """`bsl train` evaluates on held-out samples alone, in whole micro batches."""
     if config.run.command is None and config.monitor.eval_interval and not config.data.held_out:
         text = "nothing is held out: there will be no evaluation"
-        yield warning("held_out", "monitor.eval_interval", "data.held_out", text)
+        yield warning("held_out", ("monitor.eval_interval", "data.held_out"), text)
 
 
 def check_steps_without_effect(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -355,14 +335,14 @@ def check_steps_without_effect(config: RunConfig, site: Site) -> Iterator[Findin
     save, stop = config.checkpoint.save_interval, config.training.stop_after_steps
     if save and save > steps:
         text = f"no effect: {save} is more than the {steps} steps of the run; it is saved at the end"
-        yield warning("steps_without_effect", "checkpoint.save_interval", key, text)
+        yield warning("steps_without_effect", ("checkpoint.save_interval", key), text)
     if stop and stop >= steps:
         text = f"no effect: the run ends after {steps} steps anyway"
-        yield warning("steps_without_effect", "training.stop_after_steps", key, text)
+        yield warning("steps_without_effect", ("training.stop_after_steps", key), text)
     for index, step in enumerate(config.monitor.dump_weights_steps):
         if step > steps:
             text = f"no effect: step {step} is after the last, {steps}"
-            yield warning("steps_without_effect", f"monitor.dump_weights_steps.{index}", key, text)
+            yield warning("steps_without_effect", (f"monitor.dump_weights_steps.{index}", key), text)
 
 
 def check_command_without_effect(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -373,7 +353,7 @@ def check_command_without_effect(config: RunConfig, site: Site) -> Iterator[Find
     for key, value in asked.items():
         if value:
             text = "no effect: only `bsl train` does this, and run.command starts another program"
-            yield warning("command_without_effect", key, "run.command", text)
+            yield warning("command_without_effect", (key, "run.command"), text)
 
 
 def check_local_without_effect(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -383,7 +363,7 @@ def check_local_without_effect(config: RunConfig, site: Site) -> Iterator[Findin
     for name, field in type(config.slurm).model_fields.items():
         if name != "site" and getattr(config.slurm, name) != field.default:
             text = f"no effect: site {site.name} starts ranks on this machine, without Slurm"
-            yield warning("local_without_effect", f"slurm.{name}", "slurm.site", text)
+            yield warning("local_without_effect", (f"slurm.{name}", "slurm.site"), text)
 
 
 CHECKS: tuple[Check, ...] = (

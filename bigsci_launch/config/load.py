@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bigsci_launch.config.check import Finding, check_run
+from bigsci_launch.config.check import check_run
 from bigsci_launch.config.document import (
     KeyPath,
     Node,
@@ -26,6 +26,7 @@ from bigsci_launch.config.document import (
     parse_key,
     read_document,
 )
+from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.problems import section_in, validate
 from bigsci_launch.config.render import render_yaml
 from bigsci_launch.config.schema import RunConfig
@@ -83,7 +84,7 @@ def resolve_run(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, S
 def _checked(path: Path, config: RunConfig, site: Site, tree: Node) -> LoadedRun:
     """The loaded run, if the rules across sections hold."""
     findings = check_run(config, site)
-    errors = [_problem_of(finding, tree) for finding in findings if finding.severity == "error"]
+    errors = [_problem_of(finding, tree) for finding in findings if finding.is_error]
     if errors:
         raise _refuse(path, errors, "`bsl config show FILE` shows every value and where it comes from")
     layout = site.layout(config)
@@ -226,9 +227,9 @@ def _with_data_parallel_size(config: RunConfig, dp: int) -> RunConfig:
 
 def _problem_of(finding: Finding, tree: Node) -> Problem:
     """A finding at the place of the first of its keys that somebody wrote."""
-    nodes = [tree.at(parse_key(key)) for key in (finding.key, finding.other_key) if key]
+    nodes = [tree.at(parse_key(key)) for key in finding.keys]
     written = [node.where for node in nodes if node and (node.where == OVERRIDE or _PLACE.fullmatch(node.where))]
-    return Problem(written[0] if written else tree.where, finding.key, finding.text)
+    return finding.at(written[0] if written else tree.where)
 
 
 def _placed(problem: Problem, written: Node) -> Problem:

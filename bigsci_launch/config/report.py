@@ -7,10 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from bigsci_launch.config.document import KeyPath, dotted
+from bigsci_launch.config.finding import finding_document
 from bigsci_launch.config.load import LoadedRun
 from bigsci_launch.config.render import render_yaml
 from bigsci_launch.config.site import Layout, Site
-from bigsci_launch.errors import ConfigError, Problem
+from bigsci_launch.errors import ConfigError
 
 SCHEMA_VERSION = 1
 
@@ -24,7 +25,7 @@ def summary(run: LoadedRun) -> str:
 
 def warning_lines(run: LoadedRun) -> list[str]:
     """One line per warning: the origin of the value, its key, and why it was not meant so."""
-    return [str(Problem(run.origins.get(each.key, ""), each.key, each.text)) for each in run.warnings]
+    return [str(finding.at(run.origins.get(finding.keys[0], ""))) for finding in run.warnings]
 
 
 def show_text(run: LoadedRun) -> str:
@@ -47,7 +48,7 @@ def show_document(run: LoadedRun) -> dict[str, Any]:
         "layout": _layout_document(run.layout),
         "config": run.config.model_dump(mode="json"),
         "origins": run.origins,
-        "warnings": [asdict(finding) for finding in run.warnings],
+        "warnings": [finding_document(finding) for finding in run.warnings],
     }
 
 
@@ -69,7 +70,7 @@ def check_document(file: str, run: LoadedRun | None, error: ConfigError | None =
         "file": file,
         "ok": error is None,
         "problems": problems,
-        "warnings": [asdict(finding) for finding in run.warnings] if run else [],
+        "warnings": [finding_document(finding) for finding in run.warnings] if run else [],
         "layout": _layout_document(run.layout) if run else None,
     }
 

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.load import COMPUTED, LoadedRun, load_run
 from bigsci_launch.config.schema import RunConfig
-from bigsci_launch.errors import ConfigError, Problem
+from bigsci_launch.errors import ConfigError
 from bigsci_launch.launch.request import JobRequest, make_request
 from bigsci_launch.launch.submit import require_no_active_attempt, require_same_run
 from bigsci_launch.plan.choose.answer import calibration_of, configured_setup
-from bigsci_launch.plan.choose.check import PricedFinding, check_plan
+from bigsci_launch.plan.choose.check import check_plan
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.stages import StageLayout, stage_layout
 from bigsci_launch.plan.shape.setup import Setup
@@ -34,7 +35,7 @@ class Prepared:
     loaded: LoadedRun
     calibration: Calibration | None
     setup: Setup
-    findings: tuple[PricedFinding, ...]
+    findings: tuple[Finding, ...]
     request: JobRequest
 
     @property
@@ -97,11 +98,8 @@ def require_sound(prepared: Prepared) -> None:
         ConfigError: naming every error that it found.
     """
     loaded = prepared.loaded
-    problems = [
-        Problem(loaded.origins.get(finding.key, ""), finding.key, f"{finding.text}: {finding.price}")
-        for finding in prepared.findings
-        if finding.severity == "error"
-    ]
+    errors = [finding for finding in prepared.findings if finding.is_error]
+    problems = [finding.at(loaded.origins.get(finding.keys[0], "")) for finding in errors]
     if problems:
         hint = "`bsl plan check` shows the arithmetic; --force submits all the same"
         raise ConfigError(f"{loaded.path}: {len(problems)} findings of bsl plan check", problems=problems, hint=hint)

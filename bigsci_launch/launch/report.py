@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from bigsci_launch.config.finding import Finding, finding_line
 from bigsci_launch.launch.rank_map import rank_map, rank_map_lines
 from bigsci_launch.launch.request import JobRequest
 from bigsci_launch.launch.script import option_text, render_script
 from bigsci_launch.launch.submit import Submission
-from bigsci_launch.plan.choose.check import PricedFinding, finding_line
 from bigsci_launch.plan.price.stages import StageLayout, layout_lines
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.scheduler.job import JobInfo
@@ -44,9 +44,9 @@ def dry_run_document(request: JobRequest, stages: Sequence[StageLayout] = ()) ->
     }
 
 
-def remark_lines(findings: Sequence[PricedFinding]) -> list[str]:
+def remark_lines(findings: Sequence[Finding]) -> list[str]:
     """What the user should know of the arithmetic of a run that is submitted; its notes are left out."""
-    forced = [f"forced in spite of {finding_line(finding)}" for finding in findings if finding.severity == "error"]
+    forced = [f"forced in spite of {finding_line(finding)}" for finding in findings if finding.is_error]
     return [*forced, *(finding_line(finding) for finding in findings if finding.severity == "warning")]
 
 

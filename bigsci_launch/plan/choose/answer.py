@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from bigsci_launch.config.finding import DP, Finding
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.errors import ConfigError
@@ -15,7 +16,7 @@ from bigsci_launch.plan.choose.search import Plan, SearchResult, make_plan, sear
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration, read_calibration
 from bigsci_launch.plan.price.constants import GpuModel
-from bigsci_launch.plan.shape.legality import Limits, Refusal, Rule, find_refusal
+from bigsci_launch.plan.shape.legality import NO_START, Limits, find_refusal
 from bigsci_launch.plan.shape.ramp import phases_of, total_samples
 from bigsci_launch.plan.shape.setup import Setup, require_priced_axes
 from bigsci_launch.topology import Topology
@@ -30,7 +31,7 @@ class PlanRequest:
     name: str
     configured: Setup
     site_name: str
-    refusal: Refusal | None
+    refusal: Finding | None
     num_steps: int
     num_samples: int
 
@@ -133,12 +134,13 @@ def find_plans(
 
 def _configured(
     config: RunConfig, site: Site, limits: Limits, calibration: Calibration | None
-) -> tuple[Setup, Refusal | None]:
+) -> tuple[Setup, Finding | None]:
     """The setup of the run, and why it cannot run."""
     try:
         site.layout(config)
     except ValueError as problem:
-        return _all_replicas(config, site, calibration), _misfit(str(problem))
+        refusal = Finding("world size", "error", (DP, "slurm.nodes"), str(problem), NO_START)
+        return _all_replicas(config, site, calibration), refusal
     setup = configured_setup(config, site, calibration)
     return setup, find_refusal(setup, limits)
 
@@ -147,10 +149,6 @@ def _bases(setup: Setup, free: Free | None) -> Iterable[Setup]:
     if free == "layers":
         return with_free_layers(setup)
     return with_free_heads(setup) if free == "heads" else (setup,)
-
-
-def _misfit(text: str) -> Refusal:
-    return Refusal(Rule("world size", "tp x pp x dp is the number of ranks", "", lambda setup, limits: text), text)
 
 
 def reference_plans(answer: Answer) -> Sequence[Plan]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
-from typing import Any, Literal
+from typing import Any
 
-from bigsci_launch.config.check import DP, PP, TP, check_run, foreign_axes
+from bigsci_launch.config.check import check_run, foreign_axes
+from bigsci_launch.config.finding import DP, PP, TP, Finding, Severity, finding_document, finding_line, worst_first
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.plan.choose.answer import configured_setup, limits_of
@@ -22,14 +23,11 @@ from bigsci_launch.plan.choose.search import Plan, make_plan
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.memory import TIGHT_SHARE
 from bigsci_launch.plan.price.price import TERM_NAMES
-from bigsci_launch.plan.shape.legality import Limits, advise, find_refusal
+from bigsci_launch.plan.shape.legality import EMPTY_STAGE, Limits, advise, find_refusal
 from bigsci_launch.plan.shape.parameters import checkpoint_bytes, count_parameters
 from bigsci_launch.plan.shape.ramp import Phase, filling_batch_size
 from bigsci_launch.plan.shape.setup import UNPRICED, Setup
 from bigsci_launch.units import format_count
-
-Severity = Literal["error", "warning", "note"]
-_ORDER = ("error", "warning", "note")
 
 DECLARED_TOLERANCE = 0.03
 """How far a declared size may be from the real one before it is remarked; three times as far is an error."""
@@ -39,18 +37,6 @@ INTERVAL_TOLERANCE = 2.0
 
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kKmMbBtT]?)\s*")
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-
-
-@dataclass(frozen=True, slots=True)
-class PricedFinding:
-    """What the arithmetic says: `key` and `other_key` do not go together, and what that costs."""
-
-    rule: str
-    severity: Severity
-    key: str
-    other_key: str
-    text: str
-    price: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +74,7 @@ class Case:
 
 def check_plan(
     config: RunConfig, site: Site, setup: Setup, calibration: Calibration | None, *, starts: date | None = None
-) -> list[PricedFinding]:
+) -> list[Finding]:
     """What the arithmetic says of a run in which `check_run` finds no error, errors first.
 
     Args:
@@ -100,16 +86,13 @@ def check_plan(
     """
     if foreign := foreign_axes(config):
         key = f"parallelism.{foreign[0].key}"
-        return [PricedFinding("axes", "note", key, "run.command", UNPRICED, "nothing is priced for this run")]
+        return [Finding("axes", "note", (key, "run.command"), UNPRICED, "nothing is priced for this run")]
     limits = limits_of(config, site)
     refusal = find_refusal(setup, limits)
     refused = _preflight_findings(config)
     # Of an empty stage the pre-flight says the same, and more: what the stage holds, what comes of it, a remedy.
-    is_empty_stage = refusal is not None and refusal.rule.name == "empty stage"
-    if refusal and not (is_empty_stage and refused):
-        keys = (PP, "model.num_layers") if is_empty_stage else (PP, TP)
-        found = PricedFinding(refusal.rule.name, "error", *keys, refusal.text, "the job would end at its start")
-        return [found, *refused]
+    if refusal and not (refusal.rule == EMPTY_STAGE and refused):
+        return [refusal, *refused]
     if refused:
         return refused
     plan = make_plan(setup, limits.phases, calibration) if calibration else None
@@ -117,43 +100,28 @@ def check_plan(
     return worst_first([finding for rule in RULES for finding in rule(case)])
 
 
-def worst_first(findings: Iterable[PricedFinding]) -> list[PricedFinding]:
-    """Errors, then warnings, then notes."""
-    return sorted(findings, key=lambda finding: _ORDER.index(finding.severity))
-
-
-def _preflight_findings(config: RunConfig) -> list[PricedFinding]:
+def _preflight_findings(config: RunConfig) -> list[Finding]:
     """What would hang or crash in `bsl train`; other programs have layers of their own."""
     if config.run.command is not None or config.guards.preflight == "warn":
         return []
     return [
-        PricedFinding(
-            f"preflight: {refusal.rule}",
-            "error",
-            PP,
-            "parallelism.partition_method",
-            f"{refusal.rule}: {refusal.text}; {remedy(config)}",
-            refusal.effect,
-        )
-        for refusal in preflight(config)
+        replace(finding, rule=f"preflight: {finding.rule}", text=f"{finding.rule}: {finding.text}; {remedy(config)}")
+        for finding in preflight(config)
     ]
 
 
 def check_everything(
     config: RunConfig, site: Site, calibration: Calibration | None, *, starts: date | None = None
-) -> list[PricedFinding]:
+) -> list[Finding]:
     """The findings of `check_run`, which have no price, and, unless one of them is an error, those of `check_plan`."""
-    plain = [
-        PricedFinding(finding.rule, finding.severity, finding.key, finding.other_key, finding.text, "")
-        for finding in check_run(config, site)
-    ]
-    if any(finding.severity == "error" for finding in plain):
+    plain = check_run(config, site)
+    if any(finding.is_error for finding in plain):
         return plain
     setup = configured_setup(config, site, calibration)
     return worst_first([*plain, *check_plan(config, site, setup, calibration, starts=starts)])
 
 
-def check_below_fill(case: Case) -> Iterator[PricedFinding]:
+def check_below_fill(case: Case) -> Iterator[Finding]:
     """Small batches of the ramp do not fill the pipeline: BLOOM began at 8 TFLOP/s with a batch of 16."""
     topology = case.setup.topology
     filling = filling_batch_size(case.setup.micro_batch_size, topology.dp, topology.pp)
@@ -168,7 +136,7 @@ def check_below_fill(case: Case) -> Iterator[PricedFinding]:
     price = f"{days:.2f} days below it, {lost:.2f} of them lost ({lost * 24 * topology.world_size:,.0f} GPU-hours)"
     key = "training.rampup.start" if case.config.training.rampup else "training.global_batch_size"
     severity: Severity = "warning" if lost > 0.01 * case.run_days else "note"
-    yield PricedFinding("pipeline fill", severity, key, PP, text, price)
+    yield Finding("pipeline fill", severity, (key, PP), text, price)
 
 
 def _days_below(case: Case, thin: Sequence[Phase]) -> tuple[float, float]:
@@ -190,7 +158,7 @@ def _phase_step_s(case: Case, phase: Phase) -> float:
     return case.step_s * (slots - missing) / slots
 
 
-def check_declared_size(case: Case) -> Iterator[PricedFinding]:
+def check_declared_size(case: Case) -> Iterator[Finding]:
     """The size people speak of is the size of the model: tr8 trained 58B as 104B because of one left-over MLP width."""
     declared_text = case.config.model.declared_parameters
     if declared_text is None:
@@ -200,7 +168,7 @@ def check_declared_size(case: Case) -> Iterator[PricedFinding]:
     key = "model.declared_parameters"
     if declared is None:
         text = f"{declared_text!r} is no size such as 176B"
-        yield PricedFinding("declared size", "error", key, "", text, "nothing to compare with")
+        yield Finding("declared size", "error", (key,), text, "nothing to compare with")
         return
     off = real / declared - 1
     if abs(off) <= DECLARED_TOLERANCE:
@@ -211,7 +179,7 @@ def check_declared_size(case: Case) -> Iterator[PricedFinding]:
         f"{declared_text} is declared, but the sizes give {format_count(real)} ({real} parameters, {100 * off:+.0f} %)"
     )
     price = f"the whole budget of {case.run_days:.0f} days goes into another model"
-    yield PricedFinding("declared size", severity, key, other, text, price)
+    yield Finding("declared size", severity, (key, other), text, price)
 
 
 def parse_size(text: str) -> float | None:
@@ -220,7 +188,7 @@ def parse_size(text: str) -> float | None:
     return float(match[1]) * _UNITS[match[2].lower()] if match else None
 
 
-def check_save_interval(case: Case) -> Iterator[PricedFinding]:
+def check_save_interval(case: Case) -> Iterator[Finding]:
     """Young's and Daly's interval: saving as often as costs as little as the work that failures undo."""
     between, interval = case.hours_between_failures, case.config.checkpoint.save_interval
     if between is None:
@@ -232,7 +200,7 @@ def check_save_interval(case: Case) -> Iterator[PricedFinding]:
     if interval is None:
         text = f"no save before the end, and a node fails every {between:.0f} h; the best interval is {best} steps"
         price = f"each failure undoes everything since the start of the job, {case.run_days:.1f} days at most"
-        yield PricedFinding("save interval", "warning", *keys, text, price)
+        yield Finding("save interval", "warning", keys, text, price)
         return
     interval_s = interval * case.step_s
     off = interval_s / best_s
@@ -242,14 +210,14 @@ def check_save_interval(case: Case) -> Iterator[PricedFinding]:
         f"{interval} steps are {interval_s / 3600:.1f} h, {off:.1f} x the best interval of {best} steps (Young, Daly)"
     )
     price = f"saves and undone work take {100 * cost:.2f} % of the time; {100 * least:.2f} % at best"
-    yield PricedFinding("save interval", "warning" if is_far else "note", *keys, text, price)
+    yield Finding("save interval", "warning" if is_far else "note", keys, text, price)
 
 
 def _share_lost(interval_s: float, save_s: float, failure_s: float) -> float:
     return save_s / interval_s + interval_s / 2 / failure_s
 
 
-def check_save_before_eval(case: Case) -> Iterator[PricedFinding]:
+def check_save_before_eval(case: Case) -> Iterator[Finding]:
     """Megatron evaluates before it saves: an evaluation that hangs on a save step takes the whole interval with it.
     `bsl train` saves first."""
     evaluation, interval = case.config.monitor.eval_interval, case.config.checkpoint.save_interval
@@ -257,10 +225,10 @@ def check_save_before_eval(case: Case) -> Iterator[PricedFinding]:
         return
     text = f"every evaluation ({evaluation} steps) is on a save step ({interval}), and the save comes after it"
     price = f"a hang in it undoes {interval * case.step_s / 3600:.1f} h; save some steps before instead"
-    yield PricedFinding("save before eval", "warning", "monitor.eval_interval", "checkpoint.save_interval", text, price)
+    yield Finding("save before eval", "warning", ("monitor.eval_interval", "checkpoint.save_interval"), text, price)
 
 
-def check_exit_margin(case: Case) -> Iterator[PricedFinding]:
+def check_exit_margin(case: Case) -> Iterator[Finding]:
     """An evaluation, a step and a save must end between the signal and the time limit."""
     monitor = case.config.monitor
     if case.config.slurm.time_limit is None or case.site.is_local or not monitor.eval_time_s:
@@ -273,10 +241,10 @@ def check_exit_margin(case: Case) -> Iterator[PricedFinding]:
     text = f"{margin:.0f} s before the limit, but evaluation + step + save take {needed:.0f} s"
     lost = f"{interval * case.step_s / 3600:.1f} h" if interval else "everything since the start of the job"
     price = f"a job that ends in an evaluation loses {lost}"
-    yield PricedFinding("exit margin", "warning", "monitor.exit_margin_s", "monitor.eval_time_s", text, price)
+    yield Finding("exit margin", "warning", ("monitor.exit_margin_s", "monitor.eval_time_s"), text, price)
 
 
-def check_disk(case: Case) -> Iterator[PricedFinding]:
+def check_disk(case: Case) -> Iterator[Finding]:
     """What checkpoints take on disk: 19 TB a day for BLOOM, pruned by hand."""
     interval = case.config.checkpoint.save_interval
     if interval is None:
@@ -287,10 +255,10 @@ def check_disk(case: Case) -> Iterator[PricedFinding]:
     text = f"a checkpoint of {size / 1e12:.3f} TB every {interval} steps"
     price = f"{per_day / 1e12:.2f} TB a day; {whole / 1e12:,.1f} TB in all if nothing is deleted"
     severity: Severity = "warning" if per_day > 1e12 else "note"
-    yield PricedFinding("disk", severity, "checkpoint.save_interval", "model.num_layers", text, price)
+    yield Finding("disk", severity, ("checkpoint.save_interval", "model.num_layers"), text, price)
 
 
-def check_reserve(case: Case) -> Iterator[PricedFinding]:
+def check_reserve(case: Case) -> Iterator[Finding]:
     """Spare nodes replace those that die; without one the run waits for a repair."""
     partition = case.site.config.partitions.get(case.config.slurm.partition or "")
     between = case.hours_between_failures
@@ -301,10 +269,10 @@ def check_reserve(case: Case) -> Iterator[PricedFinding]:
         return
     text = f"all {partition.nodes} nodes of the partition are used, none is kept to replace a dead one"
     price = f"{per_week:.1f} nodes fail a week; each stops the run until it is repaired"
-    yield PricedFinding("reserve", "warning", "slurm.nodes", "site.reserve_nodes", text, price)
+    yield Finding("reserve", "warning", ("slurm.nodes", "site.reserve_nodes"), text, price)
 
 
-def check_lost_node(case: Case) -> Iterator[PricedFinding]:
+def check_lost_node(case: Case) -> Iterator[Finding]:
     """What one lost node does: how many replicas are left, and the largest dp that the batch allows."""
     setup = case.setup
     if setup.num_nodes < 2 or case.site.is_local:
@@ -315,14 +283,14 @@ def check_lost_node(case: Case) -> Iterator[PricedFinding]:
     left = next((dp for dp in range(ranks // replica, 0, -1) if _fits(case, dp)), None)
     if left is None:
         text = f"with one node less no replica of {replica} ranks is left"
-        yield PricedFinding("lost node", "note", *keys, text, "the run stands still until a node replaces it")
+        yield Finding("lost node", "note", keys, text, "the run stands still until a node replaces it")
         return
     reduced = replace(setup, topology=setup.topology.resized(dp=left))
     text = (
         f"with one node less {ranks // replica} replicas of {replica} ranks are left; the batch sizes allow dp {left}, "
         f"on {reduced.num_nodes} nodes"
     )
-    yield PricedFinding("lost node", "note", *keys, text, _price_of_reduced(case, reduced))
+    yield Finding("lost node", "note", keys, text, _price_of_reduced(case, reduced))
 
 
 def _fits(case: Case, dp: int) -> bool:
@@ -338,7 +306,7 @@ def _price_of_reduced(case: Case, reduced: Setup) -> str:
     return f"{price}: out of memory" if other.is_out_of_memory else price
 
 
-def check_allocation(case: Case) -> Iterator[PricedFinding]:
+def check_allocation(case: Case) -> Iterator[Finding]:
     """The run ends before the allocation does."""
     if case.site.config.allocation_ends is None:
         return
@@ -348,12 +316,12 @@ def check_allocation(case: Case) -> Iterator[PricedFinding]:
     keys = ("training.steps", "site.allocation_ends")
     text = f"begun on {case.starts}, {case.run_days:.0f} days of computing end on {finish}; the allocation on {end}"
     if late > 0:
-        yield PricedFinding("allocation", "error", *keys, text, f"{late} days too late, without any failure")
+        yield Finding("allocation", "error", keys, text, f"{late} days too late, without any failure")
     elif -late < 0.1 * case.run_days:
-        yield PricedFinding("allocation", "warning", *keys, text, f"{-late} days are left for failures and restarts")
+        yield Finding("allocation", "warning", keys, text, f"{-late} days are left for failures and restarts")
 
 
-def check_memory(case: Case) -> Iterator[PricedFinding]:
+def check_memory(case: Case) -> Iterator[Finding]:
     """The fullest stage fits the GPU, with some room."""
     if case.plan is None or case.calibration is None:
         return
@@ -361,13 +329,13 @@ def check_memory(case: Case) -> Iterator[PricedFinding]:
     keys = ("training.micro_batch_size", "site.gpu.memory_gib")
     text = f"the fullest rank needs {need:.0f} GiB of {memory:g}"
     if case.plan.price.is_out_of_memory and case.calibration.is_measured:
-        yield PricedFinding("memory", "error", *keys, text, "out of memory in the first step")
+        yield Finding("memory", "error", keys, text, "out of memory in the first step")
     elif need > TIGHT_SHARE * memory:
         price = f"{memory - need:.0f} GiB are left for fragments and spikes; a smaller dp needs more"
-        yield PricedFinding("memory", "warning", *keys, text, price)
+        yield Finding("memory", "warning", keys, text, price)
 
 
-def check_step_time(case: Case) -> Iterator[PricedFinding]:
+def check_step_time(case: Case) -> Iterator[Finding]:
     """The step time that margins are computed from is the predicted one."""
     if case.plan is None or case.calibration is None or not case.calibration.is_measured:
         return
@@ -376,24 +344,24 @@ def check_step_time(case: Case) -> Iterator[PricedFinding]:
         return
     text = f"{expected:g} s expected, {price.seconds:.0f} s predicted (±{100 * price.band:.0f} %)"
     cost = "the exit margin is computed from it"
-    yield PricedFinding("step time", "warning", "monitor.step_time_s", "training.global_batch_size", text, cost)
+    yield Finding("step time", "warning", ("monitor.step_time_s", "training.global_batch_size"), text, cost)
 
 
-def check_advice(case: Case) -> Iterator[PricedFinding]:
+def check_advice(case: Case) -> Iterator[Finding]:
     """Shapes that a GPU's kernels do not like."""
     if case.plan is None:
         return
     for text in advise(case.setup):
         share = _share_of_misaligned(case.plan)
         price = f"{100 * share:.0f} % of a step" if share > 0.01 else "small; measure"
-        yield PricedFinding("shape", "warning", "model.num_attention_heads", TP, text, price)
+        yield Finding("shape", "warning", ("model.num_attention_heads", TP), text, price)
 
 
 def _share_of_misaligned(plan: Plan) -> float:
     return plan.price.terms[TERM_NAMES.index("misaligned heads")] / plan.price.seconds
 
 
-RULES: tuple[Callable[[Case], Iterator[PricedFinding]], ...] = (
+RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     check_memory,
     check_declared_size,
     check_allocation,
@@ -409,18 +377,15 @@ RULES: tuple[Callable[[Case], Iterator[PricedFinding]], ...] = (
 )
 
 
-def check_lines(name: str, findings: Sequence[PricedFinding]) -> list[str]:
+def check_lines(name: str, findings: Sequence[Finding]) -> list[str]:
     """The findings for people; one line says that there are none."""
     return [finding_line(finding) for finding in findings] or [f"{name}: the arithmetic holds"]
 
 
-def finding_line(finding: PricedFinding) -> str:
-    """A finding with its keys and its price."""
-    keys = " and ".join(key for key in (finding.key, finding.other_key) if key)
-    price = f": {finding.price}" if finding.price else ""
-    return f"{finding.severity}: {keys}: {finding.text}{price}"
-
-
-def check_document(name: str, findings: Sequence[PricedFinding]) -> dict[str, Any]:
+def check_document(name: str, findings: Sequence[Finding]) -> dict[str, Any]:
     """The findings for JSON."""
-    return {"schema_version": 1, "run": name, "findings": [asdict(finding) for finding in findings]}
+    return {"schema_version": 1, "run": name, "findings": [_document(finding) for finding in findings]}
+
+
+def _document(finding: Finding) -> dict[str, str]:
+    return {**finding_document(finding), "price": finding.price}

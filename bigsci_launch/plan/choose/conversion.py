@@ -128,7 +128,7 @@ def _stages(config: RunConfig, topology: Topology) -> tuple[range, ...]:
     except ValueError as error:
         raise CheckpointError(f"{topology}: {error}") from error
     if refusals:
-        raise CheckpointError(f"{topology}: {refusals[0].text}; {refusals[0].effect}", hint="take fewer stages")
+        raise CheckpointError(f"{topology}: {refusals[0].text}; {refusals[0].price}", hint="take fewer stages")
     return tuple(range(first, last) for first, last in pairwise(cut.bounds))
 
 

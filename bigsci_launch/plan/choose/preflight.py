@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bigsci_launch.config.finding import PP, Finding
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.plan.price.balance import PRICED_METHODS, share_out
 from bigsci_launch.plan.shape.parameters import ModelShape, cut_model
@@ -38,16 +39,8 @@ LAYERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StageRefusal:
-    """Why a stage cannot train: the rule that it breaks, in words, and what it would lead to. `remedy` where another
-    cut would not do."""
-
-    rule: str
-    stage: int
-    text: str
-    effect: str
-    remedy: str = ""
+KEYS = (PP, "parallelism.partition_method")
+TIE_REMEDY = "tie the weight alone, and put norms and positions into layers of their own; faults: tied_norm ties a norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +60,7 @@ def embedding_tie(config: RunConfig) -> Tie | None:
     return Tie(("weight", *norm), (frozenset(("weight", *norm)), frozenset(("weight",))))
 
 
-def find_tie_refusals(tie: Tie | None, *, pp: int, precision: str) -> list[StageRefusal]:
+def find_tie_refusals(tie: Tie | None, *, pp: int, precision: str) -> list[Finding]:
     """Tied attributes without a gradient on one of their two stages: DeepSpeed sums over both, and skips where there is
     none."""
     if tie is None or pp == 1:
@@ -77,17 +70,14 @@ def find_tie_refusals(tie: Tie | None, *, pp: int, precision: str) -> list[Stage
         if precision == "bf16"
         else "the ranks there would not take part in the sum over stages, and the others would wait for ever"
     )
-    remedy = "tie the weight alone, and put norms and positions into layers of their own; faults: tied_norm ties a norm"
     return [
-        StageRefusal(
-            "tied gradients on every holder", stage, f"stage {stage} makes no gradient for {names}", effect, remedy
-        )
+        _refusal("tied gradients on every holder", f"stage {stage} makes no gradient for {names}", effect)
         for stage, made in zip((0, pp - 1), tie.with_gradient, strict=True)
         if (names := ", ".join(f"the tied {name}" for name in tie.attributes if name not in made))
     ]
 
 
-def find_stage_refusals(stages: Sequence[Sequence[str]], *, tied: bool, tp: int, precision: str) -> list[StageRefusal]:
+def find_stage_refusals(stages: Sequence[Sequence[str]], *, tied: bool, tp: int, precision: str) -> list[Finding]:
     """The rules that a cut breaks; `stages` are the class names of every stage's layers."""
     found = []
     for stage, names in enumerate(stages):
@@ -98,12 +88,17 @@ def find_stage_refusals(stages: Sequence[Sequence[str]], *, tied: bool, tp: int,
             effect = (
                 "its optimizer would have fewer parameter groups than the others', and the gradient norm would hang"
             )
-            found.append(StageRefusal("equal parameter groups", stage, text, effect))
+            found.append(_refusal("equal parameter groups", text, effect))
         elif precision == "bf16" and not _counts_everywhere(names, is_first=stage == 0, tied=tied, tp=tp):
             text = f"stage {stage} would hold {held}: copies of parameters alone on some of its ranks"
             effect = "these have nothing to add to the gradient norm, and DeepSpeed's bf16 optimizer crashes there"
-            found.append(StageRefusal("parameters of its own", stage, text, effect))
+            found.append(_refusal("parameters of its own", text, effect))
     return found
+
+
+def _refusal(rule: str, text: str, effect: str) -> Finding:
+    """Why a stage cannot train: the rule that it breaks, in words, and what that would lead to."""
+    return Finding(rule, "error", KEYS, text, effect)
 
 
 def _missing_groups(names: Sequence[str]) -> str:
@@ -121,7 +116,7 @@ def _counts_everywhere(names: Sequence[str], *, is_first: bool, tied: bool, tp: 
     return any(layer.is_sharded for layer in own) if tp > 1 else bool(own)
 
 
-def preflight(config: RunConfig, pp: int | None = None) -> list[StageRefusal]:
+def preflight(config: RunConfig, pp: int | None = None) -> list[Finding]:
     """The rules that the cut of a run file breaks, or would break with `pp` stages.
 
     Raises:
@@ -148,11 +143,10 @@ def _method(config: RunConfig, pp: int) -> str:
 
 def remedy(config: RunConfig) -> str:
     """What to change where the cut is refused: the most stages that would do, if stages are what is wrong."""
-    if own := next((refusal.remedy for refusal in preflight(config) if refusal.remedy), ""):
-        return own
-    most = next(
-        (pp for pp in range(config.parallelism.pipeline_parallel_size - 1, 0, -1) if not preflight(config, pp)), 1
-    )
+    pp = config.parallelism.pipeline_parallel_size
+    if find_tie_refusals(embedding_tie(config), pp=pp, precision=config.training.precision):
+        return TIE_REMEDY
+    most = next((fewer for fewer in range(pp - 1, 0, -1) if not preflight(config, fewer)), 1)
     return (
         f"set parallelism.pipeline_parallel_size to {most}, or use more layers or another parallelism.partition_method"
     )

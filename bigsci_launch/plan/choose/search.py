@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from bigsci_launch.config.finding import Finding
 from bigsci_launch.plan.price.balance import PRICED_METHODS, settle_method
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.price import Price, price_setup
-from bigsci_launch.plan.shape.legality import Limits, Refusal, Rule, find_refusal
+from bigsci_launch.plan.shape.legality import HARD_RULES, Limits, Rule, find_refusal
 from bigsci_launch.plan.shape.parameters import count_parameters
 from bigsci_launch.plan.shape.ramp import Phase, total_samples
 from bigsci_launch.plan.shape.setup import Setup
@@ -135,13 +136,13 @@ def search(
         per_parameter: rank by time per parameter, for models of different sizes.
     """
     found: list[Plan] = []
-    refused: dict[str, list[tuple[Refusal, Setup]]] = {}
+    refused: dict[str, list[tuple[Finding, Setup]]] = {}
     seen: set[Setup] = set()
     for base in bases:
         for setup in (settle_method(setup, calibration) for setup in candidates(base, nodes)):
             refusal = find_refusal(setup, limits)
             if refusal:
-                refused.setdefault(refusal.rule.name, []).append((refusal, setup))
+                refused.setdefault(refusal.rule, []).append((refusal, setup))
             elif _is_new(setup, seen):
                 found.append(make_plan(setup, limits.phases, calibration))
     fitting = [plan for plan in found if not plan.price.is_out_of_memory]
@@ -149,7 +150,7 @@ def search(
     return SearchResult(
         rank_plans(fitting, per_parameter=per_parameter),
         rank_plans(beyond, per_parameter=per_parameter),
-        tuple(_summarise(entries) for entries in refused.values()),
+        tuple(_summarise(name, entries) for name, entries in refused.items()),
         tuple((name, setup) for name, entries in refused.items() for _, setup in entries),
     )
 
@@ -163,9 +164,10 @@ def _is_new(setup: Setup, seen: set[Setup]) -> bool:
     return True
 
 
-def _summarise(entries: list[tuple[Refusal, Setup]]) -> Refusals:
+def _summarise(name: str, entries: list[tuple[Finding, Setup]]) -> Refusals:
     (first, setup), *_ = entries
-    return Refusals(first.rule, len(entries), first.text, setup)
+    rule = next(rule for rule in HARD_RULES if rule.name == name)
+    return Refusals(rule, len(entries), first.text, setup)
 
 
 def make_plan(setup: Setup, phases: tuple[Phase, ...], calibration: Calibration) -> Plan:

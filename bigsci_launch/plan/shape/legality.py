@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bigsci_launch.config.finding import DP, PP, TP, Finding
 from bigsci_launch.plan.shape.ramp import Phase, filling_batch_size
 from bigsci_launch.plan.shape.setup import Setup
+
+EMPTY_STAGE = "empty stage"
+NO_START = "the job would end at its start"
+NODES, HEADS, MICRO_BATCH = "slurm.nodes", "model.num_attention_heads", "training.micro_batch_size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +28,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule: a name for lists, what it asks, where that comes from, and the check: nothing, or what is wrong."""
+    """A rule: a name for lists, what it asks, where that comes from, the keys of the run file that it is about, and the
+    check: nothing, or what is wrong."""
 
     name: str
     asks: str
     source: str
+    keys: tuple[str, ...]
     check: Callable[[Setup, Limits], str | None]
 
 
@@ -94,32 +101,78 @@ def _nodes_of_the_site(setup: Setup, limits: Limits) -> str | None:
 
 
 HARD_RULES: tuple[Rule, ...] = (
-    Rule("world size", "dp x tp x pp fills whole nodes", "Megatron-DeepSpeed arguments", _world_size),
-    Rule("nodes", "nodes within the partition, its reserve kept", "BLOOM: 48 of 52 nodes", _nodes_of_the_site),
-    Rule("tp in a node", "tp divides the GPUs of a node", "BLOOM: TP = gpus per node", _tensor_parallel_in_node),
-    Rule("replica on nodes", "tp x pp fills nodes or divides one", "BLOOM's prequel", _replica_on_nodes),
-    Rule("heads", "heads divide the hidden size", "Megatron-DeepSpeed arguments", _heads_divide_hidden),
-    Rule("tp divides", "tp divides heads, hidden and MLP", "Megatron-DeepSpeed transformer", _tensor_parallel_divides),
-    Rule("batch", "micro batch x dp divides the batch", "Megatron-DeepSpeed microbatches", _global_batch),
-    Rule("ramp-up", "and every batch of the ramp", "Megatron-DeepSpeed microbatches", _every_batch_of_the_ramp),
-    Rule("empty stage", "a layer on every stage", "DeepSpeed#4312, DeepSpeed#5078, gpt_model", _stages_are_filled),
+    Rule(
+        "world size",
+        "dp x tp x pp fills whole nodes",
+        "Megatron-DeepSpeed arguments",
+        (DP, NODES),
+        _world_size,
+    ),
+    Rule(
+        "nodes",
+        "nodes within the partition, its reserve kept",
+        "BLOOM: 48 of 52 nodes",
+        (NODES, "site.reserve_nodes"),
+        _nodes_of_the_site,
+    ),
+    Rule(
+        "tp in a node",
+        "tp divides the GPUs of a node",
+        "BLOOM: TP = gpus per node",
+        (TP, "site.ranks_per_node"),
+        _tensor_parallel_in_node,
+    ),
+    Rule(
+        "replica on nodes",
+        "tp x pp fills nodes or divides one",
+        "BLOOM's prequel",
+        (PP, TP),
+        _replica_on_nodes,
+    ),
+    Rule(
+        "heads",
+        "heads divide the hidden size",
+        "Megatron-DeepSpeed arguments",
+        (HEADS, "model.hidden_size"),
+        _heads_divide_hidden,
+    ),
+    Rule(
+        "tp divides",
+        "tp divides heads, hidden and MLP",
+        "Megatron-DeepSpeed transformer",
+        (TP, HEADS),
+        _tensor_parallel_divides,
+    ),
+    Rule(
+        "batch",
+        "micro batch x dp divides the batch",
+        "Megatron-DeepSpeed microbatches",
+        ("training.global_batch_size", MICRO_BATCH),
+        _global_batch,
+    ),
+    Rule(
+        "ramp-up",
+        "and every batch of the ramp",
+        "Megatron-DeepSpeed microbatches",
+        ("training.rampup.increment", MICRO_BATCH),
+        _every_batch_of_the_ramp,
+    ),
+    Rule(
+        EMPTY_STAGE,
+        "a layer on every stage",
+        "DeepSpeed#4312, DeepSpeed#5078, gpt_model",
+        (PP, "model.num_layers"),
+        _stages_are_filled,
+    ),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a setup cannot run."""
-
-    rule: Rule
-    text: str
-
-
-def find_refusal(setup: Setup, limits: Limits) -> Refusal | None:
+def find_refusal(setup: Setup, limits: Limits) -> Finding | None:
     """The first hard rule that `setup` breaks."""
     for rule in HARD_RULES:
         text = rule.check(setup, limits)
         if text:
-            return Refusal(rule, text)
+            return Finding(rule.name, "error", rule.keys, text, NO_START)
     return None
 
 

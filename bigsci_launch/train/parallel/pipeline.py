@@ -183,10 +183,10 @@ def require_trainable(config: RunConfig, topology: Topology, stages: Sequence[Se
         return
     first = refusals[0]
     if config.guards.preflight == "warn":
-        log.warning("preflight: %s: %s. %s", first.rule, first.text, first.effect)
+        log.warning("preflight: %s: %s. %s", first.rule, first.text, first.price)
         return
     raise ConfigError(
-        f"preflight: {first.rule}: parallelism.pipeline_parallel_size: {first.text}; {first.effect}",
+        f"preflight: {first.rule}: parallelism.pipeline_parallel_size: {first.text}; {first.price}",
         hint=remedy(config),
     )
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigsci_launch.config.check import CHECKS, Finding, check_rampup_range, check_rampup_sizes, check_run
+from bigsci_launch.config.check import CHECKS, check_rampup_range, check_rampup_sizes, check_run
+from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.load import LoadedRun
 from bigsci_launch.config.schema import RampupSection, RunConfig, TrainingSection
 from bigsci_launch.config.site import Site, load_site
@@ -34,7 +35,8 @@ def changed(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
 
 
 def brief(findings: list[Finding]) -> list[tuple[str, str, str, str]]:
-    return [(finding.severity, finding.rule, finding.key, finding.other_key) for finding in findings]
+    """Severity, rule and both keys; the second is empty where a rule is about one key alone."""
+    return [(finding.severity, finding.rule, *(*finding.keys, "")[:2]) for finding in findings]
 
 
 TP, PP, DP = (f"parallelism.{axis}_parallel_size" for axis in ("tensor", "pipeline", "data"))
@@ -200,7 +202,7 @@ def test_slurm_options_have_no_effect_on_a_local_site(run: LoadedRun) -> None:
     config = changed(run.config, {"slurm.requeue": True, "slurm.partition": "long", "slurm.time_limit": "00:01:00"})
     findings = check_run(config, load_site("local"))
     assert {finding.rule for finding in findings} == {"local_without_effect"}
-    keys = [finding.key for finding in findings]
+    keys = [finding.keys[0] for finding in findings]
     assert keys == ["slurm.nodes", "slurm.time_limit", "slurm.partition", "slurm.account", "slurm.requeue"]
 
 

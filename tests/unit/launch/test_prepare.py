@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.config import check
+from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.load import load_run
 from bigsci_launch.errors import CheckpointError, ConfigError, RunDirError
 from bigsci_launch.launch.prepare import Prepared, find_start, prepare, require_sound
@@ -41,7 +42,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     calls: Counter[str] = Counter()
     read_text = Path.read_text
 
-    def counted_rule(*_: object) -> Iterator[check.Finding]:
+    def counted_rule(*_: object) -> Iterator[Finding]:
         calls["check_run"] += 1
         yield from ()
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.load import resolve_run
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.plan.choose.answer import calibration_of, configured_setup
-from bigsci_launch.plan.choose.check import PricedFinding, check_everything, check_lines, check_plan, parse_size
+from bigsci_launch.plan.choose.check import check_everything, check_lines, check_plan, parse_size
 from bigsci_launch.units import format_count
 
 START = date(2022, 3, 11)
@@ -34,17 +35,17 @@ def on_site(site: Site, **values: object) -> Site:
     return Site(site.name, site.path, site.config.model_copy(update=values))
 
 
-def checked(config: RunConfig, site: Site) -> list[PricedFinding]:
+def checked(config: RunConfig, site: Site) -> list[Finding]:
     """What the arithmetic says, by the site's own calibration."""
     calibration = calibration_of(site)
     return check_plan(config, site, configured_setup(config, site, calibration), calibration, starts=START)
 
 
-def findings(config: RunConfig, site: Site, rule: str) -> list[PricedFinding]:
+def findings(config: RunConfig, site: Site, rule: str) -> list[Finding]:
     return [finding for finding in checked(config, site) if finding.rule == rule]
 
 
-def only(config: RunConfig, site: Site, rule: str) -> PricedFinding:
+def only(config: RunConfig, site: Site, rule: str) -> Finding:
     (finding,) = findings(config, site, rule)
     return finding
 
@@ -62,7 +63,7 @@ def test_a_ramp_that_does_not_fill_the_pipeline(bloom_run: tuple[RunConfig, Site
     assert ramp is not None
     slow = changed(config, "training", rampup=ramp.model_copy(update={"start": 16}))
     finding = only(slow, site, "pipeline fill")
-    assert (finding.key, finding.other_key) == ("training.rampup.start", "parallelism.pipeline_parallel_size")
+    assert finding.keys == ("training.rampup.start", "parallelism.pipeline_parallel_size")
     assert "192" in finding.text
     days, lost = re.findall(r"[0-9]+\.[0-9]+", finding.price)[:2]
     assert float(days) > float(lost) > 0.2
@@ -76,7 +77,7 @@ def test_the_58b_that_was_trained_as_104b(bloom_run: tuple[RunConfig, Site]) -> 
     wrong = changed(wrong, "parallelism", pipeline_parallel_size=12)
     finding = only(wrong, site, "declared size")
     assert finding.severity == "error"
-    assert (finding.key, finding.other_key) == ("model.declared_parameters", "model.ffn_hidden_size")
+    assert finding.keys == ("model.declared_parameters", "model.ffn_hidden_size")
     assert "65.5B" in finding.text
     right = changed(wrong, "model", ffn_hidden_size=None)
     assert not findings(right, site, "declared size")
@@ -111,7 +112,7 @@ def test_young_and_daly(bloom_run: tuple[RunConfig, Site]) -> None:
     far = only(changed(config, "checkpoint", save_interval=250), site, "save interval")
     assert far.severity == "warning"
     assert "3.7 x" in far.text
-    assert (far.key, far.other_key) == ("checkpoint.save_interval", "site.node_mtbf_h")
+    assert far.keys == ("checkpoint.save_interval", "site.node_mtbf_h")
     never = only(changed(config, "checkpoint", save_interval=None), site, "save interval")
     assert "no save" in never.text
     assert not findings(config, on_site(site, node_mtbf_h=None), "save interval")

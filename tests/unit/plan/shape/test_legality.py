@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from bigsci_launch.plan.shape.legality import Limits, advise, find_refusal
+from bigsci_launch.config.problems import section_at
+from bigsci_launch.config.schema import RunConfig, SiteConfig
+from bigsci_launch.plan.shape.legality import HARD_RULES, Limits, Rule, advise, find_refusal
 from bigsci_launch.plan.shape.parameters import ModelShape
 from bigsci_launch.plan.shape.partition import PartitionRule
 from bigsci_launch.plan.shape.ramp import Phase
@@ -39,7 +41,7 @@ def test_bloom_is_legal_and_needs_no_advice(bloom: Setup) -> None:
 def test_hard_rules(bloom: Setup, rule: str, change: dict[str, object], text: str) -> None:
     refusal = find_refusal(replace(bloom, **change), NO_LIMITS)  # type: ignore[arg-type]
     assert refusal is not None
-    assert refusal.rule.name == rule
+    assert refusal.rule == rule
     assert text in refusal.text
 
 
@@ -54,7 +56,7 @@ def test_the_row_that_was_removed_upstream(bloom: Setup) -> None:
     )
     refusal = find_refusal(failed, NO_LIMITS)
     assert refusal is not None
-    assert refusal.rule.name == "empty stage"
+    assert refusal.rule == "empty stage"
     assert find_refusal(replace(failed, rule=PartitionRule.BALANCE), NO_LIMITS) is None
 
 
@@ -62,7 +64,7 @@ def test_every_batch_of_the_ramp_counts(bloom: Setup) -> None:
     ramp = (Phase(192, 1, 10), Phase(200, 11, 10), Phase(2048, 21, 10))
     refusal = find_refusal(bloom, Limits(None, ramp))
     assert refusal is not None
-    assert refusal.rule.name == "ramp-up"
+    assert refusal.rule == "ramp-up"
     assert "200" in refusal.text
 
 
@@ -104,4 +106,13 @@ def test_the_documents_rule_for_heads_is_too_strict(bloom: Setup) -> None:
     heads_108 = replace(heads_24, shape=replace(heads_24.shape, num_attention_heads=108))
     refusal = find_refusal(heads_108, NO_LIMITS)
     assert refusal is not None
-    assert refusal.rule.name == "tp divides"
+    assert refusal.rule == "tp divides"
+
+
+@pytest.mark.parametrize("rule", HARD_RULES, ids=lambda rule: rule.name)
+def test_every_rule_names_keys_that_there_are(rule: Rule) -> None:
+    for key in rule.keys:
+        *path, name = key.split(".")
+        model, where = (SiteConfig, path[1:]) if path[0] == "site" else (RunConfig, path)
+        section = section_at(model, tuple(where))
+        assert section is not None and name in section.model_fields, key
