@@ -9,9 +9,6 @@ from collections.abc import Iterator
 
 from .conftest import Parsed, imports
 
-# Names that still have two meanings. This list only gets shorter.
-STILL_SHARED = {"Severity"}
-
 TAXONOMY = "spy/taxonomy.py"
 CLASS_ID = re.compile(r"\bH\d\d+\b")
 
@@ -34,9 +31,8 @@ def test_a_class_name_means_one_thing(modules: Parsed) -> None:
     for path, tree in modules.items():
         for name in type_names(tree):
             places[name].append(path)
-    shared = {name: paths for name, paths in places.items() if len(paths) > 1}
-    more = [f"{name}: {', '.join(paths)}" for name, paths in sorted(shared.items()) if name not in STILL_SHARED]
-    assert not more, "\n".join(more)
+    shared = [f"{name}: {', '.join(paths)}" for name, paths in sorted(places.items()) if len(paths) > 1]
+    assert not shared, "\n".join(shared)
 
 
 def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
