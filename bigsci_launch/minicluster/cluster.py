@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from bigsci_launch.errors import ClusterError, SlurmError, SlurmUnavailable
 from bigsci_launch.minicluster import network
+from bigsci_launch.minicluster.daemons import kill_children, kill_cluster_processes, living, read_record
 from bigsci_launch.minicluster.directory import ClusterDir
 from bigsci_launch.minicluster.ports import is_listening
-from bigsci_launch.minicluster.processes import kill_children, kill_cluster_processes, living, read_record
 from bigsci_launch.minicluster.settings import Cluster, parse_cluster
 from bigsci_launch.procfs import read_processes
 from bigsci_launch.scheduler.slurm import query_nodes

@@ -18,8 +18,8 @@ from ipaddress import IPv4Network, ip_network
 from pathlib import Path
 
 from bigsci_launch.errors import ClusterError
+from bigsci_launch.minicluster.daemons import Started, require_tool, run_tool, wait_until
 from bigsci_launch.minicluster.directory import ClusterDir
-from bigsci_launch.minicluster.processes import Started, require_tool, run_tool, wait_until
 from bigsci_launch.minicluster.settings import Cluster, Subnet
 
 NAMESPACE_TIMEOUT_S = 20.0

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import count
 
 from bigsci_launch.errors import ClusterError
-from bigsci_launch.minicluster.processes import wait_until
+from bigsci_launch.minicluster.daemons import wait_until
 
 # Below the ephemeral range (32768 and up on Linux), and above the rendezvous ports of the cluster's first 7000 jobs.
 FIRST_PORT = 17000

@@ -15,8 +15,8 @@ from pathlib import Path
 from bigsci_launch.errors import ClusterError, SlurmError
 from bigsci_launch.minicluster import network, ports
 from bigsci_launch.minicluster.cluster import node_states, remove_cluster
+from bigsci_launch.minicluster.daemons import Started, require_programs, start_daemon, wait_until
 from bigsci_launch.minicluster.directory import ClusterDir
-from bigsci_launch.minicluster.processes import Started, require_programs, start_daemon, wait_until
 from bigsci_launch.minicluster.settings import (
     Cluster,
     ClusterShape,

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigsci_launch.config.schema import Positions, RunConfig
-from bigsci_launch.train.initial import Draw
+from bigsci_launch.train.initial_weights import Draw
 from bigsci_launch.train.parallel.tensor import (
     ColumnParallelLinear,
     RowParallelLinear,

@@ -12,8 +12,7 @@ import pytest
 
 from bigsci_launch.errors import ClusterError
 from bigsci_launch.minicluster import processes
-from bigsci_launch.minicluster.directory import ClusterDir
-from bigsci_launch.minicluster.processes import (
+from bigsci_launch.minicluster.daemons import (
     Recorded,
     Started,
     boot_id,
@@ -26,6 +25,7 @@ from bigsci_launch.minicluster.processes import (
     start_daemon,
     wait_until,
 )
+from bigsci_launch.minicluster.directory import ClusterDir
 from bigsci_launch.minicluster.proctree import descendants
 from bigsci_launch.procfs import read_process, read_processes
 

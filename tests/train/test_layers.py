@@ -15,7 +15,7 @@ from torch.nn import functional  # noqa: E402
 
 from bigsci_launch.config.schema import OptimizerSection  # noqa: E402
 from bigsci_launch.topology import Coordinate  # noqa: E402
-from bigsci_launch.train.initial import BLOCK_ROWS, Draw  # noqa: E402
+from bigsci_launch.train.initial_weights import BLOCK_ROWS, Draw  # noqa: E402
 from bigsci_launch.train.model import GptSizes, TransformerLayer, VocabularyEmbedding  # noqa: E402
 from bigsci_launch.train.optimizer import apply_settings, make_optimizer  # noqa: E402
 from bigsci_launch.train.parallel.tensor import TensorParallel, VocabularyParallelLoss  # noqa: E402

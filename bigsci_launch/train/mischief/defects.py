@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bigsci_launch.config.guard_schema import FAULTS_OF_ONE_RANK, FaultSpec
 from bigsci_launch.errors import ConfigError
-from bigsci_launch.train.initial import Draw
+from bigsci_launch.train.initial_weights import Draw
 from bigsci_launch.train.model import GptSizes, VocabularyEmbedding
 from bigsci_launch.train.optimizer import GroupRule, group_by_shape
 from bigsci_launch.train.parallel.tensor import ColumnParallelLinear, TensorParallel

@@ -35,7 +35,7 @@ from bigsci_launch.plan.price.stages import StageLayout, layout_lines, stage_lay
 from bigsci_launch.plan.shape.partition import Layer, PartitionRule, cut_at_counts, layer_counts
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
-from bigsci_launch.train.initial import Draw
+from bigsci_launch.train.initial_weights import Draw
 from bigsci_launch.train.mischief.defects import Defects
 from bigsci_launch.train.model import (
     FinalNorm,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from bigsci_launch.topology import Coordinate
-from bigsci_launch.train.initial import derive_seed
+from bigsci_launch.train.initial_weights import derive_seed
 
 
 def seed_generators(seed: int, coordinate: Coordinate, step: int = 0) -> None:

@@ -19,7 +19,7 @@ from bigsci_launch.weights.files.tensors import Place, StoredTensor, TensorPair,
 from bigsci_launch.weights.match.copies import is_copied, tied_pairs, tp_pairs
 from bigsci_launch.weights.match.logical import join_dp
 from bigsci_launch.weights.match.pairing import PairBatch, pair_weights
-from bigsci_launch.weights.match.replicas import Hints
+from bigsci_launch.weights.match.sharding import ShardingHints
 
 if TYPE_CHECKING:
     from bigsci_launch.weights.compare.statistics import Statistics
@@ -76,7 +76,7 @@ def compare_weights(
     tally = _Tally(unreadable=[*a.broken, *b.broken])
     files = FilePool()
     threads = min(4, os.cpu_count() or 1)
-    hints = Hints.of_metadata(a.metadata)
+    hints = ShardingHints.of_metadata(a.metadata)
     with ThreadPoolExecutor(threads) as pool:
         pairing = pair_weights(a, b)
         for done, (batch, compared) in enumerate(_ahead(pairing.batches, selection, files, pool)):
@@ -114,7 +114,7 @@ def _all_places(tally: _Tally) -> dict[str, frozenset[Place]]:
     return {name: frozenset(places) for name, places in tally.places.items()}
 
 
-def _names_apart(copies: Sequence[StoredTensor], metadata: CheckpointMetadata, hints: Hints) -> frozenset[str]:
+def _names_apart(copies: Sequence[StoredTensor], metadata: CheckpointMetadata, hints: ShardingHints) -> frozenset[str]:
     """Parameters of one side whose tied copies, or replicas over tp, are not equal to the bit."""
     held = join_dp(copies, metadata)
     files = FilePool(MANY_FILES)

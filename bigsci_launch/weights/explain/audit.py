@@ -15,7 +15,7 @@ from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool
 from bigsci_launch.weights.files.sources import Weights
 from bigsci_launch.weights.files.tensors import Place, StoredTensor
 from bigsci_launch.weights.match.copies import CopyPair, dp_pairs, master_pairs, tied_pairs, tp_pairs
-from bigsci_launch.weights.match.replicas import Hints
+from bigsci_launch.weights.match.sharding import ShardingHints
 
 
 def audit_weights(
@@ -31,7 +31,7 @@ def audit_weights(
     holdings = hold(weights, selection, report_progress)
     if not holdings.tensors and not holdings.unreadable:
         raise CheckpointError(f"{weights.path}: no tensor to audit", hint="see --include and --exclude")
-    pairs = list(all_pairs(holdings.tensors, Hints.of_metadata(weights.metadata)))
+    pairs = list(all_pairs(holdings.tensors, ShardingHints.of_metadata(weights.metadata)))
     files = FilePool(MANY_FILES)
     differences = compare_pairs(pairs, files)
     explained, source = with_moments(holdings, weights, {difference.name for difference in differences})
@@ -46,7 +46,7 @@ def audit_weights(
     return _as_comparison(weights, holdings, pairs, differences, findings)
 
 
-def all_pairs(tensors: Sequence[StoredTensor], hints: Hints) -> Iterator[CopyPair]:
+def all_pairs(tensors: Sequence[StoredTensor], hints: ShardingHints) -> Iterator[CopyPair]:
     """Every pair of tensors that must agree."""
     yield from tied_pairs(tensors)
     yield from tp_pairs(tensors, hints)

@@ -31,7 +31,7 @@ from bigsci_launch.weights.files.sources import OptimizerGroup, Unreadable, Weig
 from bigsci_launch.weights.files.tensors import Place, StoredTensor, TensorRole, UnreadableFile
 from bigsci_launch.weights.match.copies import TIED, CopyPair, Relation, tied_pairs, tp_pairs
 from bigsci_launch.weights.match.logical import join_dp
-from bigsci_launch.weights.match.replicas import Hints
+from bigsci_launch.weights.match.sharding import ShardingHints
 
 AXIS: dict[str, str] = {"tied copies": "pp", "tp replicas": "tp", "dp replicas": "dp"}
 MASTER: Relation = "16-bit and its master"
@@ -93,7 +93,7 @@ def copy_findings(weights: Weights, names: set[str], side: str) -> list[WeightsF
     holdings, source = with_moments(held, weights, names)
     files = FilePool(MANY_FILES)
     tied = [tensor for tensor in held.tensors if tensor.name.startswith(TIED)]
-    pairs = [*tied_pairs(tied), *tp_pairs(held.tensors, Hints.of_metadata(weights.metadata))]
+    pairs = [*tied_pairs(tied), *tp_pairs(held.tensors, ShardingHints.of_metadata(weights.metadata))]
     differences = compare_pairs(pairs, files)
     found = [
         replace(item, claim=f"in {side}, {item.claim}")

@@ -9,7 +9,7 @@ from bigsci_launch.weights.compare.compare import require_numpy
 from bigsci_launch.weights.compare.comparison import Comparison, WeightsFinding
 from bigsci_launch.weights.files.sources import Weights
 from bigsci_launch.weights.match.copies import has_copies
-from bigsci_launch.weights.match.replicas import Hints
+from bigsci_launch.weights.match.sharding import ShardingHints
 
 
 def explain(comparison: Comparison, a: Weights, b: Weights) -> Comparison:
@@ -33,7 +33,7 @@ def _copies(comparison: Comparison, a: Weights, b: Weights) -> list[WeightsFindi
     """Drift between the copies inside the sides. What both have alike separates A from B by nothing: no fault of B."""
     from bigsci_launch.weights.explain.drift import copy_findings
 
-    hints = Hints.of_metadata(a.metadata)
+    hints = ShardingHints.of_metadata(a.metadata)
     sides = ((difference.name, difference.a or difference.b) for difference in comparison.differences)
     differing = {name for name, tensor in sides if tensor and has_copies(tensor, hints)}
     found = _of_both_sides(copy_findings(a, differing, "A"), copy_findings(b, differing, "B"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bigsci_launch.weights.files.tensors import Place, StoredTensor, TensorRole
-from bigsci_launch.weights.match.replicas import Hints, is_replicated
+from bigsci_launch.weights.match.sharding import ShardingHints, is_replicated
 
 Relation = Literal["tied copies", "tp replicas", "dp replicas", "16-bit and its master"]
 
@@ -24,12 +24,12 @@ class CopyPair:
     other: StoredTensor
 
 
-def is_copied(tensor: StoredTensor, hints: Hints) -> bool:
+def is_copied(tensor: StoredTensor, hints: ShardingHints) -> bool:
     """Whether ranks of another stage or tp index should hold the same parameter."""
     return tensor.role in ("weight", "fp32") and has_copies(tensor, hints)
 
 
-def has_copies(tensor: StoredTensor, hints: Hints) -> bool:
+def has_copies(tensor: StoredTensor, hints: ShardingHints) -> bool:
     """Whether a parameter, or what the optimizer holds of it, is tied or replicated over tp, by its name."""
     return tensor.name.startswith(TIED) or is_replicated(tensor.name, [tensor.shape], hints)
 
@@ -40,7 +40,7 @@ def tied_pairs(tensors: Sequence[StoredTensor]) -> Iterator[CopyPair]:
         yield from (CopyPair("tied copies", group[0], other) for other in group[1:])
 
 
-def tp_pairs(tensors: Sequence[StoredTensor], hints: Hints) -> Iterator[CopyPair]:
+def tp_pairs(tensors: Sequence[StoredTensor], hints: ShardingHints) -> Iterator[CopyPair]:
     """Parameters that every tp rank holds whole, each against tp rank 0's."""
     for group in _grouped(tensors, "tp"):
         if is_replicated(group[0].name, [tensor.shape for tensor in group], hints):

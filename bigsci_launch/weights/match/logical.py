@@ -19,7 +19,7 @@ from bigsci_launch.weights.files.tensors import (
     TensorRole,
     cut_segments,
 )
-from bigsci_launch.weights.match.replicas import Hints, is_replicated, matches
+from bigsci_launch.weights.match.sharding import ShardingHints, is_replicated, matches
 
 # Taken for the shape of a parameter whose shape is not known: its name says no more than that it is a vector.
 UNKNOWN = (0,)
@@ -48,7 +48,7 @@ def join_dp(tensors: Sequence[StoredTensor], metadata: CheckpointMetadata) -> li
 
 
 def pair_logically(
-    a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: Hints, lost: list[StoredTensor]
+    a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: ShardingHints, lost: list[StoredTensor]
 ) -> Iterator[TensorPair]:
     """Pairs of tensors of two sides, by role and name: every copy of each side is in at least one pair.
 
@@ -81,7 +81,7 @@ def _by_key(tensors: Sequence[StoredTensor]) -> dict[TensorKey, Copies]:
     return found
 
 
-def _pair_copies(a: Copies, b: Copies, hints: Hints, lost: list[StoredTensor]) -> Iterator[TensorPair]:
+def _pair_copies(a: Copies, b: Copies, hints: ShardingHints, lost: list[StoredTensor]) -> Iterator[TensorPair]:
     used = set()
     for at_b, copy_b in b.items():
         at_a = next((at for at in a if _may_be_same(at, at_b)), next(iter(a)))
@@ -103,7 +103,7 @@ def _merged(first: tuple[int | None, int | None], second: tuple[int | None, int 
 
 
 def _pair_shards(
-    a: list[StoredTensor], b: list[StoredTensor], hints: Hints, place: Place, lost: list[StoredTensor]
+    a: list[StoredTensor], b: list[StoredTensor], hints: ShardingHints, place: Place, lost: list[StoredTensor]
 ) -> Iterator[TensorPair]:
     """Shard by shard where both sides are cut alike; else the joined wholes, or each replica with one of the other."""
     if _are_foreign(a[0], b[0]):
@@ -129,7 +129,9 @@ def _pair_shards(
         yield join_tp(a, whole.dim, hints, place), join_tp(b, whole.dim, hints, place)
 
 
-def _without_padding(a: list[StoredTensor], b: list[StoredTensor], hints: Hints, place: Place) -> TensorPair | None:
+def _without_padding(
+    a: list[StoredTensor], b: list[StoredTensor], hints: ShardingHints, place: Place
+) -> TensorPair | None:
     """The rows of the vocabulary itself, where the two sides pad it to other lengths, as another tp does."""
     rows = hints.vocab_size
     if rows is None or not matches(hints.vocabulary, a[0].name):
@@ -155,7 +157,7 @@ def _may_have_one_shape(x: StoredTensor, y: StoredTensor) -> bool:
     return x.shape == y.shape or not x.has_shape or not y.has_shape
 
 
-def _whole_of_replicas(a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: Hints) -> Whole | None:
+def _whole_of_replicas(a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: ShardingHints) -> Whole | None:
     """The whole of a parameter without a shape that every tp rank holds, by its name; None for all others."""
     shapes = [part.shape for part in (*a, *b) if part.has_shape]
     is_unknown = len(shapes) < len(a) + len(b)
@@ -170,7 +172,7 @@ class Whole:
     dim: int | None
 
 
-def common_whole(a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: Hints) -> Whole | None:
+def common_whole(a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: ShardingHints) -> Whole | None:
     """The whole that both sides can be shards of; None if there is none."""
     name = a[0].name
     wholes_b = {whole.shape for whole in _wholes(b, name, hints)}
@@ -181,7 +183,7 @@ def common_whole(a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: Hi
     return replace(found[0], dim=found[0].dim if found[0].dim is not None else cut)
 
 
-def _wholes(parts: Sequence[StoredTensor], name: str, hints: Hints) -> list[Whole]:
+def _wholes(parts: Sequence[StoredTensor], name: str, hints: ShardingHints) -> list[Whole]:
     """What the shards may be shards of, the likeliest first."""
     shape = parts[0].shape
     if len(parts) == 1:
@@ -196,7 +198,7 @@ def _wholes(parts: Sequence[StoredTensor], name: str, hints: Hints) -> list[Whol
     return found
 
 
-def join_tp(parts: Sequence[StoredTensor], dim: int, hints: Hints, place: Place) -> StoredTensor:
+def join_tp(parts: Sequence[StoredTensor], dim: int, hints: ShardingHints, place: Place) -> StoredTensor:
     """Shards joined along `dim`; one shard is its own whole."""
     first = parts[0]
     if len(parts) == 1:

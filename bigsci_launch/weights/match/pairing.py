@@ -139,7 +139,7 @@ def _digest_batch(name: str, a: Source, b: Source) -> PairBatch:
 def _by_name(a: Weights, b: Weights, notes: tuple[str, ...]) -> Pairing:
     """All tensors of both sides by name: for sides whose files or topologies are not the same."""
     from bigsci_launch.weights.match.logical import as_weights, pair_logically, shared_roles
-    from bigsci_launch.weights.match.replicas import Hints
+    from bigsci_launch.weights.match.sharding import ShardingHints
 
     unreadable: list[Unreadable] = []
     left, right = _all_tensors(a, unreadable), _all_tensors(b, unreadable)
@@ -149,7 +149,7 @@ def _by_name(a: Weights, b: Weights, notes: tuple[str, ...]) -> Pairing:
     roles, lacking = shared_roles(left, right)
     left, right = ([tensor for tensor in side if tensor.role in roles] for side in (left, right))
     lost: list[StoredTensor] = []
-    hints = Hints.of_metadata(a.metadata if a.metadata.universal_info else b.metadata)
+    hints = ShardingHints.of_metadata(a.metadata if a.metadata.universal_info else b.metadata)
     pairs = list(pair_logically(left, right, hints, lost))
     unreadable += _cut_otherwise(lost)
     allow_many_files()

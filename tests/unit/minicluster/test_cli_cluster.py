@@ -34,7 +34,7 @@ def test_isolation_without_root_is_refused_before_anything_is_made(here: Path, m
 
 def test_missing_packages_are_named_before_anything_is_made(here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("bigsci_launch.minicluster.processes.SYSTEM_PATH", "/nowhere")
+    monkeypatch.setattr("bigsci_launch.minicluster.daemons.SYSTEM_PATH", "/nowhere")
     result = run("up", "--nodes", "2")
     assert result.exit_code == 3
     assert result.stderr.startswith("error: not installed: munged, slurmctld, slurmd, sinfo\nhint: install them")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bigsci_launch.weights.explain.health import is_exempt_by_name
-from bigsci_launch.weights.match.replicas import Hints, is_replicated
+from bigsci_launch.weights.match.sharding import ShardingHints, is_replicated
 
 TIED = "tied_modules.embed.weight"
 
@@ -255,10 +255,10 @@ def test_a_damaged_checkpoint_is_audited_as_far_as_it_goes(tmp_path: Path, tiny:
 )
 def test_what_every_tp_rank_holds_whole(name: str, is_whole: bool) -> None:
     shape = (8,) if name.endswith("bias") or "norm" in name or "ln" in name else (8, 8)
-    assert is_replicated(name, [shape, shape], Hints()) is is_whole
-    assert not is_replicated(name, [shape, (4, 4)], Hints())
-    assert is_replicated(name, [shape, shape], Hints(replicated=(".*",)))
-    assert not is_replicated(name, [shape, shape], Hints(replicated=("nothing",)))
+    assert is_replicated(name, [shape, shape], ShardingHints()) is is_whole
+    assert not is_replicated(name, [shape, (4, 4)], ShardingHints())
+    assert is_replicated(name, [shape, shape], ShardingHints(replicated=(".*",)))
+    assert not is_replicated(name, [shape, shape], ShardingHints(replicated=("nothing",)))
 
 
 def test_names_that_decay_spares() -> None:

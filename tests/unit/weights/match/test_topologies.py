@@ -17,7 +17,7 @@ from bigsci_launch.weights.files.mapped import FilePool
 from bigsci_launch.weights.files.safetensors_file import read_safetensors
 from bigsci_launch.weights.files.tensors import Place, StoredTensor
 from bigsci_launch.weights.match.logical import common_whole, join_tp
-from bigsci_launch.weights.match.replicas import Hints
+from bigsci_launch.weights.match.sharding import ShardingHints
 
 # Where each matrix of the tiny model is cut over tp.
 DIMS = {"up.weight": 0, "up.bias": 0, "down.weight": 1, "embed.weight": 0}
@@ -138,7 +138,7 @@ def test_any_cut_joins_to_the_whole(tmp_path_factory: pytest.TempPathFactory, da
         StoredTensor("w", "weight", Place(tp=number), "I32", entry.shape, (entry.segment,))
         for number, entry in ((n, file.entries[str(n)]) for n in range(num_parts))
     ]
-    joined = join_tp(parts, dim, Hints(), Place())
+    joined = join_tp(parts, dim, ShardingHints(), Place())
     start = data.draw(st.integers(0, full.size - 1))
     stop = data.draw(st.integers(start + 1, full.size))
     assert joined.shape == full.shape
@@ -157,11 +157,11 @@ def test_hints_settle_what_shapes_leave_open(tmp_path: Path, save_arrays: Any) -
         ]
 
     halves, whole = shards("halves", np.split(square, 2, 1)), shards("whole", [square])
-    found = common_whole(halves, whole, Hints())
+    found = common_whole(halves, whole, ShardingHints())
     assert found is not None
     assert (found.shape, found.dim) == ((4, 4), 1)
-    assert common_whole(shards("thirds", [square[:, :3]]), whole, Hints()) is None
-    gated = Hints(in_halves=(r"l\.w",))
+    assert common_whole(shards("thirds", [square[:, :3]]), whole, ShardingHints()) is None
+    gated = ShardingHints(in_halves=(r"l\.w",))
     mixed = [np.concatenate([square[:1], square[2:3]]), np.concatenate([square[1:2], square[3:4]])]
     joined = join_tp(shards("gated", mixed), 0, gated, Place())
     assert read_elements(joined, 0, 16, FilePool()).reshape(4, 4).tolist() == square.tolist()

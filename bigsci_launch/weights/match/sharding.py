@@ -16,7 +16,7 @@ POSITIONS = re.compile(r"position|(?:^|[._])w?pos(?:[._]|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Hints:
+class ShardingHints:
     """How a checkpoint says that its parameters are cut: patterns of names, from DeepSpeed's universal info."""
 
     replicated: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class Hints:
     vocab_size: int | None = None
 
     @classmethod
-    def of_metadata(cls, metadata: CheckpointMetadata) -> Hints:
+    def of_metadata(cls, metadata: CheckpointMetadata) -> ShardingHints:
         def patterns(key: str) -> tuple[str, ...]:
             found = metadata.universal_info.get(key)
             return tuple(map(str, found)) if isinstance(found, (list, tuple)) else ()
@@ -51,7 +51,7 @@ def matches(patterns: Sequence[str], name: str) -> bool:
     return False
 
 
-def is_replicated(name: str, shapes: Sequence[tuple[int, ...]], hints: Hints) -> bool:
+def is_replicated(name: str, shapes: Sequence[tuple[int, ...]], hints: ShardingHints) -> bool:
     """Whether every tp rank holds all of a parameter: by what the checkpoint says, else by the roles of names."""
     if len(set(shapes)) != 1:
         return False
