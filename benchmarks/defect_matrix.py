@@ -173,42 +173,37 @@ def look(folder: Path, name: str, kind: str) -> Row:
     )
 
 
-HEADINGS = {
-    "compared": f"""\
-`bsl diff-weights A B` on dumps: the weights after step {SAVE_AT} against those before step {SAVE_AT + 1} of the resumed
-run, as every rank dumped them. This shows what a resume loses or repairs. A defect that both sides share is reported,
-but it is not a difference (exit code 0). The cause is found from the moments in the checkpoint saved with the dump.""",
-    "checkpoints": f"""\
-`bsl diff-weights A B` on checkpoints: a healthy run after step {SAVE_AT} against one with the defect; for a loss during
-a load, the continued run against the resumed one, both after step {LAST}. Then all weights differ, and the optimizer
-state shows why.""",
-    "audited": f"""\
-`bsl diff-weights --audit` on a single checkpoint, after step {SAVE_AT}; for a loss during a load, after step {LAST}.
-Gradients that are too small everywhere, and random states, cannot be judged without a second run: see the
-table above.""",
-}
-LATE = f"""\
-The default, `guards: {{interval: auto}}`, checks the first two steps, before each save, after each load, and every N
-steps, where N keeps the cost under 0.5 % of the time. So a defect that begins in the middle of a run is caught up to N
-steps late, but always before the next save. `guards: {{interval: 1}}` catches it in the same step. These are the same
-defects, begun at step {MID_RUN} of a run that saves after step {SAVE_AT}:"""
+ABOUT = f"""\
+Each number of ranks has five tables:
+
+- **The loss and the guards**, as above.
+- **In mid-run**: the same defects, begun at step {MID_RUN} of a run that saves after step {SAVE_AT}.
+  `guards: {{interval: 1}}` catches them in the same step. The default, `guards: {{interval: auto}}`, checks the first
+  two steps, before each save, after each load, and every N steps, where N keeps the cost under 0.5 % of the time. So it
+  catches such a defect up to N steps late, but always before the next save.
+- **Dumps**: `bsl diff-weights A B` on the weights after step {SAVE_AT} and those before step {SAVE_AT + 1} of the
+  resumed run, as every rank dumped them. This shows what a resume loses or repairs. A defect that both sides share is
+  reported, but it is not a difference (exit code 0). The cause is found from the moments in the checkpoint saved with
+  the dump.
+- **Checkpoints**: `bsl diff-weights A B` on a healthy run after step {SAVE_AT} and one with the defect; for a loss
+  during a load, on the continued run and the resumed one, both after step {LAST}. Then all weights differ, and the
+  optimizer state shows why.
+- **Audit**: `bsl diff-weights --audit` on a single checkpoint, after step {SAVE_AT}; for a loss during a load, after
+  step {LAST}. Gradients that are too small everywhere, and random states, cannot be judged without a second run: see
+  the table of checkpoints."""
+TABLES = {"compared": "Dumps", "checkpoints": "Checkpoints", "audited": "Audit"}
 
 
-def answers(heading: str, rows: list[Row]) -> Iterator[str]:
-    """Yield the table for one use of diff-weights."""
-    yield from ("", *HEADINGS[heading].split("\n"), "", "| defect | what it says |", "|---|---|")
-    yield from (f"| {row.name} | {getattr(row, heading)} |" for row in rows)
+def answers(title: str, said: dict[str, str]) -> Iterator[str]:
+    """Yield the table for one use of diff-weights; `said` by the defect's name."""
+    yield from ("", f"{title}:", "", "| defect | what it says |", "|---|---|")
+    yield from (f"| {name} | {words} |" for name, words in said.items())
 
 
 def late_lines(folder: Path) -> Iterator[str]:
     """Yield the table of defects that begin in mid-run: how late each interval of the guards notices them."""
-    yield from (
-        "",
-        *LATE.split("\n"),
-        "",
-        "| defect | `interval: 1` stops at | `interval: auto` stops at |",
-        "|---|---|---|",
-    )
+    yield from ("", "In mid-run:", "")
+    yield from ("| defect | `interval: 1` stops at | `interval: auto` stops at |", "|---|---|---|")
     for name, kind in DEFECTS.items():
         if kind in BEGINNING:
             said = [guard_of(folder / f"{kind}-late-{interval}").split(":")[0] for interval in INTERVALS]
@@ -222,8 +217,8 @@ def section(folder: Path, dp: int) -> Iterator[str]:
     yield from (f"| defect | jump at step {SAVE_AT + 1} | at step {LAST} | with guards |", "|---|---|---|---|")
     yield from (f"| {row.name} | {row.jump:+.6f} | {row.later:+.6f} | {row.guard} |" for row in rows)
     yield from late_lines(folder)
-    for heading in HEADINGS:
-        yield from answers(heading, rows)
+    for key, title in TABLES.items():
+        yield from answers(title, {row.name: getattr(row, key) for row in rows})
 
 
 def page(folder: Path, sizes: list[int]) -> str:
@@ -235,7 +230,7 @@ def page(folder: Path, sizes: list[int]) -> str:
         "# Defects, and what notices them",
         "",
     ]
-    lines += (__doc__ or "").split("\n\n")[2].strip().split("\n")
+    lines += [*(__doc__ or "").split("\n\n")[2].strip().split("\n"), "", *ABOUT.split("\n")]
     for dp in sizes:
         lines += section(folder / str(dp), dp)
     return "\n".join(line.replace("\n", " ") for line in lines) + "\n"

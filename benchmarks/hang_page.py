@@ -31,11 +31,11 @@ The peers' answers are from an earlier series of the same reproductions (`--peer
 `bsl spy`. The machine had other work during both series, so not every trial has answers from peers.
 """
 COLUMNS = """
-*Given* is the input of `bsl spy`: `recorded` collectives, or only `stacks` and /proc. *Right* counts the runs (numbers
-of ranks x places of the culprit). torchfrtrace is given the table of groups without which it crashes on gloo; its first
-finding counts. DETAIL is `TORCH_DISTRIBUTED_DEBUG=DETAIL` in a separate run whose collectives time out after 5 s; if
-it shows two sides that contradict each other, either may be the culprit. `+` means that the right ranks are named, `-`
-that an innocent rank is named, and no mark that no rank is named.
+Numbers in brackets count runs (numbers of ranks x places of the culprit). A verdict that is not right is in italics.
+`(stacks)` marks runs without recorded collectives: `bsl spy` has only stacks and /proc. torchfrtrace is given the table
+of groups without which it crashes on gloo; its first finding counts. DETAIL is `TORCH_DISTRIBUTED_DEBUG=DETAIL` in a
+separate run whose collectives time out after 5 s; if it shows two sides that contradict each other, either may be the
+culprit. `+` means that the right ranks are named, `-` that an innocent rank is named, and no mark that none is.
 """
 
 
@@ -75,8 +75,8 @@ def totals(rows: Sequence[Row]) -> list[str]:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    lines = ["## Each class", "", "| class | what | right answer | given | right | `bsl spy` | torchfrtrace | DETAIL |",
-             "|---|---|---|---|---:|---|---|---|"]  # fmt: skip
+    lines = ["## Each class", "", "| class | what | right answer | `bsl spy` | torchfrtrace | DETAIL |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
     names = sorted({row["name"] for row in rows}, key=class_order)
     for name in names:
         for is_prepared in (True, False):
@@ -88,23 +88,23 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 def table_row(name: str, is_prepared: bool, rows: Sequence[Row]) -> str:
     reproduction = find_reproduction(name)
-    right = sum(row["judgement"] == "right" for row in rows)
     answer = f"{reproduction.states[0].value} {reproduction.classes[0]}"
-    cells = (name, reproduction.title, answer, "recorded" if is_prepared else "stacks", f"{right}/{len(rows)}",
-             said(rows), peers_said(rows, "torchfrtrace"), peers_said(rows, "detail"))  # fmt: skip
+    cells = (name if is_prepared else f"{name} (stacks)", reproduction.title, answer, said(rows),
+             peers_said(rows, "torchfrtrace"), peers_said(rows, "detail"))  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
 def said(rows: Sequence[Row]) -> str:
-    """Return the verdicts, most frequent first, harmful ones in bold."""
-    harmful = {judgement.value for judgement in Judgement if judgement.is_harmful}
+    """Return the verdicts, most frequent first, in italics if they are not right, in bold if they are harmful."""
     counts = Counter(
-        (f"{row['verdict']['state']} {row['verdict']['class'] or '-'}", row["judgement"] in harmful) for row in rows
+        (f"{row['verdict']['state']} {row['verdict']['class'] or '-'}", Judgement(row["judgement"])) for row in rows
     )
-    return ", ".join(
-        (f"**{words} ({count})**" if is_harmful else f"{words} ({count})")
-        for (words, is_harmful), count in counts.most_common()
-    )
+    marked = ((f"{words} ({count})", judgement) for (words, judgement), count in counts.most_common())
+    return ", ".join(f"{mark(judgement)}{words}{mark(judgement)}" for words, judgement in marked)
+
+
+def mark(judgement: Judgement) -> str:
+    return "" if judgement is Judgement.RIGHT else "**" if judgement.is_harmful else "*"
 
 
 def peers_said(rows: Sequence[Row], peer: str) -> str:
