@@ -27,6 +27,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigsci_launch.topology import Coordinate
+from bigsci_launch.weights.files.digests import digest_document, digest_name
+
 NUM_FILES, VOCABULARY_SHARE = 26, 0.18
 GOAL_WARM, GOAL_COLD, GOAL_MB, GOAL_NS, GOAL_DIGESTS_S = 0.6, 1.2, 64, 10, 1.0
 RANKS, TENSORS = 384, 300
@@ -244,16 +247,15 @@ def make_digests(folder: Path) -> None:
     """Write digests of 384 ranks x 300 tensors twice, with one digest changed."""
     source = random.Random(0)
     for rank in range(RANKS):
-        at = {"pp": rank // 32, "dp": rank // 4 % 8, "tp": rank % 4}
+        at = Coordinate.at(pp=rank // 32, dp=rank // 4 % 8, tp=rank % 4)
         tensors = {f"{number}.mlp.dense_h_to_4h.weight": ["BF16", [3584, 14336], f"{source.getrandbits(128):032x}"]
                    for number in range(TENSORS)}  # fmt: skip
         for side in ("a", "b"):
             if side == "b" and rank == 200:
                 tensors = {**tensors, "7.mlp.dense_h_to_4h.weight": ["BF16", [3584, 14336], "0" * 32]}
-            target = folder / f"{side}_digests" / f"rank-{rank:04d}.digests.json"
+            target = folder / f"{side}_digests" / digest_name(rank)
             target.parent.mkdir(exist_ok=True)
-            document = {"schema_version": 1, "algorithm": "xxh3-128", "coordinate": at, "tensors": tensors}
-            target.write_text(json.dumps(document))
+            target.write_text(json.dumps(digest_document(tensors, rank=rank, coordinate=at, step=0)))
 
 
 def table(found: dict[str, list[Measured]], yardstick: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,13 @@ def record_path(folder: Path) -> Path:
 def digests_path(folder: Path, rank: int) -> Path:
     """The file of a checkpoint that holds the digests of `rank`'s weights, optimizer and random states."""
     return folder / "digests" / f"rank-{rank:04d}.digests.json"
+
+
+def write_digests(folder: Path, rank: int, document: Mapping[str, Any]) -> None:
+    """Leave the digests of `rank` in the checkpoint in `folder`."""
+    path = digests_path(folder, rank)
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, json.dumps(document) + "\n")
 
 
 def list_files(folder: Path) -> dict[str, int]:

@@ -16,13 +16,14 @@ import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor, nn
-from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
+from xxhash import xxh3_64_intdigest
 
 from bigsci_launch.config.schema import OptimizerSection
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.train.guards.copies import TIED, Column, Violation
 from bigsci_launch.train.optimizer import group_by_shape, loss_scale
 from bigsci_launch.train.state.rng import capture_generators
+from bigsci_launch.weights.files.digests import digest_bytes, digest_document, digest_entry
 
 _INTEGERS = {2: torch.int16, 4: torch.int32}
 
@@ -137,32 +138,29 @@ def state_document(engine: PipelineEngine, *, rank: int, coordinate: Coordinate,
 
     `bsl diff-weights` reads the digests of the weights.
     """
+    entries = {name: tensor_entry(parameter) for name, parameter in engine.module.named_parameters()}
     return {
-        "schema_version": 1,
-        "algorithm": "xxh3-128",
-        "rank": rank,
-        "coordinate": coordinate.as_dict(),
-        "step": step,
-        "when": "after",
-        "tensors": {
-            name: [DTYPES[parameter.dtype], list(parameter.shape), xxh3_128_hexdigest(bytes_of(parameter))]
-            for name, parameter in engine.module.named_parameters()
-        },
+        **digest_document(entries, rank=rank, coordinate=coordinate, step=step),
         "optimizer": dict(_optimizer_entries(engine.optimizer)),
-        "random": xxh3_128_hexdigest(repr(_plain(capture_generators())).encode()),
+        "random": digest_bytes(repr(_plain(capture_generators())).encode()),
     }
 
 
-DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+def tensor_entry(tensor: Tensor) -> list[Any]:
+    """Return what a state document holds of one tensor."""
+    return digest_entry(_DTYPES[tensor.dtype], tensor.shape, bytes_of(tensor))
+
+
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def _optimizer_entries(optimizer: Any) -> Iterator[tuple[str, Any]]:
     for part in partitions(optimizer):
         state = optimizer.optimizer.state[part.master]
-        yield f"{part.name}.master", xxh3_128_hexdigest(bytes_of(part.master))
+        yield f"{part.name}.master", digest_bytes(bytes_of(part.master))
         for key in ("exp_avg", "exp_avg_sq"):
             if key in state:
-                yield f"{part.name}.{key}", xxh3_128_hexdigest(bytes_of(state[key]))
+                yield f"{part.name}.{key}", digest_bytes(bytes_of(state[key]))
         yield f"{part.name}.step", int(state.get("step", 0))
     if (scale := loss_scale(optimizer)) is not None:
         yield "loss_scale", scale

@@ -18,8 +18,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.errors import CheckpointError, GuardError
-from bigsci_launch.runs.checkpoints import digests_path
-from bigsci_launch.runs.layout import write_atomically
+from bigsci_launch.runs.checkpoints import digests_path, write_digests
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.guards.copies import Column, CopyChecker, Violation, by_cause, describe, holders
 from bigsci_launch.train.guards.gradients import GradientWatch, find_wrong_norm
@@ -230,10 +229,8 @@ def write_state_document(
     engine: PipelineEngine, folder: Path, files: Mapping[str, str], *, rank: int, coordinate: Coordinate, step: int
 ) -> None:
     """Write this rank's digests into the checkpoint under way in `folder`; `files` are the digests of its files."""
-    path = digests_path(folder, rank)
-    path.parent.mkdir(exist_ok=True)
     document = {**state_document(engine, rank=rank, coordinate=coordinate, step=step), "files": dict(files)}
-    write_atomically(path, json.dumps(document) + "\n")
+    write_digests(folder, rank, document)
 
 
 def read_state_document(folder: Path, rank: int) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor
-from xxhash import xxh3_128_hexdigest
 
 from bigsci_launch.errors import BslError, CheckpointError
 from bigsci_launch.plan.choose.conversion import Conversion, plan_conversion, saved_topology
@@ -28,16 +27,16 @@ from bigsci_launch.runs.checkpoints import (
     begin_checkpoint,
     checkpoint_tag,
     commit_checkpoint,
-    digests_path,
     list_files,
     sync_path,
+    write_digests,
     write_record,
 )
-from bigsci_launch.runs.layout import write_atomically
 from bigsci_launch.runs.verify import file_digest
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.guards.copies import TIED
-from bigsci_launch.train.guards.state import DTYPES, bytes_of
+from bigsci_launch.train.guards.state import bytes_of, tensor_entry
+from bigsci_launch.train.guards.watch import read_state_document
 from bigsci_launch.train.state.checkpoint import DurableCheckpointEngine, generators_path, universal_info
 from bigsci_launch.train.state.reshard import (
     MOMENTS,
@@ -48,6 +47,7 @@ from bigsci_launch.train.state.reshard import (
     shard_name,
     states_name,
 )
+from bigsci_launch.weights.files.digests import digest_bytes, digest_document
 
 ALIGNMENT = 2
 """DeepSpeed pads each flat group to a multiple of this many elements per dp rank (`nccl_start_alignment_factor`)."""
@@ -89,7 +89,7 @@ class Converter:
             groups = self._groups(pp)
             for tp in range(self._topology.tp):
                 weights = {each.name: self._cut("weight", each, tp) for group in groups for each in group}
-                entries = {name: _entry(weight) for name, weight in weights.items()}
+                entries = {name: tensor_entry(weight) for name, weight in weights.items()}
                 for dp in range(self._topology.dp):
                     coordinate = Coordinate.at(dp=dp, pp=pp, tp=tp)
                     self._begin_part(f"rank {self._topology.rank(coordinate)}")
@@ -155,20 +155,12 @@ class Converter:
         self._save(self._optimizer_file(groups, parts), f"{self._saved.shard_prefix}{name}")
         rank = self._topology.rank(coordinate)
         document = {
-            "schema_version": 1,
-            "algorithm": "xxh3-128",
-            "rank": rank,
-            "coordinate": coordinate.as_dict(),
-            "step": self._conversion.after.step,
-            "when": "after",
-            "tensors": dict(entries),
+            **digest_document(entries, rank=rank, coordinate=coordinate, step=self._conversion.after.step),
             "optimizer": dict(self._optimizer_entries(parts)),
             "random": self._keep_random_states(rank, coordinate),
             "files": dict(self._engine.digests),
         }
-        path = digests_path(self._folder, rank)
-        path.parent.mkdir(exist_ok=True)
-        write_atomically(path, json.dumps(document) + "\n")
+        write_digests(self._folder, rank, document)
 
     def _group_part(self, number: int, group: Sequence[Parameter], coordinate: Coordinate) -> GroupPart:
         sizes = [self._cut_size(each) for each in group]
@@ -237,7 +229,7 @@ class Converter:
     def _optimizer_entries(self, parts: Sequence[GroupPart]) -> Iterator[tuple[str, Any]]:
         for number, part in enumerate(parts):
             for role, flat in part.flats.items():
-                yield f"{part.name}.{role}", xxh3_128_hexdigest(bytes_of(flat))
+                yield f"{part.name}.{role}", digest_bytes(bytes_of(flat))
             yield f"{part.name}.step", int(self._step(number))
 
     def _keep_random_states(self, rank: int, coordinate: Coordinate) -> str | None:
@@ -249,16 +241,11 @@ class Converter:
         shutil.copyfile(generators_path(self._saved.folder, source), path)
         sync_path(path)
         self._engine.digests[path.name] = file_digest(path)
-        digests = json.loads(digests_path(self._saved.folder, source).read_text(encoding="utf-8"))
-        random: str | None = digests["random"]
+        random: str | None = read_state_document(self._saved.folder, source)["random"]
         return random
 
     def _save(self, state: Any, name: str) -> None:
         self._engine.save(state, str(self._folder / name))
-
-
-def _entry(weight: Tensor) -> list[Any]:
-    return [DTYPES[weight.dtype], list(weight.shape), xxh3_128_hexdigest(bytes_of(weight))]
 
 
 def convert(conversion: Conversion, out: CheckpointsDir, report: Callable[[int, int, str], None]) -> Path:

@@ -46,25 +46,29 @@ def digest_name(rank: int) -> str:
     return f"rank-{rank:04d}.digests.json"
 
 
+def digest_bytes(data: bytes | memoryview) -> str:
+    """The digest of a tensor's elements, given as bytes."""
+    digest: str = _hasher()(data).hexdigest()
+    return digest
+
+
+def digest_entry(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> list[Any]:
+    """What a document holds of one tensor; `dtype` as in safetensors, `data` its elements."""
+    return [dtype, list(shape), digest_bytes(data)]
+
+
 def digest_document(
-    tensors: Iterable[tuple[str, str, Sequence[int], bytes | memoryview]],
-    *,
-    rank: int,
-    coordinate: Coordinate,
-    step: int,
-    when: str,
+    entries: Mapping[str, Sequence[Any]], *, rank: int, coordinate: Coordinate, step: int
 ) -> dict[str, Any]:
-    """The document of one rank from (name, dtype as in safetensors, shape, the elements' bytes) of each tensor."""
-    hasher = _hasher()
-    entries = {name: [dtype, list(shape), hasher(data).hexdigest()] for name, dtype, shape, data in tensors}
+    """The document of one rank after `step`, from an entry for each tensor by name."""
     return {
         "schema_version": SCHEMA_VERSION,
         "algorithm": ALGORITHM,
         "rank": rank,
         "coordinate": coordinate.as_dict(),
         "step": step,
-        "when": when,
-        "tensors": entries,
+        "when": "after",
+        "tensors": dict(entries),
     }
 
 

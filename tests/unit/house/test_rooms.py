@@ -23,7 +23,7 @@ MAY_USE: dict[str, set[str]] = {
     "plan": {"config", "pages", "runs"},
     "spy": {"config", "pages", "runs", "scheduler"},
     "launch": {"config", "plan", "runs", "scheduler"},
-    "train": {"config", "data", "launch", "plan", "runs"},
+    "train": {"config", "data", "launch", "plan", "runs", "weights"},
     "hang_lab": {"config", "launch", "runs", "scheduler", "spy"},
     "demo": {"runs"},
     "cli": {

@@ -13,20 +13,21 @@ import torch
 import xxhash
 
 from bigsci_launch.topology import Topology
-from bigsci_launch.weights.files.digests import digest_document, digest_name
+from bigsci_launch.weights.files.digests import digest_document, digest_entry, digest_name, read_digests
+from bigsci_launch.weights.files.tensors import Place
 
 TOPOLOGY = Topology(tp=2, pp=2, dp=2)
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
 
 def write(folder: Path, values: dict[int, dict[str, torch.Tensor]]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for rank, tensors in values.items():
-        entries = [
-            (name, {torch.float32: "F32", torch.bfloat16: "BF16"}[value.dtype], tuple(value.shape),
-             value.contiguous().view(torch.uint8).numpy().tobytes())
+        entries = {
+            name: digest_entry(DTYPES[value.dtype], value.shape, value.contiguous().view(torch.uint8).numpy().tobytes())
             for name, value in tensors.items()
-        ]  # fmt: skip
-        document = digest_document(entries, rank=rank, coordinate=TOPOLOGY.coordinate(rank), step=20, when="after")
+        }
+        document = digest_document(entries, rank=rank, coordinate=TOPOLOGY.coordinate(rank), step=20)
         (folder / digest_name(rank)).write_text(json.dumps(document))
     return folder
 
@@ -46,6 +47,9 @@ def test_a_digest_is_xxh3_of_the_elements_bytes(tmp_path: Path) -> None:
     document = json.loads((folder / "rank-0003.digests.json").read_text())
     assert document["tensors"]["norm.weight"] == ["BF16", [8], xxhash.xxh3_128(b"\x80\x3f" * 8).hexdigest()]
     assert (document["algorithm"], document["coordinate"]) == ("xxh3-128", {"pp": 0, "tp": 1, "dp": 1})
+    found = read_digests(folder / "rank-0003.digests.json")
+    assert (found.place, found.step, found.when) == (Place(pp=0, tp=1, dp=1), 20, "after")
+    assert found.entries == document["tensors"]
 
 
 def test_digests_find_the_rank_that_differs(tmp_path: Path, diff: Any) -> None:
@@ -126,13 +130,13 @@ def test_a_large_job_compares_in_a_second_of_cpu(tmp_path: Path, diff: Any) -> N
     random = np.random.default_rng(0)
     for rank in range(384):
         tensors = {name: ["BF16", [3584, 14336], random.bytes(16).hex()] for name in names}
-        document = {"schema_version": 1, "algorithm": "xxh3-128", "coordinate": topology.coordinate(rank).as_dict()}
         for side in "ab":
             if side == "b" and rank == 200:
                 tensors = {**tensors, names[7]: ["BF16", [3584, 14336], "00"]}
             path = tmp_path / side / digest_name(rank)
             path.parent.mkdir(exist_ok=True)
-            path.write_text(json.dumps({**document, "tensors": tensors}))
+            document = digest_document(tensors, rank=rank, coordinate=topology.coordinate(rank), step=20)
+            path.write_text(json.dumps(document))
     began = time.process_time()
     document = diff(tmp_path / "a", tmp_path / "b", "--json").document
     assert time.process_time() - began < 2

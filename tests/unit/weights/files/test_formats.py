@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from bigsci_launch.topology import Coordinate
-from bigsci_launch.weights.files.digests import digest_document, digest_name
+from bigsci_launch.weights.files.digests import digest_document, digest_entry, digest_name
 
 Tensors = dict[str, torch.Tensor]
 REPLICATED = ("ln.weight", "ln.bias", "down.bias")
@@ -35,9 +35,12 @@ def write_dumps(model: Any, folder: Path) -> None:
 def write_digests(model: Any, folder: Path) -> None:
     folder.mkdir()
     for rank, at, tensors in ranks_of(model):
-        entries = [(name, "BF16", tuple(v.shape), v.view(torch.uint8).numpy().tobytes()) for name, v in tensors.items()]
+        entries = {
+            name: digest_entry("BF16", value.shape, value.view(torch.uint8).numpy().tobytes())
+            for name, value in tensors.items()
+        }
         place = Coordinate.at(pp=at["pp"], tp=at["tp"], dp=at["dp"])
-        document = digest_document(entries, rank=rank, coordinate=place, step=20, when="after")
+        document = digest_document(entries, rank=rank, coordinate=place, step=20)
         (folder / digest_name(rank)).write_text(json.dumps(document))
 
 
