@@ -1,29 +1,29 @@
-"""What environment variables and fields of JSON documents mean: text for generated pages, held to the truth by tests.
+"""Meanings of environment variables and of fields of JSON documents, for generated pages. Tests check them.
 
 A line of a document is `path | meaning`. `[]` steps into a list. A meaning that begins with `{a, b}` names all fields
-of the object at that path; an object without such a list and without lines of its own has names that depend on the run.
-A path that ends with `?` may be absent.
+of the object at that path. An object without such a list and without lines of its own has names that depend on the
+run. A path that ends with `?` may be absent.
 """
 
 from __future__ import annotations
 
 VARIABLES = {
-    "BSL_RUNS": "Folder in which runs are looked up by name; default: `runs` in the current folder.",
+    "BSL_RUNS": "Folder in which `bsl` looks up runs by name; default: `runs` in the current folder.",
     "BSL_PATH": "Folders, separated by colons: site files of your own in `sites/`, known hangs in `signatures/`.",
-    "BSL_CLUSTER_DIR": "Where `bsl cluster` keeps its cluster; default: `~/.bsl-cluster`. Must be short.",
-    "XDG_STATE_HOME": "`bsl spy` keeps evidence in its `bsl/spy/`, for jobs without a run; default: `~/.local/state`.",
-    "BSL_DEBUG": "`1`: an error shows its traceback instead of its one line.",
+    "BSL_CLUSTER_DIR": "Directory of the cluster of `bsl cluster`; default: `~/.bsl-cluster`. Its path must be short.",
+    "XDG_STATE_HOME": "`bsl spy` stores evidence of jobs without a run in its `bsl/spy/`; default: `~/.local/state`.",
+    "BSL_DEBUG": "`1`: an error shows its traceback instead of one line.",
     "BSL_RUN_DIR": "Set for every rank: the run directory.",
     "BSL_ATTEMPT": "Set for every rank: the name of the attempt, such as `0001`.",
-    "BSL_LAB_STAGE": "Set by `bsl hang-lab` for its ranks: the file system that a hang is brought about on.",
+    "BSL_LAB_STAGE": "Set by `bsl hang-lab` for its ranks: the file system on which it reproduces a hang.",
     "BSL_LAB_NAMESPACES": "Set by `bsl hang-lab` for a rank: the namespaces that it enters.",
     "BSL_LAB_LINK": "Set by `bsl hang-lab` for a rank: the network interface that it takes down.",
-    "BSL_LAB_RECORDER": "Set by `bsl hang-lab` for its ranks: `0` leaves the recorder of collectives out.",
+    "BSL_LAB_RECORDER": "Set by `bsl hang-lab` for its ranks: `0` turns the recorder of collectives off.",
 }
 
 _SUBMISSION = """
 schema_version | 1
-dry_run | whether nothing was done
+dry_run | whether it was a dry run
 scheduler | `slurm` or `local`
 site | name of the site
 run | {name, directory}
@@ -40,51 +40,51 @@ DOCUMENTS = {
     + """
 job_id | Slurm's job id; null for a local attempt
 pid | the local launcher's pid; null for a Slurm job
-exit | the attempt's `exit.json`, where the end was waited for; else null
+exit | the attempt's `exit.json` if `submit` waited for the end, else null
 exit.schema_version | 1
 exit.reason | `finished`, `stopped`, `crashed`, `cancelled`, `time_limit`, `node_failure`, `requeued`, `launch_failed`
 exit.exit_code | the training's exit code
-exit.first_failure | {rank, node, coordinate, signal, code, step, error, time}; null where no rank failed
+exit.first_failure | {rank, node, coordinate, signal, code, step, error, time}; null if no rank failed
 exit.failed_ranks | numbers of the ranks that failed
 exit.world_size | ranks in all
-exit.num_started | ranks that were started
+exit.num_started | number of ranks that started
 exit.slurm_reason | why Slurm ended the job, in its words
 exit.attempt | name of the attempt
 exit.job_id | Slurm's job id
-exit.restart_count | how often Slurm had started the job again
+exit.restart_count | how often Slurm had restarted the job
 exit.started | seconds since the epoch
 exit.ended | seconds since the epoch
 """,
     "bsl submit --dry-run --json": _SUBMISSION
     + """
-options | sbatch's options, one line of the header each
+options | sbatch's options, as in the script's header
 step_options | srun's options
 environment[].name | a variable that the site or the run sets
 environment[].value | its value
-environment[].reason | why it is there
+environment[].reason | why it is set
 program | argv of every rank
-exit_margin | {margin_s, how}: when ranks are told to save before the time limit; null on a local site
+exit_margin | {margin_s, how}: how long before the time limit Slurm signals the job; null on a local site
 rank_map[].node_rank | number of the node in the job
 rank_map[].ranks | its ranks, such as `8-15`
 rank_map[].coordinates | their coordinates, such as `dp2-3 pp0 tp0-3`
-stages[] | what `bsl train` will have on each pipeline stage; empty for another program
+stages[] | pipeline stages of `bsl train`; empty for another program
 stages[].stage | number of the stage
 stages[].layers[] | class names of its layers, in order
 stages[].num_parameters | parameters that one of its ranks holds
 stages[].milliseconds | predicted milliseconds of a micro batch, or null without a GPU
-stages[].need_gib | GiB that a rank must have, or null without a GPU
+stages[].need_gib | GiB that a rank needs, or null without a GPU
 script | the whole job script
 """,
     "bsl status --json": """
 schema_version | 1
-run | {name, directory}; null for a job that bsl did not submit: then only `job` is there
-attempt | {name, directory, count}: the newest one, and how many there are
+run | {name, directory}; null for a job that bsl did not submit; only `job` is present then
+attempt | {name, directory, count}: the newest attempt, and the number of attempts
 scheduler | `slurm` or `local`
 pid | the local launcher's pid; null for a Slurm job
 job.job_id | Slurm's job id, or the launcher's pid
-job.state | Slurm's state, such as `RUNNING`; `UNKNOWN` where nobody knows
+job.state | Slurm's state, such as `RUNNING`; `UNKNOWN` if no source knows it
 job.raw_state | the state in the source's own words
-job.source | who said so: `squeue`, `sacct`, `scontrol`, `exit.json`, `launcher`, `none`
+job.source | where the state comes from: `squeue`, `sacct`, `scontrol`, `exit.json`, `launcher`, `none`
 job.reason | why it is in this state
 job.name | the job's name
 job.user | its owner
@@ -105,8 +105,8 @@ step.loss | its loss
 step.consumed_samples | samples consumed so far
 step.total_steps | steps of the whole run
 step.age_s | seconds since it was reported
-slowest_rank | {rank, node, coordinate, phase, step, heartbeat_age_s}; null where no rank runs
-checkpoint | {path, age_s}: the newest whole one
+slowest_rank | {rank, node, coordinate, phase, step, heartbeat_age_s}; null if no rank runs
+checkpoint | {path, age_s}: the newest complete checkpoint
 lost_nodes | nodes of a running job that Slurm cannot reach
 exit | the attempt's `exit.json`, fields as under `bsl submit --json`; null while it runs
 """,
@@ -114,17 +114,17 @@ exit | the attempt's `exit.json`, fields as under `bsl submit --json`; null whil
 schema_version | 1
 checkpoints[].path | its folder
 checkpoints[].step | the step after which it was saved
-checkpoints[].bytes | size of its files; null where its record cannot be read
+checkpoints[].bytes | size of its files; null if its record cannot be read
 checkpoints[].latest | whether `latest` names it
-checkpoints[].half_verified | whether its verification was begun only, or files have changed since: it is kept
-checkpoints[].pinned | whether it is kept from being pruned
-checkpoints[].verified | whether it was found as it was saved, and has not changed since
+checkpoints[].half_verified | whether its verification did not finish, or files have changed since; it is not pruned
+checkpoints[].pinned | whether it is pinned, and so not pruned
+checkpoints[].verified | whether it was verified and has not changed since
 """,
     "bsl checkpoint verify --json": """
 schema_version | 1
 path | its folder
 sound | whether every file is there with the bytes that were saved
-problems | what is wrong, a sentence for each file
+problems | what is wrong, one sentence per file
 """,
     "bsl list --json": """
 schema_version | 1
@@ -136,16 +136,16 @@ runs[].state | as `job.state` of `bsl status`
 runs[].job | `job 12`, or `pid 4495 on host`
 runs[].step | the newest step
 runs[].total_steps | steps of the whole run
-runs[].last_sign | newest record of any rank, in seconds since the epoch
-runs[].problem | why the run cannot be read; null where it can
+runs[].last_sign | time of the newest record of any rank, in seconds since the epoch
+runs[].problem | why the run cannot be read; null if it can
 """,
     "bsl config check --json": """
 schema_version | 1
 file | the run file
-ok | whether it holds
+ok | whether it is valid
 problems | list of {where, key, text}
 warnings | list of {key, other_key, text, severity}
-layout | {nodes, ranks_per_node, topology}; null where the file does not hold
+layout | {nodes, ranks_per_node, topology}; null if the file is not valid
 """,
     "bsl config show --json": """
 schema_version | 1
@@ -159,7 +159,7 @@ warnings | list of {key, other_key, text, severity}
     "bsl config sites --json": """
 schema_version | 1
 sites[].name | what `slurm.site` names
-sites[].file | where it stands
+sites[].file | its path
 sites[].config | every value of the site file ([keys](config.md))
 """,
     "bsl spy --json": """
@@ -171,42 +171,42 @@ coverage.ranks_unreadable | list of {rank, node, why}
 coverage.nodes_silent | list of {node, why}
 verdict.state | `hang`, `slow`, `progressing`, `crashed`, `finished` or `unknown`
 verdict.class | class of the hang, such as `H01` ([classes](../how-to/hang-lab.md#the-names))
-verdict.signature | name of the [known hang](../how-to/add-a-signature.md) that it is, or null
-verdict.suspects[] | {rank, node, pid, coordinate, why}; empty where the evidence accuses nobody
+verdict.signature | name of the [known hang](../how-to/add-a-signature.md) that it matches, or null
+verdict.suspects[] | {rank, node, pid, coordinate, why}; empty if the evidence accuses nobody
 verdict.sides[] | {ranks, where}: who waits where
 verdict.confidence | 0 to 1
 verdict.claim | the answer, in one sentence
-verdict.evidence | what speaks for it
-verdict.missing | what could not be seen
+verdict.evidence | what supports it
+verdict.missing | evidence that could not be had
 verdict.next | commands to type next
 classes[].ranks | ranks with equal stacks
 classes[].nodes | their nodes
-classes[].thread | the thread that tells
+classes[].thread | the thread whose stack this is
 classes[].frames[] | {function, file, line}, innermost first
 """,
     "bsl diff-weights --json": """
 schema_version | 1
-a | first argument, or that of `--audit`; null where only logs were given
-b | second argument, or that of `--audit`; null where only logs were given
+a | first argument, or that of `--audit`; null if only logs were given
+b | second argument, or that of `--audit`; null if only logs were given
 equal | whether all tensors are equal, within `--tolerance`
-compared | number of tensors that both sides have
+compared | number of tensors on both sides
 within_tolerance | number of those that differ, but not by more than `--tolerance`
 different[].tensor | name of the tensor
-different[].role | `weight`, or the part of the optimizer's state
-different[].a | {file, dtype, shape}; null where A lacks the tensor
-different[].b | {file, dtype, shape}; null where B lacks the tensor
-different[].coordinate | {pp, tp, dp}; null for an axis that does not apply
+different[].role | `weight`, a part of the optimizer's state (`fp32`, `exp_avg`, `exp_avg_sq`), or `other`
+different[].a | {file, dtype, shape}; null if A lacks the tensor
+different[].b | {file, dtype, shape}; null if B lacks the tensor
+different[].coordinate | {pp, tp, dp}: an axis is null if the file holds all its indices; null if none is known
 different[].kind | `value`, `bits`, `shape`, `dtype`, `nan`, `missing` in B, or `extra` in B
-different[].max_abs | largest difference
-different[].rel_l2 | norm of the difference over the norm of A
-different[].max_ulp | representable values between two elements, at most
-different[].fraction | part of the elements that differ
-different[].likely | what the difference looks like
-different[].relation | of an audit: what the two copies are to each other
+different[].max_abs | largest difference; null if it is infinite, as are other numbers
+different[].rel_l2 | norm of the difference divided by the norm of A
+different[].max_ulp | largest number of representable values between two elements
+different[].fraction | fraction of the elements that differ
+different[].likely | likely explanation of the difference
+different[].relation | in an audit, how the two copies are related
 findings[] | {pattern, tensors, coordinates, claim}: what the differences have in common
 unreadable | list of {file, why}
-notes | what else should be known
-seam | what two logs show, where they were given
+notes | further remarks
+seam | the loss at the restart, if logs were given
 """,
     "bsl plan --json": """
 schema_version | 1
@@ -216,22 +216,22 @@ world_size | ranks of the configured layout
 num_steps | steps of the whole run
 num_tokens | tokens of the whole run
 num_parameters | parameters of the model
-padded_vocab_size | size of the vocabulary as it is laid out
+padded_vocab_size | vocabulary size after padding
 checkpoint_bytes | size of a checkpoint
-refusal | why the configured layout is refused; null where it is not
+refusal | why the configured layout is refused; null if it is not
 stages[].stage | number of a stage of the configured layout
 stages[].layers[] | class names of its layers, in order
 stages[].num_transformer_layers | how many of them are transformer layers
 stages[].parameters_per_rank | parameters that one of its ranks holds
 stages[].state_bytes_per_rank | bytes of weights, gradients and optimizer state of such a rank
 stages[].micro_batch_milliseconds | predicted milliseconds of a micro batch, or null without a GPU
-stages[].need_gib | GiB that a rank must have, or null without a GPU
-calibration.is_measured | whether it was fitted to measurements; on a site without GPUs all from here on is missing
-calibration.num_timed_runs | how many of them told a time
-calibration.mean_left_out_error | mean relative error, each predicted from all others
+stages[].need_gib | GiB that a rank needs, or null without a GPU
+calibration.is_measured | whether it was fitted to measurements. Absent on a site without GPUs, as are all fields below
+calibration.num_timed_runs | number of timed runs
+calibration.mean_left_out_error | mean relative error of the runs, each predicted from all others
 calibration.constants | the fitted constants, by name
-calibration.drift_from | day from which a drift was found
-calibration.gpu | the GPU that it is about
+calibration.drift_from | day on which a drift begins
+calibration.gpu | GPU that it describes
 configured | the layout of the run file; fields as under `plans`
 rank_of_configured | its place among all plans
 num_plans | plans that fit
@@ -248,12 +248,12 @@ plans[].seconds_per_step | predicted time of a step
 plans[].seconds_low | lower end of its band
 plans[].seconds_high | upper end of its band
 plans[].tflops | {full, weights}: with and without attention and head
-plans[].memory_gib | {first, middle, last, need, gpu}: as nvidia-smi shows it; what must fit; what there is
+plans[].memory_gib | {first, middle, last, need, gpu}: nvidia-smi's figure for each stage; what must fit; what there is
 plans[].out_of_memory | whether it does not fit
-plans[].bubble | part of a step in which the slowest stage waits
+plans[].bubble | fraction of a step in which the slowest stage waits
 plans[].terms | seconds of a step by cause
 plans[].days | days to the end of the run
-plans[].likely_days | days that three of four such plans keep
+plans[].likely_days | days within which three of four such plans finish
 plans[].gpu_hours | GPU-hours of the whole run
 plans[].checkpoint_bytes | size of a checkpoint
 plans[].advice | what would make it better
@@ -266,7 +266,7 @@ schema_version | 1
 time | {num_rows, mean, median, p90}: error of seconds per step, in percent
 ranking | {num_pairs, tau, tau_of_sections, num_sections, num_found, regret}: order inside sections
 memory | {num_rows, mean, median, p90}: error of memory, in percent
-oom | {num_oom, num_caught, num_fitting, num_false}: rows that ran out of memory, and rows that were said to
+oom | {num_oom, num_caught, num_fitting, num_false}: rows that ran out of memory, and rows predicted to
 tflops_weights | {num_rows, mean, median, p90}: error against printed TFLOP/s without attention and head
 tflops_full | {num_rows, mean, median, p90}: error against printed TFLOP/s with them
 num_unpriced | rows without a prediction
@@ -274,10 +274,10 @@ num_unpriced | rows without a prediction
     "bsl plan check --json": """
 schema_version | 1
 run | name of the run
-findings[].rule | the rule that speaks
+findings[].rule | the rule that reports it
 findings[].severity | `error`, `warning` or `note`
-findings[].key | the key that is judged
-findings[].other_key | the key that it does not go together with
+findings[].key | the key that the rule is about
+findings[].other_key | the other key involved
 findings[].text | what is wrong, with the numbers
 findings[].price | what it costs
 """,
@@ -286,34 +286,34 @@ schema_version | 1
 classes[].name | what `run` takes
 classes[].class | its class
 classes[].title | what it is
-classes[].reproducible | whether it can be brought about here
-classes[].reason | why not; null where it can
+classes[].reproducible | whether it can be reproduced here
+classes[].reason | why not; null if it can
 classes[].family? | the family of the class
-classes[].recipe? | name of the program's recipe; null where there is none
+classes[].recipe? | name of the program's recipe; null if there is none
 classes[].min_ranks? | smallest number of ranks
 classes[].needs? | what it needs, such as root
 classes[].is_hang? | whether it is a hang
-classes[].states? | states that a verdict may have
-classes[].classes? | classes that a verdict may have
+classes[].states? | states that a right verdict may have
+classes[].classes? | classes that a right verdict may have
 classes[].accuses? | whether a rank is at fault
-classes[].culprits? | which ranks may be
+classes[].culprits? | which rank may be at fault: `any`, `rank 0`, `not rank 0`, or `no matter` which
 """,
     "bsl hang-lab run --json": """
 schema_version | 1
 class | name of the reproduction
 title | what it is
 topology | layout of the ranks
-culprit | the rank that did it
+culprit | the rank at fault
 expected | the right verdict, in words
 verdict | {state, class, suspects, confidence, claim}: what `bsl spy` said
 judgement | `right`, `other class`, `nobody named`, `unknown`, `other state`, `false alarm` or `wrong accusation`
 """,
     "bsl cluster status --json": """
 schema_version | 1
-directory | where the cluster lives
-problem | why it cannot be used; null where it can
+directory | directory of the cluster
+problem | why it cannot be used; null if it can
 slurm_conf | its configuration
-isolated | whether nodes are namespaces
+isolated | whether each node is a set of namespaces
 gpus_per_node | GPUs of each node
 nodes | list of {name, address, state, running}
 """,
@@ -329,6 +329,6 @@ vocab_size | tokens of the vocabulary
 
 
 def fields_of(command: str) -> dict[str, str]:
-    """The meaning of each path of a command's document."""
+    """Return the meaning of each path of a command's document."""
     pairs = (line.split(" | ", 1) for line in DOCUMENTS[command].strip().splitlines() if line)
     return {path: meaning for path, meaning in pairs}
