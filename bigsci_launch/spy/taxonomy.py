@@ -6,7 +6,7 @@ signatures, `bsl hang-lab run H55`. They never change, and a new class gets a ne
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, unique
 
 
 class State(Enum):
@@ -30,6 +30,7 @@ class State(Enum):
         return self in (State.PROGRESSING, State.FINISHED)
 
 
+@unique
 class HangClass(Enum):
     """A class of hangs, or of look-alikes. The value is the id, `title` one line, `state` what a job in it does.
 
