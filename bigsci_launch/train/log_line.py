@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from bigsci_launch.iteration_line import BATCH_SIZE, LOSS, MILLISECONDS, SECONDS
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -37,11 +39,11 @@ def format_step(result: StepResult) -> str:
         f"iteration {result.step:8d}/{result.num_steps:8d}",
         f"consumed samples: {result.consumed_samples:12d}",
         f"consumed tokens: {result.consumed_samples * result.sequence_length:12d}",
-        f"elapsed time per iteration (s): {result.seconds:.2f}",
-        f"elapsed time per iteration (ms): {1e3 * result.seconds:.1f}",
+        f"{SECONDS}: {result.seconds:.2f}",
+        f"{MILLISECONDS}: {1e3 * result.seconds:.1f}",
         f"learning rate: {result.learning_rate:.3E}",
-        f"global batch size: {result.global_batch_size:5d}",
-        f"lm loss: {result.loss:.6E}",
+        f"{BATCH_SIZE}: {result.global_batch_size:5d}",
+        f"{LOSS}: {result.loss:.6E}",
         *([] if result.loss_scale is None else [f"loss scale: {result.loss_scale:.1f}"]),
         f"grad norm: {result.grad_norm:.3f}",
         f"number of skipped iterations: {result.num_skipped:3d}",

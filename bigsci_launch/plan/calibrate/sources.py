@@ -11,6 +11,7 @@ from statistics import median
 from bigsci_launch.config.load import load_resolved
 from bigsci_launch.config.site import load_site
 from bigsci_launch.errors import BslError, ConfigError, DataError
+from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.plan.calibrate.rows import MeasuredRow, Measurement, measurements_of, read_rows
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration
@@ -23,8 +24,6 @@ WARM_UP_STEPS = 2
 """First steps of a job that are not counted: they compile, allocate and fill caches."""
 
 _ARGUMENT = re.compile(r"(?:^|\s)([a-z][a-z0-9_]*) \.{3,} (\S+)")
-_SECONDS = re.compile(r"elapsed time per iteration \((s|ms)\): *([0-9.]+)")
-_BATCH = re.compile(r"global batch size: *([0-9]+)")
 
 # Columns of measured rows, and the arguments of Megatron that hold them.
 _COLUMN_ARGUMENTS = {
@@ -156,12 +155,11 @@ def _read_log(path: Path) -> tuple[list[Measurement], list[str]]:
 
 
 def _log_steps(text: str) -> list[tuple[int, float]]:
-    steps = []
-    for line in text.splitlines():
-        seconds, batch = _SECONDS.search(line), _BATCH.search(line)
-        if seconds and batch:
-            steps.append((int(batch[1]), float(seconds[2]) / (1000 if seconds[1] == "ms" else 1)))
-    return steps
+    return [
+        (line.global_batch_size, line.seconds)
+        for line in parse_iterations(text)
+        if line.global_batch_size is not None and line.seconds is not None
+    ]
 
 
 def _log_row(path: Path, arguments: dict[str, str], global_batch_size: int, seconds: float) -> MeasuredRow:

@@ -1,14 +1,9 @@
-"""The loss at a restart: how large its jump is, measured by how much it moved from step to step before.
-
-Reads the lines that Megatron, Megatron-DeepSpeed and `bsl train` print, with seconds or milliseconds per iteration,
-whatever stands before them on the line.
-"""
+"""The loss at a restart: how large its jump is, measured by how much it moved from step to step before."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import BslError, CheckpointError
+from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.weights.compare.comparison import WeightsFinding
 from bigsci_launch.weights.files.tensors import os_reason
 
-LINE = re.compile(r"iteration\s+(\d+)\s*/\s*\d+\s*\|(.*)")
-LOSS = re.compile(r"lm loss:\s*([-+.\w]+)")
-ELAPSED = re.compile(r"elapsed time per iteration \((ms|s)\):\s*([\d.]+)")
 # Steps before the seam that say how much the loss moves by itself.
 RECENT = 20
 MIN_CHANGES = 4
@@ -95,29 +88,16 @@ def read_log(path: Path) -> dict[int, Iteration]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise CheckpointError(f"{path}: {os_reason(error)}") from error
-    found = {}
-    for match in LINE.finditer(text):
-        iteration = parse_iteration(int(match[1]), match[2])
-        if iteration is not None:
-            found[iteration.step] = iteration
+    found = {
+        line.step: Iteration(line.step, line.loss, line.seconds)
+        for line in parse_iterations(text)
+        if line.loss is not None
+    }
     if not found:
         raise CheckpointError(
             f"{path}: no line of a step in it", hint="it takes lines as `iteration 10/ 20 | ... | lm loss: 3.5E+00 |`"
         )
     return found
-
-
-def parse_iteration(step: int, rest: str) -> Iteration | None:
-    """A step from what follows `iteration N/M |` on its line; None where it states no loss."""
-    loss, elapsed = LOSS.search(rest), ELAPSED.search(rest)
-    if loss is None:
-        return None
-    try:
-        value = float(loss[1])
-    except ValueError:
-        return None
-    seconds = float(elapsed[2]) / (1000 if elapsed[1] == "ms" else 1) if elapsed else None
-    return Iteration(step, value, seconds)
 
 
 def measure_seam(before: Mapping[int, Iteration], after: Mapping[int, Iteration]) -> Seam:

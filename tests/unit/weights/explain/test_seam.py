@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bigsci_launch.errors import BslError
-from bigsci_launch.weights.explain.seam import Iteration, measure_seam, parse_iteration, read_log, seam_finding
+from bigsci_launch.weights.explain.seam import Iteration, measure_seam, read_log, seam_finding
 
 MEGATRON = (
     " iteration     {step:4d}/    2000 | consumed samples: 40 | consumed tokens: 81920 | "
@@ -42,9 +42,9 @@ def test_both_formats_and_both_units_are_read(tmp_path: Path, line: str, seconds
 
 def test_a_line_printed_again_after_a_requeue_counts_once(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    path.write_text(MEGATRON.format(step=5, loss=3.0) + MEGATRON.format(step=5, loss=2.0))
-    assert read_log(path)[5].loss == 2.0
-    assert parse_iteration(3, " learning rate: 1 |") is None
+    skipped = " iteration 6/ 2000 | learning rate: 1.000E-04 | number of skipped iterations:   1 |\n"
+    path.write_text(MEGATRON.format(step=5, loss=3.0) + MEGATRON.format(step=5, loss=2.0) + skipped)
+    assert {step: iteration.loss for step, iteration in read_log(path).items()} == {5: 2.0}
 
 
 def test_a_smooth_restart_is_no_jump_and_a_spike_is(tmp_path: Path, diff: Any) -> None:
