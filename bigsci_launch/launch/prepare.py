@@ -18,7 +18,7 @@ from bigsci_launch.launch.submit import require_no_active_attempt, require_same_
 from bigsci_launch.plan.choose.answer import calibration_of, configured_setup
 from bigsci_launch.plan.choose.check import check_plan
 from bigsci_launch.plan.price.calibration import Calibration
-from bigsci_launch.plan.price.stages import StageLayout, stage_layout
+from bigsci_launch.plan.price.stages import StageLayout, lay_out_stages
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.runs.checkpoints import CheckpointsDir, finish_interrupted
@@ -41,7 +41,7 @@ class Prepared:
     @property
     def stages(self) -> tuple[StageLayout, ...]:
         """What `bsl train` will have on each stage; empty for another program, which has layers of its own."""
-        return () if self.loaded.config.run.command is not None else stage_layout(self.setup, self.calibration)
+        return () if self.loaded.config.run.command is not None else lay_out_stages(self.setup, self.calibration)
 
 
 def prepare(

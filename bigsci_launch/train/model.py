@@ -38,7 +38,7 @@ class GptSizes:
     ffn_hidden: int
     length: int
     vocab: int
-    padded_vocab: int
+    padded_vocab_size: int
     dropout: float
     epsilon: float
     std: float
@@ -55,7 +55,7 @@ class GptSizes:
             ffn_hidden=config.ffn_hidden_size,
             length=model.sequence_length,
             vocab=model.vocab_size,
-            padded_vocab=config.padded_vocab_size,
+            padded_vocab_size=config.padded_vocab_size,
             dropout=model.dropout,
             epsilon=model.layernorm_epsilon,
             std=model.init_std,
@@ -72,7 +72,7 @@ class VocabularyEmbedding(VocabularyParallelTable):
     """Maps tokens to vectors. If tied, the last stage holds a copy and uses it through `tied_logits`."""
 
     def __init__(self, sizes: GptSizes, draw: Draw, ranks: TensorParallel) -> None:
-        super().__init__(sizes.vocab, sizes.padded_vocab, sizes.hidden, sizes.std, draw, ranks)
+        super().__init__(sizes.vocab, sizes.padded_vocab_size, sizes.hidden, sizes.std, draw, ranks)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(batch, length) -> (batch, length, hidden)."""
@@ -88,7 +88,7 @@ class OutputEmbedding(VocabularyParallelTable):
     """The untied output layer, with its own weight."""
 
     def __init__(self, sizes: GptSizes, draw: Draw, ranks: TensorParallel) -> None:
-        super().__init__(sizes.vocab, sizes.padded_vocab, sizes.hidden, sizes.std, draw, ranks)
+        super().__init__(sizes.vocab, sizes.padded_vocab_size, sizes.hidden, sizes.std, draw, ranks)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, hidden) -> (batch, length, padded vocabulary / tp)."""

@@ -57,7 +57,7 @@ def test_attention_looks_back_only_and_holds_no_more_weights(positions: str) -> 
         ffn_hidden=64,
         length=8,
         vocab=300,
-        padded_vocab=512,
+        padded_vocab_size=512,
         dropout=0.0,
         epsilon=1e-5,
         std=0.5,

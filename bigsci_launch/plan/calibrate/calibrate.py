@@ -26,12 +26,12 @@ from bigsci_launch.plan.price.neighbours import (
     Neighbours,
     Point,
     interpolate,
-    inverse_of_kernel,
+    invert_kernel,
     kernel_row,
-    left_out,
+    leave_one_out,
     point_of,
 )
-from bigsci_launch.plan.price.step_time import StepWork, count_work, drift_at, rates_of, step_seconds
+from bigsci_launch.plan.price.step_time import StepWork, count_work, drift_on, rates_of, step_seconds
 from bigsci_launch.progress import Progress, no_progress
 
 DRIFT_GAIN = 20.0
@@ -102,13 +102,13 @@ def calibrate(
     report_progress(60)
     memory_errors = _left_out_errors(memory_task, memory_fit)
     report_progress(80)
-    learning = _learning_curve(time_task)
+    learning_curve = _learning_curve(time_task)
     report_progress(100)
     return replace(
         fitted,
         time_errors=time_errors,
         memory_errors=memory_errors,
-        learning=learning,
+        learning_curve=learning_curve,
         sources=tuple(sources),
         command=command,
     )
@@ -130,9 +130,9 @@ def _fit_both(measurements: Sequence[Measurement], gpu: GpuModel) -> tuple[Calib
         constants=Constants.of({**_values(time_task, time_fit.fit), **_values(memory_task, memory_fit.fit)}),
         spreads=_spreads(time_task, time_fit.fit, memory_task, memory_fit.fit),
         drift_from=drift_from,
-        blocking_launches=2 * sum(measurement.setup.blocking_launches for measurement in timed) > len(timed),
-        time=time_fit.neighbours,
-        memory=memory_fit.neighbours,
+        has_blocking_launches=2 * sum(measurement.setup.has_blocking_launches for measurement in timed) > len(timed),
+        time_neighbours=time_fit.neighbours,
+        memory_neighbours=memory_fit.neighbours,
     )
     return calibration, time_task, time_fit, memory_task, memory_fit
 
@@ -166,7 +166,7 @@ def _time_task(timed: Sequence[Measurement], gpu: GpuModel, drift_from: date | N
 
 def _seconds(works: Sequence[StepWork], constants: Constants, drift_from: int | None) -> list[float]:
     rates = rates_of(constants)
-    return [step_seconds(work, rates) * drift_at(work.ordinal, constants.drift, drift_from) for work in works]
+    return [step_seconds(work, rates) * drift_on(work.day_ordinal, constants.drift, drift_from) for work in works]
 
 
 def _memory_task(weighed: Sequence[Measurement], gpu: GpuModel) -> _Task:
@@ -199,7 +199,7 @@ def _fit_only(task: _Task, start: Sequence[float] | None = None, num_iterations:
 def _fit(task: _Task) -> _Fitted:
     fit = _fit_only(task)
     residuals = tuple(-residual for residual in _residuals(task, fit.values))
-    inverse = inverse_of_kernel(task.points, task.scales, task.nugget)
+    inverse = invert_kernel(task.points, task.scales, task.nugget)
     constants = Constants.of(_values(task, fit))
     return _Fitted(fit, constants, residuals, inverse, interpolate(task.points, residuals, inverse, task.scales))
 
@@ -213,7 +213,7 @@ def find_drift(timed: Sequence[Measurement], gpu: GpuModel) -> date | None:
     steady = _time_task(timed, gpu, None)
     start = _fit_only(steady)
     ageless = (*TIME_SCALES[:DAY_AXIS], math.inf, *TIME_SCALES[DAY_AXIS + 1 :])
-    inverse = inverse_of_kernel(steady.points, ageless, DRIFT_NUGGET)
+    inverse = invert_kernel(steady.points, ageless, DRIFT_NUGGET)
     best_day, best_cost = None, _discord(_residuals(steady, start.values), inverse) - DRIFT_GAIN
     for day in sorted(set(days))[1:]:
         if min(sum(other < day for other in days), sum(other >= day for other in days)) < DRIFT_ROWS:
@@ -242,7 +242,7 @@ def _left_out_errors(task: _Task, fitted: _Fitted) -> ErrorSummary:
         others = [other for other in range(count) if other != index]
         fit = _fit_only(task.subset(others), fitted.fit.values, LEFT_OUT_ITERATIONS)
         residuals = [-residual for residual in _residuals(task, fit.values)]
-        guessed = left_out(residuals, fitted.inverse)[index]
+        guessed = leave_one_out(residuals, fitted.inverse)[index]
         kernel = kernel_row(task.points[index], _pick_points(task, others), task.scales)
         pairs.append((max(kernel), abs(math.expm1(guessed - residuals[index]))))
     return ErrorSummary(tuple(pairs))

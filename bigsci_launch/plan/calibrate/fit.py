@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bigsci_launch.plan.price.neighbours import invert_positive
+from bigsci_launch.plan.price.neighbours import invert_positive_definite
 
 Residuals = Callable[[Sequence[float]], list[float]]
 
@@ -55,13 +55,13 @@ def fit_constants(
     for _ in range(num_iterations):
         errors, slopes = _linearise(residuals, priors, moves)
         normal, gradient = _normal_equations(errors, slopes, priors, moves)
-        change = [-sum(map(float.__mul__, row, gradient)) for row in invert_positive(normal)]
+        change = [-sum(map(float.__mul__, row, gradient)) for row in invert_positive_definite(normal)]
         change = [max(-_LONGEST_MOVE, min(_LONGEST_MOVE, move)) for move in change]
         moves = [move + more for move, more in zip(moves, change, strict=True)]
         if max(map(abs, change)) < _SMALLEST_MOVE:
             break
     errors = residuals(_moved(priors, moves))
-    inverse = invert_positive(normal)
+    inverse = invert_positive_definite(normal)
     scale = max(1.0, _median([abs(error) for error in errors]) / (0.6745 * NOISE)) if errors else 1.0
     spreads = tuple(math.sqrt(inverse[index][index]) * scale for index in range(len(priors)))
     return Fit(tuple(_moved(priors, moves)), spreads, robust_cost(errors, moves, priors))

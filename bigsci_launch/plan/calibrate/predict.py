@@ -27,7 +27,7 @@ class PredictedRow:
 def predict_row(row: MeasuredRow, calibration: Calibration) -> PredictedRow:
     """The predictions of one row; `pred_tflops` is in the convention of the row's date. Where the row does not
     say whether launches blocked, they did as in the runs that were measured."""
-    setup = setup_of(replace(row, assumed={"launch_blocking": str(int(calibration.blocking_launches))}))
+    setup = setup_of(replace(row, assumed={"launch_blocking": str(int(calibration.has_blocking_launches))}))
     if isinstance(setup, str):
         return PredictedRow(row, dict.fromkeys(PREDICTED, ""), setup)
     price = price_setup(setup, calibration)

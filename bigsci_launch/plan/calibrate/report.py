@@ -69,10 +69,10 @@ def _drift_line(calibration: Calibration) -> str:
 def _learning_lines(calibration: Calibration) -> list[str]:
     """How the error falls with the number of runs, and what twice as many would bring."""
     count = len(calibration.time_errors.pairs)
-    if not calibration.learning:
+    if not calibration.learning_curve:
         missing = max(0, ENOUGH_ROWS - count)
         return [f"more runs: {missing} more would bring most of the accuracy"] if missing else []
-    points = [*calibration.learning, (count, calibration.time_errors.mean)]
+    points = [*calibration.learning_curve, (count, calibration.time_errors.mean)]
     curve = ", ".join(f"{100 * error:.1f} % with {rows}" for rows, error in points)
     gain = max(0.0, points[-2][1] - points[-1][1])
     return [f"more runs: mean error {curve}; {count} more would bring about {100 * gain:.1f} points"]

@@ -107,7 +107,9 @@ def _attempt_setup(attempt: AttemptDir, global_batch_size: int) -> Setup:
     require_priced_axes(config)
     topology = config.parallelism.topology(1)
     ranks_per_node = max(1, topology.world_size // config.slurm.nodes)
-    return settle_method(Setup.of_config(config, topology, ranks_per_node), Calibration()).with_batch(global_batch_size)
+    return settle_method(Setup.of_config(config, topology, ranks_per_node), Calibration()).with_batch_size(
+        global_batch_size
+    )
 
 
 def _attempt_steps(attempt: AttemptDir) -> list[tuple[int, float]]:

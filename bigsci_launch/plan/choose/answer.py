@@ -17,7 +17,7 @@ from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration, read_calibration
 from bigsci_launch.plan.price.constants import GpuModel
 from bigsci_launch.plan.shape.legality import NO_START, Limits, find_refusal
-from bigsci_launch.plan.shape.ramp import phases_of, total_samples
+from bigsci_launch.plan.shape.ramp import count_samples, phases_of
 from bigsci_launch.plan.shape.setup import Setup, require_priced_axes
 from bigsci_launch.topology import Topology
 
@@ -122,7 +122,7 @@ def find_plans(
     limits = limits_of(config, site)
     setup, refusal = _configured(config, site, limits, calibration)
     request = PlanRequest(
-        config.run.name, setup, site.name, refusal, config.training.steps, total_samples(limits.phases)
+        config.run.name, setup, site.name, refusal, config.training.steps, count_samples(limits.phases)
     )
     if calibration is None:
         return Answer(request, limits, None, None, None)

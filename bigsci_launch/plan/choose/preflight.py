@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from bigsci_launch.config.finding import PP, Finding
 from bigsci_launch.config.schema import RunConfig
-from bigsci_launch.plan.price.balance import PRICED_METHODS, share_out
+from bigsci_launch.plan.price.balance import PRICED_METHODS, share_out_layers
 from bigsci_launch.plan.shape.parameters import ModelShape, cut_model
 
 
@@ -126,7 +126,7 @@ def preflight(config: RunConfig, pp: int | None = None) -> list[Finding]:
     pp = pp or parallelism.pipeline_parallel_size
     tp, shape = parallelism.tensor_parallel_size, ModelShape.of_config(config)
     cut = cut_model(shape, _method(config, pp), pp, tp=tp)
-    stages = [[layer.name for layer in cut.of(stage)] for stage in range(pp)]
+    stages = [[layer.name for layer in cut.layers_of(stage)] for stage in range(pp)]
     precision = config.training.precision
     found = find_stage_refusals(stages, tied=shape.tied_embeddings, tp=tp, precision=precision)
     return [*found, *find_tie_refusals(embedding_tie(config), pp=pp, precision=precision)]
@@ -138,7 +138,7 @@ def _method(config: RunConfig, pp: int) -> str:
     method = config.parallelism.partition_method
     if method.split(":")[0] not in PRICED_METHODS:
         return method
-    return f"time:{','.join(map(str, share_out(config.model.num_layers, [float] * pp)))}"
+    return f"time:{','.join(map(str, share_out_layers(config.model.num_layers, [float] * pp)))}"
 
 
 def remedy(config: RunConfig) -> str:

@@ -15,7 +15,7 @@ from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.price import Price, price_setup
 from bigsci_launch.plan.shape.legality import HARD_RULES, Limits, Rule, find_refusal
 from bigsci_launch.plan.shape.parameters import count_parameters
-from bigsci_launch.plan.shape.ramp import Phase, total_samples
+from bigsci_launch.plan.shape.ramp import Phase, count_samples
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
 
@@ -173,14 +173,14 @@ def _summarise(name: str, entries: list[tuple[Finding, Setup]]) -> Refusals:
 def make_plan(setup: Setup, phases: tuple[Phase, ...], calibration: Calibration) -> Plan:
     """`setup` priced, with the time of the whole run."""
     price = price_setup(setup, calibration)
-    num_tokens = total_samples(phases) * setup.shape.sequence_length
+    num_tokens = count_samples(phases) * setup.shape.sequence_length
     return Plan(setup, price, run_seconds(setup, price, phases), num_tokens)
 
 
 def run_seconds(setup: Setup, price: Price, phases: tuple[Phase, ...]) -> float:
     """Seconds of all steps. A step's time is linear in its micro batches, so sums over the phases are enough."""
     num_steps = sum(phase.num_steps for phase in phases)
-    missing = num_steps * setup.num_micro_batches - total_samples(phases) / (setup.micro_batch_size * setup.topology.dp)
+    missing = num_steps * setup.num_micro_batches - count_samples(phases) / (setup.micro_batch_size * setup.topology.dp)
     return num_steps * price.seconds - missing * price.micro_batch_seconds
 
 

@@ -19,7 +19,7 @@ from heapq import heapify, heapreplace
 
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.memory import count_memory, weigh_memory
-from bigsci_launch.plan.price.step_time import count_work, stage_prices
+from bigsci_launch.plan.price.step_time import count_work, layer_and_head_seconds
 from bigsci_launch.plan.shape.setup import Setup
 
 PRICED_METHODS = ("time", "memory")
@@ -27,7 +27,7 @@ StagePrice = Callable[[int], float]
 """The price of a stage with so many transformer layers; more with each."""
 
 
-def share_out(num_layers: int, prices: Sequence[StagePrice]) -> tuple[int, ...]:
+def share_out_layers(num_layers: int, prices: Sequence[StagePrice]) -> tuple[int, ...]:
     """Layers of every stage, at least one each, such that the dearest stage is as cheap as can be.
 
     Of equal stages the later one gets a layer first: it keeps fewer micro batches.
@@ -53,7 +53,7 @@ def price_stages(setup: Setup, method: str, calibration: Calibration) -> list[St
     if method == "time":
         # The work of a layer does not depend on the cut, but counting it asks for one.
         work = count_work(replace(setup, partition_method="uniform"), calibration.gpu)
-        layer, head = stage_prices(work, calibration.constants)
+        layer, head = layer_and_head_seconds(work, calibration.constants)
         return [_line(layer, head if stage == pp - 1 else 0.0) for stage in range(pp)]
     return [_need(setup, stage, calibration) for stage in range(pp)]
 
@@ -74,5 +74,5 @@ def settle_method(setup: Setup, calibration: Calibration) -> Setup:
     method, shape = setup.partition_method, setup.shape
     if method not in PRICED_METHODS or shape.num_layers < setup.topology.pp:
         return setup
-    counts = share_out(shape.num_layers, price_stages(setup, method, calibration))
+    counts = share_out_layers(shape.num_layers, price_stages(setup, method, calibration))
     return replace(setup, partition_method=f"{method}:{','.join(map(str, counts))}")

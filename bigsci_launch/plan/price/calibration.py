@@ -72,19 +72,19 @@ def quantile(numbers: list[float], share: float) -> float:
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """Everything that pricing needs. `spreads` are standard deviations of the constants' logarithms; `drift_from` is
-    the first day of the cluster's new state, if it changed; `blocking_launches` whether most of the runs waited for
+    the first day of the cluster's new state, if it changed; `has_blocking_launches` whether most of the runs waited for
     every kernel, which rows that do not say are taken to have done too."""
 
     gpu: GpuModel = A100
     constants: Constants = PRIOR
     spreads: tuple[float, ...] = tuple(constant.spread for constant in CONSTANTS)
     drift_from: date | None = None
-    blocking_launches: bool = False
-    time: Neighbours = field(default_factory=Neighbours)
-    memory: Neighbours = field(default_factory=Neighbours)
+    has_blocking_launches: bool = False
+    time_neighbours: Neighbours = field(default_factory=Neighbours)
+    memory_neighbours: Neighbours = field(default_factory=Neighbours)
     time_errors: ErrorSummary = field(default_factory=ErrorSummary)
     memory_errors: ErrorSummary = field(default_factory=ErrorSummary)
-    learning: tuple[tuple[int, float], ...] = ()
+    learning_curve: tuple[tuple[int, float], ...] = ()
     sources: tuple[str, ...] = ()
     command: str = ""
 
@@ -110,13 +110,16 @@ def dump_calibration(calibration: Calibration) -> str:
         "gpu": asdict(calibration.gpu),
         "constants": {constant.name: _constant_entry(calibration, constant.name) for constant in CONSTANTS},
         "drift_from": calibration.drift_from.isoformat() if calibration.drift_from else None,
-        "blocking_launches": calibration.blocking_launches,
+        "blocking_launches": calibration.has_blocking_launches,
         "left_out_errors": {
             "time": [[_short(value) for value in pair] for pair in calibration.time_errors.pairs],
             "memory": [[_short(value) for value in pair] for pair in calibration.memory_errors.pairs],
         },
-        "learning_curve": [[rows, _short(error)] for rows, error in calibration.learning],
-        "neighbours": {"time": _neighbour_rows(calibration.time), "memory": _neighbour_rows(calibration.memory)},
+        "learning_curve": [[rows, _short(error)] for rows, error in calibration.learning_curve],
+        "neighbours": {
+            "time": _neighbour_rows(calibration.time_neighbours),
+            "memory": _neighbour_rows(calibration.memory_neighbours),
+        },
     }
     return _compact_rows(json.dumps(document, indent=1))
 
@@ -191,12 +194,12 @@ def _parse(document: dict[str, Any]) -> Calibration:
         constants=Constants.of({name: entry["value"] for name, entry in constants.items()}),
         spreads=tuple(float(constants[constant.name]["spread"]) for constant in CONSTANTS),
         drift_from=date.fromisoformat(day) if day else None,
-        blocking_launches=bool(document["blocking_launches"]),
-        time=_parse_neighbours(document["neighbours"]["time"], TIME_SCALES),
-        memory=_parse_neighbours(document["neighbours"]["memory"], MEMORY_SCALES),
+        has_blocking_launches=bool(document["blocking_launches"]),
+        time_neighbours=_parse_neighbours(document["neighbours"]["time"], TIME_SCALES),
+        memory_neighbours=_parse_neighbours(document["neighbours"]["memory"], MEMORY_SCALES),
         time_errors=ErrorSummary(tuple((float(near), float(error)) for near, error in errors["time"])),
         memory_errors=ErrorSummary(tuple((float(near), float(error)) for near, error in errors["memory"])),
-        learning=tuple((int(rows), float(error)) for rows, error in document["learning_curve"]),
+        learning_curve=tuple((int(rows), float(error)) for rows, error in document["learning_curve"]),
         sources=tuple(document["sources"]),
         command=str(document["command"]),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigsci_launch.plan.price.constants import Constants, GpuModel
-from bigsci_launch.plan.shape.parameters import position_parameters
+from bigsci_launch.plan.shape.parameters import count_position_parameters
 from bigsci_launch.plan.shape.setup import Setup
 
 GIB = 2.0**30
@@ -31,13 +31,13 @@ TIGHT_SHARE = 0.94
 
 
 @dataclass(frozen=True, slots=True)
-class StageWork:
-    """What one stage keeps, in GiB, before the constants weigh it."""
+class MemoryTerms:
+    """What one stage keeps before the constants weigh it; the optimizer as GiB per byte kept of a parameter."""
 
-    resident: float
-    optimizer: float
-    kept: float
-    working: float
+    resident_gib: float
+    optimizer_gib_per_byte: float
+    kept_gib: float
+    working_gib: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,57 +50,65 @@ class StageMemory:
     predicted_gib: float
 
 
-def count_memory(setup: Setup, stage: int, layers: int | None = None) -> StageWork:
-    """What a rank of `stage` keeps with `layers` transformer layers; default: those that it has.
+def count_memory(setup: Setup, stage: int, num_layers: int | None = None) -> MemoryTerms:
+    """What a rank of `stage` keeps with `num_layers` transformer layers; default: those that it has.
 
     1F1B keeps as many micro batches as there are stages from here to the end. With recomputation that is one input per
     layer, and one layer's activations while it is computed again (Korthikanti et al., arXiv 2205.05198, section 4).
     """
     shape, topology = setup.shape, setup.topology
     h, tp = shape.hidden_size, topology.tp
-    layers = setup.layers_per_stage[stage] if layers is None else layers
+    num_layers = setup.layers_per_stage[stage] if num_layers is None else num_layers
     is_last = stage == topology.pp - 1
     in_flight = min(setup.num_micro_batches, topology.pp - stage)
-    parameters = _parameters(setup, stage, layers)
+    parameters = _parameters(setup, stage, num_layers)
     stream = setup.tokens_per_micro_batch * h
     scores = shape.num_attention_heads * shape.sequence_length**2 * setup.micro_batch_size / tp
     one_layer = (stream * (10 + 24 / tp) + 5 * scores) * (setup.element_bytes / 2)
-    kept = in_flight * layers * (setup.element_bytes * stream if setup.recompute else one_layer)
-    logits = 2 * setup.tokens_per_micro_batch * shape.padded_vocab(tp) / tp if is_last else 0.0
-    gradients = FP32_GRADIENT_BYTES if setup.fp32_gradients and setup.precision != "fp32" else 0.0
-    return StageWork(
-        resident=parameters * (2 * setup.element_bytes + gradients) / GIB,
-        optimizer=parameters / (topology.dp if setup.sharded_optimizer else 1) / GIB,
-        kept=kept / GIB,
-        working=((one_layer if setup.recompute else 0.0) + logits + in_flight * setup.element_bytes * stream) / GIB,
+    kept = in_flight * num_layers * (setup.element_bytes * stream if setup.recomputes_activations else one_layer)
+    recomputed = one_layer if setup.recomputes_activations else 0.0
+    logits = 2 * setup.tokens_per_micro_batch * shape.padded_vocab_size(tp) / tp if is_last else 0.0
+    gradients = FP32_GRADIENT_BYTES if setup.has_fp32_gradients and setup.precision != "fp32" else 0.0
+    return MemoryTerms(
+        resident_gib=parameters * (2 * setup.element_bytes + gradients) / GIB,
+        optimizer_gib_per_byte=parameters / (topology.dp if setup.shards_optimizer else 1) / GIB,
+        kept_gib=kept / GIB,
+        working_gib=(recomputed + logits + in_flight * setup.element_bytes * stream) / GIB,
     )
 
 
-def _parameters(setup: Setup, stage: int, layers: int) -> float:
-    """Parameters of a rank of `stage` with `layers` layers; only those and tables, the rest is too little to see."""
+def _parameters(setup: Setup, stage: int, num_layers: int) -> float:
+    """Parameters of a rank of `stage` with `num_layers` layers: those and tables; the rest is too little to see."""
     h, tp, last = setup.shape.hidden_size, setup.topology.tp, setup.topology.pp - 1
     ffn = setup.shape.ffn_hidden_size
-    count = layers * (4 * h * h + 2 * h * ffn + 9 * h + ffn) / tp
+    count = num_layers * (4 * h * h + 2 * h * ffn + 9 * h + ffn) / tp
     if stage in (0, last):
-        count += setup.shape.padded_vocab(tp) / tp * h
+        count += setup.shape.padded_vocab_size(tp) / tp * h
     if stage == 0:
-        count += position_parameters(setup.shape)
+        count += count_position_parameters(setup.shape)
     return count
 
 
-def weigh_memory(work: StageWork, constants: Constants, gpu: GpuModel) -> tuple[float, float]:
+def weigh_memory(terms: MemoryTerms, constants: Constants, gpu: GpuModel) -> tuple[float, float]:
     """The need and what nvidia-smi will show, GiB."""
-    fixed = constants.base_gib + work.resident + work.optimizer * constants.optimizer_bytes + work.working
-    need = fixed + work.kept * min(1.0, constants.activation_factor)
-    slack = fixed + work.kept * constants.activation_factor - need
+    fixed = (
+        constants.base_gib
+        + terms.resident_gib
+        + terms.optimizer_gib_per_byte * constants.optimizer_bytes
+        + terms.working_gib
+    )
+    need = fixed + terms.kept_gib * min(1.0, constants.activation_factor)
+    slack = fixed + terms.kept_gib * constants.activation_factor - need
     return need, need + min(slack, max(0.0, SQUEEZED_SHARE * gpu.memory_gib - need))
 
 
-def predict_stage(setup: Setup, stage: int, constants: Constants, gpu: GpuModel) -> StageMemory:
+def predict_stage_memory(setup: Setup, stage: int, constants: Constants, gpu: GpuModel) -> StageMemory:
     """Memory of a rank of `stage`."""
-    work = count_memory(setup, stage)
-    need, predicted = weigh_memory(work, constants, gpu)
-    return StageMemory(stage, work.resident + work.optimizer * constants.optimizer_bytes, need, predicted)
+    terms = count_memory(setup, stage)
+    need, predicted = weigh_memory(terms, constants, gpu)
+    return StageMemory(
+        stage, terms.resident_gib + terms.optimizer_gib_per_byte * constants.optimizer_bytes, need, predicted
+    )
 
 
 def is_out_of_memory(need_gib: float, gpu: GpuModel, *, is_measured: bool) -> bool:

@@ -72,12 +72,12 @@ def _squared_distance(one: Point, other: Point, inverse: list[float]) -> float:
     )
 
 
-def inverse_of_kernel(points: Sequence[Point], scales: Point, nugget: float) -> list[list[float]]:
+def invert_kernel(points: Sequence[Point], scales: Point, nugget: float) -> list[list[float]]:
     """The inverse of the kernel matrix of `points` with `nugget` on its diagonal, row by row."""
     matrix = [kernel_row(point, points, scales) for point in points]
     for index, row in enumerate(matrix):
         row[index] += nugget
-    return invert_positive(matrix)
+    return invert_positive_definite(matrix)
 
 
 def interpolate(
@@ -89,7 +89,7 @@ def interpolate(
     return Neighbours(tuple(points), weights, scales)
 
 
-def left_out(residuals: Sequence[float], inverse: list[list[float]]) -> list[float]:
+def leave_one_out(residuals: Sequence[float], inverse: list[list[float]]) -> list[float]:
     """What the others would have interpolated for each point without its own residual (Dubrule 1983)."""
     return [
         residual - sum(map(float.__mul__, row, residuals)) / row[index]
@@ -97,7 +97,7 @@ def left_out(residuals: Sequence[float], inverse: list[list[float]]) -> list[flo
     ]
 
 
-def invert_positive(matrix: list[list[float]]) -> list[list[float]]:
+def invert_positive_definite(matrix: list[list[float]]) -> list[list[float]]:
     """The inverse of a symmetric positive definite matrix, by Gauss-Jordan elimination in its own order."""
     size = len(matrix)
     rows = [[*row, *(1.0 if i == j else 0.0 for j in range(size))] for i, row in enumerate(matrix)]

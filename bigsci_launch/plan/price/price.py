@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigsci_launch.plan.price.calibration import Calibration
-from bigsci_launch.plan.price.memory import StageMemory, is_out_of_memory, outer_stages, predict_stage
+from bigsci_launch.plan.price.memory import StageMemory, is_out_of_memory, outer_stages, predict_stage_memory
 from bigsci_launch.plan.price.neighbours import point_of
 from bigsci_launch.plan.price.step_time import TERMS, StepTime, count_work, predict_step
 from bigsci_launch.plan.shape.setup import Setup
@@ -26,18 +26,18 @@ class Price:
     micro_batch_seconds: float
     bubble: float
     closeness: float
-    first: StageMemory
-    last: StageMemory
+    first_stage: StageMemory
+    last_stage: StageMemory
     is_out_of_memory: bool
 
     @property
     def memory_gib(self) -> float:
         """What nvidia-smi will show on the fuller of the first and the last stage."""
-        return max(self.first.predicted_gib, self.last.predicted_gib)
+        return max(self.first_stage.predicted_gib, self.last_stage.predicted_gib)
 
     @property
     def need_gib(self) -> float:
-        return max(self.first.need_gib, self.last.need_gib)
+        return max(self.first_stage.need_gib, self.last_stage.need_gib)
 
 
 def price_setup(setup: Setup, calibration: Calibration) -> Price:
@@ -48,9 +48,9 @@ def price_setup(setup: Setup, calibration: Calibration) -> Price:
     """
     point = point_of(setup)
     step = _step(setup, calibration)
-    time_factor, closeness = calibration.time.look_up(point)
-    memory_factor, _ = calibration.memory.look_up(point)
-    stages = [stage_memory(setup, stage, calibration, memory_factor) for stage in outer_stages(setup)]
+    time_factor, closeness = calibration.time_neighbours.look_up(point)
+    memory_factor, _ = calibration.memory_neighbours.look_up(point)
+    stages = [price_stage_memory(setup, stage, calibration, memory_factor) for stage in outer_stages(setup)]
     need = max(stage.need_gib for stage in stages)
     once = step.seconds - sum(step.terms)
     return Price(
@@ -61,9 +61,11 @@ def price_setup(setup: Setup, calibration: Calibration) -> Price:
         micro_batch_seconds=step.micro_batch_seconds * time_factor,
         bubble=step.bubble,
         closeness=closeness,
-        first=stages[0],
-        last=stages[-1],
-        is_out_of_memory=is_out_of_memory(need, calibration.gpu, is_measured=bool(calibration.memory.points)),
+        first_stage=stages[0],
+        last_stage=stages[-1],
+        is_out_of_memory=is_out_of_memory(
+            need, calibration.gpu, is_measured=bool(calibration.memory_neighbours.points)
+        ),
     )
 
 
@@ -72,9 +74,9 @@ def _step(setup: Setup, calibration: Calibration) -> StepTime:
     return predict_step(count_work(setup, calibration.gpu), calibration.constants, drift_from)
 
 
-def stage_memory(setup: Setup, stage: int, calibration: Calibration, factor: float | None = None) -> StageMemory:
+def price_stage_memory(setup: Setup, stage: int, calibration: Calibration, factor: float | None = None) -> StageMemory:
     """Memory of a rank of `stage`, corrected by what measured neighbours showed (`factor`, looked up when left out)."""
     if factor is None:
-        factor, _ = calibration.memory.look_up(point_of(setup))
-    memory = predict_stage(setup, stage, calibration.constants, calibration.gpu)
+        factor, _ = calibration.memory_neighbours.look_up(point_of(setup))
+    memory = predict_stage_memory(setup, stage, calibration.constants, calibration.gpu)
     return StageMemory(stage, memory.state_gib, memory.need_gib, memory.predicted_gib * factor)

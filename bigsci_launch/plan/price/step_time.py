@@ -58,7 +58,7 @@ class StepWork:
     step: WorkByTerm
     layers_per_stage: tuple[int, ...]
     num_micro_batches: int
-    ordinal: int | None
+    day_ordinal: int | None
     is_blocking: bool
 
 
@@ -87,8 +87,8 @@ def count_work(setup: Setup, gpu: GpuModel) -> StepWork:
         step=_gradient_work(setup),
         layers_per_stage=setup.layers_per_stage,
         num_micro_batches=setup.num_micro_batches,
-        ordinal=setup.day.toordinal() if setup.day else None,
-        is_blocking=setup.blocking_launches,
+        day_ordinal=setup.day.toordinal() if setup.day else None,
+        is_blocking=setup.has_blocking_launches,
     )
 
 
@@ -96,7 +96,7 @@ def _layer_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
     """One transformer layer and micro batch, forward (twice when activations are computed again) and backward."""
     shape, tp, tokens = setup.shape, setup.topology.tp, setup.tokens_per_micro_batch
     h, ffn = shape.hidden_size, shape.ffn_hidden_size
-    forwards = 2 if setup.recompute else 1
+    forwards = 2 if setup.recomputes_activations else 1
     products = sum(
         _trained_product(tokens, columns, inner, forwards, gpu)
         for columns, inner in ((3 * h // tp, h), (h, h // tp), (ffn // tp, h), (h, ffn // tp))
@@ -109,7 +109,7 @@ def _layer_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
         + tokens * h * _both(_STREAM_BYTES, forwards)
         + tokens * ffn / tp * _both(_INNER_BYTES, forwards)
     ) * (setup.element_bytes / 2)
-    accumulation = (12 if setup.fp32_gradients else 6) * (4 * h * h + 2 * h * ffn) / tp
+    accumulation = (12 if setup.has_fp32_gradients else 6) * (4 * h * h + 2 * h * ffn) / tp
     all_reduced = (2 * forwards + 2) * tokens * h * setup.element_bytes * (tp - 1) / tp * 8 / 7
     return (
         products / _peak(setup, gpu) + (attention if aligned else 0.0),
@@ -132,7 +132,10 @@ def _peak(setup: Setup, gpu: GpuModel) -> float:
 
 def _head_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
     """The product with the vocabulary, and the logits; never computed again."""
-    tokens, columns = setup.tokens_per_micro_batch, setup.shape.padded_vocab(setup.topology.tp) // setup.topology.tp
+    tokens, columns = (
+        setup.tokens_per_micro_batch,
+        setup.shape.padded_vocab_size(setup.topology.tp) // setup.topology.tp,
+    )
     products = _trained_product(tokens, columns, setup.shape.hidden_size, 1, gpu)
     return (products / _peak(setup, gpu), 0.0, _LOGIT_BYTES * tokens * columns / 1e12, 0.0, 0.0, 0.0)
 
@@ -155,7 +158,7 @@ def _gradient_work(setup: Setup) -> WorkByTerm:
         return NO_WORK
     h, layers = setup.shape.hidden_size, setup.layers_per_stage
     layer = (12 * h * h + 13 * h) / tp
-    table = setup.shape.padded_vocab(tp) // tp * h
+    table = setup.shape.padded_vocab_size(tp) // tp * h
     heaviest = max(layers[0] * layer + table, max(layers) * layer, layers[-1] * layer + table)
     rings = setup.ranks_per_node / min(dp, max(1, setup.ranks_per_node / tp))
     return (0.0, 0.0, 0.0, 0.0, 6 * heaviest * (dp - 1) / dp * rings / 1e9, 0.0)
@@ -193,11 +196,11 @@ def rates_of(constants: Constants) -> tuple[float, ...]:
     )
 
 
-def drift_at(ordinal: int | None, drift: float, drift_from: int | None) -> float:
-    """The factor of the day `ordinal`: `drift` from `drift_from` on and where no day is given."""
+def drift_on(day_ordinal: int | None, drift: float, drift_from: int | None) -> float:
+    """The factor of `day_ordinal`: `drift` from `drift_from` on and where no day is given."""
     if drift_from is None:
         return 1.0
-    return drift if ordinal is None or ordinal >= drift_from else 1.0
+    return drift if day_ordinal is None or day_ordinal >= drift_from else 1.0
 
 
 def step_seconds(work: StepWork, rates: tuple[float, ...]) -> float:
@@ -213,7 +216,7 @@ def step_seconds(work: StepWork, rates: tuple[float, ...]) -> float:
     return pipeline + work.step[4] * r4 + STEP_CONSTANT_S
 
 
-def stage_prices(work: StepWork, constants: Constants) -> tuple[float, float]:
+def layer_and_head_seconds(work: StepWork, constants: Constants) -> tuple[float, float]:
     """Seconds of a transformer layer and of the head in one micro batch, before drift: what a stage is priced by."""
     rates = rates_of(constants)
     w0, w1, w2, w3, _, w5 = (amount * rate for amount, rate in zip(work.layer, rates, strict=True))
@@ -231,7 +234,7 @@ def _with_launches(working: float, launching: float, is_blocking: bool) -> float
 def predict_step(work: StepWork, constants: Constants, drift_from: int | None = None) -> StepTime:
     """The step with all its terms; `drift_from` is the proleptic ordinal of the day from which `drift` counts."""
     rates, stages, m = rates_of(constants), work.layers_per_stage, work.num_micro_batches
-    factor = drift_at(work.ordinal, constants.drift, drift_from)
+    factor = drift_on(work.day_ordinal, constants.drift, drift_from)
     layer, head, hop, step = (
         [amount * rate for amount, rate in zip(part, rates, strict=True)]
         for part in (work.layer, work.head, work.hop, work.step)

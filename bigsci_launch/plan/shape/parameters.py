@@ -20,7 +20,7 @@ Framework = Literal["bsl", "megatron"]
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of a GPT, counts of elements. `vocab_size` is the text's; `padded_vocab` says what is trained."""
+    """The sizes of a GPT, counts of elements. `vocab_size` is the text's; `padded_vocab_size` says what is trained."""
 
     num_layers: int
     hidden_size: int
@@ -50,7 +50,7 @@ class ModelShape:
             positions=model.positions,
         )
 
-    def padded_vocab(self, tp: int) -> int:
+    def padded_vocab_size(self, tp: int) -> int:
         """`vocab_size` rounded up to a multiple of `vocab_size_multiple` x tp (Megatron's rule)."""
         multiple = self.vocab_size_multiple * tp
         return -(-self.vocab_size // multiple) * multiple
@@ -61,7 +61,7 @@ class ModelShape:
         return self.hidden_size / self.num_attention_heads
 
 
-def layer_parameters(hidden_size: int, ffn_hidden_size: int | None = None) -> int:
+def count_layer_parameters(hidden_size: int, ffn_hidden_size: int | None = None) -> int:
     """Parameters of one transformer layer; 12 h^2 + 13 h with the usual MLP of 4 h."""
     sharded, replicated = _layer_parts(hidden_size, ffn_hidden_size or 4 * hidden_size)
     return sharded + replicated
@@ -75,12 +75,12 @@ def _layer_parts(h: int, ffn: int) -> tuple[int, int]:
 def count_parameters(shape: ModelShape, tp: int = 1) -> int:
     """Parameters of the whole model, each counted once, with the vocabulary padded for `tp`."""
     h = shape.hidden_size
-    embeddings = shape.padded_vocab(tp) * h * (1 if shape.tied_embeddings else 2)
-    layers = shape.num_layers * layer_parameters(h, shape.ffn_hidden_size)
-    return layers + embeddings + position_parameters(shape) + _norm_parameters(shape) + 2 * h
+    embeddings = shape.padded_vocab_size(tp) * h * (1 if shape.tied_embeddings else 2)
+    layers = shape.num_layers * count_layer_parameters(h, shape.ffn_hidden_size)
+    return layers + embeddings + count_position_parameters(shape) + _norm_parameters(shape) + 2 * h
 
 
-def position_parameters(shape: ModelShape) -> int:
+def count_position_parameters(shape: ModelShape) -> int:
     """Parameters of the positions: a vector for each where they are learned, else none."""
     return shape.sequence_length * shape.hidden_size if shape.positions == "learned" else 0
 
@@ -96,15 +96,15 @@ def pipeline_layers(shape: ModelShape, tp: int = 1, framework: Framework = "bsl"
     DeepSpeed counts the parameters that one rank holds, so counts are those of a tensor-parallel rank. The weightless
     items matter: a cut may fall on either side of them.
     """
-    h, table = shape.hidden_size, shape.padded_vocab(tp) // tp * shape.hidden_size
+    h, table = shape.hidden_size, shape.padded_vocab_size(tp) // tp * shape.hidden_size
     sharded, replicated = _layer_parts(h, shape.ffn_hidden_size)
     first, block, last = _FRAMEWORK_LAYERS[framework]
     sizes = {
         "VocabularyEmbedding": table,
         "OutputEmbedding": table,
-        "LearnedPositions": position_parameters(shape),
+        "LearnedPositions": count_position_parameters(shape),
         "InputNorm": 2 * h,
-        "EmbeddingPipe": table + position_parameters(shape) + _norm_parameters(shape),
+        "EmbeddingPipe": table + count_position_parameters(shape) + _norm_parameters(shape),
         "FinalNorm": 2 * h,
         "MixedFusedLayerNorm": 2 * h,
     }
@@ -158,7 +158,9 @@ class StageParameters:
     num_parameters: int
 
 
-def stage_parameters(shape: ModelShape, tp: int, layers_per_stage: tuple[int, ...]) -> tuple[StageParameters, ...]:
+def count_stage_parameters(
+    shape: ModelShape, tp: int, layers_per_stage: tuple[int, ...]
+) -> tuple[StageParameters, ...]:
     """Parameters per rank of every stage, first stage first.
 
     The word and position embeddings are on the first stage, the final norm and the head (a copy of the word embedding
@@ -167,11 +169,11 @@ def stage_parameters(shape: ModelShape, tp: int, layers_per_stage: tuple[int, ..
     h = shape.hidden_size
     sharded, replicated = _layer_parts(h, shape.ffn_hidden_size)
     block = sharded // tp + replicated
-    table = shape.padded_vocab(tp) // tp * h
+    table = shape.padded_vocab_size(tp) // tp * h
     last = len(layers_per_stage) - 1
     has_own_head = last > 0 or not shape.tied_embeddings
     counts = [layers * block for layers in layers_per_stage]
-    counts[0] += table + position_parameters(shape) + _norm_parameters(shape)
+    counts[0] += table + count_position_parameters(shape) + _norm_parameters(shape)
     counts[last] += 2 * h + (table if has_own_head else 0)
     return tuple(
         StageParameters(stage, layers, count)

@@ -53,11 +53,13 @@ class Stages:
     bounds: tuple[int, ...]
 
     @property
-    def num_transformer_layers(self) -> tuple[int, ...]:
+    def transformer_layers_per_stage(self) -> tuple[int, ...]:
         """Transformer layers of every stage, first stage first."""
-        return tuple(sum(layer.is_transformer for layer in self.of(stage)) for stage in range(len(self.bounds) - 1))
+        return tuple(
+            sum(layer.is_transformer for layer in self.layers_of(stage)) for stage in range(len(self.bounds) - 1)
+        )
 
-    def of(self, stage: int) -> tuple[Layer, ...]:
+    def layers_of(self, stage: int) -> tuple[Layer, ...]:
         """The items of one stage."""
         return self.layers[self.bounds[stage] : self.bounds[stage + 1]]
 
@@ -80,14 +82,14 @@ def cut_layers(
     """
     items = tuple(layers)
     method = method.lower()
-    if (counts := layer_counts(method)) is not None:
+    if (counts := parse_layer_counts(method)) is not None:
         return Stages(items, cut_at_counts(items, counts, num_stages))
     if method == "uniform":
         return Stages(items, tuple(cut_uniformly(len(items), num_stages, rule)))
-    return Stages(items, _cut_weights(layer_weights(items, method), num_stages, rule))
+    return Stages(items, _cut_weights(weigh_layers(items, method), num_stages, rule))
 
 
-def layer_counts(method: str) -> tuple[int, ...] | None:
+def parse_layer_counts(method: str) -> tuple[int, ...] | None:
     """The transformer layers of every stage that `time:COUNTS` or `memory:COUNTS` names; None for other methods."""
     match = re.fullmatch(r"(?:time|memory):([1-9]\d*(?:,[1-9]\d*)*)", method)
     return tuple(int(count) for count in match[1].split(",")) if match else None
@@ -108,7 +110,7 @@ def cut_at_counts(layers: Sequence[Layer], counts: Sequence[int], num_stages: in
     return (0, *(places[first] for first in firsts), len(layers))
 
 
-def layer_weights(layers: Sequence[Layer], method: str) -> tuple[int, ...]:
+def weigh_layers(layers: Sequence[Layer], method: str) -> tuple[int, ...]:
     """The weight that `method` gives to every layer.
 
     Raises:

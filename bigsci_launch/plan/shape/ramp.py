@@ -44,7 +44,7 @@ def _sizes(training: TrainingSection) -> Iterator[tuple[int, int | None]]:
     yield goal, None
 
 
-def total_samples(phases: tuple[Phase, ...]) -> int:
+def count_samples(phases: tuple[Phase, ...]) -> int:
     return sum(phase.num_samples for phase in phases)
 
 

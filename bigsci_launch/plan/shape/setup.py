@@ -22,10 +22,10 @@ UNPRICED = "bsl plan prices tensor, pipeline and data parallelism alone"
 class Setup:
     """A model on a topology with its batches, as one would measure it.
 
-    `fp32_gradients` says whether 16-bit weights accumulate their gradients in fp32 (DeepSpeed's BF16 optimizer);
-    `sharded_optimizer` whether replicas share out the optimizer state (ZeRO 1, and the BF16 optimizer by itself);
-    `recompute` whether layers compute their activations again in the backward pass; `blocking_launches` whether every
-    kernel is waited for (CUDA_LAUNCH_BLOCKING=1). `day` is when it ran; nothing means now, and the newest state of the
+    `has_fp32_gradients`: 16-bit weights accumulate their gradients in fp32 (DeepSpeed's BF16 optimizer).
+    `shards_optimizer`: replicas share out the optimizer state (ZeRO 1, and the BF16 optimizer on its own).
+    `recomputes_activations`: layers compute them again in the backward pass. `has_blocking_launches`: every kernel is
+    waited for (CUDA_LAUNCH_BLOCKING=1). `day` is when it ran; nothing means now, and the newest state of the
     cluster.
     """
 
@@ -36,11 +36,11 @@ class Setup:
     ranks_per_node: int
     partition_method: str
     precision: Precision = "bf16"
-    fp32_gradients: bool = True
-    sharded_optimizer: bool = True
-    recompute: bool = True
-    blocking_launches: bool = False
-    rule: PartitionRule = PartitionRule.BALANCE
+    has_fp32_gradients: bool = True
+    shards_optimizer: bool = True
+    recomputes_activations: bool = True
+    has_blocking_launches: bool = False
+    partition_rule: PartitionRule = PartitionRule.BALANCE
     framework: Framework = "bsl"
     day: date | None = None
 
@@ -55,9 +55,9 @@ class Setup:
             ranks_per_node=ranks_per_node,
             partition_method=config.parallelism.partition_method,
             precision=config.training.precision,
-            fp32_gradients=config.training.precision == "bf16",
-            recompute=config.training.activation_checkpointing,
-            blocking_launches=_is_blocking(config),
+            has_fp32_gradients=config.training.precision == "bf16",
+            recomputes_activations=config.training.activation_checkpointing,
+            has_blocking_launches=_is_blocking(config),
             framework="bsl" if config.run.command is None else "megatron",
         )
 
@@ -87,11 +87,11 @@ class Setup:
             ValueError: the partition method is unknown or matches no layer.
         """
         stages = cut_model(
-            self.shape, self.partition_method, self.topology.pp, self.rule, self.topology.tp, self.framework
+            self.shape, self.partition_method, self.topology.pp, self.partition_rule, self.topology.tp, self.framework
         )
-        return stages.num_transformer_layers
+        return stages.transformer_layers_per_stage
 
-    def with_batch(self, global_batch_size: int) -> Setup:
+    def with_batch_size(self, global_batch_size: int) -> Setup:
         """The same setup at another global batch size, as on a ramp."""
         return replace(self, global_batch_size=global_batch_size)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date
 
-from bigsci_launch.plan.shape.parameters import ModelShape, layer_parameters
+from bigsci_launch.plan.shape.parameters import ModelShape, count_layer_parameters
 from bigsci_launch.plan.shape.setup import Setup
 
 CONVENTION_DAY = date(2022, 2, 21)
@@ -30,7 +30,7 @@ class Tflops:
 
 def weight_flops(shape: ModelShape, num_samples: int, passes: int = 4) -> float:
     """FLOPs of a step as 2 per weight of the layers, token and pass; `passes` is 4 with recomputation, else 3."""
-    weights = shape.num_layers * layer_parameters(shape.hidden_size, shape.ffn_hidden_size)
+    weights = shape.num_layers * count_layer_parameters(shape.hidden_size, shape.ffn_hidden_size)
     return 2.0 * passes * weights * num_samples * shape.sequence_length
 
 
@@ -38,13 +38,13 @@ def full_flops(shape: ModelShape, tp: int, num_samples: int, passes: int = 4) ->
     """FLOPs of a step with attention and head: 24 x passes x B s L h^2 (1 + s / 6h + V / 16Lh) for an MLP of 4h."""
     h, s = shape.hidden_size, shape.sequence_length
     layer = 8 * h * h + 4 * h * shape.ffn_hidden_size + 4 * s * h
-    head = 1.5 * h * shape.padded_vocab(tp)
+    head = 1.5 * h * shape.padded_vocab_size(tp)
     return float(passes * num_samples * s * (shape.num_layers * layer + head))
 
 
 def tflops_of(setup: Setup, seconds: float) -> Tflops:
     """TFLOP/s of one GPU in a step of `seconds`."""
-    passes = 4 if setup.recompute else 3
+    passes = 4 if setup.recomputes_activations else 3
     per_gpu = seconds * setup.topology.world_size * 1e12
     return Tflops(
         weights=weight_flops(setup.shape, setup.global_batch_size, passes) / per_gpu,

@@ -11,7 +11,7 @@ from bigsci_launch.plan.choose.answer import Answer, reference_plans
 from bigsci_launch.plan.choose.search import Plan, SearchResult
 from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.neighbours import point_of
-from bigsci_launch.plan.price.price import price_setup, stage_memory
+from bigsci_launch.plan.price.price import price_setup, price_stage_memory
 from bigsci_launch.plan.shape.legality import Limits
 from bigsci_launch.plan.shape.ramp import filling_batch_size
 from bigsci_launch.plan.shape.setup import Setup
@@ -152,8 +152,8 @@ def _balance(plan: Plan, calibration: Calibration) -> list[str]:
         Bar(str(stage), seconds * 1e3, f"stage {stage}: {layers[stage]} layers, {seconds * 1e3:.0f} ms")
         for stage, seconds in enumerate(plan.price.stage_seconds)
     ]
-    factor, _ = calibration.memory.look_up(point_of(setup))
-    memories = [stage_memory(setup, stage, calibration, factor) for stage in range(len(layers))]
+    factor, _ = calibration.memory_neighbours.look_up(point_of(setup))
+    memories = [price_stage_memory(setup, stage, calibration, factor) for stage in range(len(layers))]
     fullness = [
         Bar(str(memory.stage), memory.predicted_gib, f"stage {memory.stage}: {memory.predicted_gib:.0f} GiB")
         for memory in memories
@@ -174,7 +174,7 @@ def _ramp(plan: Plan, limits: Limits) -> list[str]:
     batches, speeds = [], []
     days = 0.0
     for phase in limits.phases:
-        setup = plan.setup.with_batch(phase.global_batch_size)
+        setup = plan.setup.with_batch_size(phase.global_batch_size)
         missing = plan.setup.num_micro_batches - setup.num_micro_batches
         seconds = plan.price.seconds - missing * plan.price.micro_batch_seconds
         batches.append((days, float(phase.global_batch_size)))

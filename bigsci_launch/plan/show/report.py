@@ -8,14 +8,14 @@ from typing import Any
 from bigsci_launch.plan.choose.answer import PlanRequest
 from bigsci_launch.plan.choose.search import Plan, SearchResult
 from bigsci_launch.plan.price.calibration import Calibration
-from bigsci_launch.plan.price.price import TERM_NAMES, stage_memory
-from bigsci_launch.plan.price.stages import layout_lines, stage_layout
+from bigsci_launch.plan.price.price import TERM_NAMES, price_stage_memory
+from bigsci_launch.plan.price.stages import lay_out_stages, layout_lines
 from bigsci_launch.plan.shape.legality import advise
 from bigsci_launch.plan.shape.parameters import (
     ModelShape,
     checkpoint_bytes,
     count_parameters,
-    stage_parameters,
+    count_stage_parameters,
     state_bytes,
 )
 from bigsci_launch.plan.shape.setup import Setup, describe_stages
@@ -35,7 +35,7 @@ def model_line(shape: ModelShape, tp: int) -> str:
     """The model in one line, with its parameters as they will be trained."""
     return (
         f"{shape.num_layers} layers of {shape.hidden_size}, {shape.num_attention_heads} heads, "
-        f"vocabulary {shape.vocab_size} padded to {shape.padded_vocab(tp)}: "
+        f"vocabulary {shape.vocab_size} padded to {shape.padded_vocab_size(tp)}: "
         f"{format_count(count_parameters(shape, tp))} parameters ({count_parameters(shape, tp)})"
     )
 
@@ -59,13 +59,13 @@ def sizes_lines(setup: Setup, calibration: Calibration | None = None) -> list[st
     """What a layout means: ranks, what lies on which stage, parameters and state per rank; with a calibration also what
     each stage costs."""
     topology = setup.topology
-    stages = stage_parameters(setup.shape, topology.tp, setup.layers_per_stage)
+    stages = count_stage_parameters(setup.shape, topology.tp, setup.layers_per_stage)
     shown = list(dict.fromkeys((stages[0], stages[len(stages) // 2], stages[-1])))
     lines = [
         f"{topology} = {topology.world_size} ranks on {_nodes(setup)}, micro batch {setup.micro_batch_size}, "
         f"{setup.num_micro_batches} micro batches a step, {setup.partition_method}",
         f"layers per stage: {describe_stages(setup.layers_per_stage)}",
-        *layout_lines(stage_layout(setup, calibration)),
+        *layout_lines(lay_out_stages(setup, calibration)),
     ]
     for stage in shown:
         state = state_bytes(stage.num_parameters, topology.dp, setup.precision)
@@ -85,7 +85,7 @@ def _nodes(setup: Setup) -> str:
 def plan_cells(rank: int, plan: Plan, calibration: Calibration) -> tuple[str, ...]:
     """One line of the table, in the order of `PLAN_COLUMNS`."""
     setup, price, topology = plan.setup, plan.price, plan.setup.topology
-    middle = stage_memory(setup, topology.pp // 2, calibration)
+    middle = price_stage_memory(setup, topology.pp // 2, calibration)
     tflops = tflops_of(setup, price.seconds)
     return (
         *(str(rank), str(topology.tp), str(topology.pp), str(topology.dp)),
@@ -93,7 +93,7 @@ def plan_cells(rank: int, plan: Plan, calibration: Calibration) -> tuple[str, ..
         *(_method(setup), describe_stages(setup.layers_per_stage)),
         f"{price.seconds:.1f} ±{100 * price.band:.0f}%",
         f"{tflops.full:.0f} ({tflops.weights:.0f})",
-        "/".join(f"{stage.predicted_gib:.0f}" for stage in (price.first, middle, price.last)),
+        "/".join(f"{stage.predicted_gib:.0f}" for stage in (price.first_stage, middle, price.last_stage)),
         f"{100 * price.bubble:.0f}%",
         f"{plan.days:.1f}",
         f"{plan.likely_days:.1f}",
@@ -202,7 +202,7 @@ def plan_document(plan: Plan, calibration: Calibration) -> dict[str, Any]:
     """A plan for JSON; sizes in GiB, times in seconds, shares from 0 to 1."""
     setup, price = plan.setup, plan.price
     tflops = tflops_of(setup, price.seconds)
-    middle = stage_memory(setup, setup.topology.pp // 2, calibration)
+    middle = price_stage_memory(setup, setup.topology.pp // 2, calibration)
     return {
         "nodes": setup.num_nodes,
         **setup.topology.as_dict(),
@@ -216,9 +216,9 @@ def plan_document(plan: Plan, calibration: Calibration) -> dict[str, Any]:
         "seconds_high": price.seconds * (1 + price.band),
         "tflops": {"full": tflops.full, "weights": tflops.weights},
         "memory_gib": {
-            "first": price.first.predicted_gib,
+            "first": price.first_stage.predicted_gib,
             "middle": middle.predicted_gib,
-            "last": price.last.predicted_gib,
+            "last": price.last_stage.predicted_gib,
             "need": price.need_gib,
             "gpu": calibration.gpu.memory_gib,
         },
@@ -265,7 +265,7 @@ def request_document(request: PlanRequest, calibration: Calibration | None = Non
         "num_steps": request.num_steps,
         "num_tokens": request.num_samples * shape.sequence_length,
         "num_parameters": count_parameters(shape, tp),
-        "padded_vocab_size": shape.padded_vocab(tp),
+        "padded_vocab_size": shape.padded_vocab_size(tp),
         "checkpoint_bytes": checkpoint_bytes(shape, tp),
         "refusal": request.refusal.text if request.refusal else None,
     }
@@ -283,10 +283,10 @@ def _stage_documents(setup: Setup, calibration: Calibration | None) -> list[dict
             "num_transformer_layers": counts[stage.stage],
             "parameters_per_rank": stage.num_parameters,
             "state_bytes_per_rank": state_bytes(stage.num_parameters, setup.topology.dp, setup.precision).total,
-            "micro_batch_milliseconds": stage.milliseconds,
+            "micro_batch_milliseconds": stage.micro_batch_ms,
             "need_gib": stage.need_gib,
         }
-        for stage in stage_layout(setup, calibration)
+        for stage in lay_out_stages(setup, calibration)
     ]
 
 

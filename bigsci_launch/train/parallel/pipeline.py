@@ -31,8 +31,8 @@ from bigsci_launch.errors import BslError, ConfigError
 from bigsci_launch.plan.choose.preflight import embedding_tie, find_stage_refusals, find_tie_refusals, remedy
 from bigsci_launch.plan.price.balance import settle_method
 from bigsci_launch.plan.price.calibration import Calibration
-from bigsci_launch.plan.price.stages import StageLayout, layout_lines, stage_layout
-from bigsci_launch.plan.shape.partition import Layer, PartitionRule, cut_at_counts, layer_counts
+from bigsci_launch.plan.price.stages import StageLayout, lay_out_stages, layout_lines
+from bigsci_launch.plan.shape.partition import Layer, PartitionRule, cut_at_counts, parse_layer_counts
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
 from bigsci_launch.train.initial_weights import Draw
@@ -89,7 +89,7 @@ class CutPipeline(PipelineModule):  # type: ignore[misc]
     """DeepSpeed's pipeline, cut at our own bounds if the partition method lists the layer count of every stage."""
 
     def _partition_layers(self, method: str = "uniform") -> None:
-        counts = layer_counts(method)
+        counts = parse_layer_counts(method)
         if counts is None:
             super()._partition_layers(method)
             return
@@ -103,7 +103,7 @@ class CutPipeline(PipelineModule):  # type: ignore[misc]
 def planned_setup(config: RunConfig, topology: Topology) -> Setup:
     """Return the run as the planner sees it; an unsettled cut by price uses the uncalibrated prices."""
     setup = Setup.of_config(config, topology, topology.world_size)
-    return settle_method(replace(setup, rule=PartitionRule.of_deepspeed(deepspeed_version)), Calibration())
+    return settle_method(replace(setup, partition_rule=PartitionRule.of_deepspeed(deepspeed_version)), Calibration())
 
 
 def build_engine(
@@ -126,7 +126,7 @@ def build_engine(
         )
         require_trainable(config, topology, stage_layers(module))
         if defects.embedding is VocabularyEmbedding:
-            require_layout(module, stage_layout(setup))
+            require_layout(module, lay_out_stages(setup))
         engine, *_ = initialize(
             model=module,
             optimizer=make_optimizer(module, config.optimizer, defects.group_rule),
@@ -238,4 +238,4 @@ def require_layout(module: PipelineModule, planned: Sequence[StageLayout]) -> No
 
 def describe_layout(config: RunConfig, topology: Topology) -> list[str]:
     """Return one line per stage that lists its layers; `require_layout` has compared them with the ranks."""
-    return layout_lines(stage_layout(planned_setup(config, topology)))
+    return layout_lines(lay_out_stages(planned_setup(config, topology)))

@@ -15,10 +15,10 @@ from bigsci_launch.plan.price.neighbours import (
     Neighbours,
     Point,
     interpolate,
-    inverse_of_kernel,
-    invert_positive,
+    invert_kernel,
+    invert_positive_definite,
     kernel_row,
-    left_out,
+    leave_one_out,
 )
 
 SCALES = (1.0,) * 10
@@ -61,7 +61,7 @@ def test_data_narrow_only_what_they_speak_of() -> None:
 def test_inverse(size: int, source: random.Random) -> None:
     factor = [[source.uniform(-1, 1) for _ in range(size)] for _ in range(size)]
     matrix = [[sum(a * b for a, b in zip(one, two, strict=True)) + (one is two) for two in factor] for one in factor]
-    inverse = invert_positive(matrix)
+    inverse = invert_positive_definite(matrix)
     for i in range(size):
         for j in range(size):
             assert sum(matrix[i][k] * inverse[k][j] for k in range(size)) == pytest.approx(float(i == j), abs=1e-8)
@@ -75,7 +75,7 @@ def points(count: int) -> list[Point]:
 def test_a_plan_beside_a_measured_one_takes_over_its_error() -> None:
     where = points(8)
     residuals = [0.05] * 8
-    neighbours = interpolate(where, residuals, inverse_of_kernel(where, SCALES, TIME_NUGGET), SCALES)
+    neighbours = interpolate(where, residuals, invert_kernel(where, SCALES, TIME_NUGGET), SCALES)
     factor, closeness = neighbours.look_up(where[3])
     assert closeness == 1
     assert factor == pytest.approx(math.exp(0.05), abs=0.004)
@@ -83,7 +83,7 @@ def test_a_plan_beside_a_measured_one_takes_over_its_error() -> None:
 
 def test_a_plan_far_from_all_keeps_the_models_figure() -> None:
     where = points(8)
-    neighbours = interpolate(where, [0.05] * 8, inverse_of_kernel(where, SCALES, TIME_NUGGET), SCALES)
+    neighbours = interpolate(where, [0.05] * 8, invert_kernel(where, SCALES, TIME_NUGGET), SCALES)
     factor, closeness = neighbours.look_up((100.0,) * 10)
     assert closeness < 1e-9
     assert factor == pytest.approx(1)
@@ -98,11 +98,11 @@ def test_days_that_are_not_given_are_at_no_distance() -> None:
 def test_left_out_is_what_the_others_interpolate() -> None:
     where, source = points(9), random.Random(2)
     residuals = [source.gauss(0, 0.05) for _ in where]
-    guessed = left_out(residuals, inverse_of_kernel(where, SCALES, TIME_NUGGET))
+    guessed = leave_one_out(residuals, invert_kernel(where, SCALES, TIME_NUGGET))
     for index, point in enumerate(where):
         others = [other for other in range(len(where)) if other != index]
         rest = [where[other] for other in others]
         without = interpolate(
-            rest, [residuals[other] for other in others], inverse_of_kernel(rest, SCALES, TIME_NUGGET), SCALES
+            rest, [residuals[other] for other in others], invert_kernel(rest, SCALES, TIME_NUGGET), SCALES
         )
         assert math.log(without.look_up(point)[0]) == pytest.approx(guessed[index], abs=1e-9)

@@ -72,7 +72,7 @@ def test_the_partitioner_is_that_of_the_day() -> None:
     for day in ("2022-02-20", "2024-02-20", ""):
         setup = setup_of(row(date=day))
         assert not isinstance(setup, str)
-        rules.append(setup.rule)
+        rules.append(setup.partition_rule)
     assert rules == [PartitionRule.FILL, PartitionRule.BALANCE, PartitionRule.BALANCE]
 
 
@@ -81,7 +81,7 @@ def test_bf16_accumulates_in_fp32_since_there_is_an_optimizer_for_it() -> None:
     for cells in ({"date": "2022-02-17"}, {"date": "2022-02-28"}, {}, {"notes": "BF16 optimizer"}):
         setup = setup_of(row(precision="bf16", zero="0", **cells))
         assert not isinstance(setup, str)
-        found.append((setup.fp32_gradients, setup.sharded_optimizer))
+        found.append((setup.has_fp32_gradients, setup.shards_optimizer))
     assert found == [(False, False), (True, True), (True, True), (True, True)]
 
 
@@ -173,7 +173,7 @@ def test_launches_that_nobody_noted_blocked_as_they_did_elsewhere(tmp_path: Path
     path.write_text("\n".join([",".join([*GOOD, "launch_blocking"]), *lines]) + "\n")
     _, rows = read_rows(path)
     setups = [setup_of(one) for one in rows]
-    assert [setup.blocking_launches for setup in setups if not isinstance(setup, str)] == [True, True, False, True]
-    assert jean_zay.blocking_launches
+    assert [setup.has_blocking_launches for setup in setups if not isinstance(setup, str)] == [True, True, False, True]
+    assert jean_zay.has_blocking_launches
     seconds = [predict_row(one, jean_zay).cells["pred_sec_per_it"] for one in (row(), row(launch_blocking="1"))]
     assert seconds[0] == seconds[1] != predict_row(row(launch_blocking="0"), jean_zay).cells["pred_sec_per_it"]

@@ -50,7 +50,7 @@ def test_a_log_of_megatron(tmp_path: Path) -> None:
     assert measured.setup.topology == Topology(tp=4, pp=12, dp=8)
     assert measured.setup.global_batch_size == 2048
     assert measured.setup.layers_per_stage == (5, *(6,) * 10, 5)
-    assert measured.setup.fp32_gradients
+    assert measured.setup.has_fp32_gradients
     assert measured.setup.ranks_per_node == 8
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigsci_launch.plan.price.balance import PRICED_METHODS, price_stages, settle_method, share_out
+from bigsci_launch.plan.price.balance import PRICED_METHODS, price_stages, settle_method, share_out_layers
 from bigsci_launch.plan.price.calibration import Calibration
-from bigsci_launch.plan.price.memory import predict_stage
+from bigsci_launch.plan.price.memory import predict_stage_memory
 from bigsci_launch.plan.price.step_time import count_work, predict_step
 from bigsci_launch.plan.shape.partition import Layer, Stages, cut_balanced, cut_layers
 from bigsci_launch.plan.shape.setup import Setup
@@ -47,7 +47,7 @@ def test_no_other_cut_has_a_cheaper_dearest_stage(case: tuple[int, list[list[int
     def dearest(counts: tuple[int, ...]) -> int:
         return max(table[count] for table, count in zip(tables, counts, strict=True))
 
-    counts = share_out(layers, [table.__getitem__ for table in tables])
+    counts = share_out_layers(layers, [table.__getitem__ for table in tables])
     assert sum(counts) == layers
     assert min(counts) >= 1
     assert dearest(counts) == min(dearest(cut) for cut in all_cuts(layers, len(tables)))
@@ -55,11 +55,11 @@ def test_no_other_cut_has_a_cheaper_dearest_stage(case: tuple[int, list[list[int
 
 def test_too_few_layers_are_refused() -> None:
     with pytest.raises(ValueError, match="2 layers cannot fill 3 pipeline stages"):
-        share_out(2, [float] * 3)
+        share_out_layers(2, [float] * 3)
 
 
 def test_among_equal_stages_later_ones_are_fuller() -> None:
-    assert share_out(7, [float] * 4) == (1, 2, 2, 2)
+    assert share_out_layers(7, [float] * 4) == (1, 2, 2, 2)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def dearest_stage(setup: Setup, method: str) -> float:
     if method == "time":
         return max(predict_step(count_work(setup, calibration.gpu), calibration.constants).stage_seconds)
     stages = range(setup.topology.pp)
-    return max(predict_stage(setup, stage, calibration.constants, calibration.gpu).need_gib for stage in stages)
+    return max(predict_stage_memory(setup, stage, calibration.constants, calibration.gpu).need_gib for stage in stages)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -111,7 +111,7 @@ def test_counts_are_cut_before_transformer_layers() -> None:
     layers = [Layer(name, is_transformer=name == "TransformerLayer") for name in names]
     cut: Stages = cut_layers(layers, "time:1,3", 2)
     assert cut.bounds == (0, 3, 8)
-    assert cut.num_transformer_layers == (1, 3)
+    assert cut.transformer_layers_per_stage == (1, 3)
     with pytest.raises(ValueError, match="names 5 layers on 2 stages; there are 4 on 2"):
         cut_layers(layers, "memory:1,4", 2)
     with pytest.raises(ValueError, match="none of uniform"):

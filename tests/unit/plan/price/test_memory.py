@@ -8,14 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch.plan.price.constants import A100, PRIOR
-from bigsci_launch.plan.price.memory import StageWork, count_memory, is_out_of_memory, predict_stage, weigh_memory
+from bigsci_launch.plan.price.memory import (
+    MemoryTerms,
+    count_memory,
+    is_out_of_memory,
+    predict_stage_memory,
+    weigh_memory,
+)
 from bigsci_launch.plan.shape.parameters import ModelShape
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
 
 
 def need(setup: Setup, stage: int = 0) -> float:
-    return predict_stage(setup, stage, PRIOR, A100).need_gib
+    return predict_stage_memory(setup, stage, PRIOR, A100).need_gib
 
 
 @given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 6, 12]), st.integers(1, 8), st.integers(1, 8))
@@ -31,18 +37,18 @@ def test_more_nodes_never_need_more_memory(tp: int, pp: int, dp: int, more: int)
 
 
 def test_unsharded_optimizer_state_is_not_shared_out(bloom: Setup) -> None:
-    assert need(replace(bloom, sharded_optimizer=False)) > need(bloom) + 30
+    assert need(replace(bloom, shards_optimizer=False)) > need(bloom) + 30
 
 
 def test_the_first_stage_keeps_most_micro_batches(bloom: Setup) -> None:
-    middle = [count_memory(bloom, stage).kept for stage in range(1, 11)]
+    middle = [count_memory(bloom, stage).kept_gib for stage in range(1, 11)]
     assert middle == sorted(middle, reverse=True)
-    assert count_memory(bloom, 11).kept == count_memory(bloom, 10).kept / 2 * 5 / 6
+    assert count_memory(bloom, 11).kept_gib == count_memory(bloom, 10).kept_gib / 2 * 5 / 6
 
 
 def test_without_recomputation_activations_fill_the_gpu(bloom: Setup) -> None:
     assert not is_out_of_memory(need(bloom), A100, is_measured=True)
-    assert is_out_of_memory(need(replace(bloom, recompute=False)), A100, is_measured=False)
+    assert is_out_of_memory(need(replace(bloom, recomputes_activations=False)), A100, is_measured=False)
 
 
 def test_a_guess_must_be_farther_off_to_be_called_out_of_memory() -> None:
@@ -52,7 +58,7 @@ def test_a_guess_must_be_farther_off_to_be_called_out_of_memory() -> None:
 
 
 def test_freed_blocks_go_back_when_memory_gets_short() -> None:
-    roomy, full = StageWork(10, 1, 20, 1), StageWork(46, 1, 20, 1)
+    roomy, full = MemoryTerms(10, 1, 20, 1), MemoryTerms(46, 1, 20, 1)
     need_gib, shown = weigh_memory(roomy, PRIOR, A100)
     assert shown - need_gib == PRIOR.activation_factor * 20 - 20
     need_gib, shown = weigh_memory(full, PRIOR, A100)

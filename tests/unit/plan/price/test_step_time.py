@@ -13,7 +13,7 @@ from bigsci_launch.plan.price.constants import A100, PRIOR
 from bigsci_launch.plan.price.step_time import (
     STEP_CONSTANT_S,
     count_work,
-    drift_at,
+    drift_on,
     predict_step,
     rates_of,
     step_seconds,
@@ -42,7 +42,7 @@ def test_priors_alone_are_near_what_bloom_took(bloom: Setup) -> None:
 @given(st.integers(1, 40))
 def test_time_is_linear_in_micro_batches(factor: int) -> None:
     setup = Setup(ModelShape(24, 2048, 16, 8192, 1024, 50257), Topology(tp=2, pp=4, dp=2), 2, 64, 8, "uniform")
-    base, more = predict_step(count_work(setup, A100), PRIOR), seconds(setup.with_batch(64 + 4 * factor))
+    base, more = predict_step(count_work(setup, A100), PRIOR), seconds(setup.with_batch_size(64 + 4 * factor))
     assert more == pytest.approx(base.seconds + factor * base.micro_batch_seconds)
 
 
@@ -75,7 +75,7 @@ def test_uneven_stages_wait_for_the_fullest(bloom: Setup) -> None:
 
 
 def test_recomputation_costs_a_forward_pass(bloom: Setup) -> None:
-    assert 1.2 < seconds(bloom) / seconds(replace(bloom, recompute=False)) < 4 / 3
+    assert 1.2 < seconds(bloom) / seconds(replace(bloom, recomputes_activations=False)) < 4 / 3
 
 
 def test_only_replicas_pay_for_gradients(bloom: Setup) -> None:
@@ -86,18 +86,18 @@ def test_only_replicas_pay_for_gradients(bloom: Setup) -> None:
 
 def test_drift_counts_from_its_day_on() -> None:
     day = date(2022, 2, 25).toordinal()
-    assert drift_at(day - 1, 0.95, day) == 1
-    assert drift_at(day, 0.95, day) == 0.95
-    assert drift_at(None, 0.95, day) == 0.95
-    assert drift_at(day, 0.95, None) == 1
+    assert drift_on(day - 1, 0.95, day) == 1
+    assert drift_on(day, 0.95, day) == 0.95
+    assert drift_on(None, 0.95, day) == 0.95
+    assert drift_on(day, 0.95, None) == 1
 
 
 def test_launches_hide_behind_the_work_unless_each_is_waited_for(bloom: Setup) -> None:
-    free, blocking = seconds(bloom), seconds(replace(bloom, blocking_launches=True))
+    free, blocking = seconds(bloom), seconds(replace(bloom, has_blocking_launches=True))
     assert free < blocking
     tiny = replace(bloom, shape=replace(bloom.shape, hidden_size=448, ffn_hidden_size=1792, num_attention_heads=14))
     tiny = replace(tiny, topology=Topology(tp=2, pp=12, dp=16), micro_batch_size=1)
     # A small model waits for its launches either way.
-    assert 1 < seconds(replace(tiny, blocking_launches=True)) / seconds(tiny) < 2
+    assert 1 < seconds(replace(tiny, has_blocking_launches=True)) / seconds(tiny) < 2
     assert predict_step(count_work(tiny, A100), PRIOR).terms[1] > 0.2 * seconds(tiny)
     assert predict_step(count_work(bloom, A100), PRIOR).terms[1] < 0.01 * free

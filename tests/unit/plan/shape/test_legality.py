@@ -52,12 +52,12 @@ def test_the_row_that_was_removed_upstream(bloom: Setup) -> None:
         shape=replace(bloom.shape, num_layers=72),
         topology=Topology(tp=1, pp=48, dp=8),
         partition_method="type:transformer",
-        rule=PartitionRule.FILL,
+        partition_rule=PartitionRule.FILL,
     )
     refusal = find_refusal(failed, NO_LIMITS)
     assert refusal is not None
     assert refusal.rule == "empty stage"
-    assert find_refusal(replace(failed, rule=PartitionRule.BALANCE), NO_LIMITS) is None
+    assert find_refusal(replace(failed, partition_rule=PartitionRule.BALANCE), NO_LIMITS) is None
 
 
 def test_every_batch_of_the_ramp_counts(bloom: Setup) -> None:

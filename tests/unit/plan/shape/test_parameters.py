@@ -7,10 +7,10 @@ import pytest
 from bigsci_launch.plan.shape.parameters import (
     ModelShape,
     checkpoint_bytes,
+    count_layer_parameters,
     count_parameters,
+    count_stage_parameters,
     cut_model,
-    layer_parameters,
-    stage_parameters,
     state_bytes,
 )
 
@@ -50,11 +50,11 @@ def test_parts_per_gpu_as_the_document_divides_them(
     hidden: int, vocab: int, tp: int, embedding: int, layer: int
 ) -> None:
     assert vocab * hidden // tp == embedding
-    assert layer_parameters(hidden) // tp == layer
+    assert count_layer_parameters(hidden) // tp == layer
 
 
 def test_104b_on_tp4_pp32() -> None:
-    layers = 2 * layer_parameters(11600) // 4
+    layers = 2 * count_layer_parameters(11600) // 4
     with_embedding = layers + 50257 * 11600 // 4
     assert (layers, with_embedding) == (807435400, 953180700)
     assert state_bytes(with_embedding, 1, "bf16").total == 17157252600
@@ -64,7 +64,7 @@ def test_104b_on_tp4_pp32() -> None:
 def test_206b_on_tp4_pp24() -> None:
     assert (94 + 2) // 24 == 4
     assert state_bytes(4 * 531671296, 1, "bf16").total == 38280333312
-    assert layer_parameters(13312) // 2 == 1063342592
+    assert count_layer_parameters(13312) // 2 == 1063342592
     assert state_bytes(1063342592, 1, "bf16").total == 19140166656
 
 
@@ -82,7 +82,7 @@ def test_206b_on_tp4_pp24() -> None:
 def test_parts_at_tp8(
     hidden: int, vocab: int, embedding_m: float, embedding_mb: float, layer_m: float, layer_mb: float
 ) -> None:
-    table, layer = vocab * hidden / 8, layer_parameters(hidden) / 8
+    table, layer = vocab * hidden / 8, count_layer_parameters(hidden) / 8
     assert round(table / 1e6, 2) == embedding_m
     assert round(table * 18 / 1e6, 2) == embedding_mb
     assert round(layer / 1e6, 2) == layer_m
@@ -101,38 +101,40 @@ def test_parts_at_tp8(
     ],
 )
 def test_stage_sums_at_tp8(hidden: int, layers: int, vocab: int, with_embedding: bool, gigabytes: float) -> None:
-    parameters = layers * layer_parameters(hidden) / 8 + (vocab * hidden / 8 if with_embedding else 0)
+    parameters = layers * count_layer_parameters(hidden) / 8 + (vocab * hidden / 8 if with_embedding else 0)
     assert parameters * 18 / 1e9 == pytest.approx(gigabytes, abs=0.05)
 
 
 def test_the_parts_of_bloom() -> None:
-    assert BLOOM.padded_vocab(4) == BLOOM.padded_vocab(8) == 250880
-    assert BLOOM.padded_vocab(4) * BLOOM.hidden_size == 3596615680
-    assert layer_parameters(BLOOM.hidden_size) == 2466437120
+    assert BLOOM.padded_vocab_size(4) == BLOOM.padded_vocab_size(8) == 250880
+    assert BLOOM.padded_vocab_size(4) * BLOOM.hidden_size == 3596615680
+    assert count_layer_parameters(BLOOM.hidden_size) == 2466437120
     assert 2.2 < checkpoint_bytes(BLOOM, 4) / 2**40 < 2.3  # the chronicle says 2.3 TB
 
 
 def test_padding_of_the_vocabulary() -> None:
-    assert shape(64, 2, 50257, 128).padded_vocab(4) == 50688
-    assert shape(64, 2, 50257, 128).padded_vocab(8) == 51200
+    assert shape(64, 2, 50257, 128).padded_vocab_size(4) == 50688
+    assert shape(64, 2, 50257, 128).padded_vocab_size(8) == 51200
 
 
 def test_stages_add_up_to_the_model() -> None:
     for tied, norm in ((True, False), (False, True)):
         model = ModelShape(12, 64, 4, 200, 32, 1000, 128, tied, norm)
-        stages = stage_parameters(model, 1, cut_model(model, "type:transformer|embedding", 4).num_transformer_layers)
-        copy = model.padded_vocab(1) * 64 if tied else 0
+        stages = count_stage_parameters(
+            model, 1, cut_model(model, "type:transformer|embedding", 4).transformer_layers_per_stage
+        )
+        copy = model.padded_vocab_size(1) * 64 if tied else 0
         assert sum(stage.num_parameters for stage in stages) == count_parameters(model) + copy
 
 
 def test_one_stage_holds_the_tied_table_once() -> None:
     model = ModelShape(4, 64, 4, 256, 32, 1000)
-    (only,) = stage_parameters(model, 1, (4,))
+    (only,) = count_stage_parameters(model, 1, (4,))
     assert only.num_parameters == count_parameters(model)
 
 
 def test_tensor_parallel_ranks_hold_biases_and_norms_whole() -> None:
     model = ModelShape(4, 64, 4, 256, 32, 1024)
-    (half,) = stage_parameters(model, 2, (4,))
+    (half,) = count_stage_parameters(model, 2, (4,))
     replicated = 4 * 6 * 64 + 32 * 64 + 2 * 64
     assert 2 * half.num_parameters - replicated == count_parameters(model, 2)

@@ -18,7 +18,7 @@ from bigsci_launch.plan.shape.partition import (
     cut_filling,
     cut_layers,
     cut_uniformly,
-    layer_weights,
+    weigh_layers,
 )
 
 RECORDED = json.loads((Path(__file__).parents[1] / "partition_deepspeed_0_5_10.json").read_text())["cases"]
@@ -30,7 +30,7 @@ def shape(num_layers: int) -> ModelShape:
 
 
 def layers_per_stage(num_layers: int, pp: int, method: str, rule: PartitionRule) -> tuple[int, ...]:
-    return cut_model(shape(num_layers), method, pp, rule).num_transformer_layers
+    return cut_model(shape(num_layers), method, pp, rule).transformer_layers_per_stage
 
 
 @pytest.mark.parametrize(
@@ -107,10 +107,10 @@ def test_the_rule_follows_the_version() -> None:
 
 def test_types_are_searched_as_deepspeed_does() -> None:
     layers = [Layer("EmbeddingPipe", 7), Layer("function"), Layer("ParallelTransformerLayerPipe", 5)]
-    assert layer_weights(layers, "type:TRANSFORMER") == (0, 0, 1)
-    assert layer_weights(layers, "type:embed|transformer") == (1, 0, 1)
-    assert layer_weights(layers, "type:pipe:ignored") == (1, 0, 1)
-    assert layer_weights(layers, "parameters") == (7, 0, 5)
+    assert weigh_layers(layers, "type:TRANSFORMER") == (0, 0, 1)
+    assert weigh_layers(layers, "type:embed|transformer") == (1, 0, 1)
+    assert weigh_layers(layers, "type:pipe:ignored") == (1, 0, 1)
+    assert weigh_layers(layers, "parameters") == (7, 0, 5)
 
 
 @pytest.mark.parametrize("method", ["profile", "type:mamba", "type:(", "best"])

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bigsci_launch.config.schema import RampupSection, TrainingSection
-from bigsci_launch.plan.shape.ramp import filling_batch_size, phases_of, total_samples
+from bigsci_launch.plan.shape.ramp import count_samples, filling_batch_size, phases_of
 from bigsci_launch.train.schedule import BatchSize
 
 
@@ -25,7 +25,7 @@ def test_phases_are_what_training_does(steps: int, start: int, increment: int, s
         consumed += sizes[-1]
     phases = phases_of(section)
     assert [size for phase in phases for size in [phase.global_batch_size] * phase.num_steps] == sizes
-    assert total_samples(phases) == consumed
+    assert count_samples(phases) == consumed
     assert [phase.first_step for phase in phases] == [
         1 + sum(other.num_steps for other in phases[:index]) for index in range(len(phases))
     ]
@@ -41,7 +41,7 @@ def test_without_a_ramp_there_is_one_phase(steps: int, size: int) -> None:
 def test_blooms_ramp_comes_to_its_220_million_samples() -> None:
     phases = phases_of(training(115311, 192, 16, 9765625, 2048))
     assert len(phases) == 117
-    assert 219_990_000 < total_samples(phases) < 220_010_000
+    assert 219_990_000 < count_samples(phases) < 220_010_000
 
 
 def test_the_first_batch_that_fills_the_pipeline() -> None:

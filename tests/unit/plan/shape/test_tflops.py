@@ -34,5 +34,5 @@ def test_without_recomputation_there_are_three_passes(chronicle_rows: list[Measu
 
     setup = setup_of(next(row for row in chronicle_rows if row.name == "r614"))
     assert not isinstance(setup, str)
-    without = tflops_of(replace(setup, recompute=False), 100)
+    without = tflops_of(replace(setup, recomputes_activations=False), 100)
     assert without.full == pytest.approx(tflops_of(setup, 100).full * 3 / 4)
