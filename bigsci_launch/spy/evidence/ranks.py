@@ -119,6 +119,12 @@ class RankEvidence:
         return decisive_thread(self.threads, self.pid or 0) if self.threads else None
 
     @property
+    def place(self) -> str:
+        """Where that thread is, in words: `load_batch (train.py:88)`."""
+        thread = self.thread
+        return str(thread.site) if thread and thread.site else "a place that its stack does not show"
+
+    @property
     def is_gone(self) -> bool:
         """Whether the process has ended."""
         return self.exit is not None or (self.last is not None and self.last.state in GONE_STATES)

@@ -47,13 +47,7 @@ def explain_stall(seen: RankEvidence) -> Stall:
         stall = explain(seen)
         if stall is not None:
             return stall
-    return Stall(seen.rank, HangClass.BLOCKED_IN_C, f"waits in {_place(seen)}, outside of any collective", 0.8)
-
-
-def _place(seen: RankEvidence) -> str:
-    """`load_batch (train.py:88)`, or `a place that its stack does not show`."""
-    thread = seen.thread
-    return str(thread.site) if thread and thread.site else "a place that its stack does not show"
+    return Stall(seen.rank, HangClass.BLOCKED_IN_C, f"waits in {seen.place}, outside of any collective", 0.8)
 
 
 def main_thread(seen: RankEvidence) -> ThreadStack | None:
@@ -92,7 +86,7 @@ def _stopped(seen: RankEvidence) -> Stall | None:
     if seen.last.tracer_pid:
         words = f"is stopped under a debugger (tracer pid {seen.last.tracer_pid})"
         return Stall(seen.rank, HangClass.PROCESS_STOPPED, words, SURE)
-    words = f"is stopped (SIGSTOP or job control) in {_place(seen)}"
+    words = f"is stopped (SIGSTOP or job control) in {seen.place}"
     return Stall(seen.rank, HangClass.PROCESS_STOPPED, words, SURE, next=f"kill -CONT {seen.pid}  # on {seen.node}")
 
 
@@ -102,7 +96,7 @@ def _stopped(seen: RankEvidence) -> Stall | None:
 def _dumps_core(seen: RankEvidence) -> Stall | None:
     if seen.last is None or not seen.last.core_dumping:
         return None
-    words = f"has crashed in {_place(seen)}, and its core is still being written"
+    words = f"has crashed in {seen.place}, and its core is still being written"
     missing = "where the core goes: see /proc/sys/kernel/core_pattern"
     return Stall(seen.rank, HangClass.CORE_BEING_WRITTEN, words, 0.9, missing)
 
@@ -112,14 +106,14 @@ def _in_kernel(seen: RankEvidence) -> Stall | None:
         return None
     wchan = f" ({seen.last.wchan})" if seen.last.wchan.strip("0") else ""
     if seen.last.kill_pending:
-        words = f"cannot die: it was killed and sleeps in the kernel{wchan} in {_place(seen)}"
+        words = f"cannot die: it was killed and sleeps in the kernel{wchan} in {seen.place}"
         drain = f"scontrol update nodename={seen.node} state=drain reason=D-state"
         return Stall(seen.rank, HangClass.UNKILLABLE, words, 0.9, next=drain)
     if seen.threads is None and seen.last.wchan.startswith(MAP_LOCK_WAITS):
         words = f"waits in the kernel{wchan} for the lock of its own memory map: ps and py-spy hang on it too"
         instead = f"cat /proc/{seen.pid}/wchan  # on {seen.node}, and never ps"
         return Stall(seen.rank, HangClass.MEMORY_MAP_LOCKED, words, LIKELY, next=instead)
-    words = f"sleeps in the kernel, uninterruptibly{wchan}, in {_place(seen)}"
+    words = f"sleeps in the kernel, uninterruptibly{wchan}, in {seen.place}"
     return Stall(seen.rank, _class_in_kernel(seen), words, 0.9, "the file or device behind the call")
 
 
@@ -153,7 +147,7 @@ def _held_by_child(seen: RankEvidence) -> Stall | None:
     if child is None:
         return None
     wchan = f", {child.wchan}" if child.wchan.strip("0") else ""
-    words = f"waits in {_place(seen)} for its child process {child.pid} ({child.comm}, state {child.state}{wchan})"
+    words = f"waits in {seen.place} for its child process {child.pid} ({child.comm}, state {child.state}{wchan})"
     words += f", which stands in {child.place}" if child.place else ""
     look = f"py-spy dump --pid {child.pid}  # on {seen.node}"
     return Stall(seen.rank, _class_of_child(seen), words, LIKELY, "" if child.place else "the stack of the child", look)
@@ -274,7 +268,7 @@ def _locked(seen: RankEvidence) -> Stall | None:
 def _busy(seen: RankEvidence) -> Stall | None:
     if not is_busy(seen):
         return None
-    words = f"computes in {_place(seen)} ({cpu_share(seen):.0%} of a core) and has not come to the collective"
+    words = f"computes in {seen.place} ({cpu_share(seen):.0%} of a core) and has not come to the collective"
     again = "bsl spy  # again in a minute"
     return Stall(seen.rank, HangClass.PYTHON_NEVER_ENDS, words, 0.65, "whether it would end", next=again)
 
@@ -284,7 +278,7 @@ def _stormed(seen: RankEvidence) -> Stall | None:
     rate = switches_per_s(seen)
     if rate < STORM_PER_S or is_busy(seen):
         return None
-    words = f"is woken {rate:.0f} times a second in {_place(seen)} and gets no further"
+    words = f"is woken {rate:.0f} times a second in {seen.place} and gets no further"
     return Stall(seen.rank, HangClass.SIGNAL_STORM, words, 0.8, "which signal or timer wakes it")
 
 
@@ -297,7 +291,7 @@ def _polls(seen: RankEvidence) -> Stall | None:
         return None
     if thread.frames[0].file.endswith(("/selectors.py", "/socket.py", "/ssl.py")):
         return None
-    words = f"waits for an answer to a request in {_place(seen)}, as for a key of torch's store that nobody sets"
+    words = f"waits for an answer to a request in {seen.place}, as for a key of torch's store that nobody sets"
     missing = "native frames (py-spy dump --native): they name the store"
     return Stall(seen.rank, HangClass.STORE_KEY_MISSING, words, 0.7, missing)
 
@@ -309,7 +303,7 @@ def _known(seen: RankEvidence) -> Stall | None:
 
 def _of_known(known: KnownWait, seen: RankEvidence) -> Stall:
     call = f", {seen.last.system_call}" if seen.last and seen.last.system_call else ""
-    words = f"{known.words} in {_place(seen)}{call}, outside of any collective"
+    words = f"{known.words} in {seen.place}{call}, outside of any collective"
     return Stall(seen.rank, known.hang_class, words, LIKELY)
 
 

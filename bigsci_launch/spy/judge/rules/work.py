@@ -102,7 +102,7 @@ def _moves_bytes(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWor
     is_reading = is_busy(seen) or read > written
     otherwise = HangClass.PREPARES_ALONE if is_reading else HangClass.SAVE_IN_PROGRESS
     hang_class = _class_of_phase(seen, gatherings) or otherwise
-    return RankWork(seen.rank, hang_class, f"{did} in {_place(seen)}", 0.85, "how much is left to do")
+    return RankWork(seen.rank, hang_class, f"{did} in {seen.place}", 0.85, "how much is left to do")
 
 
 def _fetches_pages(seen: RankEvidence) -> RankWork | None:
@@ -110,7 +110,7 @@ def _fetches_pages(seen: RankEvidence) -> RankWork | None:
     rate = faults_per_s(seen)
     if not rate:
         return None
-    words = f"fetches {rate:.0f} pages of mapped files a second in {_place(seen)}"
+    words = f"fetches {rate:.0f} pages of mapped files a second in {seen.place}"
     return RankWork(seen.rank, HangClass.PREPARES_ALONE, words, 0.75, "how much is left to read")
 
 
@@ -120,7 +120,7 @@ def _child_computes(seen: RankEvidence) -> RankWork | None:
     child = busy_child(seen)
     if child is None:
         return None
-    words = f"waits in {_place(seen)} for its child process {child.pid} ({child.comm}), which computes"
+    words = f"waits in {seen.place} for its child process {child.pid} ({child.comm}), which computes"
     return RankWork(seen.rank, HangClass.COMPILER_AT_WORK, words, 0.8, f"whether process {child.pid} ends")
 
 
@@ -148,7 +148,7 @@ def _is_meant(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork |
     """A rank that computes where others are meant to wait for it."""
     if not is_busy(seen):
         return None
-    words = f"computes in {_place(seen)} ({cpu_share(seen):.0%} of a core)"
+    words = f"computes in {seen.place} ({cpu_share(seen):.0%} of a core)"
     if seen.heartbeat and seen.heartbeat.phase in MEANT_PHASES:
         words += f", in the phase {seen.heartbeat.phase!r} of step {seen.heartbeat.step}"
         return RankWork(seen.rank, MEANT_PHASES[seen.heartbeat.phase], words, 0.7, "whether it would end")
@@ -189,12 +189,8 @@ def _is_warming_up(seen: RankEvidence) -> RankWork | None:
     beat = seen.heartbeat
     if not is_busy(seen) or beat is None or beat.first_step is None or beat.step - beat.first_step >= FIRST_STEPS:
         return None
-    words = f"computes in {_place(seen)} ({cpu_share(seen):.0%} of a core), in step {beat.step}, soon after its start"
+    words = f"computes in {seen.place} ({cpu_share(seen):.0%} of a core), in step {beat.step}, soon after its start"
     return RankWork(seen.rank, HangClass.WARM_UP, words, 0.6, "whether it would end")
-
-
-def _place(seen: RankEvidence) -> str:
-    return str(seen.thread.site) if seen.thread and seen.thread.site else "a place that its stack does not show"
 
 
 def compute_alike(roots: Sequence[RankEvidence]) -> bool:
@@ -267,7 +263,7 @@ def judge_leaving(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     if not says_so and not (gone and (gone >= len(alive) or _stand_together(alive))):
         return None
     slow = alive[0]
-    where = f"{evidence.name(slow.rank)} is still in {_place(slow)}" if len(alive) == 1 else f"{len(alive)} still leave"
+    where = f"{evidence.name(slow.rank)} is still in {slow.place}" if len(alive) == 1 else f"{len(alive)} still leave"
     return Conclusion(
         state=State.FINISHED,
         claim=f"the training has ended: {gone} of {evidence.world_size} ranks have ended with exit code 0, and {where}",
