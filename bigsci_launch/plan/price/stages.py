@@ -25,7 +25,7 @@ class StageLayout:
     stage: int
     layers: tuple[str, ...]
     num_parameters: int
-    micro_batch_ms: float | None = None
+    milliseconds: float | None = None
     need_gib: float | None = None
 
 
@@ -40,12 +40,12 @@ def lay_out_stages(setup: Setup, calibration: Calibration | None = None) -> tupl
     cut = cut_model(setup.shape, setup.partition_method, pp, setup.partition_rule, setup.topology.tp, setup.framework)
     prices = _prices(setup, calibration) if calibration else [(None, None)] * pp
     found = []
-    for stage, (micro_batch_ms, need) in enumerate(prices):
+    for stage, (milliseconds, need) in enumerate(prices):
         layers = cut.layers_of(stage)
         # A single stage holds the tied table once.
         is_shared = tied and pp == 1
         count = sum(layer.num_parameters for layer in (layers[:-1] if is_shared else layers))
-        found.append(StageLayout(stage, tuple(layer.name for layer in layers), count, micro_batch_ms, need))
+        found.append(StageLayout(stage, tuple(layer.name for layer in layers), count, milliseconds, need))
     return tuple(found)
 
 
@@ -72,7 +72,7 @@ def _describe(alike: Sequence[StageLayout]) -> str:
 
 
 def _price(first: StageLayout, last: StageLayout) -> str:
-    if first.micro_batch_ms is None or first.need_gib is None or last.need_gib is None:
+    if first.milliseconds is None or first.need_gib is None or last.need_gib is None:
         return ""
     needs = list(dict.fromkeys((f"{first.need_gib:.1f}", f"{last.need_gib:.1f}")))
-    return f"; {first.micro_batch_ms:.0f} ms a micro batch, needs {' to '.join(needs)} GiB"
+    return f"; {first.milliseconds:.0f} ms a micro batch, needs {' to '.join(needs)} GiB"

@@ -283,7 +283,7 @@ def _stage_documents(setup: Setup, calibration: Calibration | None) -> list[dict
             "num_transformer_layers": counts[stage.stage],
             "parameters_per_rank": stage.num_parameters,
             "state_bytes_per_rank": state_bytes(stage.num_parameters, setup.topology.dp, setup.precision).total,
-            "micro_batch_milliseconds": stage.micro_batch_ms,
+            "micro_batch_milliseconds": stage.milliseconds,
             "need_gib": stage.need_gib,
         }
         for stage in lay_out_stages(setup, calibration)

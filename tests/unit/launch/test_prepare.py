@@ -101,7 +101,7 @@ def test_everything_in_it_is_about_the_same_run(fake_slurm: Callable[..., Any]) 
     assert run.loaded.origins[METHOD] == "computed"
     assert [stage.layers.count("TransformerLayer") for stage in run.stages] == list(run.setup.layers_per_stage)
     assert run.request.topology == run.setup.topology
-    assert all(stage.micro_batch_ms is not None for stage in run.stages)
+    assert all(stage.milliseconds is not None for stage in run.stages)
     everything = check_everything(config, run.loaded.site, run.calibration)
     assert list(run.findings) == [finding for finding in everything if finding.price]
 
