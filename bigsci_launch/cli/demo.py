@@ -19,16 +19,13 @@ def demo(folder: Path) -> None:
     Needs neither Slurm nor root; takes a few minutes on two cores. Needs the `train` extra.
     """
     import shutil
-    from importlib.resources import as_file, files
 
+    from bigsci_launch.content import packaged
     from bigsci_launch.demo.screen import last_screen
     from bigsci_launch.demo.story import Demo
 
     shutil.rmtree(folder / "runs", ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    with (
-        as_file(files("bigsci_launch") / "assets" / "configs" / "demo.yaml") as config,
-        progress("bsl demo", Demo.NUM_PARTS) as report_progress,
-    ):
-        result = Demo(folder.resolve(), config, report_progress).play()
+    with progress("bsl demo", Demo.NUM_PARTS) as report_progress:
+        result = Demo(folder.resolve(), packaged("configs", "demo.yaml"), report_progress).play()
     answer(last_screen(result, folder))

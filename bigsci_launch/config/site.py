@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from bigsci_launch.config.document import Node, at_one_place, read_document
 from bigsci_launch.config.problems import closest, validate
 from bigsci_launch.config.schema import RunConfig, SiteConfig
+from bigsci_launch.content import content_folders, packaged
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.topology import Topology
 
@@ -60,9 +59,7 @@ class Site:
 
 def search_path(near: Path | None = None) -> list[Path]:
     """Folders with site files, first found wins: `sites` beside the run file, under each of `$BSL_PATH`, our own."""
-    roots = [near] if near else []
-    roots += [Path(part) for part in os.environ.get("BSL_PATH", "").split(os.pathsep) if part]
-    return [*(root / "sites" for root in roots), Path(str(files("bigsci_launch"))) / "assets" / "slurm" / "sites"]
+    return content_folders("sites", packaged("slurm", "sites"), near)
 
 
 def find_sites(near: Path | None = None) -> dict[str, Path]:

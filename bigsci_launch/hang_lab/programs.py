@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
+
+from bigsci_launch.content import packaged
 
 RANK_VARIABLES = {
     "MASTER_ADDR": "127.0.0.1",
@@ -15,14 +16,10 @@ RANK_VARIABLES = {
 """The environment of every rank of the laboratory. Some of it is read when torch is imported."""
 
 
-def diagnostics_folder() -> Path:
-    return Path(str(files("bigsci_launch"))) / "assets" / "diagnostics"
-
-
 def lab_program(name: str) -> Path:
     """`diagnostics/lab/NAME.py`."""
-    return (diagnostics_folder() / "lab" / f"{name}.py").resolve()
+    return packaged("diagnostics", "lab", f"{name}.py").resolve()
 
 
 def rank_runner() -> Path:
-    return (diagnostics_folder() / "rank_runner.py").resolve()
+    return packaged("diagnostics", "rank_runner.py").resolve()

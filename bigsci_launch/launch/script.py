@@ -6,11 +6,11 @@ A template can name nothing that does not exist (StrictUndefined), and every val
 from __future__ import annotations
 
 import shlex
-from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from bigsci_launch.content import packaged
 from bigsci_launch.launch.request import JobRequest, Option
 
 TEMPLATES = {"slurm": "slurm.sbatch.j2", "local": "local.sbatch.j2"}
@@ -18,7 +18,7 @@ TEMPLATES = {"slurm": "slurm.sbatch.j2", "local": "local.sbatch.j2"}
 
 def render_script(request: JobRequest, templates: Path | None = None) -> str:
     """The whole script of `request`. `templates` is the folder to take templates from; default: our own."""
-    folder = templates or Path(str(files("bigsci_launch"))) / "assets" / "slurm" / "templates"
+    folder = templates or packaged("slurm", "templates")
     template = template_environment(folder).get_template(TEMPLATES[request.scheduler])
     return template.render(request=request, header=header_lines(request.options))
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -15,6 +14,7 @@ from uuid import uuid4
 
 from bigsci_launch.config.load import LoadedRun, dump_resolved
 from bigsci_launch.config.schema import ModelSection, RunConfig
+from bigsci_launch.content import packaged
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.launch.provenance import collect_provenance, is_secret_name
 from bigsci_launch.launch.request import JobRequest
@@ -108,9 +108,8 @@ def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> No
 def copy_tools(attempt: AttemptDir) -> None:
     """Copy the stand-alone helpers of the script beside it: they are then on the file system that all nodes share."""
     attempt.tools.mkdir(exist_ok=True)
-    source = files("bigsci_launch") / "assets" / "diagnostics"
     for name in TOOLS:
-        (attempt.tools / name).write_bytes((source / name).read_bytes())
+        (attempt.tools / name).write_bytes(packaged("diagnostics", name).read_bytes())
 
 
 @contextmanager

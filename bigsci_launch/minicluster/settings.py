@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from typing import Any
 
+from bigsci_launch.content import packaged
 from bigsci_launch.errors import ClusterError
 from bigsci_launch.minicluster.directory import ClusterDir
 
@@ -144,7 +144,7 @@ def configuration_texts(cluster: Cluster, directory: ClusterDir) -> dict[str, st
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False
     )
-    folder = files("bigsci_launch") / "assets" / "slurm" / "minicluster"
+    folder = packaged("slurm", "minicluster")
     values = {"cluster": cluster, "directory": directory, "cpus": max(1, cluster.shape.gpus_per_node) * CPUS_PER_GPU}
     return {
         name: environment.from_string((folder / f"{name}.j2").read_text(encoding="utf-8")).render(values)

@@ -9,9 +9,9 @@ import secrets
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.resources import files
 from pathlib import Path
 
+from bigsci_launch.content import packaged
 from bigsci_launch.errors import ClusterError, SlurmError
 from bigsci_launch.minicluster import network, ports
 from bigsci_launch.minicluster.cluster import node_states, remove_cluster
@@ -32,7 +32,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sinfo")
 ISOLATION_PROGRAMS = ("ip", "nsenter", "unshare", "mount", "hostname")
 START_TIMEOUT_S = 60.0
 MACHINE_HOSTS = Path("/etc/hosts")
-SCRIPTS = files("bigsci_launch") / "assets" / "slurm" / "minicluster"
+SCRIPTS = packaged("slurm", "minicluster")
 
 
 def start_cluster(directory: ClusterDir, shape: ClusterShape, report_progress: Progress) -> Cluster:

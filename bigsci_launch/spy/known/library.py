@@ -5,15 +5,14 @@ A signature is content, not code: `signatures/NAME/signature.yaml`, with a recor
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 
 from bigsci_launch.config.document import read_document
 from bigsci_launch.config.problems import validate
+from bigsci_launch.content import content_folders, packaged
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.spy.evidence.known_code import bare_name
 from bigsci_launch.spy.evidence.ranks import Child, Evidence, RankEvidence
@@ -49,18 +48,11 @@ class Library:
     problems: tuple[str, ...]
 
 
-def search_path() -> list[Path]:
-    """Folders with signatures, first found wins: `signatures` under each of `$BSL_PATH`, then our own."""
-    roots = [Path(part) for part in os.environ.get("BSL_PATH", "").split(os.pathsep) if part]
-    own = Path(str(files("bigsci_launch"))) / "assets" / "diagnostics" / "signatures"
-    return [*(root / "signatures" for root in roots), own]
-
-
 def read_library() -> Library:
     """Every signature on the search path. A file that is wrong becomes a problem: it must not hide a verdict."""
     found: dict[str, Signature] = {}
     problems: list[str] = []
-    for folder in search_path():
+    for folder in content_folders("signatures", packaged("diagnostics", "signatures")):
         for path in sorted(folder.glob(f"*/{FILE}")):
             if path.parent.name in found:
                 continue

@@ -16,9 +16,9 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from importlib import resources
 from typing import Any
 
+from bigsci_launch.content import packaged
 from bigsci_launch.errors import CollectError
 from bigsci_launch.scheduler.slurm import run_monitor_step
 from bigsci_launch.spy.evidence.bundle import Bundle
@@ -311,7 +311,7 @@ def agent_program(target: Target) -> str:
 
     They go as byte code for a node whose Python is of the same version, which starts faster, and as text for others.
     """
-    folder = resources.files("bigsci_launch") / "assets" / "diagnostics"
+    folder = packaged("diagnostics")
     sources = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in AGENT_MODULES}
     codes = {name: compile(source, f"{name}.py", "exec") for name, source in sources.items()}
     request = {**target.request, "node_timeout_s": NODE_TIMEOUT_S + more_time(target), "framed": True}

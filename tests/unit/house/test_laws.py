@@ -109,6 +109,12 @@ def test_one_module_knows_the_paths_of_a_run() -> None:
             assert not (joins and node.right.value in names), f"{path.relative_to(ROOT)}:{node.lineno}"  # type: ignore[attr-defined]
 
 
+def test_one_module_knows_where_content_is() -> None:
+    for path, tree in parsed():
+        constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        assert path == PACKAGE / "content.py" or not constants & {"assets", "BSL_PATH"}, path
+
+
 def test_content_folders_are_never_imported() -> None:
     for path, tree in parsed():
         roots = {name.split(".")[0] for name in imports(tree)}
