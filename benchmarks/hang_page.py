@@ -10,7 +10,8 @@ from typing import Any
 from bigsci_launch.hang_lab.catalogue import class_order, find_reproduction
 from bigsci_launch.hang_lab.judgement import Judgement
 from bigsci_launch.hang_lab.zoo import NOT_REPRODUCED
-from bigsci_launch.topology import Topology, compress_ranks
+from bigsci_launch.topology import Topology
+from bigsci_launch.topology.words import name_ranks
 
 Row = dict[str, Any]
 
@@ -128,7 +129,7 @@ def misses(rows: Iterable[Row]) -> list[str]:
     wrong = [row for row in rows if row["judgement"] != "right"]
     for row in sorted(wrong, key=lambda row: class_order(row["name"])):
         verdict = row["verdict"]
-        named = f"names rank {compress_ranks(verdict['suspects'])}" if verdict["suspects"] else "names nobody"
+        named = f"names {name_ranks(verdict['suspects'])}" if verdict["suspects"] else "names nobody"
         told = "" if row["is_prepared"] else ", stacks only"
         said = f"{verdict['state']} {verdict['class'] or '-'}, {named}"
         where = f"{row['name']} {row['topology']} culprit {row['culprit']}{told}"

@@ -13,7 +13,8 @@ import click
 
 from bigsci_launch.cli import console
 from bigsci_launch.errors import BslError, CollectError, ConfigError
-from bigsci_launch.topology import Topology, compress_ranks
+from bigsci_launch.topology import Topology
+from bigsci_launch.topology.words import name_ranks
 
 if TYPE_CHECKING:
     from bigsci_launch.spy.evidence.bundle import Bundle
@@ -187,7 +188,7 @@ def _warn_of_missing_recorders(found: Bundle) -> None:
     from bigsci_launch.spy.look.collect import missing_recorders
 
     for why, ranks in missing_recorders(found).items():
-        console.talk(f"warning: flight recorder of rank {compress_ranks(ranks)}: {why}")
+        console.talk(f"warning: flight recorder of {name_ranks(ranks)}: {why}")
 
 
 def _with_topology(found: Bundle, axes: str | None) -> Bundle:

@@ -9,7 +9,8 @@ from typing import Any
 
 from bigsci_launch.hang_lab.catalogue import RankSet, Reproduction
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology import Topology, compress_ranks
+from bigsci_launch.topology import Topology
+from bigsci_launch.topology.words import name_ranks
 
 
 class Judgement(Enum):
@@ -40,7 +41,7 @@ class Verdict:
     confidence: float | None = None
 
     def __str__(self) -> str:
-        named = f", rank {compress_ranks(self.suspects)}" if self.suspects else ", nobody accused"
+        named = f", {name_ranks(self.suspects)}" if self.suspects else ", nobody accused"
         return f"{self.state.value} {self.hang_class or '-'}{named}"
 
 
@@ -78,9 +79,7 @@ def judge(verdict: Verdict, reproduction: Reproduction, culprit: int, topology: 
 def expectation(reproduction: Reproduction, culprit: int, topology: Topology) -> str:
     """The right answer in words."""
     ranks = reproduction.suspects(culprit, topology)
-    if not ranks:
-        who = "nobody accused"
-    else:
-        who = f"rank {compress_ranks(ranks)}" + ("" if reproduction.must_accuse else " or nobody")
+    accused = name_ranks(ranks) + ("" if reproduction.must_accuse else " or nobody")
+    who = accused if ranks else "nobody accused"
     states = " or ".join(state.value for state in reproduction.states)
     return f"{states} {reproduction.classes[0]}, {who}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigsci_launch.topology import Topology, compress_ranks
-from bigsci_launch.topology.words import compress_coordinates
+from bigsci_launch.topology.words import name_coordinates
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ def rank_map(topology: Topology, ranks_per_node: int) -> list[NodeRanks]:
     entries = []
     for node_rank, first in enumerate(range(0, topology.world_size, ranks_per_node)):
         ranks = range(first, min(first + ranks_per_node, topology.world_size))
-        coordinates = compress_coordinates(topology.coordinate(rank) for rank in ranks)
+        coordinates = name_coordinates(topology.coordinate(rank) for rank in ranks)
         entries.append(NodeRanks(node_rank, compress_ranks(ranks), coordinates))
     return entries
 

@@ -52,7 +52,7 @@ def run_ranks(out: Path, world_size: int, tp: int, *scenarios: str) -> Path:
 
 @pytest.fixture(scope="module")
 def two_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two stages (pp 2), with every defect of the tied embedding."""
+    """Two stages (pp2), with every defect of the tied embedding."""
     return run_ranks(tmp_path_factory.mktemp("two"), 2, 1, "healthy", "B1", "B2", "B3", "B4")
 
 
@@ -94,7 +94,7 @@ def test_the_tied_copy_of_the_last_stage_is_named(two_stages: Path, defect: str)
     assert entry["fraction"] > 0.9
     code, text = diff(two_stages / defect / AFTER, two_stages / defect / BEFORE)
     assert code == 1
-    assert "1 differs, all on pp 1" in text
+    assert "1 differs, all on pp1" in text
 
 
 def test_the_norm_that_load_resets_is_named(two_stages: Path) -> None:
@@ -115,7 +115,7 @@ def test_drift_over_tp_is_told_and_no_difference_between_two_sides(two_tp: Path,
 def test_an_audit_names_the_cause_from_one_checkpoint(two_stages: Path, scenario: str) -> None:
     found = document("--audit", two_stages / scenario / "checkpoints")
     claims = {finding["pattern"]: finding["claim"] for finding in found["findings"]}
-    weight, norm = "tied_modules.embed.weight (pp 1)", "tied_modules.embed.norm.weight"
+    weight, norm = "tied_modules.embed.weight (pp1)", "tied_modules.embed.norm.weight"
     expected = {
         "healthy": {},
         "B1": {"tied copies apart: not reduced": [weight, "different gradients (cos "]},
@@ -124,7 +124,7 @@ def test_an_audit_names_the_cause_from_one_checkpoint(two_stages: Path, scenario
             "untied passenger": ["has no gradient"],
             "norm in the weight-decay group": [norm, "a rule that asks for the class of a norm missed one"],
         },
-        "B4": {"tied copies apart: clipped on one side": [weight, "clipped (pp 0), the other not (pp 1)"]},
+        "B4": {"tied copies apart: clipped on one side": [weight, "clipped (pp0), the other not (pp1)"]},
     }[scenario]
     assert claims.keys() == expected.keys()
     for pattern, parts in expected.items():

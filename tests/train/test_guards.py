@@ -78,10 +78,10 @@ def test_a_healthy_run_passes_and_says_what_it_costs(runs: Runs) -> None:
 
 # By defect: the step, and what the message must contain.
 SENTENCES = {
-    "B1": (3, ("tied gradients", f"gradient of {TIED}", "on pp 1, tp 0+1")),
-    "B2": (1, ("tied gradients", "tied_modules.embedding.norm.weight", "on pp 1, tp 0+1")),
+    "B1": (3, ("tied gradients", f"gradient of {TIED}", "on ranks 2-3 (pp1)")),
+    "B2": (1, ("tied gradients", "tied_modules.embedding.norm.weight", "on ranks 2-3 (pp1)")),
     "B3": (0, ("optimizer groups", "tied_modules.embedding.norm.weight", "in group decay, weight decay 0.1, not 0")),
-    "B4": (3, ("clipping", TIED, "on pp 1, tp 0+1", "reached the optimizer scaled by 1; clipping calls for 0.")),
+    "B4": (3, ("clipping", TIED, "on ranks 2-3 (pp1)", "reached the optimizer scaled by 1; clipping calls for 0.")),
     "B5": (3, ("replicated gradients", "2.attention_norm.bias", "what the layer that reads it implies")),
     "B5 fp32": (3, ("replicated gradients", "2.attention_norm.bias", "what the layer that reads it implies")),
     "scaled": (3, ("replicated gradients", "2.attention_norm.bias", "is 0.5 times what the layer")),
@@ -151,7 +151,7 @@ def test_a_healthy_resume_passes(resumed: Runs) -> None:
 
 def test_a_load_that_loses_something_is_refused(resumed: Runs) -> None:
     step, message = stopped(resumed, "random")
-    assert (step, message.startswith("step 3: load: random states on pp 0+1, tp 0, dp 0+1")) == (3, True)
+    assert (step, message.startswith("step 3: load: random states on ranks 0-3")) == (3, True)
     step, message = stopped(resumed, "counted")
     assert step == 3
     assert "load: optimizer state decay.step" in message
@@ -164,7 +164,7 @@ def test_a_wrong_byte_in_a_shard_is_refused(resumed: Runs) -> None:
     assert resumed["byte+"].steps() == {}
     assert error["type"] == "GuardError"
     assert error["message"].startswith("step 3: load: optimizer state decay.")
-    assert "on pp 0, tp 0, dp 1: differs from what was saved" in error["message"]
+    assert "on rank 1 (dp1 pp0 tp0): differs from what was saved" in error["message"]
 
 
 def test_the_wrong_byte_is_found_without_a_rank(resumed: Runs) -> None:

@@ -6,7 +6,7 @@ Built from the plain documents of a bundle, so that a live look and a later one 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from bigsci_launch.spy.evidence.kernel import (
 from bigsci_launch.spy.evidence.run_facts import Exit, Failure, Heartbeat, RunRecords
 from bigsci_launch.spy.evidence.stacks import ThreadStack, decisive_thread, parse_threads
 from bigsci_launch.topology import Coordinate, Topology
+from bigsci_launch.topology.words import name_part
 
 GONE_STATES = ("gone", "Z", "X")
 FILES = "files"
@@ -164,6 +165,10 @@ class Evidence:
         """The coordinate of `rank`, where the topology is known."""
         known = self.topology is not None and rank < self.topology.world_size
         return self.topology.coordinate(rank) if known and self.topology else None
+
+    def part(self, ranks: Collection[int]) -> str:
+        """Which part of the grid `ranks` are: `pp3 tp0-1`. Empty where there is nothing to say."""
+        return name_part(ranks, self.topology) if self.topology else ""
 
     def name(self, rank: int) -> str:
         """`rank 5 (n2, dp0 pp1 tp1)`: how every sentence calls a rank."""

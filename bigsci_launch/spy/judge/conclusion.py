@@ -7,10 +7,7 @@ from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology import compress_ranks
-
-MAX_LIST = 60
-"""Characters that a list of ranks may take within a sentence."""
+from bigsci_launch.topology.words import agree, name_ranks_and_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,31 +54,22 @@ class Conclusion:
     signature: KnownHang | None = None
 
 
-def name_ranks(ranks: Collection[int]) -> str:
-    """`rank 3`, `ranks 0-3,7`, `1024 ranks (0,8,16,...)` where the list would fill the screen."""
-    text = compress_ranks(ranks)
-    if len(text) > MAX_LIST:
-        return f"{len(ranks)} ranks ({text[:MAX_LIST].rpartition(',')[0]},...)"
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"
+def name_with_part(evidence: Evidence, ranks: Collection[int]) -> str:
+    """`ranks 4-5 (dp0 pp1)`: the ranks, and which part of the grid they are."""
+    return name_ranks_and_part(ranks, evidence.topology)
 
 
-def count_ranks(ranks: Collection[int]) -> str:
-    """`1 rank`, `7 ranks`."""
-    return "1 rank" if len(ranks) == 1 else f"{len(ranks)} ranks"
+def name_and_verb(evidence: Evidence, ranks: Collection[int], words: str) -> str:
+    """`rank 3 (pp1) stands in`, `ranks 4-5 (dp0 pp1) stand in`, for words that begin with a verb in the singular."""
+    return f"{name_with_part(evidence, ranks)} {agree(words, ranks)}"
 
 
 def where_shared(evidence: Evidence, ranks: Collection[int]) -> str:
-    """What several ranks have in common: one node, or all of one group. Empty where there is nothing."""
+    """Where several ranks are together: `all of node n1, pp3`. Empty where there is nothing to say."""
     ranks = frozenset(ranks)
+    if len(ranks) < 2:
+        return ""
     nodes = {seen.node for seen in evidence.ranks if seen.rank in ranks and seen.node}
-    found = []
-    if len(ranks) > 1 and len(nodes) == 1:
-        on_node = [seen.rank for seen in evidence.ranks if seen.node in nodes]
-        found.append(f"{'all' if len(on_node) == len(ranks) else 'all of them on'} node {next(iter(nodes))}")
-    coordinates = [coordinate for rank in ranks if (coordinate := evidence.coordinate(rank))]
-    if evidence.topology and len(ranks) > 1 and len(coordinates) == len(ranks):
-        for axis in evidence.topology.axes:
-            shared = {coordinate[axis] for coordinate in coordinates}
-            if len(shared) == 1 and evidence.topology[axis] > 1:
-                found.append(f"{axis}{next(iter(shared))}")
-    return ", ".join(found)
+    on_node = [seen.rank for seen in evidence.ranks if seen.node in nodes] if len(nodes) == 1 else []
+    node = f"{'all of' if len(on_node) == len(ranks) else 'on'} node {next(iter(nodes))}" if on_node else ""
+    return ", ".join(part for part in (node, evidence.part(ranks)) if part)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from bigsci_launch.spy.evidence.ranks import NOT_FOUND, Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stack_classes import merge_stacks
 from bigsci_launch.spy.evidence.stacks import decisive_thread
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Suspect, count_ranks, name_ranks, where_shared
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Suspect, where_shared
 from bigsci_launch.spy.judge.motion import is_busy, moving_ranks, named_frames
 from bigsci_launch.spy.judge.rules.async_wait import conclude_uncertain, is_certain
 from bigsci_launch.spy.judge.rules.circle import judge_circle
@@ -28,6 +28,7 @@ from bigsci_launch.spy.judge.rules.work import conclude_computing, conclude_work
 from bigsci_launch.spy.judge.waits import WaitGraph, build_graph
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology import compress_ranks
+from bigsci_launch.topology.words import agree, count_ranks, counted, name_ranks
 
 ODD_SHARE = 0.25
 """Without any collective in sight, so few ranks of all may be called odd."""
@@ -205,20 +206,16 @@ def _certain_stalls(ranks: Sequence[RankEvidence]) -> list[Stall]:
 
 def _claim_away(evidence: Evidence, graph: WaitGraph, stalls: list[Stall], num_waiting: int) -> str:
     first = stalls[0]
-    verb = "waits" if num_waiting == 1 else "wait"
+    waiting = counted(num_waiting, "waits")
     if len(stalls) == 1:
         wait = graph.direct_waiter(first.rank)
         where = f", first of them rank {wait.rank} in {wait}" if wait else ""
-        return f"{evidence.name(first.rank)} {first.words}; {_ranks(num_waiting)} {verb} for it{where}"
+        return f"{evidence.name(first.rank)} {first.words}; {waiting} for it{where}"
     who = name_ranks([stall.rank for stall in stalls])
     shared = where_shared(evidence, [stall.rank for stall in stalls])
     words = {stall.words for stall in stalls}
     said = f"each {first.words}" if len(words) == 1 else f"rank {first.rank} {first.words}, the others are listed below"
-    return f"{who}{f' ({shared})' if shared else ''} stay away while {_ranks(num_waiting)} {verb} for them: {said}"
-
-
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
+    return f"{who}{f' ({shared})' if shared else ''} stay away while {waiting} for them: {said}"
 
 
 def _evidence_away(evidence: Evidence, graph: WaitGraph, stalls: list[Stall]) -> tuple[str, ...]:
@@ -229,7 +226,8 @@ def _evidence_away(evidence: Evidence, graph: WaitGraph, stalls: list[Stall]) ->
             lines.append(f"{evidence.name(wait.rank)} waits in {wait}; rank {stall.rank} has not come there")
     endless = graph.endless
     if endless:
-        lines.append(f"ranks {compress_ranks(endless)} wait in a circle besides, which this does not explain")
+        circle = f"{name_ranks(endless)} {agree('waits', endless)} in a circle"
+        lines.append(f"{circle} besides, which this does not explain")
     if _num_samples(evidence) > 1 and not any(is_busy(seen) for seen in evidence.ranks):
         lines.append("no rank used the CPU or moved between the samples")
     return tuple(lines)
@@ -261,7 +259,7 @@ def _no_collectives(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     sides = tuple(Side(found.ranks, str(found.frames[0])) for found in classes)
     num_read = sum(len(found.ranks) for found in classes)
     odd = sorted(rank for found in classes[1:] for rank in found.ranks)
-    most = f"{_ranks(len(classes[0].ranks))} stand in {classes[0].frames[0]}"
+    most = f"{counted(classes[0].ranks, 'stands')} in {classes[0].frames[0]}"
     read = [seen for seen in evidence.ranks if seen.threads and not seen.is_gone]
     if all(is_busy(seen) for seen in read):
         return conclude_computing(evidence, [seen.rank for seen in read])
@@ -280,7 +278,7 @@ def _no_collectives(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     if not stalls:
         return _in_places(len(classes), sides)
     first = f"{evidence.name(stalls[0].rank)} {stalls[0].words}"
-    claim = first if len(odd) == 1 else f"ranks {compress_ranks(odd)} stand elsewhere than the rest, the first: {first}"
+    claim = first if len(odd) == 1 else f"{name_ranks(odd)} stand elsewhere than the rest, the first: {first}"
     return Conclusion(
         state=State.HANG,
         claim=f"{claim}; the other {most}",

@@ -17,11 +17,12 @@ from bigsci_launch.scheduler.hostlist import compress_hostlist
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stack_classes import StackClass, merge_stacks
 from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack, is_wrapper
-from bigsci_launch.spy.judge.conclusion import Conclusion, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.waits import WaitGraph, build_graph
 from bigsci_launch.spy.show.rank_facts import RankFact, facts_of
 from bigsci_launch.spy.show.suspects import merge_suspects, name_group
 from bigsci_launch.topology import AXES, AXIS_NAMES, Topology, compress_ranks
+from bigsci_launch.topology.words import count_ranks, name_ranks
 
 Size = Literal["small", "medium", "large"]
 COLOURS = 8
@@ -100,7 +101,7 @@ def _class_row(index: int, found: StackClass) -> dict[str, Any]:
     return {
         "style": f"k{min(index, COLOURS)}",
         "mark": _letter(index),
-        "count": len(found.ranks),
+        "count": count_ranks(found.ranks),
         "ranks": compress_ranks(found.ranks),
         "first": found.ranks[0],
         "nodes": compress_hostlist(node for node in found.nodes if node),
@@ -110,12 +111,12 @@ def _class_row(index: int, found: StackClass) -> dict[str, Any]:
 
 
 def _unread(evidence: Evidence) -> list[tuple[str, str, int]]:
-    """Why there are no stacks of ranks: the reason, the ranks, the first of them."""
+    """Why there are no stacks of ranks: the reason, the ranks in words, the first of them."""
     reasons: dict[str, list[int]] = {}
     for seen in evidence.ranks:
         if seen.why_unreadable or seen.is_gone:
             reasons.setdefault(seen.why_unreadable or f"it has ended: {seen.exit or 'gone'}", []).append(seen.rank)
-    return [(why, compress_ranks(ranks), ranks[0]) for why, ranks in reasons.items()]
+    return [(why, name_ranks(ranks), ranks[0]) for why, ranks in reasons.items()]
 
 
 def make_grid(evidence: Evidence, conclusion: Conclusion, classes: Sequence[StackClass]) -> Grid:
@@ -240,5 +241,5 @@ class _WaitWords:
             found = self._said[id(self._graph.blockers[rank])]
         if rank in self._awaited:
             count = self._awaited[rank]
-            found = (*found, ("awaited by", f"{count} {'rank' if count == 1 else 'ranks'} directly"))
+            found = (*found, ("awaited by", f"{count_ranks(count)} directly"))
         return found

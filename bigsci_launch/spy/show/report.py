@@ -16,10 +16,11 @@ from bigsci_launch.spy.evidence.known_code import operation_of
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.evidence.stack_classes import StackClass, merge_stacks
 from bigsci_launch.spy.evidence.stacks import Frame
-from bigsci_launch.spy.judge.conclusion import Conclusion, where_shared
+from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.show.grid import MEANINGS, class_letter, make_text_grid, rank_marks
 from bigsci_launch.spy.show.suspects import merge_suspects, name_group
 from bigsci_launch.topology import compress_ranks
+from bigsci_launch.topology.words import count_ranks, name_ranks
 
 LineRole = Literal["bad", "good", "head", "plain", "muted", "grid"]
 MAX_LINES = 40
@@ -173,7 +174,7 @@ def _classes(
         lines += _one_class(index, classes[index], evidence, bool(suspects.intersection(classes[index].ranks)), page)
     if len(shown) < len(classes):
         rest = [rank for index, found in enumerate(classes) if index not in shown for rank in found.ranks]
-        lines.append(Line(page.cut(f"{len(classes) - len(shown)} more classes: ranks {compress_ranks(rest)}"), "muted"))
+        lines.append(Line(page.cut(f"{len(classes) - len(shown)} more classes: {name_ranks(rest)}"), "muted"))
     return lines
 
 
@@ -187,10 +188,9 @@ def _most_telling(classes: Sequence[StackClass], suspects: set[int], count: int)
 
 
 def _one_class(index: int, found: StackClass, evidence: Evidence, suspected: bool, page: _Folder) -> list[Line]:
-    count = len(found.ranks)
-    head = f"{class_letter(index)} {count} {'rank' if count == 1 else 'ranks'}: {compress_ranks(found.ranks)}"
+    head = f"{class_letter(index)} {count_ranks(found.ranks)}: {compress_ranks(found.ranks)}"
     nodes = compress_hostlist(node for node in found.nodes if node)
-    where = [nodes, _coordinates(found, evidence)]
+    where = [nodes, evidence.part(found.ranks)]
     thread = f"thread {found.thread}" if found.thread != "MainThread" else ""
     head += "".join(f"  {part}" for part in (*where, thread) if part)
     frames = " < ".join(_frame(frame) for frame in found.frames[:MAX_FRAMES])
@@ -201,14 +201,6 @@ def _one_class(index: int, found: StackClass, evidence: Evidence, suspected: boo
 def _frame(frame: Frame) -> str:
     """`all_reduce` for torch's own call, `reduce_loss (train.py:35)` for any other."""
     return operation_of(frame.function, frame.file) or str(frame)
-
-
-def _coordinates(stack_class: StackClass, evidence: Evidence) -> str:
-    """The coordinate of a single rank; what several have in common."""
-    if len(stack_class.ranks) == 1:
-        return str(evidence.coordinate(stack_class.ranks[0]) or "")
-    shared = where_shared(evidence, stack_class.ranks).split(", ")
-    return " ".join(part for part in shared if "node" not in part)
 
 
 def _unreadable(evidence: Evidence, page: _Folder) -> Items:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence.ranks import Evidence
-from bigsci_launch.spy.judge.conclusion import Suspect, name_ranks, where_shared
+from bigsci_launch.spy.judge.conclusion import Suspect, where_shared
+from bigsci_launch.topology.words import name_ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigsci_launch.topology import Topology
+from bigsci_launch.topology.words import name_ranks_and_part
 
 Digests = NDArray[np.int64]
 
@@ -107,25 +108,6 @@ def by_cause(violations: Sequence[Violation]) -> list[Violation]:
 
 
 def describe(violation: Violation, topology: Topology) -> str:
-    """Return the violation as a sentence: check, tensor, coordinates, finding."""
-    where = describe_ranks(violation.ranks, topology)
+    """Return the violation as a sentence: check, tensor, ranks, finding."""
+    where = name_ranks_and_part(violation.ranks, topology)
     return f"{violation.check}: {violation.tensor} on {where}: {violation.text}"
-
-
-def describe_ranks(ranks: Sequence[int], topology: Topology) -> str:
-    """Return ranks as coordinates: `pp 1, tp 0+1, dp 0-3`, or a list (of at most 8) if they do not form a block."""
-    at = [topology.coordinate(rank) for rank in ranks]
-    axes = {
-        "pp": sorted({place.pp_rank for place in at}),
-        "tp": sorted({place.tp_rank for place in at}),
-        "dp": sorted({place.dp_rank for place in at}),
-    }
-    if len(axes["pp"]) * len(axes["tp"]) * len(axes["dp"]) != len(ranks):
-        return "; ".join(f"pp {place.pp_rank} tp {place.tp_rank} dp {place.dp_rank}" for place in at[:8])
-    return ", ".join(f"{axis} {_span(values)}" for axis, values in axes.items())
-
-
-def _span(values: Sequence[int]) -> str:
-    if len(values) > 2 and values[-1] - values[0] == len(values) - 1:
-        return f"{values[0]}-{values[-1]}"
-    return "+".join(str(value) for value in values)

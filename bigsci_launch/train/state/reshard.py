@@ -170,8 +170,8 @@ class SavedShards:
             if not torch.equal(_bits(first), _bits(self.piece(role, parameter, pp, tp))):
                 what = "" if role == "weight" else f" ({role.replace('exp_avg', 'moment exp_avg')})"
                 raise CheckpointError(
-                    f"{parameter.name}{what}: its copies on pp {places[0][0]}, tp {places[0][1]} and on pp {pp}, "
-                    f"tp {tp} differ, and a conversion would have to pick one of them",
+                    f"{parameter.name}{what}: its copies on pp{places[0][0]} tp{places[0][1]} and on pp{pp} "
+                    f"tp{tp} differ, and a conversion would have to pick one of them",
                     hint=f"bsl diff-weights --audit {self.folder} names the cause",
                 )
 

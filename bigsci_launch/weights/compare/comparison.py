@@ -158,15 +158,6 @@ def with_finding(comparison: Comparison | None, finding: WeightsFinding) -> Comp
     return replace(comparison, findings=(*comparison.findings, finding))
 
 
-PLURALS = {"is": "are", "differs": "differ", "holds": "hold", "has": "have", "rides": "ride"}
-
-
-def agree(words: str, count: int) -> str:
-    """The words with their first, a verb, in the plural for more than one subject."""
-    verb = words.partition(" ")[0].rstrip(":")
-    return PLURALS[verb] + words[len(verb) :].replace("its ", "their ") if count > 1 else words
-
-
 def names_text(titles: tuple[str, ...], limit: int = 3) -> str:
     """`x.weight`, or `x.weight, y.weight and 7 more`."""
     if len(titles) <= limit:

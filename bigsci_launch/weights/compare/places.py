@@ -1,10 +1,10 @@
-"""Sets of places in words: `pp 11, every tp and dp`."""
+"""Sets of places in words, as ranks are named everywhere: `pp11`, an axis that is covered completely left out."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from bigsci_launch.topology import compress_ranks
+from bigsci_launch.topology.words import EVERY_RANK, name_box
 from bigsci_launch.weights.files.tensors import Place
 
 AXES = ("pp", "tp", "dp")
@@ -12,15 +12,14 @@ MAX_LISTED = 4
 
 
 def describe_places(places: Collection[Place], holders: Collection[Place], everywhere: Collection[Place]) -> str:
-    """Where `places` are, as short as it is exact.
+    """Where `places` are, as short as it is exact: `pp1 tp0-1`, or `every rank`.
 
     `holders` are all places that hold the tensors in question, `everywhere` all places that were compared: an axis of
     one index is not worth a word. An empty text: nothing is known, or there is only one place.
     """
     if not is_product(places, holders):
         return _listed(places)
-    parts, whole = _axes(places, everywhere)
-    return ", ".join([*parts, f"every {' and '.join(whole)}"] if whole else parts)
+    return describe_range(places, everywhere) or (EVERY_RANK if _has_several(places) else "")
 
 
 def is_product(places: Collection[Place], holders: Collection[Place]) -> bool:
@@ -30,21 +29,17 @@ def is_product(places: Collection[Place], holders: Collection[Place]) -> bool:
 
 
 def describe_range(places: Collection[Place], everywhere: Collection[Place]) -> str:
-    """The indices within which `places` lie, on the axes that this narrows."""
-    return ", ".join(_axes(places, everywhere)[0])
+    """The indices within which `places` are, on the axes that this narrows."""
+    here, known = ({axis: _known(each, axis) for axis in AXES} for each in (places, everywhere))
+    return name_box({axis: here[axis] for axis in AXES if here[axis] and here[axis] != known[axis]})
 
 
-def _axes(places: Collection[Place], everywhere: Collection[Place]) -> tuple[list[str], list[str]]:
-    """Texts of the axes of which some indices are used, and names of those of which all are."""
-    parts, whole = [], []
-    for axis in AXES:
-        known = _indices(everywhere, axis) - {None}
-        here = {index for index in _indices(places, axis) if index is not None}
-        if len(known) > 1 and here == known:
-            whole.append(axis)
-        elif len(known) > 1 and here:
-            parts.append(f"{axis} {compress_ranks(here)}")
-    return parts, whole
+def _has_several(places: Collection[Place]) -> bool:
+    return any(len(_known(places, axis)) > 1 for axis in AXES)
+
+
+def _known(places: Iterable[Place], axis: str) -> set[int]:
+    return {index for index in _indices(places, axis) if index is not None}
 
 
 def _index(place: Place, axis: str) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from bigsci_launch.progress import Progress, no_progress
+from bigsci_launch.topology.words import agree
 from bigsci_launch.weights.compare.compare import (
     EVERYTHING,
     difference_of_pair,
@@ -18,7 +19,6 @@ from bigsci_launch.weights.compare.comparison import (
     DifferenceKind,
     Selection,
     WeightsFinding,
-    agree,
     names_text,
 )
 from bigsci_launch.weights.compare.places import describe_places
@@ -186,7 +186,7 @@ def _finding(members: Sequence[Difference], causes: dict[CopyKey, Cause], everyw
 
 def _against(difference: Difference) -> str:
     is_tied = difference.relation == "tied copies" and difference.a is not None
-    return f" on pp {difference.a.place.pp}" if is_tied and difference.a else ""
+    return f" on pp{difference.a.place.pp}" if is_tied and difference.a else ""
 
 
 def _pattern(relation: str, cause: Cause | None) -> str:
@@ -227,7 +227,7 @@ def _cause(difference: Difference, holdings: Holdings, files: FilePool) -> Cause
         return None
     axis = AXIS[difference.relation]
     first, other = difference.a.place, difference.place
-    at = (f"{axis} {getattr(first, axis)}", f"{axis} {getattr(other, axis)}")
+    at = (f"{axis}{getattr(first, axis)}", f"{axis}{getattr(other, axis)}")
     measured = []
     for role in MOMENTS:
         a, b = (holdings.find(role, difference.name, place) for place in (first, other))

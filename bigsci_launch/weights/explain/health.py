@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bigsci_launch.weights.compare.comparison import WeightsFinding, agree, names_text
+from bigsci_launch.topology.words import agree
+from bigsci_launch.weights.compare.comparison import WeightsFinding, names_text
 from bigsci_launch.weights.compare.places import describe_places
 from bigsci_launch.weights.compare.statistics import CHUNK, FLOATS, ranges
 from bigsci_launch.weights.files.elements import as_floats, read_elements

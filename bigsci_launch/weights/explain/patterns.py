@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from bigsci_launch.topology.words import agree
 from bigsci_launch.weights.compare.comparison import (
     Comparison,
     Difference,
     WeightsFinding,
-    agree,
     names_text,
     where_text,
 )
@@ -336,7 +336,7 @@ def _one_index_apart(comparison: Comparison, files: FilePool) -> Iterator[Patter
         for axis in ("tp", "dp"):
             index = _only_index(differences, holders, axis)
             if index is not None:
-                words = f"differs on {axis} {index} only"
+                words = f"differs on {axis}{index} only"
                 yield from (PatternMatch(difference, f"one {axis} rank apart", words) for difference in differences)
                 break
 

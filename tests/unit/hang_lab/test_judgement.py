@@ -53,7 +53,7 @@ def test_expectation_in_words() -> None:
     assert expectation(find_reproduction("H01"), 3, TOPOLOGY) == "hang H01, rank 3"
     assert expectation(find_reproduction("H06"), 3, TOPOLOGY) == "hang H06, rank 3 or nobody"
     assert expectation(find_reproduction("H10"), 3, TOPOLOGY) == "hang H10, nobody accused"
-    assert expectation(find_reproduction("H07"), 1, TOPOLOGY) == "hang H07, rank 1-2"
+    assert expectation(find_reproduction("H07"), 1, TOPOLOGY) == "hang H07, ranks 1-2"
 
 
 def test_read_verdict() -> None:

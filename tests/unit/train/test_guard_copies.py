@@ -12,7 +12,6 @@ from bigsci_launch.train.guards.copies import (
     Violation,
     by_cause,
     describe,
-    describe_ranks,
     expected_pairs,
     holders,
 )
@@ -77,11 +76,10 @@ def test_the_first_stage_holds_a_tied_tensor() -> None:
     }  # fmt: skip
 
 
-def test_ranks_are_told_by_coordinate() -> None:
-    assert describe_ranks([4, 5, 6, 7], SHAPE) == "pp 1, tp 0+1, dp 0+1"
-    assert describe_ranks([0, 7], SHAPE) == "pp 0 tp 0 dp 0; pp 1 tp 1 dp 1"
-    assert describe_ranks(list(range(8)), Topology(tp=8, pp=1, dp=1)) == "pp 0, tp 0-7, dp 0"
-    assert describe(Violation("load", "1.norm", (3,), "is lost"), SHAPE) == "load: 1.norm on pp 0, tp 1, dp 1: is lost"
+def test_a_violation_names_ranks_and_their_place() -> None:
+    one, stage = Violation("load", "1.norm", (3,), "is lost"), Violation("load", "1.norm", (4, 5, 6, 7), "is lost")
+    assert describe(one, SHAPE) == "load: 1.norm on rank 3 (dp1 pp0 tp1): is lost"
+    assert describe(stage, SHAPE) == "load: 1.norm on ranks 4-7 (pp1): is lost"
 
 
 def test_causes_come_before_effects() -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, count_ranks, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side
 from bigsci_launch.spy.judge.motion import is_busy, spins_in_native_code
 from bigsci_launch.spy.judge.rules.left_behind import NO_REASON
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.process import Stall
 from bigsci_launch.spy.judge.waits import WaitGraph, may_wait_for_handle
 from bigsci_launch.spy.taxonomy import HangClass, State
+from bigsci_launch.topology.words import agree, count_ranks, counted, name_ranks
 
 COMPUTES, IS_WOKEN = HangClass.PYTHON_NEVER_ENDS, HangClass.SIGNAL_STORM
 """The classes of ranks of which nothing is known but that they compute, or run again and again."""
@@ -48,14 +49,13 @@ def conclude_uncertain(evidence: Evidence, graph: WaitGraph, roots: Sequence[Ran
     (spins, where), first = next(iter(standing.items()))
     ranks = [seen.rank for seen in roots]
     waiting = graph.leading_to(frozenset(ranks))
-    verb = "waits" if len(waiting) == 1 else "wait"
     who = evidence.name(first[0]) if len(first) == 1 else name_ranks(first)
-    does = ("spin" if spins else "sleep") + ("s" if len(first) == 1 else "")
+    does = agree("spins" if spins else "sleeps", first)
     more = f" (and {count_ranks(ranks[len(first) :])} elsewhere)" if len(standing) > 1 else ""
     call = "a device" if spins else "an asynchronous collective"
     return Conclusion(
         state=State.HANG,
-        claim=f"{who} {does} in {where}{more}, and {count_ranks(waiting)} {verb} in collectives: whoever waits for "
+        claim=f"{who} {does} in {where}{more}, and {counted(waiting, 'waits')} in collectives: whoever waits for "
         f"{call} looks the same, so it is not certain who holds up whom",
         confidence=0.4,
         sides=(*sides_of(graph, tuple(graph.waits)), *(Side(tuple(there), at) for (_, at), there in standing.items())),
@@ -73,11 +73,10 @@ def _conclude_unread(evidence: Evidence, graph: WaitGraph, roots: Sequence[RankE
     ranks = tuple(seen.rank for seen in roots)
     waiting = graph.leading_to(frozenset(ranks))
     who = evidence.name(ranks[0]) if len(ranks) == 1 else name_ranks(ranks)
-    verb = "waits" if len(waiting) == 1 else "wait"
     why = tuple(dict.fromkeys(seen.why_unreadable or "no stack" for seen in roots))
     return Conclusion(
         state=State.HANG,
-        claim=f"{count_ranks(waiting)} {verb} for {who}, of which no stack could be read ({why[0]}): "
+        claim=f"{counted(waiting, 'waits')} for {who}, of which no stack could be read ({why[0]}): "
         "whether it waits too is not known",
         confidence=0.4,
         hang_class=HangClass.RANK_UNREADABLE,

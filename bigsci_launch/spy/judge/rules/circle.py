@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from bigsci_launch.spy.evidence.groups import group_words, is_scope
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Suspect, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Suspect, name_with_part
 from bigsci_launch.spy.judge.rules.messages import (
     conclude_places,
     conclude_roots,
@@ -19,7 +19,6 @@ from bigsci_launch.spy.judge.rules.messages import (
     conclude_unfinished,
     core_of,
     find_roots,
-    name_part,
     sides_of,
 )
 from bigsci_launch.spy.judge.schedule.departure import (
@@ -33,6 +32,7 @@ from bigsci_launch.spy.judge.schedule.departure import (
 from bigsci_launch.spy.judge.schedule.rounds import find_missed
 from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, WaitGraph, recorded_members
 from bigsci_launch.spy.taxonomy import HangClass, State
+from bigsci_launch.topology.words import name_ranks
 
 MIN_GROUP_TO_STAND_ALONE = 3
 
@@ -231,7 +231,7 @@ def _conclude_mismatch(evidence: Evidence, mismatch: Mismatch, departures: Depar
     has_none = departures.is_whole and not departures.surprised and not mismatch.confirmed
     is_odd = len(few) < len(many) and departures.surprised.isdisjoint(many) and (has_past or has_none)
     odd = few if is_odd and len(by_size) == 2 else ()
-    what = "; ".join(f"{name_part(evidence, ranks)} issued {operation}" for operation, ranks in by_size)
+    what = "; ".join(f"{name_with_part(evidence, ranks)} issued {operation}" for operation, ranks in by_size)
     new = [ranks for _, ranks in by_size if set(ranks) <= departures.surprised]
     news = tuple(f"{name_ranks(ranks)} had not issued this before in that place, the others had" for ranks in new)
     return Conclusion(

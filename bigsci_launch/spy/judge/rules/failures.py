@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 from bigsci_launch.lost_peer import says_lost_peer
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, count_ranks, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side
 from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
+from bigsci_launch.topology.words import agree, count_ranks, name_ranks
 
 OTHER_AMOUNT = re.compile(r"EnforceNotMet|enforce fail at.*(preamble|nbytes|length)", re.IGNORECASE)
 AMOUNTS = re.compile(r"(\d+) vs\.? (\d+)")
@@ -78,7 +79,6 @@ def _judge_silent(evidence: Evidence, failed: Sequence[RankEvidence], graph: Wai
     if len(failed) == 1 and graph.waits:
         return None
     ranks = tuple(sorted(seen.rank for seen in failed))
-    verb = "has" if len(ranks) == 1 else "have"
     were_seen = any(seen.samples for seen in failed)
     what = "ended, and nothing that was read says how" if were_seen else "no process that was found"
     num_left, waiting = len(evidence.ranks) - len(ranks), count_ranks(graph.waits)
@@ -88,7 +88,7 @@ def _judge_silent(evidence: Evidence, failed: Sequence[RankEvidence], graph: Wai
     waits = f", {waiting} in a collective" if graph.waits else ", none of them in a collective" if num_left else ""
     return Conclusion(
         state=State.CRASHED if graph.waits else State.UNKNOWN,
-        claim=f"{who} {verb} {what}{left}{waits}",
+        claim=f"{who} {agree('has', ranks)} {what}{left}{waits}",
         confidence=0.5 if graph.waits else 0.3,
         hang_class=HangClass.RANK_EXITED if graph.waits else None,
         sides=(Side(ranks, "ended"),),

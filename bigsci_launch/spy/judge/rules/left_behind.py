@@ -6,20 +6,19 @@ the communication library. The many are not to blame for that, and neither are t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from bigsci_launch.spy.evidence.known_code import LOCK_WAITS, bare_name
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import Frame
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, count_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side
 from bigsci_launch.spy.judge.motion import frames_moved, is_busy
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology import compress_ranks
+from bigsci_launch.topology.words import agree, count_ranks, counted
 
 NO_REASON = HangClass.BLOCKED_IN_C
 """The class of a rank of which nothing but its place is known."""
@@ -37,7 +36,9 @@ def judge_phases(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     away = [seen.rank for seen in outside]
     first = by_rank[sides[0].ranks[0]]
     are_complete = not any(graph.blockers[rank] for rank in graph.waits)
-    still = "; ".join(f"{where_words(evidence, side.ranks)} are still in {side.where}" for side in sides[:3])
+    still = "; ".join(
+        f"{where_words(evidence, side.ranks)} {agree('is', side.ranks)} still in {side.where}" for side in sides[:3]
+    )
     gone_on = f"{where_words(evidence, away)} {_progress(first, outside[0])}"
     return Conclusion(
         state=State.HANG,
@@ -53,7 +54,7 @@ def judge_phases(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
 
 def _evidence(graph: WaitGraph, are_complete: bool) -> tuple[str, ...]:
     if not are_complete:
-        return (f"{count_ranks(graph.waits)} wait for members of their groups that stand with the many",)
+        return (f"{counted(graph.waits, 'waits')} for members of their groups that stand with the many",)
     return (
         f"all members of each group of the {len(graph.waits)} have come: no rank is missing there",
         "all others stand at one place, in no collective that their stacks would show",
@@ -89,21 +90,8 @@ def _progress(inside: RankEvidence, outside: RankEvidence) -> str:
 
 def where_words(evidence: Evidence, ranks: Collection[int]) -> str:
     """`80 ranks (tp5-6; 2 of 8 on each of 40 nodes)`: how many, and which part of the layout that is."""
-    parts = [part for part in (_axes(evidence, ranks), _nodes(evidence, ranks)) if part]
+    parts = [part for part in (evidence.part(ranks), _nodes(evidence, ranks)) if part]
     return f"{count_ranks(ranks)} ({'; '.join(parts)})" if parts else count_ranks(ranks)
-
-
-def _axes(evidence: Evidence, ranks: Collection[int]) -> str:
-    """The values of the axes that `ranks` have, where these are all ranks that have them; else nothing."""
-    coordinates = [evidence.coordinate(rank) for rank in ranks]
-    if evidence.topology is None or None in coordinates:
-        return ""
-    sizes = evidence.topology
-    values = {axis: {coordinate[axis] for coordinate in coordinates if coordinate} for axis in sizes.axes}
-    if math.prod(map(len, values.values())) != len(coordinates):
-        return ""
-    limited = [axis for axis in values if len(values[axis]) < sizes[axis]]
-    return " ".join(f"{axis}{compress_ranks(values[axis])}" for axis in limited)
 
 
 def _nodes(evidence: Evidence, ranks: Collection[int]) -> str:

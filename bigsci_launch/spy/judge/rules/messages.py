@@ -12,18 +12,18 @@ from itertools import pairwise
 from bigsci_launch.spy.evidence.groups import group_words
 from bigsci_launch.spy.evidence.known_code import bare_name
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, name_and_verb, name_with_part
 from bigsci_launch.spy.judge.schedule.departure import Departures
 from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, Wait, WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology import AXES, compress_ranks
+from bigsci_launch.topology import Topology, compress_ranks
+from bigsci_launch.topology.parts import part_of
+from bigsci_launch.topology.words import agree, name_ranks
 
 ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather"})
 # DeepSpeed's ZeRO makes one all-reduce for each of the optimizer's parameter groups in these.
 NORM_FUNCTIONS = ("get_grad_norm_direct", "get_grad_norm_from_groups", "scaled_global_norm")
 MAX_TOLD_ALONE = 4
-_AXES = tuple(reversed(AXES))
-_PART_WORDS = {"pp": "stage", "dp": "replica"}
 
 
 def sides_of(graph: WaitGraph, ranks: Sequence[int]) -> tuple[Side, ...]:
@@ -69,28 +69,8 @@ def _where(waits: Sequence[Wait]) -> str:
 
 def name_sides(evidence: Evidence, sides: Sequence[Side]) -> str:
     """The first two sides in words, with the part of the grid that each of them is."""
-    what = ", ".join(f"{name_part(evidence, side.ranks)} in {side.where}" for side in sides[:2])
+    what = ", ".join(f"{name_with_part(evidence, side.ranks)} in {side.where}" for side in sides[:2])
     return what + (f", and in {len(sides) - 2} more places" if len(sides) > 2 else "")
-
-
-def name_part(evidence: Evidence, ranks: Collection[int]) -> str:
-    """`stage 3 (rank 3)` where these are all the ranks of whole stages, replicas or tensor-parallel ranks."""
-    part = whole_part(evidence, ranks)
-    return f"{part} ({name_ranks(ranks)})" if part else name_ranks(ranks)
-
-
-def whole_part(evidence: Evidence, ranks: Collection[int]) -> str:
-    """`stages 0-2`: what part of the grid `ranks` are, or nothing where they are no whole part of one axis."""
-    wanted = frozenset(ranks)
-    if evidence.topology is None or not wanted or max(wanted) >= evidence.topology.world_size:
-        return ""
-    for axis in _AXES:
-        size, word = evidence.topology[axis.name], _PART_WORDS.get(axis.name, f"{axis.words} rank")
-        of_rank = {seen.rank: at[axis.name] for seen in evidence.ranks if (at := evidence.coordinate(seen.rank))}
-        values = {of_rank[rank] for rank in wanted}
-        if len(values) < size and frozenset(rank for rank, value in of_rank.items() if value in values) == wanted:
-            return f"{word}{'s' if len(values) > 1 else ''} {compress_ranks(values)}"
-    return ""
 
 
 def conclude_sides(evidence: Evidence, graph: WaitGraph, departures: Departures, core: tuple[int, ...]) -> Conclusion:
@@ -139,17 +119,17 @@ def _conclude_norm(evidence: Evidence, graph: WaitGraph, sides: Sequence[Side]) 
         return None
     wait = graph.waits[inside.ranks[0]]
     waits_for_stages = all(set() < graph.blockers[rank] <= set(others) for rank in inside.ranks)
-    if not whole_part(evidence, others).startswith("stage") or not waits_for_stages:
+    if not _are_whole_stages(others, evidence.topology) or not waits_for_stages:
         return None
     there = next(side for side in sides if side is not inside)
     made = _counts(wait, [by_rank[rank] for rank in others if rank in (wait.members or ())])
-    has, stand = ("has", "stands") if len(others) == 1 else ("have", "stand")
-    only = f"{has} made only {compress_ranks(made)} there, left the norm" if made else f"{has} left the norm"
+    made_there = f"made only {compress_ranks(made)} there, " if made else ""
     return Conclusion(
         state=State.HANG,
-        claim=f"{name_part(evidence, inside.ranks)} stand in {inside.where}, in the gradient norm; "
-        f"{name_part(evidence, others)} {only} and {stand} in {there.where}: the stages disagree about the number of "
-        "all-reduces in the norm, one for each parameter group of the optimizer",
+        claim=f"{name_and_verb(evidence, inside.ranks, 'stands in')} {inside.where}, in the gradient norm; "
+        f"{name_and_verb(evidence, others, 'has')} {made_there}left the norm and {agree('stands', others)} in "
+        f"{there.where}: the stages disagree about the number of all-reduces in the norm, one for each parameter group "
+        "of the optimizer",
         confidence=0.75,
         hang_class=HangClass.PHASES_SPLIT,
         sides=tuple(sides),
@@ -160,6 +140,11 @@ def _conclude_norm(evidence: Evidence, graph: WaitGraph, sides: Sequence[Side]) 
         missing=("the parameter groups of each stage: which of them has fewer",),
         next=("bsl plan check RUN.yaml  # names a stage whose optimizer has fewer parameter groups",),
     )
+
+
+def _are_whole_stages(ranks: Collection[int], topology: Topology | None) -> bool:
+    part = part_of(ranks, topology) if topology else None
+    return part is not None and set(part) == {"pp"}
 
 
 def _is_in_norm(seen: RankEvidence) -> bool:
@@ -188,14 +173,15 @@ def _conclude_news(evidence: Evidence, graph: WaitGraph, departures: Departures)
     ranks = tuple(sorted(wait.rank for wait in new))
     return Conclusion(
         state=State.HANG,
-        claim=f"{name_part(evidence, ranks)} stand in {_where(new)}, to which {name_part(evidence, absent)} "
-        f"{'has' if len(absent) == 1 else 'have'} not come; the evidence does not say whether that was left out or "
+        claim=f"{name_and_verb(evidence, ranks, 'stands in')} {_where(new)}, to which "
+        f"{name_and_verb(evidence, absent, 'has')} not come; the evidence does not say whether that was left out or "
         "should not have been begun",
         confidence=0.5,
         hang_class=hang_class,
         sides=sides_of(graph, tuple(graph.waits)),
         evidence=(
-            f"{name_ranks(ranks)} had not done this before in that place, {name_ranks(absent)} goes on as before",
+            f"{name_ranks(ranks)} had not done this before in that place, {name_ranks(absent)} "
+            f"{agree('goes', absent)} on as before",
         )
         if departures.surprised
         else (),
@@ -260,7 +246,7 @@ def _may_be_one_group(roots: Mapping[int, Sequence[Wait]]) -> bool:
 
 def conclude_roots(evidence: Evidence, graph: WaitGraph, roots: Mapping[int, tuple[int, ...]]) -> Conclusion:
     by_size = sorted(roots.items(), key=lambda item: (len(item[1]), item[1]))
-    what = "; ".join(f"for {name_part(evidence, ranks)} it is rank {root}" for root, ranks in by_size)
+    what = "; ".join(f"for {name_with_part(evidence, ranks)} it is rank {root}" for root, ranks in by_size)
     wait = graph.waits[by_size[0][1][0]]
     is_known = wait.members is not None
     doubt = "" if is_known else "; if that is one group, it cannot end"
@@ -289,12 +275,11 @@ def conclude_unfinished(evidence: Evidence, graph: WaitGraph) -> Conclusion | No
     if set(graph.waits) - set(inside) - graph.leading_to(frozenset(inside)):
         return None
     is_rooted = still[0].operation in ROOTED and bool(finished)
-    has = "has" if len(finished) == 1 else "have"
-    done = f", which {name_part(evidence, finished)} {has} finished" if finished else ""
+    done = f", which {name_and_verb(evidence, finished, 'has')} finished" if finished else ""
     cause = "about its root they may disagree, or a connection fails" if is_rooted else "a connection or a device fails"
     return Conclusion(
         state=State.HANG,
-        claim=f"{name_part(evidence, inside)} do not get out of {_where(still)}{done}: {cause}",
+        claim=f"{name_and_verb(evidence, inside, 'does')} not get out of {_where(still)}{done}: {cause}",
         confidence=0.4,
         hang_class=HangClass.ROOT_DIFFERS if is_rooted else HangClass.LINK_DOWN,
         sides=sides_of(graph, tuple(graph.waits)),

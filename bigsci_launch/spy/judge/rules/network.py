@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence.kernel import Socket
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side
 from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
+from bigsci_launch.topology.words import name_ranks
 from bigsci_launch.units import format_bytes
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bigsci_launch.spy.evidence.ranks import ELSEWHERE, NO_FILE, Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, count_ranks, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.rules.async_wait import UNKNOWN_STATE, is_certain
 from bigsci_launch.spy.judge.rules.circle import judge_circle
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import State
+from bigsci_launch.topology.words import agree, counted, name_ranks
 
 NOT_LISTED = "their stacks: they may wait for messages of each other, which recorders do not list"
 WHERE_TO_LOOK = {
@@ -38,9 +39,9 @@ def judge_unseen(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     reason = next((by_rank[rank].unreached for rank in roots if by_rank[rank].was_out_of_reach), None)
     if len(roots) == 1 and reason is None:
         return None
-    verb, they = ("has", "it stands") if len(roots) == 1 else ("have", "they stand")
-    waiting = "waits" if len(graph.waits) == 1 else "wait"
-    claim = f"{name_ranks(roots)} {verb} not come to the collectives that {count_ranks(graph.waits)} {waiting} in"
+    they = "it stands" if len(roots) == 1 else "they stand"
+    waiting = counted(graph.waits, "waits")
+    claim = f"{name_ranks(roots)} {agree('has', roots)} not come to the collectives that {waiting} in"
     return Conclusion(
         # Where nobody has looked, ranks may be at work.
         state=State.UNKNOWN if reason == ELSEWHERE else State.HANG,

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from bigsci_launch.spy.evidence.known_code import bare_name
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Suspect, count_ranks, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Suspect
 from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
+from bigsci_launch.topology.words import count_ranks, counted, name_ranks
 
 STORE_FRAME = ("_create_c10d_store", "torch/distributed/rendezvous.py")
 """Where a rank connects to the store; rank 0 also waits there, as its server, until all others have connected."""
@@ -53,7 +54,7 @@ def _conclude_lost(evidence: Evidence, lost: Sequence[RankEvidence], past: Seque
     calling = [line for seen in lost if (line := calling_in_vain(seen))]
     return Conclusion(
         state=State.HANG,
-        claim=f"{who} {words} (rank 0), which {count_ranks([seen.rank for seen in past])} have reached",
+        claim=f"{who} {words} (rank 0), which {counted(past, 'has')} reached",
         confidence=0.85 if calling else 0.75,
         hang_class=HangClass.RENDEZVOUS_ELSEWHERE,
         suspects=tuple(Suspect(rank, words) for rank in ranks),
@@ -66,7 +67,7 @@ def _conclude_lost(evidence: Evidence, lost: Sequence[RankEvidence], past: Seque
 
 def _conclude_nobody(evidence: Evidence, at_store: Sequence[RankEvidence]) -> Conclusion:
     calling = [line for seen in at_store if (line := calling_in_vain(seen))]
-    who = count_ranks([seen.rank for seen in at_store])
+    who = count_ranks(at_store)
     return Conclusion(
         state=State.HANG,
         claim=f"none of {who} has found the others: all still connect to the store",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence.known_code import bare_name
 from bigsci_launch.spy.evidence.ranks import Child, Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Suspect, count_ranks, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion, Suspect
 from bigsci_launch.spy.judge.motion import (
     INNER_FRAMES,
     STARVED_SHARE,
@@ -29,6 +29,7 @@ from bigsci_launch.spy.judge.motion import (
 from bigsci_launch.spy.judge.rules.process import may_wait_for_child
 from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
+from bigsci_launch.topology.words import agree, count_ranks, counted, name_ranks
 from bigsci_launch.units import format_bytes
 
 MEANT_PHASES = {
@@ -223,7 +224,8 @@ def conclude_computing(evidence: Evidence, ranks: Sequence[int]) -> Conclusion:
     if len(ranks) == evidence.world_size:
         words = f"all {count_ranks(ranks)} compute, and none waits in a communication"
     else:
-        words = f"{name_ranks(ranks)} compute, and the others wait for them"
+        them = "it" if len(ranks) == 1 else "them"
+        words = f"{name_ranks(ranks)} {agree('computes', ranks)}, and the others wait for {them}"
     there = set(ranks)
     if all(seen.recorder is None and spins_in_native_code(seen) for seen in evidence.ranks if seen.rank in there):
         doubt = "or wait for their devices: each stays at one place, in native code and without the GIL"
@@ -238,7 +240,7 @@ def conclude_work(evidence: Evidence, graph: WaitGraph, works: Sequence[RankWork
     hang_classes = {work.hang_class for work in works}
     who = evidence.name(first.rank) if len(works) == 1 else name_ranks([work.rank for work in works])
     each = "" if len(works) == 1 else "each of them, as the first: "
-    claim = f"no hang so far: {who} {each}{first.words}, and {count_ranks(waiting)} wait for that"
+    claim = f"no hang so far: {who} {each}{first.words}, and {counted(waiting, 'waits')} for that"
     named = () if hang_classes == {HangClass.WARM_UP} else tuple(Suspect(work.rank, work.words) for work in works)
     return Conclusion(
         state=State.SLOW,

@@ -112,8 +112,8 @@ def test_the_prequel_in_one_sentence() -> None:
     """An optimizer whose parameter groups differ per stage: one stage leaves the gradient norm an all-reduce early."""
     conclusion = judge_document(read("prequel-8"))
     assert conclusion.claim == (
-        "stages 0-2 (ranks 0-5) stand in all_reduce number 3 of the model-parallel group at _model_parallel_all_reduce "
-        "(stage_1_and_2.py:2646), in the gradient norm; stage 3 (ranks 6-7) have made only 2 there, left the norm and "
+        "ranks 0-5 (pp0-2) stand in all_reduce number 3 of the model-parallel group at _model_parallel_all_reduce "
+        "(stage_1_and_2.py:2646), in the gradient norm; ranks 6-7 (pp3) have made only 2 there, left the norm and "
         "stand in broadcast number 1 of the pipeline-parallel group at _aggregate_total_loss (engine.py:619): the "
         "stages disagree about the number of all-reduces in the norm, one for each parameter group of the optimizer"
     )
@@ -130,16 +130,16 @@ def test_the_prequel_without_a_recorder_is_the_same_finding() -> None:
 def test_two_roots_are_named() -> None:
     claim = judge_document(read("H06-3")).claim
     assert claim.startswith("the ranks do not agree about the root of broadcast number 20 of the world")
-    assert "for rank 3 it is rank 0; for ranks 0-2 it is rank 3" in claim
+    assert "for rank 3 (dp1 pp0 tp1) it is rank 0; for ranks 0-2 it is rank 3" in claim
 
 
 def test_both_ends_of_messages_that_do_not_meet_are_named() -> None:
     claim = judge_document(read("H08-0")).claim
-    assert "rank 0 in recv from rank 2" in claim
-    assert "rank 2 in recv from rank 0" in claim
+    assert "rank 0 (dp0 pp0 tp0) in recv from rank 2" in claim
+    assert "rank 2 (dp1 pp0 tp0) in recv from rank 0" in claim
     claim = judge_document(read("H09-3")).claim
-    assert "rank 3 in send to rank 1 with tag 7" in claim
-    assert "rank 1 in recv from rank 3 with tag 8" in claim
+    assert "rank 3 (dp1 pp0 tp1) in send to rank 1 with tag 7" in claim
+    assert "rank 1 (dp0 pp0 tp1) in recv from rank 3 with tag 8" in claim
 
 
 def test_an_abort_over_an_amount_says_both_amounts_and_accuses_nobody() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bigsci_launch.spy.evidence.ranks import Evidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, name_ranks
+from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.taxonomy import HangClass
 
@@ -52,7 +52,7 @@ def test_a_silent_node_is_what_the_others_wait_for(make_evidence: MakeEvidence, 
     evidence = make_evidence(waiting(make_rank, range(2)), "dp=4", expected=expected, world_size=4, nodes_silent=silent)
     conclusion = judge(evidence)
     assert (conclusion.hang_class, suspects(conclusion)) == (HangClass.NODE_LOST, [2, 3])
-    assert "all node n1" in conclusion.claim
+    assert "ranks 2-3 (all of node n1, " in conclusion.claim
     assert evidence.ranks[3].why_unreadable == "node n1 is silent: no answer in 40 s"
 
 
@@ -338,12 +338,3 @@ def test_a_rank_that_may_be_on_one_of_several_silent_nodes_is_not_said_to_have_e
     conclusion = judge(evidence)
     assert conclusion.hang_class == HangClass.NODE_LOST, conclusion.claim
     assert "2 nodes are silent, and it may be on any of them" in conclusion.suspects[0].why
-
-
-def test_a_long_list_of_ranks_is_cut_in_a_sentence() -> None:
-    assert name_ranks([3]) == "rank 3"
-    assert name_ranks(range(1024)) == "ranks 0-1023"
-    words = name_ranks(range(0, 1024, 2))
-    assert words.startswith("512 ranks (0,2,4,")
-    assert words.endswith(",...)")
-    assert len(words) < 80

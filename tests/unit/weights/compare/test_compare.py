@@ -51,10 +51,10 @@ def test_dumps_name_the_stage_and_every_rank_of_it(tmp_path: Path, save_arrays: 
     answer = diff(tmp_path / "a/step-000005-after", tmp_path / "b/step-000006-before")
     assert answer.code == 1
     first, second = (line for line in answer.text.splitlines() if "equal." in line or "is reset" in line)
-    assert first.endswith("12 equal. 1 (in 4 places) differs, all on pp 1, every tp and dp.")
+    assert first.endswith("12 equal. 1 (in 4 places) differs, all on pp1.")
     assert second == (
         "tied_modules.embed.norm.weight is reset to its default 1 in B (was 0.9961 everywhere: never trained, moved by "
-        "weight decay only) (pp 1, every tp and dp)"
+        "weight decay only) (pp1)"
     )
     document = diff(tmp_path / "a", tmp_path / "b", "--json").document
     assert [entry["coordinate"] for entry in document["different"]] == [
@@ -114,8 +114,8 @@ def test_one_tp_rank_apart_is_named(tmp_path: Path, save_arrays: Any, diff: Any)
         drifted = values + (0.01 * values**2 if metadata["tp"] == "1" else 0)
         save_arrays(tmp_path / f"b/rank-{rank:04d}.safetensors", {"w": drifted.astype(np.float32)}, metadata)
     answer = diff(tmp_path / "a", tmp_path / "b")
-    assert "1 (in 4 places) differs, all on tp 1, every pp and dp." in answer.text
-    assert "w differs on tp 1 only (tp 1, every pp and dp)" in answer.text
+    assert "1 (in 4 places) differs, all on tp1." in answer.text
+    assert "w differs on tp1 only (tp1)" in answer.text
 
 
 def test_masters_and_moments_can_be_left_out_by_the_names_that_the_answer_shows(
@@ -129,7 +129,7 @@ def test_masters_and_moments_can_be_left_out_by_the_names_that_the_answer_shows(
     other.write(tmp_path / "b")
     paths = (tmp_path / "a", tmp_path / "b")
     answer = diff(*paths)
-    assert answer.code == 1 and "differ, on every pp and tp" in answer.text.splitlines()[0]
+    assert answer.code == 1 and "differ, on every rank" in answer.text.splitlines()[0]
     assert diff(*paths, "--exclude", "exp_avg$").code == 0
     document = diff(*paths, "--include", "exp_avg", "--json").document
     assert {entry["role"] for entry in document["different"]} == {"exp_avg"}
@@ -144,7 +144,7 @@ def test_a_restarted_and_a_lost_optimizer_are_named(tmp_path: Path, tiny: Any, d
     restarted.write(tmp_path / "b")
     document = diff(tmp_path / "a", tmp_path / "b", "--json").document
     claims = {finding["pattern"]: finding["claim"] for finding in document["findings"]}
-    assert claims["optimizer step restarted"].startswith("the optimizer's step is 20 in A and 1 in B (every pp and tp")
+    assert claims["optimizer step restarted"].startswith("the optimizer's step is 20 in A and 1 in B (every rank")
     assert "zero in B: the optimizer's state is lost" in claims["optimizer state lost"]
     masters = [entry for entry in document["different"] if entry["role"] == "fp32"]
     assert not masters
@@ -242,7 +242,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path, tiny: Any, diff: Any) -> None
     torch.save(held, path)
     answer = diff(tmp_path / "a", tmp_path / "b")
     assert answer.code == 1
-    assert "2.ln.weight is missing in B (pp 1, tp 0)" in answer.text
+    assert "2.ln.weight is missing in B (pp1 tp0)" in answer.text
 
 
 @pytest.mark.parametrize(

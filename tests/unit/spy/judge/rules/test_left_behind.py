@@ -81,7 +81,7 @@ def test_one_rank_elsewhere_is_accused_in_place_of_the_two_sides(
         ([0, 1, 4, 5], "4 ranks (dp0,2; all 2 on each of 2 nodes)"),
         ([0, 3, 4], "3 ranks (1 of 2 on each of 3 nodes)"),
         ([0, 1, 2], "3 ranks"),
-        ([6], "1 rank (dp3 tp0)"),
+        ([6], "1 rank (dp3 pp0 tp0)"),
     ],
 )
 def test_which_part_of_the_layout_some_ranks_are(
