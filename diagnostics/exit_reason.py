@@ -1,14 +1,14 @@
-"""Says why an attempt ended, from what its ranks left behind. Stand-alone, standard library only.
+"""Reports why an attempt ended, from what its ranks left behind. Stand-alone, standard library only.
 
     python -I -S exit_reason.py --attempt-dir DIR --world-size 8 --started 1795226527 --exit-code 137
 
-Writes `exit.json` under DIR, says why on stderr, and prints the exit code of the training on stdout: that of the first
-rank that failed, where srun's is the highest of all, those included that it killed itself. Without `--exit-code` the
-end has not been seen yet: the record is provisional, for a batch script that may be killed before the end.
+Writes `exit.json` to DIR, prints the reason on stderr and the exit code of the training on stdout. That is the code of
+the first rank that failed; srun's own is the highest of all ranks, including those that it killed itself. Without
+`--exit-code` the attempt has not ended yet: the record is provisional, in case the batch script is killed before.
 
-The first failure is what an operator needs and what 383 later messages bury: a rank that dies takes the others down
-with "connection closed", and the launcher then ends the rest with TERM. So ranks that were told to end are no
-failures, broken connections count only where there is nothing else, and of what remains the earliest is first.
+The operator needs the first failure, which 383 later messages bury: when a rank dies, the others fail with "connection
+closed", and the launcher ends the rest with TERM. So ranks that were told to end do not count as failures, broken
+connections count only if there is no other error, and the earliest of the remaining failures is the first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 SCHEMA_VERSION = 1
 AXES = ("dp", "pp", "ep", "cp", "tp")
-"""In the order in which a coordinate is written, as in bigsci_launch/topology."""
+"""The order of the axes in a coordinate, as in bigsci_launch/topology."""
 LOG_TAIL_BYTES = 8192
 EVENT_TAIL_BYTES = 8192
 STAMP = re.compile(rb"^\d{4}-\d\d-\d\dT[0-9:.]+Z ")
@@ -56,19 +56,19 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--attempt-dir", type=Path, required=True)
     parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument("--started", type=float, required=True, help="seconds since the epoch")
-    parser.add_argument("--exit-code", type=int, help="of srun or the launcher; left out: not known yet")
+    parser.add_argument("--exit-code", type=int, help="of srun or the launcher; if left out, not known yet")
     parser.add_argument("--job-id")
     parser.add_argument("--restart-count", type=int, default=0)
     parser.add_argument("--terminated", type=float, help="when the script itself got TERM, seconds since the epoch")
     parser.add_argument("--stop-requested", action="store_true", help="ranks were told to save and stop")
     parser.add_argument("--slurm-reason", default="", help="squeue's reason when TERM came")
-    parser.add_argument("--lost-nodes", default="", help="nodes that Slurm held for dead when TERM came, one per word")
+    parser.add_argument("--lost-nodes", default="", help="nodes that were down when TERM came, separated by blanks")
     parser.add_argument("--slurm-restarts", type=int, default=0, help="squeue's restart count when TERM came")
     return parser.parse_args(arguments)
 
 
 def read_ranks(attempt: Path) -> dict[int, Record]:
-    """What each rank left: its `pid`, `exit` and `error` records (None where missing) and its last event."""
+    """Return what each rank left: its `pid`, `exit` and `error` records (empty if missing) and its last event."""
     names = {path.stem for folder in ("pids", "exits", "errors") for path in (attempt / folder).glob("rank-*.json")}
     return {int(name.partition("-")[2]): read_rank(attempt, name) for name in sorted(names)}
 
@@ -84,7 +84,7 @@ def read_rank(attempt: Path, name: str) -> Record:
 
 
 def describe(options: argparse.Namespace, ranks: dict[int, Record]) -> Record:
-    """The document of `exit.json`."""
+    """Return the contents of `exit.json`."""
     lost, killed = find_silent(ranks) if options.exit_code else ([], [])
     lost = find_lost(ranks, options.lost_nodes.split()) or lost
     failures = find_failures(ranks) + killed
@@ -124,7 +124,7 @@ def decide_reason(
 
 
 def reason_of_termination(options: argparse.Namespace) -> str:
-    """Why somebody sent TERM to the whole job."""
+    """Return why the whole job got TERM."""
     if options.slurm_reason == "TimeLimit":
         return "time_limit"
     if options.slurm_restarts > options.restart_count:
@@ -133,18 +133,18 @@ def reason_of_termination(options: argparse.Namespace) -> str:
 
 
 def was_stopped(options: argparse.Namespace, ranks: dict[int, Record]) -> bool:
-    """Whether training ended before its last step because it was told to; programs without events: as asked."""
+    """Whether training ended before its last step because it was told to. Without events: whether it was told to."""
     ends = {rank["event"].get("reason") for rank in ranks.values() if rank["event"].get("kind") == "end"}
     return bool(ends - {"finished"}) if ends else bool(options.stop_requested)
 
 
 def find_failures(ranks: dict[int, Record]) -> list[Record]:
-    """Every rank that failed by itself or with its neighbours."""
+    """Return every failed rank, whether it failed on its own or because of others."""
     return [failure for number, rank in ranks.items() if (failure := failure_of(number, rank)) is not None]
 
 
 def failure_of(number: int, rank: Record) -> Record | None:
-    """How a rank failed, or None: it ended well, still runs, or was told to end before anything went wrong."""
+    """Return how a rank failed; None if it ended well, still runs, or was told to end before anything went wrong."""
     end, error = rank["exit"], rank["error"]
     if not end and not error:
         return None
@@ -162,23 +162,23 @@ def failure_of(number: int, rank: Record) -> Record | None:
         "step": error.get("step"),
         "error": None if was_killed and not error else words or None,
         "time": failed_at,
-        # TERM may reach the program before its runner: nobody dies of it by himself.
+        # A rank that TERM ended was told to end, even if its runner did not see it: TERM may reach the program first.
         "is_cascade": end.get("signal") == "SIGTERM"
         or (not was_killed and bool(error.get("lost_peer") or CASCADE.search(words or ""))),
     }
 
 
 def find_lost(ranks: dict[int, Record], nodes: list[str]) -> list[Record]:
-    """One failure for each node that Slurm lost."""
+    """Return one failure for each node that Slurm lost."""
     members = {node: [(n, rank) for n, rank in ranks.items() if identity(n, rank)["node"] == node] for node in nodes}
     return [silent_failure(found, f"Slurm lost the node {node}") for node, found in members.items() if found]
 
 
 def find_silent(ranks: dict[int, Record]) -> tuple[list[Record], list[Record]]:
-    """Ranks that started and left no exit record: one failure for each whole node of them, and the single ranks.
+    """Return failures of ranks that started but left no exit record: one per node without any, and one per other rank.
 
-    A runner writes a record even when it is told to end. Only one that is killed, or dies with its node, writes none.
-    Where no rank at all left one, everything was killed at once, and none of them is the first.
+    A runner writes a record even if it is told to end; only a runner that is killed, or dies with its node, does not.
+    If no rank at all left a record, everything was killed at once, and no rank was the first.
     """
     nodes: dict[str, list[tuple[int, Record]]] = {}
     for number, rank in ranks.items():
@@ -219,23 +219,23 @@ def first_failure(reason: str, failures: list[Record], lost: list[Record]) -> Re
 
 
 def exit_code_of(failure: Record) -> int:
-    """The exit code of the rank that failed first, 128 + signal where one ended it; 1 for a rank that was lost."""
+    """Return the exit code of the rank that failed first: 128 + signal if a signal ended it, 1 if it was lost."""
     if failure["signal"] is not None:
         return 128 + getattr(signal, failure["signal"], 0)
     return int(failure["code"] or 1)
 
 
 def identity(number: int, rank: Record) -> Record:
-    """Rank, node and coordinate, from whichever record holds them."""
+    """Return rank, node and coordinate, from whichever record has them."""
     known = rank["pid"] or rank["exit"] or rank["error"]
     return {"rank": number, "node": known.get("node"), "coordinate": known.get("coordinate")}
 
 
 def summary(document: Record) -> str:
-    """One line for the job's output."""
+    """Return one line for the job's output."""
     code = document["exit_code"]
     text = f"bsl: attempt {document['attempt']} ended: {document['reason']}"
-    text += f" (exit code {code})" if code is not None else " (not yet seen to the end)"
+    text += f" (exit code {code})" if code is not None else " (provisional: it has not ended yet)"
     failure = document["first_failure"]
     return text if failure is None else f"{text}; first failure: {failure_text(failure)}"
 
@@ -248,7 +248,7 @@ def failure_text(failure: Record) -> str:
 
 
 def read_json(path: Path) -> Record:
-    """The record in `path`; an empty one where it is missing or torn."""
+    """Return the record in `path`; an empty one if it is missing or torn."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -257,7 +257,7 @@ def read_json(path: Path) -> Record:
 
 
 def last_event(path: Path) -> Record:
-    """The last whole record of an event file; an empty one where there is none."""
+    """Return the last complete record of an event file; an empty one if there is none."""
     for line in reversed(tail(path, EVENT_TAIL_BYTES)):
         try:
             record = json.loads(line)
@@ -269,7 +269,7 @@ def last_event(path: Path) -> Record:
 
 
 def last_line(path: Path) -> str:
-    """The last line with anything on it, without its time."""
+    """Return the last line that is not empty, without its time."""
     lines = (STAMP.sub(b"", line).strip() for line in reversed(tail(path, LOG_TAIL_BYTES)))
     return next((line.decode(errors="replace")[:500] for line in lines if line), "")
 
@@ -284,7 +284,7 @@ def tail(path: Path, size: int) -> list[bytes]:
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write `record` beside `path` and rename it into place."""
+    """Write `record` next to `path` and rename it into place."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     beside.replace(path)

@@ -1,29 +1,29 @@
 """Reads what the ranks of one node are doing, without touching them, and prints one document.
 
-Stand-alone with its neighbours node_*.py: standard library only, Python 3.8 or newer, no import from the package, so
-that it runs on a compute node with whatever Python is there: `python -I -S node_agent.py REQUEST`. (`bsl spy` sends the
-files through srun's standard input, for nodes that cannot see them.) It exits 0 even when ranks could not be read: why
-they could not is part of the answer.
+Stand-alone, together with the other node_*.py files: it uses only the standard library of Python 3.8 or newer, so that
+it runs on a compute node with whatever Python is there: `python -I -S node_agent.py REQUEST`. (`bsl spy` sends the
+files through srun's standard input, for nodes that cannot see them.) It exits with 0 even if ranks could not be read:
+the reason is part of the answer.
 
-It never blocks on a process that is stuck, pauses none unless `native` or `flight_recorder` ask for it (py-spy runs
-with --nonblocking), and ends by itself.
+It never blocks on a process that is stuck, and it ends on its own. It pauses no process (py-spy runs with
+--nonblocking), unless `native` or `flight_recorder` ask for it.
 
-REQUEST is a JSON object; every key may be left out:
+REQUEST is a JSON object; every key is optional:
   pid_files        folder of rank-NNNN.json files that name the rank's process (`bsl` writes them)
-  job_id           Slurm job, whose processes on this node are asked of Slurm
+  job_id           Slurm job; Slurm is asked for its processes on this node
   launcher_pid     process whose descendants are searched for ranks
-  recorder_folder  folder of rank-NNNN.sock sockets that answer with the collectives that torch recorded
+  recorder_folder  folder of rank-NNNN.sock sockets, which serve the collectives that torch recorded
   node             name of this node; default: SLURMD_NODENAME, else the host name
-  py_spy           path of py-spy; default: beside this Python, then PATH
+  py_spy           path of py-spy; default: next to this Python, then PATH
   samples, interval_s, py_spy_timeout_s, node_timeout_s   2, 1.0, 3.0, 20.0
-  native           true: native stacks too, of processes that can be paused for a moment
-  flight_recorder  "fork": pull what torch recorded out of processes that do not offer it, each from a fork of its own
-  framed           print short lines `@bsl NODE INDEX COUNT BASE64(zlib(document))`, for mixed streams; the document is
-                   a Python literal then, since the json module takes 8 ms to import on each node
+  native           true: also read native stacks, of processes that can be paused for a moment
+  flight_recorder  "fork": get what torch recorded from processes that do not serve it, each through a fork of itself
+  framed           print short lines `@bsl NODE INDEX COUNT BASE64(zlib(document))`, for shared streams; the document is
+                   then a Python literal, because importing the json module takes 8 ms on each node
 
-A rank's `samples` hold what the files of /proc said at the beginning and at least `interval_s` later, and `dump`, what
-py-spy printed in between. A second dump is taken only of a process of which a thread ran meanwhile: the stacks of one
-that did not are the same (`same_stack`).
+Each of a rank's `samples` has what the files of /proc said, the first at the beginning and each later one at least
+`interval_s` after the one before; `dump` is what py-spy printed at that time. Stacks are dumped again only if a thread
+of the process has run since: otherwise they are the same (`same_stack`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ LOCKS_TIMEOUT_S = 0.5
 
 
 def start_sample(rank: Facts) -> Facts:
-    """What the safe files say of a rank now. A pid that belongs to another process by now is gone."""
+    """Return what the safe files say about a rank now. If its PID was reused by another process, the rank is gone."""
     sample = read_safe(rank["pid"])
     if sample.get("start_ticks") != (rank.get("start_ticks") or sample.get("start_ticks")):
         return {"mono": sample["mono"], "state": "gone"}
@@ -93,9 +93,9 @@ def start_sample(rank: Facts) -> Facts:
 
 
 def complete_samples(ranks: list[Facts], request: Facts, deadline: float) -> None:
-    """Adds to the newest sample of each of `ranks` what readers find, in the order of growing risk.
+    """Add to the newest sample of each of `ranks` what readers find, in the order of growing risk.
 
-    Each kind of evidence has its own readers and its own limit, so that one that blocks costs nothing but itself.
+    Each kind of evidence has its own readers and its own time limit, so that one that blocks loses only itself.
     """
     for stage in stages(request):
         run_stage(stage, ranks, request, deadline)
@@ -106,7 +106,7 @@ def complete_samples(ranks: list[Facts], request: Facts, deadline: float) -> Non
 
 
 def stages(request: Facts) -> list[Stage]:
-    """What is read of ranks, in order."""
+    """Return what is read from ranks, in order."""
     return [
         ("kernel", all_ranks, read_rank_kernel, KERNEL_TIMEOUT_S),
         ("recorder", has_recorder, read_rank_recorder, RECORDER_TIMEOUT_S + 0.5),
@@ -116,9 +116,9 @@ def stages(request: Facts) -> list[Stage]:
 
 
 def add_at_the_end(ranks: list[Facts], request: Facts, deadline: float) -> None:
-    """Dumps that were there already; then, on request only, what pauses a process or runs in it.
+    """Add dumps that already exist; then, only on request, what pauses a process or runs in it.
 
-    After the samples, which that would make look alive.
+    This comes after the samples, in which the processes would otherwise seem to move.
     """
     alive = [rank for rank in ranks if rank["samples"][-1]["state"] not in ("gone", "Z")]
     run_stage(("recorder file", has_recorder_file, read_rank_file, RECORDER_TIMEOUT_S + 0.5), alive, request, deadline)
@@ -131,12 +131,12 @@ def all_ranks(_rank: Facts, _request: Facts) -> bool:
 
 
 def has_children(rank: Facts, _request: Facts) -> bool:
-    """Whether it has children whose stacks can be read."""
+    """Whether the rank has children whose stacks can be read."""
     return bool(choose_children(rank["samples"][-1]))
 
 
 def run_stage(stage: Stage, ranks: list[Facts], request: Facts, deadline: float) -> None:
-    """One kind of evidence of all `ranks`, read side by side. Who gives no answer says so under `unread`."""
+    """Read one kind of evidence from all `ranks`, in parallel. `unread` says which gave no answer, and why."""
     name, concerns, read, limit_s = stage
     ranks = [rank for rank in ranks if concerns(rank, request)]
 
@@ -158,14 +158,14 @@ def run_stage(stage: Stage, ranks: list[Facts], request: Facts, deadline: float)
 
 
 def first_samples(ranks: list[Facts], request: Facts, deadline: float) -> None:
-    """The first look: safe files of all ranks, then everything of those that live."""
+    """Take the first sample: the safe files of all ranks, then everything else of those that are alive."""
     for rank in ranks:
         rank["samples"] = [start_sample(rank)]
     complete_samples([rank for rank in ranks if lives(rank)], request, deadline)
 
 
 def next_samples(ranks: list[Facts], request: Facts, deadline: float) -> None:
-    """A later look: safe files of all ranks; stacks only of processes of which a thread ran since the look before."""
+    """Take a later sample: the safe files of all ranks; stacks only if a thread ran since the sample before."""
     ranks = [rank for rank in ranks if lives(rank)]
     looked = [rank["samples"][-1] for rank in ranks]
     read = [max(sample["mono"], sample.pop("dumped", 0.0)) for sample in looked]
@@ -177,7 +177,7 @@ def next_samples(ranks: list[Facts], request: Facts, deadline: float) -> None:
 
 
 def wait_and_compare(rank: Facts, not_before: float, deadline: float) -> bool:
-    """Takes the safe files of a later sample; True when nothing more is to be read: nothing ran, or nothing can be."""
+    """Take the safe files of a later sample. True if there is no more to read: nothing ran, or nothing can be read."""
     wait_until(not_before, deadline)
     before, sample = rank["samples"][-1], start_sample(rank)
     rank["samples"].append(sample)
@@ -190,12 +190,12 @@ def wait_and_compare(rank: Facts, not_before: float, deadline: float) -> bool:
     if "dump" in before or "same_stack" in before:
         sample["same_stack"] = True
     else:
-        sample["why"] = before["why"]  # it would not answer this time either
+        sample["why"] = before["why"]  # it would give no answer this time either
     return True
 
 
 def lives(rank: Facts) -> bool:
-    """Whether the rank's process was there in its newest sample; says why not otherwise."""
+    """Whether the rank's process was alive in its newest sample; if not, the sample says why."""
     sample = rank["samples"][-1]
     if sample["state"] in ("gone", "Z"):
         sample["why"] = "the process has ended"
@@ -208,7 +208,7 @@ def wait_until(moment: float, deadline: float) -> None:
 
 
 def drop_repetition(ranks: list[Facts]) -> None:
-    """Keep recorded collectives only once, and before that what counts them."""
+    """Keep recorded collectives only in the last sample, and in those before only their counters."""
     for rank in ranks:
         for before, after in zip(rank["samples"], rank["samples"][1:]):
             if "recorder" in before and "recorder" in after:
@@ -216,18 +216,18 @@ def drop_repetition(ranks: list[Facts]) -> None:
 
 
 def all_pids(ranks: list[Facts]) -> set[int]:
-    """The processes of the ranks and of their children."""
+    """Return the PIDs of the ranks and of their children."""
     children = [child["pid"] for rank in ranks for child in rank["samples"][0].get("children", ())]
     return {rank["pid"] for rank in ranks}.union(children)
 
 
 def examine(request: Facts) -> Facts:
-    """The document of this node."""
+    """Return the document of this node."""
     began = time.monotonic()
     host = os.uname().nodename
     node = request.get("node") or os.environ.get("SLURMD_NODENAME") or host
     request = dict(DEFAULTS, readers=min(MAX_READERS, len(os.sched_getaffinity(0))), **request)
-    alarm(int(request["node_timeout_s"]) + 5)  # the last word, whatever happens below
+    alarm(int(request["node_timeout_s"]) + 5)  # ends this program, whatever happens below
     deadline = began + request["node_timeout_s"]
     request["py_spy"] = find_py_spy(request)
     ranks, how, problems = find_ranks(request, node)
@@ -255,7 +255,7 @@ def examine(request: Facts) -> Facts:
 
 
 def wire_lines(document: Facts) -> list[str]:
-    """`document` as lines that survive a stream shared with other nodes and with chatter."""
+    """Return `document` as lines that survive a stream shared with other nodes and other output."""
     import binascii
     import zlib
 
@@ -265,7 +265,7 @@ def wire_lines(document: Facts) -> list[str]:
 
 
 def print_document(document: Facts, framed: bool) -> None:
-    """One line of JSON, or frames."""
+    """Print one line of JSON, or wire lines."""
     if framed:
         lines = wire_lines(document)
     else:

@@ -1,7 +1,8 @@
-"""What the kernel says of a process beyond the safe files, for node_agent.py. Standard library, Python 3.8 or newer.
+"""What the kernel says about a process beyond the safe files, for node_agent.py. Standard library, Python 3.8 or newer.
 
-The system call and its file, threads that cannot run, children, bytes read and written, kills for lack of memory, file
-locks. All of it is read in children that may be killed (see node_processes.py); what cannot be read says why.
+The system call and its file, threads that cannot run, children, bytes read and written, out-of-memory kills, and file
+locks. All of it is read in child processes that may be killed (see node_processes.py). If something cannot be read, the
+reason is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MAX_WAITING_THREADS = 48
 MAX_LOCKS = 16
 MAX_PIPE_ENDS = 4
 PIPE_SEARCH_S = 0.3
-# System calls that block, by machine: those whose first argument is a file descriptor, and others.
+# System calls that block, by architecture: those whose first argument is a file descriptor, and others.
 FD_CALLS = {
     "x86_64": {
         0: "read", 1: "write", 16: "ioctl", 17: "pread64", 18: "pwrite64", 19: "readv", 20: "writev", 40: "sendfile",
@@ -54,7 +55,7 @@ OTHER_CALLS = {
 
 
 def read_rank_kernel(rank: Facts, _request: Facts, known: Facts) -> Iterator[tuple[str, Any]]:
-    """Everything about a process, in the order of growing risk; `known` is shared by the processes of one reader."""
+    """Yield everything about a process, in the order of growing risk; `known` is shared within one reader."""
     unread: dict[str, str] = {}
     for name, read in READERS:
         try:
@@ -69,13 +70,13 @@ def read_rank_kernel(rank: Facts, _request: Facts, known: Facts) -> Iterator[tup
 
 
 def read_file(path: str) -> str:
-    """The text of a file of /proc; raises OSError where `read_text` would be silent."""
+    """Return the text of a file in /proc. Unlike `read_text`, it raises OSError."""
     with open(path, "rb") as stream:
         return stream.read(1 << 16).decode("utf-8", "replace")
 
 
 def blocked_threads(pid: int, _known: Facts) -> list[Facts] | None:
-    """Threads besides the main one that sleep uninterruptibly or are stopped: [{tid, comm, state, wchan}], or None."""
+    """Return threads other than the main one that are in state D or stopped: [{tid, comm, state, wchan}], or None."""
     found = []
     for name in os.listdir(f"/proc/{pid}/task")[:MAX_THREADS]:
         stat = read_text(f"/proc/{pid}/task/{name}/stat") if name != str(pid) else None
@@ -87,7 +88,7 @@ def blocked_threads(pid: int, _known: Facts) -> list[Facts] | None:
 
 
 def thread_waits(pid: int, _known: Facts) -> dict[str, list[int]] | None:
-    """{kernel function: threads besides the main one that wait in it}, or None where the process has one thread."""
+    """Return {kernel function: threads other than the main one that wait in it}, or None if there are none."""
     found: dict[str, list[int]] = {}
     for name in os.listdir(f"/proc/{pid}/task")[:MAX_THREADS]:
         wait = read_text(f"/proc/{pid}/task/{name}/wchan") if name != str(pid) else None
@@ -97,7 +98,7 @@ def thread_waits(pid: int, _known: Facts) -> dict[str, list[int]] | None:
 
 
 def read_children(pid: int, _known: Facts) -> list[Facts]:
-    """Processes below a rank, nearest first, with the state that the kernel gives them; at most 32."""
+    """Return the descendants of a rank, nearest first, with their states in the kernel; at most 32."""
     found: list[Facts] = []
     left = [pid]
     for parent in left:
@@ -111,7 +112,7 @@ def read_children(pid: int, _known: Facts) -> list[Facts]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Children of all threads of a process; from the whole table where the kernel keeps no lists."""
+    """Return the children of all threads of a process; from the whole process table if the kernel keeps no lists."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")[:MAX_THREADS]
     except OSError:
@@ -123,15 +124,15 @@ def children_of(pid: int) -> list[int]:
 
 
 def child_ticks(children: Iterable[Facts]) -> dict[str, int]:
-    """{pid: CPU ticks so far} of children that live, from files that never block."""
+    """Return {pid: CPU ticks so far} of living children, from files that never block."""
     texts = {child["pid"]: read_text(f"/proc/{child['pid']}/stat") for child in children}
     return {str(pid): parse_stat(text)["cpu_ticks"] for pid, text in texts.items() if text}
 
 
 def read_system_call(pid: int, known: Facts) -> Facts | None:
-    """The system call in which the main thread waits, with the file that it is about; None while it runs.
+    """Return the system call in which the main thread waits, with the file it operates on; None while it runs.
 
-    {number, call, and for calls on a file: name, fd, target, and `socket` or `other_ends` of what it is}.
+    {number, call, and for calls on a file: name, fd, target, and `socket` or, for a pipe, `other_ends`}.
     """
     field = read_file(f"/proc/{pid}/syscall").split()
     if len(field) < 2 or not field[0].lstrip("-").isdigit():
@@ -155,7 +156,7 @@ def read_system_call(pid: int, known: Facts) -> Facts | None:
 
 
 def pipe_ends(pipe: str, pid: int) -> list[Facts]:
-    """Other processes that hold a pipe: [{pid, comm, state}], as far as they can be seen in a moment."""
+    """Return other processes that hold a pipe open: [{pid, comm, state}], as far as a short search finds them."""
     found: list[Facts] = []
     until = time.monotonic() + PIPE_SEARCH_S
     for name in os.listdir("/proc"):
@@ -168,21 +169,21 @@ def pipe_ends(pipe: str, pid: int) -> list[Facts]:
 
 
 def holds(pid: str, target: str) -> bool:
-    """Whether a process has a file open, by what its descriptors point to."""
+    """Whether a process has a file open, judging by the targets of its descriptors."""
     try:
         return any(os.readlink(f"/proc/{pid}/fd/{name}") == target for name in os.listdir(f"/proc/{pid}/fd"))
     except OSError:
-        return False  # it ended, or is somebody else's
+        return False  # it has ended, or belongs to another user
 
 
 def read_io(pid: int, _known: Facts) -> dict[str, int]:
-    """Bytes through calls (rchar, wchar) and from and to disks (read_bytes, write_bytes)."""
+    """Return the bytes through system calls (rchar, wchar) and from and to disks (read_bytes, write_bytes)."""
     pairs = (line.split(": ") for line in read_file(f"/proc/{pid}/io").splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if pair[0] in ("rchar", "wchar", "read_bytes", "write_bytes")}
 
 
 def read_memory_events(pid: int, known: Facts) -> Facts | None:
-    """{cgroup, oom_kill, high, max}: how often memory ran short in the step of this process."""
+    """Return {cgroup, oom_kill, high, max}: how often memory ran short in the job step of this process."""
     for line in read_file(f"/proc/{pid}/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         version = 2 if controllers == "" else 1 if "memory" in controllers.split(",") else 0
@@ -195,7 +196,7 @@ def read_memory_events(pid: int, known: Facts) -> Facts | None:
 
 
 def memory_events(version: int, path: str) -> Facts | None:
-    """The counts of one control group; of the step where Slurm made it, which outlives the task that was killed."""
+    """Return the counts of one cgroup; of the job step's cgroup if Slurm made it, which outlives a killed task."""
     above, found, below = path.partition("/step_")
     top = above + found + below.partition("/")[0]
     base, file = (
@@ -209,13 +210,13 @@ def memory_events(version: int, path: str) -> Facts | None:
 
 
 def read_sockets_of(pid: int, known: Facts) -> Facts | None:
-    """TCP sockets of a process, or None where it has none."""
+    """Return the TCP sockets of a process, or None if it has none."""
     sockets = read_sockets(pid, known.setdefault("networks", {}))
     return sockets if sockets["count"] else None
 
 
 def parse_locks(text: str) -> list[Facts]:
-    """Waits in /proc/locks: [{kind, mode, file, holder, waiters}], pids as the kernel gives them, 0 where unknown."""
+    """Parse the waits in /proc/locks: [{kind, mode, file, holder, waiters}], with the kernel's PIDs, 0 if unknown."""
     rows: dict[str, Facts] = {}
     for line in text.splitlines():
         number, _, rest = line.partition(": ")
@@ -231,13 +232,13 @@ def parse_locks(text: str) -> list[Facts]:
 
 
 def find_locks(pids: set[int]) -> list[Facts]:
-    """File locks for which one of `pids` waits, or which one of them holds against others; with the holder's facts."""
+    """Return file locks that one of `pids` waits for, or holds while others wait; with the holder's facts."""
     found = [row for row in parse_locks(read_file("/proc/locks")) if pids & {row["holder"], *row["waiters"]}]
     return [dict(row, **describe_holder(row)) for row in found[:MAX_LOCKS]]
 
 
 def describe_holder(lock: Facts) -> Facts:
-    """{holder_comm, holder_state, path} of a lock, as far as they can be had without touching its file system."""
+    """Return {holder_comm, holder_state, path} of a lock, as far as known without touching its file system."""
     fact, pid = read_safe(lock["holder"]), lock["holder"]
     facts = {"holder_comm": fact.get("comm"), "holder_state": fact["state"], "path": None}
     try:
@@ -245,7 +246,7 @@ def describe_holder(lock: Facts) -> Facts:
         held = (name for name in names if f" {lock['file']} " in (read_text(f"/proc/{pid}/fdinfo/{name}") or ""))
         facts["path"] = next((os.readlink(f"/proc/{pid}/fd/{name}") for name in held), None)
     except OSError:
-        pass  # it ended, or is somebody else's
+        pass  # it has ended, or belongs to another user
     return facts
 
 

@@ -1,8 +1,8 @@
-"""Reading processes that may be stuck, for node_agent.py. Standard library only, Python 3.8 or newer.
+"""Reads processes that may be stuck, for node_agent.py. Standard library only, Python 3.8 or newer.
 
-Two ways, and no third: the files of /proc that answer always (stat, status, wchan, comm, and schedstat, which reads
-two numbers without a lock), and forked children that are killed when they take too long. What such a child had found
-until then is kept.
+There are only two ways to read: the files of /proc that always answer (stat, status, wchan, comm, and schedstat, which
+reads two numbers without a lock), and forked children that are killed if they take too long. What such a child found
+before that is kept.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     Produce = Callable[[list[Any]], Iterable[tuple[Any, str, Any]]]
 
 SIGKILL = 9  # the signal module takes 5 ms to import
-PATIENCE_S = 0.7  # a reader that says nothing for so long is stuck: the others go on without it
+PATIENCE_S = 0.7  # a reader that reports nothing for this long is stuck: the others continue without it
 
 
 def read_text(path: str, limit: int = 1 << 16) -> str | None:
-    """The first `limit` bytes of a file as text, or None."""
+    """Return the first `limit` bytes of a file as text, or None."""
     try:
         with open(path, "rb") as stream:
             return stream.read(limit).decode("utf-8", "replace")
@@ -34,7 +34,7 @@ def read_text(path: str, limit: int = 1 << 16) -> str | None:
 
 
 def parse_stat(text: str) -> Facts:
-    """The fields of /proc/PID/stat that matter here; times in clock ticks."""
+    """Parse the fields of /proc/PID/stat that are needed here; times in clock ticks."""
     head, _, tail = text.rpartition(")")
     field = tail.split()
     return {
@@ -49,7 +49,7 @@ def parse_stat(text: str) -> Facts:
 
 
 def parse_status(text: str) -> Facts:
-    """Context switches of the main thread, tracer, whether a core is being dumped, whether SIGKILL is pending."""
+    """Parse the main thread's context switches, the tracer, and whether a core dump or a SIGKILL is pending."""
     field = dict(line.partition(":")[::2] for line in text.splitlines())
     pending = int(field.get("SigPnd", "0"), 16) | int(field.get("ShdPnd", "0"), 16)
     return {
@@ -62,7 +62,7 @@ def parse_status(text: str) -> Facts:
 
 
 def read_safe(pid: int) -> Facts:
-    """What the files say that never block, or `{"state": "gone"}`."""
+    """Return what the files say that never block, or `{"state": "gone"}`."""
     stat = read_text(f"/proc/{pid}/stat")
     status = read_text(f"/proc/{pid}/status")
     facts: Facts = {"mono": time.monotonic(), "state": "gone"}
@@ -74,9 +74,9 @@ def read_safe(pid: int) -> Facts:
 
 
 def thread_times(pid: int) -> tuple[dict[str, int], int]:
-    """({thread id: nanoseconds on a CPU}, nanoseconds that all of them waited for one).
+    """Return ({thread ID: nanoseconds on a CPU}, nanoseconds that all threads waited for a CPU).
 
-    A thread whose number stands still has not moved.
+    A thread whose number has not changed has not moved.
     """
     try:
         names = os.listdir(f"/proc/{pid}/task")
@@ -88,13 +88,13 @@ def thread_times(pid: int) -> tuple[dict[str, int], int]:
 
 
 def parents() -> dict[int, int]:
-    """Parent of every process that can be seen: {pid: ppid}."""
+    """Return the parent of every visible process: {pid: ppid}."""
     stats = {name: read_text(f"/proc/{name}/stat") for name in os.listdir("/proc") if name.isdigit()}
     return {int(name): parse_stat(stat)["ppid"] for name, stat in stats.items() if stat}
 
 
 def descendants(root: int, parent_of: dict[int, int]) -> set[int]:
-    """Every process below `root`, without it."""
+    """Return every descendant of `root`, without `root`."""
     children: dict[int, list[int]] = {}
     for pid, ppid in parent_of.items():
         children.setdefault(ppid, []).append(pid)
@@ -108,7 +108,7 @@ def descendants(root: int, parent_of: dict[int, int]) -> set[int]:
 
 
 class Reader:
-    """A forked child that goes through `items` and reports (item, name, value); it may block for ever on one of them.
+    """A forked child that goes through `items` and reports (item, name, value); it may block forever on one of them.
 
     After each item it reports (item, "done", True).
     """
@@ -126,10 +126,10 @@ class Reader:
         try:
             os.setpgid(self.pid, self.pid)
         except OSError:
-            pass  # the child has done it, or is gone
+            pass  # the child has already done it, or is gone
 
     def receive(self, found: dict[Any, Facts]) -> bool:
-        """Put what the child reported into `found`; False at its end."""
+        """Put what the child reported into `found`. Returns False at its end."""
         data = os.read(self.descriptor, 1 << 16)
         self._bytes += data
         while len(self._bytes) >= 4:
@@ -145,7 +145,7 @@ class Reader:
         return bool(data)
 
     def close(self) -> None:
-        """Kill what is left of the child and its own children. Never waits: one that sleeps in the kernel stays."""
+        """Kill the child and its own children. Never waits: a process that sleeps in the kernel stays behind."""
         os.close(self.descriptor)
         for action in (lambda: os.killpg(self.pid, SIGKILL), lambda: os.waitpid(self.pid, os.WNOHANG)):
             try:
@@ -174,10 +174,10 @@ def _write(descriptor: int, report: tuple[Any, str, Any]) -> None:
 
 
 def ask_children(items: list[Any], produce: Produce, limit_s: float, workers: int, deadline: float) -> dict[Any, Facts]:
-    """What readers found about `items`: {item: {name: value}}. An item that was read to its end has "done".
+    """Return what readers found about `items`: {item: {name: value}}. An item that was read completely has "done".
 
-    Each of `workers` readers gets a share of the items. One that is silent for a moment keeps its item until `limit_s`
-    is over, and the rest of its share goes to a new reader.
+    Each of `workers` readers gets a share of the items. A reader that is silent for a moment keeps its item until
+    `limit_s` is over; the rest of its share goes to a new reader.
     """
     found: dict[Any, Facts] = {}
     readers = [Reader(items[index::workers], produce) for index in range(workers) if items[index::workers]]
@@ -199,7 +199,7 @@ def ask_children(items: list[Any], produce: Produce, limit_s: float, workers: in
 
 
 def ask_one(produce: Callable[[], Iterable[tuple[str, Any]]], limit_s: float) -> Facts:
-    """What one forked child reports, with "done" if it came to its end, and "error" if it failed."""
+    """Return what one forked child reports, with "done" if it reached its end, and "error" if it failed."""
 
     def produce_one(_items: list[Any]) -> Iterator[tuple[int, str, Any]]:
         for name, value in produce():
@@ -211,7 +211,7 @@ def ask_one(produce: Callable[[], Iterable[tuple[str, Any]]], limit_s: float) ->
 
 
 def run_program(argv: list[str], timeout_s: float, environment: dict[str, str]) -> tuple[int | None, str, str]:
-    """Exit status (None: killed, out of time), stdout and stderr of a program. Never waits for one that cannot die."""
+    """Run a program and return its exit status (None: killed, out of time), stdout and stderr. Never waits longer."""
     pipes = [os.pipe(), os.pipe()]
     actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     actions += [(os.POSIX_SPAWN_DUP2, pipes[index][1], index + 1) for index in (0, 1)]
@@ -238,7 +238,7 @@ def run_program(argv: list[str], timeout_s: float, environment: dict[str, str]) 
 
 
 def _drain(texts: dict[int, bytes], deadline: float) -> bool:
-    """Read every pipe to its end; False when the time is over before."""
+    """Read every pipe to its end. Returns False if the time is over before."""
     open_ends = list(texts)
     while open_ends:
         ready = select.select(open_ends, [], [], max(0.0, deadline - time.monotonic()))[0]

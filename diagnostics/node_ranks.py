@@ -1,8 +1,8 @@
-"""Which processes of a node are ranks, for node_agent.py. Standard library only, Python 3.8 or newer.
+"""Finds the processes of a node that are ranks, for node_agent.py. Standard library only, Python 3.8 or newer.
 
-Asked in this order: pid files of the launcher; `scontrol listpids`; cgroup.procs; the environment of all processes;
-the descendants of a launcher. Never ps, pgrep or /proc/PID/cmdline: they block on a process whose memory map is locked.
-A rank is a record {rank, pid, source, step, world_size, ...}.
+The sources, in this order: PID files of the launcher; `scontrol listpids`; cgroup.procs; the environment of all
+processes; the descendants of a launcher. Never ps, pgrep or /proc/PID/cmdline: they block on a process whose memory map
+is locked. A rank is a record {rank, pid, source, step, world_size, ...}.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 LOCAL_SIZE_VARIABLES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 OTHER_VARIABLES = ("SLURM_JOB_ID", "SLURMD_NODENAME", "BSL_RUN_DIR", "BSL_ATTEMPT")
-# Where torch puts the dumps of its flight recorder: the rank follows.
+# Where torch writes the dumps of its flight recorder: a prefix, to which it appends the rank.
 DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 PID_FILES_TIMEOUT_S = 5.0
 IDENTIFY_TIMEOUT_S = 1.0
@@ -35,7 +35,7 @@ LISTPIDS_TIMEOUT_S = 5.0
 
 
 def find_ranks(request: Facts, node: str) -> Found:
-    """The ranks of this node, how they were found, and problems on the way."""
+    """Return the ranks of this node, how they were found, and problems on the way."""
     problems: list[str] = []
     job_id, launcher_pid = request.get("job_id"), request.get("launcher_pid")
     if request.get("pid_files"):
@@ -50,7 +50,7 @@ def find_ranks(request: Facts, node: str) -> Found:
 
 
 def from_pid_files(folder: str, node: str, host: str | None, problems: list[str]) -> list[Facts]:
-    """Ranks of this node from pid files, which may lie on a file system that does not answer."""
+    """Return the ranks of this node from PID files, which may be on a file system that does not answer."""
     facts = ask_one(lambda: read_pid_files(folder, node, host), PID_FILES_TIMEOUT_S)
     error = facts.get("error") or (None if "done" in facts else f"no answer in {PID_FILES_TIMEOUT_S:g} s")
     if error:
@@ -59,7 +59,7 @@ def from_pid_files(folder: str, node: str, host: str | None, problems: list[str]
 
 
 def read_pid_files(folder: str, node: str, host: str | None) -> Iterator[tuple[str, list[Facts]]]:
-    """The documents of all pid files of `node`, or, where `host` is given, of that host."""
+    """Yield the documents of all PID files of `node`, or of `host` if given."""
     import json
 
     names = sorted(name for name in os.listdir(folder) if name.startswith("rank-") and name.endswith(".json"))
@@ -68,7 +68,7 @@ def read_pid_files(folder: str, node: str, host: str | None) -> Iterator[tuple[s
 
 
 def from_job(job_id: str, node: str, problems: list[str]) -> Found:
-    """The ranks of a Slurm job on this node, prepared or not."""
+    """Return the ranks of a Slurm job on this node, whether `bsl` submitted it or not."""
     rows, how = list_tasks(job_id, node, problems), "scontrol listpids"
     if not rows:
         rows, how = list_cgroup(job_id), "cgroup.procs"
@@ -81,9 +81,9 @@ def from_job(job_id: str, node: str, problems: list[str]) -> Found:
 
 
 def spread_tasks(known: Known, tasks: Tasks) -> Tasks:
-    """`tasks` with the task id of their nearest ancestor for processes that have none: slurmd numbers only its own.
+    """Return `tasks`, giving processes without a task ID that of their nearest ancestor: slurmd numbers only its own.
 
-    The batch script is no rank, unless the job has no step besides.
+    The batch script is not a rank, unless the job has no other step.
     """
     steps = {step for step, _ in tasks.values()} - {"batch"}
     spread = {}
@@ -97,9 +97,9 @@ def spread_tasks(known: Known, tasks: Tasks) -> Tasks:
 
 
 def from_launcher(launcher_pid: int, problems: list[str]) -> Found:
-    """The ranks among the descendants of a launcher, numbered by it or, failing that, in order of their start.
+    """Return the ranks among the descendants of a launcher, numbered by it, else in the order of their start.
 
-    Those that only lead to this process are none: it may have been started from the same shell.
+    The ancestors of this process are not ranks: it may have been started from the same shell.
     """
     above = parents()
     pids = {launcher_pid} | (descendants(launcher_pid, above) - chain_to_root(os.getpid(), above))
@@ -108,7 +108,7 @@ def from_launcher(launcher_pid: int, problems: list[str]) -> Found:
 
 
 def chain_to_root(pid: int, above: dict[int, int]) -> set[int]:
-    """`pid` and all that stand above it; `above` gives the parent of each process."""
+    """Return `pid` and all its ancestors; `above` gives the parent of each process."""
     chain: set[int] = set()
     while pid and pid not in chain:
         chain.add(pid)
@@ -117,7 +117,7 @@ def chain_to_root(pid: int, above: dict[int, int]) -> set[int]:
 
 
 def list_tasks(job_id: str, node: str, problems: list[str]) -> list[Row]:
-    """Processes of a Slurm job on this node as slurmd knows them: [(pid, step, global task id or None)]."""
+    """Return the processes of a Slurm job on this node as slurmd knows them: [(pid, step, global task ID or None)]."""
     argv = ["scontrol", "listpids", str(job_id), node]
     status, output, errors = run_program(argv, LISTPIDS_TIMEOUT_S, dict(os.environ))
     rows = parse_listpids(output)
@@ -128,7 +128,7 @@ def list_tasks(job_id: str, node: str, problems: list[str]) -> list[Row]:
 
 
 def parse_listpids(text: str) -> list[Row]:
-    """Rows of `scontrol listpids` (PID JOBID STEPID LOCALID GLOBALID; `-` where a number is unknown)."""
+    """Parse the rows of `scontrol listpids` (PID JOBID STEPID LOCALID GLOBALID; `-` for an unknown number)."""
     rows = [line.split() for line in text.splitlines()[1:]]
     return [
         (int(row[0]), row[2], int(row[4]) if row[4].isdigit() else None)
@@ -138,7 +138,7 @@ def parse_listpids(text: str) -> list[Row]:
 
 
 def list_cgroup(job_id: str) -> list[Row]:
-    """Processes of a Slurm job on this node from cgroup.procs, v1 or v2, found through our own cgroup."""
+    """Return the processes of a Slurm job on this node from cgroup.procs, v1 or v2, found through our own cgroup."""
     rows: set[Row] = set()
     marker = f"/job_{job_id}"
     for line in (read_text("/proc/self/cgroup") or "").splitlines():
@@ -151,7 +151,7 @@ def list_cgroup(job_id: str) -> list[Row]:
 
 
 def walk_cgroup(top: str) -> Iterator[Row]:
-    """(pid, step, None) of every process in the steps below `top`."""
+    """Yield (pid, step, None) of every process in the steps below `top`."""
     for folder, _, files in os.walk(top):
         steps = [part[5:] for part in folder.split("/") if part.startswith("step_")]
         if steps and "cgroup.procs" in files:
@@ -160,7 +160,7 @@ def walk_cgroup(top: str) -> Iterator[Row]:
 
 
 def list_environment(job_id: str, node: str) -> list[Row]:
-    """Processes whose environment names the job and this node: the last resort, for sites that track no processes."""
+    """Return processes whose environment names the job and this node: the last resort, for sites without tracking."""
     wanted = {"SLURM_JOB_ID": str(job_id), "SLURMD_NODENAME": node}
     known = identify(sorted(set(parents()) - {os.getpid()}), [])
     return [
@@ -171,7 +171,7 @@ def list_environment(job_id: str, node: str) -> list[Row]:
 
 
 def identify(pids: list[int], problems: list[str]) -> Known:
-    """{pid: {comm, ppid, start_ticks, exe, env}}; one whose environment gives no answer has an empty one."""
+    """Return {pid: {comm, ppid, start_ticks, exe, env}}; `env` is empty if the environment cannot be read."""
     found = ask_children(pids, read_identities, IDENTIFY_TIMEOUT_S, 1, time.monotonic() + 5 * IDENTIFY_TIMEOUT_S)
     known: Known = {}
     for pid in pids:
@@ -185,14 +185,14 @@ def identify(pids: list[int], problems: list[str]) -> Known:
 
 
 def read_identities(pids: list[int]) -> Iterator[tuple[int, str, Any]]:
-    """Program and environment of each process, for a reader."""
+    """Yield program and environment of each process, for a reader."""
     for pid in pids:
         yield pid, "identity", exe_and_environment(pid)
         yield pid, "done", True
 
 
 def exe_and_environment(pid: int) -> Facts:
-    """Program and the few variables that number ranks. May block on a process whose memory map is locked."""
+    """Return the program and the few variables that number ranks. May block on a process whose memory map is locked."""
     try:
         exe = os.readlink(f"/proc/{pid}/exe")
     except OSError:
@@ -209,13 +209,13 @@ def is_python(process: Facts) -> bool:
 
 
 def leader(group: list[int], known: Known) -> int:
-    """The process of `group` that is the rank: the topmost Python, else the topmost; wrappers stand above it."""
+    """Return the process of `group` that is the rank: the topmost Python below any wrappers, else the topmost."""
     pythons = {pid for pid in group if is_python(known[pid])} or set(group)
     return min((known[pid]["start_ticks"], pid) for pid in pythons if not has_ancestor(pid, pythons, known))[1]
 
 
 def has_ancestor(pid: int, group: set[int], known: Known) -> bool:
-    """Whether a process of `group` stands above `pid`."""
+    """Whether a process of `group` is an ancestor of `pid`."""
     seen = {pid}
     while pid in known and known[pid]["ppid"] not in seen:
         pid = known[pid]["ppid"]
@@ -226,14 +226,14 @@ def has_ancestor(pid: int, group: set[int], known: Known) -> bool:
 
 
 def first_number(env: dict[str, str], names: tuple[str, ...]) -> int | None:
-    """The first of the variables `names` that holds a number, or None."""
+    """Return the first of the variables `names` that is a number, or None."""
     return next((int(env[name]) for name in names if env.get(name, "").isdigit()), None)
 
 
 def assign_ranks(known: Known, tasks: Tasks) -> list[Facts]:
-    """Who is which rank. `tasks` gives {pid: (step, global task id or None)}.
+    """Return which process is which rank. `tasks` gives {pid: (step, global task ID or None)}.
 
-    A rank variable in the environment wins: then tasks may be launchers (one torchrun per node). Without one, each
+    A rank variable in the environment wins: tasks may then be launchers (one torchrun per node). Without one, each
     task is a rank.
     """
     by_rank: dict[tuple[Any, int], list[int]] = {}
@@ -252,7 +252,7 @@ def assign_ranks(known: Known, tasks: Tasks) -> list[Facts]:
 
 
 def as_rank(source: str, key: tuple[Any, int], group: list[int], known: Known) -> Facts:
-    """The record of one rank; `key` is (step, rank)."""
+    """Return the record of one rank; `key` is (step, rank)."""
     pid = leader(group, known)
     env = known[pid]["env"]
     prefixes = [env[name] for name in DUMP_VARIABLES if env.get(name)]
@@ -270,13 +270,13 @@ def as_rank(source: str, key: tuple[Any, int], group: list[int], known: Known) -
 
 
 def attempt_of_run(env: dict[str, str]) -> str | None:
-    """Folder of the attempt when the rank belongs to a `bsl` run, or None."""
+    """Return the folder of the attempt if the rank belongs to a `bsl` run, or None."""
     names = ("BSL_RUN_DIR", "BSL_ATTEMPT")
     return "{}/attempts/{}".format(*(env[name] for name in names)) if all(name in env for name in names) else None
 
 
 def pid_of_run(rank: int, env: dict[str, str]) -> int | None:
-    """What a `bsl` run says about the process of `rank`, if that process lives."""
+    """Return the PID of `rank` that a `bsl` run recorded, if that process is alive."""
     attempt = attempt_of_run(env)
     if attempt is None:
         return None
@@ -285,7 +285,7 @@ def pid_of_run(rank: int, env: dict[str, str]) -> int | None:
 
 
 def read_pid(path: str) -> int | None:
-    """The pid in a pid file, or None."""
+    """Return the PID in a PID file, or None."""
     import json
 
     pid = json.loads(read_text(path) or "{}").get("pid")
@@ -293,7 +293,7 @@ def read_pid(path: str) -> int | None:
 
 
 def count_ranks(launcher_pid: int, known: Known) -> list[Facts]:
-    """Ranks of a launcher that numbers nothing: its Python children in order of their start, or itself."""
+    """Return the ranks of a launcher that numbers none: its Python children in the order of their start, or itself."""
     below = {pid for pid in known if pid != launcher_pid and is_python(known[pid])}
     tops = sorted((known[pid]["start_ticks"], pid) for pid in below if not has_ancestor(pid, below, known))
     pids = [pid for _, pid in tops] or [pid for pid in (launcher_pid,) if pid in known]

@@ -1,4 +1,4 @@
-"""Collectives that torch recorded in a rank, for node_agent.py. Standard library only, Python 3.8 or newer."""
+"""Reads the collectives that torch recorded in a rank, for node_agent.py. Standard library, Python 3.8 or newer."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ RECORDER_REQUEST = (
 
 
 def recorder_folder(rank: Facts, request: Facts) -> str | None:
-    """Where the job offers what torch recorded, or None."""
+    """Return where the job serves what torch recorded, or None."""
     folder = request.get("recorder_folder") or (rank.get("attempt") and rank["attempt"] + "/recorder")
     return str(folder) if folder else None
 
 
 def has_recorder(rank: Facts, request: Facts) -> bool:
-    """Whether the rank may be asked: the job offers it, and it did answer if it was asked before."""
+    """Whether to ask the rank: the job serves its collectives, and it has not failed to answer before."""
     return bool(recorder_folder(rank, request)) and "recorder_why" not in rank["samples"][0]
 
 
 def read_rank_recorder(rank: Facts, request: Facts, _known: Facts) -> Iterator[tuple[str, Any]]:
-    """The collectives that torch recorded."""
+    """Yield the collectives that torch recorded, or why they could not be read."""
     try:
         yield "recorder", ask_recorder(recorder_folder(rank, request) or "", rank["rank"])
     except (OSError, ValueError, KeyError) as error:
@@ -40,11 +40,11 @@ def read_rank_recorder(rank: Facts, request: Facts, _known: Facts) -> Iterator[t
 
 
 def ask_recorder(folder: str, rank: int) -> Facts:
-    """The collectives that torch recorded in a rank, asked of its worker server; works while the GIL is held."""
+    """Ask a rank's worker server for the collectives that torch recorded; works while the GIL is held."""
     import json
     import socket
 
-    os.chdir(folder)  # a socket's path may have 107 bytes, a run directory's more
+    os.chdir(folder)  # the path of a socket is limited to 107 bytes, that of a run directory is not
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(RECORDER_TIMEOUT_S)
         connection.connect(f"rank-{rank:04d}.sock")
@@ -61,7 +61,7 @@ def ask_recorder(folder: str, rank: int) -> Facts:
 
 
 def compact_records(entries: list[Facts]) -> Facts:
-    """Recorded collectives without repetition.
+    """Return recorded collectives without repetition.
 
     {first_record, tokens: [[group, group description, operation, sizes, types]], stream: [token index, oldest first],
     last_sequence: {group: number of its newest entry}, open: [positions in `stream` of entries not yet retired]}.
@@ -83,12 +83,12 @@ def compact_records(entries: list[Facts]) -> Facts:
 
 
 def has_recorder_file(rank: Facts, _request: Facts) -> bool:
-    """Whether the job told torch where to dump, and the recorder is not known in another way."""
+    """Whether the job told torch where to write dumps, and the recorder was not read in another way."""
     return bool(rank.get("recorder_files")) and not any("recorder" in sample for sample in rank["samples"])
 
 
 def read_rank_file(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tuple[str, Any]]:
-    """The collectives in a dump that torch wrote, if it is of this moment: nothing ran in the main thread since."""
+    """Yield the collectives in a dump that torch wrote, if it is current: the main thread has not run since."""
     ran = last_run(rank["pid"])
     for path in rank["recorder_files"]:
         try:
@@ -101,12 +101,12 @@ def read_rank_file(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tupl
             return
         except FileNotFoundError:
             continue  # nothing was dumped
-        except Exception as error:  # a damaged pickle may raise anything
+        except Exception as error:  # a damaged pickle can raise anything
             yield "recorder_why", f"{path}: {str(error) or type(error).__name__}"
 
 
 def last_run(pid: int) -> float | None:
-    """When the main thread of a process was on a CPU last, as wall clock; None where the kernel does not tell."""
+    """Return the wall clock time when the main thread of a process was last on a CPU; None if the kernel hides it."""
     moments = [exec_start(f"/proc/{each}/sched") for each in (pid, "self")]
     if moments[0] is None or moments[1] is None:
         return None
@@ -114,7 +114,7 @@ def last_run(pid: int) -> float | None:
 
 
 def exec_start(path: str) -> float | None:
-    """Seconds, on a clock of the scheduler's own, at which a thread was counted last."""
+    """Return when a thread's run time was last updated, in seconds on the kernel scheduler's own clock."""
     for line in (read_text(path) or "").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "se.exec_start":
@@ -123,7 +123,7 @@ def exec_start(path: str) -> float | None:
 
 
 def read_dump(path: str) -> Facts:
-    """The collectives in a dump of torch, pickle or JSON. Nothing of a pickle is run: plain data or nothing."""
+    """Return the collectives in a dump of torch, pickle or JSON. Only plain data is read from a pickle, no code run."""
     import json
     import pickle
 

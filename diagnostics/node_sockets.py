@@ -1,7 +1,7 @@
-"""TCP queues and retransmits of a process, for node_agent.py. Standard library only, Python 3.8 or newer.
+"""Reads TCP queues and retransmits of a process, for node_agent.py. Standard library only, Python 3.8 or newer.
 
-From /proc/PID/net/tcp and tcp6, matched by the inodes that /proc/PID/fd names. Bytes that wait unacknowledged in `tx`
-beside a running retransmit timer are what a broken link looks like; `rx` is what the process has not read.
+They come from /proc/PID/net/tcp and tcp6, matched with the inodes in /proc/PID/fd. Unacknowledged bytes in `tx`, with a
+running retransmit timer, are the sign of a broken link; `rx` is what the process has not read yet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Table = dict[str, Facts]
 
 MAX_SOCKETS = 12
-MAX_QUIET = 4  # established, both queues empty: they only say who the peers are
+MAX_QUIET = 4  # established, both queues empty: they only show who the peers are
 MAX_DESCRIPTORS = 4096
 MAX_TABLE_BYTES = 1 << 22
 # include/net/tcp_states.h and Documentation/networking/proc_net_tcp.rst of the kernel.
@@ -31,7 +31,7 @@ TIMERS = {1: "retransmit", 2: "keepalive", 3: "time-wait", 4: "zero window probe
 
 
 def parse_address(text: str) -> str:
-    """`0100007F:1F90` is `127.0.0.1:8080`: words of 32 bits in the byte order of the machine."""
+    """Parse `0100007F:1F90` to `127.0.0.1:8080`: 32-bit words in the byte order of the machine."""
     hexadecimal, _, port = text.partition(":")
     words = [bytes.fromhex(hexadecimal[start : start + 8]) for start in range(0, len(hexadecimal), 8)]
     raw = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
@@ -42,7 +42,7 @@ def parse_address(text: str) -> str:
 
 
 def parse_table(text: str) -> Table:
-    """{inode: what a line of /proc/net/tcp says}; zeros are left out."""
+    """Parse /proc/net/tcp to {inode: facts}; zeros are left out."""
     table = {}
     for line in text.splitlines()[1:]:
         field = line.split()
@@ -52,7 +52,7 @@ def parse_table(text: str) -> Table:
 
 
 def parse_line(field: list[str]) -> Facts:
-    """One socket: {local, remote, state, tx, rx, timer, retransmits}."""
+    """Parse one socket: {local, remote, state, tx, rx, timer, retransmits}."""
     state, timer = int(field[3], 16), int(field[5].partition(":")[0], 16)
     queued, _, unread = field[4].partition(":")
     facts = {
@@ -68,7 +68,7 @@ def parse_line(field: list[str]) -> Facts:
 
 
 def read_tables(pid: int, known: dict[str, Table]) -> Table:
-    """The TCP sockets of the network that `pid` sees; `known` holds the tables that were read before."""
+    """Return the TCP sockets of the network that `pid` sees; `known` caches the tables that were read before."""
     try:
         network = os.readlink(f"/proc/{pid}/ns/net")
     except OSError:
@@ -80,27 +80,27 @@ def read_tables(pid: int, known: dict[str, Table]) -> Table:
 
 
 def socket_inodes(pid: int) -> dict[int, str]:
-    """{file descriptor: inode} of the sockets of a process.
+    """Return {file descriptor: inode} of the sockets of a process.
 
     Raises:
-        OSError: its descriptors may not be read.
+        OSError: its descriptors cannot be read.
     """
     inodes = {}
     for name in os.listdir(f"/proc/{pid}/fd")[:MAX_DESCRIPTORS]:
         try:
             target = os.readlink(f"/proc/{pid}/fd/{name}")
         except OSError:
-            continue  # closed at this moment
+            continue  # it was closed just now
         if target.startswith("socket:["):
             inodes[int(name)] = target[8:-1]
     return inodes
 
 
 def read_sockets(pid: int, known: dict[str, Table]) -> Facts:
-    """{count, list: [{fd, local, remote, state, tx, rx, timer, retransmits}]}: the busy ones first, at most 12.
+    """Return {count, list: [{fd, local, remote, state, tx, rx, timer, retransmits}]}, busy ones first, at most 12.
 
     Raises:
-        OSError: the descriptors of the process may not be read.
+        OSError: the descriptors of the process cannot be read.
     """
     inodes, table = socket_inodes(pid), read_tables(pid, known)
     sockets = [dict(table[inode], fd=descriptor) for descriptor, inode in inodes.items() if inode in table]
@@ -110,7 +110,7 @@ def read_sockets(pid: int, known: dict[str, Table]) -> Facts:
 
 
 def importance(facts: Facts) -> int:
-    """3: sends again; 2: something is queued, or it is neither connected nor listening; 1: connected; 0: listens."""
+    """3: retransmits; 2: something is queued, or it is neither connected nor listening; 1: connected; 0: listens."""
     if facts.get("retransmits") or facts.get("timer") in ("retransmit", "zero window probe"):
         return 3
     if "tx" in facts or "rx" in facts or facts["state"] not in ("ESTABLISHED", "LISTEN"):

@@ -1,13 +1,13 @@
-"""Starts one rank and keeps its record: who it is, what it prints, how it ends. Stand-alone, standard library only.
+"""Starts one rank and records who it is, what it prints and how it ends. Stand-alone, standard library only.
 
     python -I -S rank_runner.py --attempt-dir DIR --topology tp=2,pp=2,dp=2 --ranks-per-node 2 -- PROGRAM ARGS
 
-srun starts one of these for every task; the local launcher starts one for every rank and says which with `--rank`.
-The program finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, BSL_RUN_DIR and BSL_ATTEMPT in its
-environment. The runner writes `pids/rank-NNNN.json`, `logs/rank-NNNN.log` (each line with its time, UTC) and
-`exits/rank-NNNN.json` under DIR, and ends as the program did: its exit code, or 128 + signal.
+srun starts one runner per task; the local launcher starts one per rank and passes `--rank`. The program finds RANK,
+LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, BSL_RUN_DIR and BSL_ATTEMPT in its environment. The runner writes
+`pids/rank-NNNN.json`, `logs/rank-NNNN.log` (each line with its time, UTC) and `exits/rank-NNNN.json` under DIR, and
+exits as the program did: with its exit code, or 128 + signal.
 
-It must never be the reason why a training ends: records that cannot be written are said on stderr and left out.
+The runner must never be the reason why training ends: it reports a record that it cannot write on stderr and continues.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-# What a signal to the runner becomes for the program. Slurm signals every process of a step itself, and SIGUSR2 kills
-# those that do not expect it (data loaders, compilers). All but this runner ignore SIGURG: job scripts send that.
+# Which signal the program gets for a signal to the runner. Slurm signals every process of a step itself, and SIGUSR2
+# kills those that do not handle it (data loaders, compilers). All but this runner ignore SIGURG: job scripts send it.
 FORWARDED_UNDER_SLURM = {signal.SIGURG: signal.SIGUSR2}
 FORWARDED_LOCALLY = {signal.SIGUSR2: signal.SIGUSR2, signal.SIGTERM: signal.SIGTERM, signal.SIGURG: signal.SIGUSR2}
 # As in bigsci_launch/topology: the order in which ranks are numbered, fastest first, and the order in records.
@@ -39,10 +39,10 @@ ALWAYS_RECORDED = ("pp", "tp", "dp")
 RECORDED = (*ALWAYS_RECORDED, "cp", "ep")
 PR_SET_PDEATHSIG = 1
 DRAIN_TIMEOUT_S = 2.0
-"""How long to wait for output after the program has ended: a process it left behind may hold the pipe for ever."""
+"""How long to wait for output after the program has ended: a process it left behind may hold the pipe forever."""
 EVENT_TAIL_BYTES = 8192
 TERMINATION_LAG_S = 0.1
-"""Slurm sends TERM to every process of a step, one after the other: the program's may come before the runner's."""
+"""Slurm sends TERM to every process of a step, one after the other: the program may get it before the runner."""
 ORPHAN_GRACE_S = 60
 """How long a program may take to end after TERM when its local launcher has died."""
 
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Start one rank and keep its record.")
+    parser = argparse.ArgumentParser(description="Start one rank and record how it runs and ends.")
     parser.add_argument("--attempt-dir", type=Path, required=True)
     parser.add_argument("--topology", type=parse_topology, required=True, help="tp=2,pp=2,dp=2")
     parser.add_argument("--ranks-per-node", type=int, required=True)
@@ -82,13 +82,13 @@ def coordinate(rank: int, topology: dict[str, int]) -> dict[str, int]:
 
 
 def end_with_launcher() -> None:
-    """Have the kernel send TERM when the local launcher dies: no rank outlives it. (Slurm sees to that itself.)"""
+    """Have the kernel send TERM when the local launcher dies, so that no rank outlives it. (Slurm does that itself.)"""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def place(options: argparse.Namespace) -> dict[str, int]:
-    """Global rank, local rank, node rank and their counts, from `--rank` or from Slurm's variables."""
+    """Return global rank, local rank, node rank and their counts, from `--rank` or from Slurm's variables."""
     if options.rank is not None:
         world_size = math.prod(options.topology.values())
         return {"rank": options.rank, "local_rank": options.rank, "node_rank": 0, "world_size": world_size,
@@ -100,7 +100,7 @@ def place(options: argparse.Namespace) -> dict[str, int]:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot: with the pid it names one process for ever."""
+    """Return the start time of a process in clock ticks since boot. With the PID, it identifies the process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -117,7 +117,7 @@ def signal_name(number: int) -> str:
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write `record` beside `path` and rename it into place; a full disk is said, not raised."""
+    """Write `record` next to `path` and rename it into place. Errors, such as a full disk, are printed, not raised."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 class StampedLog:
-    """Appends bytes to a file with the time before each line. Parts of a line show at once: a hang may follow them."""
+    """Appends bytes to a file, with the time before each line. Partial lines are written at once: a hang may follow."""
 
     def __init__(self, path: Path) -> None:
         self._at_line_start = True
@@ -152,14 +152,14 @@ class StampedLog:
             self.feed(b"\n")
 
     def _write(self, data: bytes) -> None:
-        # A full disk must not stop the program: what cannot be written is lost, the pipe is still emptied.
+        # A full disk must not stop the program: what cannot be written is lost, but the pipe is still read.
         with contextlib.suppress(OSError):
             if self._descriptor is not None:
                 os.write(self._descriptor, data)
 
 
 def split_lines(chunk: bytes) -> list[bytes]:
-    """Lines of `chunk` at newlines alone: a carriage return belongs to its line (progress bars)."""
+    """Split `chunk` at newlines only: a carriage return belongs to its line (progress bars)."""
     lines = [line + b"\n" for line in chunk.split(b"\n")]
     lines[-1] = lines[-1][:-1]
     return [line for line in lines if line]
@@ -183,7 +183,7 @@ class Rank:
         self.log = StampedLog(self.attempt / "logs" / f"{self.name}.log")
 
     def run(self, program: list[str]) -> int:
-        """Start the program, keep its output, wait for its end, and return the exit code to end with."""
+        """Start the program, log its output, wait for its end, and return the exit code for the runner."""
         for number in FORWARDED_LOCALLY:
             signal.signal(number, self.receive)
         try:
@@ -212,7 +212,7 @@ class Rank:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, **self.environment()},
-            # The warning before the time limit must not end a program that has not, or not yet, asked for it.
+            # The warning before the time limit must not end a program that does not handle it, or not yet.
             preexec_fn=lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
         )
 
@@ -221,7 +221,7 @@ class Rank:
         return {**numbers, "BSL_RUN_DIR": str(self.attempt.parent.parent), "BSL_ATTEMPT": self.attempt.name}
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
-        """Pass a signal on to the program, or keep it until there is one."""
+        """Pass a signal on to the program, or keep it until the program has started."""
         if number == signal.SIGTERM and self.terminated is None:
             self.note_termination()
         if self.process is None:
@@ -230,7 +230,7 @@ class Rank:
             self.process.send_signal(self.forwarded[signal.Signals(number)])
 
     def note_termination(self) -> None:
-        """Record at once that this rank was told to end: KILL may follow, and only a lost node leaves no record."""
+        """Record at once that this rank was told to end: KILL may follow, and no record would mean a lost node."""
         self.terminated = time.time()
         self.write_exit(None, None)
         if os.getppid() != self.parent:
@@ -262,13 +262,13 @@ class Rank:
         )
 
     def end(self, status: int) -> int:
-        """Write the exit record of wait status `status` (negative: signal) and return the code to end with."""
+        """Write the exit record for wait status `status` (negative: signal) and return the exit code for the runner."""
         if status >= 0:
             self.write_exit(status, None)
             return status
         has_ended_cleanly = -status == signal.SIGABRT and self.has_ended()
         self.write_exit(None, signal_name(-status), clean_end=has_ended_cleanly)
-        # gloo and NCCL may abort while they are torn down, after the training has ended well and said so.
+        # gloo and NCCL may abort while they are torn down, after the training has ended well and recorded it.
         return 0 if has_ended_cleanly else 128 - status
 
     def has_ended(self) -> bool:

@@ -192,7 +192,7 @@ def test_a_crash_during_termination_is_the_terminations(attempt: Attempt) -> Non
 def test_a_provisional_record_has_no_exit_code(attempt: Attempt) -> None:
     found = attempt.describe("--terminated", "91", "--slurm-reason", "TimeLimit", code=None)
     assert (found["reason"], found["exit_code"]) == ("time_limit", None)
-    assert "not yet seen to the end" in attempt.line
+    assert "provisional: it has not ended yet" in attempt.line
     assert attempt.code == ""
 
 
