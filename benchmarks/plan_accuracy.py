@@ -89,8 +89,8 @@ def figures_of(found: Sequence[Predicted]) -> Figures:
         if one.row.seconds:
             sections.setdefault(one.row.section, []).append((one.row.seconds, one.seconds))
     memory = [(one.row.memory_gib, one.memory_gib) for one in found if one.row.memory_gib]
-    fitting = [one for one in found if not one.row.out_of_memory]
-    oom = [one for one in found if one.row.out_of_memory]
+    fitting = [one for one in found if not one.row.ran_out_of_memory]
+    oom = [one for one in found if one.row.ran_out_of_memory]
     return Figures(
         error_figures(pair for pairs in sections.values() for pair in pairs),
         rank_figures(sections.values()),

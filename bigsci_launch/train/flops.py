@@ -22,7 +22,7 @@ class FlopCounter:
     ffn_hidden_size: int
     sequence_length: int
     padded_vocab_size: int
-    activation_checkpointing: bool
+    recomputes_activations: bool
 
     @classmethod
     def of_config(cls, config: RunConfig) -> FlopCounter:
@@ -33,13 +33,13 @@ class FlopCounter:
             ffn_hidden_size=config.ffn_hidden_size,
             sequence_length=config.model.sequence_length,
             padded_vocab_size=config.padded_vocab_size,
-            activation_checkpointing=config.training.activation_checkpointing,
+            recomputes_activations=config.training.activation_checkpointing,
         )
 
     def step_flops(self, num_samples: int) -> float:
         """Return the operations of one optimizer step over `num_samples` samples, summed over all ranks."""
         h, s = self.hidden_size, self.sequence_length
-        passes = 4 if self.activation_checkpointing else 3
+        passes = 4 if self.recomputes_activations else 3
         layer = 8 * h * h + 4 * h * self.ffn_hidden_size + 4 * s * h
         head = 1.5 * h * self.padded_vocab_size
         return passes * num_samples * s * (self.num_layers * layer + head)

@@ -127,7 +127,7 @@ def _fit_both(measurements: Sequence[Measurement], gpu: GpuModel) -> tuple[Calib
     time_fit, memory_fit = _fit(time_task), _fit(memory_task)
     calibration = Calibration(
         gpu=gpu,
-        constants=Constants.of({**_values(time_task, time_fit.fit), **_values(memory_task, memory_fit.fit)}),
+        constants=Constants.of_values({**_values(time_task, time_fit.fit), **_values(memory_task, memory_fit.fit)}),
         spreads=_spreads(time_task, time_fit.fit, memory_task, memory_fit.fit),
         drift_from=drift_from,
         has_blocking_launches=2 * sum(measurement.setup.has_blocking_launches for measurement in timed) > len(timed),
@@ -184,7 +184,7 @@ def _memory_task(weighed: Sequence[Measurement], gpu: GpuModel) -> _Task:
 
 
 def _residuals(task: _Task, values: Sequence[float]) -> list[float]:
-    predicted = task.predict(Constants.of(dict(zip(task.names, values, strict=True))))
+    predicted = task.predict(Constants.of_values(dict(zip(task.names, values, strict=True))))
     return [math.log(one / other) for one, other in zip(predicted, task.measured, strict=True)]
 
 
@@ -200,7 +200,7 @@ def _fit(task: _Task) -> _Fitted:
     fit = _fit_only(task)
     residuals = tuple(-residual for residual in _residuals(task, fit.values))
     inverse = invert_kernel(task.points, task.scales, task.nugget)
-    constants = Constants.of(_values(task, fit))
+    constants = Constants.of_values(_values(task, fit))
     return _Fitted(fit, constants, residuals, inverse, interpolate(task.points, residuals, inverse, task.scales))
 
 

@@ -201,7 +201,7 @@ class Measurement:
     setup: Setup
     seconds: float | None
     memory_gib: float | None
-    out_of_memory: bool
+    ran_out_of_memory: bool
 
 
 def measurements_of(rows: Sequence[MeasuredRow]) -> tuple[list[Measurement], list[str]]:

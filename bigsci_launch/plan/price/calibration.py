@@ -191,7 +191,7 @@ def _parse(document: dict[str, Any]) -> Calibration:
     day = document["drift_from"]
     return Calibration(
         gpu=GpuModel(**document["gpu"]),
-        constants=Constants.of({name: entry["value"] for name, entry in constants.items()}),
+        constants=Constants.of_values({name: entry["value"] for name, entry in constants.items()}),
         spreads=tuple(float(constants[constant.name]["spread"]) for constant in CONSTANTS),
         drift_from=date.fromisoformat(day) if day else None,
         has_blocking_launches=bool(document["blocking_launches"]),

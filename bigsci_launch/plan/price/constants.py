@@ -25,7 +25,7 @@ class Constants:
     activation_factor: float
 
     @classmethod
-    def of(cls, values: Mapping[str, float]) -> Constants:
+    def of_values(cls, values: Mapping[str, float]) -> Constants:
         """Constants from named values; a missing one takes its prior."""
         return cls(**{constant.name: float(values.get(constant.name, constant.prior)) for constant in CONSTANTS})
 
@@ -58,7 +58,7 @@ CONSTANTS: tuple[Constant, ...] = (
 )
 TIME_CONSTANTS = tuple(constant.name for constant in CONSTANTS[:7])
 MEMORY_CONSTANTS = tuple(constant.name for constant in CONSTANTS[7:])
-PRIOR = Constants.of({})
+PRIOR = Constants.of_values({})
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def test_memory_of_sections_left_out(by_section: list[tuple[Measurement, float, 
     assert figures.mean is not None and figures.mean < 3.3
     assert figures.p90 is not None and figures.p90 < 7
     said = {row.name for row, _, _, is_out in by_section if is_out}
-    assert said == {row.name for row, _, _, _ in by_section if row.out_of_memory} == {"r640", "r730", "r731"}
+    assert said == {row.name for row, _, _, _ in by_section if row.ran_out_of_memory} == {"r640", "r730", "r731"}
 
 
 def test_half_of_another_cluster_predicts_its_other_half(vtrain: list[Measurement]) -> None:

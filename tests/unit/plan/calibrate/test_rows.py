@@ -95,7 +95,7 @@ def test_rows_that_must_not_count_do_not() -> None:
             row(sec_per_it="100"),
         ]
     )
-    assert [(one.seconds, one.memory_gib, one.out_of_memory) for one in found] == [
+    assert [(one.seconds, one.memory_gib, one.ran_out_of_memory) for one in found] == [
         (None, 50.0, False),
         (None, None, True),
         (100.0, None, False),
