@@ -24,8 +24,9 @@ what PyTorch's own tools say about the same processes. It was written by
 python benchmarks/hang_confusion.py {arguments}
 ```
 
-A *wrong accusation* names a rank that has done nothing wrong. A *false alarm* reports a hang that does not exist. Neither
-must ever happen, because somebody acts on it. *Unknown* and *nobody named* are honest answers, and they are counted.
+A *wrong accusation* names a rank that has done nothing wrong. A *false alarm* reports a hang that does not exist.
+Neither must ever happen, because somebody acts on it. *Unknown* and *nobody named* are honest answers, and they are
+counted.
 """
 PEERS_FROM = """
 The peers' answers are from an earlier series of the same reproductions (`--peers-from`), because their input does not
@@ -34,8 +35,8 @@ depend on `bsl spy`. The machine had other work during both series, so not every
 COLUMNS = """
 Numbers in brackets count runs (numbers of ranks x places of the culprit). A verdict that is not right is in italics.
 `(stacks)` marks runs without recorded collectives: `bsl spy` has only stacks and /proc. torchfrtrace gets a table of
-groups, because it crashes on gloo without one; its first finding counts. DETAIL is `TORCH_DISTRIBUTED_DEBUG=DETAIL` in a
-separate run whose collectives time out after 5 s. If it shows two sides that contradict each other, either may be the
+groups, because it crashes on gloo without one; its first finding counts. DETAIL is `TORCH_DISTRIBUTED_DEBUG=DETAIL` in
+a separate run whose collectives time out after 5 s. If it shows two sides that contradict each other, either may be the
 culprit. `+` means that the right ranks are named, `-` that an innocent rank is named, and no mark that none is.
 """
 
