@@ -86,28 +86,29 @@ def rank_of(path: Path) -> int | None:
 def compact(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Recorded collectives as the node agent stores them; point-to-point calls have numbers of their own."""
     collectives = [entry for entry in entries if not entry.get("is_p2p")]
-    calls: dict[tuple[str, ...], int] = {}
+    tokens: dict[tuple[str, ...], int] = {}
     last: dict[str, int] = {}
     stream, unfinished = [], []
     for position, entry in enumerate(collectives):
         group, description = entry["process_group"]
         sizes, types = str(entry["input_sizes"]), str(entry["input_dtypes"])
-        stream.append(calls.setdefault((group, description, entry["profiling_name"], sizes, types), len(calls)))
+        token = as_token(group, description, entry["profiling_name"], sizes, types)
+        stream.append(tokens.setdefault(token, len(tokens)))
         last[group] = entry["collective_seq_id"]
         if is_open(entry):
             unfinished.append(position)
     return {
         "first_record": int(collectives[0]["record_id"]) if collectives else 0,
-        "tokens": [as_token(*call) for call in calls],
+        "tokens": [list(token) for token in tokens],
         "stream": stream,
         "last_sequence": {str(group): int(number) for group, number in last.items()},
         "open": unfinished,
     }
 
 
-def as_token(group: object, description: object, profiling_name: object, sizes: str, types: str) -> list[str]:
+def as_token(group: object, description: object, profiling_name: object, sizes: str, types: str) -> tuple[str, ...]:
     """What a bundle holds of a recorded call; `gloo:all_reduce` is the operation `all_reduce`."""
-    return [str(group), str(description), str(profiling_name).rpartition(":")[2], sizes, types]
+    return str(group), str(description), str(profiling_name).rpartition(":")[2], sizes, types
 
 
 def is_open(entry: Mapping[str, Any]) -> bool:

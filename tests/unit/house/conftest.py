@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -36,14 +37,23 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.fixture(scope="module")
-def program() -> Iterator[Program]:
-    """`program("rank_runner")`: a stand-alone program as a module, which finds its neighbours as when it runs."""
+@contextlib.contextmanager
+def standalone() -> Iterator[Program]:
+    """Stand-alone programs as modules: `program("rank_runner")`. They find their neighbours as when they run."""
     folders = [str(DIAGNOSTICS), str(DIAGNOSTICS / "lab")]
     known = set(sys.modules)
     sys.path[:0] = folders
-    yield importlib.import_module
-    del sys.path[: len(folders)]
-    for name in set(sys.modules) - known:
-        if str(DIAGNOSTICS) in (getattr(sys.modules[name], "__file__", None) or ""):
-            del sys.modules[name]
+    try:
+        yield importlib.import_module
+    finally:
+        del sys.path[: len(folders)]
+        for name in set(sys.modules) - known:
+            if str(DIAGNOSTICS) in (getattr(sys.modules[name], "__file__", None) or ""):
+                del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[Program]:
+    """`program("rank_runner")`: a stand-alone program as a module."""
+    with standalone() as load:
+        yield load

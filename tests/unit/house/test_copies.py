@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import json
 import os
+import pickle
+import random
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,9 +23,10 @@ from hypothesis import strategies as st
 
 from bigsci_launch import procfs
 from bigsci_launch.lost_peer import LOST_PEER
+from bigsci_launch.spy.inputs.flight_recorder import read_recorder_json, read_recorder_pickle
 from bigsci_launch.topology import AXIS_NAMES, Topology
 
-from .conftest import Parsed, Program
+from .conftest import Parsed, Program, standalone
 
 HOSTILE_NAMES = (
     b"python3",
@@ -158,3 +164,39 @@ def test_the_reason_of_an_end_writes_coordinates_alike(program: Program, topolog
 def test_what_is_no_topology_is_refused(program: Program, text: str) -> None:
     with pytest.raises(ValueError):
         program("rank_runner").parse_topology(text)
+
+
+# ------------------------------------------------------------------------------------------- torch's recorder
+
+ENTRY = st.fixed_dictionaries(
+    {
+        "process_group": st.sampled_from([("0", "default_pg"), ("1", "")]),
+        "profiling_name": st.sampled_from(["gloo:all_reduce", "nccl:all_reduce", "barrier"]),
+        "collective_seq_id": st.integers(1, 9),
+        "input_sizes": st.sampled_from([[[8]], [[8], [2, 3]]]),
+        "input_dtypes": st.just(["Float"]),
+        "state": st.sampled_from(["scheduled", "started", "completed"]),
+        "retired": st.booleans(),
+        "is_p2p": st.booleans(),
+    }
+)
+GROUPS = st.dictionaries(
+    st.sampled_from(["0", "1", "2"]), st.sampled_from([{"ranks": "[0, 3]"}, {"ranks": "[]"}, {"desc": "tp"}])
+)
+
+
+@given(st.lists(ENTRY, max_size=12), GROUPS, st.booleans(), st.randoms())
+def test_recorded_collectives_are_stored_alike(
+    entries: list[dict[str, Any]], groups: dict[str, Any], is_pickle: bool, chance: random.Random
+) -> None:
+    """By the agent, which reads a rank's dump on its node, and by the package, which is given the file."""
+    entries = [{"record_id": 5 + number, **entry} for number, entry in enumerate(entries)]
+    chance.shuffle(entries)
+    document = {"version": "2.10", "pg_config": groups, "entries": entries}
+    data = pickle.dumps(document, protocol=2) if is_pickle else json.dumps(document).encode()
+    with tempfile.TemporaryDirectory() as folder, standalone() as program:
+        path = Path(folder) / "nccl_trace_rank_3"
+        path.write_bytes(data)
+        theirs = program("node_recorder").read_dump(str(path))
+    read = read_recorder_pickle(path, data) if is_pickle else read_recorder_json(path, json.loads(data))
+    assert read.readings[0].recorder == json.loads(json.dumps(theirs))
