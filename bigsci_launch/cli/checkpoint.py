@@ -42,7 +42,7 @@ def list_(run: str | None, as_json: bool) -> None:
         return
     for state in states:
         marks = [name for name in ("latest", "pinned", "verified", "half_verified") if state.document[name]]
-        size = "unreadable" if state.bytes is None else format_bytes(state.bytes)
+        size = "unreadable" if state.size_bytes is None else format_bytes(state.size_bytes)
         console.answer(f"{state.folder.name:<20} {size:>14}  {' '.join(marks).replace('_', ' ')}".rstrip())
 
 

@@ -96,11 +96,11 @@ def saved_digests(folder: Path, record: CheckpointRecord) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointState:
-    """One checkpoint of a run, as found on disk. `bytes` is None if its record cannot be read."""
+    """One checkpoint of a run, as found on disk. `size_bytes` is None if its record cannot be read."""
 
     folder: Path
     step: int
-    bytes: int | None
+    size_bytes: int | None
     is_latest: bool
     is_pinned: bool
     is_verified: bool
@@ -112,7 +112,7 @@ class CheckpointState:
         return {
             "path": str(self.folder),
             "step": self.step,
-            "bytes": self.bytes,
+            "bytes": self.size_bytes,
             "latest": self.is_latest,
             "pinned": self.is_pinned,
             "verified": self.is_verified,
