@@ -1,4 +1,4 @@
-"""`bsl cancel`: end what a run has queued or running."""
+"""`bsl cancel`: end the queued or running attempt of a run."""
 
 from __future__ import annotations
 

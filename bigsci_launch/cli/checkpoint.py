@@ -1,4 +1,4 @@
-"""`bsl checkpoint`: what a run has saved, whether it is sound, and what may go."""
+"""`bsl checkpoint`: what a run has saved, whether it is sound, and what may be deleted."""
 
 from __future__ import annotations
 
@@ -68,21 +68,21 @@ def verify(ctx: click.Context, run: str | None, step: int | None, as_json: bool)
     if as_json:
         console.answer_json({"schema_version": 1, "path": str(folder), "sound": not problems, "problems": problems})
     else:
-        console.answer("\n".join(problems) or f"{folder.name}: as it was saved")
+        console.answer("\n".join(problems) or f"{folder.name}: unchanged since it was saved")
     ctx.exit(1 if problems else 0)
 
 
 @checkpoint.command(epilog="Example: bsl checkpoint pin demo --step 20")
 @click.argument("run", required=False)
 @STEP
-@click.option("--undo", is_flag=True, help="Let it go again.")
+@click.option("--undo", is_flag=True, help="Unpin it.")
 def pin(run: str | None, step: int | None, undo: bool) -> None:
     """Keep a checkpoint of RUN from being pruned."""
     from bigsci_launch.runs.verify import pin_path
 
     folder = _folder(run, step)
     pin_path(folder).unlink(missing_ok=True) if undo else pin_path(folder).touch()
-    console.answer(f"{folder.name}: {'not pinned any more' if undo else 'pinned'}")
+    console.answer(f"{folder.name}: {'no longer pinned' if undo else 'pinned'}")
 
 
 @checkpoint.command(
@@ -90,10 +90,10 @@ def pin(run: str | None, step: int | None, undo: bool) -> None:
     epilog="Example: bsl checkpoint prune demo --keep 3 --dry-run",
 )
 @click.argument("run", required=False)
-@click.option("--keep", required=True, type=click.IntRange(min=1), help="How many of the newest stay.")
-@click.option("--dry-run", is_flag=True, help="Say what would go; delete nothing.")
+@click.option("--keep", required=True, type=click.IntRange(min=1), help="How many of the newest to keep.")
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted; delete nothing.")
 def prune(run: str | None, keep: int, dry_run: bool) -> None:
-    """Delete old checkpoints of RUN; never the newest, a pinned, a half verified, or the last verified one."""
+    """Delete old checkpoints of RUN, but never the newest, the last verified, a pinned or a half verified one."""
     from bigsci_launch.runs.verify import choose_prunable, delete_checkpoint, finish_deletions
 
     if not dry_run:
@@ -108,24 +108,24 @@ def prune(run: str | None, keep: int, dry_run: bool) -> None:
 
 
 @checkpoint.command(
-    short_help="Write a checkpoint again for another topology.",
+    short_help="Convert a checkpoint to another topology.",
     epilog="Example: bsl checkpoint convert demo --tp 1 -o runs/demo-1/checkpoints",
 )
 @click.argument("run", required=False)
 @STEP
-@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size; default: as it is.")
-@click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size; default: as it is.")
-@click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size; default: as it is.")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The folder to put it into.")
-@click.option("--dry-run", is_flag=True, help="Say what it would become; write nothing.")
+@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size; default: unchanged.")
+@click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size; default: unchanged.")
+@click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size; default: unchanged.")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to write it to.")
+@click.option("--dry-run", is_flag=True, help="Print what would change; write nothing.")
 def convert(
     run: str | None, step: int | None, tp: int | None, pp: int | None, dp: int | None, output: Path, dry_run: bool
 ) -> None:
-    """Write a checkpoint of RUN (a run, or a checkpoint's own folder) again, for another topology.
+    """Convert a checkpoint of RUN (a run, or a checkpoint's own folder) to another topology.
 
     Weights, fp32 masters, moments, the optimizer's step, the schedule and the place in the data are kept to the last
-    bit. Copies that differ are refused: none is picked. With the `checkpoints` folder of a new run as the output, that
-    run goes on from it.
+    bit. If copies differ, the conversion is refused. If the output is the `checkpoints` folder of a new run, that run
+    resumes from it.
     """
     from bigsci_launch.plan.choose.conversion import plan_conversion, require_room, saved_topology
     from bigsci_launch.runs.checkpoints import read_record
@@ -156,7 +156,7 @@ def _require_sound(folder: Path) -> None:
 
 
 def _convert(conversion: Conversion, output: Path) -> str:
-    """Convert in a process of its own, which may import torch; the folder that it wrote."""
+    """Convert in a separate process, which may import torch. Return the folder that it wrote."""
     from bigsci_launch.errors import CheckpointError
 
     command = [sys.executable, "-m", "bigsci_launch.train.state.convert", str(conversion.source)]
@@ -176,7 +176,7 @@ def _convert(conversion: Conversion, output: Path) -> str:
 
 
 def _follow(process: subprocess.Popen[str], report_progress: Progress) -> dict[str, Any]:
-    """Show what the conversion reports; its last report."""
+    """Show what the conversion reports, and return its last report."""
     last: dict[str, Any] = {}
     for line in process.stdout or ():
         if line.startswith("{"):
@@ -187,7 +187,7 @@ def _follow(process: subprocess.Popen[str], report_progress: Progress) -> dict[s
 
 
 def _folder(run: str | None, step: int | None) -> Path:
-    """The folder of the checkpoint that a command means: RUN may be that folder itself."""
+    """Return the folder of the checkpoint to work on. RUN may be that folder itself."""
     from bigsci_launch.runs.checkpoints import is_checkpoint_name, record_path
 
     if run is not None and (record_path(Path(run)).is_file() or is_checkpoint_name(Path(run))):
@@ -220,6 +220,6 @@ def _one(run: str | None, step: int | None) -> CheckpointState:
     found = [state for state in states if step is None or state.step == step]
     if not found:
         raise CheckpointError(
-            f"no checkpoint of step {step}", hint=f"there are {', '.join(str(state.step) for state in states)}"
+            f"no checkpoint of step {step}", hint=f"saved steps: {', '.join(str(state.step) for state in states)}"
         )
     return found[-1]

@@ -22,19 +22,19 @@ def _directory() -> ClusterDir:
 
 @click.group(epilog="Example: bsl cluster up --nodes 4 --isolated")
 def cluster() -> None:
-    """A real Slurm on this machine, to try and to test with.
+    """A real Slurm on this machine, for trials and tests.
 
-    All of it lives in $BSL_CLUSTER_DIR (default ~/.bsl-cluster). It has its own munge, ports and addresses, so a
-    Slurm that the machine has is not touched.
+    Everything is stored in $BSL_CLUSTER_DIR (default ~/.bsl-cluster). The cluster has its own munge, ports and
+    addresses, so a Slurm that is already installed is not touched.
     """
 
 
 @cluster.command(epilog="Example: bsl cluster up --nodes 4 --isolated")
 @click.option("--nodes", type=click.IntRange(1, 200), required=True, metavar="N", help="Number of nodes.")
 @click.option(
-    "--gpus-per-node", type=click.IntRange(0, 64), default=2, show_default=True, metavar="N", help="GPUs of each node."
+    "--gpus-per-node", type=click.IntRange(0, 64), default=2, show_default=True, metavar="N", help="GPUs per node."
 )
-@click.option("--isolated", is_flag=True, help="Nodes with PIDs, host name and address of their own. Needs root.")
+@click.option("--isolated", is_flag=True, help="Give each node its own PIDs, host name and address. Needs root.")
 def up(nodes: int, gpus_per_node: int, isolated: bool) -> None:
     """Start a cluster and wait until its nodes are idle."""
     from bigsci_launch.minicluster.settings import ClusterShape
@@ -52,7 +52,7 @@ def up(nodes: int, gpus_per_node: int, isolated: bool) -> None:
 
 @cluster.command(short_help="End the cluster and remove its directory.", epilog="Example: bsl cluster down")
 def down() -> None:
-    """End every process of the cluster and remove its directory; also what a broken `up` left."""
+    """End every process of the cluster and remove its directory, also after a failed `up`."""
     from bigsci_launch.minicluster.cluster import stop_cluster
 
     directory = _directory()
@@ -67,7 +67,7 @@ def down() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
-    """Show the cluster's nodes. Exit status 1 when it cannot be used."""
+    """Show the cluster's nodes. Exit with 1 if it cannot be used."""
     from bigsci_launch.minicluster.cluster import cluster_status
 
     found = cluster_status(_directory())
@@ -111,9 +111,9 @@ def _print_status(found: ClusterStatus) -> None:
 def kill_node_command(name: str) -> None:
     """Kill a node as a power cut would. Isolated clusters only.
 
-    Slurm notices when SlurmdTimeout (10 s) has passed.
+    Slurm notices after SlurmdTimeout (10 s).
     """
     from bigsci_launch.minicluster.cluster import kill_node
 
     kill_node(_directory(), name)
-    console.talk(f"{name} is dead; Slurm calls it down in 10 to 20 s: bsl cluster status")
+    console.talk(f"{name} is dead; Slurm will mark it down in 10 to 20 s: bsl cluster status")

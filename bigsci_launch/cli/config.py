@@ -10,7 +10,7 @@ from bigsci_launch.cli import console
 from bigsci_launch.errors import ConfigError
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
-SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's.")
+SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of the file.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
@@ -25,7 +25,7 @@ def config() -> None:
 @JSON
 @click.pass_context
 def check(ctx: click.Context, file: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Find every problem of a run file, each with its place. Exit 0: it holds; 2: it does not."""
+    """Find every problem in a run file, each with its place. Exit code: 0 no problem, 2 problems."""
     from bigsci_launch.config.load import load_run
     from bigsci_launch.config.report import check_document, summary, warning_lines
 
@@ -73,7 +73,7 @@ def sites(as_json: bool) -> None:
     if as_json:
         console.answer_json(sites_document(found))
     else:
-        console.answer_table(("site", "scheduler", ">ranks per node", "what it is"), site_rows(found))
+        console.answer_table(("site", "scheduler", ">ranks per node", "description"), site_rows(found))
 
 
 @config.command(
@@ -82,7 +82,7 @@ def sites(as_json: bool) -> None:
 )
 @click.argument("name", type=click.Choice(["run", "site"]), default="run")
 def schema(name: str) -> None:
-    """Print the JSON Schema of run files or site files, with which editors complete and check them."""
+    """Print the JSON Schema of run files or site files, which lets editors complete and check them."""
     from bigsci_launch.config.reference import json_schema_text
 
     console.answer(json_schema_text("site" if name == "site" else "run").rstrip("\n"))

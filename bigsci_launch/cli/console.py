@@ -17,7 +17,7 @@ from bigsci_launch.progress import Progress
 
 
 def answer(text: str = "") -> None:
-    """Print a line of the answer on stdout, as it is."""
+    """Print a line of the answer on stdout, unchanged."""
     click.echo(text)
 
 
@@ -27,12 +27,12 @@ def talk(text: str) -> None:
 
 
 def answer_styled(text: str, style: dict[str, Any]) -> None:
-    """Print a line of the answer in click's `style`; plain where stdout is no terminal or NO_COLOR is set."""
+    """Print a line of the answer in click's `style`; plain if stdout is not a terminal or NO_COLOR is set."""
     click.echo(click.style(text, **style) if style and is_interactive() and not os.environ.get("NO_COLOR") else text)
 
 
 def answer_spans(spans: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """Print a line of the answer of which each part has a style of its own; plain where `answer_styled` is."""
+    """Print a line of the answer whose parts have their own styles; plain where `answer_styled` is plain."""
     if not is_interactive() or os.environ.get("NO_COLOR"):
         spans = [(text, {}) for text, _ in spans]
     click.echo("".join(click.style(text, **style) if style else text for text, style in spans))
@@ -44,20 +44,20 @@ def answer_json(document: Any) -> None:
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that a person reads stdout on, or None."""
+    """Return the width of the terminal on which a person reads stdout, or None."""
     return shutil.get_terminal_size().columns if is_interactive() else None
 
 
 def is_interactive() -> bool:
-    """Whether a person reads stdout."""
+    """Return whether a person reads stdout."""
     return sys.stdout.isatty()
 
 
 def answer_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
     """Print a table on stdout; columns in `columns` whose name starts with `>` hold numbers, right-aligned.
 
-    Numbers are never folded: half of one is another number. Text is folded on a terminal, where it must be, and never
-    in a pipe, where a row is one line.
+    Numbers are never folded, because half a number is another number. Text is folded only on a terminal that is too
+    narrow for it; in a pipe, a row is always one line.
     """
     from rich import box
     from rich.console import Console
@@ -74,14 +74,14 @@ def answer_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title
         table.add_row(*(Text(cell) for cell in row))
     console = Console(highlight=False)
     console.width = max(console.width, _least_width(columns, rows)) if is_interactive() else 10_000
-    # Written by click: where the reader goes away, rich would exit with 1, which says that the answer is bad.
+    # Click writes it: if the reader goes away, rich would exit with 1, which means that the answer is bad.
     with console.capture() as capture:
         console.print(table)
     click.echo(capture.get(), nl=False)
 
 
 def _least_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """The characters that a table takes when its numbers stand whole and its texts are folded at 12."""
+    """Return the width of a table whose numbers are not folded and whose texts are folded at 12 characters."""
     widths = []
     for index, column in enumerate(columns):
         longest = max(len(cell) for cell in (column.lstrip(">"), *(row[index] for row in rows)))
@@ -91,7 +91,7 @@ def _least_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
 
 @contextmanager
 def progress(title: str, total: int | None) -> Iterator[Progress]:
-    """A progress bar on stderr; without a terminal, one plain line a tenth of the way. `total` None: a pulse."""
+    """Show a progress bar on stderr; without a terminal, a plain line at every tenth. With no `total`, it pulses."""
     if not sys.stderr.isatty():
         yield _plain_progress(title, total)
         return
@@ -114,7 +114,7 @@ def progress(title: str, total: int | None) -> Iterator[Progress]:
 
 @contextmanager
 def late_progress(title: str, total: int | None, *, after_s: float = 2.0) -> Iterator[Progress]:
-    """Like `progress`, from `after_s` seconds on: what is done before then shows nothing and loads no rich."""
+    """Like `progress`, but only after `after_s` seconds: shorter work shows nothing and does not load rich."""
     began = time.monotonic()
     shown: list[Progress] = []
     with ExitStack() as stack:

@@ -30,16 +30,16 @@ def data() -> None:
     required=True,
     type=click.Path(path_type=Path),
     metavar="PREFIX",
-    help="Write PREFIX.bin, PREFIX.idx and PREFIX.tokenizer.json; data.prefix of a run file names it.",
+    help="Write PREFIX.bin, PREFIX.idx and PREFIX.tokenizer.json; a run file names it in data.prefix.",
 )
-@click.option("--vocab-size", required=True, type=click.IntRange(min=257), help="Tokens of the vocabulary.")
+@click.option("--vocab-size", required=True, type=click.IntRange(min=257), help="Size of the vocabulary in tokens.")
 @click.option("--glob", "pattern", default="*", show_default=True, help="Which files under FOLDER to read.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was made as one JSON document.")
 def prepare(folder: Path, prefix: Path, vocab_size: int, pattern: str, as_json: bool) -> None:
     """Make an indexed dataset (Megatron's .bin/.idx) from the texts of FOLDER.
 
     A byte-level BPE tokenizer is trained on the texts themselves; nothing is downloaded. Every file becomes one
-    document, closed by an end-of-document token. The same folder gives the same bytes.
+    document, which ends with an end-of-document token. The same folder gives the same bytes.
     """
     from bigsci_launch.errors import DataError
 

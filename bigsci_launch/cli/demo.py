@@ -11,7 +11,7 @@ from bigsci_launch.cli.console import answer, progress
 
 @click.command(short_help="Show the whole tool on this machine, in minutes.", epilog="Example: bsl demo")
 @click.option(
-    "--folder", type=click.Path(path_type=Path), default=Path(".demo"), show_default=True, help="Where to work."
+    "--folder", type=click.Path(path_type=Path), default=Path(".demo"), show_default=True, help="Folder to work in."
 )
 def demo(folder: Path) -> None:
     """Train on 8 local ranks, stop, resume, hang, and find the rank that hung.

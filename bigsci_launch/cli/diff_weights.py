@@ -1,4 +1,4 @@
-"""`bsl diff-weights`."""
+"""`bsl diff-weights`: compare two sets of weights, or check one against itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bigsci_launch.weights.explain.seam import Seam
     from bigsci_launch.weights.files.sources import Weights
 
-# What cannot be read is told with exit code 4, by what reads it.
+# The reader of the files reports what it cannot read, with exit code 4.
 PATH = click.Path(path_type=Path, readable=False)
 
 
@@ -32,12 +32,15 @@ PATH = click.Path(path_type=Path, readable=False)
     help="Measure the loss jump between two logs; alone or with A B.",
 )
 @click.option(
-    "--tolerance", type=click.FloatRange(min=0.0), metavar="REL", help="Relative L2 distance that counts as equal."
+    "--tolerance",
+    type=click.FloatRange(min=0.0),
+    metavar="REL",
+    help="Largest relative L2 distance that counts as equal.",
 )
 @click.option("--include", multiple=True, metavar="REGEX", help="Compare only tensors whose name matches (repeatable).")
 @click.option("--exclude", multiple=True, metavar="REGEX", help="Leave out tensors whose name matches (repeatable).")
 @click.option("--html", type=PATH, metavar="FILE", help="Write the answer as a page with a heat map over (pp, tp).")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def diff_weights(
     ctx: click.Context,
@@ -54,7 +57,7 @@ def diff_weights(
     """Compare the weights in A with those in B, tensor by tensor and bit by bit.
 
     A and B are DeepSpeed or universal checkpoints, folders of .pt or .safetensors files, single files, per-rank weight
-    dumps or digests of them, dumps as torch prints them, or runs, by name or directory (their latest checkpoint).
+    dumps or digests of them, dumps of printed tensors, or runs, by name or directory (their latest checkpoint).
     Neither torch nor any code inside the files is run.
 
     Exit code: 0 equal, 1 different, 4 something could not be read (the rest is still compared).
@@ -116,7 +119,7 @@ def _audited(path: Path, selection: Selection) -> Comparison:
 
 
 def _weights_folder(path: Path) -> Path:
-    """The checkpoints of a run where the user names it or its directory, else the path itself."""
+    """Return the checkpoints folder of a run that is named, or given by its directory; else the path itself."""
     from bigsci_launch.runs.find import runs_root
     from bigsci_launch.runs.layout import RunDir
 
@@ -128,7 +131,7 @@ def _weights_folder(path: Path) -> Path:
 
 
 def _with_checkpoint(weights: Weights) -> Weights:
-    """A dump with the checkpoint that its run saved at the same step; all else as it is."""
+    """Return a dump together with the checkpoint that its run saved at the same step; other weights unchanged."""
     from bigsci_launch.runs.layout import checkpoint_of_dump
     from bigsci_launch.weights.files.locate import open_weights
 
@@ -160,7 +163,7 @@ def _answer(ctx: click.Context, found: Comparison | None, jump: Seam | None, htm
             console.answer(line)
         if found.differences:
             console.answer_table(COLUMNS, table_rows(found))
-    if html is not None:  # last: where it cannot be written, the answer is not lost
+    if html is not None:  # last, so that the answer is not lost if the page cannot be written
         from bigsci_launch.weights.show.page import write_page
 
         write_page(found, html)

@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 def hang_lab() -> None:
     """Reproduce hangs of distributed training on this machine, without a GPU.
 
-    Each reproduction is real: processes on gloo that hang, wait in the kernel, or only look as if they did.
+    Each reproduction is real: gloo processes that hang, wait in the kernel, or only look as if they did.
     """
 
 
 @hang_lab.command(
-    "list", short_help="List the classes, and what cannot be had here.", epilog="Example: bsl hang-lab list --json"
+    "list",
+    short_help="List the classes, and which cannot be reproduced here.",
+    epilog="Example: bsl hang-lab list --json",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def list_classes(as_json: bool) -> None:
-    """List the classes, what can be reproduced here, and why the rest cannot."""
+    """List the classes, which of them can be reproduced here, and why the others cannot."""
     from bigsci_launch.hang_lab.listing import catalogue_document, catalogue_rows
 
     if as_json:
@@ -41,20 +43,20 @@ def list_classes(as_json: bool) -> None:
 
 
 @hang_lab.command(
-    short_help="Bring a hang about, and judge what bsl spy says.",
+    short_help="Reproduce a hang, and check what bsl spy says.",
     epilog="Example: bsl hang-lab run H01 --ranks 8 --culprit 5",
 )
 @click.argument("name", metavar="CLASS")
-@click.option("--ranks", default=4, show_default=True, help="How many ranks: even, 4 or more for most classes.")
-@click.option("--culprit", default=1, show_default=True, help="The rank that does it.")
+@click.option("--ranks", default=4, show_default=True, help="Number of ranks: even, and at least 4 for most classes.")
+@click.option("--culprit", default=1, show_default=True, help="The rank that causes the hang.")
 @click.option("--local/--slurm", "is_local", default=True, show_default=True, help="Where the ranks run.")
-@click.option("--hold", is_flag=True, help="Keep it standing until Enter or Ctrl-C, and look at it yourself.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--hold", is_flag=True, help="Keep the hang until Enter or Ctrl-C, so that you can look at it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def run(name: str, ranks: int, culprit: int, is_local: bool, hold: bool, as_json: bool) -> None:
     """Reproduce CLASS, run `bsl spy` on it, and compare its verdict with the truth.
 
-    Leaves nothing behind. Ends with 1 when the verdict accuses an innocent rank, takes what is no hang for one, or
-    is not the right one.
+    Leaves nothing behind. Exits with 1 if the verdict accuses an innocent rank, reports a hang where there is none,
+    or is wrong in another way.
     """
     from bigsci_launch.hang_lab.catalogue import find_reproduction
     from bigsci_launch.hang_lab.comparison import compare
@@ -78,8 +80,8 @@ def run(name: str, ranks: int, culprit: int, is_local: bool, hold: bool, as_json
 
 
 def _hold(standing: Standing) -> None:
-    """Say where to look, and wait."""
-    talk(f"{standing.reproduction.name} stands: {standing.reproduction.title}, {standing.topology}")
+    """Print where to look, and wait."""
+    talk(f"{standing.reproduction.name} is ready: {standing.reproduction.title}, {standing.topology}")
     for rank, pid in standing.pids.items():
         answer(f"rank {rank}  pid {pid}")
     answer(f"bsl spy {standing.run.path}")
@@ -88,5 +90,5 @@ def _hold(standing: Standing) -> None:
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
-    """TERM must clean up too."""
+    """Exit on TERM by an exception, so that everything is cleaned up."""
     sys.exit(128 + signal.SIGTERM)

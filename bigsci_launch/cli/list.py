@@ -9,10 +9,10 @@ import click
 from bigsci_launch.cli import console
 
 
-@click.command("list", short_help="List the runs, the one that moved last first.", epilog="Example: bsl list --json")
+@click.command("list", short_help="List the runs, the most recently active first.", epilog="Example: bsl list --json")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def list_(as_json: bool) -> None:
-    """List the runs under $BSL_RUNS (default: ./runs), the one that moved last first."""
+    """List the runs under $BSL_RUNS (default: ./runs), the most recently active first."""
     from bigsci_launch.runs.find import runs_root
     from bigsci_launch.runs.report import LIST_COLUMNS, list_document, list_rows
     from bigsci_launch.runs.status import list_runs
@@ -24,4 +24,4 @@ def list_(as_json: bool) -> None:
     elif summaries:
         console.answer_table(LIST_COLUMNS, list_rows(summaries, time.time()))
     else:
-        console.talk(f"there are no runs under {root}; BSL_RUNS names another folder of runs")
+        console.talk(f"no runs under {root}; set BSL_RUNS to list those of another folder")

@@ -1,4 +1,4 @@
-"""`bsl logs`: one view of what all ranks print."""
+"""`bsl logs`: the output of all ranks in one view."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from bigsci_launch.cli import console
 
 
 @click.command(
-    short_help="Print what all ranks print, merged by time.",
+    short_help="Print the output of all ranks, merged by time.",
     epilog="Example: bsl logs demo --rank 0-3 --grep 'loss|error'",
 )
 @click.argument("run", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on as ranks write, until the attempt has ended.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing as ranks write, until the attempt ends.")
 @click.option("--rank", "ranks", metavar="RANKS", help="Only these global ranks, such as 3 or 0-3,7.")
 @click.option("--node", metavar="NAME", help="Only ranks on this node.")
-@click.option("--grep", "pattern", metavar="RE", help="Only lines in which this regular expression is found.")
+@click.option("--grep", "pattern", metavar="RE", help="Only lines that match this regular expression.")
 def logs(run: str | None, follow: bool, ranks: str | None, node: str | None, pattern: str | None) -> None:
     """Print the logs of RUN's newest attempt, merged by time (UTC), each line with node, rank and coordinate."""
     from bigsci_launch.errors import RunDirError
@@ -38,7 +38,7 @@ def logs(run: str | None, follow: bool, ranks: str | None, node: str | None, pat
         raise click.BadParameter(f"the run has ranks 0-{topology.world_size - 1}", param_hint="--rank")
     attempt = found.latest_attempt()
     if attempt is None:
-        raise RunDirError(f"{found.path}: nothing was submitted yet")
+        raise RunDirError(f"{found.path}: nothing has been submitted yet")
     merged = MergedLogs(attempt, LogFilter(wanted, node, compiled))
     for line in merged.follow(end_detector(attempt)) if follow else merged.lines():
         console.answer(line)

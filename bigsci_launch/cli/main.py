@@ -1,4 +1,4 @@
-"""The `bsl` group and its error boundary: the only place that turns an error into words and an exit code."""
+"""The `bsl` group and its error boundary: the only place that turns an error into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bigsci_launch.errors import BslError, ConfigError
 
 
 class Boundary(click.Group):
-    """Prints `error: ...` and `hint: ...` on stderr and exits with its code; BSL_DEBUG=1: traceback."""
+    """Prints an error and its hint on stderr and exits with its code; BSL_DEBUG=1 lets the traceback through."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -46,19 +46,19 @@ class Boundary(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(141)
         except OSError as error:
-            # A file of somebody else, a full disk: what the system said, and no traceback.
+            # Another user's file, or a full disk: the system's own message says enough.
             if os.environ.get("BSL_DEBUG") == "1":
                 raise
             where = "" if error.filename is None else f"{error.filename}: "
             said = BslError(
-                f"{where}{(error.strerror or str(error)).lower()}", hint="BSL_DEBUG=1 shows what was being done"
+                f"{where}{(error.strerror or str(error)).lower()}", hint="set BSL_DEBUG=1 to see the traceback"
             )
             click.echo(error_text(said), err=True)
             ctx.exit(said.exit_code)
 
 
 def error_text(error: BslError) -> str:
-    """What the user reads: one line per problem, then the hint."""
+    """Return what the user reads: one line per problem, then the hint."""
     problems = error.problems if isinstance(error, ConfigError) else ()
     lines = [f"error: {problem}" for problem in problems] or [f"error: {error.message}"]
     if error.hint:
@@ -72,7 +72,7 @@ def error_text(error: BslError) -> str:
     epilog="Example: bsl submit configs/demo.yaml --dry-run",
 )
 @click.version_option(__version__, prog_name="bsl")
-@click.option("-v", "--verbose", count=True, help="Say more on stderr (-vv: everything).")
+@click.option("-v", "--verbose", count=True, help="Log more to stderr (-vv: everything).")
 def bsl(verbose: int) -> None:
     """Launch 3D-parallel training on Slurm, see what every rank is doing, and compare weights."""
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)

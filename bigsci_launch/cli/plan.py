@@ -1,6 +1,6 @@
 """`bsl plan`: rank every layout of a model on a site; calibrate, predict, score and check.
 
-`bsl plan FILE` is the search; the other verbs are subcommands. A run file that is called like one is `./calibrate`.
+`bsl plan FILE` searches; the other verbs are subcommands. A run file named like one is written `./calibrate`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 SEARCH = "search"
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's.")
+SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of the file.")
 PATH = click.Path(path_type=Path)
 FROM_FILE = click.Path(path_type=Path, exists=True)
 
 
 class SearchByDefault(click.Group):
-    """A group whose first word may be a file: then the command is `search`, whose options the group's help shows."""
+    """A group whose first word may be a file, which means `search`. The group's help shows the options of `search`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
@@ -50,22 +50,22 @@ class SearchByDefault(click.Group):
 def plan() -> None:
     """Rank every legal 3D layout of a run by the time to finish, before anyone waits in a queue.
 
-    Each plan shows predicted seconds per step with its band, TFLOP/s with attention and head counted (in brackets
-    without, as logs before 2022-02-21), memory of the first/middle/last stage, the bubble, and the days to the end of
-    the token budget. Plans are in the order of the days that 3 of 4 such plans keep.
+    Each plan shows the predicted seconds per step with an error band, TFLOP/s with attention and head (in brackets
+    without them, as in logs before 2022-02-21), memory of the first/middle/last stage, the bubble, and the days to
+    the end of the token budget. Plans are ranked by the days that 3 of 4 such plans stay within.
     """
 
 
 @plan.command(SEARCH, hidden=True, epilog="Example: bsl plan configs/bloom-176b.yaml --top 5 --explain")
 @click.argument("config", type=PATH)
-@click.option("--nodes", metavar="N|A:B", help="Numbers of nodes to try; default: slurm.nodes.")
+@click.option("--nodes", metavar="N|A:B", help="Node counts to try; default: slurm.nodes.")
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Plans to show.")
 @SET
-@click.option("--calibration", type=PATH, metavar="FILE", help="Constants to go by; default: the site's.")
+@click.option("--calibration", type=PATH, metavar="FILE", help="Constants to use; default: the site's.")
 @click.option("--free", type=click.Choice(["layers", "heads"]), help="Try nearby layer counts or head counts too.")
-@click.option("--explain", is_flag=True, help="Show the winner against the runner-up, term by term.")
-@click.option("--rejected", is_flag=True, help="Show how many each rule refused, with an example.")
-@click.option("--html", type=PATH, metavar="FILE", help="Write a page with the plots.")
+@click.option("--explain", is_flag=True, help="Compare the winner with the runner-up, term by term.")
+@click.option("--rejected", is_flag=True, help="Show how many layouts each rule refused, with an example.")
+@click.option("--html", type=PATH, metavar="FILE", help="Write an HTML page with plots.")
 @JSON
 @click.pass_context
 def search(
@@ -81,7 +81,7 @@ def search(
     html: Path | None,
     as_json: bool,
 ) -> None:
-    """Rank every legal layout of the run in CONFIG. Exit 1: none fits."""
+    """Rank every legal layout of the run in CONFIG. Exit with 1 if none fits."""
     from bigsci_launch.config.load import resolve_run
     from bigsci_launch.plan.choose.answer import calibration_of, find_plans
 
@@ -152,7 +152,7 @@ def _answer_plans(answer: Answer, result: SearchResult, calibration: Calibration
     if rank:
         console.answer(f"the configured layout is number {rank} of {len(result.plans)}")
     elif answer.configured:
-        console.answer("the configured layout runs out of memory or is on other nodes")
+        console.answer("the configured layout runs out of memory or uses another number of nodes")
     if not result.plans:
         console.talk("hint: --rejected shows the rules; more nodes, or training.activation_checkpointing, save memory")
 
@@ -173,7 +173,7 @@ def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) ->
     """Fit the ten constants of a cluster to measured runs.
 
     A source is a CSV of measured rows, a run directory of bsl, or a log in Megatron's format that begins with its
-    arguments. Prints each constant with its interval, the error of left-out runs, drift, and what more runs would help.
+    arguments. Prints each constant with its interval, the error on left-out runs, drift, and which runs would help.
     """
     from bigsci_launch.plan.calibrate.calibrate import calibrate as fit
     from bigsci_launch.plan.calibrate.report import CONSTANT_COLUMNS, constant_cells, fit_lines
@@ -201,7 +201,7 @@ def calibrate(sources: tuple[Path, ...], output: Path, site_name: str | None) ->
     epilog="Example: bsl plan predict rows.csv --calibration jean-zay-a100.json -o predicted.csv",
 )
 @click.argument("rows", type=PATH)
-@click.option("--calibration", type=PATH, required=True, metavar="FILE", help="Constants to go by.")
+@click.option("--calibration", type=PATH, required=True, metavar="FILE", help="Constants to use.")
 @click.option("-o", "--output", type=PATH, required=True, metavar="FILE", help="Where to write the table.")
 def predict(rows: Path, calibration: Path, output: Path) -> None:
     """Append predictions to every row that can be priced, and say why for those that cannot."""
@@ -246,7 +246,7 @@ def score(predicted: Path, as_json: bool) -> None:
 @click.option(
     "--starts", type=click.DateTime(["%Y-%m-%d"]), metavar="YYYY-MM-DD", help="First day of the run; default: today."
 )
-@click.option("--calibration", type=PATH, metavar="FILE", help="Constants to go by; default: the site's.")
+@click.option("--calibration", type=PATH, metavar="FILE", help="Constants to use; default: the site's.")
 @JSON
 @click.pass_context
 def check(
@@ -257,7 +257,7 @@ def check(
     calibration: Path | None,
     as_json: bool,
 ) -> None:
-    """Check the arithmetic of the whole run: each finding with its two keys and its price. Exit 1: an error."""
+    """Check the arithmetic of the whole run. Each finding names its keys and its price. Exit with 1 on an error."""
     from datetime import datetime
 
     from bigsci_launch.config.load import resolve_run

@@ -29,7 +29,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "head": {"bold": True},
     "muted": {"dim": True},
 }
-# The largest class recedes, what is odd stands out.
+# The largest class is dim, so that the odd ranks catch the eye.
 MARK_STYLES: dict[str, dict[str, Any]] = {
     "A": {"dim": True},
     "B": {"fg": "blue"},
@@ -44,38 +44,38 @@ MARK_STYLES: dict[str, dict[str, Any]] = {
 
 
 @click.command(
-    short_help="Say which rank a hung job waits for.",
+    short_help="Find the rank that a hung job waits for.",
     epilog="Example: bsl spy --jobid 1234 --topology tp=4,pp=12,dp=8",
 )
 @click.argument("words", nargs=-1, metavar="[RUN]")
 @click.option("--jobid", metavar="ID", help="Look at this Slurm job; bsl need not have submitted it.")
 @click.option("--local", is_flag=True, help="Look at this machine: the local run, or the launcher of --pid.")
-@click.option("--pid", type=click.IntRange(min=1), help="Launcher whose descendants are the ranks: torchrun, a script.")
+@click.option("--pid", type=click.IntRange(min=1), help="Launcher whose descendants are the ranks, such as torchrun.")
 @click.option(
     "--bundle",
     type=click.Path(path_type=Path),
     metavar="PATH...",
-    help="Analyse evidence on disk: a stored bundle, or text of py-spy, flight recorder dumps, JSON of ncclras.",
+    help="Analyse evidence on disk: a stored bundle, py-spy text, flight recorder dumps, or ncclras JSON.",
 )
 @click.option(
     "--topology",
     metavar="tp=2,pp=2,dp=2",
     help="Sizes of the axes (tp, cp, ep, pp, dp), for a job that bsl did not submit.",
 )
-@click.option("--native", is_flag=True, help="Native stacks too; each process is paused for a moment.")
+@click.option("--native", is_flag=True, help="Read native stacks too; this pauses each process for a moment.")
 @click.option(
     "--flight-recorder",
     type=click.Choice(["fork"]),
-    help="Pull what torch recorded out of ranks that do not offer it: each forks once. Linux on x86_64, 64-bit only.",
+    help="Get torch's flight recorder from ranks that do not offer it: each forks once. 64-bit Linux on x86_64 only.",
 )
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
     help="Folder for the evidence; default: a new one in RUN, or in ~/.local/state/bsl/spy.",
 )
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the answer as a page to click in.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the answer as a page to explore.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON document.")
-@click.option("--exit-code", is_flag=True, help="Exit with 1 when a hang or a crash was found.")
+@click.option("--exit-code", is_flag=True, help="Exit with 1 if a hang or a crash is found.")
 def spy(
     words: tuple[str, ...],
     jobid: str | None,
@@ -127,7 +127,7 @@ def _require_one_place(words: tuple[str, ...], jobid: str | None, here: bool, bu
     if bundle is None and len(words) > 1:
         raise click.UsageError(f"one RUN at a time: {' '.join(words)}")
     if sum((bool(words) and bundle is None, jobid is not None, here, bundle is not None)) > 1:
-        raise click.UsageError("give one of RUN, --jobid, --local/--pid and --bundle")
+        raise click.UsageError("give only one of RUN, --jobid, --local/--pid and --bundle")
 
 
 def _parse_topology(text: str | None) -> str | None:
@@ -151,13 +151,13 @@ def _judge(found: Bundle, axes: str | None) -> tuple[Evidence, Conclusion]:
         size = evidence.topology.world_size
         raise ConfigError(
             f"--topology: {axes} is {size} ranks, but the job has {evidence.world_size}",
-            hint="without --topology the verdict stands, without coordinates",
+            hint="leave out --topology: the verdict is the same, only without coordinates",
         )
     return evidence, _recognise(evidence, judge(evidence))
 
 
 def _recognise(evidence: Evidence, conclusion: Conclusion) -> Conclusion:
-    """`conclusion` with the known hang that it is. A signature that cannot be used is told of, and hides nothing."""
+    """Return `conclusion` with the known hang that it matches. An unusable signature is reported and left out."""
     from bigsci_launch.spy.known.library import name_hang, read_library
 
     library = read_library()
@@ -184,7 +184,7 @@ def _collect(target: Target) -> Bundle:
 
 
 def _warn_of_missing_recorders(found: Bundle) -> None:
-    """Say which ranks gave no recorded collectives although they were asked for, and why."""
+    """Warn about ranks that returned no recorded collectives although asked to, with the reason."""
     from bigsci_launch.spy.look.collect import missing_recorders
 
     for why, ranks in missing_recorders(found).items():
@@ -198,7 +198,7 @@ def _with_topology(found: Bundle, axes: str | None) -> Bundle:
 def _store(
     found: Bundle, evidence: Evidence, conclusion: Conclusion, target: Target, output: Path | None
 ) -> BslError | None:
-    """Store the evidence. Return why `output` cannot take it; that a default place cannot is only a warning."""
+    """Store the evidence. Return the error if `output` cannot be written; if a default folder cannot, only warn."""
     from bigsci_launch.spy.evidence.bundle import write_bundle
     from bigsci_launch.spy.show.document import to_document
     from bigsci_launch.spy.show.report import to_lines, to_text
@@ -239,7 +239,7 @@ def _show(evidence: Evidence, conclusion: Conclusion, as_json: bool) -> None:
 
 
 def _colour_marks(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """A row of the grid, its name dim and each letter in the colour of what it stands for."""
+    """Split a row of the grid into spans: its name dim, each letter in the colour of its meaning."""
     name, gap, marks = text.partition(text.split()[0] + " ")
     parts = (("".join(equal), MARK_STYLES.get(mark, {})) for mark, equal in groupby(marks))
     return [(name + gap, {"dim": True}), *parts]

@@ -13,7 +13,7 @@ from bigsci_launch.errors import RunDirError
 @click.command(short_help="Show what a run is doing, or why it ended.", epilog="Example: bsl status demo")
 @click.argument("run", required=False)
 @click.option(
-    "--jobid", metavar="ID", help="Show the run of this Slurm job; any job, also one that bsl did not submit."
+    "--jobid", metavar="ID", help="Show the run of this Slurm job, or the job itself if bsl did not submit it."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(run: str | None, jobid: str | None, as_json: bool) -> None:
@@ -35,7 +35,7 @@ def status(run: str | None, jobid: str | None, as_json: bool) -> None:
 
 
 def _show_foreign(jobid: str, as_json: bool) -> bool:
-    """Show Slurm's part of a job that has no run directory; False for one that has (and it cannot be read)."""
+    """Show what Slurm knows of a job without a run directory. Return False if the job has one, which is unreadable."""
     from bigsci_launch.runs.report import foreign_job_document, job_lines
     from bigsci_launch.scheduler.slurm import query_job
 

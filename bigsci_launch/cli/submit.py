@@ -1,4 +1,4 @@
-"""`bsl submit`: from a run file to a job, on Slurm or on this machine."""
+"""`bsl submit`: submit a run file as a job, to Slurm or to this machine."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     epilog="Example: bsl submit configs/demo.yaml --set training.steps=100 --dry-run",
 )
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Lay a value over the file's.")
-@click.option("--dry-run", "--dryrun", "dry_run", is_flag=True, help="Print the script and the rank map; do nothing.")
-@click.option("--local", is_flag=True, help="Run on this machine, without Slurm (default where there is no sbatch).")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a value of the file.")
+@click.option("--dry-run", "--dryrun", "dry_run", is_flag=True, help="Print the script and rank map; start nothing.")
+@click.option("--local", is_flag=True, help="Run on this machine, without Slurm (the default if there is no sbatch).")
 @click.option("--detach", is_flag=True, help="With --local: leave the ranks in the background.")
-@click.option("--force", is_flag=True, help="Submit although `bsl plan check` finds errors; they are named.")
-@click.option("--wait", is_flag=True, help="Wait for the end of the job; exit as it did.")
+@click.option("--force", is_flag=True, help="Submit even if `bsl plan check` finds errors; they are still printed.")
+@click.option("--wait", is_flag=True, help="Wait until the job ends, and exit with its exit code.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def submit(
@@ -38,10 +38,10 @@ def submit(
     wait: bool,
     as_json: bool,
 ) -> None:
-    """Submit the run in CONFIG; the same run again adds an attempt, which goes on from the last checkpoint.
+    """Submit the run in CONFIG. Submitting it again adds an attempt, which resumes from the last checkpoint.
 
-    In a pipe prints the job id alone (the launcher's pid for a local attempt). A local attempt stays in the
-    foreground unless --detach is given: Ctrl-C ends its ranks, and its exit code is theirs.
+    In a pipe, it prints only the job id (for a local attempt, the launcher's pid). A local attempt stays in the
+    foreground unless --detach is given: Ctrl-C ends its ranks, and the exit code is theirs.
     """
     from bigsci_launch.config.report import warning_lines
     from bigsci_launch.launch import report
@@ -70,7 +70,7 @@ def submit(
     with console.late_progress("verify checkpoint", 100) as report_progress:
         folder = find_start(loaded.config, request, report_progress)
     if folder is not None:
-        console.talk(f"goes on from {folder}, which is as it was saved")
+        console.talk(f"resumes from {folder}, which is unchanged since it was saved")
     submission = launch.submit(loaded, request, sys.argv)
     if not as_json:
         show(submission)
@@ -82,7 +82,7 @@ def submit(
 
 
 def show(submission: Submission) -> None:
-    """Print the id alone into a pipe, and what to do next on a terminal."""
+    """Print what to do next on a terminal, and only the id into a pipe."""
     from bigsci_launch.launch import report
 
     if console.is_interactive():

@@ -1,4 +1,4 @@
-"""`bsl train`: one rank. The job script starts it on every task."""
+"""`bsl train`: run one rank. The job script starts it in every task."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import click
 @click.option("--run-dir", type=click.Path(path_type=Path), help="The run directory; default: $BSL_RUN_DIR.")
 @click.option("--attempt", help="The attempt, such as 0001; default: $BSL_ATTEMPT.")
 def train(run_dir: Path | None, attempt: str | None) -> None:
-    """Run one rank of a training.
+    """Run one rank of a training run.
 
-    `bsl submit` starts it on every rank. It reads the attempt's resolved config, and its place from RANK, LOCAL_RANK,
-    WORLD_SIZE, MASTER_ADDR and MASTER_PORT. SIGUSR2 or SIGTERM: save at the next step boundary and end with status 0.
+    `bsl submit` starts it on every rank. It reads the attempt's resolved config, and finds its place from RANK,
+    LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. On SIGUSR2 or SIGTERM, it saves at the next step boundary and
+    exits with 0.
     """
     if run_dir is not None:
         os.environ["BSL_RUN_DIR"] = str(run_dir.absolute())
     if attempt is not None:
         os.environ["BSL_ATTEMPT"] = attempt
-    # The rank replaces this process: what is known as its pid is the process that trains.
+    # The rank replaces this process, so the PID that the launcher recorded is that of the process that trains.
     os.execv(sys.executable, [sys.executable, "-m", "bigsci_launch.train"])

@@ -18,7 +18,7 @@ def cancel_run(run: RunDir) -> str:
     attempt = run.latest_attempt()
     record = read_job(attempt) if attempt else None
     if attempt is None or record is None:
-        raise RunDirError(f"run {run.name}: nothing was submitted yet")
+        raise RunDirError(f"run {run.name}: nothing has been submitted yet")
     job = query_attempt(attempt)
     if job.state.is_over:
         raise RunDirError(f"run {run.name}: attempt {attempt.name} ({record.label}) has ended: {job.state.value}")

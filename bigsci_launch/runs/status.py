@@ -87,7 +87,7 @@ def read_status(run: RunDir) -> RunStatus:
     """
     attempt = run.latest_attempt()
     if attempt is None:
-        raise RunDirError(f"{run.path}: nothing was submitted yet", hint="`bsl submit CONFIG` submits a run")
+        raise RunDirError(f"{run.path}: nothing has been submitted yet", hint="`bsl submit CONFIG` submits a run")
     job = query_attempt(attempt)
     events = read_rank_events(attempt)
     signs = read_signs(attempt, events)
@@ -231,7 +231,7 @@ def _open(run: RunDir) -> _Opened:
     try:
         attempt = run.latest_attempt()
         if attempt is None:
-            return _Opened(run, problem="nothing was submitted yet")
+            return _Opened(run, problem="nothing has been submitted yet")
         return _Opened(run, attempt, read_job(attempt))
     except RunDirError as error:
         return _Opened(run, problem=error.message)

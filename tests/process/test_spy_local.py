@@ -156,7 +156,7 @@ def test_a_local_run_by_name_by_default_and_as_the_only_one(local_run: Path) -> 
         (["--bundle", "/dev/null"], 2, "not evidence"),
         (["one", "two"], 2, "one RUN at a time: one two"),
         (["--pid", "1", "--topology", "tp=0"], 2, "--topology: 'tp=0' is not AXIS=SIZE"),
-        (["--pid", "1", "--jobid", "7"], 2, "give one of RUN, --jobid, --local/--pid and --bundle"),
+        (["--pid", "1", "--jobid", "7"], 2, "give only one of RUN, --jobid, --local/--pid and --bundle"),
     ],
 )
 def test_mistakes(tmp_path: Path, words: list[str], rc: int, error: str) -> None:

@@ -197,7 +197,7 @@ def test_what_is_not_there_is_one_clear_error(slurm: Any, trial: Any, words: tup
 def test_a_run_without_attempts(slurm: Any, trial: Any) -> None:
     trial.run.attempts_folder.rename(trial.run.path / "away")
     done = invoke("status", "trial")
-    assert done.exit_code == 2 and "nothing was submitted yet" in done.stderr
+    assert done.exit_code == 2 and "nothing has been submitted yet" in done.stderr
 
 
 def test_list_asks_slurm_once_and_not_about_the_dead(slurm: Any, make_trial: Any) -> None:

@@ -109,7 +109,7 @@ def test_a_checkpoint_that_cannot_be_marked_is_verified_all_the_same(checkpoints
     folder = save(checkpoints, 10)
     (folder / "verified.json" / "in the way").mkdir(parents=True)
     result = CliRunner().invoke(bsl, ["checkpoint", "verify", str(folder)])
-    assert (result.exit_code, result.stdout) == (0, "global_step10: as it was saved\n")
+    assert (result.exit_code, result.stdout) == (0, "global_step10: unchanged since it was saved\n")
 
 
 def test_a_mark_holds_until_a_file_changes(checkpoints: CheckpointsDir) -> None:
@@ -183,7 +183,7 @@ def test_the_command(checkpoints: CheckpointsDir) -> None:
         result = CliRunner().invoke(bsl, ["checkpoint", arguments[0], run, *arguments[1:]], catch_exceptions=False)
         return result.exit_code, result.stdout
 
-    assert call("verify", "--step", "20") == (0, "global_step20: as it was saved\n")
+    assert call("verify", "--step", "20") == (0, "global_step20: unchanged since it was saved\n")
     assert call("pin", "--step", "10") == (0, "global_step10: pinned\n")
     assert pin_path(checkpoints.folder("global_step10")).exists()
     lines = call("list")[1].splitlines()
