@@ -1,4 +1,4 @@
-"""Family F: the device. There is none here: a small C library has the names of the driver's. See step_loop.py."""
+"""Family F: the device. No GPU is needed: a small C library has the function names of the driver. See step_loop.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Family A: every rank is in a collective, or would be, but not in the same one. See step_loop.py."""
+"""Family A: every rank is in a collective, or on its way to one, but not in the same one. See step_loop.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from step_loop import NUM_FEATURES, Training, main, sleep_for_ever
 
 
 class SkippedCollective(Training):
-    """H01: a branch that depends on the rank leaves out one tensor-parallel all_reduce."""
+    """H01: a branch that depends on the rank skips one tensor-parallel all_reduce."""
 
     def backward_step(self, gradient: Any) -> None:
         if self.strikes():
@@ -21,7 +21,7 @@ class SkippedCollective(Training):
 
 
 class SkippedInOneGroup(Training):
-    """H01 in a world of one group: with nothing but data parallelism, one rank skips its gradients' all_reduce."""
+    """H01 in a world with one group: with only data parallelism, one rank skips the all_reduce of its gradients."""
 
     def allreduce_gradients(self) -> None:
         if not self.strikes():
@@ -36,7 +36,7 @@ class SkippedInOneGroup(Training):
 
 
 class UnevenRings(SkippedCollective):
-    """H01 while the recorders are small and some ranks issue more collectives: the rings cover other times."""
+    """H01 with small recorders, while some ranks issue more collectives: the rings cover different times."""
 
     def before_init(self) -> None:
         os.environ["TORCH_FR_BUFFER_SIZE"] = "16"
@@ -63,7 +63,7 @@ class MoreData(Training):
 
 
 class OtherOperation(Training):
-    """H03: one rank broadcasts what the others reduce."""
+    """H03: one rank broadcasts where the others reduce."""
 
     def others(self) -> bool:
         return self.strikes()
@@ -79,14 +79,14 @@ class OtherOperation(Training):
 
 
 class OtherOperationUneven(OtherOperation, UnevenRings):
-    """H03 with rings that cover other times."""
+    """H03 with rings that cover different times."""
 
     def backward_step(self, gradient: Any) -> None:
         Training.backward_step(self, gradient)
 
 
 class OtherOperationOfMost(OtherOperation):
-    """H03 where the majority is wrong: all but one rank leave their own schedule."""
+    """H03 where the majority is wrong: all ranks but one deviate from their own schedule."""
 
     def others(self) -> bool:
         if self.has_come():
@@ -95,7 +95,7 @@ class OtherOperationOfMost(OtherOperation):
 
 
 class OtherSize(Training):
-    """H04: sizes differ. gloo aborts a peer: a crash, not a hang."""
+    """H04: sizes differ. gloo aborts a peer, so this is a crash, not a hang."""
 
     def reduce_from_tensor_model_parallel_region(self, tensor: Any) -> Any:
         import torch
@@ -105,7 +105,7 @@ class OtherSize(Training):
 
 
 class OtherType(Training):
-    """H05: types differ. gloo adds what it gets, and nobody hangs."""
+    """H05: types differ. gloo adds what it gets, and no rank hangs."""
 
     def clip_grad_norm(self) -> Any:
         import torch
@@ -119,7 +119,7 @@ class OtherType(Training):
 
 
 class OtherRoot(Training):
-    """H06: one rank takes itself for the root of a broadcast; everybody broadcasts once a step."""
+    """H06: one rank believes that it is the root of a broadcast; all ranks broadcast once per step."""
 
     def optimizer_step(self) -> None:
         super().optimizer_step()
@@ -136,7 +136,7 @@ class OtherRoot(Training):
 
 
 class SwappedGroups(Training):
-    """H07: two ranks reduce over their data-parallel group first: in every group one rank waits and one is missing."""
+    """H07: two ranks reduce over their dp group first, so that in every group one rank waits and one is missing."""
 
     def swappers(self) -> list[int]:
         across = self.place.neighbour(self.place.neighbour(self.culprit, "tp"), "dp")
@@ -154,13 +154,13 @@ class SwappedGroups(Training):
             super().allreduce_gradients()
 
     def has_swapped(self) -> bool:
-        """Whether the gradients of this step have been reduced already."""
+        """Whether the gradients of this step have already been reduced."""
         self.num_reduced = getattr(self, "num_reduced", 0) + 1
         return self.has_come() and self.num_reduced > self.step
 
 
 class OneSwapped(SwappedGroups):
-    """H07 with one rank alone: there is no cycle, and nobody hangs."""
+    """H07 with only one rank: there is no cycle, and no rank hangs."""
 
     def swappers(self) -> list[int]:
         return [self.culprit]
@@ -202,7 +202,7 @@ class OtherTag(MutualReceive):
 
 
 class PhaseSplit(Training):
-    """H10: part of the ranks are in the loss broadcast, the others in the exit flag's all_reduce: BLOOM's prequel."""
+    """H10: some ranks are in the loss broadcast, the others in the exit flag's all_reduce, as in BLOOM's prequel."""
 
     def training_log(self) -> None:
         super().training_log()
@@ -227,7 +227,7 @@ class PhaseSplit(Training):
 
 
 class SkippedStep(Training):
-    """H11: one rank catches an error and drops the batch. All ranks go on, one step apart, and nobody hangs."""
+    """H11: one rank catches an error and drops the batch. All ranks continue, one step apart, and no rank hangs."""
 
     def train_step(self) -> None:
         try:
@@ -239,7 +239,7 @@ class SkippedStep(Training):
 
 
 class SkippedObjects(Training):
-    """H12: one rank leaves out an all_gather_object."""
+    """H12: one rank skips an all_gather_object."""
 
     def training_log(self) -> None:
         super().training_log()
@@ -254,7 +254,7 @@ class SkippedObjects(Training):
 
 
 class LonelyNewGroup(Training):
-    """H13: one rank makes a process group that the others do not make."""
+    """H13: one rank creates a process group that the others do not create."""
 
     def get_batch(self) -> Any:
         import torch.distributed as dist
@@ -265,7 +265,7 @@ class LonelyNewGroup(Training):
 
 
 class LateFirstUse(Training):
-    """H14: a communicator that connects with its first collective, which one rank does not come to."""
+    """H14: a communicator connects at its first collective, which one rank does not reach."""
 
     def before_init(self) -> None:
         os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
@@ -286,7 +286,7 @@ class LateFirstUse(Training):
 
 
 class LocalKillSwitch(Training):
-    """H15: a kill switch on a file system that shows it to one rank only; that rank goes to save and exit."""
+    """H15: a file system shows the kill switch to one rank only, and that rank starts to save and exit."""
 
     def train_step(self) -> None:
         if self.kill_switch_is_present():
@@ -303,7 +303,7 @@ class LocalKillSwitch(Training):
 
 
 class LocalSignal(LocalKillSwitch):
-    """H15: a signal that reaches one rank only."""
+    """H15: a signal reaches one rank only."""
 
     signal = signal.SIGUSR1
 
@@ -321,7 +321,7 @@ class LocalSignal(LocalKillSwitch):
 
 
 class SwappedHooks(Training):
-    """H16: two all_gathers of parameters, smaller and larger, in the other order on one rank."""
+    """H16: two all_gathers of parameters, a small and a large one, come in a different order on one rank."""
 
     def get_batch(self) -> Any:
         import torch
@@ -335,7 +335,7 @@ class SwappedHooks(Training):
 
 
 class OtherThread(Training):
-    """H17: the collective is issued by a thread of autograd; main threads look alike on all ranks."""
+    """H17: a thread of autograd issues the collective; the main threads look the same on all ranks."""
 
     def allreduce_gradients(self) -> None:
         thread = threading.Thread(target=self.backward_hook, name="autograd-0")
@@ -375,7 +375,7 @@ class WaitElsewhere(Training):
 
 
 class TwoCommunicators(Training):
-    """H19: two threads use two groups, one rank starts them in the other order. NCCL may hang; gloo does not."""
+    """H19: two threads use two groups, and one rank starts them in a different order. NCCL may hang, gloo does not."""
 
     def allreduce_gradients(self) -> None:
         axes = ["dp", "tp"] if not self.strikes() else ["tp", "dp"]
@@ -390,7 +390,7 @@ class TwoCommunicators(Training):
 
 
 class TiedEmbedding(Training):
-    """H20: the first and the last stage reduce the gradient of the tied embedding; one of them leaves that out."""
+    """H20: the first and the last stage reduce the gradient of the tied embedding; one of them skips that."""
 
     def initialize_distributed(self) -> None:
         import torch.distributed as dist
@@ -414,7 +414,7 @@ class TiedEmbedding(Training):
 
 
 class UnevenSplits(Training):
-    """H21: one rank sends other amounts than its peers expect in an all_to_all."""
+    """H21: in an all_to_all, one rank sends more than its peers expect."""
 
     def get_batch(self) -> Any:
         import torch
@@ -431,7 +431,7 @@ class UnevenSplits(Training):
 
 
 class OtherFlag(Training):
-    """H22: one rank was started with another flag, and never reduces in its backward pass: there is no history."""
+    """H22: one rank was started with another flag and never reduces in its backward pass: there is no history."""
 
     def backward_step(self, gradient: Any) -> None:
         if self.is_rank():

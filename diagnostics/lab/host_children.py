@@ -1,4 +1,4 @@
-"""Family B, the other half: a rank waits for its own children: data loader workers, pools, pipes, compilers."""
+"""Family B, second half: a rank waits for its own children: data loader workers, pools, pipes, compilers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class LockedWorker(StoppedWorker):
 
 
 class KilledPool(HostStall):
-    """H38: a pool's process is killed, by the OOM killer for example, and `map` waits for its answer."""
+    """H38: a process of a pool is killed, for example by the OOM killer, and `map` waits for its answer."""
 
     def stall(self) -> None:
         import multiprocessing
@@ -75,7 +75,7 @@ class FullPipe(HostStall):
 
     def prepare(self) -> None:
         reader, self.writer = os.pipe()
-        # Not a child of the rank, as srun or tee would not be: the shell that starts it has gone when it stands.
+        # Not a child of the rank, just as srun or tee would not be: the shell that started it has already exited.
         script = "exec 3<&0; cat <&3 >/dev/null & kill -STOP $!"
         subprocess.run(["sh", "-c", script], stdin=reader, check=True)
         os.close(reader)
@@ -104,7 +104,7 @@ class Compile(HostStall):
 
 
 class BuildIndex(HostStall):
-    """H51: not a hang: one rank prepares the index that all others wait for, and its file grows."""
+    """H51: not a hang: one rank builds the index that all others wait for, and its file grows."""
 
     def get_batch(self) -> Any:
         import torch.distributed as dist

@@ -1,6 +1,6 @@
-"""Family B: one rank never reaches the collective, and every path of waiting ends at it. See step_loop.py.
+"""Family B: one rank never reaches the collective, and all other ranks wait for it in the end. See step_loop.py.
 
-What stalls a data loader, a pool or a pipe is in host_children.py.
+Stalls in a data loader, a pool or a pipe are in host_children.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("trainer")
 
 
 class HostStall(Training):
-    """The culprit does `stall()` where the others read their batch; `prepare()` is what takes time before."""
+    """The culprit calls `stall()` where the others read their batch; `prepare()` does what takes time before."""
 
     def get_batch(self) -> Any:
         if self.has_come() and self.rank == self.culprit:
@@ -81,7 +81,7 @@ class GilDeadlock(HostStall):
             free.sem_post(semaphore)
 
         threading.Thread(target=post, name="needs-gil", daemon=True).start()
-        sys.setswitchinterval(100)  # or the new thread might post before the main thread waits
+        sys.setswitchinterval(100)  # otherwise the new thread might post before the main thread waits
         start.set()
         holding.sem_wait(semaphore)
 
@@ -106,7 +106,7 @@ class CrossedLocks(HostStall):
 
 
 class ForkWithLock(HostStall):
-    """H35: a child is forked while a thread holds a lock, and inherits it locked for ever."""
+    """H35: a child is forked while a thread holds a lock, and inherits it locked forever."""
 
     cache_lock = threading.Lock()
 
@@ -124,7 +124,7 @@ class ForkWithLock(HostStall):
 
 
 class StaleLockFile(HostStall):
-    """H40: the lock file of a build whose owner has gone."""
+    """H40: the lock file of a build whose owner is gone."""
 
     def stall(self) -> None:
         from torch.utils.file_baton import FileBaton
@@ -137,7 +137,7 @@ class StaleLockFile(HostStall):
 
 
 class FileLock(HostStall):
-    """H41: another process of the node holds the lock of a file."""
+    """H41: another process on the node holds the lock of a file."""
 
     def prepare(self) -> None:
         assert self.run_dir is not None
@@ -157,7 +157,7 @@ class FileLock(HostStall):
 
 
 class Debugger(HostStall):
-    """H42: a forgotten breakpoint, with a standard input that never says anything."""
+    """H42: a forgotten breakpoint, with a standard input on which nothing arrives."""
 
     def stall(self) -> None:
         reader, self.writer = os.pipe()
@@ -183,7 +183,7 @@ class SilentServer(HostStall):
 
 
 class MissingKey(HostStall):
-    """H44: a key of the store that nobody sets."""
+    """H44: a key of the store that no rank sets."""
 
     def stall(self) -> None:
         from datetime import timedelta
@@ -194,7 +194,7 @@ class MissingKey(HostStall):
 
 
 class LateStart(Training):
-    """H45: one rank is not there when the others find each other."""
+    """H45: one rank is missing from the rendezvous of the others."""
 
     def before_init(self) -> None:
         if self.is_rank():
@@ -205,11 +205,11 @@ class LateStart(Training):
 
 
 class Unreachable(Training):
-    """H46: one rank looks for the others at an address that nobody has."""
+    """H46: one rank looks for the others at an address that no machine has."""
 
     def before_init(self) -> None:
         if self.is_rank():
-            # Rank 0 is the server of the rendezvous; elsewhere the address is where the server should be.
+            # On rank 0 this changes nothing: it is the server. On other ranks it is where the server should be.
             os.environ["MASTER_ADDR"] = "192.0.2.1"
 
 
@@ -262,7 +262,7 @@ class ThreadKeepsAlive(HostStall):
 
 
 class LockInHandler(HostStall):
-    """H49: a signal handler wants the lock that the code it interrupted holds."""
+    """H49: a signal handler wants the lock that the interrupted code holds."""
 
     buffer_lock = threading.Lock()
 
@@ -277,7 +277,7 @@ class LockInHandler(HostStall):
 
 
 class CollectiveInDel(HostStall):
-    """H52: the collector frees an object at another time on one rank, and its `__del__` waits for the others."""
+    """H52: garbage collection frees an object earlier on one rank, and its `__del__` waits for the others."""
 
     def stall(self) -> None:
         import gc
@@ -321,7 +321,7 @@ class Traced(HostStall):
 
 
 class SignalStorm(HostStall):
-    """H56: a timer interrupts a wait a thousand times a second, and the wait starts over."""
+    """H56: a timer interrupts a wait a thousand times per second, and the wait starts over."""
 
     def stall(self) -> None:
         signal.signal(signal.SIGALRM, lambda *_: None)
@@ -333,7 +333,7 @@ class SignalStorm(HostStall):
 
 
 class FeedStops(HostStall):
-    """H37: the thread that fills the queue of batches has stopped; nothing is wrong with any worker process."""
+    """H37: the thread that fills the queue of batches has stopped; the worker processes are fine."""
 
     def stall(self) -> None:
         self.batches: queue.Queue[Any] = queue.Queue(2)

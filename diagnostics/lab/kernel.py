@@ -1,7 +1,7 @@
 """Family C: one rank waits in the kernel or for a file system. See step_loop.py.
 
-Some recipes need a disk that can be frozen or a file system whose server does not answer: `stage_frozen_disk.py` and
-`stage_silent_fuse.py` prepare them, as root, and BSL_LAB_STAGE is the folder where they are mounted.
+Some recipes need a disk that can be frozen, or a file system whose server does not answer: `stages.py` prepares them
+as root, and BSL_LAB_STAGE is the folder where they are mounted.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def stage() -> Path:
 
 
 class UninterruptibleRead(HostStall):
-    """H60: state D, and the process can still be killed.
+    """H60: state D, but the process can still be killed.
 
-    `posix_spawn` waits uninterruptibly until its child has become another program; the child first opens a pipe that
-    nobody writes to.
+    `posix_spawn` waits uninterruptibly until its child has executed another program; the child first opens a pipe that
+    nothing writes to.
     """
 
     def stall(self) -> None:
@@ -54,7 +54,7 @@ class UninterruptibleRead(HostStall):
 
 
 class FrozenDisk(HostStall):
-    """Freezes the stage's disk; `stall()` then waits for it."""
+    """Freezes the disk of the stage; `stall()` then waits for it."""
 
     def freeze(self) -> None:
         folder = os.open(stage(), os.O_RDONLY)
@@ -63,7 +63,7 @@ class FrozenDisk(HostStall):
 
 
 class Unkillable(FrozenDisk):
-    """H61: state D, and a SIGKILL that the process cannot take: only its main thread is left."""
+    """H61: state D, and a SIGKILL that has no effect: only the main thread of the process is left."""
 
     def get_batch(self) -> Any:
         if self.has_come() and self.rank == self.culprit:
@@ -91,7 +91,7 @@ class Unkillable(FrozenDisk):
 
 
 class PoisonedMemoryMap(FrozenDisk):
-    """H62: the lock of the process's memory map is held by a thread that waits: ps and py-spy hang on this process."""
+    """H62: a waiting thread holds the lock of the process's memory map: ps and py-spy hang on this process."""
 
     def stall(self) -> None:
         address, mapped = map_file(stage() / "activations.bin")
@@ -121,7 +121,7 @@ class MappedFault(FrozenDisk):
 
 
 class CoreDumping(FrozenDisk):
-    """H66: the process has crashed, and its core is being written, to a disk that does not answer."""
+    """H66: the process has crashed, and its core is being dumped to a disk that does not answer."""
 
     def stall(self) -> None:
         os.chdir(stage())
@@ -141,17 +141,17 @@ class SilentDevice(HostStall):
 
 
 class LostServer(SilentDevice):
-    """H68: the file server is lost, and processes that are not ranks wait for it too."""
+    """H68: the file server is lost, and processes other than ranks wait for it too."""
 
     def stall(self) -> None:
-        # A signal that is handled makes the wait for FUSE uninterruptible: state D, as with NFS.
+        # A handled signal makes the wait for FUSE uninterruptible: state D, as with NFS.
         signal.signal(signal.SIGALRM, lambda *_: None)
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         self.open_device()
 
 
 class SlowSave(Training):
-    """H64: not a hang: one rank writes its checkpoint slowly, the others wait at the end of the save."""
+    """H64: not a hang: one rank writes its checkpoint slowly, and the others wait at the end of the save."""
 
     def get_batch(self) -> Any:
         if self.has_come():
@@ -178,7 +178,7 @@ class SlowSave(Training):
 
 
 class DiskFull(SlowSave):
-    """H65: a full disk raises in one rank's save, and the barrier at its end is reached all the same."""
+    """H65: a full disk raises an error in the save of one rank, which still reaches the barrier at its end."""
 
     def save_checkpoint(self) -> None:
         import torch.distributed as dist
@@ -199,7 +199,7 @@ class DiskFull(SlowSave):
 
 
 def map_file(path: Path) -> tuple[int, mmap.mmap]:
-    """Address of a mapped, synced, clean page of a new file, and what keeps it mapped."""
+    """Return the address of a mapped, synced, clean page of a new file, and the object that keeps it mapped."""
     with path.open("w+b") as stream:
         stream.write(bytes(2 * PAGE_BYTES))
         stream.flush()

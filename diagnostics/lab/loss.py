@@ -16,7 +16,7 @@ from step_loop import REST_S, Training, main
 
 
 class Killed(HostStall):
-    """H70: one rank is killed. With gloo its peers see the connection close, and end too: a crash, not a hang."""
+    """H70: one rank is killed. With gloo, its peers see the connection close and end too: a crash, not a hang."""
 
     def stall(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -30,7 +30,7 @@ class Segfault(HostStall):
 
 
 class LostWhileOthersWait(Training):
-    """H70 as with NCCL: nobody has a connection to the dead rank in use; its peers wait for it in the store.
+    """H70 as with NCCL: no rank uses a connection to the dead rank; its peers wait for it in the store.
 
     The ranks that share a group with the culprit wait for a key that it would have set; all others wait for them.
     """
@@ -55,14 +55,14 @@ class LostWhileOthersWait(Training):
 
 
 class ExitedWhileOthersWait(LostWhileOthersWait):
-    """H72: one rank has exited, and the step lives on."""
+    """H72: one rank has exited, and the job step continues."""
 
     def die(self) -> None:
         os._exit(1)
 
 
 class Zombie(LostWhileOthersWait):
-    """H72: one rank has exited, and its parent does not care."""
+    """H72: one rank has exited, and its parent does not wait for it."""
 
     def die(self) -> None:
         os.kill(os.getppid(), signal.SIGSTOP)
@@ -70,7 +70,7 @@ class Zombie(LostWhileOthersWait):
 
 
 class NotReadable(HostStall):
-    """H75: a rank that a debugger of the same user may not read."""
+    """H75: a rank that a debugger of the same user is not allowed to read."""
 
     def stall(self) -> None:
         ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
@@ -78,7 +78,7 @@ class NotReadable(HostStall):
 
 
 class StoreHostLost(Training):
-    """H76: the process that serves the store, rank 0, answers no more."""
+    """H76: rank 0, the process that serves the store, no longer answers."""
 
     def get_batch(self) -> Any:
         if self.strikes(0):
@@ -90,7 +90,7 @@ class StoreHostLost(Training):
     def read_from_store(self) -> None:
         import torch.distributed as dist
 
-        # The rank that stops cannot be awaited through the store, whose server it is: look at its process.
+        # The stopped rank is the server of the store, so its state is read from /proc instead.
         wait_until_stopped(self)
         dist.distributed_c10d._get_default_store().get("checkpoint/tag")
 
@@ -102,7 +102,7 @@ class HalfDelivered(LocalSignal):
 
 
 def wait_until_stopped(training: Training) -> None:
-    """Wait until rank 0 has stopped, as /proc says."""
+    """Wait until rank 0 has stopped, according to /proc."""
     assert training.run_dir is not None
     struck = training.run_dir / "lab" / "struck-0000"
     while not struck.exists() or "T" not in state_of(int(struck.read_text() or "1")):

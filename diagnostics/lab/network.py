@@ -1,4 +1,4 @@
-"""Family E: the link between two sets of ranks. See step_loop.py, and stage_two_networks.py, which makes the link."""
+"""Family E: the link between two sets of ranks. See step_loop.py, and stages.py, which creates the link."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from step_loop import Training, main
 
 
 class BigTensors(Training):
-    """Reduces one tensor a step that fills the sockets' buffers."""
+    """Reduces, once per step, a tensor that fills the socket buffers."""
 
     def allreduce_gradients(self) -> None:
         super().allreduce_gradients()
@@ -24,7 +24,7 @@ class BigTensors(Training):
 
 
 class LinkDown(BigTensors):
-    """H80: the link between two sets of ranks goes down; all ranks wait in the same collective."""
+    """H80: the link between two sets of ranks goes down, and all ranks wait in the same collective."""
 
     def get_batch(self) -> Any:
         if self.strikes():
@@ -36,7 +36,7 @@ class LinkDown(BigTensors):
 
 
 class SmallPackets(LinkDown):
-    """H81: small messages pass the link, large ones vanish."""
+    """H81: small messages pass the link, but large ones are lost."""
 
     def command(self, *argv: str) -> None:
         subprocess.run([*argv[:-1], "mtu", "600"], check=True)

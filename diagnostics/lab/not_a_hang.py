@@ -1,4 +1,4 @@
-"""Family G: what must be told apart from a hang. See step_loop.py."""
+"""Family G: runs that must not be mistaken for a hang. See step_loop.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Healthy(Training):
 
 
 class Straggler(Training):
-    """H100: one rank sleeps a while in every step."""
+    """H100: one rank sleeps for a while in every step."""
 
     DELAY_S = 0.4
 
@@ -46,7 +46,7 @@ class BusyStraggler(Straggler):
 
 
 class Starved(Healthy):
-    """H54: all ranks share one core, with others."""
+    """H54: all ranks share one core with other processes."""
 
     def before_init(self) -> None:
         core = min(os.sched_getaffinity(0))
@@ -77,7 +77,7 @@ class WarmUp(Training):
 
 
 class Evaluation(Training):
-    """H104: one rank evaluates, the others wait for it in a barrier, as they should."""
+    """H104: one rank evaluates, and the others wait for it in a barrier, as they should."""
 
     def training_log(self) -> None:
         super().training_log()
@@ -101,7 +101,7 @@ class Evaluation(Training):
 
 
 class SlowTeardown(Training):
-    """H105: the training has finished, and one rank takes its time to end."""
+    """H105: the training has finished, and one rank takes long to end."""
 
     def pretrain(self) -> None:
         self.options.steps = self.options.step
@@ -114,7 +114,7 @@ class SlowTeardown(Training):
 
 
 class Leaving(Training):
-    """H105: the ranks end one after another while somebody looks."""
+    """H105: the ranks end one after another while `bsl spy` looks."""
 
     def pretrain(self) -> None:
         self.options.steps = self.options.step
@@ -133,7 +133,7 @@ class Finished(Training):
 
 
 class SilentLog(Healthy):
-    """H106: the log says nothing, and the steps go on."""
+    """H106: the log is silent, and the steps continue."""
 
     def training_log(self) -> None:
         if not self.step > 3:

@@ -1,10 +1,10 @@
-"""Imports torch once and forks ranks: a laboratory that starts many short jobs waits for torch only once.
+"""Imports torch once and forks ranks, so that a lab that starts many short jobs waits for torch only once.
 
     python nursery.py        reads lines {"arguments": [... of rank_runner.py], "environment": {...}, "output": FILE}
 
-Prints the process id of each runner. What a rank leaves (pids/, logs/, exits/) is written by rank_runner.py itself,
-which runs in a fork too; only /proc/PID/environ and the outermost frames tell such a rank from one that was started
-plainly. Ends, and has its runners end, when its standard input ends. Stand-alone: the standard library and torch.
+Prints the process ID of each runner. The runner is rank_runner.py itself, in a fork, and writes the usual records
+(pids/, logs/, exits/). Such a rank differs from a normally started one only in /proc/PID/environ and in its outermost
+frames. Ends, with its runners, when its standard input ends. Stand-alone: the standard library and torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Become(BaseException):
 
 
 class Fork:
-    """A forked child, as `subprocess.Popen` would show it."""
+    """A forked child with the interface of `subprocess.Popen`."""
 
     def __init__(self, pid: int, stdout: Any) -> None:
         self.pid, self.stdout = pid, stdout
@@ -49,7 +49,7 @@ class Fork:
 
 
 class ForkedRank(rank_runner.Rank):
-    """A runner whose program is a fork of this process instead of a new one. PROGRAM is `PYTHON FILE ARGUMENTS`."""
+    """A runner whose program runs in a fork of this process. PROGRAM is `PYTHON FILE ARGUMENTS`."""
 
     def start(self, program: list[str]) -> Any:
         reader, writer = os.pipe()
@@ -66,7 +66,7 @@ class ForkedRank(rank_runner.Rank):
             os.dup2(writer, descriptor)
         os.close(writer)
         os.environ.update(self.environment())
-        torch.distributed.set_debug_level_from_env()  # torch has read it already, in the process that was forked
+        torch.distributed.set_debug_level_from_env()  # torch has already read it, before the fork
         raise Become(program[1:])
 
 
@@ -83,7 +83,7 @@ def serve() -> None:
 
 
 def begin_runner(request: dict[str, Any]) -> None:
-    """What a newly started process would have: a session, its environment, its own streams."""
+    """Set up what a newly started process has: its own session, environment and streams."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.update(request["environment"])
@@ -102,7 +102,7 @@ def run_rank(arguments: list[str]) -> int:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # runners are waited for by nobody
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the runners
     try:
         serve()
     except Become as rank:

@@ -1,10 +1,10 @@
-"""What some recipes need around them, made by root and undone without fail: a disk, a file system, a network.
+"""The surroundings that some recipes need: a disk, a file system, a network. Made as root, and always removed.
 
     python -I -S stages.py frozen-disk|silent-fuse|lost-server|two-networks
 
-Prints one JSON object when ready: {"environment": {...}, "namespaces": [PID:KINDS, ...]}; ranks are started with that
-environment, and rank r of n in the namespaces number `r * len(namespaces) // n`. Undoes everything when its standard
-input ends, so that it leaves nothing behind however its parent ends. Stand-alone, standard library only.
+Prints one JSON object when ready: {"environment": {...}, "namespaces": [PID:KINDS, ...]}. Ranks are started with that
+environment, and rank r of n in entry `r * len(namespaces) // n` of the namespaces. Undoes everything when its standard
+input ends, so that nothing is left behind however its parent ends. Stand-alone, standard library only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def demand(result: int, what: str) -> None:
 
 @contextmanager
 def frozen_disk() -> Iterator[dict[str, Any]]:
-    """A small ext4 on a loop device. A rank freezes it; it is thawed here."""
+    """A small ext4 file system on a loop device. A rank freezes it; this program thaws it."""
     with tempfile.TemporaryDirectory(prefix="bsl-lab-disk-") as name:
         image, folder = Path(name) / "image", Path(name) / "disk"
         with image.open("wb") as stream:
@@ -69,7 +69,7 @@ def thaw(folder: Path) -> None:
 
 
 def unmount(folder: Path) -> None:
-    """Wait for processes to leave, or take the folder away from them."""
+    """Wait for processes to leave the folder, or detach it from them."""
     end = time.monotonic() + UNMOUNT_TIMEOUT_S
     while libc.umount2(str(folder).encode(), 0) != 0:
         if time.monotonic() > end:
@@ -80,7 +80,7 @@ def unmount(folder: Path) -> None:
 
 @contextmanager
 def silent_fuse() -> Iterator[dict[str, Any]]:
-    """A file system whose daemon answers nothing, seen by the ranks alone: df of others must not meet it."""
+    """A file system whose daemon never answers. Only the ranks see it: df elsewhere must not hang on it."""
     demand(libc.unshare(CLONE_NEWNS), "unshare")
     demand(libc.mount(b"none", b"/", None, MS_REC_PRIVATE, None), "mount")
     with tempfile.TemporaryDirectory(prefix="bsl-lab-fuse-") as name:
@@ -91,12 +91,12 @@ def silent_fuse() -> Iterator[dict[str, Any]]:
         try:
             yield {"environment": {"BSL_LAB_STAGE": name}, "namespaces": [f"{os.getpid()}:mnt"]}
         finally:
-            os.close(connection)  # everybody who waits gets an error
+            os.close(connection)  # all waiting processes get an error
             libc.umount2(name.encode(), MNT_DETACH)
 
 
 def answer_init(connection: int) -> None:
-    """Complete the handshake: only then do requests wait for their answers."""
+    """Complete the handshake: only after it do requests wait for answers."""
     request = os.read(connection, 1 << 17)
     unique, minor = struct.unpack_from("<Q", request, 8)[0], struct.unpack_from("<I", request, 44)[0]
     body = (7, min(minor, 31), 1 << 16, 0, 12, 9, 1 << 16, 1, 16, 0, 0, *[0] * 7)
@@ -106,7 +106,7 @@ def answer_init(connection: int) -> None:
 
 @contextmanager
 def lost_server() -> Iterator[dict[str, Any]]:
-    """`silent_fuse`, and processes that are not ranks and wait for it uninterruptibly."""
+    """`silent_fuse`, with processes other than ranks that wait for it uninterruptibly."""
     with silent_fuse() as ready:
         outsiders = [start_outsider(ready["environment"]["BSL_LAB_STAGE"]) for _ in range(NUM_OUTSIDERS)]
         try:
@@ -117,7 +117,7 @@ def lost_server() -> Iterator[dict[str, Any]]:
 
 
 def start_outsider(folder: str) -> subprocess.Popen[bytes]:
-    # A handled signal makes the wait for FUSE uninterruptible, as that for NFS is.
+    # A handled signal makes the wait for FUSE uninterruptible, like that for NFS.
     code = (
         "import os,signal,sys; signal.signal(signal.SIGALRM, lambda *_: None);"
         " signal.setitimer(signal.ITIMER_REAL, 0.1); os.stat(sys.argv[1])"
@@ -129,7 +129,7 @@ def start_outsider(folder: str) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def two_networks() -> Iterator[dict[str, Any]]:
-    """Two network namespaces with a cable between them; each half of the ranks lives in one of them."""
+    """Two network namespaces with a cable between them; each half of the ranks runs in one of them."""
     keepers = [start_keeper(), start_keeper()]
     try:
         first, second = (str(keeper.pid) for keeper in keepers)
@@ -137,7 +137,7 @@ def two_networks() -> Iterator[dict[str, Any]]:
         run(*inside[0], "ip", "link", "add", "lab0", "type", "veth", "peer", "name", "lab0", "netns", second)
         for number, prefix in enumerate(inside):
             run(*prefix, "ip", "address", "add", f"10.77.77.{number + 1}/24", "dev", "lab0")
-            # One packet at a time, or a cable that is too narrow would let bundles of packets pass.
+            # One packet at a time: otherwise bundles of packets would pass a link whose MTU is too small.
             run(*prefix, "ip", "link", "set", "dev", "lab0", "gso_max_segs", "1", "up")
             run(*prefix, "ip", "link", "set", "dev", "lo", "up")
         environment = {"GLOO_SOCKET_IFNAME": "lab0", "MASTER_ADDR": "10.77.77.1", "BSL_LAB_LINK": "lab0"}
@@ -148,7 +148,7 @@ def two_networks() -> Iterator[dict[str, Any]]:
 
 
 def start_keeper() -> subprocess.Popen[bytes]:
-    """A process in a network of its own, which is there as long as somebody lives in it."""
+    """A process in its own network namespace, which exists as long as a process is in it."""
     code = "import sys; print(flush=True); sys.stdin.read()"
     argv = ["unshare", "--net", sys.executable, "-I", "-S", "-c", code]
     keeper = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -166,7 +166,7 @@ STAGES = {
 
 
 def main(argv: list[str]) -> None:
-    # Ctrl-C is for the parent, which ends this process by closing its input; TERM is for this process.
+    # Ctrl-C is for the parent, which ends this process by closing its input. TERM ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with STAGES[argv[1]]() as ready:

@@ -1,11 +1,11 @@
-"""A training loop in the shape of Megatron's, on gloo and a CPU: what the rank programs of the laboratory hang in.
+"""A training loop in the shape of Megatron's, on gloo and a CPU, in which the rank programs of the lab hang.
 
     RANK=0 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python divergence.py skip --culprit 1
 
-A rank program (`divergence.py`, `host_stall.py`, ...) subclasses `Training`, once for each recipe. All ranks run the
-same recipe; the culprit strikes at `--step`, after healthy steps that leave a history. With BSL_RUN_DIR and BSL_ATTEMPT
-in the environment a rank writes what a trainer of bsl writes: `events/`, `errors/` and, for the collectives that torch
-recorded, the socket `recorder/rank-NNNN.sock`. What only the laboratory may know goes to `BSL_RUN_DIR/lab/`.
+A rank program (`divergence.py`, `host_stall.py`, ...) subclasses `Training` once per recipe. All ranks run the same
+recipe; the culprit misbehaves ("strikes") at `--step`, after healthy steps that leave a history. With BSL_RUN_DIR and
+BSL_ATTEMPT in the environment a rank writes what the trainer of bsl writes: `events/`, `errors/` and, for the recorded
+collectives of torch, the socket `recorder/rank-NNNN.sock`. What only the lab may know goes to `BSL_RUN_DIR/lab/`.
 
 Stand-alone: the standard library and torch, which is imported inside functions.
 """
@@ -36,7 +36,7 @@ GROUP_NAMES = {
     "dp": "DATA_PARALLEL_GROUP",
 }
 REST_S = 3600.0
-"""How long a recipe sleeps where it should sleep for ever: a rank that nobody ends still ends."""
+"""How long a recipe sleeps instead of forever, so that a rank that is left behind ends on its own."""
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -45,7 +45,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--topology", type=parse_topology, default={"tp": 2, "pp": 1, "dp": 2})
     parser.add_argument("--culprit", type=int, default=1)
     parser.add_argument("--step", type=int, default=10, help="the step at which the culprit strikes")
-    parser.add_argument("--steps", type=int, default=10**9, help="the step after the last one")
+    parser.add_argument("--steps", type=int, default=10**9, help="the last step")
     parser.add_argument("--timeout", type=float, default=REST_S, help="seconds until a collective gives up")
     return parser.parse_args(arguments)
 
@@ -80,7 +80,7 @@ class Place:
         return rank
 
     def group_of(self, rank: int, *axes: str) -> list[int]:
-        """The ranks that differ from `rank` on `axes` alone, itself included."""
+        """Return the ranks that differ from `rank` only on `axes`, including itself."""
         at = self.index_of(rank)
         same = [axis for axis in self.sizes if axis not in axes]
         return [other for other in range(self.world_size) if all(self.index_of(other)[a] == at[a] for a in same)]
@@ -89,13 +89,13 @@ class Place:
         return sorted({tuple(self.group_of(rank, *axes)): None for rank in range(self.world_size)})
 
     def neighbour(self, rank: int, axis: str) -> int:
-        """The next rank after `rank` on `axis`, round about."""
+        """Return the next rank after `rank` on `axis`, cyclically."""
         at = self.index_of(rank)
         return self.rank_at({**at, axis: (at[axis] + 1) % self.sizes[axis]})
 
 
 class Training:
-    """One rank. Subclasses override what their recipe does otherwise; `strikes()` says when."""
+    """One rank. Subclasses override what their recipe does differently; `strikes()` says when."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -126,21 +126,21 @@ class Training:
         self.event("heartbeat", phase=phase)
 
     def note(self, name: str, text: str = "") -> None:
-        """Tell the laboratory, and nobody else."""
+        """Leave a note that only the lab reads."""
         if self.run_dir is not None:
             folder = self.run_dir / "lab"
             folder.mkdir(exist_ok=True)
             (folder / f"{name}-{self.rank:04d}").write_text(text)
 
     def strikes(self, rank: int | None = None) -> bool:
-        """Whether this rank is `rank` (default: the culprit) and the time has come; says so to the laboratory."""
+        """Whether this rank is `rank` (default: the culprit) and the time has come; the lab gets a note of it."""
         return self.has_come() and self.is_rank(rank)
 
     def has_come(self) -> bool:
         return self.step == self.options.step
 
     def is_rank(self, rank: int | None = None) -> bool:
-        """Whether this rank is `rank` (default: the culprit), which is then told to the laboratory."""
+        """Whether this rank is `rank` (default: the culprit); the lab gets a note of it."""
         if self.rank != (self.culprit if rank is None else rank):
             return False
         if not self.has_struck:
@@ -151,7 +151,7 @@ class Training:
     # ------------------------------------------------------------------------------------------------ start
 
     def before_init(self) -> None:
-        """What happens before the ranks find each other."""
+        """Do what happens before the rendezvous of the ranks."""
 
     def initialize_distributed(self) -> None:
         import torch
@@ -165,7 +165,7 @@ class Training:
         self.gradient = torch.zeros(NUM_FEATURES * NUM_FEATURES)
 
     def initialize_model_parallel(self, axis: str, timeout: timedelta) -> Any:
-        """This rank's group on `axis`; every rank makes every group, as torch demands."""
+        """Return this rank's group on `axis`; every rank creates every group, as torch requires."""
         import torch.distributed as dist
 
         own = None
@@ -176,7 +176,7 @@ class Training:
         return own
 
     def offer_recorder(self) -> None:
-        """Serve the collectives that torch recorded, from a thread that needs no GIL, and who is in which group."""
+        """Serve the collectives that torch recorded, from a thread that needs no GIL, and write the groups' members."""
         if self.attempt is None or os.environ.get("BSL_LAB_RECORDER") == "0":
             return
         from torch._C._distributed_c10d import _WorkerServer
@@ -188,7 +188,7 @@ class Training:
         groups = _world.pg_group_ranks.items()
         members = {group.group_name: sorted(ranks) for group, ranks in groups if self.rank in ranks}
         (folder / f"{name}.json").write_text(json.dumps({"members": members}))
-        with inside(folder):  # the path of a socket has 107 bytes, that of a run may have more
+        with inside(folder):  # the path of a socket is limited to 107 bytes, that of a run is not
             self.recorder = _WorkerServer(f"{name}.sock")
 
     # ------------------------------------------------------------------------------------------------ steps
@@ -319,7 +319,7 @@ class Training:
 
 @contextmanager
 def inside(folder: Path) -> Iterator[None]:
-    """Work in `folder` meanwhile (`contextlib.chdir` came with Python 3.11)."""
+    """Change to `folder` and back (`contextlib.chdir` needs Python 3.11)."""
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -334,7 +334,7 @@ def sleep_for_ever() -> NoReturn:
 
 
 def enter_namespaces() -> None:
-    """Move this process, before it has threads, to the namespaces of a stage: BSL_LAB_NAMESPACES is `PID:net,mnt`."""
+    """Move this process, before it has threads, into the namespaces of a stage: BSL_LAB_NAMESPACES is `PID:net,mnt`."""
     pid, _, kinds = os.environ.get("BSL_LAB_NAMESPACES", "").partition(":")
     for kind in kinds.split(",") if kinds else []:
         descriptor = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY)
