@@ -150,7 +150,7 @@ def test_a_local_run_by_name_by_default_and_as_the_only_one(local_run: Path) -> 
     ("words", "rc", "error"),
     [
         (["--pid", "4194303"], 4, "there is no process 4194303"),
-        (["--local"], 4, "no local run is under way"),
+        (["--local"], 4, "no local run is in progress"),
         (["nowhere"], 2, "no run 'nowhere'"),
         (["--bundle", "nowhere"], 2, "not a bundle"),
         (["--bundle", "/dev/null"], 2, "not evidence"),

@@ -1,1 +1,1 @@
-"""Evidence that other tools wrote: text of `py-spy dump`, torch's flight recorder, NCCL's RAS. Into the same bundle."""
+"""Readers of evidence from other tools (`py-spy dump`, torch's flight recorder, NCCL's RAS), which make a bundle."""

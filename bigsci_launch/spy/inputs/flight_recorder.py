@@ -1,12 +1,12 @@
-"""Dumps of torch's flight recorder, as pickle or JSON: one file per rank, the rank in the file's name.
+"""Reads dumps of torch's flight recorder, as pickle or JSON: one file per rank, with the rank in the file name.
 
-Layout of torch 2.13 (`torch/distributed/flight_recorder/components/loader.py`, and what `_dump_fr_trace` of
-`torch._C._distributed_c10d` gives): {version, pg_config, pg_status, entries: [{record_id, process_group: (name,
+Layout in torch 2.13 (`torch/distributed/flight_recorder/components/loader.py`, and the result of `_dump_fr_trace` in
+`torch._C._distributed_c10d`): {version, pg_config, pg_status, entries: [{record_id, process_group: (name,
 description), collective_seq_id, p2p_seq_id, profiling_name, input_sizes, input_dtypes, state, retired, is_p2p,
-thread_name, thread_id, frames: [{name, filename, line}]}]}. Frames are in pickles only. `pg_config` names the members
-of groups on NCCL; on gloo it is empty.
+thread_name, thread_id, frames: [{name, filename, line}]}]}. Only pickles contain frames. `pg_config` lists the members
+of each group on NCCL; on gloo it is empty.
 
-Of a pickle nothing is run: only plain containers, numbers and text are built from it.
+Reading a pickle runs no code from it: only plain containers, numbers and text are built.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ NO_NUMBER = 1 << 31
 
 
 def read_recorder_pickle(path: Path, data: bytes) -> Found:
-    """The rank whose recorder a pickle holds.
+    """Read the dump of one rank from a pickle.
 
     Raises:
-        NotThis: it is no pickle of protocol 2 or newer. Damaged: it is none of a flight recorder.
+        NotThis: it is not a pickle of protocol 2 or newer. Damaged: it is a pickle, but not a flight-recorder dump.
     """
     if data[:1] != b"\x80" or data[1:2] > b"\x05":
         raise NotThis
@@ -39,17 +39,17 @@ def read_recorder_pickle(path: Path, data: bytes) -> Found:
     except ForbiddenPickle as error:
         raise Damaged(str(error)) from error
     except Exception as error:
-        raise Damaged(f"it begins like a pickle, but cannot be read ({type(error).__name__}: {error})") from error
+        raise Damaged(f"it starts like a pickle, but cannot be read ({type(error).__name__}: {error})") from error
     if not is_recorder(document):
-        raise Damaged("it is a pickle, but not of torch's flight recorder (it has no entries)")
+        raise Damaged("it is a pickle, but not a dump of torch's flight recorder (it has no entries)")
     return read_recorder(path, document)
 
 
 def read_recorder_json(path: Path, document: object) -> Found:
-    """The rank whose recorder a JSON document holds.
+    """Read the dump of one rank from a JSON document.
 
     Raises:
-        NotThis: it is something else. Damaged: its entries are.
+        NotThis: it is something else. Damaged: its entries cannot be read.
     """
     if not is_recorder(document):
         raise NotThis
@@ -58,15 +58,15 @@ def read_recorder_json(path: Path, document: object) -> Found:
 
 
 def is_recorder(document: object) -> bool:
-    """Whether it has the keys of a dump."""
+    """Whether `document` has the keys of a dump."""
     return isinstance(document, dict) and isinstance(document.get("entries"), list) and "version" in document
 
 
 def read_recorder(path: Path, document: Mapping[str, Any]) -> Found:
-    """One reading, with the stack at which the newest unfinished collective was begun."""
+    """Return one reading, with the stack that started the newest unfinished collective of each thread."""
     rank = rank_of(path)
     if rank is None:
-        raise Damaged("the file's name holds no rank, as in nccl_trace_rank_3")
+        raise Damaged("the file name has no rank in it (such as nccl_trace_rank_3)")
     try:
         entries = sorted(document["entries"], key=lambda entry: int(entry["record_id"]))
         recorder = {**compact(entries), "members": members_of(document.get("pg_config") or {})}
@@ -77,14 +77,17 @@ def read_recorder(path: Path, document: Mapping[str, Any]) -> Found:
 
 
 def rank_of(path: Path) -> int | None:
-    """The number after `rank` in the name, else its last number; names of hosts may stand before it."""
+    """Return the number after `rank` in the file name, else its last number: a host name may come before the rank."""
     stem = path.name.removesuffix(".pkl").removesuffix(".pickle").removesuffix(".json")
     found = RANK_NAMED.findall(stem) or RANK_LAST.findall(stem)
     return int(found[-1]) if found else None
 
 
 def compact(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Recorded collectives as the node agent stores them; point-to-point calls have numbers of their own."""
+    """Return the recorded collectives as the node agent stores them.
+
+    Point-to-point calls are left out: they are numbered separately.
+    """
     collectives = [entry for entry in entries if not entry.get("is_p2p")]
     tokens: dict[tuple[str, ...], int] = {}
     last: dict[str, int] = {}
@@ -107,17 +110,17 @@ def compact(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def as_token(group: object, description: object, profiling_name: object, sizes: str, types: str) -> tuple[str, ...]:
-    """What a bundle holds of a recorded call; `gloo:all_reduce` is the operation `all_reduce`."""
+    """Return a recorded call as a bundle stores it; `gloo:all_reduce` becomes the operation `all_reduce`."""
     return str(group), str(description), str(profiling_name).rpartition(":")[2], sizes, types
 
 
 def is_open(entry: Mapping[str, Any]) -> bool:
-    """Whether a recorded call has not ended. On gloo the state is always `scheduled`, and only `retired` tells."""
+    """Whether a recorded call has not finished. On gloo the state is always `scheduled`, and only `retired` tells."""
     return not entry.get("retired") and entry.get("state") != "completed"
 
 
 def members_of(config: Mapping[str, Any]) -> dict[str, list[int]]:
-    """{group: its global ranks} of groups that list them; the list is text, `[0, 1]`."""
+    """Return the global ranks of each group that lists them; torch writes the list as text, `[0, 1]`."""
     members = {}
     for name, group in config.items():
         ranks = group.get("ranks") or "[]"
@@ -128,14 +131,14 @@ def members_of(config: Mapping[str, Any]) -> dict[str, list[int]]:
 
 
 def threads_of(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-    """The stacks at which unfinished calls were begun, newest call of each thread; None where none are recorded."""
+    """Return the stack of the newest unfinished call of each thread, or None if no stacks are recorded."""
     newest = {entry.get("thread_id"): entry for entry in entries if entry.get("frames") and is_open(entry)}
     threads = [as_thread(entry) for entry in newest.values()]
     return threads or None
 
 
 def as_thread(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The frames of one entry, innermost first, as a thread."""
+    """Return the frames of one entry as a thread, innermost first."""
     frames = [
         {"function": str(frame["name"]), "file": str(frame["filename"]), "line": int(frame["line"])}
         for frame in entry["frames"]

@@ -1,4 +1,4 @@
-"""From paths to a bundle: recognises each file, merges what several say of a rank, numbers ranks without a number."""
+"""Makes a bundle from files: recognises each, merges what several say about a rank, numbers ranks without a number."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from bigsci_launch.spy.inputs.reading import Damaged, Found, NotThis, Reading
 
 MAX_FILE_BYTES = 1 << 28
 PARALLEL_BYTES = 1 << 25
-"""So much is read by one process in half a second."""
-READABLE = "a bundle of `bsl spy`, text of `py-spy dump`, torch's flight recorder, or the JSON of ncclras"
-HINT = f"--bundle reads {READABLE}: files, or one folder of them"
+"""One process reads this much in half a second."""
+READABLE = "a bundle of `bsl spy`, output of `py-spy dump`, dumps of torch's flight recorder, or JSON output of ncclras"
+HINT = f"--bundle reads {READABLE}: files, or a folder of them"
 
 
 def open_evidence(paths: Sequence[Path]) -> Bundle:
-    """A stored bundle, or one made of foreign files.
+    """Open a stored bundle, or make one from files of other tools.
 
     Raises:
         EvidenceError: a path is none of these, is damaged, or cannot be read.
@@ -41,26 +41,26 @@ def _open(paths: Sequence[Path]) -> Bundle:
     bundles = [path for path in paths if (path / "collection.json").is_file()]
     if bundles and len(paths) > 1:
         raise EvidenceError(
-            f"{bundles[0]}: a bundle cannot be analysed together with other paths", hint="name it alone"
+            f"{bundles[0]}: a bundle cannot be analysed together with other paths", hint="pass the bundle alone"
         )
     if bundles:
         return read_bundle(bundles[0])
     found = [each for path in paths for each in read_path(path)]
     readings = [reading for each in found for reading in each.readings]
     if not readings:
-        raise EvidenceError(f"{paths[0]}: no rank is in it", hint=HINT)
+        raise EvidenceError(f"{paths[0]}: it contains no rank", hint=HINT)
     problems = [problem for each in found for problem in each.problems]
     return make_bundle(str(paths[0]), readings, problems)
 
 
 def read_path(path: Path) -> list[Found]:
-    """A file that must be evidence, or a folder in which some files are."""
+    """Read a file that must be evidence, or a folder in which at least one file is."""
     if not path.exists():
         raise EvidenceError(f"{path}: not a bundle of `bsl spy`, and not a file", hint=HINT)
     if not path.is_dir():
         found = read_file(path) if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES else None
         if found is None:
-            raise EvidenceError(f"{path}: not evidence", hint=HINT)
+            raise EvidenceError(f"{path}: not evidence that `bsl spy` can read", hint=HINT)
         return [found]
     files = sorted(file for file in path.iterdir() if file.is_file() and file.stat().st_size <= MAX_FILE_BYTES)
     all_found = [found for found in read_files(files) if found is not None]
@@ -70,16 +70,16 @@ def read_path(path: Path) -> list[Found]:
 
 
 def read_files(files: Sequence[Path]) -> list[Found | None]:
-    """What each file says; where there is much to read, on all cores."""
+    """Read each file, on all cores if there is much to read."""
     if sum(file.stat().st_size for file in files) < PARALLEL_BYTES:
         return [read_file(file) for file in files]
-    # What a dump unfolds to is no garbage: to search it for some costs a third of the time.
+    # Nothing in a decoded dump is garbage, and searching it for garbage takes a third of the time.
     with ProcessPoolExecutor(initializer=gc.disable) as readers:
         return list(readers.map(read_file, files, chunksize=4))
 
 
 def read_file(path: Path) -> Found | None:
-    """What a file says; None when it is something else.
+    """Read a file; None if it is not evidence.
 
     Raises:
         EvidenceError: it is evidence that cannot be used.
@@ -96,10 +96,10 @@ def read_file(path: Path) -> Found | None:
 
 
 def read_json(path: Path, data: bytes) -> Found:
-    """A JSON document of the recorder or of RAS.
+    """Read a JSON document of the flight recorder or of RAS.
 
     Raises:
-        NotThis: it is neither. Damaged: it is one of them, and broken.
+        NotThis: it is neither. Damaged: it is one of them, but broken.
     """
     if data.lstrip()[:1] != b"{":
         raise NotThis
@@ -108,7 +108,7 @@ def read_json(path: Path, data: bytes) -> Found:
     except (ValueError, RecursionError) as error:
         if not any(key in data for key in (b'"entries"', b'"communicators"')):
             raise NotThis from error  # such as lines of JSON
-        raise Damaged(f"it begins like JSON, but is broken ({error})") from error
+        raise Damaged(f"it starts like JSON, but is broken ({error})") from error
     try:
         return read_recorder_json(path, document)
     except NotThis:
@@ -116,7 +116,7 @@ def read_json(path: Path, data: bytes) -> Found:
 
 
 def make_bundle(label: str, readings: Iterable[Reading], problems: Sequence[str]) -> Bundle:
-    """Readings as the documents that the node agent would have written."""
+    """Return a bundle of the documents that the node agent would have written."""
     merged: dict[int, list[Reading]] = {}
     numbered, assumed = number(list(readings))
     for reading in numbered:
@@ -126,7 +126,7 @@ def make_bundle(label: str, readings: Iterable[Reading], problems: Sequence[str]
     for rank, several in sorted(merged.items()):
         nodes.setdefault(next((each.node for each in several if each.node), ""), []).append(as_rank(rank, several))
     if assumed:
-        problems = [*problems, "the files name no ranks: they were numbered in the order of nodes and processes"]
+        problems = [*problems, "the files do not name ranks: ranks were numbered in the order of nodes and processes"]
     documents = [as_node(node, ranks) for node, ranks in nodes.items()]
     documents[0]["problems"] = list(problems)
     world_size = max([max(merged) + 1, *(size for each in numbered for size in group_sizes(each))])
@@ -135,7 +135,7 @@ def make_bundle(label: str, readings: Iterable[Reading], problems: Sequence[str]
 
 
 def group_sizes(reading: Reading) -> list[int]:
-    """The highest rank plus one that each group names: ranks without a file are known of by it."""
+    """Return the highest rank of each group plus one, which counts ranks that have no file of their own."""
     members: Mapping[str, Sequence[int]] = (reading.recorder or {}).get("members") or {}
     return [max(ranks) + 1 for ranks in members.values()]
 
@@ -145,14 +145,14 @@ def as_node(node: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def as_rank(rank: int, several: Sequence[Reading]) -> dict[str, Any]:
-    """One rank: the stacks that a tool read before those at which a recorded call began."""
+    """Return the document of one rank. Stacks that a tool read are preferred to those of recorded calls."""
     in_order = sorted(several, key=lambda reading: reading.source == "flight recorder")
     sample: dict[str, Any] = {"mono": 0.0, "state": "gone" if any(each.is_gone for each in several) else "?"}
     threads = next((each.threads for each in in_order if each.threads), None)
     if threads:
         sample["stack"] = {"threads": list(threads)}
     else:
-        sample["why"] = next((each.why for each in in_order if each.why), "there is no stack of it in the files")
+        sample["why"] = next((each.why for each in in_order if each.why), "the files contain no stack of it")
     recorder = next((each.recorder for each in in_order if each.recorder), None)
     if recorder:
         sample["recorder"] = recorder
@@ -162,10 +162,10 @@ def as_rank(rank: int, several: Sequence[Reading]) -> dict[str, Any]:
 
 
 def number(readings: list[Reading]) -> tuple[list[Reading], bool]:
-    """The readings with a rank each, and whether that had to be assumed.
+    """Return the readings with a rank each, and whether ranks had to be assumed.
 
-    Without a number: node by node in natural order, `local_rank` where the command line told it, else the order of
-    the file. Nodes hold as many ranks as the fullest.
+    Readings without a rank are numbered node by node in natural order, by `local_rank` where the command line gave it,
+    else in the order of the file. Every node is taken to have as many ranks as the fullest one.
     """
     known = [reading for reading in readings if reading.rank is not None]
     nodes: dict[str, list[Reading]] = {}
@@ -186,7 +186,7 @@ def number(readings: list[Reading]) -> tuple[list[Reading], bool]:
 
 
 def local_ranks(held: Sequence[Reading]) -> list[int]:
-    """The place of each reading on its node."""
+    """Return the local rank of each reading on its node."""
     said = [reading.local_rank for reading in held]
     if None not in said and len(set(said)) == len(said):
         return [local for local in said if local is not None]
@@ -194,5 +194,5 @@ def local_ranks(held: Sequence[Reading]) -> list[int]:
 
 
 def natural(name: str) -> list[tuple[int, int | str]]:
-    """Sorting key in which n2 stands before n10."""
+    """Return a sorting key that puts n2 before n10."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]

@@ -1,12 +1,12 @@
-"""What `ncclras -f json` prints: how many collectives each rank of each communicator has begun, and who is silent.
+"""Reads the output of `ncclras -f json`: how many collectives each rank has started, and which ranks do not answer.
 
 Schema of NCCL 2.28 to 2.30: {nccl_version, communicators: [{hash, secondary_hash, size, ranks: [{rank, host, pid,
 cuda_dev, status, collective_counts: {AllReduce: 4, ..}}], missing_ranks: [{rank, host, pid, cuda_dev, status:
-{unresponsive, considered_dead}}]}]}. `rank` counts within its communicator. NCCL 2.28.9 forgets a comma in
+{unresponsive, considered_dead}}]}]}. `rank` is the rank within the communicator. NCCL 2.28.9 omits a comma in
 `missing_ranks`.
 
-RAS tells no order of collectives and no stacks. A rank that is behind others in a communicator has not begun what they
-are in: for those ahead, the newest collective counts as unfinished.
+RAS reports neither the order of collectives nor stacks. A rank that is behind the others in a communicator has not
+started the collective that they are in: for the ranks ahead, the newest collective counts as unfinished.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from bigsci_launch.spy.inputs.reading import Damaged, Found, NotThis, Reading
 
 Document = Mapping[str, Any]
 RasProcess = tuple[str, int, int]
-"""Host, pid, CUDA device: what a rank is in all its communicators."""
+"""Host, pid, CUDA device: the identity of a rank across its communicators."""
 
 FORGOTTEN_COMMA = re.compile(r'([\d"el}\]])(\s*\n\s*)("[^"\n]*"\s*:)')
 
 
 def repair(text: str) -> object:
-    """The value of JSON in which a comma may be missing at the end of a line.
+    """Parse JSON in which a comma may be missing at the end of a line.
 
     Raises:
-        ValueError: it is no JSON either way.
+        ValueError: it is not JSON either way.
     """
     try:
         return json.loads(text)
@@ -38,10 +38,10 @@ def repair(text: str) -> object:
 
 
 def read_ras(document: object) -> Found:
-    """The ranks of a report.
+    """Read the ranks of a report.
 
     Raises:
-        NotThis: it is something else. Damaged: a communicator is not as NCCL writes it.
+        NotThis: it is something else. Damaged: a communicator is not in NCCL's format.
     """
     if not isinstance(document, dict) or not isinstance(document.get("communicators"), list):
         raise NotThis
@@ -59,12 +59,12 @@ def process_of(record: Document) -> RasProcess:
 
 
 def members_of(communicator: Document) -> list[Document]:
-    """All ranks of a communicator, present and missing."""
+    """Return all ranks of a communicator, present and missing."""
     return [*communicator["ranks"], *(communicator.get("missing_ranks") or [])]
 
 
 def global_ranks(communicators: list[Document]) -> dict[RasProcess, int]:
-    """Rank of every process in the job: its rank in the communicator that holds all, else in order of hosts."""
+    """Return the global rank of each process: its rank in the communicator of all processes, else by order of hosts."""
     processes = {process_of(record) for communicator in communicators for record in members_of(communicator)}
     largest = max(communicators, key=lambda communicator: int(communicator["size"]), default=None)
     if largest is not None and {process_of(record) for record in members_of(largest)} == processes:
@@ -75,7 +75,7 @@ def global_ranks(communicators: list[Document]) -> dict[RasProcess, int]:
 def read_process(
     process: RasProcess, rank: int, communicators: list[Document], rank_of: Mapping[RasProcess, int]
 ) -> Reading:  # fmt: skip
-    """One process, over all communicators that it is in."""
+    """Return the reading of one process, over all its communicators."""
     tokens: list[list[str]] = []
     last: dict[str, int] = {}
     unfinished: list[int] = []
@@ -87,7 +87,7 @@ def read_process(
         missing = next((each for each in communicator.get("missing_ranks") or [] if process_of(each) == process), None)
         if missing is not None:
             is_dead = is_dead or bool(missing["status"].get("considered_dead"))
-            why = "NCCL's RAS holds it for dead" if is_dead else "it does not answer NCCL's RAS"
+            why = "NCCL's RAS considers it dead" if is_dead else "it does not answer NCCL's RAS"
         if mine is None or not sum(mine["collective_counts"].values()):
             continue
         behind = furthest_behind(communicator)
@@ -102,12 +102,12 @@ def read_process(
     }  # fmt: skip
     return Reading(
         "NCCL RAS", process[0], rank, None, process[1] or None, None, recorder if tokens else None,
-        why or "NCCL's RAS tells no stacks", is_dead,
+        why or "NCCL's RAS reports no stacks", is_dead,
     )  # fmt: skip
 
 
 def furthest_behind(communicator: Document) -> Document:
-    """The counts of the rank that has begun fewest collectives."""
+    """Return the counts of the rank that has started the fewest collectives."""
     counts: list[Document] = [record["collective_counts"] for record in communicator["ranks"]]
     return min(counts, key=lambda count: sum(count.values()))
 
@@ -117,7 +117,7 @@ def is_ahead(record: Document, behind: Document) -> bool:
 
 
 def newest_operation(record: Document, behind: Document) -> str:
-    """What the rank has begun and the rank behind has not, as torch names it; else what it did at all."""
+    """Return what the rank has started and the rank behind has not, in torch's names; else all that it has started."""
     counts = record["collective_counts"]
     begun = [name for name in counts if counts[name] > behind.get(name, 0)] or [name for name in counts if counts[name]]
     return " or ".join(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower() for name in begun)

@@ -1,4 +1,4 @@
-"""Text that `py-spy dump` printed, of any number of processes one after the other.
+"""Reads the text that `py-spy dump` prints, for any number of processes one after the other.
 
     Process 835990: python -u pretrain_gpt.py --local_rank=3
     Python v3.8.8 (/usr/bin/python3.8)
@@ -6,8 +6,8 @@
     Thread 835990 (active): "MainThread"
         train (megatron/training.py:915)
 
-An excerpt without `Process` lines is read too: each main thread begins a process, whose pid is the thread's number.
-As py-spy 0.3 to 0.4 prints it: with `--locals`, values stand deeper; with `--native`, there are frames without a line.
+An excerpt without `Process` lines works too: each main thread starts a process, whose pid is the thread's number. The
+format is that of py-spy 0.3 to 0.4: `--locals` prints values at a deeper indent, `--native` adds frames without a line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WORKER_FILE = "torch/utils/data/_utils/worker.py"
 
 @dataclass
 class _Process:
-    """What has been read of one process so far."""
+    """What has been read about one process so far."""
 
     pid: int | None
     command: str
@@ -52,10 +52,10 @@ class _Process:
 
 
 def read_pyspy_text(path: Path, data: bytes) -> Found:
-    """The processes in a text of py-spy.
+    """Read the processes in a text of py-spy.
 
     Raises:
-        NotThis: there is no thread of py-spy in it.
+        NotThis: it contains no thread in py-spy's format.
     """
     text = data.decode("utf-8", "replace")
     if "\nThread " not in f"\n{text}":
@@ -74,14 +74,14 @@ def read_pyspy_text(path: Path, data: bytes) -> Found:
 
 
 def node_of(path: Path) -> str:
-    """`trace-r7i3n0.out` is of node r7i3n0: what follows the first dash or underscore, else the whole name."""
+    """Return the node: r7i3n0 for `trace-r7i3n0.out`, the part after the first dash or underscore, else the stem."""
     stem = path.name.partition(".")[0]
     head, _, tail = stem.replace("_", "-").partition("-")
     return tail if tail and head.isalpha() else stem
 
 
 def split_processes(lines: list[str]) -> Iterator[_Process]:
-    """The processes in lines, in their order."""
+    """Yield the processes in their order."""
     process, has_headers = _Process(None, ""), any(PROCESS.match(line) for line in lines)
     for line in lines:
         if words := PROCESS.match(line):
@@ -102,7 +102,7 @@ def split_processes(lines: list[str]) -> Iterator[_Process]:
 
 
 def new_thread(number: str, state: str, name: str | None) -> dict[str, Any]:
-    """A thread without frames yet. `state` is py-spy's: active or idle, and whether it holds the GIL."""
+    """Return a thread without frames. `state` is py-spy's: active or idle, and whether the thread holds the GIL."""
     return {
         "tid": int(number, 0),
         "name": name,

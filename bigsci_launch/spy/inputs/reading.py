@@ -1,4 +1,4 @@
-"""What one foreign file says of one process, before anybody knows which rank it is."""
+"""What one file of another tool says about a process, before its rank is known."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 class Reading:
     """One process at one moment.
 
-    `rank` is None where the file does not say it, `local_rank` likewise; `node` is empty where no name is known.
-    `threads` are as in a bundle's `stack`, None where there are none; `recorder` as in a bundle. `why` says why
-    nothing is known of a process that is known of, `is_gone` that it has ended.
+    `rank` and `local_rank` are None if the file does not give them; `node` is empty if its name is not known.
+    `threads` has the format of a bundle's `stack`, or is None if there are none; `recorder` has the bundle's format.
+    `why` is the reason why a process that exists could not be read; `is_gone` means that it has ended.
     """
 
     source: str
@@ -29,15 +29,15 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The readings of one file, and what could not be used of it."""
+    """The readings of one file, and the problems found in it."""
 
     readings: tuple[Reading, ...]
     problems: tuple[str, ...] = ()
 
 
 class NotThis(Exception):
-    """The file holds something else than the reader is for."""
+    """The file is not of the kind that the reader handles."""
 
 
 class Damaged(Exception):
-    """The file is what the reader is for, but cannot be used; the message says why."""
+    """The file is of the kind that the reader handles, but cannot be used; the message says why."""

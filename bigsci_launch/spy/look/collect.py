@@ -1,7 +1,7 @@
-"""Fetching the evidence: the node agent on every node of a job through one Slurm step, or once on this machine.
+"""Collects the evidence: runs the node agent on every node of a job in one Slurm step, or once on this machine.
 
-The agent's text goes through standard input, so that nodes need not see the package. Each node prints its document in
-short lines; what has come is kept, whatever happens to the rest.
+The agent is sent through standard input, so that nodes need not have the package. Each node prints its document in
+short lines; complete documents are kept, whatever happens to the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bigsci_launch.topology import Topology, compress_ranks
 
 NODE_TIMEOUT_S = 20.0
 STEP_TIMEOUT_S = 40.0
-LATE_NODE_S = 12.0  # a node of which each process hangs its reader takes that long
+LATE_NODE_S = 12.0  # time a node needs if every process on it blocks its reader
 MAX_STEPS = 3
 MORE_TIME_S = 20.0
 MAX_NATIVE_FRAMES = 40
@@ -38,7 +38,7 @@ AGENT_MODULES = (
     "node_processes", "node_sockets", "node_kernel", "node_ranks", "node_recorder", "node_injection",
     "node_stacks", "node_agent",
 )  # fmt: skip
-# The Python of the submitting side where a node has it, else the node's own: the agent needs no package.
+# The submitting machine's Python if the node has it, else the node's own: the agent needs no package.
 START_AGENT = 'p=$1; [ -x "$p" ] || p=python3; exec "$p" -I -S -'
 PROGRAM = """
 import marshal, sys
@@ -53,18 +53,18 @@ for name, body in modules.items():
 sys.modules["node_agent"].main({request!r})
 """
 AnswerCallback = Callable[[int, str], None]
-"""Called with the number of nodes that have answered and the name of the newest."""
+"""Called with the number of nodes that have answered and the name of the latest one."""
 
 
 class WireReader:
-    """Puts the documents of nodes together from lines that arrive mixed and among foreign ones."""
+    """Assembles the nodes' documents from lines that arrive interleaved, and mixed with unrelated output."""
 
     def __init__(self) -> None:
         self._parts: dict[str, dict[int, str]] = {}
         self.documents: dict[str, dict[str, Any]] = {}
 
     def feed(self, line: str) -> str | None:
-        """Take in one line; the name of the node whose document it completed, or None."""
+        """Process one line; return the name of the node whose document it completed, or None."""
         words = line.split(" ")
         if len(words) != 5 or words[0] != "@bsl" or not (words[2].isdigit() and words[3].isdigit()):
             return None
@@ -79,15 +79,15 @@ class WireReader:
 
     @property
     def torn(self) -> frozenset[str]:
-        """Nodes whose documents broke off."""
+        """Nodes whose documents are incomplete."""
         return frozenset(self._parts) - frozenset(self.documents)
 
 
 def collect(target: Target, on_answer: AnswerCallback = lambda done, node: None) -> Bundle:
-    """One look at a job: every document that could be had, and why the others could not.
+    """Look at a job once: return every document that could be collected, and why the others could not.
 
     Raises:
-        CollectError: not one node answered; SlurmUnavailable: srun is missing.
+        CollectError: no node answered. SlurmUnavailable: srun is missing.
     """
     began = time.time()
     nodes, silent = collect_step(target, on_answer) if target.job_id else (collect_here(target), {})
@@ -118,7 +118,7 @@ def _world_size(topology: str | None) -> int | None:
 
 
 def unpack(document: dict[str, Any]) -> dict[str, Any]:
-    """The agent's document with stacks as values in place of py-spy's text; what does not differ is kept once."""
+    """Return the agent's document with py-spy's text parsed into stacks; a stack that repeats is stored once."""
     for rank in document["ranks"]:
         before: dict[str, Any] | None = None
         for sample in rank["samples"]:
@@ -134,7 +134,7 @@ def unpack(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compress_members(recorder: dict[str, Any]) -> None:
-    """Groups as `0-383`: listed one by one, the ranks of the world would outweigh all else in a large job."""
+    """Write groups as `0-383`: a list of all ranks would be the largest part of a large job's document."""
     recorder["members"] = {group: compress_ranks(ranks) for group, ranks in recorder["members"].items()}
 
 
@@ -142,7 +142,7 @@ def _unpack_dump(sample: dict[str, Any], before: Mapping[str, Any] | None) -> No
     try:
         stack = {"threads": _read_dump(sample.pop("dump"))}
     except (ValueError, LookupError, TypeError) as error:
-        sample["why"] = f"py-spy's answer cannot be read: {error}"
+        sample["why"] = f"py-spy's output cannot be read: {error}"
         return
     if before is not None and before.get("stack") == stack:
         sample["same_stack"] = True
@@ -151,18 +151,18 @@ def _unpack_dump(sample: dict[str, Any], before: Mapping[str, Any] | None) -> No
 
 
 def _unpack_children(sample: dict[str, Any]) -> None:
-    """The stacks of children beside what the kernel says of them."""
+    """Add the stacks of child processes to the kernel's facts about them."""
     dumps = sample.pop("child_dumps", {})
     for child in sample.get("children", []):
         try:
             if str(child["pid"]) in dumps:
                 child["stack"] = {"threads": _read_dump(dumps[str(child["pid"])])}
         except (ValueError, LookupError, TypeError):
-            continue  # it was torn
+            continue  # the dump is incomplete
 
 
 def _unpack_native(sample: dict[str, Any]) -> None:
-    """Native and Python frames as words, innermost first: `clock_nanosleep (libc.so.6)`."""
+    """Store native and Python frames as text, innermost first: `clock_nanosleep (libc.so.6)`."""
     try:
         sample["native"] = [
             {
@@ -173,7 +173,7 @@ def _unpack_native(sample: dict[str, Any]) -> None:
             for thread in json.loads(sample.pop("native_dump"))
         ]
     except (ValueError, LookupError, TypeError) as error:
-        sample["native_why"] = f"py-spy's answer cannot be read: {error}"
+        sample["native_why"] = f"py-spy's output cannot be read: {error}"
 
 
 def _words_of(frame: Mapping[str, Any]) -> str:
@@ -182,7 +182,7 @@ def _words_of(frame: Mapping[str, Any]) -> str:
 
 
 def _read_dump(text: str) -> list[dict[str, Any]]:
-    """py-spy's threads, innermost frame first, without the fields that nobody reads."""
+    """Return py-spy's threads, innermost frame first, without fields that are not used."""
     return [
         {
             "tid": thread["os_thread_id"],
@@ -196,7 +196,7 @@ def _read_dump(text: str) -> list[dict[str, Any]]:
 
 
 def _read_frame(frame: Mapping[str, Any]) -> dict[str, Any]:
-    """One frame. Of its variables only the whole numbers that say with whom a communication is are kept."""
+    """Return one frame. Of its variables, only the integers that identify a communication's partner are kept."""
     numbers = {
         each["name"]: int(each["repr"])
         for each in frame.get("locals") or ()
@@ -217,7 +217,7 @@ def collect_here(target: Target) -> list[dict[str, Any]]:
             argv, input=agent_program(target), capture_output=True, text=True, timeout=limit_s, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise CollectError(f"the node agent did not end in {error.timeout:g} s") from error
+        raise CollectError(f"the node agent did not finish within {error.timeout:g} s") from error
     for line in done.stdout.splitlines():
         reader.feed(line)
     if not reader.documents:
@@ -226,9 +226,9 @@ def collect_here(target: Target) -> list[dict[str, Any]]:
 
 
 def collect_step(target: Target, on_answer: AnswerCallback) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Run the agent on all nodes of a job; the documents, and why other nodes kept silent.
+    """Run the agent on all nodes of a job; return the documents, and why the other nodes did not answer.
 
-    A step does not start at all when one of its nodes cannot be reached: it is tried again without that node.
+    Slurm does not start a step if one of its nodes cannot be reached: the step is retried without that node.
     """
     assert target.job_id is not None
     reader = WireReader()
@@ -260,7 +260,7 @@ def collect_step(target: Target, on_answer: AnswerCallback) -> tuple[list[dict[s
 
 
 class Patience:
-    """How long the nodes are waited for: once half of them have answered, not much longer than they took."""
+    """How long to wait for the nodes: once half have answered, the rest get little more time than those took."""
 
     def __init__(self, num_nodes: int, limit_s: float) -> None:
         self._num_nodes, self._is_cut = num_nodes, False
@@ -288,18 +288,18 @@ def _take(reader: WireReader, line: str, on_answer: AnswerCallback, patience: Pa
 
 def _why_silent(node: str, reader: WireReader, words: str, patience: Patience) -> str:
     if node in reader.torn:
-        return "its answer broke off"
+        return "its answer is incomplete"
     return f"no answer in {patience.seconds:.0f} s" + (f" (srun: {words})" if words else "")
 
 
 def more_time(target: Target) -> float:
-    """Seconds that a node gets for what is read on request only."""
+    """Return the extra seconds that a node gets for evidence that is read only on request."""
     return MORE_TIME_S if target.request.get("native") or target.request.get("flight_recorder") else 0.0
 
 
 def no_answer(target: Target, silent: Mapping[str, str], words: str) -> CollectError:
-    """The error where not one node answered."""
-    reasons = words or "; ".join(sorted(set(silent.values()))[:2]) or "no node of it responds"
+    """Return the error to raise when no node answered."""
+    reasons = words or "; ".join(sorted(set(silent.values()))[:2]) or "none of its nodes responds"
     return CollectError(
         f"job {target.job_id}: no node answered: {reasons}",
         hint=f"try by hand: srun --overlap --jobid={target.job_id} --gres=gpu:0 hostname",
@@ -307,9 +307,9 @@ def no_answer(target: Target, silent: Mapping[str, str], words: str) -> CollectE
 
 
 def agent_program(target: Target) -> str:
-    """The node agent, its neighbours and its request as one text for `python -`.
+    """Return the node agent, the modules it imports and its request, as one program for `python -`.
 
-    They go as byte code for a node whose Python is of the same version, which starts faster, and as text for others.
+    It contains byte code, which starts faster, for nodes with the same Python version, and source code for the others.
     """
     folder = packaged("diagnostics")
     sources = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in AGENT_MODULES}

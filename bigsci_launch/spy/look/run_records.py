@@ -1,6 +1,6 @@
-"""What a run wrote of its own ranks: who was started, how each ended, what it raised, and where it last was.
+"""Reads what a run recorded about its ranks: which were started, how each ended, what it raised, where it last was.
 
-Only that: what a rank was told to do wrong on purpose is not evidence.
+Nothing else is read: a fault that a rank was told to inject is not evidence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EVENT_TAIL_BYTES = 8192
 TRACEBACK = "Traceback (most recent call last)"
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+)Z ")
 _PREFIX = re.compile(r"^(?:\[default\d+\]:|\[rank\d+\]: )+")
-"""torchrun puts the first before every line of a rank, torch the second before every line of its traceback."""
+"""torchrun puts the first before every line of a rank, torch puts the second before every line of its traceback."""
 _FRAME = re.compile(r'^\s+File "(.+)", line (\d+), in (.+)$')
 _LAST_LINE = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 _ABORT = re.compile(r"terminate called after throwing an instance of '([\w:]+)'")
@@ -32,7 +32,7 @@ RankRecord = dict[str, Any]
 
 
 def read_records(attempt: AttemptDir | None) -> dict[str, list[RankRecord]]:
-    """`expected` from pid files, `exits`, `errors`, the first `tracebacks` of logs, and the last `heartbeats`."""
+    """Return `expected` (from pid files), `exits`, `errors`, the first `tracebacks` in logs, the last `heartbeats`."""
     if attempt is None:
         return {}
     expected = [_pick(item, "rank", "node", "host", "pid") for item in _read_all(attempt.pids)]
@@ -56,7 +56,7 @@ def _read_all(folder: Path) -> list[RankRecord]:
         try:
             document = read_json(folder / name) if name.startswith("rank-") else None
         except BslError:
-            continue  # being written at this moment
+            continue  # the file is being written right now
         if isinstance(document, dict) and "rank" in document:
             found.append(document)
     return found
@@ -67,14 +67,14 @@ def _pick(document: Mapping[str, Any], *keys: str) -> RankRecord:
 
 
 def _error_of(document: Mapping[str, Any]) -> RankRecord:
-    """An error file with the place of the exception in place of its whole traceback."""
+    """Return an error file with only the place of the exception, not the whole traceback."""
     place = place_of(str(document.get("traceback") or "").splitlines())
     picked = _pick(document, "rank", "node", "type", "message", "time", "step")
     return {**picked, "place": place, "source": "its error file"}
 
 
 def first_traceback(log: Path, rank: int) -> RankRecord | None:
-    """The first traceback in the end of a rank's log: {rank, time, type, message, place, source}; None without one."""
+    """Return the first traceback in the tail of a rank's log: {rank, time, type, message, place, source}, or None."""
     lines = iter(_stamped_lines(log))
     time = next((time for time, text in lines if TRACEBACK in text), None)
     if time is None:
@@ -91,7 +91,7 @@ def first_traceback(log: Path, rank: int) -> RankRecord | None:
 
 
 def first_abort(log: Path, rank: int) -> RankRecord | None:
-    """The first C++ exception that nobody caught, in the end of a log, as `first_traceback` gives one; None without."""
+    """Return the first uncaught C++ exception in the tail of a log, in the format of `first_traceback`, or None."""
     error_type, began = "", 0.0
     for time, text in _stamped_lines(log):
         if match := _ABORT.search(text):
@@ -103,7 +103,7 @@ def first_abort(log: Path, rank: int) -> RankRecord | None:
 
 
 def _stamped_lines(log: Path) -> Iterator[tuple[float, str]]:
-    """The lines in the end of a log, each with its time stamp as seconds; 0 for a line without one."""
+    """Yield the lines in the tail of a log, each with its time stamp in seconds; 0 for a line without one."""
     try:
         with log.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
@@ -118,7 +118,7 @@ def _stamped_lines(log: Path) -> Iterator[tuple[float, str]]:
 
 
 def place_of(lines: Iterable[str]) -> str:
-    """`read_shard (train.py:88)`: the last frame of a traceback that is not a library's, else the last one."""
+    """Return the last frame of a traceback outside libraries, else the last one: `read_shard (train.py:88)`."""
     frames = [match.groups() for line in lines if (match := _FRAME.match(line))]
     own = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES)]
     if not frames:
@@ -128,7 +128,7 @@ def place_of(lines: Iterable[str]) -> str:
 
 
 def last_heartbeat(events: Path, rank: int) -> RankRecord | None:
-    """The newest phase that a rank entered: {rank, phase, step, time, first_step}; None where it wrote none."""
+    """Return the last phase that a rank entered: {rank, phase, step, time, first_step}; None if it recorded none."""
     records = read_last_events(events, EVENT_TAIL_BYTES)
     beats = [record for record in records if record.get("kind") == "heartbeat"]
     if not beats:
@@ -140,7 +140,7 @@ def last_heartbeat(events: Path, rank: int) -> RankRecord | None:
 
 
 def _first_step(records: Sequence[Mapping[str, Any]]) -> int | None:
-    """The first step since the start of the rank, if the start is among the records."""
+    """Return the first step since the rank started, if its start is among the records."""
     starts = [index for index, record in enumerate(records) if record.get("kind") == "start"]
     steps = [_step_of(record) for record in records[starts[-1] :] if record.get("phase") == "step"] if starts else []
     return steps[0] if steps else None

@@ -1,4 +1,4 @@
-"""What to look at: from what a person types to nodes, processes and what is known of them beforehand."""
+"""Finds what to look at: the nodes, processes and known facts of the run or job that a person names."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from bigsci_launch.scheduler.slurm import query_job, query_nodes
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A job to look at. `job_id` and `nodes` for one on Slurm; `request` is what the node agent is asked.
+    """A job to look at. `job_id` and `nodes` are set for a job on Slurm; `request` is the request to the node agent.
 
-    `label` is what reports call it; `run` and `attempt` are None for a job that `bsl` did not submit.
+    `label` is its name in reports; `run` and `attempt` are None for a job that `bsl` did not submit.
     """
 
     label: str
@@ -32,16 +32,16 @@ class Target:
     job_id: str | None = None
     nodes: tuple[str, ...] = ()
     down: Mapping[str, str] = field(default_factory=dict)
-    """Nodes that Slurm itself holds for dead, with its word for it: they are not asked."""
+    """Nodes that do not respond to Slurm, with their Slurm state: the agent is not started on them."""
     run: RunDir | None = None
     attempt: AttemptDir | None = None
     topology: str | None = None
 
     def evidence_folder(self, moment: float) -> Path:
-        """Return the folder for the evidence of a look at `moment`: in the run's directory, else in the user's state.
+        """Return the folder for evidence collected at `moment`: in the run directory, else in the user's state folder.
 
         Raises:
-            CollectError: the job is not a run of `bsl`, and the user has no home.
+            CollectError: the job is not a run of `bsl`, and the user has no home directory.
         """
         name = time.strftime("%Y%m%d-%H%M%S", time.localtime(moment))
         if self.run is not None:
@@ -50,23 +50,23 @@ class Target:
 
 
 def _state_folder(environment: Mapping[str, str]) -> Path:
-    """`$XDG_STATE_HOME/bsl`, else `~/.local/state/bsl`. As its standard asks, a relative path counts as none."""
+    """Return `$XDG_STATE_HOME/bsl`, else `~/.local/state/bsl`. As the XDG standard asks, ignore relative paths."""
     named, home = environment.get("XDG_STATE_HOME", ""), environment.get("HOME", "")
     if Path(named).is_absolute():
         return Path(named) / "bsl"
     if Path(home).is_absolute():
         return Path(home) / ".local" / "state" / "bsl"
     raise CollectError(
-        "there is no place for the evidence: neither XDG_STATE_HOME nor HOME is set", hint="name one with --output DIR"
+        "nowhere to store the evidence: neither XDG_STATE_HOME nor HOME is set", hint="name a folder: --output DIR"
     )
 
 
 def find_target(argument: str | None, job_id: str | None) -> Target:
-    """The newest attempt of a run by name or path, or a Slurm job, whoever submitted it.
+    """Return the latest attempt of a run (by name or path), or a Slurm job, whoever submitted it.
 
     Raises:
         RunDirError, JobNotFound, SlurmUnavailable: there is no such run or job.
-        CollectError: it does not run.
+        CollectError: it is not running.
     """
     if job_id is not None:
         job = query_job(job_id)
@@ -75,14 +75,14 @@ def find_target(argument: str | None, job_id: str | None) -> Target:
     attempt = run.latest_attempt()
     record = read_job(attempt) if attempt else None
     if attempt is None or record is None:
-        raise CollectError(f"{run.path}: nothing of this run was started", hint="`bsl submit CONFIG` starts it")
+        raise CollectError(f"{run.path}: this run was never started", hint="`bsl submit CONFIG` starts it")
     if record.job_id is not None:
         return target_of_job(query_job(record.job_id), run, attempt)
     return target_of_local_run(run, attempt)
 
 
 def _run_of(job: JobInfo) -> tuple[RunDir | None, AttemptDir | None]:
-    """The run of a job and its attempt. A job whose run directory was deleted, or is not ours to read, has none."""
+    """Return the run of a job and its attempt, or None for both if the run directory is deleted or not readable."""
     try:
         run = open_run(Path(job.run_directory)) if job.run_directory else None
         return run, _attempt_of(run, job.job_id) if run else None
@@ -91,19 +91,19 @@ def _run_of(job: JobInfo) -> tuple[RunDir | None, AttemptDir | None]:
 
 
 def _attempt_of(run: RunDir, job_id: str) -> AttemptDir | None:
-    """The newest attempt that is this job; a requeue keeps the job id."""
+    """Return the latest attempt with this job id; a requeued job keeps its id."""
     attempts = reversed(run.attempts())
     found = next((each for each in attempts if (record := read_job(each)) and record.job_id == job_id), None)
     return found or run.latest_attempt()
 
 
 def target_of_job(job: JobInfo, run: RunDir | None, attempt: AttemptDir | None) -> Target:
-    """A job on Slurm, with its nodes as squeue names them."""
+    """Return the target for a job on Slurm, with its nodes as squeue lists them."""
     if job.state is not JobState.RUNNING or not job.hostlist:
         more = f"bsl status --jobid {job.job_id}" if run else f"scontrol show job {job.job_id}"
         raise CollectError(
             f"job {job.job_id} is not running: {job.raw_state or job.state.value}",
-            hint=f"`{more}` says more; stacks can only be read while a job runs",
+            hint=f"stacks can only be read while a job is running; see `{more}`",
         )
     nodes = expand_hostlist(job.hostlist)
     down = {node.name: node.raw_state for node in query_nodes(job.hostlist) if not node.is_responding}
@@ -123,7 +123,7 @@ def target_of_job(job: JobInfo, run: RunDir | None, attempt: AttemptDir | None) 
 
 
 def target_of_local_run(run: RunDir, attempt: AttemptDir) -> Target:
-    """A run under the local launcher of this machine."""
+    """Return the target for a run of the local launcher on this machine."""
     record = read_job(attempt)
     if record is not None and record.launcher is not None and not record.launcher.is_here:
         raise CollectError(
@@ -139,18 +139,18 @@ def target_of_local_run(run: RunDir, attempt: AttemptDir) -> Target:
 
 
 def target_of_process(pid: int) -> Target:
-    """The ranks among the descendants of a launcher on this machine.
+    """Return the target for the ranks among the descendants of a launcher on this machine.
 
     Raises:
         CollectError: there is no such process.
     """
     if not Path(f"/proc/{pid}").exists():
-        raise CollectError(f"there is no process {pid} on this machine", hint="--pid wants the pid of the launcher")
+        raise CollectError(f"there is no process {pid} on this machine", hint="--pid takes the pid of the launcher")
     return Target(label=f"local:{pid}", request={"launcher_pid": pid})
 
 
 def find_local_target() -> Target:
-    """The one run of this machine's local launcher that is under way.
+    """Return the target for the only run that is in progress under the local launcher on this machine.
 
     Raises:
         CollectError: there is none, or more than one.
@@ -162,10 +162,10 @@ def find_local_target() -> Target:
         return target_of_local_run(running[0], attempt)
     if running:
         names = ", ".join(run.name for run in running)
-        raise CollectError(f"{len(running)} local runs are under way: {names}", hint="name one: bsl spy NAME")
+        raise CollectError(f"{len(running)} local runs are in progress: {names}", hint="name one: bsl spy NAME")
     raise CollectError(
-        f"no local run is under way under {runs_root()}",
-        hint="for another launcher (torchrun, mpirun, a script) give its pid: bsl spy --local --pid PID",
+        f"no local run is in progress in {runs_root()}",
+        hint="for another launcher (torchrun, mpirun, a script), give its pid: bsl spy --local --pid PID",
     )
 
 

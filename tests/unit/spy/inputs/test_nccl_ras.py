@@ -87,10 +87,10 @@ def test_the_comma_that_nccl_forgets(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ('{"communicators": [{}]}', "a report of NCCL's RAS, but damaged"),
-        ('{"communicators": [', "begins like JSON, but is broken"),
-        ('{"entries": ' * 100000, "begins like JSON, but is broken"),
+        ('{"communicators": [', "starts like JSON, but is broken"),
+        ('{"entries": ' * 100000, "starts like JSON, but is broken"),
         ('{"a": 1}\n{"a": 2}\n', "not evidence"),
-        ('{"communicators": []}', "no rank is in it"),
+        ('{"communicators": []}', "it contains no rank"),
         ('{"something": "else"}', "not evidence"),
         ("", "not evidence"),
     ],
