@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.errors import ClusterError
-from bigsci_launch.minicluster import processes
+from bigsci_launch.minicluster import daemons
 from bigsci_launch.minicluster.daemons import (
     Recorded,
     Started,
@@ -69,7 +69,7 @@ def test_a_daemon_does_nothing_before_it_is_in_the_record(directory: ClusterDir,
     def full_disk(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(processes, "_append_record", full_disk)
+    monkeypatch.setattr(daemons, "_append_record", full_disk)
     with pytest.raises(OSError, match="No space"):
         start_daemon(directory, "toucher", ["touch", str(tmp_path / "touched")])
     # The shell has read the end of its input and has exited.
@@ -118,8 +118,8 @@ def test_a_torn_last_line_of_the_record_is_left_out(directory: ClusterDir):
 
 
 def test_a_process_that_does_not_end_is_named(directory: ClusterDir, start: Callable[..., Started], monkeypatch):
-    monkeypatch.setattr(processes, "KILL_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(processes, "_signal", lambda pid, number: None)
+    monkeypatch.setattr(daemons, "KILL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(daemons, "_signal", lambda pid, number: None)
     daemon = start("sleeper", ["sleep", "99"])
     assert wait_until(lambda: _named(daemon.pid, "sleep"), 5)
     with pytest.raises(ClusterError, match=f"1 processes do not end: sleep {daemon.pid}") as caught:
@@ -143,7 +143,7 @@ def test_only_children_are_killed():
 
 
 def test_every_missing_program_is_named(monkeypatch):
-    monkeypatch.setattr(processes, "SYSTEM_PATH", "/nowhere")
+    monkeypatch.setattr(daemons, "SYSTEM_PATH", "/nowhere")
     monkeypatch.setenv("PATH", "/nowhere/either")
     with pytest.raises(ClusterError, match="not installed: slurmd, munged") as caught:
         require_programs(["slurmd", "munged"])
@@ -154,7 +154,7 @@ def test_programs_of_sbin_are_found_by_an_ordinary_user(monkeypatch, tmp_path: P
     program = tmp_path / "slurmd"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    monkeypatch.setattr(processes, "SYSTEM_PATH", str(tmp_path))
+    monkeypatch.setattr(daemons, "SYSTEM_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", "/nowhere")
     assert require_programs(["slurmd"]) == {"slurmd": str(program)}
 
@@ -166,6 +166,6 @@ def test_a_tool_that_fails_is_quoted():
 
 
 def test_a_tool_that_is_silent_is_an_error(monkeypatch):
-    monkeypatch.setattr(processes, "TOOL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(daemons, "TOOL_TIMEOUT_S", 0.05)
     with pytest.raises(ClusterError, match="sleep: no answer"):
         require_tool(["sleep", "5"])
