@@ -1,13 +1,13 @@
-"""Runs the terminal sessions of the manual, and compares what they print with what the manual says.
+"""Runs the terminal sessions of the manual, and compares what they print with the page.
 
-A fenced block ```console holds a session: `$ command` lines, each followed by what it prints on a terminal of 100
-columns. The words after `console` say what it needs: `torch` starts ranks, `slurm` starts a cluster, `tutorial` goes
-on where the tutorial ended (in a copy of its folder). Blocks of a page with the same words are one shell, in order.
-A command must exit with 0, unless the next one is `echo $?` and shows another status. In the manual, `...` stands for
-any text of a line, and on a line of its own for any number of lines.
+A fenced block ```console holds a session: `$ command` lines, each followed by its output on a terminal of 100 columns.
+The words after `console` say what the session needs: `torch` starts ranks, `slurm` starts a cluster, and `tutorial`
+continues where the tutorial ended (in a copy of its folder). Blocks of a page with the same words share one shell, in
+order. A command must exit with 0, unless the next command is `echo $?` and shows another status. In the manual, `...`
+matches any text of a line; on a line of its own, it matches any number of lines.
 
-What cannot be run here stands in a ```text block (output alone) or a ```sh block (commands for another machine);
-every `bsl` line in those is still checked against the commands and options that there are.
+What cannot be run here is in a ```text block (output alone) or a ```sh block (commands for another machine). Every
+`bsl` line in those is still checked against the existing commands and options.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ MARK = "\x1e"
 
 
 def pages() -> list[Path]:
-    """The pages whose sessions are run."""
+    """Return the pages whose sessions are run."""
     folders = (ROOT / "docs" / "how-to", ROOT / "docs" / "explanation")
     return [ROOT / "README.md", TUTORIAL, *(page for folder in folders for page in sorted(folder.glob("*.md")))]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block: what stands after the fence, its lines, and the number of its first line in the page."""
+    """A fenced block: the text after the fence, its lines, and the number of its first line in the page."""
 
     info: str
     lines: tuple[str, ...]
@@ -59,7 +59,7 @@ class Block:
 
 
 def read_blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page."""
+    """Return the fenced blocks of a page."""
     blocks, info, held, first = [], None, [], 0
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
         if line.startswith("```"):
@@ -76,7 +76,7 @@ def read_blocks(page: Path) -> list[Block]:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of a session, what the page says it prints, and the line of the page on which it stands."""
+    """A command of a session, the output on the page, and its line number there."""
 
     line: int
     text: str
@@ -85,7 +85,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The commands of one page that share a shell, and what they need."""
+    """The commands of a page that share a shell, and what they need."""
 
     page: Path
     needs: frozenset[str]
@@ -93,7 +93,7 @@ class Session:
 
 
 def read_commands(block: Block) -> list[Command]:
-    """The commands of a ```console block. A line that begins with `> ` continues the command before it."""
+    """Return the commands of a ```console block. A line that begins with `> ` continues the command before it."""
     commands: list[tuple[int, list[str], list[str]]] = []
     for number, line in enumerate(block.lines, start=block.first_line):
         if line.startswith("$ "):
@@ -107,7 +107,7 @@ def read_commands(block: Block) -> list[Command]:
 
 
 def read_sessions(page: Path) -> list[Session]:
-    """The sessions of a page, by what they need."""
+    """Return the sessions of a page; blocks with the same needs form one session."""
     sessions: dict[frozenset[str], list[Command]] = {}
     for block in read_blocks(page):
         words = block.info.split()
@@ -120,14 +120,14 @@ def read_sessions(page: Path) -> list[Session]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a command printed, as on the manual's machine, and the status with which it ended."""
+    """What a command printed, with the names of the manual's machine, and its exit status."""
 
     printed: str
     status: int
 
 
 def run_session(session: Session, home: Path) -> list[Outcome]:
-    """What each command did, in order, up to the first that should have succeeded and did not."""
+    """Return the outcome of each command, in order, up to the first unexpected failure."""
     script = home / "session.sh"
     script.write_text(session_script(session.commands), encoding="utf-8")
     parts = run_on_terminal(["bash", "--norc", str(script)], home).split(MARK)
@@ -136,21 +136,21 @@ def run_session(session: Session, home: Path) -> list[Outcome]:
 
 
 def session_script(commands: Sequence[Command]) -> str:
-    """A script that runs the commands in one shell and marks the end and the status of each."""
+    """Return a script that runs the commands in one shell and marks the end and status of each."""
     lines = ["status=0"]
     for command, following in zip(commands, [*commands[1:], None], strict=True):
-        goes_on = following is not None and following.text == "echo $?"
+        may_fail = following is not None and following.text == "echo $?"
         lines += [
             '(exit "$status")',
             command.text,
             f"status=$?; printf '{MARK}%s{MARK}' \"$status\"",
-            *([] if goes_on else ['[ "$status" = 0 ] || exit']),
+            *([] if may_fail else ['[ "$status" = 0 ] || exit']),
         ]
     return "\n".join(lines) + "\n"
 
 
 def run_on_terminal(argv: Sequence[str], home: Path) -> str:
-    """What a program writes on a terminal of 100 columns without colour, started in the session's folder."""
+    """Run a program in the session's folder and return its output on a terminal of 100 columns without colour."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
     process = subprocess.Popen(
@@ -173,7 +173,7 @@ def run_on_terminal(argv: Sequence[str], home: Path) -> str:
 
 
 def read_terminal(master: int, process: subprocess.Popen[bytes]) -> str:
-    """All that is written until the process has ended, whoever else still holds the terminal."""
+    """Return all output until the process has ended, even if other processes still hold the terminal."""
     deadline = time.monotonic() + SESSION_TIMEOUT_S
     held = b""
     while time.monotonic() < deadline:
@@ -189,7 +189,7 @@ def read_terminal(master: int, process: subprocess.Popen[bytes]) -> str:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """A user's environment: nothing of a job, nothing of bsl, no cluster."""
+    """Return a user's environment: no variables of a job, of bsl, or of a cluster."""
     foreign = ("SLURM", "SBATCH_", "BSL_", "XDG_", "TORCHELASTIC_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return {
@@ -199,13 +199,13 @@ def environment(home: Path) -> dict[str, str]:
         "TERM": "dumb",
         "NO_COLOR": "1",
         "COLUMNS": str(COLUMNS),
-        "LINES": "50",  # rich believes COLUMNS of a dumb terminal only beside it
+        "LINES": "50",  # for a dumb terminal, rich believes COLUMNS only together with LINES
         "LC_ALL": "C.UTF-8",
     }
 
 
 def as_in_manual(text: str, home: Path) -> str:
-    """The text with the names of the manual's machine. Logs of the tutorial name the home in which it was played."""
+    """Replace the names of this machine by those in the manual. Logs of the tutorial name the home in which it ran."""
     text = re.sub(r"/tmp/bsl-\w{8}", HOME, text.replace(str(home), HOME))
     return re.sub(rf"\b{re.escape(os.uname().nodename)}\b", HOST, text)
 
@@ -219,7 +219,7 @@ MEASURED = (
     (re.compile(r"[─━]+"), "─"),
     (re.compile(r"\s+"), " "),
 )
-"""Times, spans, fractions, pids, places in files and numbers from 1000 on differ from run to run. All else is exact."""
+"""Times, spans, fractions, pids, line numbers and numbers from 1000 on differ from run to run. All else is exact."""
 
 
 def without_measurements(line: str) -> str:
@@ -229,7 +229,7 @@ def without_measurements(line: str) -> str:
 
 
 def pattern_of(expected: Sequence[str]) -> re.Pattern[str]:
-    """The outputs that the page's lines stand for, one line after the other, blank lines left out."""
+    """Return a pattern that matches the outputs that the page allows, without blank lines."""
     lines = []
     for line in filter(None, map(without_measurements, expected)):
         inside = ".*".join(re.escape(part) for part in re.split(r" ?\.\.\. ?", line))
@@ -238,14 +238,14 @@ def pattern_of(expected: Sequence[str]) -> re.Pattern[str]:
 
 
 def is_as_expected(expected: Sequence[str], printed: str) -> bool:
-    """Whether a command printed what the page says, apart from what is measured."""
+    """Return whether a command printed what the page says, apart from measurements."""
     lines = filter(None, map(without_measurements, printed.splitlines()))
     return pattern_of(expected).fullmatch("".join(f"{line}\n" for line in lines)) is not None
 
 
 @dataclass
 class Rehearsals:
-    """Sessions that were run, each once, in homes of their own."""
+    """Sessions that were run, each once and in its own home."""
 
     outcomes: dict[Session, list[Outcome]] = field(default_factory=dict)
     homes: dict[Session, Path] = field(default_factory=dict)
@@ -277,7 +277,7 @@ class Rehearsals:
         return home
 
     def end(self) -> None:
-        """End what sessions have left running, and remove every home."""
+        """End what sessions left running, and remove every home."""
         for session, home in self.homes.items():
             end_runs(home)
             if "slurm" in session.needs:
@@ -286,7 +286,7 @@ class Rehearsals:
 
 
 def end_runs(home: Path) -> None:
-    """Cancel the runs that are under way, and wait for their end."""
+    """Cancel all active runs, and wait for their end."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         runs = json.loads(bsl_in(home, "list --json") or '{"runs": []}')["runs"]
@@ -298,7 +298,7 @@ def end_runs(home: Path) -> None:
 
 
 def bsl_in(home: Path, words: str) -> str:
-    """What `bsl WORDS` prints in a session's folder; `words` as a person types them."""
+    """Return what `bsl WORDS` prints in a session's folder; `words` are as typed in a shell."""
     done = subprocess.run(
         ["bash", "-c", f"bsl {words}"],
         cwd=home / FOLDER,
@@ -313,7 +313,7 @@ def bsl_in(home: Path, words: str) -> str:
 
 @pytest.fixture(scope="session")
 def rehearsals() -> Iterator[Rehearsals]:
-    """The sessions of the manual; each is run when the first of its commands is tested."""
+    """The sessions of the manual; each runs when the first of its commands is tested."""
     held = Rehearsals()
     yield held
     held.end()
@@ -321,14 +321,14 @@ def rehearsals() -> Iterator[Rehearsals]:
 
 @pytest.fixture(scope="session")
 def print_alone(rehearsals: Rehearsals) -> Callable[[str], str]:
-    """`print_alone("list --json")`: what a command prints in a folder where nothing was done yet."""
+    """`print_alone("list --json")`: what a command prints in a fresh folder."""
     home = rehearsals.home_of(Session(ROOT, frozenset(), ()))
     return lambda words: bsl_in(home, words)
 
 
 @pytest.fixture(scope="session")
 def print_after_tutorial(rehearsals: Rehearsals) -> Callable[[str], str]:
-    """`print_after_tutorial("status demo")`: what a command prints in the folder that the tutorial has left."""
+    """`print_after_tutorial("status demo")`: what a command prints in a copy of the tutorial's folder."""
     pytest.importorskip("deepspeed")
     home = rehearsals.home_of(Session(ROOT, frozenset({"tutorial"}), ()))
     return lambda words: bsl_in(home, words)
@@ -347,7 +347,7 @@ def compare() -> Callable[[str, str], bool]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `session` and `index` is made for every command of the manual."""
+    """Make one test per command of the manual, for tests that take `session` and `index`."""
     if "session" not in metafunc.fixturenames:
         return
     cases = []

@@ -1,4 +1,4 @@
-"""The JSON documents are what the manual says: no field without a meaning, no meaning without its field."""
+"""The JSON documents match the manual: every field has a meaning, and every meaning has its field."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ AFTER_TUTORIAL = {
 
 
 def differences(document: Any, fields: dict[str, str], path: str = "") -> Iterator[str]:
-    """Fields of a document that have no meaning, and meanings whose field is not where it should be."""
+    """Yield the fields of a document without a meaning, and the meanings whose field is missing."""
     if isinstance(document, list):
         for entry in document:
             yield from differences(entry, fields, f"{path}[]")
@@ -110,7 +110,7 @@ def check(name: str, printed: str) -> None:
 
 
 def reporting(command: click.Command = bsl, path: str = "bsl") -> Iterator[str]:
-    """The commands that have `--json`, as they are typed."""
+    """Yield the commands that have `--json`, as they are typed."""
     if any("--json" in parameter.opts for parameter in command.params):
         yield f"{path.removesuffix(' search')} --json"  # `bsl plan CONFIG` is `bsl plan search CONFIG`
     if isinstance(command, click.Group):

@@ -1,4 +1,4 @@
-"""Every page: its links lead somewhere, and the `bsl` lines in it name commands and options that there are."""
+"""On every page, links lead somewhere, and `bsl` lines name existing commands and options."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PROMPT = re.compile(r"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:srun )?(?=bsl )")
 
 
 def prose(page: Path) -> str:
-    """A page without its fenced blocks."""
+    """Return a page without its fenced blocks."""
     return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as forges make them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#{1,6} (.+?)\s*$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -54,7 +54,7 @@ def test_the_index_names_every_page() -> None:
 
 
 def command_lines(page: Path, blocks: list[Any]) -> Iterator[str]:
-    """What a reader may type: lines of blocks, indented lines and spans of code that begin with `bsl`."""
+    """Yield what a reader may type: lines of blocks, indented lines and code spans that begin with `bsl`."""
     text = prose(page)
     lines = [line for block in blocks for line in re.sub(r"\\\n(> )?", " ", "\n".join(block.lines)).splitlines()]
     lines += [line for line in text.splitlines() if line.startswith("    ")]
@@ -63,14 +63,14 @@ def command_lines(page: Path, blocks: list[Any]) -> Iterator[str]:
 
 
 def words_of(line: str) -> list[str]:
-    """The words of a command, up to a pipe, a redirection or a comment; without the brackets of a usage line."""
+    """Return the words of a command, without the brackets of a usage line, up to a pipe, redirection or comment."""
     lexer = shlex.shlex(re.sub(r"[\[\]]|\.\.\.", " ", line), posix=True, punctuation_chars="|;&<>")
     lexer.whitespace_split = True
     return list(itertools.takewhile(lambda word: not set(word) <= set("|;&<>"), lexer))
 
 
 def unknown_words(line: str) -> list[str]:
-    """The commands and options of a line that `bsl` does not have."""
+    """Return the commands and options of a line that `bsl` does not have."""
     command: click.Command = bsl
     words = words_of(line)[1:]
     options: set[str] = {"-h", "--help"}

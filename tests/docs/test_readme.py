@@ -1,4 +1,4 @@
-"""The README's first screen is what the house asks for, and what it says of this repository is so."""
+"""The README's first screen has the required parts, and its statements about this repository are true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated pages are fresh, every command shows an example, and its options are those of the reviewed list."""
+"""Generated pages are fresh, every command shows an example, and the options are those of the reviewed list."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCES = [path for folder in ("bigsci_launch", "diagnostics", "slurm") for path
 
 
 def commands(command: click.Command = bsl, path: str = "bsl") -> Iterator[tuple[str, click.Command]]:
-    """Every command with its full name, depth first; also those that help does not list."""
+    """Yield every command with its full name, depth first, including hidden ones."""
     yield path, command
     if isinstance(command, click.Group):
         for name in sorted(command.commands):

@@ -1,4 +1,4 @@
-"""Every terminal session of the manual, run as it stands there; and the comparison itself can fail."""
+"""Every terminal session of the manual runs as written there; and the comparison itself can fail."""
 
 from __future__ import annotations
 
