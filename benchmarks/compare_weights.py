@@ -67,12 +67,14 @@ for side in sys.argv[1:]:
 
 
 INTRODUCTION = """\
-Two checkpoints of {size:g} GB each, 26 files of bf16 tensors, on {cores} cores. Programs take turns, {rounds} rounds,
-so that load on the machine affects them alike. Each is timed as a whole process, from start to exit. The baseline is
-`cmp -s` of identical files, which reads every byte and reports only whether they are equal. In the second pair of
-checkpoints five tensors differ: a norm that was reset, a copy of the embedding that drifted, one element by one unit
-in the last place, one NaN and one sign. `torch.equal` and text dumps report that something differs (a text dump prints
-the edges of each tensor and sees only those); `bsl diff-weights` measures every difference."""
+Each program compares two checkpoints of {size:g} GB each, 26 files of bf16 tensors, on {cores} cores. The programs take
+turns for {rounds} rounds, so that load on the machine affects them alike. Each is timed as a whole process, from start
+to exit. The baseline is `cmp -s` of identical files, which reads every byte and reports only whether they are equal.
+
+In the second pair of checkpoints, five tensors differ: a norm was reset, a copy of the embedding drifted, one element
+differs by one unit in the last place, one is NaN, and one has another sign. `torch.equal` and text dumps only report
+that something differs; a text dump prints and compares only the edges of each tensor. `bsl diff-weights` measures every
+difference."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,12 +185,12 @@ Each number of ranks has five tables:
   resumed run, as every rank dumped them. This shows what a resume loses or repairs. A defect that both sides share is
   reported, but it is not a difference (exit code 0). The cause is found from the moments in the checkpoint saved with
   the dump.
-- **Checkpoints**: `bsl diff-weights A B` on a healthy run after step {SAVE_AT} and one with the defect; for a loss
-  during a load, on the continued run and the resumed one, both after step {LAST}. Then all weights differ, and the
-  optimizer state shows why.
-- **Audit**: `bsl diff-weights --audit` on a single checkpoint, after step {SAVE_AT}; for a loss during a load, after
-  step {LAST}. Gradients that are too small everywhere, and random states, cannot be judged without a second run: see
-  the table of checkpoints."""
+- **Checkpoints**: `bsl diff-weights A B` on the checkpoints of a healthy run and of one with the defect, after step
+  {SAVE_AT}. For state lost on load, A is the continued run and B the resumed one, both after step {LAST}. Then all
+  weights differ, and the optimizer state shows why.
+- **Audit**: `bsl diff-weights --audit` on a single checkpoint, after step {SAVE_AT}; for state lost on load, after step
+  {LAST}. Gradients that are too small everywhere, and random states, cannot be judged without a second run: see the
+  table of checkpoints."""
 TABLES = {"compared": "Dumps", "checkpoints": "Checkpoints", "audited": "Audit"}
 
 

@@ -2,10 +2,10 @@
 
     python benchmarks/parity.py [--ranks 2 4 8] [--page docs/explanation/parity.md] [--keep FOLDER]
 
-Ranks on this machine train a tiny GPT (4 layers of 64, 4 heads, vocabulary 500 padded to 512) for 50 steps, clipped at
-0.5, with ZeRO-1 and with guards at every step, on each topology and in one process. Figures are the largest relative
-difference in any step, loss / gradient norm; 0 means bitwise equal. No guard stops a run: tied copies, tensor-parallel
-copies and replicas are bitwise equal after each step.
+Ranks on this machine train a tiny GPT for 50 steps, on each topology and in one process. The model has 4 layers of 64,
+4 heads, and vocabulary 500 padded to 512. Gradients are clipped at 0.5, ZeRO-1 is used, and guards check every step. No
+guard stops a run: tied copies, tensor-parallel copies and replicas are bitwise equal after each step. Each cell has the
+largest relative difference in any step, for the loss and for the gradient norm; 0 means bitwise equal.
 """
 
 from __future__ import annotations
@@ -146,8 +146,9 @@ def page(folder: Path, topologies: list[Topology], ranks: list[int]) -> tuple[st
         "",
         "## bf16",
         "",
-        "The bound is the error of bf16 itself. One process in bf16 and one in fp32, from the same weights on the same",
-        f"data, differ by up to {own['loss']:.1e} in loss and {own['grad_norm']:.1e} in gradient norm in the 50 steps.",
+        "The bound is the error of bf16 itself. It is measured with one process in bf16 and one in fp32, from the same",
+        f"weights on the same data. They differ by up to {own['loss']:.1e} in loss and {own['grad_norm']:.1e} in",
+        "gradient norm in the 50 steps.",
         "Two bf16 runs that err this much in opposite directions are twice as far apart:",
         f"{bounds['loss']:.1e} and {bounds['grad_norm']:.1e}.",
         "",
