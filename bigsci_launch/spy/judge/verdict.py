@@ -27,7 +27,6 @@ from bigsci_launch.spy.judge.rules.rendezvous import is_joining, judge_rendezvou
 from bigsci_launch.spy.judge.rules.work import conclude_computing, conclude_work, find_works, judge_leaving, judge_work
 from bigsci_launch.spy.judge.waits import WaitGraph, build_graph
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology import compress_ranks
 from bigsci_launch.topology.words import agree, count_ranks, counted, name_ranks
 
 ODD_SHARE = 0.25
@@ -52,7 +51,7 @@ def _complete(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
     missing = list(conclusion.missing)
     unreadable = [seen.rank for seen in evidence.ranks if seen.why_unreadable]
     if unreadable:
-        missing.append(f"the stacks of {count_ranks(unreadable)} ({compress_ranks(unreadable)})")
+        missing.append(f"the stacks of {name_ranks(unreadable)}")
         missing += evidence.problems[:2]
     if conclusion.state is State.HANG and not any(len(seen.samples) > 1 for seen in evidence.ranks):
         missing.append(ONE_LOOK)

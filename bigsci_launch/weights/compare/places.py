@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from bigsci_launch.topology.words import EVERY_RANK, name_box
-from bigsci_launch.weights.files.tensors import Place
+from bigsci_launch.weights.files.tensors import PLACE_AXES, Place
 
-AXES = ("pp", "tp", "dp")
 MAX_LISTED = 4
 
 
@@ -24,31 +23,26 @@ def describe_places(places: Collection[Place], holders: Collection[Place], every
 
 def is_product(places: Collection[Place], holders: Collection[Place]) -> bool:
     """Whether `places` are all of the holders whose indices they use: then naming the indices names the places."""
-    chosen = {axis: _indices(places, axis) for axis in AXES}
-    return not {place for place in holders if all(_index(place, axis) in chosen[axis] for axis in AXES)} - set(places)
+    chosen = {axis: _indices(places, axis) for axis in PLACE_AXES}
+    return not {place for place in holders if all(place[axis] in chosen[axis] for axis in PLACE_AXES)} - set(places)
 
 
 def describe_range(places: Collection[Place], everywhere: Collection[Place]) -> str:
     """The indices within which `places` are, on the axes that this narrows."""
-    here, known = ({axis: _known(each, axis) for axis in AXES} for each in (places, everywhere))
-    return name_box({axis: here[axis] for axis in AXES if here[axis] and here[axis] != known[axis]})
+    here, known = ({axis: _known(each, axis) for axis in PLACE_AXES} for each in (places, everywhere))
+    return name_box({axis: here[axis] for axis in PLACE_AXES if here[axis] and here[axis] != known[axis]})
 
 
 def _has_several(places: Collection[Place]) -> bool:
-    return any(len(_known(places, axis)) > 1 for axis in AXES)
+    return any(len(_known(places, axis)) > 1 for axis in PLACE_AXES)
 
 
 def _known(places: Iterable[Place], axis: str) -> set[int]:
     return {index for index in _indices(places, axis) if index is not None}
 
 
-def _index(place: Place, axis: str) -> int | None:
-    index: int | None = getattr(place, axis)
-    return index
-
-
 def _indices(places: Iterable[Place], axis: str) -> set[int | None]:
-    return {_index(place, axis) for place in places}
+    return {place[axis] for place in places}
 
 
 def _listed(places: Collection[Place]) -> str:

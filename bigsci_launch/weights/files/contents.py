@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from bigsci_launch.weights.files.deepspeed import layer_tensors, model_tensors, optimizer_tensors
 from bigsci_launch.weights.files.safetensors_file import read_safetensors
 from bigsci_launch.weights.files.sources import CheckpointMetadata, Contents, Source
-from bigsci_launch.weights.files.tensors import OPTIMIZER_ROLES, Place, StoredTensor, TensorRole, UnreadableFile
+from bigsci_launch.weights.files.tensors import (
+    OPTIMIZER_ROLES,
+    PLACE_AXES,
+    Place,
+    StoredTensor,
+    TensorRole,
+    UnreadableFile,
+)
 from bigsci_launch.weights.files.torch_file import TensorNode, read_torch_file, stored, walk_tensors
 
 # What savers call the dictionary that holds the parameters, when they do not save it alone.
@@ -53,7 +60,7 @@ def dump_place(source: Source) -> Place:
 
 
 def _stated_place(metadata: Mapping[str, str], source: Source) -> Place:
-    axes = {axis: str(metadata.get(axis, "")) for axis in ("pp", "tp", "dp")}
+    axes = {axis: str(metadata.get(axis, "")) for axis in PLACE_AXES}
     stated = Place(**{axis: int(text) if text.isdigit() else None for axis, text in axes.items()})
     return stated if stated.is_known else source.place
 

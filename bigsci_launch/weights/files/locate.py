@@ -21,7 +21,7 @@ from bigsci_launch.weights.files.sources import (
     Weights,
     WeightsLayout,
 )
-from bigsci_launch.weights.files.tensors import Place, UnreadableFile, os_reason
+from bigsci_launch.weights.files.tensors import PLACE_AXES, Place, UnreadableFile, os_reason
 
 SideName = Literal["a", "b"]
 Moment = tuple[int, str]
@@ -31,7 +31,7 @@ STEP_FOLDER = re.compile(r"global_step(\d+)")
 DUMP_FOLDER = re.compile(r"step-(\d+)-(before|after)")
 RANK_FILE = re.compile(r"rank-(\d+)")
 DIGEST_FILE = re.compile(r"rank-(\d+)\.digests\.json")
-AXIS = {axis: re.compile(rf"(?:^|[-_.]){axis}[-_]?(\d+)(?=$|[-_.])") for axis in ("pp", "tp", "dp")}
+AXIS = {axis: re.compile(rf"(?:^|[-_.]){axis}[-_]?(\d+)(?=$|[-_.])") for axis in PLACE_AXES}
 # Megatron-LM nests iter_0000100/mp_rank_00_001/model_optim_rng.pt: tp rank, pp rank.
 MAX_DEPTH = 2
 MEGATRON_FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
@@ -158,9 +158,9 @@ def _by_rank(path: Path, layout: WeightsLayout, sources: tuple[Source, ...]) -> 
 def _topology(sources: Sequence[Source]) -> Topology | None:
     """The smallest topology that has all places; None where one is not known on all axes."""
     sizes = {}
-    for axis in ("tp", "pp", "dp"):
-        indices = [getattr(source.place, axis) for source in sources]
-        if not indices or None in indices:
+    for axis in PLACE_AXES:
+        indices = [index for source in sources if (index := source.place[axis]) is not None]
+        if not indices or len(indices) < len(sources):
             return None
         sizes[axis] = max(indices) + 1
     return Topology(**sizes)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
 from bigsci_launch.errors import CheckpointError
+from bigsci_launch.topology.words import name_box
 
 TensorRole = Literal["weight", "fp32", "exp_avg", "exp_avg_sq", "other"]
 OPTIMIZER_ROLES: tuple[TensorRole, ...] = ("fp32", "exp_avg", "exp_avg_sq")
@@ -37,7 +38,7 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor stands on the three axes. None on an axis: every index of it, or the file does not say."""
+    """The index of a tensor on each axis of `PLACE_AXES`. None: every index, or the file does not say."""
 
     pp: int | None = None
     tp: int | None = None
@@ -49,13 +50,18 @@ class Place:
 
     def as_dict(self) -> dict[str, int | None] | None:
         """`{"pp": .., "tp": .., "dp": ..}` with null for a whole axis; None where nothing is known."""
-        return {"pp": self.pp, "tp": self.tp, "dp": self.dp} if self.is_known else None
+        return {axis: self[axis] for axis in PLACE_AXES} if self.is_known else None
+
+    def __getitem__(self, axis: str) -> int | None:
+        index: int | None = getattr(self, axis)
+        return index
 
     def __str__(self) -> str:
-        axes = (("dp", self.dp), ("pp", self.pp), ("tp", self.tp))
-        return " ".join(f"{axis}{index}" for axis, index in axes if index is not None)
+        return name_box({axis: (index,) for axis in PLACE_AXES if (index := self[axis]) is not None})
 
 
+PLACE_AXES = tuple(field.name for field in fields(Place))
+"""The axes that files of weights speak of: pp, tp, dp. No format says to which rank of another axis a file belongs."""
 NOWHERE = Place()
 
 

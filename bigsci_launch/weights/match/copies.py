@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bigsci_launch.weights.files.tensors import Place, StoredTensor, TensorRole
+from bigsci_launch.weights.files.tensors import PLACE_AXES, Place, StoredTensor, TensorRole
 from bigsci_launch.weights.match.sharding import ShardingHints, is_replicated
 
 Relation = Literal["tied copies", "tp replicas", "dp replicas", "16-bit and its master"]
@@ -78,4 +78,4 @@ def _grouped(tensors: Sequence[StoredTensor], axis: str) -> Iterator[list[Stored
 
 
 def _without(place: Place, axis: str) -> Place:
-    return Place(**{name: getattr(place, name) for name in ("pp", "tp", "dp") if name != axis})
+    return Place(**{name: place[name] for name in PLACE_AXES if name != axis})

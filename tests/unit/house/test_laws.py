@@ -115,6 +115,18 @@ def test_one_module_knows_where_content_is() -> None:
         assert path == PACKAGE / "content.py" or not constants & {"assets", "BSL_PATH"}, path
 
 
+def test_axes_are_data() -> None:
+    """Only the rooms that know just three axes may list them: a loop over literal axes misses the next one."""
+    names, allowed = {"tp", "cp", "ep", "dp", "pp"}, ("topology", "train", "config/check.py")
+    for path, tree in parsed():
+        here = path.relative_to(PACKAGE).as_posix()
+        for node in ast.walk(tree):
+            listed = node.elts if isinstance(node, (ast.Tuple, ast.List, ast.Set)) else ()
+            values = {each.value for each in listed if isinstance(each, ast.Constant)}
+            is_list_of_axes = len(values) > 2 and len(values) == len(listed) and values <= names
+            assert not is_list_of_axes or here.startswith(allowed), f"{here}: {sorted(map(str, values))}"
+
+
 def test_content_folders_are_never_imported() -> None:
     for path, tree in parsed():
         roots = {name.split(".")[0] for name in imports(tree)}
