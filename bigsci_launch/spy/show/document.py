@@ -1,4 +1,4 @@
-"""The answer as one JSON document, `schema_version` 1."""
+"""Renders the answer as one JSON document, `schema_version` 1."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCHEMA_VERSION = 1
 
 
 def to_document(evidence: Evidence, conclusion: Conclusion) -> dict[str, Any]:
-    """What `bsl spy --json` prints."""
+    """Return the document that `bsl spy --json` prints."""
     unreadable = [seen for seen in evidence.ranks if seen.why_unreadable]
     return {
         "schema_version": SCHEMA_VERSION,

@@ -1,4 +1,4 @@
-"""The grid of coordinates as text: a letter for each rank, or for several where ranks outnumber the columns."""
+"""Renders the grid of coordinates as text: one letter per rank, or per several if ranks outnumber the columns."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _BY_ODDNESS = LETTERS + OTHER_CLASS + GONE + UNREAD + SUSPECT
 
 @dataclass(frozen=True, slots=True)
 class TextGrid:
-    """Rows of marks, each with its name, and what they mean."""
+    """Rows of marks, each with its name, and a caption that says what they mean."""
 
     caption: str
     rows: tuple[tuple[str, str], ...]
 
 
 def class_letter(index: int) -> str:
-    """The letter of the class at `index`, largest first."""
+    """Return the letter of the class at `index`, counted from the largest class."""
     return LETTERS[index] if index < len(LETTERS) else OTHER_CLASS
 
 
 def rank_marks(evidence: Evidence, classes: Sequence[StackClass], suspects: Iterable[int]) -> dict[int, str]:
-    """The mark of each rank: its class, or that it ended or was not read, or that it is suspected."""
+    """Return the mark of each rank: the letter of its class, or that it is a suspect, has ended or was not read."""
     marks = {seen.rank: GONE if seen.is_gone else UNREAD for seen in evidence.ranks}
     for index, found in enumerate(classes):
         marks |= dict.fromkeys(found.ranks, class_letter(index))
@@ -37,7 +37,7 @@ def rank_marks(evidence: Evidence, classes: Sequence[StackClass], suspects: Iter
 
 
 def make_text_grid(topology: Topology | None, marks: Mapping[int, str], columns: int, max_rows: int) -> TextGrid:
-    """The grid in so many columns and rows at most; of ranks that share a place the most telling mark is shown."""
+    """Return a grid of at most `max_rows` rows; ranks that share a place show the most unusual of their marks."""
     if topology is None or topology.world_size != len(marks):
         return _in_order(marks, columns, max_rows)
     width, in_block = topology.stride("pp"), topology.stride("dp")
@@ -57,14 +57,14 @@ def make_text_grid(topology: Topology | None, marks: Mapping[int, str], columns:
 
 def _caption(topology: Topology, per_mark: int, stages: int) -> str:
     if per_mark == 1 and stages == 1:
-        what = "a letter for each rank"
+        what = "one letter per rank"
     else:
-        what = f"a letter for {per_mark * stages} ranks: the oddest of them"
+        what = f"one letter per {per_mark * stages} ranks, for the most unusual of them"
     return f"rows: pipeline stages; columns: replicas, dp0 to dp{topology.dp - 1}; {what}"
 
 
 def _in_order(marks: Mapping[int, str], columns: int, max_rows: int) -> TextGrid:
-    """Ranks in their order, where coordinates are not known."""
+    """Return the grid in rank order, for ranks without known coordinates."""
     ranks = sorted(marks)
     columns = max(8, min(columns * 8 // 9 // 8 * 8, 64))
     per_mark = 1
@@ -74,12 +74,14 @@ def _in_order(marks: Mapping[int, str], columns: int, max_rows: int) -> TextGrid
     for start in range(0, len(ranks), columns * per_mark):
         part = ranks[start : start + columns * per_mark]
         rows.append((str(part[0]), _squeeze([(marks[rank],) for rank in part], per_mark, 8 if per_mark == 1 else 0)))
-    what = "a letter for each rank" if per_mark == 1 else f"the oddest of {per_mark} ranks for each letter"
+    what = "one letter per rank"
+    if per_mark > 1:
+        what = f"one letter per {per_mark} ranks, for the most unusual of them"
     return TextGrid(f"ranks in order; {what}", tuple(rows))
 
 
 def _squeeze(places: Sequence[Sequence[str]], per_mark: int, blank_after: int) -> str:
-    """One mark for every `per_mark` places, with a blank after every `blank_after` marks."""
+    """Return one mark for every `per_mark` places, with a blank after every `blank_after` marks."""
     merged = "".join(
         max((mark for place in places[at : at + per_mark] for mark in place), key=_oddness)
         for at in range(0, len(places), per_mark)
@@ -90,5 +92,5 @@ def _squeeze(places: Sequence[Sequence[str]], per_mark: int, blank_after: int) -
 
 
 def _oddness(mark: str) -> int:
-    """Suspects before ranks that were not read, before those that ended, before classes, the smallest first."""
+    """Return a sorting key: suspects highest, then ranks not read, ended ranks, and classes from small to large."""
     return _BY_ODDNESS.index(mark)

@@ -1,4 +1,4 @@
-// Shows what is known of a rank beside the grid. Text of the job is only ever set as text.
+// Shows the facts about a rank next to the grid. Text from the job is only ever inserted as text, never as markup.
 const data = JSON.parse(document.getElementById("data").textContent);
 const detail = document.getElementById("detail");
 
@@ -54,11 +54,11 @@ function show(number) {
   const facts = data.tables[rank.facts];
   detail.replaceChildren(
     element("h3", rank.name),
-    element("p", rank.pid ? "pid " + rank.pid : "no process was seen", "soft"),
+    element("p", rank.pid ? "pid " + rank.pid : "no process found", "soft"),
     ...(rank.why ? [element("p", "Suspect: it " + rank.why, "bad")] : []),
-    element("h4", "Waits"), pairs(data.tables[rank.waits]),
+    element("h4", "Waiting"), pairs(data.tables[rank.waits]),
     element("h4", "Stack, innermost call first"), ...stacks(rank),
-    ...(facts.length ? [element("h4", "Kernel and records"), pairs(facts)] : []),
+    ...(facts.length ? [element("h4", "Kernel facts and records"), pairs(facts)] : []),
   );
   detail.scrollTop = 0;
 }

@@ -1,7 +1,7 @@
-"""The answer as one HTML page that needs nothing else: the sentence, why, the classes, and a grid of all ranks.
+"""Renders the answer as one self-contained HTML page: the claim, the reasons, the classes, and a grid of all ranks.
 
-A click on a rank, or the arrow keys, show its stack, what its kernel says and what it waits for. `page.html#rank=5`
-opens the page there. What a job calls its functions is shown as text and never as markup.
+Clicking a rank, or moving to it with the arrow keys, shows its stack, its kernel facts and what it waits for.
+`page.html#rank=5` opens the page on that rank. Names from the job are inserted as text, never as markup.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from bigsci_launch.topology.words import count_ranks, name_ranks
 
 Size = Literal["small", "medium", "large"]
 COLOURS = 8
-"""So many classes have a colour of their own; those beyond share one."""
+"""Number of classes that have their own colour; the others share one."""
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SMALL_GRID, LARGE_GRID = 64, 1024
-"""Up to so many ranks the cells bear numbers; from so many on not even letters."""
+"""Cells show rank numbers in grids up to the first size, and not even letters from the second size."""
 
 MAX_ROWS = 40
-"""Without coordinates the grid has a row for each node, or several nodes in a row where that were more."""
+"""Without coordinates, the grid has one row per node, or several nodes per row if there are more nodes than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankCell:
-    """A rank in the grid. `style` is a colour (`k0` to `k8`), `unread` or `gone`; `mark` is the letter in it."""
+    """A rank in the grid. `style` is a colour (`k0` to `k8`), `unread` or `gone`; `mark` is the letter shown in it."""
 
     rank: int
     style: str
@@ -49,7 +49,7 @@ class RankCell:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """A row of the grid: cells in blocks, with a name at the left."""
+    """A row of the grid: its name, which is shown on the left, and its cells in blocks."""
 
     name: str
     blocks: tuple[tuple[RankCell, ...], ...]
@@ -57,7 +57,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """All ranks: rows of pipeline stages and blocks of replicas, or without coordinates rows of nodes."""
+    """All ranks: rows of pipeline stages with blocks of replicas, or, without coordinates, rows of nodes."""
 
     caption: str
     heads: tuple[str, ...]
@@ -66,7 +66,7 @@ class Grid:
 
 
 def render_page(evidence: Evidence, conclusion: Conclusion) -> str:
-    """The page, as text."""
+    """Return the page as HTML text."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -89,7 +89,7 @@ def render_page(evidence: Evidence, conclusion: Conclusion) -> str:
 
 
 def _dump(document: Any) -> str:
-    """JSON that can stand in a script element: no `<` that could end it."""
+    """Return JSON for a script element: without `<`, which could end the element."""
     return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -111,7 +111,7 @@ def _class_row(index: int, found: StackClass) -> dict[str, Any]:
 
 
 def _unread(evidence: Evidence) -> list[tuple[str, str, int]]:
-    """Why there are no stacks of ranks: the reason, the ranks in words, the first of them."""
+    """Return the ranks without stacks: the reason, the ranks in words, the first of them."""
     reasons: dict[str, list[int]] = {}
     for seen in evidence.ranks:
         if seen.why_unreadable or seen.is_gone:
@@ -120,7 +120,7 @@ def _unread(evidence: Evidence) -> list[tuple[str, str, int]]:
 
 
 def make_grid(evidence: Evidence, conclusion: Conclusion, classes: Sequence[StackClass]) -> Grid:
-    """The grid of all ranks."""
+    """Return the grid of all ranks."""
     number = {rank: index for index, found in enumerate(classes) for rank in found.ranks}
     suspects = {suspect.rank for suspect in conclusion.suspects}
     cells = {seen.rank: _cell(seen, evidence, number.get(seen.rank), suspects) for seen in evidence.ranks}
@@ -133,13 +133,13 @@ def make_grid(evidence: Evidence, conclusion: Conclusion, classes: Sequence[Stac
         firsts = [sizes.rank_at(dp=replica, pp=stage) for replica in range(sizes.dp)]
         blocks = tuple(tuple(cells[first + at] for at in range(in_block)) for first in firsts)
         rows.append(RankRow(f"pp{stage}", blocks))
-    columns = f"blocks are replicas (dp), each of {_block_words(sizes)}" if in_block > 1 else "columns replicas"
+    columns = f"blocks are replicas (dp), each of {_block_words(sizes)}" if in_block > 1 else "columns are replicas"
     heads = tuple(f"dp{replica}" for replica in range(sizes.dp))
     return Grid(f"Rows are pipeline stages; {columns}.", heads, tuple(rows), size)
 
 
 def _block_words(sizes: Topology) -> str:
-    """What the ranks of a replica on one stage are: `2 tensor-parallel ranks`, `4 ranks: tp 2 x cp 2`."""
+    """Describe the ranks of a replica on one stage: `2 tensor-parallel ranks`, `4 ranks: tp 2 x cp 2`."""
     inside = [axis for axis in AXES[: AXIS_NAMES.index("dp")] if sizes[axis.name] > 1]
     if len(inside) == 1:
         return f"{sizes.stride('dp')} {inside[0].words} ranks"
@@ -150,7 +150,7 @@ def _node_rows(evidence: Evidence, cells: dict[int, RankCell]) -> list[RankRow]:
     nodes: dict[str, list[RankCell]] = {}
     for seen in evidence.ranks:
         nodes.setdefault(seen.node, []).append(cells[seen.rank])
-    blocks = [(name or "not known", tuple(held)) for name, held in sorted(nodes.items(), key=lambda node: not node[0])]
+    blocks = [(name or "unknown", tuple(held)) for name, held in sorted(nodes.items(), key=lambda node: not node[0])]
     per_row = -(-len(blocks) // MAX_ROWS)
     parts = [blocks[start : start + per_row] for start in range(0, len(blocks), per_row)]
     return [
@@ -176,7 +176,7 @@ def _cell(seen: RankEvidence, evidence: Evidence, number: int | None, suspects: 
 
 
 def _details(evidence: Evidence, conclusion: Conclusion) -> dict[str, Any]:
-    """What the page shows of a rank once it is asked for it. What several ranks share stands in it once."""
+    """Return what the page shows about each selected rank. Values that several ranks share are stored once."""
     graph = build_graph(evidence)
     whys = {suspect.rank: suspect.why for suspect in conclusion.suspects}
     waits, ranks = _WaitWords(graph), {}
@@ -201,7 +201,7 @@ def _details(evidence: Evidence, conclusion: Conclusion) -> dict[str, Any]:
 
 
 def _threads(seen: RankEvidence) -> tuple[ThreadStack, ...]:
-    """The threads of a rank, the deciding one first, without what differs between ranks for no reason."""
+    """Return the threads of a rank, the deciding one first, without thread ids, so that equal stacks compare equal."""
     deciding = seen.thread
     if deciding is None:
         return ()
@@ -217,12 +217,12 @@ def _thread(thread: ThreadStack) -> dict[str, Any]:
 
 
 def _frame(frame: Frame) -> list[Any]:
-    """Function, place, whole path, and whether it only passes a call on."""
+    """Return function, place, whole path, and whether the frame is a mere wrapper."""
     return [frame.function, frame.place, frame.file, int(is_wrapper(frame))]
 
 
 class _WaitWords:
-    """What each rank waits for, in words; ranks that wait for the same others share them."""
+    """What each rank waits for, in words; ranks that wait for the same ranks share one value."""
 
     def __init__(self, graph: WaitGraph) -> None:
         self._graph = graph
@@ -235,8 +235,8 @@ class _WaitWords:
                 self._awaited[blocker] = self._awaited.get(blocker, 0) + len(ranks)
 
     def of(self, rank: int) -> tuple[RankFact, ...]:
-        """(name, words) of each thing to say."""
-        found: tuple[RankFact, ...] = (("waits in", "no communication that can be seen"),)
+        """Return (name, words) of each fact about what `rank` waits for, and who waits for it."""
+        found: tuple[RankFact, ...] = (("waits in", "no visible communication"),)
         if rank in self._graph.waits:
             found = self._said[id(self._graph.blockers[rank])]
         if rank in self._awaited:

@@ -1,4 +1,4 @@
-"""What is known of one rank, fact by fact, for a person who has asked about this rank."""
+"""Lists the facts about one rank, for a person who selects it on the page."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ RankFact = tuple[str, str]
 _STATES = {
     "R": "running",
     "S": "sleeping",
-    "D": "sleeping in the kernel, uninterruptible",
+    "D": "in uninterruptible sleep",
     "T": "stopped",
     "t": "stopped under a debugger",
-    "Z": "ended, not collected",
+    "Z": "zombie: ended, not reaped by its parent",
     "X": "ended",
     "gone": "gone",
 }
@@ -26,7 +26,7 @@ MAX_ROWS = 6
 
 
 def facts_of(seen: RankEvidence, evidence: Evidence) -> tuple[RankFact, ...]:
-    """(name, words) of every fact, those of the kernel first."""
+    """Return (name, words) of every fact, those of the kernel first."""
     return tuple((name, words) for name, words in _facts(seen, evidence) if words)
 
 
@@ -34,7 +34,7 @@ def _facts(seen: RankEvidence, evidence: Evidence) -> Iterator[RankFact]:
     if seen.last is not None:
         yield "state", ", then ".join(dict.fromkeys(_state(sample.state, sample.wchan) for sample in seen.samples))
         yield "system call", seen.last.system_call or _call_words(seen)
-        yield "moved", _moved(seen)
+        yield "activity", _activity(seen)
         yield "signals", "SIGKILL is pending" if seen.last.kill_pending else ""
         yield "debugger", f"pid {seen.last.tracer_pid}" if seen.last.tracer_pid else ""
         yield "other threads", _thread_waits(seen)
@@ -42,14 +42,14 @@ def _facts(seen: RankEvidence, evidence: Evidence) -> Iterator[RankFact]:
     yield from (("tcp", _socket(socket)) for socket in seen.sockets[:MAX_ROWS])
     yield from (("lock", str(lock)) for lock in evidence.locks if lock.node == seen.node and seen.pid in lock.waiters)
     if seen.memory_events is not None and seen.memory_events.num_kills:
-        yield "memory", f"the kernel killed {seen.memory_events.num_kills} processes of its group for lack of it"
+        yield "memory", f"processes of its cgroup killed by the kernel to free memory: {seen.memory_events.num_kills}"
     yield from _records(seen, evidence)
 
 
 def _records(seen: RankEvidence, evidence: Evidence) -> Iterator[RankFact]:
-    """What the run and torch wrote down."""
+    """Yield what the run and torch recorded."""
     if seen.heartbeat is not None:
-        yield "last record", f"{seen.heartbeat.phase}, step {seen.heartbeat.step}"
+        yield "last heartbeat", f"phase {seen.heartbeat.phase}, step {seen.heartbeat.step}"
     yield "failed with", str(seen.failure or seen.error or "")
     yield "ended", str(seen.exit or "")
     if seen.recorder is not None:
@@ -57,23 +57,23 @@ def _records(seen: RankEvidence, evidence: Evidence) -> Iterator[RankFact]:
         numbers = sorted((names[group], number) for group, number in seen.recorder.last_sequence.items())
         yield "newest collectives", ", ".join(f"{name}: number {number}" for name, number in numbers)
         for call in seen.recorder.open_calls[-MAX_ROWS:]:
-            yield "not finished", f"{call} of {names[call.token.group]}, {_tensors(call.token)}"
+            yield "unfinished", f"{call} of {names[call.token.group]}, {_tensors(call.token)}"
 
 
 def _group_name(group: str, recorder: Recorder, evidence: Evidence) -> str:
-    """`world`, `tp (group 3)`: torch's own name stays, because two groups may have the same members."""
+    """Return `world` or `tp (group 3)`. Torch's name is kept, because two groups may have the same members."""
     scope = scope_of(recorder.members.get(group, ()), evidence.world_size, evidence.topology)
     return "world" if scope == "world" else f"{scope} (group {group})" if scope else f"group {group}"
 
 
 def _tensors(token: Token) -> str:
-    """`Float [16384]`, from what torch writes as `['Float']` and `[[16384]]`."""
+    """Return `Float [16384]` for what torch writes as `['Float']` and `[[16384]]`."""
     return f"{token.types[1:-1]} {token.sizes[1:-1]}".replace("'", "")
 
 
 def _state(state: str, wchan: str) -> str:
     where = f" in {wchan}" if wchan.strip("0") else ""
-    return f"{state}, {_STATES[state]}{where}" if state in _STATES else f"not known{where}"
+    return f"{state}, {_STATES[state]}{where}" if state in _STATES else f"unknown{where}"
 
 
 def _call_words(seen: RankEvidence) -> str:
@@ -83,10 +83,10 @@ def _call_words(seen: RankEvidence) -> str:
     return f"number {number}" if number is not None and number >= 0 else ""
 
 
-def _moved(seen: RankEvidence) -> str:
-    """What changed between the first and the last look."""
+def _activity(seen: RankEvidence) -> str:
+    """Describe what changed between the first and the last sample."""
     if len(seen.samples) < 2:
-        return "not known: one look"
+        return "unknown: only one sample"
     first, last = seen.samples[0], seen.samples[-1]
     changes = (
         (f"{cpu_share(seen):.0%} of a core", last.cpu_ticks != first.cpu_ticks),
@@ -95,13 +95,13 @@ def _moved(seen: RankEvidence) -> str:
         (f"{last.written_bytes - first.written_bytes} bytes written", last.written_bytes > first.written_bytes),
     )
     seconds = f"in {last.mono - first.mono:.1f} s"
-    return f"{', '.join(words for words, is_so in changes if is_so) or 'nothing'} {seconds}"
+    return f"{', '.join(words for words, is_so in changes if is_so) or 'none'} {seconds}"
 
 
 def _thread_waits(seen: RankEvidence) -> str:
-    """`12 in futex_do_wait, 2 in do_epoll_wait`."""
+    """Return `12 in futex_do_wait, 2 in do_epoll_wait`."""
     counts = Counter(seen.last.thread_waits.values() if seen.last else ())
-    return ", ".join(f"{count} in {place or 'no place'}" for place, count in counts.most_common(MAX_ROWS))
+    return ", ".join(f"{count} in {place}" for place, count in counts.most_common(MAX_ROWS))
 
 
 def _child(child: Child) -> str:
@@ -111,5 +111,5 @@ def _child(child: Child) -> str:
 def _socket(socket: Socket) -> str:
     queues = ((socket.unacked, "bytes unacknowledged"), (socket.unread, "bytes unread"))
     parts = [f"{count} {words}" for count, words in queues if count]
-    parts += ["sent again and again"] if socket.is_stuck else []
+    parts += ["retransmitting"] if socket.is_stuck else []
     return f"{socket.local} to {socket.remote} {socket.state}" + "".join(f", {part}" for part in parts)

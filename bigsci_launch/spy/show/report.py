@@ -1,6 +1,6 @@
-"""The answer as lines for people: the sentence first, then why, then the classes, at most 40 lines.
+"""Renders the answer as at most 40 lines of text: the claim first, then the reasons, then the classes.
 
-A line carries a role, which the command line turns into colour on a terminal and into nothing elsewhere.
+Each line has a role, which the command line turns into colour on a terminal and ignores elsewhere.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ MAX_FRAMES = 4
 MAX_ITEMS = 4
 MAX_WIDTH = 180
 MAX_RUNS = 8
-"""A list of more runs of ranks is cut: `0-7,12-39,44-71,...`. The document has all of them."""
+"""A list of more ranges of ranks is cut: `0-7,12-39,44-71,...`. The JSON document lists all of them."""
 
 NAME_WIDTH = 11
 LEAST_FOR_CLASSES = 5
 MAX_GRID_ROWS = 16
 LEAST_FOR_GRID = 8
-"""Fewer ranks are told apart by the classes alone."""
+"""With fewer ranks, the classes are enough and no grid is printed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the report. In a line of the grid each letter has a colour of its own."""
+    """One line of the report. In a line of the grid, each letter has its own colour."""
 
     text: str
     role: LineRole = "plain"
@@ -49,9 +49,10 @@ Items = list[list[Line]]
 
 
 def to_lines(evidence: Evidence, conclusion: Conclusion, width: int | None = None) -> list[Line]:
-    """The report. 40 lines at most, whatever the number of ranks.
+    """Return the report: 40 lines at most, whatever the number of ranks.
 
-    `width` is that of a terminal: nothing is wider. Without one the sentence is a single line, and others are cut late.
+    `width` is the width of the terminal, which no line exceeds. Without it, the claim is a single line, and other lines
+    are cut only if they are very long.
     """
     page = _Folder(width)
     state = conclusion.state
@@ -76,7 +77,7 @@ def to_lines(evidence: Evidence, conclusion: Conclusion, width: int | None = Non
 
 
 def _shorten(sections: Sequence[Items], max_lines: int) -> None:
-    """Take items off the longest sections until all fit; the first item of each stays."""
+    """Remove items from the longest sections until all fit; the first item of each section stays."""
     while sum(len(item) for items in sections for item in items) > max_lines:
         longest = max(sections, key=len)
         if len(longest) <= 1:
@@ -85,14 +86,14 @@ def _shorten(sections: Sequence[Items], max_lines: int) -> None:
 
 
 class _Folder:
-    """Text in lines of a width; without one, in a single line that is cut where it gets very long."""
+    """Folds text into lines of `width`; without a width, into a single line that is cut if it is very long."""
 
     def __init__(self, width: int | None) -> None:
         self.is_terminal = width is not None
         self.width = max(min(width or MAX_WIDTH, MAX_WIDTH), 40)
 
     def fold(self, name: str, text: str, role: LineRole = "plain", max_lines: int = 2) -> list[Line]:
-        """`text`, in at most `max_lines` lines. Behind a `name` it is indented."""
+        """Fold `text` into at most `max_lines` lines, indented behind `name` if there is one."""
         text = _cut_runs(text)
         indent = " " * NAME_WIDTH if name else ""
         first = f"  {name:{NAME_WIDTH - 2}}" if name else ""
@@ -110,13 +111,13 @@ class _Folder:
         return [Line(line, role) for line in lines]
 
     def cut(self, text: str) -> str:
-        """One line of the text."""
+        """Cut `text` to one line."""
         text = _cut_runs(text)
         return text if len(text) <= self.width else text[: self.width - 4] + " ..."
 
 
 def _cut_runs(text: str) -> str:
-    """`text` with long lists of ranks or nodes cut."""
+    """Cut long lists of ranks in `text`."""
 
     def cut(found: re.Match[str]) -> str:
         return ",".join([*found[0].split(",")[: MAX_RUNS - 2], "..."])
@@ -145,17 +146,17 @@ def _items(name: str, items: Sequence[str], page: _Folder) -> Items:
 
 
 def _known_hang(conclusion: Conclusion, page: _Folder) -> list[Items]:
-    """Which known hang it is and why such hangs happen; what to do."""
+    """Return the section on the known hang: its name, why such hangs happen, and what to do."""
     known = conclusion.signature
     if known is None:
         return []
     texts = (("known", f"{known.name}: {known.explanation}"), ("remedy", known.remedy))
-    folder = _Folder(page.width)  # it is worth some lines, also where others are cut
+    folder = _Folder(page.width)  # worth several lines, even where others are cut
     return [[folder.fold(name, text, "head", 3 if name == "remedy" else 2)] for name, text in texts]
 
 
 def _suspects(evidence: Evidence, conclusion: Conclusion) -> list[str]:
-    """Suspects by reason, where the sentence has no room for all."""
+    """Return the suspects by reason, if there are several: the claim has no room for all of them."""
     found = merge_suspects(conclusion.suspects) if len(conclusion.suspects) > 1 else ()
     return [
         f"{name_group(evidence, group.ranks)}{': each' if len(group.ranks) > 1 else ''} {group.why}" for group in found
@@ -165,7 +166,7 @@ def _suspects(evidence: Evidence, conclusion: Conclusion) -> list[str]:
 def _classes(
     evidence: Evidence, conclusion: Conclusion, classes: Sequence[StackClass], max_lines: int, page: _Folder
 ) -> list[Line]:
-    """The largest classes and that of a suspect, two lines each; then how many more there are."""
+    """Return the largest classes and that of a suspect, two lines each; then how many more there are."""
     suspects = {suspect.rank for suspect in conclusion.suspects}
     count = max_lines // 2 if 2 * len(classes) <= max_lines else max((max_lines - 1) // 2, 1)
     shown = _most_telling(classes, suspects, count)
@@ -179,7 +180,7 @@ def _classes(
 
 
 def _most_telling(classes: Sequence[StackClass], suspects: set[int], count: int) -> list[int]:
-    """The largest classes, and the first of the suspects' in place of the smallest of them."""
+    """Return the largest classes. If none has a suspect, a suspect's class replaces the smallest of them."""
     shown = list(range(min(count, len(classes))))
     theirs = [index for index, found in enumerate(classes) if suspects.intersection(found.ranks)]
     if theirs and not set(theirs).intersection(shown):
@@ -199,12 +200,12 @@ def _one_class(index: int, found: StackClass, evidence: Evidence, suspected: boo
 
 
 def _frame(frame: Frame) -> str:
-    """`all_reduce` for torch's own call, `reduce_loss (train.py:35)` for any other."""
+    """Return `all_reduce` for torch's own call, `reduce_loss (train.py:35)` for any other."""
     return operation_of(frame.function, frame.file) or str(frame)
 
 
 def _unreadable(evidence: Evidence, page: _Folder) -> Items:
-    """Nodes that were silent, and ranks that could not be read, each with the reason."""
+    """Return the silent nodes and the ranks that could not be read, each with the reason."""
     lines = [f"node {node} is silent: {why}" for node, why in evidence.nodes_silent[:MAX_ITEMS]]
     if len(evidence.nodes_silent) > MAX_ITEMS:
         lines.append(f"and {len(evidence.nodes_silent) - MAX_ITEMS} more silent nodes")
@@ -218,7 +219,7 @@ def _unreadable(evidence: Evidence, page: _Folder) -> Items:
 
 
 def _grid(evidence: Evidence, conclusion: Conclusion, classes: Sequence[StackClass], width: int) -> list[Line]:
-    """All ranks at their places, where they do not all stand in the same one."""
+    """Return the grid of all ranks, unless there are few ranks or all have the same mark."""
     marks = rank_marks(evidence, classes, (suspect.rank for suspect in conclusion.suspects))
     if len(marks) < LEAST_FOR_GRID or len(set(marks.values())) < 2:
         return []
@@ -231,5 +232,5 @@ def _grid(evidence: Evidence, conclusion: Conclusion, classes: Sequence[StackCla
 
 
 def to_text(lines: Iterable[Line]) -> str:
-    """The report without colour."""
+    """Return the report without colour."""
     return "\n".join(line.text for line in lines)

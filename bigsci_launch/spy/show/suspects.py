@@ -12,14 +12,14 @@ from bigsci_launch.topology.words import name_ranks
 
 @dataclass(frozen=True, slots=True)
 class SuspectGroup:
-    """Ranks that are suspected for the same reason."""
+    """Ranks that are suspects for the same reason."""
 
     ranks: tuple[int, ...]
     why: str
 
 
 def merge_suspects(suspects: Iterable[Suspect]) -> tuple[SuspectGroup, ...]:
-    """The suspects by reason, in the order in which the verdict has them."""
+    """Group the suspects by reason, in the order of the verdict."""
     reasons: dict[str, list[int]] = {}
     for suspect in suspects:
         reasons.setdefault(suspect.why, []).append(suspect.rank)
@@ -27,7 +27,7 @@ def merge_suspects(suspects: Iterable[Suspect]) -> tuple[SuspectGroup, ...]:
 
 
 def name_group(evidence: Evidence, ranks: tuple[int, ...]) -> str:
-    """`rank 5 (n2, dp0 pp1 tp1)`, `ranks 96-103 (node n12, pp3)`."""
+    """Return `rank 5 (n2, dp0 pp1 tp1)` or `ranks 96-103 (node n12, pp3)`."""
     if len(ranks) == 1:
         return evidence.name(ranks[0])
     shared = where_shared(evidence, ranks)

@@ -93,9 +93,9 @@ def test_a_rank_tells_its_stack_its_kernel_and_what_it_waits_for(recorded: Calla
     }
     facts = page.told(4, "facts")
     assert facts["state"] == "S, sleeping in futex_do_wait"
-    assert facts["not finished"] == "all_reduce number 176 of tp (group 3), BFloat16 [2, 64, 64]"
+    assert facts["unfinished"] == "all_reduce number 176 of tp (group 3), BFloat16 [2, 64, 64]"
     assert "tp (group 3): number 176, " in facts["newest collectives"]
-    assert facts["moved"].endswith("in 1.0 s")
+    assert facts["activity"].endswith("in 1.0 s")
     assert page.told(3, "waits") == {
         "waits in": "all_reduce number 36 of the data-parallel group (ranks 1,3)",
         "not there yet": "rank 1",

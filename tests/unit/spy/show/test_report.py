@@ -87,7 +87,7 @@ def test_the_grid_shows_who_stands_where(recorded: Callable[..., Evidence]) -> N
     assert [line.text for line in lines if line.role == "grid"] == ["  pp0  BC AA", "  pp1  D! AA"]
 
 
-def test_a_letter_for_many_ranks_is_that_of_the_oddest() -> None:
+def test_a_letter_for_many_ranks_is_that_of_the_most_unusual() -> None:
     marks = dict.fromkeys(range(4 * 64), "A") | {5: "B", 70: "!", 71: "?", 200: "x", 255: "*"}
     topology = Topology(tp=4, pp=2, dp=32)
     assert [row for _, row in make_text_grid(topology, marks, columns=40, max_rows=16).rows] == [
