@@ -45,16 +45,16 @@ class Constant:
 
 
 CONSTANTS: tuple[Constant, ...] = (
-    Constant("gemm_efficiency", "of peak", "matrix products reach this part of the GPU's peak", 0.84, 0.3),
-    Constant("layer_overhead_ms", "ms", "launches and waits of one layer and micro batch", 3.4, 1.0),
-    Constant("hbm_tb_per_s", "TB/s", "memory traffic of norms, softmax, dropout, GELU, gradients", 0.95, 0.5),
-    Constant("nvlink_gb_per_s", "GB/s", "tensor-parallel all-reduce, inside a node", 133.0, 0.7),
-    Constant("network_gb_per_s", "GB/s", "gradients and weights between nodes, of one node", 12.0, 1.0),
-    Constant("misaligned_heads", "times", "attention products where the head size is no multiple of 8", 22.0, 0.7),
+    Constant("gemm_efficiency", "of peak", "part of the GPU's peak that matrix products reach", 0.84, 0.3),
+    Constant("layer_overhead_ms", "ms", "launches and waits per layer and micro batch", 3.4, 1.0),
+    Constant("hbm_tb_per_s", "TB/s", "memory bandwidth of norms, softmax, dropout, GELU, gradients", 0.95, 0.5),
+    Constant("nvlink_gb_per_s", "GB/s", "tensor-parallel all-reduce inside a node", 133.0, 0.7),
+    Constant("network_gb_per_s", "GB/s", "gradients and weights between nodes, per node", 12.0, 1.0),
+    Constant("misaligned_heads", "times", "attention products if the head size is not a multiple of 8", 22.0, 0.7),
     Constant("drift", "times", "step time after the day on which the cluster changed", 1.0, 0.05),
     Constant("base_gib", "GiB", "context, kernels and communication buffers of a rank", 8.0, 1.0),
-    Constant("optimizer_bytes", "B", "optimizer state per parameter, shared out over dp", 14.0, 0.3),
-    Constant("activation_factor", "times", "kept activations with the allocator's slack, over their size", 1.2, 0.3),
+    Constant("optimizer_bytes", "B", "optimizer state per parameter, divided over dp", 14.0, 0.3),
+    Constant("activation_factor", "times", "kept activations with allocator slack, relative to their size", 1.2, 0.3),
 )
 TIME_CONSTANTS = tuple(constant.name for constant in CONSTANTS[:7])
 MEMORY_CONSTANTS = tuple(constant.name for constant in CONSTANTS[7:])
