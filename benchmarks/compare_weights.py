@@ -27,8 +27,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigsci_launch.file_names import digests_name
 from bigsci_launch.topology import Coordinate
-from bigsci_launch.weights.files.digests import digest_document, digest_name
+from bigsci_launch.weights.files.digests import digest_document
 
 NUM_FILES, VOCABULARY_SHARE = 26, 0.18
 GOAL_WARM, GOAL_COLD, GOAL_MB, GOAL_NS, GOAL_DIGESTS_S = 0.6, 1.2, 64, 10, 1.0
@@ -255,7 +256,7 @@ def make_digests(folder: Path) -> None:
         for side in ("a", "b"):
             if side == "b" and rank == 200:
                 tensors = {**tensors, "7.mlp.dense_h_to_4h.weight": ["BF16", [3584, 14336], "0" * 32]}
-            target = folder / f"{side}_digests" / digest_name(rank)
+            target = folder / f"{side}_digests" / digests_name(rank)
             target.parent.mkdir(exist_ok=True)
             target.write_text(json.dumps(digest_document(tensors, rank=rank, coordinate=at, step=0)))
 

@@ -24,6 +24,7 @@ from ranks import BSL, prepare_corpus, require_success, start_ranks
 
 from bigsci_launch.config.load import dump_resolved
 from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.file_names import checkpoint_tag, dump_name
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
 
@@ -88,7 +89,7 @@ def prepare(folder: Path, kind: str, corpus: Path, dp: int) -> Iterator[AttemptD
     first_step = SAVE_AT if kind == "flipped_byte" else 1
     faults = [{"kind": kind, "step": first_step, **rank}] if kind else []
     name = kind or "healthy"
-    saved = {**base["checkpoint"], "load": str(folder / name / "checkpoints" / f"global_step{SAVE_AT}")}
+    saved = {**base["checkpoint"], "load": str(folder / name / "checkpoints" / checkpoint_tag(SAVE_AT))}
     at_load = kind.startswith("lost_") or kind == "flipped_byte"
     guarded = {**base, "faults": faults, "guards": {"interval": 1}}
     yield write(folder / name, {**base, "faults": faults})
@@ -158,10 +159,10 @@ def look(folder: Path, name: str, kind: str) -> Row:
     step = SAVE_AT + 1
     # A loss during a load is in the checkpoints saved after it, not in the one that was loaded.
     saver, saved_at = (resumed, LAST) if kind.startswith("lost_") else (run, SAVE_AT)
-    audited = saver / "checkpoints" / f"global_step{saved_at}"
+    audited = saver / "checkpoints" / checkpoint_tag(saved_at)
     # A loss during a load shows between the continued and the resumed run; other defects, against a healthy run.
     other = (run if saver == resumed else folder / "healthy") / "checkpoints" / audited.name
-    dumps = (run / "dumps" / f"step-{SAVE_AT:06d}-after", resumed / "dumps" / f"step-{step:06d}-before")
+    dumps = (run / "dumps" / dump_name(SAVE_AT, "after"), resumed / "dumps" / dump_name(step, "before"))
     return Row(
         name=name,
         jump=again[step] - went_on[step],

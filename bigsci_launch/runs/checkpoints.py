@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import CheckpointError
+from bigsci_launch.file_names import LATEST, digests_name, step_of_tag
 from bigsci_launch.runs.layout import write_atomically
 
 SCHEMA_VERSION = 1
@@ -39,7 +40,7 @@ class CheckpointsDir:
 
     @property
     def latest(self) -> Path:
-        return self.path / "latest"
+        return self.path / LATEST
 
     @property
     def latest_iteration(self) -> Path:
@@ -54,21 +55,11 @@ class CheckpointsDir:
 
     def tags(self) -> list[str]:
         """Names of the existing checkpoints, lowest step first."""
-        names = (path.name for path in self.path.glob("global_step*") if path.is_dir())
-        return sorted((name for name in names if _step_of(name) is not None), key=lambda name: _step_of(name) or 0)
+        names = (path.name for path in self.path.glob("*") if is_checkpoint_name(path))
+        return sorted(names, key=lambda name: step_of_tag(name) or 0)
 
     def stagings(self) -> list[Path]:
         return sorted(self.path.glob(f"{_STAGING}*"))
-
-
-def checkpoint_tag(step: int) -> str:
-    """The name of the checkpoint after `step`."""
-    return f"global_step{step}"
-
-
-def _step_of(tag: str) -> int | None:
-    digits = tag.removeprefix("global_step")
-    return int(digits) if digits.isdigit() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +95,7 @@ def _shown(value: Any) -> str:
 
 def is_checkpoint_name(path: Path) -> bool:
     """Whether `path` is a folder with the name of a checkpoint, whatever it contains."""
-    return _step_of(path.name) is not None and path.is_dir()
+    return step_of_tag(path.name) is not None and path.is_dir()
 
 
 def record_path(folder: Path) -> Path:
@@ -114,7 +105,7 @@ def record_path(folder: Path) -> Path:
 
 def digests_path(folder: Path, rank: int) -> Path:
     """The file of a checkpoint that holds the digests of `rank`'s weights, optimizer and random states."""
-    return folder / "digests" / f"rank-{rank:04d}.digests.json"
+    return folder / "digests" / digests_name(rank)
 
 
 def write_digests(folder: Path, rank: int, document: Mapping[str, Any]) -> None:

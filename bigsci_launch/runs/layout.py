@@ -34,9 +34,9 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import RunDirError
+from bigsci_launch.file_names import checkpoint_tag, dump_name, rank_name, rank_of_name, steps_done_at_dump
 
 _ATTEMPT = re.compile(r"[0-9]+(\.r[0-9]+)?")
-_DUMP = re.compile(r"step-(\d+)-(before|after)")
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -74,9 +74,14 @@ def read_json(path: Path) -> Any:
         raise RunDirError(f"{path}: not a JSON document ({error})") from error
 
 
-def rank_name(rank: int) -> str:
-    """The stem of every per-rank file: `rank-0003`."""
-    return f"rank-{rank:04d}"
+def rank_files(folder: Path, suffix: str) -> dict[int, Path]:
+    """Return the per-rank files in `folder` with that suffix, by rank in ascending order.
+
+    Raises:
+        RunDirError: the folder cannot be read.
+    """
+    ranks = {rank_of_name(path.stem): path for path in _entries(folder) if path.suffix == suffix}
+    return {rank: ranks[rank] for rank in sorted(rank for rank in ranks if rank is not None)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +211,7 @@ class RunDir:
 
     def dump_file(self, step: int, when: str, rank: int) -> Path:
         """The weights of `rank` around `step`; `when` is `before` or `after`."""
-        return self.dumps / f"step-{step:06d}-{when}" / f"{rank_name(rank)}.safetensors"
+        return self.dumps / dump_name(step, when) / f"{rank_name(rank)}.safetensors"
 
     @property
     def bundles(self) -> Path:
@@ -252,11 +257,11 @@ def _attempt_order(path: Path) -> tuple[int, int]:
 
 def checkpoint_of_dump(folder: Path) -> Path | None:
     """Return the checkpoint that a run saved when it dumped its weights to `folder`; None if it saved none then."""
-    match = _DUMP.fullmatch(folder.name)
+    step = steps_done_at_dump(folder.name)
     run = RunDir(folder.parent.parent)
-    if match is None or run.dumps != folder.parent:
+    if step is None or run.dumps != folder.parent:
         return None
-    saved = run.checkpoints / f"global_step{int(match[1]) - (match[2] == 'before')}"
+    saved = run.checkpoints / checkpoint_tag(step)
     return saved if saved.is_dir() else None
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.attempts import query_attempt, read_exit
-from bigsci_launch.runs.layout import AttemptDir, read_json
+from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
 from bigsci_launch.topology import Coordinate
 
 FOLLOW_POLL_S = 0.5
@@ -69,9 +69,8 @@ class MergedLogs:
 
     def _find_ranks(self) -> None:
         """Open the logs that exist by now. Until a rank has one, the batch script's output is shown instead."""
-        paths = sorted(self._attempt.logs.glob("rank-*.log"))
-        for path in paths:
-            rank = int(path.stem.partition("-")[2])
+        paths = rank_files(self._attempt.logs, ".log")
+        for rank, path in paths.items():
             if rank not in self._readers and self._is_wanted(rank):
                 self._readers[rank] = LogReader(path, rank)
         if paths:

@@ -16,7 +16,7 @@ from bigsci_launch.errors import RunDirError, SlurmError
 from bigsci_launch.runs.attempts import JobRecord, ask_about, attempt_state, query_attempt, read_exit, read_job
 from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.runs.events import read_last_events
-from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, read_json
+from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, rank_files, read_json
 from bigsci_launch.scheduler.job import JobInfo, JobState, NodeInfo
 from bigsci_launch.scheduler.slurm import query_nodes
 from bigsci_launch.topology import Coordinate, Topology
@@ -119,15 +119,16 @@ def read_topology(run: RunDir) -> Topology | None:
 
 def read_rank_events(attempt: AttemptDir) -> dict[int, list[dict[str, Any]]]:
     """Return the newest records of every rank that has written any, oldest first."""
-    return {_rank_of(path): read_last_events(path, EVENT_TAIL_BYTES) for path in attempt.events.glob("rank-*.jsonl")}
+    files = rank_files(attempt.events, ".jsonl")
+    return {rank: read_last_events(path, EVENT_TAIL_BYTES) for rank, path in files.items()}
 
 
 def read_signs(attempt: AttemptDir, events: dict[int, list[dict[str, Any]]]) -> list[RankSign]:
     """Return the newest sign of life of every started rank; its start, if it has written nothing."""
     signs = []
-    for path in sorted(attempt.pids.glob("rank-*.json")):
+    for rank, path in rank_files(attempt.pids, ".json").items():
         try:
-            signs.append(_sign(read_json(path), events.get(_rank_of(path), [])))
+            signs.append(_sign(read_json(path), events.get(rank, [])))
         except (RunDirError, KeyError, TypeError, ValueError):
             continue  # it is being written right now
     return signs
@@ -258,7 +259,3 @@ def _summarize(entry: _Opened, jobs: dict[str, JobInfo], why_unknown: str) -> Ru
 def _has_ended(attempt: AttemptDir) -> bool:
     ended = read_exit(attempt)
     return ended is not None and ended.get("exit_code") is not None and ended["reason"] != "requeued"
-
-
-def _rank_of(path: Path) -> int:
-    return int(path.stem.partition("-")[2])

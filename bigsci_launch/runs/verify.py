@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import CheckpointError
+from bigsci_launch.file_names import step_of_tag
 from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.runs.checkpoints import (
     CheckpointRecord,
@@ -131,7 +132,7 @@ def _state(folder: Path, latest: str) -> CheckpointState:
         size: int | None = sum(read_record(folder).files.values())
     except CheckpointError:
         size = None
-    step = int(folder.name.removeprefix("global_step"))
+    step = step_of_tag(folder.name) or 0
     is_sound = is_verified(folder)
     is_half = _begun_path(folder).exists() or (_mark_path(folder).exists() and not is_sound)
     return CheckpointState(folder, step, size, folder.name == latest, pin_path(folder).exists(), is_sound, is_half)

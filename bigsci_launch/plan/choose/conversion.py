@@ -16,6 +16,7 @@ from typing import Any
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.config.site import load_site
 from bigsci_launch.errors import CheckpointError, ConfigError
+from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.plan.choose.answer import calibration_of
 from bigsci_launch.plan.choose.preflight import preflight
 from bigsci_launch.plan.price.balance import PRICED_METHODS, settle_method
@@ -25,7 +26,6 @@ from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.runs.checkpoints import (
     CheckpointRecord,
     CheckpointsDir,
-    checkpoint_tag,
     read_record,
     require_complete,
 )

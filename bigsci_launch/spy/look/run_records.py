@@ -14,7 +14,7 @@ from typing import Any
 
 from bigsci_launch.errors import BslError
 from bigsci_launch.runs.events import read_last_events
-from bigsci_launch.runs.layout import AttemptDir, read_json
+from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
 
 LOG_TAIL_BYTES = 65536
 EVENT_TAIL_BYTES = 8192
@@ -52,9 +52,9 @@ def read_records(attempt: AttemptDir | None) -> dict[str, list[RankRecord]]:
 
 def _read_all(folder: Path) -> list[RankRecord]:
     found = []
-    for name in sorted(os.listdir(folder) if folder.is_dir() else ()):  # noqa: PTH208 (names are enough)
+    for path in rank_files(folder, ".json").values():
         try:
-            document = read_json(folder / name) if name.startswith("rank-") else None
+            document = read_json(path)
         except BslError:
             continue  # the file is being written right now
         if isinstance(document, dict) and "rank" in document:

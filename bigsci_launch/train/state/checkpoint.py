@@ -18,12 +18,12 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 import bigsci_launch
 from bigsci_launch.config.schema import RunConfig
 from bigsci_launch.errors import CheckpointError
+from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.launch.provenance import describe_repository
 from bigsci_launch.runs.checkpoints import (
     CheckpointRecord,
     CheckpointsDir,
     begin_checkpoint,
-    checkpoint_tag,
     commit_checkpoint,
     find_checkpoint,
     finish_interrupted,

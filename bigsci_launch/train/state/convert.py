@@ -21,11 +21,11 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor
 
 from bigsci_launch.errors import BslError, CheckpointError
+from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.plan.choose.conversion import Conversion, plan_conversion, saved_topology
 from bigsci_launch.runs.checkpoints import (
     CheckpointsDir,
     begin_checkpoint,
-    checkpoint_tag,
     commit_checkpoint,
     list_files,
     sync_path,

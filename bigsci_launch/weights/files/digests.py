@@ -41,11 +41,6 @@ class DigestFile:
     entries: Mapping[str, Sequence[Any]]
 
 
-def digest_name(rank: int) -> str:
-    """The file that holds the digests of `rank`."""
-    return f"rank-{rank:04d}.digests.json"
-
-
 def digest_bytes(data: bytes | memoryview) -> str:
     """The digest of a tensor's elements, given as bytes."""
     digest: str = _hasher()(data).hexdigest()

@@ -10,6 +10,14 @@ from pathlib import Path
 from typing import Literal
 
 from bigsci_launch.errors import CheckpointError
+from bigsci_launch.file_names import (
+    LATEST,
+    is_digests_name,
+    moment_of_dump,
+    rank_of_name,
+    step_of_tag,
+    steps_done_at_dump,
+)
 from bigsci_launch.topology import Topology
 from bigsci_launch.weights.files.contents import dump_place
 from bigsci_launch.weights.files.deepspeed import is_deepspeed_name, locate_deepspeed
@@ -27,10 +35,6 @@ SideName = Literal["a", "b"]
 Moment = tuple[int, str]
 
 TENSOR_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
-STEP_FOLDER = re.compile(r"global_step(\d+)")
-DUMP_FOLDER = re.compile(r"step-(\d+)-(before|after)")
-RANK_FILE = re.compile(r"rank-(\d+)")
-DIGEST_FILE = re.compile(r"rank-(\d+)\.digests\.json")
 AXIS = {axis: re.compile(rf"(?:^|[-_.]){axis}[-_]?(\d+)(?=$|[-_.])") for axis in PLACE_AXES}
 # Megatron-LM nests iter_0000100/mp_rank_00_001/model_optim_rng.pt: tp rank, pp rank.
 MAX_DEPTH = 2
@@ -66,7 +70,7 @@ def open_weights(path: Path, side: SideName = "a") -> Weights:
 def _open_file(path: Path) -> Weights:
     if path.suffix in TENSOR_SUFFIXES:
         return Weights(path, "files", (Source(path, "", "plain"),))
-    if DIGEST_FILE.fullmatch(path.name):
+    if is_digests_name(path.name):
         return Weights(path, "digests", (Source(path, "", "digests"),))
     if path.suffix == ".txt":
         from bigsci_launch.weights.files.text_dump import is_text_dump
@@ -98,23 +102,17 @@ def _open_tensors(folder: Path, path: Path, side: SideName) -> Weights | None:
     files = _tensor_files(folder)
     if len({file.parent for file in files}) == 1 and any(is_deepspeed_name(file.name) for file in files):
         return locate_deepspeed(files[0].parent, files, path)
-    if any(RANK_FILE.fullmatch(file.stem) for file in files):
+    if any(rank_of_name(file.stem) is not None for file in files):
         found = _by_rank(path, "rank dumps", tuple(_plain(folder, file, "dump") for file in files))
-        return replace(found, metadata=CheckpointMetadata(global_steps=_steps_done(folder)))
+        return replace(found, metadata=CheckpointMetadata(global_steps=steps_done_at_dump(folder.name)))
     if not files:
         return None
     sources = tuple(_plain(folder, file, "plain") for file in files)
     return Weights(path, "files", sources, _topology(sources), broken=tuple(_missing_shards(folder)))
 
 
-def _steps_done(dump: Path) -> int | None:
-    """The steps that were done when a dump was made; None where its folder does not say."""
-    match = DUMP_FOLDER.fullmatch(dump.name)
-    return int(match[1]) - (match[2] == "before") if match else None
-
-
 def _open_digests(folder: Path, path: Path, side: SideName) -> Weights | None:
-    files = sorted(file for file in folder.iterdir() if DIGEST_FILE.fullmatch(file.name))
+    files = sorted(file for file in folder.iterdir() if is_digests_name(file.name))
     sources = tuple(Source(file, file.name.partition(".")[0], "digests") for file in files)
     return _by_rank(path, "digests", sources) if sources else None
 
@@ -172,13 +170,13 @@ def _chosen(path: Path, side: SideName) -> tuple[Path, tuple[str, ...]]:
     Raises:
         CheckpointError: `latest` names a folder that is not there, or there are several checkpoints and no `latest`.
     """
-    pointer = path / "latest"
+    pointer = path / LATEST
     if not pointer.is_file():
         return _only_choice(path, side)
     tag = pointer.read_text(encoding="utf-8", errors="replace").strip()
     if tag and (path / tag).is_dir():
         return path / tag, ()
-    there = sorted(item.name for item in path.iterdir() if STEP_FOLDER.fullmatch(item.name))
+    there = sorted(item.name for item in path.iterdir() if step_of_tag(item.name) is not None)
     raise CheckpointError(
         f"{pointer}: names {tag or 'nothing'}, which is not there",
         hint=f"name one of {', '.join(there)}" if there else "the folder holds no global_step folder",
@@ -186,13 +184,13 @@ def _chosen(path: Path, side: SideName) -> tuple[Path, tuple[str, ...]]:
 
 
 def _only_choice(path: Path, side: SideName) -> tuple[Path, tuple[str, ...]]:
-    checkpoints = [item for item in path.iterdir() if STEP_FOLDER.fullmatch(item.name)]
+    checkpoints = [item for item in path.iterdir() if step_of_tag(item.name) is not None]
     if len(checkpoints) > 1:
         names = ", ".join(sorted(folder.name for folder in checkpoints))
         raise CheckpointError(f"{path}: several checkpoints, and no `latest`", hint=f"name one of {names}")
     if checkpoints:
         return checkpoints[0], ()
-    dumps = {(int(match[1]), match[2]): item for item in path.iterdir() if (match := DUMP_FOLDER.fullmatch(item.name))}
+    dumps = {moment: item for item in path.iterdir() if (moment := moment_of_dump(item.name))}
     moment, notes = _choose_moment(set(dumps), side)
     return (dumps[moment], notes) if moment is not None else (path, ())
 

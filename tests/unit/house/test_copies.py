@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import json
 import os
 import pickle
@@ -22,11 +23,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch import procfs
+from bigsci_launch.file_names import rank_name
 from bigsci_launch.lost_peer import LOST_PEER
+from bigsci_launch.runs.layout import AttemptDir, rank_files, write_json
 from bigsci_launch.spy.inputs.flight_recorder import read_recorder_json, read_recorder_pickle
 from bigsci_launch.topology import AXIS_NAMES, Topology
 
-from .conftest import Parsed, Program, standalone
+from .conftest import DIAGNOSTICS, Parsed, Program, standalone
 
 HOSTILE_NAMES = (
     b"python3",
@@ -200,3 +203,47 @@ def test_recorded_collectives_are_stored_alike(
         theirs = program("node_recorder").read_dump(str(path))
     read = read_recorder_pickle(path, data) if is_pickle else read_recorder_json(path, json.loads(data))
     assert read.readings[0].recorder == json.loads(json.dumps(theirs))
+
+
+# ------------------------------------------------------------------------------------------- files of a run
+
+RANKS = (0, 3, 12345)
+
+
+def test_files_of_ranks_are_named_alike() -> None:
+    """Every f-string of a stand-alone program that names such a file: `rank-{rank:04d}`."""
+    formats = [(path.name, found) for path in DIAGNOSTICS.rglob("*.py") for found in rank_formats(path)]
+    assert {"node_ranks.py", "node_recorder.py", "rank_runner.py", "step_loop.py"} <= {name for name, _ in formats}
+    for name, found in formats:
+        assert [f"rank-{format(rank, found)}" for rank in RANKS] == [rank_name(rank) for rank in RANKS], name
+
+
+def rank_formats(path: Path) -> Iterator[str]:
+    """The format of each number that follows `rank-` in the f-strings of a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        parts = node.values if isinstance(node, ast.JoinedStr) else []
+        for before, value in itertools.pairwise(parts):
+            if isinstance(before, ast.Constant) and str(before.value).endswith("rank-"):
+                assert isinstance(value, ast.FormattedValue)
+                spec = value.format_spec.values if isinstance(value.format_spec, ast.JoinedStr) else []
+                yield "".join(str(part.value) for part in spec if isinstance(part, ast.Constant))
+
+
+def test_what_ranks_leave_is_found_where_the_package_puts_it(program: Program, tmp_path: Path) -> None:
+    attempt = AttemptDir(tmp_path / "0001")
+    attempt.make()
+    for rank in RANKS:
+        write_json(attempt.pid_file(rank), {"rank": rank, "node": "n0", "host": "n0", "pid": 100 + rank})
+        write_json(attempt.exit_file(rank), {"rank": rank, "code": 1})
+        write_json(attempt.error_file(rank), {"rank": rank, "type": "ValueError"})
+        attempt.event_file(rank).write_text('{"kind": "start"}\n')
+        attempt.log_file(rank).write_text("last words\n")
+    found = program("exit_reason").read_ranks(attempt.path)
+    assert sorted(found) == list(RANKS)
+    for rank in RANKS:
+        assert (found[rank]["pid"]["pid"], found[rank]["exit"]["code"]) == (100 + rank, 1)
+        assert (found[rank]["error"]["type"], found[rank]["event"]["kind"]) == ("ValueError", "start")
+        assert found[rank]["said"] == "last words"
+    ((_, documents),) = program("node_ranks").read_pid_files(str(attempt.pids), "n0", None)
+    assert sorted(document["rank"] for document in documents) == list(RANKS)
+    assert sorted(rank_files(attempt.pids, ".json")) == list(RANKS)

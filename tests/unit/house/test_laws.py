@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,7 +99,7 @@ def test_one_module_starts_slurm_commands() -> None:
 
 
 def test_one_module_knows_the_paths_of_a_run() -> None:
-    names = {"run.json", "job.json", "exit.json", "attempts", "pids", "exits"}
+    names = {"run.json", "job.json", "exit.json", "attempts", "pids", "exits", "latest"}
     for path, tree in parsed():
         if path == PACKAGE / "runs" / "layout.py":
             continue
@@ -107,6 +108,23 @@ def test_one_module_knows_the_paths_of_a_run() -> None:
                 isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.right, ast.Constant)
             )
             assert not (joins and node.right.value in names), f"{path.relative_to(ROOT)}:{node.lineno}"  # type: ignore[attr-defined]
+
+
+def test_one_module_knows_the_names_that_one_room_writes_and_another_finds() -> None:
+    """Of checkpoints, dumps, digests and all that exists once for each rank: the names and their patterns."""
+    shared = re.compile(r"global_step(?!s)|step-|rank-|.*digests\\?\.json")
+    for path, tree in parsed():
+        if path != PACKAGE / "file_names.py":
+            found = [text for text in texts(tree) if shared.match(text)]
+            assert not found, f"{path.relative_to(ROOT)}: {found}"
+
+
+def texts(tree: ast.Module) -> Iterator[str]:
+    """The texts in a module's code, those of f-strings included and docstrings left out."""
+    spoken = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in spoken:
+            yield node.value
 
 
 def test_one_module_knows_where_content_is() -> None:

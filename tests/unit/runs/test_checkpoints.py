@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.errors import CheckpointError
+from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.runs.checkpoints import (
     CheckpointRecord,
     CheckpointsDir,
     begin_checkpoint,
-    checkpoint_tag,
     commit_checkpoint,
     find_checkpoint,
     finish_interrupted,

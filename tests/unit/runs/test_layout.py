@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.errors import RunDirError
-from bigsci_launch.runs.layout import RunDir, find_runs, open_run, read_json, write_atomically, write_json
+from bigsci_launch.runs.layout import RunDir, find_runs, open_run, rank_files, read_json, write_atomically, write_json
 
 
 def make_run(path: Path) -> RunDir:
@@ -49,3 +49,21 @@ def test_a_broken_document_is_one_clear_error(tmp_path: Path) -> None:
         read_json(path)
     with pytest.raises(RunDirError, match="No such file"):
         read_json(tmp_path / "y.json")
+
+
+def test_files_of_ranks_come_in_the_order_of_ranks(tmp_path: Path) -> None:
+    for name in (
+        "rank-10000.json",
+        "rank-9999.json",
+        "rank-0003.json",
+        "rank-0003.log",
+        ".rank-4.json.x",
+        "run.json",
+    ):
+        (tmp_path / name).touch()
+    assert list(rank_files(tmp_path, ".json").items()) == [
+        (3, tmp_path / "rank-0003.json"),
+        (9999, tmp_path / "rank-9999.json"),
+        (10000, tmp_path / "rank-10000.json"),
+    ]
+    assert rank_files(tmp_path / "missing", ".json") == {}

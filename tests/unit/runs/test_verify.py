@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
+from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.runs.checkpoints import (
     CheckpointRecord,
     CheckpointsDir,
     begin_checkpoint,
-    checkpoint_tag,
     commit_checkpoint,
     digests_path,
     list_files,

@@ -12,8 +12,9 @@ import pytest
 import torch
 import xxhash
 
+from bigsci_launch.file_names import digests_name
 from bigsci_launch.topology import Topology
-from bigsci_launch.weights.files.digests import digest_document, digest_entry, digest_name, read_digests
+from bigsci_launch.weights.files.digests import digest_document, digest_entry, read_digests
 from bigsci_launch.weights.files.tensors import Place
 
 TOPOLOGY = Topology(tp=2, pp=2, dp=2)
@@ -28,7 +29,7 @@ def write(folder: Path, values: dict[int, dict[str, torch.Tensor]]) -> Path:
             for name, value in tensors.items()
         }
         document = digest_document(entries, rank=rank, coordinate=TOPOLOGY.coordinate(rank), step=20)
-        (folder / digest_name(rank)).write_text(json.dumps(document))
+        (folder / digests_name(rank)).write_text(json.dumps(document))
     return folder
 
 
@@ -133,7 +134,7 @@ def test_a_large_job_compares_in_a_second_of_cpu(tmp_path: Path, diff: Any) -> N
         for side in "ab":
             if side == "b" and rank == 200:
                 tensors = {**tensors, names[7]: ["BF16", [3584, 14336], "00"]}
-            path = tmp_path / side / digest_name(rank)
+            path = tmp_path / side / digests_name(rank)
             path.parent.mkdir(exist_ok=True)
             document = digest_document(tensors, rank=rank, coordinate=topology.coordinate(rank), step=20)
             path.write_text(json.dumps(document))

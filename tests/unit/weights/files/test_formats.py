@@ -15,8 +15,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from bigsci_launch.file_names import digests_name
 from bigsci_launch.topology import Coordinate
-from bigsci_launch.weights.files.digests import digest_document, digest_entry, digest_name
+from bigsci_launch.weights.files.digests import digest_document, digest_entry
 
 Tensors = dict[str, torch.Tensor]
 REPLICATED = ("ln.weight", "ln.bias", "down.bias")
@@ -41,7 +42,7 @@ def write_digests(model: Any, folder: Path) -> None:
         }
         place = Coordinate.at(pp=at["pp"], tp=at["tp"], dp=at["dp"])
         document = digest_document(entries, rank=rank, coordinate=place, step=20)
-        (folder / digest_name(rank)).write_text(json.dumps(document))
+        (folder / digests_name(rank)).write_text(json.dumps(document))
 
 
 def write_folder(model: Any, folder: Path) -> None:
