@@ -1,7 +1,7 @@
-"""What the laboratory can reproduce, and what a diagnosis should say of it.
+"""The types of the catalogue: what the hang lab can reproduce, and the right diagnosis of each.
 
-Classes are those of the taxonomy. A class may have several reproductions, its variants (`H36-stopped`, `H36-lock`);
-the rest are listed with the reason why a machine without accelerators cannot show them.
+Classes are those of the taxonomy. A class may have several reproductions, its variants (`H36-stopped`, `H36-lock`).
+Classes without one are listed with the reason why a machine without accelerators cannot reproduce them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Who = Callable[[int, Topology], RankSet]
 
 
 class Stand(Enum):
-    """How to see that a reproduction has reached its state. The culprit has struck, and then:"""
+    """The condition that shows that a reproduction has reached its state, once the culprit has struck."""
 
     STILL = "every other rank has come to rest"
     JOINING = "no rank reports anything; those that wait for a rendezvous may still poll"
-    MOVING = "steps go on"
+    MOVING = "ranks complete more steps"
     LEAVING = "all ranks have struck, and are on their way out"
-    ALL_ENDED = "every rank has ended, or of a crash some and the others stay in their wait"
+    ALL_ENDED = "every rank has ended, or some have crashed and the others stay in their wait"
     CULPRIT_ENDED = "the culprit has ended, and every other rank has come to rest"
     OTHERS_ENDED = "every rank but the culprit has ended"
 
@@ -53,7 +53,7 @@ def all_others(culprit: int, topology: Topology) -> RankSet:
 
 
 def partner(culprit: int, topology: Topology) -> int:
-    """The next rank on the data-parallel axis."""
+    """Return the next rank on the data-parallel axis."""
     group = topology.group("dp", culprit)
     return group[(group.index(culprit) + 1) % len(group)]
 
@@ -63,7 +63,7 @@ def both_partners(culprit: int, topology: Topology) -> RankSet:
 
 
 def both_across(culprit: int, topology: Topology) -> RankSet:
-    """The culprit, and the rank next to it on both the tensor- and the data-parallel axis."""
+    """Return the culprit, and the rank next to it on both the tensor- and the data-parallel axis."""
     beside = topology.group("tp", culprit)
     neighbour = beside[(beside.index(culprit) + 1) % len(beside)]
     return frozenset({culprit, partner(neighbour, topology)})
@@ -71,11 +71,11 @@ def both_across(culprit: int, topology: Topology) -> RankSet:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """One way to reproduce a class of hangs, and the right answer.
+    """One way to reproduce a class of hangs, and the right diagnosis.
 
-    `states` and `classes` are the answers that are right, the best one first; None among the classes means that none
-    has to be named. `suspects` gives the ranks that may be accused: all of them if `must_accuse`, or none where the
-    evidence is symmetric. `culprits`: whether the culprit's place matters.
+    `states` and `classes` are the right answers, the best one first; None among the classes means that no class has to
+    be named. `suspects` returns the ranks that may be accused. If `must_accuse`, all of them must be; otherwise nobody
+    has to be, for example because the evidence is symmetric. `culprits` says whether the culprit's rank matters.
     """
 
     name: str
@@ -100,11 +100,11 @@ class Reproduction:
 
     @property
     def is_hang(self) -> bool:
-        """Whether `hang` may be said of it at all."""
+        """Whether `hang` is a right answer at all."""
         return State.HANG in self.states
 
     def topology(self, num_ranks: int) -> Topology:
-        """The layout of `num_ranks` ranks in which this reproduction works.
+        """Return the topology of `num_ranks` ranks in which this reproduction works.
 
         Raises:
             LabError: there is none.
@@ -118,7 +118,7 @@ class Reproduction:
 
 
 def shape_topology(shape: TopologyShape, num_ranks: int) -> Topology:
-    """tp2 x dp for 4 ranks, tp2 x pp2 x dp from 8 on; `stages` has two stages always, `data` nothing but replicas."""
+    """Return tp2 x dp for 4 ranks, tp2 x pp2 x dp from 8 on. `stages` always has two stages, `data` only replicas."""
     if shape == "data":
         return Topology(tp=1, pp=1, dp=num_ranks)
     tp = 2 if shape == "default" or num_ranks % 8 == 0 else 1
@@ -128,23 +128,23 @@ def shape_topology(shape: TopologyShape, num_ranks: int) -> Topology:
 
 @dataclass(frozen=True, slots=True)
 class NotReproduced:
-    """A class that this machine cannot show."""
+    """A class that this machine cannot reproduce."""
 
     hang_class: HangClass
     reason: str
 
 
 def class_order(name: str) -> tuple[int, str]:
-    """Sorting key: the number of the class, then the name."""
+    """Return a sorting key: the number of the class, then the name."""
     match = re.match(r"H(\d+)", name)
     return (int(match[1]) if match else 10**6, name)
 
 
 def find_reproductions(names: Sequence[str]) -> tuple[Reproduction, ...]:
-    """The reproductions of those names; a class (`H36`) stands for all of its own.
+    """Return the reproductions with these names; a class (`H36`) means all of its reproductions.
 
     Raises:
-        LabError: a name that nothing has, or a class that cannot be reproduced, with the reason.
+        LabError: a name is unknown, or names a class that cannot be reproduced; the message says why.
     """
     from bigsci_launch.hang_lab.zoo import REPRODUCTIONS
 
@@ -158,7 +158,7 @@ def find_reproductions(names: Sequence[str]) -> tuple[Reproduction, ...]:
 
 
 def find_reproduction(name: str) -> Reproduction:
-    """The reproduction `name`, or the first one of class `name`.
+    """Return the reproduction `name`, or the first one of class `name`.
 
     Raises:
         LabError: as `find_reproductions`.
@@ -173,4 +173,4 @@ def _no_such(name: str) -> LabError:
     absent = next((one for one in NOT_REPRODUCED if str(one.hang_class) == name), None)
     if absent:
         return LabError(f"{name} ({absent.hang_class.title}) cannot be reproduced here: {absent.reason}")
-    return LabError(f"no class {name!r} in the laboratory", hint="`bsl hang-lab list` shows all")
+    return LabError(f"the hang lab has no class {name!r}", hint="`bsl hang-lab list` shows all")

@@ -1,4 +1,4 @@
-"""A verdict beside the truth, as text and as JSON."""
+"""Compares a verdict with the truth, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class JudgedVerdict:
-    """What `bsl spy` said of a reproduction, and what is true of it."""
+    """The verdict of `bsl spy` on a reproduction, and the right answer."""
 
     name: str
     title: str
@@ -58,10 +58,10 @@ class JudgedVerdict:
 
 
 def compare(standing: Standing, *options: str) -> JudgedVerdict:
-    """Run `bsl spy` on `standing`, with more `options` of its own, and judge what it says.
+    """Run `bsl spy` with `options` on `standing`, and judge its verdict.
 
     Raises:
-        LabError: it says nothing.
+        LabError: `bsl spy` gives no verdict.
     """
     reproduction, culprit = standing.reproduction, standing.job.culprit
     verdict = read_verdict(spy(standing.run.path, *options))

@@ -1,4 +1,4 @@
-"""Compares a verdict with what is known to be true."""
+"""Judges a verdict against what is known to be true."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bigsci_launch.topology.words import name_ranks
 
 
 class Judgement(Enum):
-    """How good a verdict is, best first. The last two are what must never happen."""
+    """How good a verdict is, best first. The last two must never happen."""
 
     RIGHT = "right"
     OTHER_CLASS = "other class"
@@ -26,13 +26,13 @@ class Judgement(Enum):
 
     @property
     def is_harmful(self) -> bool:
-        """Whether somebody who believes the verdict does damage."""
+        """Whether acting on the verdict does damage."""
         return self in (Judgement.FALSE_ALARM, Judgement.WRONG_ACCUSATION)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What `bsl spy --json` says, as much as is compared."""
+    """The part of the answer of `bsl spy --json` that is compared."""
 
     state: State
     hang_class: HangClass | None
@@ -46,7 +46,7 @@ class Verdict:
 
 
 def read_verdict(document: Mapping[str, Any]) -> Verdict:
-    """The verdict in a document of `bsl spy --json`."""
+    """Return the verdict in a document of `bsl spy --json`."""
     verdict = document["verdict"]
     return Verdict(
         state=State(verdict["state"]),
@@ -58,7 +58,7 @@ def read_verdict(document: Mapping[str, Any]) -> Verdict:
 
 
 def judge(verdict: Verdict, reproduction: Reproduction, culprit: int, topology: Topology) -> Judgement:
-    """How good `verdict` is on `reproduction` with this culprit."""
+    """Return how good `verdict` is for `reproduction` with this culprit."""
     allowed = reproduction.suspects(culprit, topology)
     if verdict.suspects - allowed:
         return Judgement.WRONG_ACCUSATION
@@ -70,14 +70,14 @@ def judge(verdict: Verdict, reproduction: Reproduction, culprit: int, topology: 
         return Judgement.OTHER_STATE
     if reproduction.must_accuse and verdict.suspects != allowed:
         return Judgement.NOBODY_NAMED if not verdict.suspects else Judgement.OTHER_CLASS
-    # Of what is no hang no class has to be named.
+    # If it is not a hang, no class has to be named.
     if verdict.hang_class not in reproduction.classes and (verdict.hang_class or reproduction.is_hang):
         return Judgement.OTHER_CLASS
     return Judgement.RIGHT
 
 
 def expectation(reproduction: Reproduction, culprit: int, topology: Topology) -> str:
-    """The right answer in words."""
+    """Return the right answer in words."""
     ranks = reproduction.suspects(culprit, topology)
     accused = name_ranks(ranks) + ("" if reproduction.must_accuse else " or nobody")
     who = accused if ranks else "nobody accused"

@@ -1,4 +1,4 @@
-"""The catalogue as rows of a table and as a document."""
+"""Renders the catalogue as rows of a table and as a JSON document."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _in_order() -> Iterator[Reproduction | NotReproduced]:
 
 
 def catalogue_rows() -> list[tuple[str, str, str, str]]:
-    """Name, title, right state, and whether it works here."""
+    """Return name, title, right states, and whether it can be reproduced here, of every entry."""
     return [_row(one) for one in _in_order()]
 
 
@@ -30,7 +30,7 @@ def _row(one: Reproduction | NotReproduced) -> tuple[str, str, str, str]:
 
 
 def catalogue_document() -> dict[str, Any]:
-    """`{schema_version, classes: [{name, class, title, reproducible, reason, ...}]}`."""
+    """Return `{schema_version, classes: [{name, class, title, reproducible, reason, ...}]}`."""
     return {"schema_version": SCHEMA_VERSION, "classes": [_entry(one) for one in _in_order()]}
 
 

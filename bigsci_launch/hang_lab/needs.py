@@ -1,4 +1,4 @@
-"""What a reproduction needs of the machine, and why it is not available where it is not."""
+"""Checks what a reproduction needs from the machine, and says what is missing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def missing_need(reproduction: Reproduction) -> str | None:
-    """Why `reproduction` cannot be run here, or None."""
+    """Return why `reproduction` cannot run here, or None."""
     return next((reason for need in reproduction.needs if (reason := CHECKS[need]())), None)
 
 
 def search_path() -> str:
-    """PATH, and where system programs are for those who do not have that in theirs."""
+    """Return PATH with the system's sbin folders, which an ordinary user's PATH lacks."""
     return f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
 
 
@@ -30,7 +30,7 @@ def _root() -> str | None:
 def _no_right_to_trace() -> str | None:
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     effective = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff"))
-    return "shows nothing to root, who may read every process" if effective >> CAP_SYS_PTRACE & 1 else None
+    return "needs a user who may not read every process (root may)" if effective >> CAP_SYS_PTRACE & 1 else None
 
 
 def _loop_device() -> str | None:
@@ -55,7 +55,8 @@ def _compiler() -> str | None:
 
 def _core_files_here() -> str | None:
     pattern = Path("/proc/sys/kernel/core_pattern").read_text(encoding="utf-8").strip()
-    return None if "/" not in pattern and "|" not in pattern else f"cores go elsewhere (core_pattern is {pattern!r})"
+    is_here = "/" not in pattern and "|" not in pattern
+    return None if is_here else f"needs core files in the working directory (core_pattern is {pattern!r})"
 
 
 def _programs(*names: str) -> str | None:

@@ -1,6 +1,6 @@
-"""Ranks that are forked from a process that has imported torch: a second to start where a new one takes five.
+"""Forks ranks from a process that has imported torch: they start in one second, and new processes in five.
 
-For those who start many reproductions, one after another: tests and benchmarks.
+Meant for tests and benchmarks, which start many reproductions one after another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Nursery:
         return self._process.pid
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> int:
-        """Start a runner with `arguments` for rank_runner.py; its process id, which is its session's too.
+        """Start a runner with `arguments` for rank_runner.py; return its process id, which is also its session id.
 
         Raises:
             LabError: the nursery has ended.
@@ -48,13 +48,13 @@ class Nursery:
         assert self._process.stdout is not None
         line = self._process.stdout.readline().strip()
         if not line:
-            raise LabError("the process that ranks are forked from has ended (its error is above)")
+            raise LabError("the process from which ranks are forked has ended (its error is above)")
         return line
 
 
 @contextmanager
 def open_nursery() -> Iterator[Nursery]:
-    """A nursery; it and what was forked from it end with the block."""
+    """Yield a nursery. It ends with the block, and so does every process that was forked from it."""
     process = subprocess.Popen(
         [sys.executable, str(lab_program("nursery"))],
         stdin=subprocess.PIPE,

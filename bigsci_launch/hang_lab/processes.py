@@ -1,4 +1,4 @@
-"""The processes of a reproduction: which of them live, whether they rest, and how to end them all."""
+"""Watches and ends the processes of a reproduction: which are alive, and whether they are at rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLL_S = 0.02
 
 
 def read_switches(pid: int) -> int | None:
-    """How often the main thread of `pid` has left the processor; None when it is gone."""
+    """Return the number of context switches of the main thread of `pid`, or None if it is gone."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -25,7 +25,7 @@ def read_switches(pid: int) -> int | None:
 
 
 def members(sessions: Collection[int]) -> list[Process]:
-    """The living processes of `sessions`; zombies are their parents' business."""
+    """Return the living processes of `sessions`; zombies are left to their parents."""
     return [one for one in read_processes().values() if one.session in sessions]
 
 
@@ -40,7 +40,7 @@ def kill_sessions(sessions: Collection[int]) -> None:
 
 
 def wait_until_gone(sessions: Collection[int], timeout_s: float = END_TIMEOUT_S) -> list[int]:
-    """Wait for the members of `sessions` to disappear; those that have not after `timeout_s` seconds."""
+    """Wait for the members of `sessions` to disappear; return those that are left after `timeout_s` seconds."""
     end = time.monotonic() + timeout_s
     while left := members(sessions):
         if time.monotonic() > end:
@@ -50,5 +50,5 @@ def wait_until_gone(sessions: Collection[int], timeout_s: float = END_TIMEOUT_S)
 
 
 def rest_marks(pids: Iterable[int]) -> tuple[object, ...]:
-    """A value that stays the same as long as no main thread of `pids` runs."""
+    """Return a value that stays the same as long as no main thread of `pids` runs."""
     return tuple((pid, read_switches(pid)) for pid in pids)

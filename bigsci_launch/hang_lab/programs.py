@@ -1,4 +1,4 @@
-"""Where the laboratory's stand-alone programs are."""
+"""Finds the stand-alone programs of the hang lab."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ RANK_VARIABLES = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONUNBUFFERED": "1",
 }
-"""The environment of every rank of the laboratory. Some of it is read when torch is imported."""
+"""The environment of every rank of the hang lab. Some of it is read when torch is imported."""
 
 
 def lab_program(name: str) -> Path:
-    """`diagnostics/lab/NAME.py`."""
+    """Return the path of `diagnostics/lab/NAME.py`."""
     return packaged("diagnostics", "lab", f"{name}.py").resolve()
 
 

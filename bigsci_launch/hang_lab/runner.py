@@ -1,4 +1,4 @@
-"""Starts the ranks of a reproduction on this machine, waits until it stands, and leaves nothing behind."""
+"""Runs a reproduction on this machine: starts its ranks, waits for its state, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ATTEMPT = "0001"
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A reproduction that stands. `launcher_pid` is the process whose descendants the ranks are; None on Slurm."""
+    """A running reproduction. The ranks are descendants of process `launcher_pid`, which is None on Slurm."""
 
     reproduction: Reproduction
     run: RunDir
@@ -51,9 +51,9 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What to reproduce: ranks, culprit, and what the ranks find in their environment beside the usual.
+    """What to reproduce. `environment` has variables to add to the usual environment of the ranks.
 
-    `arguments` are more options for the rank program; `timeout_s` is how long the reproduction may take to stand.
+    `arguments` are extra options for the rank program; `timeout_s` limits the time to reach the reproduction's state.
     """
 
     reproduction: Reproduction
@@ -64,7 +64,7 @@ class Trial:
     timeout_s: float = STAND_TIMEOUT_S
 
     def program(self, topology: Topology) -> list[str]:
-        """The argv of a rank."""
+        """Return the argv of a rank."""
         recipe, file = self.reproduction.recipe, lab_program(self.reproduction.program)
         options = ["--topology", str(topology), "--culprit", str(self.culprit), *self.arguments]
         return [sys.executable, str(file), recipe, *options]
@@ -72,10 +72,10 @@ class Trial:
 
 @contextmanager
 def reproduce(trial: Trial, *, nursery: Nursery | None = None) -> Iterator[Standing]:
-    """The reproduction, standing; all of it is gone after the block, however that ends.
+    """Yield the reproduction once it has reached its state. Nothing of it is left after the block, however that ends.
 
     Raises:
-        LabError: this machine cannot do it, or it does not come to stand.
+        LabError: this machine cannot run it, or it does not reach its state.
     """
     with begin(trial, nursery=nursery) as standing:
         wait_for_stand(standing.job, trial.reproduction.stand, trial.timeout_s)
@@ -84,10 +84,10 @@ def reproduce(trial: Trial, *, nursery: Nursery | None = None) -> Iterator[Stand
 
 @contextmanager
 def begin(trial: Trial, *, nursery: Nursery | None = None) -> Iterator[Standing]:
-    """The reproduction, started and not awaited; all of it is gone after the block, however that ends.
+    """Yield the reproduction as soon as it has started. Nothing of it is left after the block, however that ends.
 
     Raises:
-        LabError: this machine cannot do it.
+        LabError: this machine cannot run it.
     """
     topology = require_possible(trial)
     reproduction = trial.reproduction
@@ -99,16 +99,16 @@ def begin(trial: Trial, *, nursery: Nursery | None = None) -> Iterator[Standing]
 
 
 def require_possible(trial: Trial) -> Topology:
-    """The layout of the ranks.
+    """Return the topology of the ranks.
 
     Raises:
-        LabError: the class, the number of ranks or the culprit cannot be had.
+        LabError: the reproduction cannot run here, or not with this number of ranks or this culprit.
     """
     topology = trial.reproduction.topology(trial.num_ranks)
     if reason := missing_need(trial.reproduction):
         raise LabError(f"{trial.reproduction.name} ({trial.reproduction.title}) {reason}")
     if not 0 <= trial.culprit < trial.num_ranks:
-        raise LabError(f"there is no rank {trial.culprit} among {trial.num_ranks}")
+        raise LabError(f"there is no rank {trial.culprit}: ranks are 0 to {trial.num_ranks - 1}")
     if trial.culprit == 0 and trial.reproduction.culprits == "not rank 0":
         end = f"without which the others end too ({HangClass.RANK_KILLED})"
         raise LabError(f"{trial.reproduction.name}: rank 0 serves the store, {end}")
@@ -117,7 +117,7 @@ def require_possible(trial: Trial) -> Topology:
 
 @contextmanager
 def made_folder(name: str) -> Iterator[Path]:
-    """A temporary folder for the run. Its name is short: the path of a socket has 107 bytes."""
+    """Yield a temporary folder for the run. Its name is short, because the path of a socket is limited to 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="bsl-lab-"))
     try:
         yield folder / name.lower()
@@ -126,7 +126,7 @@ def made_folder(name: str) -> Iterator[Path]:
 
 
 def prepare_run(folder: Path, reproduction: Reproduction, topology: Topology) -> RunDir:
-    """A run directory with one attempt, as much of it as a diagnosis reads."""
+    """Make a run directory with one attempt, with only the files that a diagnosis reads."""
     run = RunDir(folder.resolve())
     record = {
         "schema_version": 1,
@@ -149,7 +149,7 @@ def prepare_run(folder: Path, reproduction: Reproduction, topology: Topology) ->
 def started(
     trial: Trial, topology: Topology, run: RunDir, stage: SetStage | None, nursery: Nursery | None
 ) -> Iterator[int]:
-    """All ranks, each runner in a session of its own; yields the launcher's process id."""
+    """Start all ranks, each runner in its own session, and yield the launcher's process id."""
     runners: list[subprocess.Popen[bytes]] = []
     sessions: set[int] = set()
     surroundings = stage.surroundings if stage else Surroundings()
@@ -176,7 +176,7 @@ def started(
 
 
 def runner_arguments(trial: Trial, topology: Topology, run: RunDir, rank: int) -> list[str]:
-    """The arguments of rank_runner.py for `rank`."""
+    """Return the arguments of rank_runner.py for `rank`."""
     where = ["--attempt-dir", str(run.attempt(ATTEMPT).path), "--topology", str(topology)]
     return [
         *where,
@@ -202,7 +202,7 @@ def start_runner(arguments: list[str], environment: Mapping[str, str], output: P
 
 
 def end_all(sessions: set[int], runners: list[subprocess.Popen[bytes]], stage: SetStage | None) -> None:
-    """Kill every process of `sessions`. What waits for the stage dies only when that is undone.
+    """Kill every process of `sessions`. Processes that wait for the stage die only once it is undone.
 
     Raises:
         LabError: processes are left.
@@ -216,12 +216,12 @@ def end_all(sessions: set[int], runners: list[subprocess.Popen[bytes]], stage: S
         if runner.pid not in left:
             runner.wait()
     if left:
-        raise LabError(f"processes {left} cannot be ended", hint="they wait in the kernel: see /proc/PID/wchan")
+        raise LabError(f"processes {left} do not end", hint="`cat /proc/PID/wchan` shows where they wait in the kernel")
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Hold Ctrl-C and TERM back meanwhile: nothing may be left behind by who is impatient."""
+    """Block SIGINT and SIGTERM during clean-up, so that an impatient Ctrl-C leaves nothing behind."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield

@@ -1,4 +1,4 @@
-"""Starts the ranks of a reproduction as a Slurm job of several nodes, and cancels it."""
+"""Runs a reproduction as a Slurm job on several nodes, and cancels it afterwards."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ TIME_LIMIT = "00:30:00"
 QUEUE_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 60.0
 POLL_S = 0.5
-# What only makes sense where all ranks are on one machine.
+# Variables that only make sense if all ranks are on one machine.
 LOCAL_VARIABLES = {"MASTER_ADDR", "GLOO_SOCKET_IFNAME"}
 
 
 @contextmanager
 def reproduce_on_slurm(trial: Trial) -> Iterator[Standing]:
-    """The reproduction as a job, standing; the job is cancelled and its files are gone after the block.
+    """Yield the reproduction as a job that has reached its state. Cancel the job and delete its files afterwards.
 
     Raises:
-        LabError: it cannot be done on Slurm, or does not come to stand; SlurmUnavailable, SlurmRefused: as sbatch says.
+        LabError: it cannot run on Slurm, or does not reach its state.
+        SlurmUnavailable, SlurmRefused: sbatch is missing, or refuses the job.
     """
     topology = require_possible(trial)
     if trial.reproduction.stage:
-        raise LabError(f"{trial.reproduction.name} needs its surroundings prepared on the node: try it with --local")
-    # Nodes share the current folder, as with any run; they rarely share a temporary one.
+        raise LabError(f"{trial.reproduction.name} needs preparations on the node, which only --local makes")
+    # The current folder is shared by the nodes, as for any run; a temporary folder rarely is.
     folder = Path(tempfile.mkdtemp(prefix=".hang-lab-", dir=Path.cwd()))
     try:
         with submitted(trial, topology, folder) as standing:
@@ -54,7 +55,7 @@ def reproduce_on_slurm(trial: Trial) -> Iterator[Standing]:
 
 @contextmanager
 def submitted(trial: Trial, topology: Topology, folder: Path) -> Iterator[Standing]:
-    """The job, running; cancelled and ended after the block."""
+    """Submit the job and yield it once it runs. Cancel it and wait for its end afterwards."""
     loaded = load_run(write_run_file(trial, topology, folder))
     request = plan_submission(loaded, working_directory=Path.cwd(), python=sys.executable, local=False)
     job_id = submit(loaded, request, sys.argv).record.job_id
@@ -70,7 +71,7 @@ def submitted(trial: Trial, topology: Topology, folder: Path) -> Iterator[Standi
 
 
 def write_run_file(trial: Trial, topology: Topology, folder: Path) -> Path:
-    """A run file, and a site file beside it, for the Slurm that sbatch reaches. JSON is YAML."""
+    """Write a run file and a site file for the Slurm that sbatch reaches, as JSON, which is valid YAML."""
     environment = {**RANK_VARIABLES, **trial.environment}
     site = {"description": "bsl hang-lab", "scheduler": "slurm", "ranks_per_node": RANKS_PER_NODE}
     write_json(folder / "site.yaml", site)
@@ -78,7 +79,7 @@ def write_run_file(trial: Trial, topology: Topology, folder: Path) -> Path:
         "run": {"name": trial.reproduction.name, "root": str(folder), "command": trial.program(topology)},
         "slurm": {"site": "./site.yaml", "nodes": trial.num_ranks // RANKS_PER_NODE, "time_limit": TIME_LIMIT},
         "parallelism": {axis.key: topology[axis.name] for axis in AXES},
-        # Nobody reads what follows: the laboratory's programs have no model. A run file must name one.
+        # Nothing reads the rest: the programs of the hang lab have no model, but a run file must name one.
         "model": {"num_layers": 8, "hidden_size": 64, "num_attention_heads": 8, "sequence_length": 64,
                   "vocab_size": 512},
         "training": {"steps": 100, "micro_batch_size": 1, "global_batch_size": 16 * topology.dp},
@@ -95,12 +96,12 @@ def wait_until_running(job_id: str) -> None:
     """Wait for the job to start.
 
     Raises:
-        LabError: it does not.
+        LabError: it does not start.
     """
     end = time.monotonic() + QUEUE_TIMEOUT_S
     while (job := query_job(job_id)).state is not JobState.RUNNING:
         if job.state not in (JobState.PENDING, JobState.CONFIGURING) or time.monotonic() > end:
-            raise LabError(f"job {job_id} does not run: {job.state.value} {job.reason or ''}".rstrip())
+            raise LabError(f"job {job_id} did not start: {job.state.value} {job.reason or ''}".rstrip())
         time.sleep(POLL_S)
 
 
@@ -113,7 +114,7 @@ def wait_until_over(job_id: str) -> None:
     end = time.monotonic() + END_TIMEOUT_S
     while is_there(job_id):
         if time.monotonic() > end:
-            raise LabError(f"job {job_id} was cancelled and does not end", hint=f"squeue -j {job_id}")
+            raise LabError(f"job {job_id} was cancelled but does not end", hint=f"squeue -j {job_id}")
         time.sleep(POLL_S)
 
 

@@ -1,4 +1,4 @@
-"""Runs `bsl spy` on a reproduction, as a user would: another process, which knows nothing of the laboratory."""
+"""Runs `bsl spy` on a reproduction as a user would: in a separate process that knows nothing about the hang lab."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ TIMEOUT_S = 120.0
 
 
 def spy(run: Path, *options: str) -> dict[str, Any]:
-    """The document of `bsl spy RUN --json`.
+    """Return the document of `bsl spy RUN --json`.
 
     Raises:
-        LabError: it gives no answer, or none that is a document.
+        LabError: it gives no answer, or its answer is not a JSON document.
     """
     argv = spy_argv(run, ["--json", *options])
     try:
@@ -28,8 +28,8 @@ def spy(run: Path, *options: str) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(done.stdout)
     except ValueError as error:
-        last_words = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        raise LabError(f"bsl spy ended with {done.returncode}: {last_words[0]}") from error
+        last_words = done.stderr.strip().splitlines()[-1:] or ["no error output"]
+        raise LabError(f"bsl spy ended with exit status {done.returncode}: {last_words[0]}") from error
     return document
 
 

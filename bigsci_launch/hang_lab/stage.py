@@ -1,4 +1,4 @@
-"""What a reproduction needs around it (a disk, a network), made and undone by `diagnostics/lab/stages.py`."""
+"""Sets up and takes down the disk or network that a reproduction needs, by means of `diagnostics/lab/stages.py`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ UNDO_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What ranks are started with: variables, and the namespaces that the halves of them live in."""
+    """Variables for every rank, and namespaces that share the ranks between them in equal parts."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     namespaces: tuple[str, ...] = ()
 
     def environment(self, rank: int, world_size: int) -> dict[str, str]:
-        """The environment of `rank`."""
+        """Return the environment of `rank`."""
         own = dict(self.variables)
         if self.namespaces:
             own["BSL_LAB_NAMESPACES"] = self.namespaces[rank * len(self.namespaces) // world_size]
@@ -34,16 +34,16 @@ class Surroundings:
 
 
 class SetStage:
-    """A stage's process. Closing its input undoes the stage."""
+    """The process of a stage. Closing its standard input undoes the stage."""
 
     def __init__(self, process: subprocess.Popen[str], surroundings: Surroundings) -> None:
         self._process, self.surroundings = process, surroundings
 
     def undo(self) -> None:
-        """Take the stage down and wait until it is. Idempotent.
+        """Take the stage down and wait until that is done. Idempotent.
 
         Raises:
-            LabError: it does not come down.
+            LabError: taking it down failed.
         """
         if self._process.stdin and not self._process.stdin.closed:
             self._process.stdin.close()
@@ -51,12 +51,12 @@ class SetStage:
             self._process.wait(UNDO_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            raise LabError(f"the stage (pid {self._process.pid}) did not come down; was killed") from None
+            raise LabError(f"the stage (pid {self._process.pid}) could not be taken down, and was killed") from None
 
 
 @contextmanager
 def set_stage(name: str | None) -> Iterator[SetStage | None]:
-    """The stage `name`; undone at the end, if it was not before.
+    """Set the stage `name`, and undo it after the block, if that has not been done before.
 
     Raises:
         LabError: it cannot be set.
@@ -80,6 +80,6 @@ def _read_surroundings(process: subprocess.Popen[str], name: str) -> Surrounding
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise LabError(f"the stage {name} could not be set (its error is above)")
+        raise LabError(f"the stage {name} could not be set up (its error is above)")
     ready: dict[str, Any] = json.loads(line)
     return Surroundings(ready["environment"], tuple(ready["namespaces"]))

@@ -1,5 +1,7 @@
-"""Waits until a reproduction has reached its state: by what ranks have noted and how their processes move, never by a
-fixed sleep."""
+"""Waits until a reproduction has reached its state, as seen from the notes and processes of its ranks.
+
+There are no fixed sleeps.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,18 @@ from bigsci_launch.runs.layout import AttemptDir, read_json
 
 POLL_S = 0.05
 REST_S = 0.4
-"""How long nothing may move before a reproduction is taken to be at rest."""
+"""A reproduction is at rest if nothing has moved for this long."""
 LEFT_BEHIND_S = 5.0
-"""How long ranks may rest beside those that have crashed before they are taken to stay: gloo now and then leaves one in
-its wait when a peer aborts."""
+"""Ranks that have rested this long after others crashed are taken to stay: gloo sometimes leaves one waiting when a
+peer aborts."""
 NUM_STEPS_AFTER = 3
-"""How many steps a rank that goes on must have done since the culprit struck."""
+"""Number of steps that a rank must have done since the culprit struck, to count as moving."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The ranks of a reproduction while they start. `notes` is the folder where ranks say that they have struck;
-    `is_here` whether their processes are those of this machine."""
+    """The ranks of a reproduction. `notes` is the folder where each rank notes that it has struck. `is_here` says
+    whether their processes are on this machine."""
 
     attempt: AttemptDir
     notes: Path
@@ -42,41 +44,41 @@ class Job:
         return {rank for rank in range(self.world_size) if self.attempt.exit_file(rank).exists()}
 
     def pids(self) -> dict[int, int]:
-        """Process id of each rank that has been started."""
+        """Return the process id of each rank that has been started."""
         files = {rank: self.attempt.pid_file(rank) for rank in range(self.world_size)}
         return {rank: int(read_json(path)["pid"]) for rank, path in files.items() if path.exists()}
 
     def reports(self) -> dict[int, int]:
-        """Bytes that each rank has reported."""
+        """Return the number of bytes that each rank has reported."""
         files = {rank: self.attempt.event_file(rank) for rank in range(self.world_size)}
         return {rank: path.stat().st_size for rank, path in files.items() if path.exists()}
 
     def steps(self) -> dict[int, int]:
-        """The newest step of each rank."""
+        """Return the newest step of each rank."""
         return {rank: self._step(rank) for rank in range(self.world_size)}
 
     def _step(self, rank: int) -> int:
         return max((event.get("step") or 0 for event in read_last_events(self.attempt.event_file(rank))), default=0)
 
     def last_words(self, rank: int) -> str:
-        """The last line of the rank's log."""
+        """Return the last line of the rank's log."""
         log = self.attempt.log_file(rank)
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "its log is empty"
 
 
 def wait_for_stand(job: Job, stand: Stand, timeout_s: float) -> None:
-    """Return when `job` stands as described.
+    """Return once `job` has reached the state `stand`.
 
     Raises:
-        LabError: it does not within `timeout_s`, or a rank has ended that should not.
+        LabError: it does not within `timeout_s`, or a rank has ended that should not have.
     """
     deadline = time.monotonic() + timeout_s
     moments = _moments(job)
     while not _stands(job, stand, moments):
         _require_alive(job, stand)
         if time.monotonic() > deadline:
-            raise LabError(f"no {stand.name.lower()} reproduction after {timeout_s:.0f} s: {_describe(job)}")
+            raise LabError(f"the reproduction did not reach its state within {timeout_s:.0f} s: {_describe(job)}")
         time.sleep(POLL_S)
 
 
@@ -101,7 +103,7 @@ def _stands(job: Job, stand: Stand, moments: Iterator[float]) -> bool:
 
 
 def _reported_nothing_for(job: Job) -> float:
-    """Seconds since any rank last reported."""
+    """Return the seconds since any rank last reported."""
     return time.time() - max(job.attempt.event_file(rank).stat().st_mtime for rank in range(job.world_size))
 
 
@@ -113,7 +115,7 @@ def _has_moved_on(job: Job) -> bool:
 
 
 def _moments(job: Job) -> Iterator[float]:
-    """How long, each time it is asked, every rank that has not struck has neither run nor reported anything."""
+    """Yield for how long all ranks that have not struck have neither run nor reported anything."""
     seen: object = None
     since = time.monotonic()
     while True:

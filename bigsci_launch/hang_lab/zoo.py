@@ -1,4 +1,4 @@
-"""The catalogue's entries: every reproduction, and every class that has none."""
+"""The entries of the catalogue: every reproduction, and every class without one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _entry(
     also: tuple[HangClass | None, ...] = (),
     **fields: object,
 ) -> Reproduction:
-    """A reproduction, as far as it is not what its class says. `also` are other classes that are right too."""
+    """Return a reproduction with the defaults of its class. `also` are other classes that are right answers, too."""
     return Reproduction(
         name=f"{hang_class}-{variant}" if variant else str(hang_class),
         hang_class=hang_class,
@@ -48,23 +48,24 @@ def _entry(
 
 
 def _right_states(hang_class: HangClass) -> tuple[State, ...]:
-    """That of the class. A slow job progresses: it is right to say so."""
+    """Return the state of the class. A slow job progresses, so that is a right answer, too."""
     return (State.SLOW, State.PROGRESSING) if hang_class.state is State.SLOW else (hang_class.state,)
 
 
 DIVERGENCE = _entries(
     "divergence",
     _entry(HangClass.COLLECTIVE_SKIPPED, "skip"),
-    _entry(HangClass.COLLECTIVE_SKIPPED, "skip-world", "world", "skipped collective, nothing but data parallelism",
+    _entry(HangClass.COLLECTIVE_SKIPPED, "skip-world", "world", "skipped collective, only data parallelism",
            shape="data", min_ranks=2, also=(HangClass.OPERATION_DIFFERS,)),
     _entry(HangClass.COLLECTIVE_SKIPPED, "skip-wrapped", "wrapped",
-           "skipped collective, recorders that cover other times"),
+           "skipped collective, recorders that cover different times"),
     _entry(HangClass.LEFT_EARLY, "uneven-data"),
     _entry(HangClass.OPERATION_DIFFERS, "type"),
-    _entry(HangClass.OPERATION_DIFFERS, "type-wrapped", "wrapped", "other operation, recorders that cover other times"),
-    _entry(HangClass.OPERATION_DIFFERS, "type-majority", "majority", "other operation on all ranks but one",
+    _entry(HangClass.OPERATION_DIFFERS, "type-wrapped", "wrapped",
+           "different operation, recorders that cover different times"),
+    _entry(HangClass.OPERATION_DIFFERS, "type-majority", "majority", "different operation on all ranks but one",
            suspects=all_others, must_accuse=False),
-    _entry(HangClass.SIZE_DIFFERS, "size", title="other size: gloo aborts", stand=ENDED, must_accuse=False,
+    _entry(HangClass.SIZE_DIFFERS, "size", title="different size: gloo aborts", stand=ENDED, must_accuse=False,
            also=(HangClass.RANK_KILLED, HangClass.RANK_CRASHED)),
     _entry(HangClass.TYPE_DIFFERS, "dtype", stand=MOVING, must_accuse=False, also=(HangClass.HEALTHY,)),
     _entry(HangClass.ROOT_DIFFERS, "root", must_accuse=False, also=(HangClass.PHASES_SPLIT,)),
@@ -91,12 +92,12 @@ DIVERGENCE = _entries(
     _entry(HangClass.COLLECTIVE_IN_OTHER_THREAD, "other-thread", also=(HangClass.BLOCKED_IN_C,)),
     _entry(HangClass.ASYNC_COLLECTIVE_AWAITED, "async-wait", also=(HangClass.BLOCKED_IN_C,)),
     _entry(HangClass.COMMUNICATOR_ORDER_DIFFERS, "two-communicators",
-           title="two communicators in other order: gloo goes on", stand=MOVING, must_accuse=False,
+           title="two communicators in different order: gloo continues", stand=MOVING, must_accuse=False,
            also=(HangClass.HEALTHY,)),
     _entry(HangClass.RARE_GROUP_SKIPPED, "embedding", shape="stages", also=(HangClass.COLLECTIVE_SKIPPED,)),
     _entry(HangClass.SPLITS_UNEVEN, "uneven-splits", stand=ENDED, must_accuse=False,
            also=(HangClass.SIZE_DIFFERS, HangClass.RANK_KILLED, HangClass.RANK_CRASHED)),
-    _entry(HangClass.PROGRAM_DIFFERS, "other-flag", title="one rank has another flag", must_accuse=False,
+    _entry(HangClass.PROGRAM_DIFFERS, "other-flag", title="one rank has a different flag", must_accuse=False,
            also=(HangClass.COLLECTIVE_SKIPPED,)),
 )  # fmt: skip
 
@@ -167,7 +168,7 @@ LOSS = _entries(
     _entry(HangClass.RANK_CRASHED, "segfault", stand=ENDED, also=(HangClass.RANK_KILLED,)),
     _entry(HangClass.RANK_EXITED, "exited", "exited", states=(State.HANG, State.CRASHED), stand=Stand.CULPRIT_ENDED,
            culprits="not rank 0", also=(HangClass.RANK_KILLED,)),
-    _entry(HangClass.RANK_EXITED, "zombie", "zombie", "one rank has exited, its parent does not care",
+    _entry(HangClass.RANK_EXITED, "zombie", "zombie", "one rank has exited, its parent does not reap it",
            states=(State.HANG, State.CRASHED), culprits="not rank 0", also=(HangClass.RANK_KILLED,)),
     _entry(HangClass.RANK_UNREADABLE, "not-readable", needs=("no right to trace",), must_accuse=False,
            also=(HangClass.BLOCKED_IN_C,)),
@@ -230,7 +231,7 @@ NOT_REPRODUCED: tuple[NotReproduced, ...] = (
     NotReproduced(HangClass.MEMORY_THROTTLED, "needs a memory cgroup of its own, and would slow the machine"),
     NotReproduced(HangClass.NODE_LOST, "needs a Slurm of several nodes"),
     NotReproduced(HangClass.STEP_CANNOT_START, "needs a Slurm whose prolog can be changed"),
-    NotReproduced(HangClass.BOOTSTRAP_DIFFERS, f"NCCL alone; on gloo as {HangClass.RENDEZVOUS_LATE}"),
+    NotReproduced(HangClass.BOOTSTRAP_DIFFERS, f"needs NCCL; on gloo it looks like {HangClass.RENDEZVOUS_LATE}"),
     NotReproduced(HangClass.RDMA_FAILED, "needs InfiniBand"),
     NotReproduced(HangClass.DEVICE_LOST, DEVICE),
     NotReproduced(HangClass.NVLINK_FAILED, DEVICE),

@@ -51,26 +51,26 @@ class HangClass(Enum):
     # Divergence: every rank is in a collective, not all in the same one.
     COLLECTIVE_SKIPPED = "H01", "skipped collective"
     LEFT_EARLY = "H02", "one rank leaves the epoch early"
-    OPERATION_DIFFERS = "H03", "other operation in the same place"
-    SIZE_DIFFERS = "H04", "other size", State.CRASHED
-    TYPE_DIFFERS = "H05", "other data type: garbage, no hang", State.PROGRESSING
+    OPERATION_DIFFERS = "H03", "different operation in the same place"
+    SIZE_DIFFERS = "H04", "different size", State.CRASHED
+    TYPE_DIFFERS = "H05", "different data type: garbage, no hang", State.PROGRESSING
     ROOT_DIFFERS = "H06", "two roots of one broadcast"
     GROUP_ORDER_DIFFERS = "H07", "order of two groups swapped on two ranks"
     MESSAGES_NEVER_MEET = "H08", "two ranks receive from each other"
-    MESSAGE_TAG_DIFFERS = "H09", "send and receive with other tags"
+    MESSAGE_TAG_DIFFERS = "H09", "send and receive with different tags"
     PHASES_SPLIT = "H10", "some ranks in one phase, the others in the next"
     STEP_DROPPED = "H11", "one rank drops a step: no hang", State.PROGRESSING
     OBJECT_COLLECTIVE_SKIPPED = "H12", "skipped object collective"
     GROUP_MADE_ALONE = "H13", "new_group on one rank only"
     FIRST_USE_SKIPPED = "H14", "first use of a group, one rank missing"
     LOCAL_DECISION = "H15", "one rank alone decides to leave"
-    SIZE_ORDER_DIFFERS = "H16", "all_gathers of other sizes in other order", State.CRASHED
+    SIZE_ORDER_DIFFERS = "H16", "all_gathers of different sizes in different order", State.CRASHED
     COLLECTIVE_IN_OTHER_THREAD = "H17", "the collective is in another thread"
     ASYNC_COLLECTIVE_AWAITED = "H18", "asynchronous collective, waited for elsewhere"
-    COMMUNICATOR_ORDER_DIFFERS = "H19", "two communicators in other order", State.PROGRESSING
+    COMMUNICATOR_ORDER_DIFFERS = "H19", "two communicators in different order", State.PROGRESSING
     RARE_GROUP_SKIPPED = "H20", "rare group of first and last stage skipped"
     SPLITS_UNEVEN = "H21", "uneven all_to_all", State.CRASHED
-    PROGRAM_DIFFERS = "H22", "one rank has another program, flag or version"
+    PROGRAM_DIFFERS = "H22", "one rank has a different program, flag or version"
 
     # One rank never comes to the collective.
     PYTHON_NEVER_ENDS = "H30", "Python that never ends"
@@ -87,7 +87,7 @@ class HangClass(Enum):
     FILE_LOCK_HELD = "H41", "file lock held by another process"
     BREAKPOINT_FORGOTTEN = "H42", "forgotten breakpoint"
     NETWORK_CALL_UNANSWERED = "H43", "network call without a timeout"
-    STORE_KEY_MISSING = "H44", "key of the store that nobody sets"
+    STORE_KEY_MISSING = "H44", "store key that nobody sets"
     RENDEZVOUS_LATE = "H45", "one rank is late for the rendezvous"
     RENDEZVOUS_ELSEWHERE = "H46", "one rank looks for the others elsewhere"
     BARRIER_AFTER_EXCEPTION = "H47", "exception, and a barrier after it"
@@ -118,8 +118,8 @@ class HangClass(Enum):
     RANK_EXITED = "H72", "one rank has exited"
     NODE_LOST = "H73", "node lost"
     STEP_CANNOT_START = "H74", "step cannot start"
-    RANK_UNREADABLE = "H75", "one rank may not be read"
-    STORE_LOST = "H76", "rank 0 and its store answer no more"
+    RANK_UNREADABLE = "H75", "one rank cannot be read: no permission"
+    STORE_LOST = "H76", "rank 0 and its store no longer answer"
     SIGNAL_HALF_DELIVERED = "H77", "SIGTERM that reaches one rank alone"
 
     # The network.
@@ -144,9 +144,9 @@ class HangClass(Enum):
     STRAGGLER_COMPUTES = "H101", "straggler that computes", State.SLOW
     CHECKPOINT_SLOW = "H102", "slow checkpoint (as H64)", State.SLOW
     WARM_UP = "H103", "first steps compile", State.SLOW
-    BARRIER_MEANT = "H104", "long barrier that is meant", State.SLOW
+    BARRIER_MEANT = "H104", "long barrier on purpose", State.SLOW
     LEAVING = "H105", "training has ended, ranks are on their way out", State.FINISHED
-    LOG_SILENT = "H106", "log silent, steps go on", State.PROGRESSING
+    LOG_SILENT = "H106", "silent log, steps continue", State.PROGRESSING
     CLOCK_JUMPED = "H107", "clock jump, suspended machine", State.PROGRESSING
 
     def __str__(self) -> str:
