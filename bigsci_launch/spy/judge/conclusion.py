@@ -20,7 +20,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Ranks that stand in the same communication, where that is."""
+    """Ranks that are in the same communication, and where that is."""
 
     ranks: tuple[int, ...]
     where: str
@@ -39,7 +39,7 @@ class KnownHang:
 class Conclusion:
     """The verdict. `confidence` goes from 0 to 1.
 
-    `claim` is the one sentence; `evidence` speaks for it, `missing` would make it surer, `next` are commands.
+    `claim` is the one sentence; `evidence` supports it, `missing` would make it more certain, `next` are commands.
     """
 
     state: State
@@ -60,7 +60,7 @@ def name_with_part(evidence: Evidence, ranks: Collection[int]) -> str:
 
 
 def name_and_verb(evidence: Evidence, ranks: Collection[int], words: str) -> str:
-    """`rank 3 (pp1) stands in`, `ranks 4-5 (dp0 pp1) stand in`, for words that begin with a verb in the singular."""
+    """`rank 3 (pp1) is in`, `ranks 4-5 (dp0 pp1) are in`, for words that begin with a verb in the singular."""
     return f"{name_with_part(evidence, ranks)} {agree(words, ranks)}"
 
 

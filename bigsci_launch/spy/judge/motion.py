@@ -1,4 +1,4 @@
-"""What moved between the samples: the difference between hung, slow and at work."""
+"""What moved between the samples: the difference between hung, slow and working."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from bigsci_launch.spy.judge.waits import WaitGraph
 BUSY_SHARE = 0.5
 STARVED_SHARE = 0.02
 QUEUED_SHARE = 0.1
-"""So much CPU time at least, and long waits for a core: less is what threads use that only wait."""
+"""Minimum CPU share of a process starved of cores; threads that only wait use less."""
 MOVED_BYTES = 65536
-"""So much between two samples is work. Less may be a log, or a thread that says that it lives."""
+"""Minimum between two samples that counts as work. Less may be a log, or a thread that writes heartbeats."""
 MOVED_PAGES = 16
 INNER_FRAMES = 2
-"""A loop that goes nowhere still changes its innermost calls: so many frames may differ."""
+"""Innermost frames that are ignored: they change even in a loop that goes nowhere."""
 
 
 def named_frames(seen: RankEvidence, sample: Sample) -> tuple[Frame, ...]:
-    """The frames of the thread that decides in this sample; nothing where there are none."""
+    """Return the frames of the thread that decides in this sample, empty if it has none."""
     thread = decisive_thread(sample.threads, seen.pid or 0) if sample.threads else None
     return thread.named_frames if thread else ()
 
 
 def cpu_share(seen: RankEvidence) -> float:
-    """CPU time of the process between first and last sample, as a share of one core."""
+    """Return the CPU time of the process between first and last sample, as a share of one core."""
     if len(seen.samples) < 2:
         return 0.0
     first, last = seen.samples[0], seen.samples[-1]
@@ -33,7 +33,7 @@ def cpu_share(seen: RankEvidence) -> float:
 
 
 def switches_per_s(seen: RankEvidence) -> float:
-    """How often a second the main thread went to sleep or was put off a core."""
+    """Return how often per second the main thread went to sleep or was taken off its core."""
     if len(seen.samples) < 2:
         return 0.0
     first, last = seen.samples[0], seen.samples[-1]
@@ -41,7 +41,7 @@ def switches_per_s(seen: RankEvidence) -> float:
 
 
 def wanted_share(seen: RankEvidence) -> float:
-    """CPU time of the process, and time that it waited for a core, as a share of one core."""
+    """Return the CPU time of the process plus the time it waited for a core, as a share of one core."""
     if len(seen.samples) < 2:
         return 0.0
     first, last = seen.samples[0], seen.samples[-1]
@@ -49,7 +49,7 @@ def wanted_share(seen: RankEvidence) -> float:
 
 
 def is_busy(seen: RankEvidence) -> bool:
-    """Whether the process computed for most of the time, or wanted to: others may have held the cores."""
+    """Whether the process computed for most of the time, or wanted to while others held the cores."""
     share = cpu_share(seen)
     wants_cpu = len(seen.samples) > 1 and all(sample.state == "R" for sample in seen.samples)
     is_starved = share >= QUEUED_SHARE and wanted_share(seen) >= BUSY_SHARE
@@ -57,7 +57,7 @@ def is_busy(seen: RankEvidence) -> bool:
 
 
 def bytes_per_s(seen: RankEvidence) -> tuple[float, float]:
-    """Bytes that the process wrote and read, per second between first and last sample."""
+    """Return the bytes (written, read) per second between first and last sample."""
     if len(seen.samples) < 2:
         return 0.0, 0.0
     first, last = seen.samples[0], seen.samples[-1]
@@ -67,7 +67,7 @@ def bytes_per_s(seen: RankEvidence) -> tuple[float, float]:
 
 
 def moves_bytes(seen: RankEvidence) -> bool:
-    """Whether the process read or wrote much between the samples, and its deciding thread ran meanwhile."""
+    """Whether the process read or wrote much between the samples, and its deciding thread ran."""
     if len(seen.samples) < 2:
         return False
     first, last = seen.samples[0], seen.samples[-1]
@@ -78,7 +78,7 @@ def moves_bytes(seen: RankEvidence) -> bool:
 
 
 def faults_per_s(seen: RankEvidence) -> float:
-    """Pages that the process fetched from mapped files, per second; 0 where it was few, or the main thread slept on."""
+    """Return the pages per second that the process fetched from mapped files; 0 if few, or if its thread slept."""
     if len(seen.samples) < 2:
         return 0.0
     first, last = seen.samples[0], seen.samples[-1]
@@ -89,7 +89,7 @@ def faults_per_s(seen: RankEvidence) -> float:
 
 
 def _deciding_thread_ran(seen: RankEvidence, first: Sample, last: Sample) -> bool:
-    """By its time on a core; where that is not known, by how often the main thread went to sleep."""
+    """Judged by its time on a core or, if that is not known, by how often the main thread went to sleep."""
     tid = str(seen.thread.tid if seen.thread else seen.pid)
     before, after = first.thread_times.get(tid), last.thread_times.get(tid)
     return last.switches > first.switches if before is None or after is None else after > before
@@ -102,7 +102,7 @@ def collectives_moved(seen: RankEvidence) -> bool:
 
 
 def frames_moved(seen: RankEvidence) -> bool:
-    """Whether the deciding thread stood elsewhere in different samples; lines count."""
+    """Whether the deciding thread was at different places, including lines, in different samples."""
     stacks = {named_frames(seen, sample) for sample in seen.samples if sample.threads}
     return len(stacks) > 1
 
@@ -110,7 +110,7 @@ def frames_moved(seen: RankEvidence) -> bool:
 def spins_in_native_code(seen: RankEvidence) -> bool:
     """Whether the process computes in one place, and its deciding thread never held the interpreter's lock there.
 
-    So does a call that waits for a device. Python that computes holds the lock whenever somebody looks.
+    A call that waits for a device does so. Python that computes holds the lock in every look.
     """
     found = [decisive_thread(sample.threads, seen.pid or 0) for sample in seen.samples if sample.threads]
     return (
@@ -128,7 +128,7 @@ def outer_frames_moved(seen: RankEvidence) -> bool:
 
 
 def was_communicating(seen: RankEvidence) -> bool:
-    """Whether the rank stood in a communication in its first sample."""
+    """Whether the rank was in a communication in its first sample."""
     first = next((sample for sample in seen.samples if sample.threads), None)
     thread = decisive_thread(first.threads, seen.pid or 0) if first and first.threads else None
     return thread is not None and thread.operation is not None
@@ -137,7 +137,7 @@ def was_communicating(seen: RankEvidence) -> bool:
 def woke_up(seen: RankEvidence) -> bool:
     """Whether the deciding thread ran between the samples although it slept on a futex in each of them.
 
-    gloo's wait sleeps until its partners have come: whoever waits for one that never comes does not run at all.
+    gloo's wait sleeps until its partners arrive: a rank that waits for one that never arrives does not run at all.
     """
     tid = str(seen.thread.tid) if seen.thread else ""
     if len(seen.samples) < 2 or not all(sample.wchan.startswith("futex") for sample in seen.samples):
@@ -147,9 +147,9 @@ def woke_up(seen: RankEvidence) -> bool:
 
 
 def moving_ranks(evidence: Evidence, graph: WaitGraph) -> tuple[int, ...]:
-    """Ranks that show that the job gets on: new collectives, or a communication that was left or entered anew.
+    """Return the ranks that show progress: new collectives, or a communication that they left or entered.
 
-    A rank that computes does not count while others wait: it may be the one that never ends. Where nobody waits in a
+    A rank that computes does not count while others wait: it may be the one that never ends. If nobody waits in a
     communication, any change of the outer frames counts.
     """
     alive = [seen for seen in evidence.ranks if not seen.is_gone]
@@ -160,22 +160,22 @@ def moving_ranks(evidence: Evidence, graph: WaitGraph) -> tuple[int, ...]:
 
 
 def counts_twice(seen: RankEvidence) -> bool:
-    """Whether the recorder's numbers are known of two samples; one that was pulled is known of the last only."""
+    """Whether two samples have the recorder's numbers; a recorder that was pulled is known in the last sample only."""
     return sum(sample.sequences is not None for sample in seen.samples) > 1
 
 
 def changed_wait(seen: RankEvidence) -> bool:
-    """Whether the rank left a communication between the samples, or came to one from work elsewhere."""
+    """Whether the rank left a communication between the samples, or entered one from work elsewhere."""
     return left_wait(seen) or came_to_wait(seen)
 
 
 def came_to_wait(seen: RankEvidence) -> bool:
-    """Whether a rank that stood in no communication first stands in one last, as ranks do that step together."""
+    """Whether the rank was in no communication in the first sample and is in one now, as in healthy steps."""
     first = next((sample for sample in seen.samples if sample.threads), None)
     thread = seen.thread
     return first is not None and thread is not None and thread.operation is not None and not was_communicating(seen)
 
 
 def left_wait(seen: RankEvidence) -> bool:
-    """Whether a rank that stood in a communication stands elsewhere in it or in another one."""
+    """Whether a rank that was in a communication has left it, or moved within it."""
     return was_communicating(seen) and (frames_moved(seen) or woke_up(seen))

@@ -1,7 +1,7 @@
-"""From evidence to one verdict, in the order of gates: ended, moving, somebody stays away, all wait for each other.
+"""From evidence to one verdict, through gates in order: ended, moving, somebody stays away, all wait for each other.
 
-The victim is never blamed: a rank is a suspect only when others wait for it and its own process or its own collectives
-say why. Where the evidence looks the same from both sides, both sides are shown and nobody is accused.
+The victim is never blamed. A rank is a suspect only when others wait for it, and its own process or its own collectives
+say why. Where the evidence fits either side, both sides are shown and nobody is accused.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from bigsci_launch.spy.judge.rules.rendezvous import is_joining, judge_rendezvou
 from bigsci_launch.spy.judge.rules.work import conclude_computing, conclude_work, find_works, judge_leaving, judge_work
 from bigsci_launch.spy.judge.waits import WaitGraph, build_graph
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology.words import agree, count_ranks, counted, name_ranks
+from bigsci_launch.topology.words import agree, counted, name_ranks
 
 ODD_SHARE = 0.25
-"""Without any collective in sight, so few ranks of all may be called odd."""
-ASK_RECORDER = "bsl spy --flight-recorder=fork  # the collectives that torch recorded tell who left"
+"""Largest share of the ranks that may be called odd when no rank is in a collective."""
+ASK_RECORDER = "bsl spy --flight-recorder=fork  # torch's record of collectives shows who left"
 LOOK_AGAIN = "bsl spy  # again in a minute"
-ONE_LOOK = "a second look at the ranks: one alone does not tell whether they stand still"
+ONE_LOOK = "a second look at the ranks: one look cannot tell whether they are stuck"
 
 
 def judge(evidence: Evidence) -> Conclusion:
-    """The verdict on `evidence`. Pure: the same evidence gives the same verdict."""
+    """Return the verdict on `evidence`. Pure: the same evidence gives the same verdict."""
     graph = build_graph(evidence)
     for gate in GATES:
         conclusion = gate(evidence, graph)
@@ -47,7 +47,7 @@ def judge(evidence: Evidence) -> Conclusion:
 
 
 def _complete(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
-    """Add what is missing for every verdict alike, and the next command."""
+    """Add what any verdict may miss, and the next command."""
     missing = list(conclusion.missing)
     unreadable = [seen.rank for seen in evidence.ranks if seen.why_unreadable]
     if unreadable:
@@ -57,7 +57,7 @@ def _complete(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
         missing.append(ONE_LOOK)
     if conclusion.state in (State.HANG, State.UNKNOWN):
         if not any(seen.recorder for seen in evidence.ranks):
-            missing.append("sequence numbers of collectives: no rank has a flight recorder that can be asked")
+            missing.append("sequence numbers of collectives: no rank has a flight recorder that can be read")
         if evidence.topology is None:
             missing.append("coordinates, and which ranks form a group: give --topology tp=..,pp=..,dp=..")
     next_steps = conclusion.next or _next_commands(conclusion, evidence)
@@ -78,11 +78,11 @@ def _next_commands(conclusion: Conclusion, evidence: Evidence) -> tuple[str, ...
 def _nothing(evidence: Evidence, _graph: WaitGraph) -> Conclusion | None:
     if any(seen.samples or seen.exit for seen in evidence.ranks):
         return None
-    return Conclusion(State.UNKNOWN, "no rank was found, so nothing is known of what they do", 0.0)
+    return Conclusion(State.UNKNOWN, "no rank was found, so nothing is known about what they do", 0.0)
 
 
 def _ended(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """Ranks whose processes have ended: the job finished, or crashed, or the others wait for the dead."""
+    """The verdict when processes have ended: the job finished, or crashed, or the others wait for the dead."""
     gone = [seen for seen in evidence.ranks if seen.is_gone or has_vanished(seen, evidence)]
     if not gone:
         return None
@@ -113,28 +113,28 @@ def _ended(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
 
 
 def has_vanished(seen: RankEvidence, evidence: Evidence) -> bool:
-    """Whether a rank has no process although every node answered and every process could be asked who it is."""
+    """Whether a rank has no process although every node answered and every process could be identified."""
     return seen.unreached == NOT_FOUND and not seen.exit and not evidence.nodes_silent
 
 
 def _moving(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """Whether the job gets on; then whether one rank holds up the others."""
+    """The verdict when the job makes progress: it is healthy, or one rank holds up the others."""
     moving = moving_ranks(evidence, graph)
     if not moving:
         return None
-    fact = f"{count_ranks(moving)} of {evidence.world_size} moved on between the samples"
+    fact = f"{len(moving)} of {evidence.world_size} ranks moved between the samples"
     if all(is_joining(seen) for seen in evidence.ranks):
-        missing = "whether all will: who is late, or looks elsewhere, shows when nobody moves any more"
-        claim = f"the ranks still look for each other: {fact}"
+        missing = "whether all will: a rank that is late, or looks elsewhere, shows once the others stop moving"
+        claim = f"the ranks are still connecting to each other: {fact}"
         return Conclusion(State.PROGRESSING, claim, 0.5, evidence=(fact,), missing=(missing,), next=(LOOK_AGAIN,))
     slow = _straggler(evidence)
     if slow is None:
-        return Conclusion(State.PROGRESSING, f"the job gets on: {fact}", 0.9, evidence=(fact,))
+        return Conclusion(State.PROGRESSING, f"the job makes progress: {fact}", 0.9, evidence=(fact,))
     stall = explain_stall(slow)
     words = f"is late: it {stall.words}, in every sample, while all others wait"
     return Conclusion(
         state=State.SLOW,
-        claim=f"the job gets on, but {evidence.name(slow.rank)} {words}",
+        claim=f"the job makes progress, but {evidence.name(slow.rank)} {words}",
         confidence=0.6,
         hang_class=HangClass.STRAGGLER_COMPUTES if is_busy(slow) else HangClass.STRAGGLER_SLEEPS,
         suspects=(Suspect(slow.rank, words),),
@@ -144,7 +144,7 @@ def _moving(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
 
 
 def _straggler(evidence: Evidence) -> RankEvidence | None:
-    """The one rank that was outside of any communication in every sample, at one place, all others being inside."""
+    """The one rank that was outside any communication in every sample, at one place, while all others were inside."""
     outside = [
         {seen.rank for seen in evidence.ranks if not _communicates(seen, index)}
         for index in range(_num_samples(evidence))
@@ -168,7 +168,7 @@ def _communicates(seen: RankEvidence, index: int) -> bool:
 
 
 def _stays_away(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """Ranks that others wait for and that wait in no communication themselves."""
+    """The verdict on ranks that others wait for and that wait in no communication themselves."""
     by_rank = {seen.rank: seen for seen in evidence.ranks}
     roots = [by_rank[rank] for rank in graph.roots if not by_rank[rank].was_out_of_reach]
     if not roots:
@@ -199,7 +199,7 @@ def _stays_away(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
 
 
 def _certain_stalls(ranks: Sequence[RankEvidence]) -> list[Stall]:
-    """What holds those of `ranks` that cannot be victims themselves."""
+    """What holds up those of `ranks` that cannot be victims themselves."""
     return [stall for seen in ranks if is_certain(stall := explain_stall(seen), seen)]
 
 
@@ -208,8 +208,10 @@ def _claim_away(evidence: Evidence, graph: WaitGraph, stalls: list[Stall], num_w
     waiting = counted(num_waiting, "waits")
     if len(stalls) == 1:
         wait = graph.direct_waiter(first.rank)
-        where = f", first of them rank {wait.rank} in {wait}" if wait else ""
-        return f"{evidence.name(first.rank)} {first.words}; {waiting} for it{where}"
+        waits = f"{waiting} for it" + (f", the first of them (rank {wait.rank}) in {wait}" if wait else "")
+        if wait and num_waiting == 1:
+            waits = f"rank {wait.rank} waits for it in {wait}"
+        return f"{evidence.name(first.rank)} {first.words}; {waits}"
     who = name_ranks([stall.rank for stall in stalls])
     shared = where_shared(evidence, [stall.rank for stall in stalls])
     words = {stall.words for stall in stalls}
@@ -222,25 +224,25 @@ def _evidence_away(evidence: Evidence, graph: WaitGraph, stalls: list[Stall]) ->
     for stall in stalls[:4]:
         wait = graph.direct_waiter(stall.rank)
         if wait is not None:
-            lines.append(f"{evidence.name(wait.rank)} waits in {wait}; rank {stall.rank} has not come there")
+            lines.append(f"{evidence.name(wait.rank)} waits in {wait}; rank {stall.rank} has not reached it")
     endless = graph.endless
     if endless:
-        circle = f"{name_ranks(endless)} {agree('waits', endless)} in a circle"
-        lines.append(f"{circle} besides, which this does not explain")
+        circle = f"{name_ranks(endless)} also {agree('waits', endless)} in a circle"
+        lines.append(f"{circle}, which this does not explain")
     if _num_samples(evidence) > 1 and not any(is_busy(seen) for seen in evidence.ranks):
         lines.append("no rank used the CPU or moved between the samples")
     return tuple(lines)
 
 
 def _together(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """Everybody who waits is joined by all others of the group: then it is not a rank that is missing."""
+    """The verdict when every member of every group is in its collective: no rank is missing."""
     alive = [seen for seen in evidence.ranks if not seen.is_gone]
     if not graph.waits or len(graph.waits) < len(alive):
         return None
     where = "; ".join(f"{name_ranks(side.ranks)} in {side.where}" for side in sides_of(graph, tuple(graph.waits))[:3])
     return Conclusion(
         state=State.HANG,
-        claim=f"every rank is inside its collective and none is missing, yet none gets on: {where}",
+        claim=f"every rank is in its collective and none is missing, yet none makes progress: {where}",
         confidence=0.4,
         hang_class=HangClass.LINK_DOWN,
         sides=sides_of(graph, tuple(graph.waits)),
@@ -251,14 +253,14 @@ def _together(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
 
 
 def _no_collectives(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """No communication in sight: plain programs, or ranks that all compute. Only numbers can make a rank odd."""
+    """The verdict when no rank communicates, as in plain programs: only being in a minority can make a rank odd."""
     classes = merge_stacks(evidence.ranks)
     if graph.waits or not classes:
         return None
     sides = tuple(Side(found.ranks, str(found.frames[0])) for found in classes)
     num_read = sum(len(found.ranks) for found in classes)
     odd = sorted(rank for found in classes[1:] for rank in found.ranks)
-    most = f"{counted(classes[0].ranks, 'stands')} in {classes[0].frames[0]}"
+    most = f"{counted(classes[0].ranks, 'is')} in {classes[0].frames[0]}"
     read = [seen for seen in evidence.ranks if seen.threads and not seen.is_gone]
     if all(is_busy(seen) for seen in read):
         return conclude_computing(evidence, [seen.rank for seen in read])
@@ -277,7 +279,7 @@ def _no_collectives(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     if not stalls:
         return _in_places(len(classes), sides)
     first = f"{evidence.name(stalls[0].rank)} {stalls[0].words}"
-    claim = first if len(odd) == 1 else f"{name_ranks(odd)} stand elsewhere than the rest, the first: {first}"
+    claim = first if len(odd) == 1 else f"{name_ranks(odd)} are not where the rest are: {first}"
     return Conclusion(
         state=State.HANG,
         claim=f"{claim}; the other {most}",
@@ -285,12 +287,13 @@ def _no_collectives(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         hang_class=stalls[0].hang_class,
         suspects=tuple(Suspect(stall.rank, stall.words) for stall in stalls),
         sides=sides,
-        evidence=("they differ from the others, that is all: no rank is in a collective that would say who waits",),
+        evidence=("they differ from the others, no more: no rank is in a collective that would show who waits",),
     )
 
 
 def _in_places(count: int, sides: tuple[Side, ...]) -> Conclusion:
-    return Conclusion(State.UNKNOWN, f"the ranks stand in {count} places, none in a collective", 0.2, sides=sides)
+    claim = f"the ranks are in {count} different places, none of them in a collective"
+    return Conclusion(State.UNKNOWN, claim, 0.2, sides=sides)
 
 
 GATES = (

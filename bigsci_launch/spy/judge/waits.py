@@ -1,8 +1,8 @@
-"""Who waits for whom: the communication that each rank stands in, and the ranks that have not come to it.
+"""Who waits for whom: the communication that each rank is in, and the ranks that have not reached it.
 
-Two sources. Where torch's recorder could be read, group and sequence number say exactly who is missing. Where it could
-not, the stacks say the operation, known frames and the topology say the group, and a rank that stands elsewhere has
-not come, or has left it behind: stacks alone cannot tell which.
+There are two sources. If torch's recorder could be read, group and sequence number say exactly who is missing. If not,
+the stacks give the operation, known frames and the topology give the group, and a rank that is elsewhere has either not
+reached the communication or already left it: stacks alone cannot tell which.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ DEFAULT_GROUP = "0"
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A communication in which a rank stands. `call` is its recorder entry; without one, the stack is the source.
+    """A communication that a rank is in. `call` is its recorder entry; without one, the stack is the source.
 
-    `members` is None where the group is not known; then `path` holds the calls that led there, innermost first: one
-    function communicates over several groups for several callers. `partner` and `tag` are those of a point-to-point
-    call, `root` that of a collective that has one (`root_index` its place in the group), `outer` the call that the
-    program made (`all_gather_object`): where they can be read.
+    `members` is None if the group is not known. Then `path` holds the calls that led there, innermost first: a function
+    may communicate over several groups for several callers. Where they can be read: `partner` and `tag` of a
+    point-to-point call, `root` of a collective that has one (`root_index` is its index in the group), and `outer`, the
+    call that the program made (`all_gather_object`).
     """
 
     rank: int
@@ -52,7 +52,7 @@ class Wait:
 
     @property
     def place(self) -> tuple[str, str | None, str]:
-        """What ranks share that stand in the same communication, as far as a stack tells."""
+        """What ranks in the same communication have in common, as far as a stack shows."""
         return (self.operation, self.scope, self.path if self.members is None else "")
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class WaitGraph:
-    """`waits` per waiting rank; `blockers` are the ranks that a waiting rank has not been joined by."""
+    """`waits` per waiting rank; `blockers` are the ranks that have not joined a waiting rank."""
 
     waits: Mapping[int, Wait]
     blockers: Mapping[int, frozenset[int]]
@@ -82,14 +82,14 @@ class WaitGraph:
 
     @property
     def meetings(self) -> tuple[tuple[frozenset[int], tuple[int, ...]], ...]:
-        """Ranks that wait for the same others, with these: thousands of ranks wait in few places."""
+        """(blockers, the ranks that wait for them), grouped because thousands of ranks wait in few places."""
         found: dict[int, tuple[frozenset[int], list[int]]] = {}
         for rank, blockers in self.blockers.items():
             found.setdefault(id(blockers), (blockers, []))[1].append(rank)
         return tuple((blockers, tuple(ranks)) for blockers, ranks in found.values())
 
     def leading_to(self, goals: frozenset[int], without: int | None = None) -> frozenset[int]:
-        """Waiting ranks from which a chain of waits ends in `goals`; `without` is taken out of the graph."""
+        """Return the waiting ranks from which a chain of waits ends in `goals`, not counting the rank `without`."""
         waiting_for: dict[int, list[list[int]]] = {}
         for blockers, ranks in self.meetings:
             not_seen = [rank for rank in ranks if rank not in goals and rank != without]
@@ -110,7 +110,7 @@ class WaitGraph:
         return all(wait.members is not None for wait in self.waits.values())
 
     def certain_part(self) -> WaitGraph:
-        """The graph without the waits of which it is not known whom they are for."""
+        """Return the graph without the waits whose group is not known."""
         if self.is_certain:
             return self
         nobody: frozenset[int] = frozenset()
@@ -118,24 +118,23 @@ class WaitGraph:
         return WaitGraph(self.waits, known, self.ranks)
 
     def open_ends(self) -> tuple[int, ...]:
-        """Ranks in point-to-point calls whose partner is not known, if all other waits lead to them, else none."""
+        """Return the ranks in point-to-point calls with unknown partners if all other waits lead to them, else none."""
         ends = tuple(rank for rank, wait in self.waits.items() if wait.is_point_to_point and wait.members is None)
         rest = self.waits.keys() - set(ends) - self.leading_to(frozenset(ends))
         return () if rest else ends
 
     @property
     def endless(self) -> tuple[int, ...]:
-        """Waiting ranks from which no chain of waits ends at a root, or at one of which it is not known whom it awaits:
-        they wait in a circle."""
+        """Ranks in a circle: their waits lead neither to a root nor to a rank whose peers are unknown."""
         unknown = {rank for rank, wait in self.waits.items() if wait.members is None and not self.blockers[rank]}
         explained = self.leading_to(frozenset({*self.roots, *unknown}))
         return tuple(rank for rank in self.waits if rank not in explained and self.blockers[rank])
 
     def breaking_ranks(self) -> tuple[int, ...]:
-        """Ranks each of which alone lies on every circle of waits.
+        """Return the ranks that are each, on their own, part of every circle of waits.
 
-        Ranks that stand at one place and wait for the same others are one node of a smaller graph: of several, none
-        alone breaks a circle.
+        Ranks that are at one place and wait for the same others are one node of a smaller graph: no single one of them
+        breaks a circle.
         """
         places: dict[object, list[int]] = {}
         for rank in self.endless:
@@ -151,7 +150,7 @@ class WaitGraph:
         return tuple(sorted(rank for rank in single if _is_acyclic(edges, node_of[rank])))
 
     def direct_waiter(self, rank: int) -> Wait | None:
-        """A rank that waits for `rank` itself: in a collective sooner than for a message, and for the fewest others."""
+        """Return a wait for `rank` itself: preferably in a collective, and with the fewest other blockers."""
         waiters = [self.waits[other] for other, blockers in self.blockers.items() if rank in blockers]
         return min(
             waiters,
@@ -172,14 +171,14 @@ def _is_acyclic(edges: Sequence[frozenset[int]], removed: int) -> bool:
 
 
 def build_graph(evidence: Evidence) -> WaitGraph:
-    """The wait-for graph of all ranks."""
+    """Return the wait-for graph of all ranks."""
     found = {seen.rank: wait for seen in evidence.ranks if (wait := find_wait(seen, evidence)) is not None}
     by_rank = {seen.rank: seen for seen in evidence.ranks}
     return WaitGraph(waits=found, blockers=_all_blockers(found, by_rank), ranks=tuple(by_rank))
 
 
 def _all_blockers(waits: Mapping[int, Wait], by_rank: Mapping[int, RankEvidence]) -> dict[int, frozenset[int]]:
-    """The blockers of every waiting rank, found once for ranks that stand in the same collective of the same group."""
+    """The blockers of every waiting rank, found once for ranks in the same collective of the same group."""
     found: dict[object, frozenset[int]] = {}
     blockers = {}
     for rank, wait in waits.items():
@@ -192,7 +191,7 @@ def _all_blockers(waits: Mapping[int, Wait], by_rank: Mapping[int, RankEvidence]
 
 
 def find_wait(seen: RankEvidence, evidence: Evidence) -> Wait | None:
-    """The communication that a rank stands in, or None."""
+    """Return the communication that a rank is in, or None."""
     thread = seen.thread
     if seen.is_gone or is_halted(seen):
         return None
@@ -206,15 +205,15 @@ def find_wait(seen: RankEvidence, evidence: Evidence) -> Wait | None:
 
 
 def is_halted(seen: RankEvidence) -> bool:
-    """Whether the process is stopped or sleeps in the kernel: then it is not its collective that holds it."""
+    """Whether the process is stopped or sleeps in the kernel: then something else than its collective holds it up."""
     return seen.last is not None and seen.last.state in ("T", "t", "D")
 
 
 def waits_for_handle(seen: RankEvidence) -> bool:
-    """Whether a process without a communication in its stack may wait for one that it began before.
+    """Whether a process without a communication on its stack may wait for one that it started earlier.
 
-    `Work.wait()` is C++ and shows no frame; it sleeps on a futex, as nothing that computes or does I/O does. Without
-    stacks an unfinished collective is the best that is known.
+    `Work.wait()` is C++ and shows no frame. It sleeps on a futex, which nothing does that computes or does I/O. Without
+    stacks, an unfinished collective is the best that is known.
     """
     if seen.last is None:
         return False
@@ -222,7 +221,7 @@ def waits_for_handle(seen: RankEvidence) -> bool:
 
 
 def may_wait_for_handle(seen: RankEvidence) -> bool:
-    """`waits_for_handle` of the thread that decides: where that is not the main thread, it may sleep elsewhere."""
+    """`waits_for_handle` for the thread that decides, which may sleep elsewhere than the main thread."""
     thread = seen.thread
     if seen.last is None or thread is None or thread.tid == seen.pid:
         return waits_for_handle(seen)
@@ -257,7 +256,7 @@ def _wait_from_stack(seen: RankEvidence, thread: ThreadStack | None, operation: 
 
 
 def _said_scope(thread: ThreadStack, operation: str, evidence: Evidence) -> str | None:
-    """The scope of the communication by the known function nearest to it."""
+    """The scope of the communication, from the known function nearest to it."""
     scopes = (call_scope(frame.function, frame.file, operation) for frame in thread.frames)
     scope = next((scope for scope in scopes if scope is not None), None)
     return scope_within(scope, evidence.topology) if scope else None
@@ -289,7 +288,7 @@ def path_of(thread: ThreadStack) -> str:
 
 
 def recorded_members(seen: RankEvidence, group: str, evidence: Evidence) -> tuple[int, ...] | None:
-    """The ranks of a recorded group: as the run says, else guessed from who has used it."""
+    """The ranks of a recorded group: from the run if it says so, else guessed from who has used it."""
     if seen.recorder and group in seen.recorder.members:
         return seen.recorder.members[group]
     if group == DEFAULT_GROUP:
@@ -299,7 +298,7 @@ def recorded_members(seen: RankEvidence, group: str, evidence: Evidence) -> tupl
 
 
 def find_blockers(wait: Wait, waits: Mapping[int, Wait], by_rank: Mapping[int, RankEvidence]) -> frozenset[int]:
-    """The members of the group that have not come to the communication that `wait` stands in."""
+    """Return the members of the group that have not reached the communication of `wait`."""
     members = wait.members if wait.members is not None else tuple(by_rank)
     return frozenset(
         other
@@ -322,7 +321,7 @@ def _has_come(other: int, wait: Wait, waits: Mapping[int, Wait], by_rank: Mappin
 
 
 def _meet(wait: Wait, theirs: Wait) -> bool:
-    """Whether two ranks stand in the two ends of one message. Tags of other messages do not meet."""
+    """Whether two ranks are at the two ends of one message: different tags do not meet."""
     if not theirs.is_point_to_point or theirs.members != wait.members or theirs.operation == wait.operation:
         return False
     return None in (wait.tag, theirs.tag) or wait.tag == theirs.tag

@@ -1,7 +1,7 @@
 """Every rank is in a collective, and they wait for each other: which of them left the common schedule?
 
-First what the recorders say (another operation under the same number; a departure from the rank's own past or from its
-peers), then the only place through which every circle of waits goes, then both sides and no accusation.
+First what the recorders say (different operations under the same number; a departure from the rank's own past or from
+its peers), then the only rank that every circle of waits goes through, then both sides and no accusation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MIN_GROUP_TO_STAND_ALONE = 3
 
 
 def judge_circle(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """The verdict where ranks wait in a circle, or disagree about a collective; None where neither is so."""
+    """The verdict when ranks wait in a circle, or disagree about a collective; else None."""
     mismatch = find_mismatch(evidence, graph)
     roots = find_roots(graph)
     if not graph.endless and mismatch is None and roots is None:
@@ -58,7 +58,7 @@ def judge_circle(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
 
 
 def _conclude_unaccused(evidence: Evidence, graph: WaitGraph, departures: Departures) -> Conclusion:
-    """The verdict where no recorder says who left."""
+    """The verdict when no recorder says who left."""
     certain = graph.certain_part()
     unfinished = conclude_unfinished(evidence, certain)
     if unfinished is not None:
@@ -83,7 +83,7 @@ class Mismatch:
 def find_mismatch(evidence: Evidence, graph: WaitGraph) -> Mismatch | None:
     """The first (group, number) that members disagree about, or None."""
     by_rank = {seen.rank: seen for seen in evidence.ranks}
-    # One of those who stand in the same collective stands for all of them.
+    # One wait represents all ranks that are in the same collective.
     calls = ((wait.call, wait.members) for wait in graph.waits.values() if wait.call)
     waits = dict.fromkeys((call.token.group, call.sequence, members) for call, members in calls)
     for group, sequence, members in waits:
@@ -112,7 +112,7 @@ def _mismatch_of(found: Mapping[str, list[tuple[int, int]]], by_rank: Mapping[in
 def _trusted(departures: Departures, evidence: Evidence) -> tuple[int, ...]:
     """The ranks that departed, unless the two views contradict each other or most ranks departed.
 
-    That a rank differs from its peers counts alone only where no rank has a past: then most ranks are right.
+    A difference from the peers is enough on its own only if no rank has a past: then the majority is right.
     """
     past, peers = set(departures.from_past), set(departures.from_peers)
     found = past & peers if past and peers else past
@@ -137,8 +137,9 @@ def _conclude_departed(
     if len(departed) > 1:
         rest = ", ".join(evidence.name(rank) for rank in departed[1:])
         claim += f"; so did {rest}"
-    claim += f"; {evidence.name(wait.rank)} waits there, {others}" if wait is not None else f"; {others}"
-    claim += f" of {evidence.world_size} ranks wait in all"
+    whom = "it" if len(departed) == 1 else f"rank {first.rank}"
+    claim += f"; {evidence.name(wait.rank)} waits for {whom}, and {others}" if wait is not None else f"; {others}"
+    claim += f" of {evidence.world_size} ranks wait in total"
     return Conclusion(
         state=State.HANG,
         claim=claim,
@@ -167,22 +168,22 @@ def _class_of(
 
 
 def _departed_words(departure: Departure, evidence: Evidence, graph: WaitGraph) -> str:
-    """`left out all_reduce number 41 of the tensor-parallel group (ranks 4-5) and went on to ...`."""
+    """`left out all_reduce number 41 of the tensor-parallel group (ranks 4-5) and is in ...`."""
     wait = graph.direct_waiter(departure.rank)
     here = graph.waits.get(departure.rank)
     expected = _expected_words(departure, evidence)
     if departure.form == "skip":
         if wait is not None and wait.call and wait.operation == departure.expected.operation:
             expected = str(wait)
-        return f"left out {expected}" + (f" and stands in {here}" if here else "")
+        return f"left out {expected}" + (f" and is in {here}" if here else "")
     did = _did_words(departure, evidence, graph)
     if departure.form == "extra":
-        return f"issued {did} once more than its schedule has it, before {expected}"
+        return f"issued an extra {did} before {expected}"
     return f"issued {did} where {expected} was due"
 
 
 def _collective_words(collective: Collective, group: str | None, rank: int, evidence: Evidence) -> str:
-    """`all_reduce of the tensor-parallel group (ranks 4-5)`; `group` is the name that `rank` knows it by."""
+    """`all_reduce of the tensor-parallel group (ranks 4-5)`; `group` is the name that torch gave it on `rank`."""
     seen = next(seen for seen in evidence.ranks if seen.rank == rank)
     members = recorded_members(seen, group, evidence) if group is not None else None
     scope = collective.group if is_scope(collective.group) else None
@@ -208,22 +209,22 @@ def _departed_evidence(
         if rank in departures.from_past:
             departure = departures.from_past[rank]
             due, did = _expected_words(departure, evidence), _did_words(departure, evidence, graph)
-            lines.append(f"by its steps before, rank {rank} was to issue {due}; it issued {did}")
+            lines.append(f"in earlier steps rank {rank} issued {due} here; now it issued {did}")
         if rank in departures.from_peers:
-            lines.append(f"no other rank with the same part in the schedule did as rank {rank}")
+            lines.append(f"no other rank with the same part in the schedule did the same as rank {rank}")
         wait = graph.direct_waiter(rank)
         if wait is not None and wait.call is not None:
             seen = next(seen for seen in evidence.ranks if seen.rank == rank)
             count = seen.recorder.last_sequence.get(wait.call.token.group, 0) if seen.recorder else 0
-            lines.append(f"rank {wait.rank} is in {wait}; rank {rank} has issued {count} there")
+            lines.append(f"rank {wait.rank} is in {wait}; rank {rank} has issued only {count} there")
     return tuple(lines)
 
 
 def _conclude_mismatch(evidence: Evidence, mismatch: Mismatch, departures: Departures) -> Conclusion:
-    """Members of a group disagree, and no schedule says who is right.
+    """The verdict when members of a group disagree, and no schedule says who is right.
 
-    A minority is odd where the past of others confirms what they did and its own does not, or where nobody has a past:
-    most ranks can be wrong, and a past may speak for the few.
+    A minority is accused only if the past confirms what the others did and not what it did, or if nobody has a past:
+    a majority can be wrong, and the past may support the few.
     """
     by_size = sorted(mismatch.opinions.items(), key=lambda item: (len(item[1]), item[1]))
     few, many = by_size[0][1], [rank for _, ranks in by_size[1:] for rank in ranks]
@@ -233,24 +234,24 @@ def _conclude_mismatch(evidence: Evidence, mismatch: Mismatch, departures: Depar
     odd = few if is_odd and len(by_size) == 2 else ()
     what = "; ".join(f"{name_with_part(evidence, ranks)} issued {operation}" for operation, ranks in by_size)
     new = [ranks for _, ranks in by_size if set(ranks) <= departures.surprised]
-    news = tuple(f"{name_ranks(ranks)} had not issued this before in that place, the others had" for ranks in new)
+    news = tuple(f"{name_ranks(ranks)} had never issued this at that point before, the others had" for ranks in new)
     return Conclusion(
         state=State.HANG,
-        claim=f"one collective, two opinions: {what}",
+        claim=f"the ranks disagree about one collective: {what}",
         confidence=0.6 if odd else 0.4,
         hang_class=HangClass.OPERATION_DIFFERS,
         suspects=tuple(Suspect(rank, f"issued {by_size[0][0]} where most issued {by_size[1][0]}") for rank in odd),
         sides=tuple(Side(ranks, operation) for operation, ranks in by_size),
-        evidence=("the recorders hold different operations under the same group and number", *news),
-        missing=("whether all were meant to change here",) if news else ("enough steps to know the schedule",),
+        evidence=("the recorders hold different operations for the same group and number", *news),
+        missing=("whether all ranks were meant to change here",) if news else ("more steps, to know the schedule",),
     )
 
 
 def _stands_alone(evidence: Evidence, graph: WaitGraph) -> int | None:
-    """The only rank through which every circle of waits goes, if it is alone in its communication.
+    """The only rank that every circle of waits goes through, if it is alone in its communication.
 
-    Only in a group of three or more: of two ranks that miss each other, either may be the one that left. And only where
-    others have its part: what a whole stage does is that stage's program.
+    The group must have three or more ranks: of two ranks that miss each other, either may be the one that left. And
+    others must have the same part: what a whole stage does is that stage's program.
     """
     breaking = graph.breaking_ranks()
     if len(breaking) != 1:
@@ -267,7 +268,7 @@ def _stands_alone(evidence: Evidence, graph: WaitGraph) -> int | None:
 def _conclude_alone(evidence: Evidence, graph: WaitGraph, rank: int) -> Conclusion:
     wait = graph.waits[rank]
     where = f"{wait} at {wait.site}" if wait.site else str(wait)
-    words = f"is alone in {where}, while the {len(graph.waits) - 1} others are elsewhere and wait for it"
+    words = f"is alone in {where}, while the other {len(graph.waits) - 1} are elsewhere and wait for it"
     return Conclusion(
         state=State.HANG,
         claim=f"{evidence.name(rank)} {words}",
@@ -275,6 +276,6 @@ def _conclude_alone(evidence: Evidence, graph: WaitGraph, rank: int) -> Conclusi
         hang_class=HangClass.LEFT_EARLY,
         suspects=(Suspect(rank, words),),
         sides=sides_of(graph, tuple(graph.waits)),
-        evidence=("every circle of waits goes through this rank and through no other",),
-        missing=("whether it left the schedule or all others did: by the stacks alone it is the one against the rest",),
+        evidence=("every circle of waits goes through this rank, and through no other",),
+        missing=("whether this rank left the schedule or all others did: the stacks show only that it differs",),
     )

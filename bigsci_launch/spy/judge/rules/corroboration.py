@@ -1,7 +1,7 @@
-"""The last gate: what else speaks for the verdict, or against it.
+"""The last gate: what else supports the verdict, or contradicts it.
 
 First traceback in logs, kills for lack of memory, holders of file locks, stale lock files, stuck connections. It raises
-or lowers the confidence and adds lines; it may say which class of several it is; it never accuses a rank that the
+or lowers the confidence and adds lines, and it may decide between several classes. It never accuses a rank that the
 verdict has not accused, however loud its log.
 """
 
@@ -27,17 +27,17 @@ LEFT_CLASSES = (
     HangClass.PHASES_SPLIT,
     HangClass.LOCAL_DECISION,
 )
-"""What a rank looks like that an exception took out of the schedule into a barrier of its own."""
+"""Classes that also fit a rank whose exception took it out of the schedule into a barrier of its own."""
 MAX_CONFIDENCE = 0.98
 SAME_MOMENT_S = 0.2
-"""Exceptions so close in time are one event: clocks of nodes do not agree better."""
+"""Exceptions this close in time are one event: the clocks of nodes agree no better."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clue:
-    """One thing that bears on the verdict. `weight` above 0 speaks for it, below against it, from -1 to 1.
+    """One thing that bears on the verdict. `weight` is from -1 to 1: positive supports it, negative contradicts it.
 
-    `hang_class` is the class that it makes of the verdict's, if it does.
+    `hang_class` replaces the class of the verdict, if set.
     """
 
     evidence: str = ""
@@ -48,7 +48,7 @@ class Clue:
 
 
 def corroborate(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
-    """`conclusion` with what else the evidence says of it. Pure; never changes whom it accuses."""
+    """Return `conclusion` with everything else that the evidence says about it. Pure; never changes whom it accuses."""
     if conclusion.state in (State.PROGRESSING, State.FINISHED, State.UNKNOWN):
         return conclusion
     accused = {suspect.rank for suspect in conclusion.suspects}
@@ -70,7 +70,7 @@ def corroborate(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
 
 
 def _joined(lines: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
-    """What corroborates comes first: reports show only a few lines of each kind."""
+    """Join with the corroborating lines (`more`) first: reports show only a few lines of each kind."""
     return tuple(dict.fromkeys(line for line in (*more, *lines) if line))
 
 
@@ -78,7 +78,7 @@ def _joined(lines: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
 
 
 def _first_exception(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
-    """The first exception of the job: a suspect's own, or one of a rank that nothing else accuses."""
+    """The first exception of the job: a suspect's own, or that of a rank that nothing else accuses."""
     failed = [seen for seen in evidence.ranks if seen.failure and not lost_peer(seen)]
     if not failed:
         return []
@@ -93,7 +93,7 @@ def _first_exception(conclusion: Conclusion, evidence: Evidence, suspects: list[
         return [Clue(f"{said}: the first exception of the job", missing=_HANDLED)]
     late = next((seen for seen in failed if seen.rank in ranks), None)
     if late is not None:
-        return [Clue(f"{said}: before the first of rank {late.rank}", weight=-0.2)]
+        return [Clue(f"{said}: before the first exception of rank {late.rank}", weight=-0.2)]
     return [Clue(f"{said}, and no suspect raised anything", missing=_HANDLED, weight=-0.1)]
 
 
@@ -101,10 +101,10 @@ _HANDLED = "whether that exception was handled"
 
 
 def _own_exception(conclusion: Conclusion, evidence: Evidence, seen: RankEvidence) -> Clue:
-    """A suspect's exception. One that it has outlived, as its later records show, says little."""
+    """A suspect's exception. It says little if later records show that the rank survived it."""
     said = f"{_said(evidence, seen)}: the first exception of the job"
     if seen.heartbeat and _time_of(seen) < seen.heartbeat.time:
-        return Clue(f"{said}, and the rank went on after it", weight=0.1)
+        return Clue(f"{said}, and the rank continued after it", weight=0.1)
     has_left = conclusion.state is State.HANG and conclusion.hang_class in LEFT_CLASSES
     return Clue(said, weight=0.5, hang_class=HangClass.BARRIER_AFTER_EXCEPTION if has_left else None)
 
@@ -124,15 +124,15 @@ def _clock(time: float) -> str:
 
 
 def _called_by_collector(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
-    """A suspect that is in a communication from within `__del__`: no two ranks free an object at the same moment."""
+    """A suspect that entered a communication from `__del__`: no two ranks free an object at the same moment."""
     if conclusion.hang_class not in LEFT_CLASSES:
         return []
     for seen in suspects:
         frames = seen.thread.frames if seen.thread and seen.thread.operation else ()
         frame = next((frame for frame in frames if bare_name(frame.function) == "__del__"), None)
         if frame is not None:
-            who = f"{evidence.name(seen.rank)} is in it from {frame}"
-            words = f"{who}: the garbage collector frees at another time on each rank"
+            who = f"{evidence.name(seen.rank)} entered it from {frame}"
+            words = f"{who}: the garbage collector runs at a different time on each rank"
             return [Clue(words, weight=0.5, hang_class=HangClass.COLLECTIVE_IN_DESTRUCTOR)]
     return []
 
@@ -141,7 +141,7 @@ def _called_by_collector(conclusion: Conclusion, evidence: Evidence, suspects: l
 
 
 def _memory_kills(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
-    """Kills for lack of memory in a suspect's control group, or in that of its neighbours on the node."""
+    """Kills for lack of memory in a suspect's control group, or in that of other ranks on its node."""
     of_node = {seen.node: seen.memory_events for seen in evidence.ranks if seen.memory_events}
     found: dict[str, Clue] = {}
     for seen in suspects:
@@ -150,7 +150,7 @@ def _memory_kills(conclusion: Conclusion, evidence: Evidence, suspects: list[Ran
             continue
         lost_a_process = _was_killed(seen) or _waits_for_killed(seen)
         times = "once" if events.num_kills == 1 else f"{events.num_kills} times"
-        words = f"the kernel has killed for lack of memory {times} in {events.group} on {seen.node}"
+        words = f"the kernel has killed a process for lack of memory {times} in {events.group} on {seen.node}"
         found[words] = Clue(words, weight=0.5 if lost_a_process else 0.0)
     if not found and any(_was_killed(seen) for seen in suspects):
         node = next(seen.node for seen in suspects if _was_killed(seen))
@@ -167,7 +167,7 @@ def _was_killed(seen: RankEvidence) -> bool:
 
 
 def _waits_for_killed(seen: RankEvidence) -> bool:
-    """Whether the rank waits for a pool or a worker, of which a kill would take one away unseen."""
+    """Whether the rank waits for a pool or a worker, whose processes may be killed without notice."""
     return any("multiprocessing/" in frame.file for thread in seen.threads or () for frame in thread.frames)
 
 
@@ -192,21 +192,21 @@ def _held(lock: FileLock, evidence: Evidence) -> Clue:
     holder = next((seen for seen in evidence.ranks if seen.node == lock.node and seen.pid == lock.holder), None)
     words = f"{lock}" + (f": that is {evidence.name(holder.rank)}" if holder else "")
     if not lock.holder:
-        return Clue(missing="who holds the lock: it is on another node, or has no owner")
+        return Clue(missing="who holds the lock: a process on another node, or nobody any more")
     return Clue(words, weight=0.7, next=f"ls -l /proc/{lock.holder}/fd  # on {lock.node}: who holds the lock")
 
 
 def _stale_lock_file(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
-    """A build that waits for a lock file: nobody on the node builds, so that nobody will take the file away."""
+    """A build that waits for a lock file: if nobody on the node is building, nobody will remove the file."""
     if conclusion.hang_class is not HangClass.BUILD_LOCK_STALE:
         return []
     nodes = {seen.node for seen in suspects}
     near = [seen for seen in evidence.ranks if seen.node in nodes]
     builder = next((seen for seen in near if _is_building(seen)), None)
     if builder is not None:
-        words = f"{evidence.name(builder.rank)} builds at this moment: the lock may be its own, and be given back"
+        words = f"{evidence.name(builder.rank)} is building right now: the lock may be its own, and will be released"
         return [Clue(words, weight=-0.4)]
-    words = "no rank of the node builds anything: the lock file is left over from a build that was killed"
+    words = "no rank on the node is building anything: the lock file is left over from a build that was killed"
     return [Clue(words, missing="the path and the age of the lock file", weight=0.5, next=_FIND_LOCK)]
 
 
@@ -214,7 +214,7 @@ _FIND_LOCK = "find ${TORCH_EXTENSIONS_DIR:-~/.cache/torch_extensions} -name lock
 
 
 def _is_building(seen: RankEvidence) -> bool:
-    """Whether a rank is in torch's builder, other than to wait for somebody else's build."""
+    """Whether a rank is in torch's builder and not merely waiting for somebody else's build."""
     names = {bare_name(frame.function) for thread in seen.threads or () for frame in thread.frames}
     return bool(names & {"_run_ninja_build", "_write_ninja_file_and_build_library"}) and "wait" not in names
 
@@ -223,19 +223,19 @@ def _is_building(seen: RankEvidence) -> bool:
 
 
 def _connections(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
-    """Bytes that nobody acknowledges, calls that nobody answers: the network has a part in it."""
+    """Bytes that nobody acknowledges and connections that nobody answers: the network plays a part."""
     if conclusion.hang_class in (HangClass.LINK_DOWN, HangClass.LARGE_PACKETS_LOST):
         return []
     found = [Clue(line) for seen in suspects if (line := calling_in_vain(seen)) and line not in conclusion.evidence]
     stuck = stuck_connections(evidence)
     if stuck:
-        missing = "whether the network works: connections between hosts send again in vain"
+        missing = "whether the network works: connections between hosts retransmit in vain"
         found.append(Clue(str(stuck[0]), missing=missing, weight=-0.3))
     return found if conclusion.state is not State.HANG else [*found, *_unread(evidence, suspects)]
 
 
 def _unread(evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
-    """Bytes that a suspect has no more room for: it does not read what others have sent it."""
+    """Bytes that a suspect has no room left for: it does not read what others have sent it."""
     ends = {socket.local: seen for seen in suspects for socket in seen.sockets if socket.unread}
     for seen in evidence.ranks:
         for socket in seen.sockets:

@@ -1,8 +1,8 @@
-"""Of several ranks that ended badly: which failed by itself, and which only lost a peer, or choked on one.
+"""When several ranks died: which failed on its own, and which only because a peer vanished or sent a wrong amount.
 
-A rank that dies takes the others down with "connection closed": that is no failure of theirs. And gloo aborts the rank
-that *receives* an amount of data which it did not expect: whoever sent it may be the one that is wrong, so an abort of
-that kind, or one that left no word, accuses nobody.
+A rank that dies takes the others down with "connection closed", which is not their own failure. And gloo aborts the
+rank that *receives* an unexpected amount of data, although the sender may be wrong: such an abort, or one without a
+message, accuses nobody.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AMOUNTS = re.compile(r"(\d+) vs\.? (\d+)")
 
 
 def in_order_of_failure(failed: Sequence[RankEvidence]) -> list[RankEvidence]:
-    """The cause first. Ranks that lost a peer, that were told to end, or that left no record, come later."""
+    """Sort with the cause first. Ranks that lost a peer, were told to end, or left no record come later."""
     return sorted(failed, key=_order)
 
 
@@ -33,7 +33,7 @@ def _order(seen: RankEvidence) -> tuple[bool, bool, float, int]:
 
 
 def lost_peer(seen: RankEvidence) -> bool:
-    """Whether the rank failed because another one was gone."""
+    """Whether the rank failed because another rank was gone."""
     return says_lost_peer(words_of(seen))
 
 
@@ -43,7 +43,7 @@ def words_of(seen: RankEvidence) -> str:
 
 
 def judge_unaccused(evidence: Evidence, failed: Sequence[RankEvidence], graph: WaitGraph) -> Conclusion | None:
-    """The verdict on a crash of which no rank can be accused, or None where the first failure is a rank's own."""
+    """The verdict on a crash that no rank can be accused of, or None if the first failure is a rank's own."""
     first = in_order_of_failure(failed)[0]
     if lost_peer(first):
         return _conclude_lost(evidence, failed)
@@ -58,11 +58,11 @@ def judge_unaccused(evidence: Evidence, failed: Sequence[RankEvidence], graph: W
 
 
 def _conclude_lost(evidence: Evidence, failed: Sequence[RankEvidence]) -> Conclusion:
-    """Every rank that failed says that another one was gone."""
+    """The verdict when every rank that failed says that another one was gone."""
     ranks = [seen.rank for seen in failed]
     return Conclusion(
         state=State.CRASHED,
-        claim=f"{name_ranks(ranks)} lost a peer and ended; none of them says why the first of them went",
+        claim=f"{name_ranks(ranks)} lost a peer and ended; none of them says why the first one failed",
         confidence=0.4,
         hang_class=HangClass.RANK_KILLED,
         sides=(Side(tuple(ranks), "lost a peer"),),
@@ -72,15 +72,15 @@ def _conclude_lost(evidence: Evidence, failed: Sequence[RankEvidence]) -> Conclu
 
 
 def _judge_silent(evidence: Evidence, failed: Sequence[RankEvidence], graph: WaitGraph) -> Conclusion | None:
-    """No rank that ended left a record, as in a job that nobody prepared: it may as well have ended with exit code 0.
+    """The verdict when no rank that ended left a record, as in an unprepared job: they may have ended with exit code 0.
 
-    A single one is accused if others are in a collective. Of several, nobody knows which was the first.
+    A single rank is accused, by the caller, if others are in a collective. Of several, nobody knows which was first.
     """
     if len(failed) == 1 and graph.waits:
         return None
     ranks = tuple(sorted(seen.rank for seen in failed))
     were_seen = any(seen.samples for seen in failed)
-    what = "ended, and nothing that was read says how" if were_seen else "no process that was found"
+    what = "ended, and nothing that was read says how" if were_seen else "no process that could be found"
     num_left, waiting = len(evidence.ranks) - len(ranks), count_ranks(graph.waits)
     some = name_ranks(ranks) if num_left else f"all {len(ranks)} ranks"
     who = evidence.name(ranks[0]) if len(ranks) == 1 else some
@@ -103,18 +103,18 @@ def _conclude_abort(evidence: Evidence, failed: Sequence[RankEvidence], first: R
     why = (
         f"it received a message{sizes}: it and a peer disagree about the size of one collective"
         if words
-        else "gloo does that to the rank that receives another amount of data than it expects"
+        else "gloo aborts the rank that receives a different amount of data than it expects"
     )
     return Conclusion(
         state=State.CRASHED,
-        claim=f"{evidence.name(first.rank)} aborted first ({why}); {name_ranks(others)} then lost it"
+        claim=f"{evidence.name(first.rank)} aborted first ({why}); {name_ranks(others)} then failed because it was gone"
         if others
         else f"{evidence.name(first.rank)} aborted: {why}",
         confidence=0.7 if words else 0.4,
         hang_class=HangClass.SIZE_DIFFERS if words else HangClass.RANK_CRASHED,
         sides=(Side((first.rank,), "aborted"), *((Side(others, "lost a peer"),) if others else ())),
         missing=(
-            "who is wrong: the rank that aborted is the one that received, its peer may have sent the wrong amount",
+            "who is wrong: the rank that aborted only received, and its peer may have sent the wrong amount",
             *(() if words else (f"the last words of rank {first.rank}: see its log",)),
         ),
         next=("TORCH_DISTRIBUTED_DEBUG=DETAIL  # in the next attempt: names both sizes at the call",),

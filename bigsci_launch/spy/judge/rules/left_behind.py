@@ -1,7 +1,7 @@
-"""Ranks of one program in two phases: some in a collective, the many others beyond it or before it, outside of any.
+"""Hangs that leave a few ranks behind in a collective while most are before it or beyond it, outside any collective.
 
-On GPUs a rank leaves a collective before it has ended: what the stack shows of the many is a later line, in no call of
-the communication library. The many are not to blame for that, and neither are the few: both sides are shown.
+On GPUs a call returns before its collective has ended, so the stacks of the majority show a later line, in no call of
+the communication library. Neither side is to blame for that: both are shown.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology.words import agree, count_ranks, counted
 
 NO_REASON = HangClass.BLOCKED_IN_C
-"""The class of a rank of which nothing but its place is known."""
+"""The class of a rank when only its place is known."""
 
 
 def judge_phases(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """The verdict where most ranks stand at one place outside of any collective, for no reason of their own."""
+    """The verdict when most ranks are at one place outside any collective, for no reason of their own."""
     by_rank = {seen.rank: seen for seen in evidence.ranks}
     outside = [seen for seen in evidence.ranks if seen.rank not in graph.waits and seen.threads and not seen.is_gone]
     if not graph.waits or len(outside) * 2 <= evidence.world_size or not set(graph.roots) <= {x.rank for x in outside}:
@@ -42,22 +42,22 @@ def judge_phases(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     gone_on = f"{where_words(evidence, away)} {_progress(first, outside[0])}"
     return Conclusion(
         state=State.HANG,
-        claim=f"{still}; {gone_on}, and neither side gets on",
+        claim=f"{still}; {gone_on}, and neither side makes progress",
         confidence=0.5,
         hang_class=HangClass.PHASES_SPLIT,
         sides=(*sides, Side(tuple(away), f"no collective, at {_site(outside[0])}")),
         evidence=_evidence(graph, are_complete),
-        missing=("what the devices do: a call of the host may have returned before its collective has ended",),
-        next=("CUDA_LAUNCH_BLOCKING=1  # in the next attempt: no rank leaves a call before it has ended",),
+        missing=("what the devices do: a call may return on the host before its collective has ended",),
+        next=("CUDA_LAUNCH_BLOCKING=1  # in the next attempt: no call returns before its collective has ended",),
     )
 
 
 def _evidence(graph: WaitGraph, are_complete: bool) -> tuple[str, ...]:
     if not are_complete:
-        return (f"{counted(graph.waits, 'waits')} for members of their groups that stand with the many",)
+        return (f"{counted(graph.waits, 'waits')} for members of their groups that are on the larger side",)
     return (
-        f"all members of each group of the {len(graph.waits)} have come: no rank is missing there",
-        "all others stand at one place, in no collective that their stacks would show",
+        f"all members of the groups that these {len(graph.waits)} wait in have arrived: no rank is missing there",
+        "all others are at one place, and their stacks show no collective",
     )
 
 
@@ -66,9 +66,9 @@ def _site(seen: RankEvidence) -> Frame | None:
 
 
 def may_wait_for_device(seen: RankEvidence, graph: WaitGraph) -> bool:
-    """Whether a process that stands still may wait for a collective on its device: it spins, or sleeps on a futex.
+    """Whether a process that does not move may wait for a collective on its device: it spins, or sleeps on a futex.
 
-    One that spins may as well compute: that counts only where nobody waits for it.
+    A process that spins may just as well compute, so spinning counts only if nobody waits for the rank.
     """
     if frames_moved(seen):
         return False
@@ -79,13 +79,13 @@ def may_wait_for_device(seen: RankEvidence, graph: WaitGraph) -> bool:
 
 
 def _progress(inside: RankEvidence, outside: RankEvidence) -> str:
-    """`have left train_step and stand in train (training.py:915)`, where one function tells the order of the two."""
+    """`have left train_step and are in train (training.py:915)`, if one function shows which comes first."""
     place = _site(outside)
     frames: Sequence[Frame] = inside.thread.frames if inside.thread else ()
     for callee, frame in pairwise(frames):
         if place and (frame.function, frame.file) == (place.function, place.file) and frame.line < place.line:
-            return f"have left {bare_name(callee.function)} and stand in {place}"
-    return f"stand in {place}"
+            return f"have left {bare_name(callee.function)} and are in {place}"
+    return f"are in {place}"
 
 
 def where_words(evidence: Evidence, ranks: Collection[int]) -> str:

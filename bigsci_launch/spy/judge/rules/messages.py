@@ -1,7 +1,7 @@
-"""Both sides of a hang of which the evidence does not say who is wrong: who stands where.
+"""Hangs where the evidence fits either side: they report where each side is, and accuse nobody.
 
-Nobody is accused here. What the sides are is often enough to know what happened: whole pipeline stages that count
-otherwise, two ends of a message that never meet, two roots of one broadcast.
+The sides alone often show what happened: whole pipeline stages that count differently, two ends of a message that
+never meet, two roots of one broadcast.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from bigsci_launch.topology.parts import part_of
 from bigsci_launch.topology.words import agree, name_ranks
 
 ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather"})
-# DeepSpeed's ZeRO makes one all-reduce for each of the optimizer's parameter groups in these.
+# In these, DeepSpeed's ZeRO makes one all-reduce for each parameter group of the optimizer.
 NORM_FUNCTIONS = ("get_grad_norm_direct", "get_grad_norm_from_groups", "scaled_global_norm")
 MAX_TOLD_ALONE = 4
 
 
 def sides_of(graph: WaitGraph, ranks: Sequence[int]) -> tuple[Side, ...]:
-    """`ranks` by operation, scope and place in the code, the fewest first."""
+    """Group `ranks` by operation, scope and place in the code, the smallest group first."""
     found: dict[tuple[str, str | None, str, int | None, str], list[Wait]] = {}
     for rank in ranks:
         wait = graph.waits[rank]
-        # A few ranks that wait for each other are told one by one, a whole stage that receives is one side.
+        # A few ranks that wait for each other are listed one by one; a whole stage that receives is one side.
         partner = wait.partner if len(ranks) <= MAX_TOLD_ALONE else None
         found.setdefault((wait.operation, wait.scope, str(wait.site or ""), partner, wait.path), []).append(wait)
     words = _tell_apart([(_where(waits), waits[0].path) for waits in found.values()])
@@ -43,7 +43,7 @@ def sides_of(graph: WaitGraph, ranks: Sequence[int]) -> tuple[Side, ...]:
 
 
 def _tell_apart(places: Sequence[tuple[str, str]]) -> list[str]:
-    """The words of places (words, path); where several have the same, with the innermost call that differs."""
+    """The words of each place (words, path). Where several are equal, the innermost call that differs is added."""
     told = []
     for words, path in places:
         calls = path.split(" < ")
@@ -74,7 +74,7 @@ def name_sides(evidence: Evidence, sides: Sequence[Side]) -> str:
 
 
 def conclude_sides(evidence: Evidence, graph: WaitGraph, departures: Departures, core: tuple[int, ...]) -> Conclusion:
-    """The ranks of `core` wait for each other, and the evidence looks the same from each side."""
+    """The verdict when the ranks of `core` wait for each other, and the evidence fits each side."""
     sides = sides_of(graph, core)
     return (
         _conclude_norm(evidence, graph, sides)
@@ -86,14 +86,14 @@ def conclude_sides(evidence: Evidence, graph: WaitGraph, departures: Departures,
             confidence=0.4,
             hang_class=class_of(graph, core),
             sides=sides,
-            evidence=(f"{len(graph.waits)} of {evidence.world_size} ranks wait for these", *_chain(graph, core[0])),
+            evidence=(f"{len(graph.waits)} of {evidence.world_size} ranks wait for them", *_chain(graph, core[0])),
             missing=_missing(graph, core),
         )
     )
 
 
 def class_of(graph: WaitGraph, core: Iterable[int]) -> HangClass:
-    """The class of a circle by what the ranks in it do: messages that do not meet, else a split of phases."""
+    """The class of a circle, by what its ranks do: messages that do not meet, else a split of phases."""
     waits = [graph.waits[rank] for rank in core]
     if not all(wait.is_point_to_point for wait in waits):
         return HangClass.PHASES_SPLIT
@@ -104,14 +104,17 @@ def class_of(graph: WaitGraph, core: Iterable[int]) -> HangClass:
 def _missing(graph: WaitGraph, core: Collection[int]) -> tuple[str, ...]:
     waits = [graph.waits[rank] for rank in core]
     if any(wait.is_point_to_point and wait.partner is None for wait in waits):
-        return ("whom each message is for, and with which tag: the stacks do not say",)
+        return ("whom each message is for, and its tag: the stacks do not show them",)
     if all(wait.is_point_to_point for wait in waits):
         return ("which end is wrong: each waits for the other",)
-    return ("which of the sides departs from its schedule",)
+    return ("which of the sides departed from its schedule",)
 
 
 def _conclude_norm(evidence: Evidence, graph: WaitGraph, sides: Sequence[Side]) -> Conclusion | None:
-    """Stages that disagree about how many all-reduces the gradient norm has: BLOOM's prequel, DeepSpeed#1522."""
+    """The verdict when stages disagree about how many all-reduces the gradient norm has.
+
+    Seen in BLOOM's prequel and in DeepSpeed#1522.
+    """
     by_rank = {seen.rank: seen for seen in evidence.ranks}
     inside = next((side for side in sides if all(_is_in_norm(by_rank[rank]) for rank in side.ranks)), None)
     others = tuple(sorted({rank for side in sides if side is not inside for rank in side.ranks}))
@@ -126,8 +129,8 @@ def _conclude_norm(evidence: Evidence, graph: WaitGraph, sides: Sequence[Side]) 
     made_there = f"made only {compress_ranks(made)} there, " if made else ""
     return Conclusion(
         state=State.HANG,
-        claim=f"{name_and_verb(evidence, inside.ranks, 'stands in')} {inside.where}, in the gradient norm; "
-        f"{name_and_verb(evidence, others, 'has')} {made_there}left the norm and {agree('stands', others)} in "
+        claim=f"{name_and_verb(evidence, inside.ranks, 'is in')} {inside.where}, in the gradient norm; "
+        f"{name_and_verb(evidence, others, 'has')} {made_there}left the norm and {agree('is', others)} in "
         f"{there.where}: the stages disagree about the number of all-reduces in the norm, one for each parameter group "
         "of the optimizer",
         confidence=0.75,
@@ -137,7 +140,7 @@ def _conclude_norm(evidence: Evidence, graph: WaitGraph, sides: Sequence[Side]) 
             "each side is whole pipeline stages, and the first waits for the second in the norm of one replica",
             *_chain(graph, inside.ranks[0]),
         ),
-        missing=("the parameter groups of each stage: which of them has fewer",),
+        missing=("which stage has fewer parameter groups",),
         next=("bsl plan check RUN.yaml  # names a stage whose optimizer has fewer parameter groups",),
     )
 
@@ -159,9 +162,9 @@ def _counts(wait: Wait, ranks: Sequence[RankEvidence]) -> tuple[int, ...]:
 
 
 def _conclude_news(evidence: Evidence, graph: WaitGraph, departures: Departures) -> Conclusion | None:
-    """Some ranks have come to something that was never in the schedule, and the others go on as before.
+    """The verdict when some ranks are in a collective that was never in the schedule, and the others go on.
 
-    A new phase that some have missed, or one that some should not have entered: the evidence is the same.
+    Some ranks may have missed a new phase, or some may have entered one by mistake: the evidence is the same.
     """
     new = [graph.waits[rank] for rank in graph.waits if rank in departures.surprised or _is_object(graph.waits[rank])]
     hang_class = _class_of_news(new)
@@ -173,15 +176,15 @@ def _conclude_news(evidence: Evidence, graph: WaitGraph, departures: Departures)
     ranks = tuple(sorted(wait.rank for wait in new))
     return Conclusion(
         state=State.HANG,
-        claim=f"{name_and_verb(evidence, ranks, 'stands in')} {_where(new)}, to which "
-        f"{name_and_verb(evidence, absent, 'has')} not come; the evidence does not say whether that was left out or "
-        "should not have been begun",
+        claim=f"{name_and_verb(evidence, ranks, 'is in')} {_where(new)}, which "
+        f"{name_and_verb(evidence, absent, 'has')} not reached; the evidence does not say whether it was left out or "
+        "should not have been started",
         confidence=0.5,
         hang_class=hang_class,
         sides=sides_of(graph, tuple(graph.waits)),
         evidence=(
-            f"{name_ranks(ranks)} had not done this before in that place, {name_ranks(absent)} "
-            f"{agree('goes', absent)} on as before",
+            f"{name_ranks(ranks)} had never done this before at that point, {name_ranks(absent)} "
+            f"{agree('continues', absent)} as before",
         )
         if departures.surprised
         else (),
@@ -190,7 +193,7 @@ def _conclude_news(evidence: Evidence, graph: WaitGraph, departures: Departures)
 
 
 def _class_of_news(new: Sequence[Wait]) -> HangClass | None:
-    """Whether all are object collectives, or the first use of a group; None where neither is so."""
+    """The class if all are object collectives, or all the first use of a group; else None."""
     if not new:
         return None
     if all(_is_object(wait) for wait in new):
@@ -204,23 +207,23 @@ def _is_object(wait: Wait) -> bool:
 
 
 def conclude_places(evidence: Evidence, graph: WaitGraph) -> Conclusion:
-    """All ranks wait, and the stacks do not show over which ranks each of the communications goes."""
+    """The verdict when all ranks wait, and the stacks do not show which ranks each communication goes over."""
     sides = sides_of(graph, tuple(graph.waits))
     how_many = f"{len(graph.waits)} of {evidence.world_size} ranks"
     were_seen_twice = all(len(seen.samples) > 1 for seen in evidence.ranks)
     still = "no rank moved between the samples, and " if were_seen_twice else ""
     return Conclusion(
         state=State.HANG,
-        claim=f"{how_many} wait in collectives, and none gets on: {name_sides(evidence, sides)}",
+        claim=f"{how_many} wait in collectives, and none makes progress: {name_sides(evidence, sides)}",
         confidence=0.3,
         sides=sides,
-        evidence=(f"{still}none is outside of a collective",),
-        missing=("over which ranks each collective goes: so who waits for whom is not known",),
+        evidence=(f"{still}none is outside a collective",),
+        missing=("which ranks each collective goes over: without that, it is not known who waits for whom",),
     )
 
 
 def find_roots(graph: WaitGraph) -> dict[int, tuple[int, ...]] | None:
-    """Ranks by the root that they take a collective to have, for the first that they disagree about."""
+    """Ranks by the root that they give, for the first collective whose root they disagree about; else None."""
     found: dict[object, dict[int, list[Wait]]] = {}
     for wait in graph.waits.values():
         if wait.root is not None and wait.operation in ROOTED:
@@ -231,9 +234,9 @@ def find_roots(graph: WaitGraph) -> dict[int, tuple[int, ...]] | None:
 
 
 def _may_be_one_group(roots: Mapping[int, Sequence[Wait]]) -> bool:
-    """Whether waits by their root may be in one group; where it is not known, each root has an own place in it.
+    """Whether these waits, by root, may be in one group. If the groups are unknown, each root must have its own index.
 
-    Each of several groups has its own root, which most programs take from the same place in each of them.
+    With several groups, each has its own root, and most programs take it from the same index in each.
     """
     if all(wait.members is not None for waits in roots.values() for wait in waits):
         return True
@@ -249,23 +252,23 @@ def conclude_roots(evidence: Evidence, graph: WaitGraph, roots: Mapping[int, tup
     what = "; ".join(f"for {name_with_part(evidence, ranks)} it is rank {root}" for root, ranks in by_size)
     wait = graph.waits[by_size[0][1][0]]
     is_known = wait.members is not None
-    doubt = "" if is_known else "; if that is one group, it cannot end"
+    doubt = "" if is_known else "; if that is one group, it can never finish"
     return Conclusion(
         state=State.HANG,
-        claim=f"the ranks do not agree about the root of {wait}: {what}{doubt}",
+        claim=f"the ranks disagree about the root of {wait}: {what}{doubt}",
         confidence=0.8 if is_known else 0.5,
         hang_class=HangClass.ROOT_DIFFERS,
         sides=tuple(Side(ranks, f"{wait} with root {root}") for root, ranks in by_size),
-        evidence=("the root is an argument of the call in each rank's stack",),
+        evidence=("each rank's stack shows the root as an argument of the call",),
         missing=(
-            *(() if is_known else (f"over which ranks this {wait.operation} goes",)),
-            "which root is meant: the recorder does not keep it",
+            *(() if is_known else (f"which ranks this {wait.operation} goes over",)),
+            "which root is right: the recorder does not keep it",
         ),
     )
 
 
 def conclude_unfinished(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """Every member has come to a collective that some of them do not get out of, and all others wait for these."""
+    """The verdict when every member has reached a collective, some never leave it, and all others wait for these."""
     still = [wait for rank, wait in graph.waits.items() if wait.call is not None and not graph.blockers[rank]]
     numbers = {(wait.call.token.group, wait.call.sequence, wait.members) for wait in still if wait.call}
     if len(numbers) != 1 or not still[0].members:
@@ -276,14 +279,14 @@ def conclude_unfinished(evidence: Evidence, graph: WaitGraph) -> Conclusion | No
         return None
     is_rooted = still[0].operation in ROOTED and bool(finished)
     done = f", which {name_and_verb(evidence, finished, 'has')} finished" if finished else ""
-    cause = "about its root they may disagree, or a connection fails" if is_rooted else "a connection or a device fails"
+    cause = "they may disagree about its root, or a connection fails" if is_rooted else "a connection or a device fails"
     return Conclusion(
         state=State.HANG,
-        claim=f"{name_and_verb(evidence, inside, 'does')} not get out of {_where(still)}{done}: {cause}",
+        claim=f"{name_and_verb(evidence, inside, 'does')} not return from {_where(still)}{done}: {cause}",
         confidence=0.4,
         hang_class=HangClass.ROOT_DIFFERS if is_rooted else HangClass.LINK_DOWN,
         sides=sides_of(graph, tuple(graph.waits)),
-        evidence=("all members have come to this collective", f"{len(graph.waits)} ranks wait for it in the end"),
+        evidence=("all members have reached this collective", f"{len(graph.waits)} ranks wait for it, directly or not"),
         missing=(
             *(("the root that each rank named: its stack does not show it",) if is_rooted else ()),
             "unacknowledged bytes on the connections between the nodes",
@@ -292,7 +295,7 @@ def conclude_unfinished(evidence: Evidence, graph: WaitGraph) -> Conclusion | No
 
 
 def core_of(graph: WaitGraph) -> tuple[int, ...]:
-    """The ranks without which no circle would be: those whose removal alone breaks it, else all that are in one."""
+    """The ranks that make the circle: each whose removal alone breaks it, else all that are in one."""
     breaking = graph.breaking_ranks()
     return breaking if len(breaking) > 1 else graph.endless
 
@@ -315,4 +318,5 @@ def _chain_words(start: int, last: int, came_from: Mapping[int, int]) -> str:
     path = [start, last] if last != start else [start]
     while path[-1] in came_from:
         path.append(came_from[path[-1]])
-    return "a circle: rank " + ", which waits for rank ".join(map(str, reversed(path)))
+    first, *others = reversed(path)
+    return f"a circle: rank {first} waits for rank " + ", which waits for rank ".join(map(str, others))

@@ -1,4 +1,4 @@
-"""Connections that carry nothing any more: the link between two sets of ranks, and no rank, is to blame."""
+"""Connections that no longer carry anything: the link between two sets of ranks is to blame, and no rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bigsci_launch.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class StuckConnection:
-    """A connection of `rank` on which the kernel sends again and again what host `there` does not acknowledge."""
+    """A connection of `rank` on which the kernel retransmits what host `there` does not acknowledge."""
 
     rank: int
     here: str
@@ -25,11 +25,12 @@ class StuckConnection:
 
     def __str__(self) -> str:
         waiting = f"{format_bytes(self.socket.unacked)} from rank {self.rank} to {self.socket.remote}"
-        return f"{waiting} do not leave" if self.socket.is_unsent else f"{waiting} are sent again and not acknowledged"
+        what = "cannot be sent" if self.socket.is_unsent else "are sent again and again, unacknowledged"
+        return f"{waiting} {what}"
 
 
 def host_of(address: str) -> str:
-    """`10.0.0.1` of `10.0.0.1:29500`."""
+    """Return `10.0.0.1` for `10.0.0.1:29500`."""
     return address.rpartition(":")[0]
 
 
@@ -39,9 +40,9 @@ def is_local(host: str) -> bool:
 
 
 def stuck_connections(evidence: Evidence) -> tuple[StuckConnection, ...]:
-    """Every connection between two hosts that carries nothing any more.
+    """Return every connection between two hosts that no longer carries anything.
 
-    Also one on which nothing can be sent although the process at its other end has read all there was.
+    That includes one on which nothing can be sent although the process at its other end has read everything.
     """
     unread = {socket.local for seen in evidence.ranks for socket in seen.sockets if socket.unread}
     return tuple(
@@ -54,7 +55,7 @@ def stuck_connections(evidence: Evidence) -> tuple[StuckConnection, ...]:
 
 
 def hosts_of_ranks(ranks: Iterable[RankEvidence]) -> Mapping[str, tuple[int, ...]]:
-    """Ranks by the addresses of their own ends of connections."""
+    """Group ranks by the addresses of their own ends of connections."""
     found: dict[str, set[int]] = {}
     for seen in ranks:
         for socket in seen.sockets:
@@ -65,10 +66,10 @@ def hosts_of_ranks(ranks: Iterable[RankEvidence]) -> Mapping[str, tuple[int, ...
 
 
 def judge_network(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """The verdict where connections between ranks carry nothing; None where they do, or where it is not known.
+    """The verdict when connections between ranks carry nothing; None if they do, or if it is not known.
 
-    A process that is stopped or asleep still has its kernel acknowledge: what nobody acknowledges, the link has lost.
-    The other end must be a host from which ranks answered; of a node that is gone the silence itself is the news.
+    The kernel acknowledges data even for a process that is stopped or asleep: if nobody does, the link has lost it. The
+    other end must be a host whose ranks answered. If its node is gone, that silence is the verdict, not the network.
     """
     stuck = stuck_connections(evidence)
     hosts = hosts_of_ranks(evidence.ranks)

@@ -1,7 +1,7 @@
-"""Ranks of which nothing but recorded collectives was read, and none of these is open; and those of other machines.
+"""Ranks known only from their flight recorder (no stack, no open collective), or on machines that nobody looked at.
 
-Recorders do not list messages between two ranks on gloo: such a rank may wait for one as well as compute or hang. It is
-not accused of staying away while the recorders show who left the schedule, or while several ranks look like it.
+On gloo, recorders do not list messages between two ranks: such a rank may wait for one, compute or hang. It is not
+accused of staying away if the recorders show who left the schedule, or if several ranks look like it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import State
 from bigsci_launch.topology.words import agree, counted, name_ranks
 
-NOT_LISTED = "their stacks: they may wait for messages of each other, which recorders do not list"
+NOT_LISTED = "their stacks: they may wait for messages from each other, which recorders do not list"
 WHERE_TO_LOOK = {
-    ELSEWHERE: "their stacks: look below their launchers too (--pid), or at the whole job (--jobid)",
-    NO_FILE: "their files: that one is missing accuses nobody",
+    ELSEWHERE: "their stacks: point --pid at their launchers too, or look at the whole job (--jobid)",
+    NO_FILE: "their files: a missing file accuses nobody",
 }
 
 
 def judge_unseen(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """The verdict where all ranks that others wait for are of this kind; None where other gates decide."""
+    """The verdict when all ranks that others wait for are of this kind; None if other gates decide."""
     by_rank = {seen.rank: seen for seen in evidence.ranks}
     roots = graph.roots
     if not roots or not all(_is_unseen(by_rank[rank]) for rank in roots):
@@ -39,16 +39,16 @@ def judge_unseen(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     reason = next((by_rank[rank].unreached for rank in roots if by_rank[rank].was_out_of_reach), None)
     if len(roots) == 1 and reason is None:
         return None
-    they = "it stands" if len(roots) == 1 else "they stand"
+    they = "it is" if len(roots) == 1 else "they are"
     waiting = counted(graph.waits, "waits")
-    claim = f"{name_ranks(roots)} {agree('has', roots)} not come to the collectives that {waiting} in"
+    claim = f"{name_ranks(roots)} {agree('has', roots)} not reached the collectives that {waiting} in"
     return Conclusion(
-        # Where nobody has looked, ranks may be at work.
+        # Ranks that nobody looked at may be at work.
         state=State.UNKNOWN if reason == ELSEWHERE else State.HANG,
         claim=f"{claim}, and nothing that was read shows where {they}",
         confidence=0.3,
         sides=sides_of(graph, tuple(graph.waits)),
-        evidence=() if reason else ("no recorded collective of theirs is open",),
+        evidence=() if reason else ("none of their recorded collectives is still open",),
         missing=(WHERE_TO_LOOK[reason] if reason else NOT_LISTED,),
     )
 

@@ -1,4 +1,4 @@
-"""Why a rank that others wait for does not come: what its process says, outside of any communication."""
+"""Why a rank that others wait for does not arrive: what its process says, outside any communication."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SURE, LIKELY = 0.95, 0.85
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """`words` completes "rank 3 ..."; `missing` is what would make it surer."""
+    """`words` completes "rank 3 ..."; `missing` is what would make it more certain."""
 
     rank: int
     hang_class: HangClass
@@ -42,16 +42,16 @@ class Stall:
 
 
 def explain_stall(seen: RankEvidence) -> Stall:
-    """What holds the process, from the surest sign to the weakest."""
+    """Return what holds up the process, judged by the surest sign that it shows."""
     for explain in _EXPLANATIONS:
         stall = explain(seen)
         if stall is not None:
             return stall
-    return Stall(seen.rank, HangClass.BLOCKED_IN_C, f"waits in {seen.place}, outside of any collective", 0.8)
+    return Stall(seen.rank, HangClass.BLOCKED_IN_C, f"waits in {seen.place}, outside any collective", 0.8)
 
 
 def main_thread(seen: RankEvidence) -> ThreadStack | None:
-    """The main thread with its frames, whichever thread decides."""
+    """Return the main thread if it has frames, whichever thread decides."""
     return next((thread for thread in seen.threads or () if thread.tid == seen.pid and thread.frames), None)
 
 
@@ -77,7 +77,7 @@ def _unreadable(seen: RankEvidence) -> Stall | None:
         words = "has no process on any node: it has ended, or was never started"
         return Stall(seen.rank, HangClass.RANK_EXITED, words, 0.7, f"how rank {seen.rank} ended: see the job's output")
     hang_class = HangClass.MEMORY_MAP_LOCKED if seen.unreached == NOT_IDENTIFIED else HangClass.NODE_LOST
-    return Stall(seen.rank, hang_class, f"was not seen: {seen.unreached}", 0.7, f"anything about rank {seen.rank}")
+    return Stall(seen.rank, hang_class, f"was not reached: {seen.unreached}", 0.7, f"anything about rank {seen.rank}")
 
 
 def _stopped(seen: RankEvidence) -> Stall | None:
@@ -113,7 +113,7 @@ def _in_kernel(seen: RankEvidence) -> Stall | None:
         words = f"waits in the kernel{wchan} for the lock of its own memory map: ps and py-spy hang on it too"
         instead = f"cat /proc/{seen.pid}/wchan  # on {seen.node}, and never ps"
         return Stall(seen.rank, HangClass.MEMORY_MAP_LOCKED, words, LIKELY, next=instead)
-    words = f"sleeps in the kernel, uninterruptibly{wchan}, in {seen.place}"
+    words = f"is in uninterruptible sleep in the kernel{wchan}, in {seen.place}"
     return Stall(seen.rank, _class_in_kernel(seen), words, 0.9, "the file or device behind the call")
 
 
@@ -127,7 +127,7 @@ def _class_in_kernel(seen: RankEvidence) -> HangClass:
 
 
 def _in_known_call(seen: RankEvidence) -> Stall | None:
-    """The kernel function, and the file behind the call, tell all."""
+    """A wait that the kernel function alone identifies."""
     known = next((known for known in KERNEL_WAITS if _waits_in(known, seen)), None)
     return _of_known(known, seen) if known else None
 
@@ -148,7 +148,7 @@ def _held_by_child(seen: RankEvidence) -> Stall | None:
         return None
     wchan = f", {child.wchan}" if child.wchan.strip("0") else ""
     words = f"waits in {seen.place} for its child process {child.pid} ({child.comm}, state {child.state}{wchan})"
-    words += f", which stands in {child.place}" if child.place else ""
+    words += f", which is in {child.place}" if child.place else ""
     look = f"py-spy dump --pid {child.pid}  # on {seen.node}"
     return Stall(seen.rank, _class_of_child(seen), words, LIKELY, "" if child.place else "the stack of the child", look)
 
@@ -160,7 +160,7 @@ def _class_of_child(seen: RankEvidence) -> HangClass:
 
 
 def may_wait_for_child(seen: RankEvidence) -> bool:
-    """Whether the process waits in the kernel for a child, or its stack stands in code that waits for one."""
+    """Whether the process waits in the kernel for a child, or is in code that waits for one."""
     return (seen.last is not None and seen.last.wchan.startswith("do_wait")) or _passes(seen, CHILD_FILES)
 
 
@@ -174,7 +174,7 @@ def _in_data_loader(seen: RankEvidence) -> bool:
 
 
 def _stuck_child(seen: RankEvidence) -> Child | None:
-    """A child that is stopped, dead or in the kernel; else one that waits for a lock and has not run meanwhile."""
+    """A child that is stopped, dead or in the kernel; else one that waits for a lock and did not run."""
     children = seen.last.children if seen.last else ()
     halted = next((child for child in children if child.state in ("T", "t", "D", "Z")), None)
     times = {child.pid: child.cpu_ticks for child in seen.samples[0].children} if seen.samples else {}
@@ -189,7 +189,7 @@ def _holds_gil(seen: RankEvidence) -> Stall | None:
     holder = next((thread for thread in seen.threads or () if thread.owns_gil and not thread.active), None)
     if holder is None or seen.last is None or seen.last.state == "R" or is_busy(seen):
         return None
-    words = f"sleeps in C code with the GIL held, called from {_innermost(holder)}"
+    words = f"sleeps in C code while it holds the GIL, called from {_innermost(holder)}"
     waiting = [thread for thread in seen.threads or () if thread is not holder and not is_idle(thread)]
     if seen.last.wchan.startswith(LOCK_WAITS) and waiting:
         words += f", and thread {waiting[0].label} waits to run"
@@ -202,15 +202,15 @@ def _innermost(thread: ThreadStack) -> str:
 
 
 def _is_ending(seen: RankEvidence) -> Stall | None:
-    """The interpreter ends, and waits for a thread or an executor that does not."""
+    """An interpreter that is exiting, and waits for a thread or an executor that does not end."""
     main = main_thread(seen)
     if main is None or not any(_is_shutdown(frame.function, frame.file) for frame in main.frames):
         return None
     others = [thread for thread in seen.threads or () if thread is not main and thread.frames and not is_idle(thread)]
     after = f" after {seen.failure.words}" if seen.failure else ""
     thread = f"thread {others[0].label} in {others[0].site}" if others else "a thread that has not ended"
-    missing = "" if seen.failure else "why it ends: see its log"
-    return Stall(seen.rank, HangClass.EXIT_WAITS_FOR_THREAD, f"is ending{after}, and waits for {thread}", 0.9, missing)
+    missing = "" if seen.failure else "why it exits: see its log"
+    return Stall(seen.rank, HangClass.EXIT_WAITS_FOR_THREAD, f"is exiting{after}, and waits for {thread}", 0.9, missing)
 
 
 def _is_shutdown(function: str, file: str) -> bool:
@@ -221,7 +221,7 @@ def _is_shutdown(function: str, file: str) -> bool:
 
 
 def _starved_of_batches(seen: RankEvidence) -> Stall | None:
-    """The main thread takes from a queue that another thread of the process should fill, or from its loader."""
+    """A main thread that waits for its data loader, or for a queue that another thread of the process should fill."""
     main = main_thread(seen)
     if main is None or is_busy(seen):
         return None
@@ -235,22 +235,24 @@ def _starved_of_batches(seen: RankEvidence) -> Stall | None:
     words = f"waits in {asking} for a batch" if asking else "waits for a batch"
     feeder = seen.thread if seen.thread is not main else None
     if feeder is not None and in_queue:
-        words += f"; thread {feeder.label}, which may have to fill the queue, stands in {feeder.site}"
+        words += f"; thread {feeder.label}, which may be the one that fills the queue, is in {feeder.site}"
     hang_class = HangClass.BATCH_THREAD_STUCK if in_queue else HangClass.DATA_LOADER_STUCK
-    return Stall(seen.rank, hang_class, f"{words}, outside of any collective", LIKELY)
+    return Stall(seen.rank, hang_class, f"{words}, outside any collective", LIKELY)
 
 
 _PLUMBING = ("/threading.py", "/queue.py", "/selectors.py", "/connection.py", "/queues.py")
 
 
 def _locked(seen: RankEvidence) -> Stall | None:
-    """A lock of the process itself: in a signal handler, or crossed with that of another thread."""
+    """A lock of the process itself: wanted in a signal handler, or crossed with the lock of another thread."""
     main = main_thread(seen)
     if main is None or seen.last is None or not seen.last.wchan.startswith(LOCK_WAITS) or is_idle(main):
         return None
     handler = next((frame for frame in main.frames if HANDLER_NAME.search(bare_name(frame.function))), None)
     if handler is not None:
-        words = f"waits for a lock in {main.site}, in what is named as a signal handler: the code below may hold it"
+        words = (
+            f"waits for a lock in {main.site}, apparently in a signal handler: the interrupted code may hold the lock"
+        )
         missing = "whether the interrupted code holds that lock"
         return Stall(seen.rank, HangClass.SIGNAL_HANDLER_LOCKED, words, 0.75, missing)
     waits = seen.last.thread_waits
@@ -268,22 +270,22 @@ def _locked(seen: RankEvidence) -> Stall | None:
 def _busy(seen: RankEvidence) -> Stall | None:
     if not is_busy(seen):
         return None
-    words = f"computes in {seen.place} ({cpu_share(seen):.0%} of a core) and has not come to the collective"
+    words = f"computes in {seen.place} ({cpu_share(seen):.0%} of a core) and has not reached the collective"
     again = "bsl spy  # again in a minute"
     return Stall(seen.rank, HangClass.PYTHON_NEVER_ENDS, words, 0.65, "whether it would end", next=again)
 
 
 def _stormed(seen: RankEvidence) -> Stall | None:
-    """Woken again and again in one place: a timer or a storm of signals."""
+    """A process that is woken again and again in one place, by a timer or a storm of signals."""
     rate = switches_per_s(seen)
     if rate < STORM_PER_S or is_busy(seen):
         return None
-    words = f"is woken {rate:.0f} times a second in {seen.place} and gets no further"
+    words = f"is woken {rate:.0f} times per second in {seen.place} and makes no progress"
     return Stall(seen.rank, HangClass.SIGNAL_STORM, words, 0.8, "which signal or timer wakes it")
 
 
 def _polls(seen: RankEvidence) -> Stall | None:
-    """`poll` straight from the caller's line: a library's own connection, as that of torch's store."""
+    """`poll` called straight from the caller's line: a library's own connection, such as that of torch's store."""
     if seen.last is None or seen.last.call_number not in POLL_CALLS or not seen.last.wchan.startswith("poll_schedule"):
         return None
     thread = seen.thread
@@ -291,8 +293,8 @@ def _polls(seen: RankEvidence) -> Stall | None:
         return None
     if thread.frames[0].file.endswith(("/selectors.py", "/socket.py", "/ssl.py")):
         return None
-    words = f"waits for an answer to a request in {seen.place}, as for a key of torch's store that nobody sets"
-    missing = "native frames (py-spy dump --native): they name the store"
+    words = f"waits for an answer to a request in {seen.place}, perhaps for a key of torch's store that nobody sets"
+    missing = "native frames (py-spy dump --native): they would show the store"
     return Stall(seen.rank, HangClass.STORE_KEY_MISSING, words, 0.7, missing)
 
 
@@ -303,7 +305,7 @@ def _known(seen: RankEvidence) -> Stall | None:
 
 def _of_known(known: KnownWait, seen: RankEvidence) -> Stall:
     call = f", {seen.last.system_call}" if seen.last and seen.last.system_call else ""
-    words = f"{known.words} in {seen.place}{call}, outside of any collective"
+    words = f"{known.words} in {seen.place}{call}, outside any collective"
     return Stall(seen.rank, known.hang_class, words, LIKELY)
 
 

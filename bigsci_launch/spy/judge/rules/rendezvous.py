@@ -1,4 +1,4 @@
-"""Ranks that have not found each other yet: who is late for the rendezvous, and who looks for it elsewhere."""
+"""Ranks that have not found each other yet: which are late for the rendezvous, and which look for it elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Suspect
 from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology.words import count_ranks, counted, name_ranks
+from bigsci_launch.topology.words import agree, count_ranks, counted, name_ranks
 
 STORE_FRAME = ("_create_c10d_store", "torch/distributed/rendezvous.py")
 """Where a rank connects to the store; rank 0 also waits there, as its server, until all others have connected."""
@@ -29,9 +29,9 @@ def is_at_store(seen: RankEvidence) -> bool:
 
 
 def judge_rendezvous(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """The verdict where every rank is inside `init_process_group`; None where one is not.
+    """The verdict when every rank is inside `init_process_group`; None if one is not.
 
-    A rank that others wait for and that has not come there at all is found as any other that stays away.
+    A rank that others wait for and that never arrived there is found like any other rank that stays away.
     """
     if len(graph.waits) < evidence.world_size or not all(is_joining(seen) for seen in evidence.ranks):
         return None
@@ -39,7 +39,7 @@ def judge_rendezvous(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     past = [seen for seen in evidence.ranks if not is_at_store(seen)]
     if not at_store:
         return None
-    # Rank 0 waits there for the others, unless all of them have connected: then it is itself that does not find it.
+    # Rank 0 waits there for the others. If all of them have connected, rank 0 itself does not find the store.
     lost = [seen for seen in at_store if seen.rank != 0] or at_store
     if not past:
         return _conclude_nobody(evidence, at_store)
@@ -50,11 +50,11 @@ def _conclude_lost(evidence: Evidence, lost: Sequence[RankEvidence], past: Seque
     ranks = tuple(seen.rank for seen in lost)
     words = "does not reach the store of the rendezvous"
     where = "where it looks: MASTER_ADDR and MASTER_PORT of that rank, and its network interface"
-    who = evidence.name(ranks[0]) if len(ranks) == 1 else f"{name_ranks(ranks)}, each of them,"
+    who = evidence.name(ranks[0]) if len(ranks) == 1 else name_ranks(ranks)
     calling = [line for seen in lost if (line := calling_in_vain(seen))]
     return Conclusion(
         state=State.HANG,
-        claim=f"{who} {words} (rank 0), which {counted(past, 'has')} reached",
+        claim=f"{who} {agree(words, ranks)} (rank 0), which {counted(past, 'has')} reached",
         confidence=0.85 if calling else 0.75,
         hang_class=HangClass.RENDEZVOUS_ELSEWHERE,
         suspects=tuple(Suspect(rank, words) for rank in ranks),
@@ -70,23 +70,23 @@ def _conclude_nobody(evidence: Evidence, at_store: Sequence[RankEvidence]) -> Co
     who = count_ranks(at_store)
     return Conclusion(
         state=State.HANG,
-        claim=f"none of {who} has found the others: all still connect to the store",
+        claim=f"none of the {who} has found the others: all are still connecting to the store",
         confidence=0.5,
         hang_class=HangClass.RENDEZVOUS_ELSEWHERE,
         sides=_sides(at_store, ()),
         evidence=tuple(calling[:2]),
         missing=(
             "whether the port of rank 0 can be reached from every node",
-            "whether as many ranks started as should",
+            "whether all ranks have been started",
         ),
         next=("nc -zv $MASTER_ADDR $MASTER_PORT  # on each node",),
     )
 
 
 def calling_in_vain(seen: RankEvidence) -> str | None:
-    """A connection of the rank that nobody answers, in words, or None."""
+    """Return a connection of the rank that nobody answers, in words, or None."""
     call = next((socket for socket in seen.sockets if socket.state == "SYN_SENT"), None)
-    return f"rank {seen.rank} calls {call.remote}, and nobody answers (SYN_SENT)" if call else None
+    return f"rank {seen.rank} connects to {call.remote}, and nobody answers (SYN_SENT)" if call else None
 
 
 def _sides(lost: Sequence[RankEvidence], past: Sequence[RankEvidence]) -> tuple[Side, ...]:

@@ -1,8 +1,8 @@
-"""Ranks that others wait for and that get on with something: late, or meant to take its time, but no hang.
+"""Ranks that others wait for but that make progress: slow, or allowed to take long. Not a hang.
 
 What counts is what moved between the samples: bytes, the CPU time of a child, calls below the outermost. A rank that
-only computes may never end: it is at work only where others are meant to wait for it (they stand in a barrier at the
-end of what it does, or its own record names such a phase), or where several ranks do the same.
+only computes may never end. It is at work only if others are meant to wait for it (they are in a barrier at the end of
+what it does, or its own record names such a phase), or if several ranks do the same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MEANT_PHASES = {
     "load": HangClass.PREPARES_ALONE,
     "eval": HangClass.BARRIER_MEANT,
 }
-"""Phases of a trainer's own record in which one rank may keep the others waiting, and what that is called."""
+"""Phases in a trainer's own record in which one rank may keep the others waiting, and the class of each."""
 END_PHASE = "end"
 BUSY_CHILD_SHARE = 0.2
 FIRST_STEPS = 2
@@ -46,7 +46,7 @@ FIRST_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """What a rank gets on with: `words` complete "rank 3 ..."."""
+    """What a rank is doing; `words` completes "rank 3 ..."."""
 
     rank: int
     hang_class: HangClass
@@ -57,15 +57,15 @@ class RankWork:
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """Ranks that wait for `blockers`: the functions (name, file) in which they stand at a barrier, or None where one
-    of them waits in anything else."""
+    """Ranks that wait for `blockers`: the functions (name, file) in which they are at a barrier, or None if one of them
+    waits in anything else."""
 
     blockers: frozenset[int]
     functions: frozenset[tuple[str, str]] | None
 
 
 def find_gatherings(graph: WaitGraph) -> tuple[Gathering, ...]:
-    """Where ranks wait for the same others."""
+    """The ranks that wait for the same others, one gathering for each set of these."""
     return tuple(Gathering(blockers, _barrier_functions(graph, ranks)) for blockers, ranks in graph.meetings)
 
 
@@ -79,13 +79,13 @@ def _barrier_functions(graph: WaitGraph, ranks: Sequence[int]) -> frozenset[tupl
 
 
 def find_works(graph: WaitGraph, roots: Sequence[RankEvidence]) -> dict[int, RankWork]:
-    """What those of `roots` get on with that show it, by rank."""
+    """For each rank of `roots` that shows progress, what it is doing."""
     gatherings = find_gatherings(graph)
     return {seen.rank: work for seen in roots if (work := find_work(seen, gatherings))}
 
 
 def find_work(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork | None:
-    """What the rank gets on with, or None where nothing shows that it does."""
+    """What the rank is doing, or None if nothing shows that it makes progress."""
     return (
         _moves_bytes(seen, gatherings)
         or _fetches_pages(seen)
@@ -107,11 +107,11 @@ def _moves_bytes(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWor
 
 
 def _fetches_pages(seen: RankEvidence) -> RankWork | None:
-    """Reads a mapped file: no call shows the bytes, and whoever looks finds it asleep in the kernel."""
+    """A rank that reads a mapped file: no system call shows the bytes, and every look finds it asleep in the kernel."""
     rate = faults_per_s(seen)
     if not rate:
         return None
-    words = f"fetches {rate:.0f} pages of mapped files a second in {seen.place}"
+    words = f"fetches {rate:.0f} pages of mapped files per second in {seen.place}"
     return RankWork(seen.rank, HangClass.PREPARES_ALONE, words, 0.75, "how much is left to read")
 
 
@@ -126,7 +126,7 @@ def _child_computes(seen: RankEvidence) -> RankWork | None:
 
 
 def busy_child(seen: RankEvidence) -> Child | None:
-    """A process below the rank that used the CPU between the samples, or wanted to: others may have held the cores."""
+    """A process below the rank that used the CPU between the samples, or wanted to while others held the cores."""
     if len(seen.samples) < 2 or seen.last is None:
         return None
     before = {child.pid: child for child in seen.samples[0].children}
@@ -146,23 +146,23 @@ def busy_child(seen: RankEvidence) -> Child | None:
 
 
 def _is_meant(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork | None:
-    """A rank that computes where others are meant to wait for it."""
+    """A rank that computes while others are meant to wait for it."""
     if not is_busy(seen):
         return None
     words = f"computes in {seen.place} ({cpu_share(seen):.0%} of a core)"
     if seen.heartbeat and seen.heartbeat.phase in MEANT_PHASES:
         words += f", in the phase {seen.heartbeat.phase!r} of step {seen.heartbeat.step}"
-        return RankWork(seen.rank, MEANT_PHASES[seen.heartbeat.phase], words, 0.7, "whether it would end")
+        return RankWork(seen.rank, MEANT_PHASES[seen.heartbeat.phase], words, 0.7, "whether it will end")
     shared = _meant_function(seen, gatherings)
     if shared is None:
         return None
     hang_class = _class_of_phase(seen, gatherings) or HangClass.BARRIER_MEANT
-    words += f"; the others wait in the barrier of {shared}"
-    return RankWork(seen.rank, hang_class, words, 0.6, "whether it would end")
+    words += f"; the others wait in a barrier in {shared}"
+    return RankWork(seen.rank, hang_class, words, 0.6, "whether it will end")
 
 
 def _meant_function(seen: RankEvidence, gatherings: Sequence[Gathering]) -> str | None:
-    """The function in which all who wait for the rank itself stand at a barrier, and which the rank is in too."""
+    """The function that the rank is in and in which all who wait for the rank itself are at a barrier."""
     own = {(frame.function, frame.file) for frame in seen.thread.frames} if seen.thread else set()
     around = [gathering.functions for gathering in gatherings if seen.rank in gathering.blockers]
     if not around or any(functions is None or not functions <= own for functions in around):
@@ -174,7 +174,7 @@ _SAVE, _EVALUATE = re.compile("save|checkpoint|dump|serialize", re.I), re.compil
 
 
 def _class_of_phase(seen: RankEvidence, gatherings: Sequence[Gathering]) -> HangClass | None:
-    """The class of what it does, by its record or by the names of what it is in."""
+    """The class of what the rank does, from its record or from the names of its calls."""
     if seen.heartbeat and seen.heartbeat.phase in MEANT_PHASES:
         return MEANT_PHASES[seen.heartbeat.phase]
     names = [frame.function for frame in seen.thread.named_frames[:4]] if seen.thread else []
@@ -186,16 +186,16 @@ def _class_of_phase(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Hang
 
 
 def _is_warming_up(seen: RankEvidence) -> RankWork | None:
-    """A rank that computes in the first steps since its start: compilers and caches take their time there."""
+    """A rank that computes in the first steps after its start, where compilers and caches take long."""
     beat = seen.heartbeat
     if not is_busy(seen) or beat is None or beat.first_step is None or beat.step - beat.first_step >= FIRST_STEPS:
         return None
     words = f"computes in {seen.place} ({cpu_share(seen):.0%} of a core), in step {beat.step}, soon after its start"
-    return RankWork(seen.rank, HangClass.WARM_UP, words, 0.6, "whether it would end")
+    return RankWork(seen.rank, HangClass.WARM_UP, words, 0.6, "whether it will end")
 
 
 def compute_alike(roots: Sequence[RankEvidence]) -> bool:
-    """Whether several ranks compute in one place: what never ends would be no accident of one of them."""
+    """Whether several ranks compute in one place: an endless loop would hardly happen on all of them."""
     if len(roots) < 2 or not all(is_busy(seen) for seen in roots):
         return False
     stacks = [[frame.function for frame in reversed(named_frames(seen, seen.samples[-1]))] for seen in roots]
@@ -210,7 +210,7 @@ def compute_alike(roots: Sequence[RankEvidence]) -> bool:
 def judge_work(
     evidence: Evidence, graph: WaitGraph, roots: Sequence[RankEvidence], works: Mapping[int, RankWork]
 ) -> Conclusion | None:
-    """The verdict where every rank that others wait for gets on; None where one of them does not."""
+    """The verdict when every rank that others wait for makes progress; None if one of them does not."""
     if len(works) == len(roots):
         return conclude_work(evidence, graph, list(works.values()))
     others = [seen for seen in roots if seen.rank not in works]
@@ -220,17 +220,17 @@ def judge_work(
 
 
 def conclude_computing(evidence: Evidence, ranks: Sequence[int]) -> Conclusion:
-    """The verdict where several ranks compute as they do in every step."""
+    """The verdict when several ranks compute, as they do in every step."""
     if len(ranks) == evidence.world_size:
-        words = f"all {count_ranks(ranks)} compute, and none waits in a communication"
+        words = f"all {count_ranks(ranks)} compute, and none is in a communication"
     else:
         them = "it" if len(ranks) == 1 else "them"
         words = f"{name_ranks(ranks)} {agree('computes', ranks)}, and the others wait for {them}"
     there = set(ranks)
     if all(seen.recorder is None and spins_in_native_code(seen) for seen in evidence.ranks if seen.rank in there):
-        doubt = "or wait for their devices: each stays at one place, in native code and without the GIL"
-        missing = "what the devices do: native frames or a recorder would say"
-        again = "bsl spy  # again in a minute: the same places are a hang"
+        doubt = "or wait for their devices: each stays in one place, in native code, without the GIL"
+        missing = "what the devices do: native frames or a recorder would show it"
+        again = "bsl spy  # again in a minute: if the places are the same, it is a hang"
         return Conclusion(State.UNKNOWN, f"{words}, {doubt}", 0.3, missing=(missing,), next=(again,))
     return Conclusion(State.PROGRESSING, words, 0.6, missing=("whether it takes longer than it should",))
 
@@ -239,8 +239,10 @@ def conclude_work(evidence: Evidence, graph: WaitGraph, works: Sequence[RankWork
     first, waiting = works[0], graph.leading_to(frozenset(work.rank for work in works))
     hang_classes = {work.hang_class for work in works}
     who = evidence.name(first.rank) if len(works) == 1 else name_ranks([work.rank for work in works])
-    each = "" if len(works) == 1 else "each of them, as the first: "
-    claim = f"no hang so far: {who} {each}{first.words}, and {counted(waiting, 'waits')} for that"
+    does, whom = (
+        (first.words, "it") if len(works) == 1 else (f"make progress (rank {first.rank} {first.words})", "them")
+    )
+    claim = f"no hang so far: {who} {does}, and {counted(waiting, 'waits')} for {whom}"
     named = () if hang_classes == {HangClass.WARM_UP} else tuple(Suspect(work.rank, work.words) for work in works)
     return Conclusion(
         state=State.SLOW,
@@ -250,13 +252,13 @@ def conclude_work(evidence: Evidence, graph: WaitGraph, works: Sequence[RankWork
         suspects=named,
         evidence=tuple(f"{evidence.name(work.rank)} {work.words}" for work in works[1:4]),
         missing=tuple(dict.fromkeys(work.missing for work in works if work.missing)),
-        next=("bsl spy  # again in a minute: the same place without progress is a hang",),
+        next=("bsl spy  # again in a minute: the same place without progress means a hang",),
     )
 
 
 def judge_leaving(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """The verdict where the training has ended and ranks are on their way out: all that ended did so well, and nobody
-    waits for anybody. Without the ranks' own record of their end, most must be gone, or all others at one place."""
+    """The verdict when the training has ended and ranks are on their way out: all that ended did so with code 0, and
+    nobody waits. Without the ranks' own record of their end, most must be gone, or all others at one place."""
     alive = [seen for seen in evidence.ranks if not seen.is_gone]
     if graph.waits or not alive or any(seen.is_gone and not _ended_well(seen) for seen in evidence.ranks):
         return None
@@ -265,14 +267,14 @@ def judge_leaving(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     if not says_so and not (gone and (gone >= len(alive) or _stand_together(alive))):
         return None
     slow = alive[0]
-    where = f"{evidence.name(slow.rank)} is still in {slow.place}" if len(alive) == 1 else f"{len(alive)} still leave"
+    where = f"{evidence.name(slow.rank)} is still in {slow.place}" if len(alive) == 1 else f"{len(alive)} are leaving"
     return Conclusion(
         state=State.FINISHED,
         claim=f"the training has ended: {gone} of {evidence.world_size} ranks have ended with exit code 0, and {where}",
         confidence=0.9 if says_so else 0.6,
         hang_class=HangClass.LEAVING,
-        evidence=("the ranks' own records name the end",) if says_so else (),
-        missing=() if says_so else ("whether the ranks that are left have come to the end of their training",),
+        evidence=("the ranks' own records say that they have reached the end",) if says_so else (),
+        missing=() if says_so else ("whether the remaining ranks have reached the end of their training",),
     )
 
 
@@ -281,6 +283,6 @@ def _ended_well(seen: RankEvidence) -> bool:
 
 
 def _stand_together(alive: Sequence[RankEvidence]) -> bool:
-    """Whether all that could be read stand at one place, and none of them computes or writes."""
+    """Whether all that could be read are at one place, and none of them computes or writes."""
     places = {thread.named_frames[:1] for seen in alive if (thread := seen.thread)}
     return len(places) == 1 and not any(seen.threads and (is_busy(seen) or moves_bytes(seen)) for seen in alive)

@@ -1,9 +1,9 @@
-"""Which rank left the common schedule: against its own past, and against ranks with the same part.
+"""Which rank left the common schedule, compared with its own past and with ranks that have the same part.
 
-Both need the recorder. A rank's collectives repeat from step to step: what always followed the same collectives before,
-and does not now, is a surprise. Ranks of the same pipeline stage issue the same collectives: the one that differs from
-most is odd. What most peers did alike (a checkpoint, an evaluation) is no departure, and where most ranks surprise
-their past while one does not, nobody is accused: both sides are.
+Both need the recorder. A rank's collectives repeat from step to step: it is a surprise if another collective follows
+where the same one always did. Ranks of the same pipeline stage issue the same collectives: one that differs from most
+is odd. What most peers did too (a checkpoint, an evaluation) is not a departure. If most ranks surprise their past
+while one does not, nobody is accused, and both sides are shown.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, recorded_members
 
 CONTEXTS = (256, 96, 32, 8, 4)
-"""So many collectives before one are compared with the past, the longest first."""
+"""Lengths of context: how many collectives before one are compared with the past, the longest first."""
 MIN_TIMES = 2
-"""A context that came less often tells nothing."""
+"""A context that occurred less often proves nothing."""
 RECENT = 400
 LOOK_AHEAD = 64
 MAX_PLACES = 32
@@ -30,7 +30,7 @@ MAX_PLACES = 32
 
 class Collective(NamedTuple):
     """A collective as other ranks know it: the scope of its group, or what is known of it (`4 ranks #1`), and what all
-    members must agree on. A tuple, because thousands of ranks compare thousands of them."""
+    members must agree on. It is a tuple because thousands of ranks compare thousands of them."""
 
     group: str
     operation: str
@@ -40,9 +40,9 @@ class Collective(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """At `position` of its stream a rank did `did` where `expected` was due. `form`: skip, extra or other.
+    """At `position` of its stream a rank issued `did` where `expected` was due. `form` is skip, extra or other.
 
-    `expected_group` and `did_group` are torch's names of the rank's own groups, where it has used such a one.
+    `expected_group` and `did_group` are torch's names for the rank's own groups, if it has used such groups.
     """
 
     rank: int
@@ -56,9 +56,9 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class Departures:
-    """Departures from a rank's own past, and from its peers, by rank. `compared` could be judged in either way.
+    """Departures from a rank's own past, and from its peers, by rank. `compared` are the ranks with a recorder.
 
-    `surprised` did what they had never done in this place, whether their peers did so too or not. `is_whole`: the
+    `surprised` ranks did what they had never done at this point, whether or not their peers did so too. `is_whole`: the
     recorders hold everything since the start, so that peers can be compared without knowing their past.
     """
 
@@ -77,8 +77,8 @@ class Departures:
 
 
 def find_departures(evidence: Evidence) -> Departures:
-    """Every departure that the recorders show."""
-    known: dict[Collective, Collective] = {}  # equal ones as the same object: they are compared millions of times
+    """Return every departure that the recorders show."""
+    known: dict[Collective, Collective] = {}  # equal ones share one object: they are compared millions of times
     streams = {
         seen.rank: collectives_of(seen, evidence, known)
         for seen in evidence.ranks
@@ -110,9 +110,9 @@ def _with_groups(departure: Departure, streams: Mapping[int, Sequence[Collective
 
 
 def collectives_of(seen: RankEvidence, evidence: Evidence, known: dict[Collective, Collective]) -> list[Collective]:
-    """The collectives of a rank as other ranks know them, oldest first.
+    """Return the collectives of a rank as other ranks know them, oldest first.
 
-    The recorder does not list the making of a group: a rank that stands in it has come to that after all the rest.
+    The recorder does not list the creation of a group: a rank that is in it reached it after everything recorded.
     """
     assert seen.recorder is not None
     found = (_collective(token, seen, evidence) for token in seen.recorder.tokens)
@@ -140,7 +140,7 @@ def _order(group: str) -> tuple[int, str]:
 
 
 def peer_groups(ranks: Iterable[int], evidence: Evidence) -> list[tuple[int, ...]]:
-    """Ranks that should issue the same collectives: those of one pipeline stage; without a topology, all."""
+    """Group ranks that should issue the same collectives: those of one pipeline stage; without a topology, all."""
     stages: dict[int, list[int]] = {}
     for rank in ranks:
         coordinate = evidence.coordinate(rank)
@@ -149,10 +149,10 @@ def peer_groups(ranks: Iterable[int], evidence: Evidence) -> list[tuple[int, ...
 
 
 def find_surprises(rank: int, stream: Sequence[Collective]) -> list[Departure]:
-    """Where a rank did what it never did after the same collectives, before or since, the newest last.
+    """Find where a rank did what it never did after the same collectives, before or since; the newest is last.
 
-    The longest run of collectives before it that came twice or more decides: within a row of equal collectives only a
-    long one tells the last but one from the last. Only what happened shortly before the end counts.
+    The longest context that occurred at least twice decides: within a run of equal collectives, only a long one tells
+    the last but one from the last. Only what happened shortly before the end counts.
     """
     letters = {each: chr(number) for number, each in enumerate(dict.fromkeys(stream))}
     text = "".join(letters[each] for each in stream)
@@ -166,11 +166,11 @@ def find_surprises(rank: int, stream: Sequence[Collective]) -> list[Departure]:
 
 
 def _is_surprise_in_full(found: Departure, length: int, stream: Sequence[Collective], text: str) -> bool:
-    """Whether it still is one with all of the row in view that the `length` collectives before it belong to.
+    """Whether it is still a surprise given the whole repetition that the `length` collectives before it belong to.
 
-    Within a row of equal parts the last one looks like any other: only the way from where the row began says whether it
-    is over. Where no other row began like this, it has to be the whole schedule that repeats: a group that it does not
-    hold may be what always comes at its end.
+    Within a repetition, the last part looks like any other: only the way from where it began shows whether it is over.
+    If no other repetition began like this, it has to be the whole schedule that repeats: a group that it does not hold
+    may be what always follows at its end.
     """
     at = found.position
     start = _start_of_row(text, at, length)
@@ -185,7 +185,7 @@ def _is_surprise_in_full(found: Departure, length: int, stream: Sequence[Collect
 
 
 def is_as_before(stream: Sequence[int], position: int) -> bool:
-    """Whether a rank has done the same after the same collectives before. `stream` has a number for each."""
+    """Whether a rank has done the same after the same collectives before. `stream` has a number for each collective."""
     text = "".join(map(chr, stream[: position + 1]))
     for length in CONTEXTS:
         if position >= length:
@@ -196,7 +196,7 @@ def is_as_before(stream: Sequence[int], position: int) -> bool:
 
 
 def _ends_of(window: str, text: str, before: int) -> list[int]:
-    """Where `window` ends in `text`, every time it ends before that position."""
+    """The positions in `text` right after each occurrence of `window` that ends before position `before`."""
     ends, start = [], text.find(window)
     while 0 <= start < before - len(window):
         ends.append(start + len(window))
@@ -205,9 +205,9 @@ def _ends_of(window: str, text: str, before: int) -> list[int]:
 
 
 def _start_of_row(text: str, at: int, length: int) -> int:
-    """Where the letters before `at` begin that belong to one row of equal parts; -1 where that is not seen.
+    """Where the repetition of equal parts that ends at `at` begins; -1 if the text does not reach back so far.
 
-    At least `length` letters; with those of the row goes the one before it.
+    Goes back at least `length` collectives; includes the one just before the repetition starts.
     """
     window = text[at - length : at]
     part = next((size for size in range(1, length // 2 + 1) if window[size:] == window[:-size]), None)
@@ -221,10 +221,11 @@ def _start_of_row(text: str, at: int, length: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def _new_followers(text: str) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
-    """Recent positions whose letter followed the letters before it nowhere else, how many these are, all their places.
+    """Recent positions where a collective follows its context for the first and only time.
 
-    What was new once and came again is part of the schedule: a check every few steps. The streams of many ranks are the
-    same text, so it is read once.
+    Each comes as (position, length of the context, all positions after that context). What was new once and occurred
+    again is part of the schedule, such as a check every few steps. The streams of many ranks are the same text, so the
+    answer is cached.
     """
     found = []
     left: Sequence[int] = range(max(0, len(text) - RECENT), len(text))
@@ -241,7 +242,7 @@ def _new_followers(text: str) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
 
 
 def _places(text: str, length: int) -> dict[str, list[int]]:
-    """Where each run of `length` letters was gone through: the positions after it, in order."""
+    """For each run of `length` letters, the positions right after it, in order."""
     found: dict[str, list[int]] = {}
     for at in range(length, len(text)):
         found.setdefault(text[at - length : at], []).append(at)
@@ -249,7 +250,7 @@ def _places(text: str, length: int) -> dict[str, list[int]]:
 
 
 def _departure(rank: int, position: int, due: Sequence[Sequence[Collective]], did: Sequence[Collective]) -> Departure:
-    """`due` are ways in which it went on at other times, the newest last; `did` is what came at `position`."""
+    """Describe a departure: `due` are the continuations at other times, the newest last; `did` came at `position`."""
     for expected in reversed(due):
         if _agree(did, expected[1:]):
             return Departure(rank, position, expected[0], did[0], "skip")
@@ -269,8 +270,8 @@ def _agree(did: Sequence[Collective], due: Sequence[Collective]) -> bool:
 
 
 class PeerView:
-    """Ranks with the same part, side by side. Peers issue equal numbers of collectives: equal record numbers are equal
-    places of the schedule."""
+    """Ranks with the same part, side by side. Peers issue equal numbers of collectives, so equal record numbers are the
+    same place in the schedule."""
 
     def __init__(
         self, group: Sequence[int], streams: Mapping[int, Sequence[Collective]], firsts: Mapping[int, int]
@@ -280,12 +281,12 @@ class PeerView:
         self._firsts = firsts
 
     def _did(self, rank: int, record: int) -> Collective | None:
-        """What `rank` did as its collective number `record`; None where that has not happened or has left the ring."""
+        """What `rank` did as its collective number `record`; None if that has not happened or has left the ring."""
         at = record - self._firsts[rank]
         return self._streams[rank][at] if 0 <= at < len(self._streams[rank]) else None
 
     def unusual(self, surprises: Sequence[Departure]) -> list[Departure]:
-        """Those of one rank's surprises that most of its peers do not share."""
+        """Return those of one rank's surprises that most of its peers do not share."""
         return [found for found in surprises if not self._is_usual(found)]
 
     def _is_usual(self, found: Departure) -> bool:
@@ -295,7 +296,7 @@ class PeerView:
         return alike > 0 and alike >= sum(did == found.expected for did in others)
 
     def is_due_to_others(self, found: Departure, surprises: Mapping[int, Sequence[Departure]]) -> bool:
-        """Whether it was the peers who surprised their past there, and not the one that differs from them."""
+        """Whether it was the peers who surprised their past there, and not the rank that differs from them."""
         record = found.position + self._firsts[found.rank]
         surprised = [
             rank for rank in self.group if any(each.position + self._firsts[rank] == record for each in surprises[rank])
@@ -303,10 +304,10 @@ class PeerView:
         return bool(surprised) and found.rank not in surprised
 
     def odd_ones(self) -> list[Departure]:
-        """Members that differ from most others at the same place.
+        """Return the members that differ from most others at the same place.
 
-        Where the first common place differs already, places are not equal, and nobody is odd; where no majority
-        exists, nobody is either.
+        Nobody is odd if the members differ at the first common place already, since places are then not comparable, or
+        if there is no majority.
         """
         start = record = max(self._firsts[rank] for rank in self.group)
         together = [rank for rank in self.group if self._did(rank, record) is not None]
@@ -327,7 +328,7 @@ class PeerView:
         return found
 
     def _alike_until(self, ranks: Sequence[int], record: int) -> int:
-        """The first record from `record` on at which not all of `ranks` did the same, or one of them nothing."""
+        """The first record, from `record` on, at which `ranks` did not all do the same, or one of them did nothing."""
         end = min(self._firsts[rank] + len(self._streams[rank]) for rank in ranks)
         parts = [self._streams[rank][record - self._firsts[rank] : end - self._firsts[rank]] for rank in ranks]
         others = [part for part in parts[1:] if part != parts[0]]

@@ -1,7 +1,7 @@
-"""Which rank left out a collective, told by numbers alone: where recorders are too short to show the steps before.
+"""Finds a skipped collective from sequence numbers alone, for recorders too short to hold earlier steps.
 
-Numbers are never overwritten. A rank that came seven times to one group between any two collectives of another, as far
-as the numbers go back, and this time six times, while a member waits there for the seventh, has left one out.
+Numbers are never overwritten. Suppose a rank issued seven collectives of one group between any two of another, as far
+back as the numbers go. If it issued six this time, while a member waits there for the seventh, it has left one out.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from bigsci_launch.spy.judge.schedule.departure import Collective, Departure
 from bigsci_launch.spy.judge.waits import Wait, WaitGraph, recorded_members
 
 MIN_ROUNDS = 3
-"""So many rounds before tell how many collectives a round has."""
+"""Earlier rounds that it takes to know how many collectives a round has."""
 
 
 def find_missed(evidence: Evidence, graph: WaitGraph) -> dict[int, Departure]:
-    """Ranks for which others wait in a collective that they left out, by their numbers."""
+    """Return the ranks that others wait for in a collective that, by their numbers, they left out."""
     by_rank = {seen.rank: seen for seen in evidence.ranks}
     found: dict[int, Departure] = {}
     for blockers, ranks in graph.meetings:
@@ -34,7 +34,7 @@ def find_missed(evidence: Evidence, graph: WaitGraph) -> dict[int, Departure]:
 def _left_out(recorder: Recorder, wait: Wait) -> bool:
     """Whether the collective of `wait` is all that is missing in the rank's newest round.
 
-    A round goes from one collective to the next of the group in which the rank stands now.
+    A round goes from one collective to the next of the group that the rank is in now.
     """
     assert wait.call is not None
     group, number = wait.call.token.group, wait.call.sequence
@@ -55,7 +55,7 @@ def _left_out(recorder: Recorder, wait: Wait) -> bool:
 
 
 def _lack(recorder: Recorder, groups: Sequence[str], group: str, ends: Sequence[int], rounds: int) -> int | None:
-    """How many collectives of `group` the newest round lacks; None where rounds differ in it.
+    """How many collectives of `group` the newest round lacks; None if the earlier rounds differ.
 
     `ends` are the positions at which earlier rounds ended, the last of them the end of round number `rounds`.
     """

@@ -112,9 +112,9 @@ def test_the_prequel_in_one_sentence() -> None:
     """An optimizer whose parameter groups differ per stage: one stage leaves the gradient norm an all-reduce early."""
     conclusion = judge_document(read("prequel-8"))
     assert conclusion.claim == (
-        "ranks 0-5 (pp0-2) stand in all_reduce number 3 of the model-parallel group at _model_parallel_all_reduce "
+        "ranks 0-5 (pp0-2) are in all_reduce number 3 of the model-parallel group at _model_parallel_all_reduce "
         "(stage_1_and_2.py:2646), in the gradient norm; ranks 6-7 (pp3) have made only 2 there, left the norm and "
-        "stand in broadcast number 1 of the pipeline-parallel group at _aggregate_total_loss (engine.py:619): the "
+        "are in broadcast number 1 of the pipeline-parallel group at _aggregate_total_loss (engine.py:619): the "
         "stages disagree about the number of all-reduces in the norm, one for each parameter group of the optimizer"
     )
     assert [side.ranks for side in conclusion.sides] == [(6, 7), (0, 1, 2, 3, 4, 5)]
@@ -129,7 +129,7 @@ def test_the_prequel_without_a_recorder_is_the_same_finding() -> None:
 
 def test_two_roots_are_named() -> None:
     claim = judge_document(read("H06-3")).claim
-    assert claim.startswith("the ranks do not agree about the root of broadcast number 20 of the world")
+    assert claim.startswith("the ranks disagree about the root of broadcast number 20 of the world")
     assert "for rank 3 (dp1 pp0 tp1) it is rank 0; for ranks 0-2 it is rank 3" in claim
 
 
@@ -151,4 +151,4 @@ def test_an_abort_over_an_amount_says_both_amounts_and_accuses_nobody() -> None:
 def test_the_past_of_the_few_speaks_against_the_many() -> None:
     conclusion = judge_document(read("H03-majority-1"))
     assert {side.ranks for side in conclusion.sides} == {(1,), (0, 2, 3)}
-    assert any("ranks 0,2-3 had not issued this before" in line for line in conclusion.evidence)
+    assert any("ranks 0,2-3 had never issued this" in line for line in conclusion.evidence)

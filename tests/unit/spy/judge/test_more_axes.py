@@ -36,7 +36,7 @@ def spy(tmp_path: Path, name: str, *options: str) -> str:
 def test_the_verdict_names_context_ranks_and_their_groups(tmp_path: Path) -> None:
     text = spy(tmp_path, "H07-8-ranks-culprit-0")
     assert text.startswith("rank 0 (n0, dp0 pp0 cp0 tp0) left out all_reduce number 20 of the tensor-parallel group")
-    assert "stands in all_reduce number 10 of the context-parallel group (ranks 0,2)" in text
+    assert "is in all_reduce number 10 of the context-parallel group (ranks 0,2)" in text
     assert "so did rank 3 (n0, dp0 pp0 cp1 tp1)" in text
     assert "tp=2,cp=2,pp=1,dp=2" in text
     assert "  pp0  !CC! AAAA" in text

@@ -51,5 +51,5 @@ def test_one_rank_that_joins_does_not_tell_that_all_will(
     stacks = [at_store, inside, inside, [at_store, inside]]
     verdict = judge(make_evidence([make_rank(rank, stack) for rank, stack in enumerate(stacks)]))
     assert (verdict.state.value, verdict.confidence) == ("progressing", 0.5)
-    assert verdict.claim == "the ranks still look for each other: 1 rank of 4 moved on between the samples"
+    assert verdict.claim == "the ranks are still connecting to each other: 1 of 4 ranks moved between the samples"
     assert verdict.next == ("bsl spy  # again in a minute",)

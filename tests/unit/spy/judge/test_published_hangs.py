@@ -24,7 +24,7 @@ EXPECTED = {
         "loss-broadcast-left-behind",
         (
             "80 ranks (tp5-6; 2 of 8 on each of 40 nodes) are still in broadcast of the pipeline-parallel group",
-            "240 ranks (tp0-4,7; 6 of 8 on each of 40 nodes) have left train_step and stand in train (training.py:915)",
+            "240 ranks (tp0-4,7; 6 of 8 on each of 40 nodes) have left train_step and are in train (training.py:915)",
         ),
     ),
     "replica": (

@@ -67,14 +67,14 @@ def test_the_rank_that_skipped_in_a_deepspeed_pipeline(recorded: Recorded, name:
     assert conclusion.confidence >= 0.9
     assert "rank 5 (n0, dp0 pp1 tp1) left out all_reduce" in conclusion.claim
     assert "tensor-parallel group (ranks 4-5)" in conclusion.claim
-    assert "rank 4 (n0, dp0 pp1 tp0) waits there, 7 of 8 ranks wait in all" in conclusion.claim
+    assert "rank 4 (n0, dp0 pp1 tp0) waits for it, and 7 of 8 ranks wait in total" in conclusion.claim
 
 
 def test_the_same_hang_from_stacks_alone_accuses_nobody_and_shows_the_circle(recorded: Recorded) -> None:
     conclusion = judge(recorded("deepspeed-skip-5", "tp=2,pp=2,dp=2", without=("recorder",)))
     assert conclusion.suspects == ()
     assert {rank for side in conclusion.sides for rank in side.ranks} == {0, 1, 4, 5}
-    circle = "a circle: rank 0, which waits for rank 4, which waits for rank 5, which waits for rank 1"
+    circle = "a circle: rank 0 waits for rank 4, which waits for rank 5, which waits for rank 1"
     assert any(line.startswith(circle) for line in conclusion.evidence)
 
 

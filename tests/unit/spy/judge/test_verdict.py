@@ -35,7 +35,7 @@ def test_a_rank_that_cannot_be_read_is_what_the_others_wait_for(
     ranks = [*waiting(make_rank, range(3)), make_rank(3, None, state="D", wchan="percpu_rwsem_wait")]
     conclusion = judge(make_evidence(ranks))
     assert (conclusion.hang_class, suspects(conclusion)) == (HangClass.KERNEL_SLEEP, [3])
-    assert "sleeps in the kernel, uninterruptibly (percpu_rwsem_wait)" in conclusion.claim
+    assert "is in uninterruptible sleep in the kernel (percpu_rwsem_wait)" in conclusion.claim
     assert "the stacks of rank 3" in conclusion.missing
 
 
@@ -92,7 +92,9 @@ def test_a_transitive_wait_leads_to_its_root(make_evidence: MakeEvidence, make_r
     ranks = [make_rank(0, LOADER, **SLEEPING), *(make_rank(rank, receive) for rank in range(1, 4))]
     conclusion = judge(make_evidence(ranks, "pp=4"))
     assert suspects(conclusion) == [0]
-    assert "3 ranks wait for it, first of them rank 1 in recv of the previous stage (ranks 0-1)" in conclusion.claim
+    assert (
+        "3 ranks wait for it, the first of them (rank 1) in recv of the previous stage (ranks 0-1)" in conclusion.claim
+    )
 
 
 def test_all_inside_the_same_collective_accuses_nobody(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
@@ -173,7 +175,7 @@ def test_known_stalls(
 def test_the_victim_of_an_asynchronous_collective_is_not_accused(
     make_evidence: MakeEvidence, make_rank: MakeRank, topology: str | None
 ) -> None:
-    """Rank 0 stands in `Work.wait()`, which shows no frame; rank 2 has left out the collective and gone on."""
+    """Rank 0 is in `Work.wait()`, which shows no frame; rank 2 has left out the collective and gone on."""
     handle = make_rank(0, "optimizer_step@/src/loop.py:7 < step@/src/loop.py:4")
     conclusion = judge(make_evidence([handle, *waiting(make_rank, range(1, 4))], topology))
     assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == ("hang", None, [])

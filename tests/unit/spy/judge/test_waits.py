@@ -72,7 +72,7 @@ def test_one_helper_called_from_two_places_is_not_one_collective(
 
 
 def test_the_recorder_knows_who_has_come_and_gone(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
-    """Rank 1 has left the broadcast that rank 0 still stands in: it is not what rank 0 waits for."""
+    """Rank 1 has left the broadcast that rank 0 is still in: it is not what rank 0 waits for."""
     members = {"w": [0, 1, 2]}
     ranks = [
         make_rank(0, WORLD, calls="w w!", members=members),

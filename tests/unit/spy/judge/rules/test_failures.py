@@ -102,6 +102,6 @@ def test_ranks_of_another_machine_are_not_accused_of_staying_away(make_rank: Cal
         return judge(Bundle({"topology": "dp=4"}, (node,)).evidence())
 
     assert (seen(here).state.value, accused(seen(here))) == ("unknown", [])
-    assert "ranks 2-3 have not come" in seen(here).claim
+    assert "ranks 2-3 have not reached" in seen(here).claim
     stuck = seen([here[0], make_rank(1, "load_batch@/src/train.py:7", wchan="hrtimer_nanosleep", **sizes)])
     assert accused(stuck) == [1]

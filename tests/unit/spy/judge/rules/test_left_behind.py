@@ -26,14 +26,14 @@ def test_two_sides_and_nobody_accused(make_evidence: MakeEvidence, make_rank: Ma
     conclusion = judge(make_evidence(ranks))
     assert (conclusion.state.value, conclusion.hang_class, conclusion.suspects) == ("hang", HangClass.PHASES_SPLIT, ())
     assert [side.ranks for side in conclusion.sides] == [(1, 3), (0, 2, 4, 5, 6, 7)]
-    assert "have left train_step and stand in train (training.py:25)" in conclusion.claim
-    assert conclusion.evidence == ("2 ranks wait for members of their groups that stand with the many",)
+    assert "have left train_step and are in train (training.py:25)" in conclusion.claim
+    assert conclusion.evidence == ("2 ranks wait for members of their groups that are on the larger side",)
 
 
 def test_an_earlier_line_is_not_said_to_be_later(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
     ranks = [make_rank(rank, IN_LOSS if rank < 2 else "train@/src/training.py:15") for rank in range(8)]
     claim = judge(make_evidence(ranks)).claim
-    assert "stand in train (training.py:15)" in claim
+    assert "are in train (training.py:15)" in claim
     assert "have left" not in claim
 
 
@@ -61,7 +61,9 @@ def test_ranks_that_spin_are_a_side_where_nobody_waits_for_them(
     conclusion = judge(make_evidence(ranks, "tp=2,pp=2,dp=2"))
     assert (conclusion.hang_class, conclusion.suspects) == (HangClass.PHASES_SPLIT, ())
     assert "2 ranks (dp0 tp1" in conclusion.claim
-    assert "all members of each group of the 2 have come: no rank is missing there" in conclusion.evidence
+    assert (
+        "all members of the groups that these 2 wait in have arrived: no rank is missing there" in conclusion.evidence
+    )
 
 
 def test_one_rank_elsewhere_is_accused_in_place_of_the_two_sides(

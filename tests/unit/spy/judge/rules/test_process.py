@@ -115,7 +115,7 @@ def test_the_place_of_the_child_is_told(explain: Explain, make_rank: MakeRank) -
     stack["threads"][0]["tid"] = 4711
     children = [{"pid": 4711, "comm": "pt_data_worker", "state": "S", "wchan": "futex_do_wait", "stack": stack}]
     stall = explain(LOADER, wchan="poll_schedule_timeout", sample={"children": children})
-    assert "which stands in read_sample (data.py:40)" in stall.words
+    assert "which is in read_sample (data.py:40)" in stall.words
     assert stall.missing == ""
 
 
@@ -177,12 +177,12 @@ def test_the_interpreter_ends_and_a_thread_does_not(explain: Explain) -> None:
     assert stall.hang_class == HangClass.EXIT_WAITS_FOR_THREAD
     assert (
         stall.words
-        == "is ending after RuntimeError: out of memory, and waits for thread uploader in upload (store.py:8)"
+        == "is exiting after RuntimeError: out of memory, and waits for thread uploader in upload (store.py:8)"
     )
     executor = explain(
         f"join@{LIB}/threading.py:1 < _python_exit@{LIB}/concurrent/futures/thread.py:31", threads=threads
     )
-    assert (executor.hang_class, executor.missing) == (HangClass.EXIT_WAITS_FOR_THREAD, "why it ends: see its log")
+    assert (executor.hang_class, executor.missing) == (HangClass.EXIT_WAITS_FOR_THREAD, "why it exits: see its log")
 
 
 @pytest.mark.parametrize(("wchan", "with_thread", "hang_class"), [
@@ -223,7 +223,7 @@ def test_a_storm_of_signals(explain: Explain, make_evidence: MakeEvidence, make_
     rank["samples"][0]["voluntary"], rank["samples"][1]["voluntary"] = 700, 1700
     stall = explain_stall(make_evidence([make_rank(0, TAIL), rank]).ranks[1])
     assert stall.hang_class == HangClass.SIGNAL_STORM
-    assert "woken 1000 times a second" in stall.words
+    assert "woken 1000 times per second" in stall.words
 
 
 @pytest.mark.parametrize(

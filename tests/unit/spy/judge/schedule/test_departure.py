@@ -156,4 +156,4 @@ def test_from_recorders_alone_ranks_that_wait_for_a_message_are_not_accused(
         rank["samples"] = [{"mono": 0.0, "state": "?", "recorder": rank["samples"][-1]["recorder"]}]
     conclusion = judge(bundle.evidence())
     assert [suspect.rank for suspect in conclusion.suspects] == suspects, conclusion.claim
-    assert "outside of any collective" not in conclusion.claim
+    assert "outside any collective" not in conclusion.claim
