@@ -1,4 +1,4 @@
-"""Every reproduction of the laboratory is what it claims to be, according to /proc and py-spy, not `bsl spy`."""
+"""Every reproduction of the hang lab is what it claims to be, according to /proc and py-spy, not `bsl spy`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalogue: whole, consistent, and true to the programs that it names."""
+"""The catalogue is complete, consistent, and matches the programs that it names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bigsci_launch.hang_lab.zoo import NOT_REPRODUCED, REPRODUCTIONS
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology import Topology
 
-# The signatures that the taxonomy has been measured with.
+# The classes on which the taxonomy was measured.
 MEASURED = {
     *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 17, 18, 30, 31, 32, 33, 34, 35, 36, 38, 39, 40, 41, 42, 43, 44, 45),
     *(47, 48, 55, 60, 61, 62, 64, 70, 75, 80, 100, 101, 102),
@@ -52,7 +52,7 @@ def test_names_are_unique_and_begin_with_their_class() -> None:
 
 @pytest.mark.parametrize("program", sorted({one.program for one in REPRODUCTIONS}))
 def test_recipes_are_those_of_the_program(program: str) -> None:
-    """No recipe is missing, and none is forgotten."""
+    """Every recipe that the catalogue names exists, and every recipe is in the catalogue."""
     tree = ast.parse(lab_program(program).read_text())
     table = next(node for node in tree.body if isinstance(node, ast.AnnAssign) and "RECIPES" in ast.dump(node.target))
     assert isinstance(table.value, ast.Dict)

@@ -1,4 +1,4 @@
-"""Evidence without processes: what an agent might have said, made from a few words."""
+"""Evidence without processes: documents of the node agent, made from short descriptions."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def recorded() -> Callable[..., Evidence]:
 
 @pytest.fixture(scope="session")
 def synthetic() -> ModuleType:
-    """The maker of hung jobs of any size, which the benchmarks use too."""
+    """The generator of hung jobs of any size, which the benchmarks use, too."""
     path = Path(__file__).parents[3] / "benchmarks" / "spy_synthetic.py"
     found = sys.modules["spy_synthetic"] = ModuleType("spy_synthetic")
     exec(compile(path.read_text(), str(path), "exec"), found.__dict__)
@@ -144,7 +144,7 @@ def synthetic() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def agent() -> ModuleType:
-    """The node agent as a module, with its neighbours as attributes."""
+    """The node agent as a module, with the modules that it imports as attributes."""
     for name in AGENT_MODULES:
         path = resources.files("bigsci_launch") / "assets" / "diagnostics" / f"{name}.py"
         module = sys.modules[name] = ModuleType(name)

@@ -1,4 +1,4 @@
-"""Which tensors must be equal, and what is said of those that are not."""
+"""Which tensors must be equal, and what is reported about those that are not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COLUMNS = [columns_of(rank) for rank in range(8)]
 
 
 def healthy() -> np.ndarray:
-    """A digest per rank and column such that all copies are equal and nothing else is."""
+    """A digest per rank and column such that copies are equal and all other digests differ."""
     table = np.empty((8, 4), np.int64)
     for rank in range(8):
         at = SHAPE.coordinate(rank)

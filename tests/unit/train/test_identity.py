@@ -1,4 +1,4 @@
-"""What a rank learns from its environment."""
+"""How a rank finds out its identity from its environment."""
 
 from __future__ import annotations
 

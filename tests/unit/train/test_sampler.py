@@ -23,7 +23,7 @@ def test_epochs_and_seeds_differ() -> None:
 
 
 def test_order_is_pinned() -> None:
-    """A resumed run must draw what the run that saved drew, in every later version too."""
+    """A resumed run must draw the same samples as the run that saved, in every later version, too."""
     assert [SampleOrder(10, 1).sample(index) for index in range(12)] == [6, 5, 1, 0, 8, 9, 3, 7, 4, 2, 8, 7]
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints written by the real libraries, small and exactly known."""
+"""Small checkpoints with known values, written by the real libraries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPLICATED = ("ln.weight", "ln.bias", "down.bias")
 
 @dataclass
 class fragment_address:  # the name that DeepSpeed's shards carry
-    """Where a parameter lies in the flat tensors of its group, as DeepSpeed pickles it."""
+    """The place of a parameter in the flat tensors of its group, as DeepSpeed pickles it."""
 
     numel: int
     start: int
@@ -33,7 +33,7 @@ class fragment_address:  # the name that DeepSpeed's shards carry
 
 @dataclass
 class TinyCheckpoint:
-    """A DeepSpeed pipeline checkpoint of a tiny model: edit what it holds, then `write`.
+    """A DeepSpeed pipeline checkpoint of a tiny model: edit its content, then `write` it.
 
     `state[pp, tp][name][role]` are the fp32 tensors of one model-parallel rank; layer files hold the rounded masters
     of the first holder, unless `layers` overrides them by (layer, tp, key).
@@ -85,7 +85,7 @@ class TinyCheckpoint:
         }
 
     def write(self, folder: Path) -> Path:
-        """Write the checkpoint as `folder/global_stepN` with `latest`; the path of the step's folder."""
+        """Write the checkpoint as `folder/global_stepN` with `latest`; return the path of the step's folder."""
         target = folder / f"global_step{self.step}"
         target.mkdir(parents=True)
         (folder / "latest").write_text(target.name)
@@ -190,7 +190,7 @@ def save_arrays() -> Callable[..., Path]:
 
 @dataclass
 class Answer:
-    """What `bsl diff-weights` said."""
+    """The output of `bsl diff-weights`."""
 
     result: Result
 

@@ -33,7 +33,7 @@ def test_a_stored_bundle_gives_the_same_answer(bundle: Bundle, tmp_path: Path) -
 
 
 def test_a_second_look_into_one_folder_keeps_nothing_of_the_first(bundle: Bundle, tmp_path: Path) -> None:
-    """A node that is silent by now must not answer from the earlier look."""
+    """A node that has become silent must not seem to answer with its document from an earlier look."""
     write_bundle(tmp_path / "b", bundle, {}, "")
     write_bundle(tmp_path / "b", Bundle(bundle.collection, bundle.nodes[:2]), {}, "")
     assert [node["node"] for node in read_bundle(tmp_path / "b").nodes] == ["n0", "n1"]

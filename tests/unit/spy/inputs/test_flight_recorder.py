@@ -1,4 +1,4 @@
-"""Dumps of torch's flight recorder: both forms, names of files, and pickles that would run something."""
+"""Dumps of torch's flight recorder: both formats, file names, and pickles that would run code."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_nccl_has_completed_is_not_open_and_pairs_are_left_out(tmp_path: Pa
 
 @pytest.mark.parametrize("absent", [2, 3])
 def test_a_rank_whose_file_is_missing_is_not_accused_for_that(tmp_path: Path, absent: int) -> None:
-    """Rank 2 has not come to the third collective, and its file or that of a rank that waits is not there."""
+    """Rank 2 has not reached the third collective; its file is missing, or that of a rank that waits."""
     for rank in set(range(4)) - {absent}:
         entries = [entry(0), entry(1), *([] if rank == 2 else [entry(2, retired=False)])]
         document = {**dump(*entries), "pg_config": {}}
@@ -142,7 +142,7 @@ def in_another_process(pid: int, path: Path) -> Found | None:
 
 
 def outcome(folder: Path) -> object:
-    """The bundle of a folder, or its error."""
+    """Return the bundle of a folder, or the error."""
     try:
         return open_evidence([folder])
     except EvidenceError as error:

@@ -42,7 +42,7 @@ def report(*communicators: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("culprit", [0, 2, 3])
 def test_the_rank_that_is_behind_is_the_one_the_others_wait_for(tmp_path: Path, culprit: int) -> None:
-    """Ranks of a communicator are numbered within it; the largest one tells who is who in the job."""
+    """Ranks of a communicator are numbered within it; the largest communicator gives the ranks of the job."""
     world = [member(rank, rank, AllReduce=8 if rank == culprit else 9, Broadcast=1) for rank in range(4)]
     groups = [communicator(f"0xb{host}", [member(each, 2 * host + each, AllReduce=30) for each in (0, 1)])
               for host in (0, 1)]  # fmt: skip

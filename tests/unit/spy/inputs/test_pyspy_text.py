@@ -1,4 +1,4 @@
-"""Text of `py-spy dump`, as the chronicle of a large training collected it: one file per node."""
+"""Text of `py-spy dump`, as the engineers of a large training run collected it: one file per node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts on recorded hangs of the laboratory and of the trainer: who diverges is named, or nobody is."""
+"""Verdicts on recorded hangs of the hang lab and the trainer: the rank that diverges is named, or nobody is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bigsci_launch.spy.taxonomy import HangClass
 FOLDER = Path(__file__).parents[1] / "recordings" / "lab"
 Document = dict[str, Any]
 
-# The right state and class, the ranks that have to be accused, and those that may be.
+# The right state and class, the ranks that must be accused, and those that may be.
 EXPECTED: dict[str, tuple[str, str, set[int], set[int]]] = {
     "H01-world-1": ("hang", HangClass.COLLECTIVE_SKIPPED, {1}, {1}),
     "H01-wrapped-1": ("hang", HangClass.COLLECTIVE_SKIPPED, {1}, {1}),
@@ -65,7 +65,7 @@ def test_the_verdict(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_less_evidence_accuses_nobody_else(name: str) -> None:
-    """Without coordinates, recorders, arguments of calls, or with rings that cover other times on each rank."""
+    """Without coordinates, recorders, arguments of calls, or with rings that cover different times on each rank."""
     allowed = EXPECTED[name][3]
     whole = read(name)
     assert accused(judge_document(whole, None)) <= allowed

@@ -1,4 +1,4 @@
-"""A healthy job whose ranks step together: in the first look all of them are between two collectives."""
+"""A healthy job whose ranks step together: in the first sample all of them are between two collectives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT = "all_reduce@c10d:10 < " + REST
 def test_ranks_that_came_to_a_collective_between_the_looks_get_on(
     make_rank: Callable[..., dict[str, Any]], make_evidence: Callable[..., Evidence], still: set[int], calls: str
 ) -> None:
-    """With a recorder that was pulled once, at the end, too: it counts nothing between the looks."""
+    """Also with a recorder that was read once, at the end: it shows nothing about the time between the samples."""
     stacks = [[REST, REST if rank in still else WAIT] for rank in range(4)]
     last = [calls + ("!" if calls and rank not in still else "") for rank in range(4)]
     members = {"w": range(4)}
@@ -44,7 +44,7 @@ def test_ranks_that_waited_in_both_looks_wait(
 def test_one_rank_that_joins_does_not_tell_that_all_will(
     make_rank: Callable[..., dict[str, Any]], make_evidence: Callable[..., Evidence]
 ) -> None:
-    """As `bsl hang-lab run H46` showed: one rank looks elsewhere, and another came in between the looks."""
+    """As `bsl hang-lab run H46` showed: one rank looks elsewhere, and another joins between the samples."""
     init = "init_process_group@c10d:20 < main@/src/train.py:3"
     at_store = f"_create_c10d_store@/venv/torch/distributed/rendezvous.py:199 < {init}"
     inside = f"_new_process_group_helper@c10d:10 < {init}"

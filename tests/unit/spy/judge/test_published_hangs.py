@@ -1,4 +1,4 @@
-"""The hangs of BLOOM's chronicles, at their full size: one sentence says what took days."""
+"""The hangs of BLOOM's chronicles, at their full size: one sentence says what took its engineers days."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_they_have_the_size_and_the_groups_that_are_published(program: ModuleTyp
 
 
 def test_other_ranks_of_a_node_on_another_side_change_nothing(program: ModuleType) -> None:
-    """Which two processes of a node stayed behind is not published: whichever they are, nobody is accused."""
+    """It is not published which two processes of a node stayed behind: whichever it was, nobody is accused."""
     prequel = program.HANGS[0]
     nodes = []
     for index, node in enumerate(prequel.nodes):

@@ -59,7 +59,7 @@ def test_a_rank_outside_of_any_collective_is_named_from_stacks_alone(recorded: R
 
 @pytest.mark.parametrize("name", ["deepspeed-skip-5", "deepspeed-guards-5"])
 def test_the_rank_that_skipped_in_a_deepspeed_pipeline(recorded: Recorded, name: str) -> None:
-    """Eight ranks hang in six different places; the one that left is not the one that stands alone."""
+    """Eight ranks hang in six different places; the rank that left is not the one that is alone in its place."""
     evidence = recorded(name, "tp=2,pp=2,dp=2")
     conclusion = judge(evidence)
     assert [suspect.rank for suspect in conclusion.suspects] == [5]

@@ -1,4 +1,4 @@
-"""The verdict on recordings of jobs that nobody prepared: stacks and /proc alone, no recorded collectives.
+"""The verdict on recordings of jobs that `bsl` did not start: stacks and /proc alone, no recorded collectives.
 
 Of real runs, as the recordings in `zoo/`. Stacks seldom show over which ranks a collective goes: what cannot be known
 from them must not be claimed, of a rank as little as of a network or of a root.
@@ -65,12 +65,12 @@ def test_one_helper_in_two_groups_is_no_fault_of_the_network() -> None:
 
 
 def test_two_groups_with_a_root_each_do_not_disagree() -> None:
-    """H10: in two groups of two, each has its own root; the other member of each is elsewhere."""
+    """H10: two groups of two ranks with a root each; the other member of each group is elsewhere."""
     assert "root" not in judged("H10-4-ranks-culprit-0").claim
 
 
 def test_who_waits_for_an_asynchronous_collective_is_shown_and_not_accused() -> None:
-    """Rank 0 left the collective out; its peer, rank 2, is in `Work.wait()`, as no other rank does."""
+    """Rank 0 skipped the collective; its peer, rank 2, is the only rank in `Work.wait()`."""
     conclusion = judged("async-4-ranks-culprit-0")
     assert conclusion.claim.startswith(
         "rank 2 (n0, dp1 pp0 tp0) sleeps in reduce_behind_the_back (gloo_ranks.py:113), with no collective on the stack"

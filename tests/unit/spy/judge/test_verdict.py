@@ -1,4 +1,4 @@
-"""Each gate, and the traps: who must be named, and who must not."""
+"""Each rule of the verdict, and its traps: who must be named, and who must not."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_silent_node_is_what_the_others_wait_for(make_evidence: MakeEvidence, 
 def test_a_silent_node_is_not_accused_when_another_rank_explains_all(
     make_evidence: MakeEvidence, make_rank: MakeRank
 ) -> None:
-    """tp=2: rank 0 waits for rank 1 alone; the ranks of the silent node are missing evidence, no suspects."""
+    """tp=2: rank 0 waits for rank 1 alone; the ranks of the silent node are missing evidence, not suspects."""
     ranks = [make_rank(0, TP), make_rank(1, LOADER, **SLEEPING)]
     silent = [{"node": "n1", "why": "no answer"}]
     conclusion = judge(make_evidence(ranks, "tp=2,dp=2", world_size=4, nodes_silent=silent))
@@ -175,7 +175,7 @@ def test_known_stalls(
 def test_the_victim_of_an_asynchronous_collective_is_not_accused(
     make_evidence: MakeEvidence, make_rank: MakeRank, topology: str | None
 ) -> None:
-    """Rank 0 is in `Work.wait()`, which shows no frame; rank 2 has left out the collective and gone on."""
+    """Rank 0 is in `Work.wait()`, which has no frame of its own; rank 2 has skipped the collective and continued."""
     handle = make_rank(0, "optimizer_step@/src/loop.py:7 < step@/src/loop.py:4")
     conclusion = judge(make_evidence([handle, *waiting(make_rank, range(1, 4))], topology))
     assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == ("hang", None, [])
@@ -195,7 +195,7 @@ def test_one_of_several_that_sleep_is_accused_where_the_kernel_says_why(
 def test_what_counts_is_the_wait_of_the_thread_that_decides(
     make_evidence: MakeEvidence, make_rank: MakeRank, wait: str, accused: list[int]
 ) -> None:
-    """The main thread joins another one, which the culprit's sleeps in and a victim's waits for a handle in."""
+    """The main thread joins another thread: the culprit's sleeps, and a victim's waits for a handle."""
     ranks = [*waiting(make_rank, range(3)), make_rank(3, "join@/usr/lib/python3.11/threading.py:1 < step@/src/a.py:2")]
     thread = {"tid": 999, "name": "autograd-0", "active": False, "owns_gil": False}
     frames = [{"function": "hook", "file": "/src/loop.py", "line": 3}]
@@ -219,7 +219,7 @@ def test_one_look_does_not_tell_that_nobody_moves(make_evidence: MakeEvidence, m
 def test_one_of_many_that_sleep_at_another_line_may_be_a_victim(
     make_evidence: MakeEvidence, make_rank: MakeRank
 ) -> None:
-    """No stack shows a collective: all wait for handles. The odd one is not accused for that."""
+    """No stack shows a collective, because all wait for handles. The odd one out is not accused for that."""
     stacks = ["backward@/src/loop.py:3", *["optimizer_step@/src/loop.py:7"] * 7]
     conclusion = judge(make_evidence([make_rank(rank, stack) for rank, stack in enumerate(stacks)]))
     assert (conclusion.state.value, suspects(conclusion)) == ("unknown", [])
@@ -298,7 +298,7 @@ def test_a_rank_without_a_process_has_ended(make_evidence: MakeEvidence, make_ra
 def test_a_process_that_nobody_could_identify_may_be_that_rank(
     make_evidence: MakeEvidence, make_rank: MakeRank
 ) -> None:
-    """A poisoned process: its environment gives no answer, so its rank is not known to be gone."""
+    """The environment of a poisoned process cannot be read, so its rank is not known to be gone."""
     ranks = waiting(make_rank, range(3))
     problems = ["pid 9: its environment cannot be read"]
     conclusion = judge(make_evidence(ranks, world_size=4, problems=problems))

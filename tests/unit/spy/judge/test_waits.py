@@ -61,7 +61,7 @@ def test_without_a_topology_everyone_elsewhere_may_be_missing(make_evidence: Mak
 def test_one_helper_called_from_two_places_is_not_one_collective(
     make_evidence: MakeEvidence, make_rank: MakeRank
 ) -> None:
-    """The groups are not known: who calls the helper for another reason has not come to the same collective."""
+    """The groups are unknown: a rank that calls the helper for another reason has not reached the same collective."""
     helper = "all_reduce@c10d:1 < reduce@/src/comm.py:5"
     stacks = [f"{helper} < forward@/src/a.py:1", f"{helper} < backward@/src/a.py:9", f"{helper} < forward@/src/a.py:2"]
     graph = graph_of(make_evidence, make_rank, stacks, None)
@@ -72,7 +72,7 @@ def test_one_helper_called_from_two_places_is_not_one_collective(
 
 
 def test_the_recorder_knows_who_has_come_and_gone(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
-    """Rank 1 has left the broadcast that rank 0 is still in: it is not what rank 0 waits for."""
+    """Rank 1 has left the broadcast that rank 0 is still in: rank 0 does not wait for rank 1."""
     members = {"w": [0, 1, 2]}
     ranks = [
         make_rank(0, WORLD, calls="w w!", members=members),
@@ -96,7 +96,7 @@ def test_a_stopped_rank_does_not_wait(make_evidence: MakeEvidence, make_rank: Ma
 
 
 def test_ranks_that_alone_break_every_circle(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
-    """0 and 1 miss each other; 2 and 3 only wait for 0: either of the first two breaks the circle."""
+    """0 and 1 wait for each other; 2 and 3 only wait for 0: either of the first two breaks the circle."""
     members = {"t": [0, 1], "d": [0, 2, 3], "w": [0, 1, 2, 3]}
     ranks = [
         make_rank(0, WORLD, calls="t!", members=members),

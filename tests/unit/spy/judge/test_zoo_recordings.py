@@ -1,4 +1,4 @@
-"""The verdict on a recording of every reproduction of the laboratory: right, and never harmful with less evidence.
+"""The verdict on a recording of every reproduction of the hang lab: right, and never harmful with less evidence.
 
 The recordings are of real runs on 4 ranks, the culprit first, in the middle or last in turn, and on 8 ranks where that
 is judged differently. `python benchmarks/hang_confusion.py` runs all of it, on 4 and 8 ranks, at every place.
@@ -44,7 +44,7 @@ def parts_of(name: str) -> tuple[Reproduction, int, int]:
 
 
 def judged(name: str, change: Change = lambda document: None) -> Judgement:
-    """How good the verdict on recording `name` is, after `change` to its documents."""
+    """Judge the verdict on recording `name`, after `change` to its documents."""
     document = json.loads((ZOO / f"{name}.json").read_text())
     change(document)
     evidence = Bundle(document["collection"], tuple(document["nodes"])).evidence()
@@ -76,7 +76,7 @@ def without_records(document: Document) -> None:
 
 
 def without_bsl(document: Document) -> None:
-    """What a job leaves that `bsl` did not start: no exit is recorded either, and nobody said which ranks to expect."""
+    """A job that `bsl` did not start: no exits are recorded, and it is not known which ranks to expect."""
     without_records(document)
     document["collection"].update(exits=[], expected=[])
 
@@ -124,7 +124,7 @@ def test_where_one_stack_could_not_be_read_it_does_no_harm(name: str) -> None:
 
 
 def thin_out(value: Any, rng: random.Random, share: float) -> Any:
-    """`value` without some of its keys and some of the ends of its lists; recorders stay whole."""
+    """Remove some keys and some ends of lists from `value`; recorders stay whole."""
     if isinstance(value, dict) and "stream" not in value:
         return {key: thin_out(each, rng, share) for key, each in value.items() if key in BASIC or rng.random() > share}
     if isinstance(value, list) and value and isinstance(value[0], dict):
@@ -139,7 +139,7 @@ BASIC = ("rank", "node", "mono", "state", "tid", "pid", "threads", "name", "fram
 
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_is_missing_there_is_an_answer(seed: int) -> None:
-    """Threads without frames, ranks without samples, samples without anything: nodes under load give all of that."""
+    """Nodes under load report threads without frames, ranks without samples, and empty samples."""
     rng = random.Random(seed)
     for name in rng.sample(RECORDINGS, 20):
         document = json.loads((ZOO / f"{name}.json").read_text())

@@ -1,4 +1,4 @@
-"""Every signature is recognised in its own recording and in no other; whatever else stands on the search path."""
+"""Every signature is recognised in its own recording and in no other; whatever else is on the search path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On every hang of the laboratory the right known hang is named, and none on those of which none is known."""
+"""Every reproduction of the hang lab is named as the right known hang, or as none if there is no signature for it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ KNOWN = {
     "H102": "checkpoint-in-progress",
     "H103": "first-step-compiles",
 }
-"""What each reproduction is known as; of a class that is not listed nothing is known."""
+"""The known hang of each reproduction; a class that is not listed has none."""
 
 
 @pytest.mark.parametrize("recording", RECORDINGS)

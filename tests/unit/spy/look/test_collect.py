@@ -51,7 +51,7 @@ def test_the_agent_runs_from_standard_input_without_the_package(tmp_path: Path, 
 
 
 def test_another_version_of_python_takes_the_text(tmp_path: Path) -> None:
-    """Byte code is for one version only: where the number differs it is left alone."""
+    """Byte code is for one Python version only: it is ignored if the magic number differs."""
     program = agent_program(Target("x", {"node": "n7", "pid_files": str(tmp_path)}))
     assert repr(importlib.util.MAGIC_NUMBER) in program
     other = program.replace(repr(importlib.util.MAGIC_NUMBER), "b'another'").replace(
@@ -73,7 +73,7 @@ def assert_answers(output: str, node: str) -> None:
 
 
 def py_spy_text(line: int) -> str:
-    """What py-spy prints of a thread, every field of it."""
+    """A thread as py-spy prints it, with every field."""
     frame = {
         "name": "load", "filename": "/src/data.py", "module": None, "short_filename": "data.py", "line": line,
         "locals": None, "is_entry": True, "is_shim_entry": True,
@@ -127,7 +127,7 @@ def test_no_answer_from_any_node_is_one_clear_error(fake_slurm: Callable[..., An
 def test_a_silent_node_does_not_delay_the_others(
     fake_slurm: Callable[..., Any], agent: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of three nodes answer, and srun never ends: the look does, long before its limit."""
+    """Two of three nodes answer, and srun never ends: the look ends anyway, long before its limit."""
     slurm = fake_slurm("squeue", "sinfo")
     slurm.answer("squeue", "7|RUNNING|me|debug|3|n[1-3]|None|N/A|N/A|0:10|job|(null)\n")
     slurm.answer("sinfo", "n1|mixed|none\nn2|mixed|none\nn3|mixed|none\n")
@@ -196,7 +196,7 @@ def test_variables_are_asked_for_only_where_they_say_with_whom(agent: ModuleType
 
 
 def test_ranks_whose_recorder_could_not_be_had_are_counted_by_the_reason() -> None:
-    """A reason given at the first look does not count where the recorder was had later."""
+    """A reason given in the first sample does not count if the recorder was read later."""
     why = "it could not be pulled: the process is stopped or traced"
     samples = {
         0: [{}, {"recorder_why": why}],

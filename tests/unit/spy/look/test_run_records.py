@@ -1,4 +1,4 @@
-"""What a run wrote of its own ranks, read back as evidence."""
+"""What a run recorded about its ranks, read back as evidence."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_log(path: Path, lines: list[str]) -> Path:
 
 @pytest.mark.parametrize("prefix", ["", "[rank3]: ", "[default3]:", "[default3]:[rank3]: "])
 def test_the_first_traceback_of_a_log_with_its_own_frame_and_time(tmp_path: Path, prefix: str) -> None:
-    """Also behind what torch and torchrun put before its lines."""
+    """This includes lines with the prefixes of torch and torchrun."""
     again = [*RAISED[:-1], "RuntimeError: later"]
     lines = ["iteration 1", *(f"{prefix}{line}" for line in (*RAISED, "", *again))]
     log = write_log(tmp_path / "rank-0003.log", lines)

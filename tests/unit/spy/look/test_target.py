@@ -1,4 +1,4 @@
-"""Where the evidence of a look goes."""
+"""The folder for the evidence of a look."""
 
 from __future__ import annotations
 

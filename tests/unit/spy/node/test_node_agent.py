@@ -1,4 +1,4 @@
-"""The agent's pure parts: text of /proc and Slurm, and who is which rank."""
+"""The agent's pure parts: parsing text of /proc and Slurm, and finding the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine code that pulls a flight recorder is what its assembly says, and goes into no process of another kind."""
+"""The machine code that reads a flight recorder matches its assembly, and never enters an unsuitable process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_machine_code_is_its_assembly(agent: ModuleType, tmp_path: Path) -> 
 
 @pytest.fixture
 def untouchable(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module, where looking for the function of a process fails the test."""
+    """The module, patched so that searching a process for the function fails the test."""
 
     def touch(*_: Any) -> None:
         pytest.fail("the process was touched")
@@ -68,7 +68,7 @@ def elf_header(bits: int, machine: int) -> bytes:
 def test_a_process_of_another_kind_is_refused(
     agent: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, header: bytes, words: str
 ) -> None:
-    """Before a thread of it is chosen: the library is looked at first."""
+    """The library is checked first, before a thread of the process is chosen."""
     library = tmp_path / "libtorch_cpu.so"
     library.write_bytes(header)
     module = agent.node_injection

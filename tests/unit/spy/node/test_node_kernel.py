@@ -1,4 +1,4 @@
-"""What the agent makes of the kernel's tables."""
+"""How the node agent reads the kernel's tables."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_children_that_tell_most(agent: ModuleType) -> None:
 
 
 def test_what_the_threads_of_a_process_wait_in(agent: ModuleType) -> None:
-    """A thread that waits for a lock does so in the kernel's futex code; the main thread is told elsewhere."""
+    """A thread that waits for a lock does so in the kernel's futex code; the main thread is reported elsewhere."""
     lock = threading.Lock()
     lock.acquire()
     thread = threading.Thread(target=lock.acquire)

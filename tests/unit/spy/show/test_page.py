@@ -22,7 +22,7 @@ MakeEvidence = Callable[..., Evidence]
 
 
 class Page(HTMLParser):
-    """What a page consists of: every element with its attributes and the text in it, in order."""
+    """The content of a page: every element with its attributes and its text, in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Page(HTMLParser):
         return json.loads(scripts[0][0])  # type: ignore[no-any-return]
 
     def told(self, rank: int, table: str) -> dict[str, str]:
-        """What the page tells of a rank in `waits` or `facts`."""
+        """What the page says about a rank in `waits` or `facts`."""
         return dict(self.data["tables"][self.data["ranks"][str(rank)][table]])
 
 
@@ -73,7 +73,7 @@ def test_the_sentence_comes_first_and_the_suspect_stands_out(recorded: Callable[
     assert next(name for name, _, _ in page.elements if name in ("h1", "h2", "table")) == "h1"
     assert [rank for rank, cell in page.cells.items() if "suspect" in cell["class"].split()] == [5]
     assert page.cells[5]["title"] == "rank 5 · n0 · dp0 pp1 tp1 · class E · suspect"
-    # Ranks of one class have one colour, those of another one have another.
+    # Ranks of the same class have the same colour; each class has its own.
     colours = {rank: cell["class"].split()[0] for rank, cell in page.cells.items()}
     assert {colours[rank] for rank in (2, 3, 6, 7)} == {"k0"}
     assert len({colours[rank] for rank in (0, 1, 4, 5)}) == 4

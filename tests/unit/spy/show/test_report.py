@@ -74,7 +74,7 @@ def test_the_report_stays_readable_at_any_size(
     assert len(texts) <= 40
     assert max(map(len, texts)) <= 80
     assert conclusion.claim.startswith(texts[0].removesuffix(" ..."))
-    # Every class has its line, and its letter stands in the grid.
+    # Every class has its line, and its letter is in the grid.
     letters = "ABCDE" if cause == "loader" else "ABCD"
     assert [text[0] for text in texts if re.match(r"[A-Z*] \d+ ranks?: ", text)] == list(letters)
     grid = [line.text for line in lines if line.role == "grid"]

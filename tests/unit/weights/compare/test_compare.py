@@ -1,4 +1,4 @@
-"""`bsl diff-weights A B` from the outside: what it says, its document, its exit code."""
+"""`bsl diff-weights A B` from the outside: its output, its JSON document, its exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `bsl diff-weights A B` says of the copies inside A and inside B, and of what a load lost some steps ago."""
+"""What `bsl diff-weights A B` says about copies inside A and inside B, and about what a load lost some steps ago."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_several_random_states_share_a_sentence(tmp_path: Path, tiny: Any, diff:
 
 
 def test_parameters_of_another_model_do_not_move_the_others(tmp_path: Path, tiny: Any, diff: Any) -> None:
-    """ZeRO cuts flat shards at other places where a parameter is added: none of the rest is missing."""
+    """ZeRO cuts flat shards at other places if a parameter is added: no other parameter is missing."""
     name = "tied_modules.embed.norm.weight"
     tiny().write(tmp_path / "a")
     more = tiny()

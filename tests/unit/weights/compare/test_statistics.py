@@ -102,7 +102,7 @@ def test_nothing_is_neutral() -> None:
     assert found.cosine == pytest.approx(1)
 
 
-# Ties are what rounding rules differ in: the bits that bfloat16 drops are exactly one half.
+# Rounding rules differ only in ties: the bits that bfloat16 drops are exactly one half.
 TIES = st.integers(0, 0xFFFF).map(lambda top: top << 16 | 0x8000)
 
 

@@ -1,4 +1,4 @@
-"""`bsl diff-weights --audit`: each defect in a checkpoint that is exactly known, and silence where there is none."""
+"""`bsl diff-weights --audit`: each defect in a checkpoint with known values, and nothing for a sound checkpoint."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_one_corrupted_byte(tmp_path: Path, tiny: Any, diff: Any, victim: str) -
     where = raw.find(b"data/1") if "optim" in victim else raw.find(b"data/2")
     at = raw.find(b"FB", where)
     start = at if at > 0 else where
-    # Behind the record's header and padding lie its numbers: turn one bit well inside the record.
+    # The numbers follow the record's header and padding: flip one bit well inside the record.
     length = int.from_bytes(raw[start + 2 : start + 4], "little") if at > 0 else 0
     raw[start + 4 + length + 8] ^= 0x40
     path.write_bytes(raw)

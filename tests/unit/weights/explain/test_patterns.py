@@ -1,4 +1,4 @@
-"""Patterns over the differences of two sides, each on values that show it and on values that nearly do."""
+"""Patterns in the differences of two sides, each on values that have it and on values that nearly do."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ AXES = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
 
 @given(sizes=AXES, data=st.data())
 def test_places_in_words_are_exact(sizes: tuple[int, int, int], data: st.DataObject) -> None:
-    """What is said about a product of axes names it, and nothing else is called one."""
+    """A pattern over a product of axes names the product, and no other pattern does."""
     everywhere = {Place(pp, tp, dp) for pp in range(sizes[0]) for tp in range(sizes[1]) for dp in range(sizes[2])}
     chosen = set(data.draw(st.lists(st.sampled_from(sorted(everywhere, key=str)), min_size=1)))
     text = describe_places(chosen, everywhere, everywhere)

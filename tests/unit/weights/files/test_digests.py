@@ -1,4 +1,4 @@
-"""Digests: written as documented, compared with each other and with the tensors themselves."""
+"""Digests are written as documented, and compared with each other and with the tensors."""
 
 from __future__ import annotations
 

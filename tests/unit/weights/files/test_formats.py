@@ -1,4 +1,4 @@
-"""One model in every format that is read: each against each says equal, or says what it could not compare."""
+"""One model in every format: each pair of formats is equal, or the report says what could not be compared."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def ranks_of(model: Any) -> list[tuple[int, dict[str, int], Tensors]]:
 
 
 def whole_of(model: Any) -> Tensors:
-    """Every parameter once, its shards over tp joined."""
+    """Return every parameter once, with its tp shards joined."""
     found: Tensors = {}
     for pp in range(model.pp):
         for name in model.state[pp, 0]:
@@ -122,7 +122,7 @@ def made(written: Path, model: Any, kind: str) -> Path:
 
 
 def expected_code(a: str, b: str) -> int:
-    """4 where digests or printed edges of shards stand against wholes, or against each other; else equal."""
+    """Exit code 4 if digests or printed edges of shards are compared with wholes or with each other; else equal."""
     kinds = {a, b}
     opaque = kinds & {"digests", "texts"}
     return 4 if opaque == {"digests", "texts"} or (opaque and kinds & WHOLE) else 0

@@ -1,4 +1,4 @@
-"""Which files a path stands for, and the one clear error where it stands for none."""
+"""Which files a path means, and one clear error if it means none."""
 
 from __future__ import annotations
 
@@ -189,6 +189,6 @@ def test_a_run_is_known_by_its_name(tmp_path: Path, tiny: Any, diff: Any, monkey
     answer = diff("one", tmp_path / "runs/two", "--json")
     assert (answer.code, answer.document["a"]) == (0, "runs/one/checkpoints")
     assert diff("--audit", "two").code == 0
-    (tmp_path / "two").mkdir()  # what is there under that path comes first
+    (tmp_path / "two").mkdir()  # an existing path takes precedence
     assert diff("one", "two").code == 4
     assert diff("one", "three").talk.startswith("error: three: no such file or folder")

@@ -1,4 +1,4 @@
-"""Headers of safetensors files: read as the library wrote them, and refused where they promise too much."""
+"""Headers of safetensors files: read as the library wrote them, and refused if they promise more data than there is."""
 
 from __future__ import annotations
 

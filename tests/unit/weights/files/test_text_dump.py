@@ -15,7 +15,7 @@ from bigsci_launch.weights.files.tensors import Place
 from bigsci_launch.weights.files.text_dump import printed_elements, read_text_dump
 
 TIED = "module.tied_modules.embed.word_embeddings"
-# The diff that told BLOOM's engineers of their two bugs, side a and side b, as printed.
+# The diff that showed BLOOM's engineers their two bugs: side a and side b, as printed.
 SIDE_A = f"""{TIED}.weight=Parameter containing:
 tensor([[-3.1090e-04,  4.6082e-03, -2.3499e-03,  ..., -1.1292e-02,
           2.1667e-03, -2.7313e-03],

@@ -23,7 +23,7 @@ DTYPES = [
 
 
 def bytes_read(path: Path) -> dict[str, bytes]:
-    """Every tensor of a file, by name, as the bytes of its elements in row-major order."""
+    """Return every tensor of a file, by name, as the bytes of its elements in row-major order."""
     file, files = read_torch_file(path), FilePool()
     found = {name: stored(file, name, "weight", NOWHERE, node) for name, node in walk_tensors(file.tree)}
     return {name: read_elements(t, 0, t.num_elements, files).tobytes() for name, t in found.items()}

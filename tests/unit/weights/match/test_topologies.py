@@ -1,4 +1,4 @@
-"""Sides that are cut differently: other tp, pp and dp, other formats, compared as one model."""
+"""Sides with different tp, pp, dp or formats, compared as one model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What else speaks for a verdict or against it: it changes confidence and lines, never who is accused."""
+"""Corroborating evidence changes the confidence and the lines of a verdict, but never who is accused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def error(rank: int, time: float, message: str = "no space left", **more: Any) -
 
 @pytest.fixture
 def four(make_evidence: MakeEvidence, make_rank: MakeRank) -> Callable[..., Evidence]:
-    """Four ranks on two nodes, rank 1 in `stack`; keywords go to the collection."""
+    """Four ranks on two nodes, rank 1 in `stack`; keywords are added to the collection."""
 
     def make(stack: str = "load@/src/data.py:3", other: str = WORLD, **collection: Any) -> Evidence:
         ranks = [make_rank(rank, stack if rank == 1 else other, members={}) for rank in range(4)]
@@ -55,7 +55,7 @@ def test_without_anything_else_the_verdict_stays(four: Callable[..., Evidence]) 
 
 
 def test_the_first_exception_of_a_suspect_confirms_it(four: Callable[..., Evidence]) -> None:
-    """Later ones, and what is said by ranks that only lost a peer, do not matter."""
+    """Later errors, and errors of ranks that only lost a peer, do not matter."""
     lost = error(0, 5.0, "Connection closed by peer [127.0.0.1]:4711")
     found = corroborate(hang(hang_class=HangClass.LEFT_EARLY), four(tracebacks=[error(1, 10.0), error(3, 20.0), lost]))
     assert found.confidence == pytest.approx(0.79)

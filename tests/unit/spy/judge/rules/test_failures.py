@@ -1,4 +1,4 @@
-"""Which of several ranks that ended badly is the cause."""
+"""When several ranks failed: which of them is the cause."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ REDUCE = "all_reduce@c10d:10 < step@/src/train.py:5"
 def test_ranks_that_ended_without_a_record_may_have_ended_well(
     make_evidence: MakeEvidence, make_rank: Callable[..., dict[str, Any]]
 ) -> None:
-    """In a job that nobody prepared no exit is recorded: neither a crash nor a culprit can be told from that."""
+    """A job that `bsl` did not start has no recorded exits: neither a crash nor a culprit follows from that."""
     gone = [make_rank(rank, None, state="gone") for rank in range(4)]
     conclusion = judge(make_evidence(gone))
     assert (conclusion.state.value, accused(conclusion)) == ("unknown", [])
@@ -93,7 +93,7 @@ def test_a_single_one_is_accused_without_a_record_while_others_wait_in_a_collect
 
 
 def test_ranks_of_another_machine_are_not_accused_of_staying_away(make_rank: Callable[..., dict[str, Any]]) -> None:
-    """--pid shows the ranks of one torchrun; the other machine's may be well."""
+    """--pid shows the ranks of one torchrun; the ranks of the other machine may be healthy."""
     sizes = {"world_size": 4, "local_world_size": 2}
     here = [make_rank(rank, REDUCE, **sizes) for rank in range(2)]
 

@@ -1,4 +1,4 @@
-"""Some ranks in a collective, the many beyond it: both sides are shown, and nobody is accused."""
+"""Some ranks are in a collective that most have left: both sides are shown, and nobody is accused."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_ranks_with_a_reason_of_their_own_are_not_a_side(
 def test_ranks_that_spin_are_a_side_where_nobody_waits_for_them(
     make_evidence: MakeEvidence, make_rank: MakeRank
 ) -> None:
-    """tp2 x pp2 x dp2: both stages of tp1, dp0 are in their broadcast; on a device both sides spin."""
+    """tp2 x pp2 x dp2: both stages of tp1, dp0 are in their broadcast; on GPUs both sides spin."""
     spinning = {"state": "R", "wchan": "0", "cpu_ticks": (0, 100)}
     ranks = [make_rank(rank, IN_LOSS if rank in (1, 5) else BEYOND, **spinning) for rank in range(8)]
     conclusion = judge(make_evidence(ranks, "tp=2,pp=2,dp=2"))

@@ -1,4 +1,4 @@
-"""What holds a rank that others wait for: the class, and the words that name it."""
+"""What blocks a rank that others wait for: its class, and how the claim names it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOCK = f"save@/src/checkpoint.py:98 < {TAIL}"
 
 @pytest.fixture
 def explain(make_evidence: MakeEvidence, make_rank: MakeRank) -> Explain:
-    """The stall of rank 1. `threads`: stacks of more threads by name; `sample`: more of every sample."""
+    """Rank 1 stalls. `threads`: stacks of further threads by name; `sample`: further keys of every sample."""
 
     def make(stack: str | None, *, threads: dict[str, str] | None = None, collection: Any = None, **more: Any) -> Stall:
         rank = make_rank(1, stack, **more)
@@ -64,7 +64,7 @@ def test_the_kernel_function_tells(explain: Explain, wchan: str, state: str, han
 
 
 def test_a_lock_of_the_memory_map(explain: Explain) -> None:
-    """No stack can be had, and nobody should try with ps."""
+    """No stack can be read, and even `ps` would block."""
     stall = explain(None, wchan="__vma_start_write", state="D")
     assert stall.hang_class == HangClass.MEMORY_MAP_LOCKED
     assert "never ps" in stall.next
@@ -151,7 +151,7 @@ def test_a_queue_that_a_thread_should_fill(explain: Explain) -> None:
     ],
 )
 def test_two_threads_with_crossed_locks(explain: Explain, partner_waits: str, hang_class: HangClass) -> None:
-    """Only where the kernel says that both wait for a lock."""
+    """Only if the kernel says that both wait for a lock."""
     waits = {partner_waits: [500]} if partner_waits else {}
     stall = explain(LOCK, threads={"async-ckpt": "write@/src/checkpoint.py:104"}, sample={"thread_waits": waits})
     assert stall.hang_class == hang_class
@@ -203,7 +203,7 @@ def test_the_gil_is_held_by_a_thread_that_sleeps(
 
 
 def test_a_thread_without_frames_tells_nothing(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
-    """py-spy lists threads that have not begun to run Python, or that it caught in between."""
+    """py-spy also lists threads that have not run any Python yet, or that are between two frames."""
     rank = make_rank(1, LOCK)
     for sample in rank["samples"]:
         thread = sample["stack"]["threads"][0]
@@ -252,7 +252,7 @@ def test_the_reader_of_a_pipe_and_the_server_of_a_call_are_named(explain: Explai
 def test_a_rank_that_may_not_be_read_is_told_of_and_not_accused(
     make_evidence: MakeEvidence, make_rank: MakeRank
 ) -> None:
-    """A victim that cannot be read looks the same."""
+    """A victim that cannot be read looks exactly the same."""
     others = [make_rank(rank, f"all_reduce@c10d:10 < {TAIL}") for rank in (0, 2, 3)]
     hidden = make_rank(1, None, sample={"why": "py-spy: Permission Denied"})
     conclusion = judge(make_evidence([*others, hidden], topology="dp=4"))

@@ -1,4 +1,4 @@
-"""Who is late but at work, who has ended, who has not found the others, and which links carry nothing."""
+"""Ranks that are late but at work, have ended or have not found the others, and links that carry nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def suspects(conclusion: Conclusion) -> list[int]:
 def moving(
     rank: dict[str, Any], written: Sequence[int], read: Sequence[int] = (1, 1), ran: bool = True
 ) -> dict[str, Any]:
-    """`rank` with bytes that went through its calls, and whether its main thread ran meanwhile."""
+    """`rank` with the bytes that its system calls transferred, and whether its main thread ran between the samples."""
     for index, sample in enumerate(rank["samples"]):
         sample["io"] = {"wchar": written[index], "rchar": 1}
         sample["thread_times"] = {str(rank["pid"]): 5 + index * ran}
@@ -54,7 +54,7 @@ def with_children(rank: dict[str, Any], *ticks: int, state: str = "S") -> dict[s
 
 @pytest.mark.parametrize("state", ["S", "D"])
 def test_a_rank_that_writes_is_slow_and_no_hang(make_evidence: MakeEvidence, make_rank: MakeRank, state: str) -> None:
-    """Also one that sleeps in the kernel whenever somebody looks: its bytes grow."""
+    """This includes a rank that sleeps in the kernel in every sample, because its bytes grow."""
     writer = moving(make_rank(1, SAVING, state=state, wchan="folio_wait_bit"), (4_000_000, 7_000_000))
     conclusion = judge(make_evidence([make_rank(0, SAVE_BARRIER), writer]))
     assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == (
@@ -88,7 +88,7 @@ def test_a_rank_that_writes_nothing_of_its_own_hangs(
 def test_a_rank_that_reads_a_mapped_file_is_slow(
     make_evidence: MakeEvidence, make_rank: MakeRank, faults: tuple[int, int], ran: int, state: str
 ) -> None:
-    """It sleeps in the kernel in every look, and no call shows bytes: its page faults do."""
+    """It sleeps in the kernel in every sample and transfers no bytes by system calls, but its page faults grow."""
     reader = make_rank(1, "__getitem__@/src/indexed_dataset.py:7", state="D", wchan="folio_wait_bit_common")
     for index, sample in enumerate(reader["samples"]):
         sample |= {"major_faults": faults[index], "thread_times": {str(reader["pid"]): 5 + index * ran}}
@@ -113,8 +113,8 @@ def test_a_rank_that_computes_alone_while_others_wait_in_a_collective_may_never_
 def test_a_rank_that_spins_without_the_gil_may_wait_for_a_device(
     make_evidence: MakeEvidence, make_rank: MakeRank
 ) -> None:
-    """As the victims of a collective on devices do: no stack shows theirs. Where lines move, or a recorder tells
-    that they began none, it is their own work."""
+    """Victims of a collective on GPUs do so, too, and no stack shows that collective. If lines move, or a recorder
+    shows that no collective was started, it is the rank's own work."""
     conclusion = judge(make_evidence([make_rank(0, WORLD), make_rank(1, SPIN, **NATIVE)]))
     assert (conclusion.state.value, suspects(conclusion)) == ("hang", [])
     assert "with no collective on the stack" in conclusion.claim
@@ -194,7 +194,7 @@ def test_who_is_at_work_is_named_beside_a_rank_that_could_not_be_read(
 def test_all_ranks_spin_without_the_gil_or_wait_for_their_devices(
     make_evidence: MakeEvidence, make_rank: MakeRank
 ) -> None:
-    """Every rank of a hang on devices looks so, and every rank of a long step too."""
+    """Every rank in a hang on GPUs looks like this, and so does every rank in a long step."""
     conclusion = judge(make_evidence([make_rank(rank, SPIN, **NATIVE) for rank in range(4)]))
     assert (conclusion.state.value, suspects(conclusion)) == ("unknown", [])
     ranks = [make_rank(0, WORLD), make_rank(1, WORLD), *(make_rank(rank, SPIN, **NATIVE) for rank in (2, 3))]
@@ -276,7 +276,7 @@ def test_a_rank_that_is_late_for_the_rendezvous(make_evidence: MakeEvidence, mak
 def test_a_rank_that_looks_for_the_others_elsewhere(
     make_evidence: MakeEvidence, make_rank: MakeRank, at_store: list[int], accused: list[int]
 ) -> None:
-    """Rank 0 waits at the store for all others: alone there it has not found it itself; where all are, nobody has."""
+    """Rank 0 waits at the store for all others. Alone there, it is the culprit; if all are there, nobody is."""
     ranks = [
         make_rank(rank, AT_STORE if rank in at_store else JOINING, wchan="poll_schedule_timeout") for rank in range(4)
     ]
@@ -328,7 +328,7 @@ UNSENT = {"tx": 1072, "timer": "zero window probe"}
 
 
 def test_a_link_that_lets_nothing_out(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
-    """Packets too large for the link: nothing is under way, and the process at the other end has read all it got."""
+    """Packets too large for the link: nothing is in flight, and the process at the other end has read everything."""
     ranks = on_two_hosts(make_rank, **UNSENT)
     conclusion = judge(make_evidence(ranks))
     assert (conclusion.hang_class, suspects(conclusion)) == (HangClass.LINK_DOWN, [])
@@ -349,7 +349,7 @@ def test_a_queue_that_is_sent_once_is_no_dead_link(
 
 
 def test_the_other_end_must_be_a_host_of_ranks(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
-    """A metrics server that is down stops nobody."""
+    """A metrics server that is down blocks nobody."""
     ranks = on_two_hosts(make_rank)
     for sample in ranks[0]["samples"]:
         sample["sockets"]["list"].append(socket("10.0.0.1:70", "192.0.2.1:443", **LOST))

@@ -36,7 +36,7 @@ STEP = "a t t t t t t t t d w "
     ],
 )
 def test_a_surprise_is_what_never_followed_before(more: str, expected: str, did: str, form: str) -> None:
-    for before in ("", "i i i j j j i i i j j j k "):  # what happened once, at the start, tells nothing
+    for before in ("", "i i i j j j i i i j j j k "):  # what happened once, at the start, proves nothing
         found = find_surprises(0, stream(before + STEP * 4 + more))
         assert [(each.expected[0], each.did[0], each.form) for each in found[-1:]] == [(expected, did, form)]
 
@@ -44,13 +44,13 @@ def test_a_surprise_is_what_never_followed_before(more: str, expected: str, did:
 @pytest.mark.parametrize(
     "calls",
     [
-        STEP * 4 + "a t t t t",  # in the middle of a step like all others
+        STEP * 4 + "a t t t t",  # in the middle of an ordinary step
         STEP * 4 + "a t t t t t t t t d w",
-        "t " * 40,  # nothing but one collective
-        STEP * 2,  # too short to know
+        "t " * 40,  # only one kind of collective
+        STEP * 2,  # too short to tell
         " ".join(f"k{number}" for number in range(50)),
-        STEP * 4 + "a t t t t t t t t d b",  # a group that was never used: a new phase, as far as anybody knows
-        "t " * 40 + "d",  # a row whose other end nobody has seen
+        STEP * 4 + "a t t t t t t t t d b",  # a group that was never used: possibly a new phase
+        "t " * 40 + "d",  # a repetition whose start was not recorded
         "t s " * 20 + "d",
         "d w " + "t " * 20 + "d",
         "d w " + "t " * 20 + "d w " + "t " * 20 + "d",
@@ -107,7 +107,7 @@ def four(make_rank: MakeRank, *calls: str) -> list[dict[str, Any]]:
 
 
 def test_what_all_did_alike_is_no_departure(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
-    """A checkpoint: every rank enters a barrier that no step before had; rank 3 has not come to it yet."""
+    """A checkpoint: every rank enters a barrier that no step before had; rank 3 has not reached it yet."""
     ranks = four(make_rank, "w:barrier!", "w:barrier!", "w:barrier!", "")
     assert find_departures(make_evidence(ranks, "tp=2,dp=2")).ranks == ()
 
@@ -128,7 +128,7 @@ def test_half_of_the_ranks_in_another_phase_are_two_sides(make_evidence: MakeEvi
 def test_when_most_ranks_surprise_their_past_the_one_that_does_not_is_not_odd(
     make_evidence: MakeEvidence, make_rank: MakeRank
 ) -> None:
-    """Three ranks enter an evaluation, one goes on training: who is wrong?"""
+    """Three ranks enter an evaluation, one continues training: who is wrong?"""
     ranks = four(make_rank, "w:gather!", "w:gather!", "{t} {t}!", "w:gather!")
     found = find_departures(make_evidence(ranks, "tp=2,dp=2"))
     assert 2 not in found.from_past

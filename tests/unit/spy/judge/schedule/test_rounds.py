@@ -1,4 +1,4 @@
-"""A collective that was left out, told by numbers alone."""
+"""A skipped collective, found from sequence numbers alone."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_ring_that_shows_no_end_of_a_round_tells_nothing(make_rank: MakeRank, 
 
 
 def test_rounds_that_may_differ_tell_nothing(make_rank: MakeRank, make_evidence: MakeEvidence) -> None:
-    """Collectives of the start make the numbers uneven: then nobody knows how many a round has."""
+    """Collectives at the start make the numbers uneven: the number per round is then unknown."""
     assert accused(hang(make_rank, make_evidence, SKIPPED, 8, before="t t ")) == []
 
 
