@@ -35,7 +35,7 @@ def tries(slurm_packages: None, short_tmp_path: Path) -> Tries:
             ["unshare", *NAMESPACES, "/bin/sh", "-c", SANDBOX, "sh", *program],
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=800,
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         )
         assert done.returncode == 0, done.stderr
