@@ -1,4 +1,4 @@
-"""What one file holds, whatever its format. Readers of rare formats are loaded when one is met: start-up counts."""
+"""Reads the contents of one file in any supported format. Readers of rare formats are imported only when needed."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from bigsci_launch.weights.files.tensors import (
 )
 from bigsci_launch.weights.files.torch_file import TensorNode, read_torch_file, stored, walk_tensors
 
-# What savers call the dictionary that holds the parameters, when they do not save it alone.
+# Usual keys of the parameters' dictionary in files that contain more than the parameters.
 CONTAINERS = ("module", "model", "state_dict", "model_state_dict")
 
 
 def read_contents(source: Source, metadata: CheckpointMetadata) -> Contents:
-    """The tensors of a file, under their names in the whole model.
+    """Read the tensors of a file, under their names in the whole model.
 
     Raises:
-        UnreadableFile: the file cannot be read, or is laid out as no known version lays it out.
+        UnreadableFile: the file cannot be read, or its layout is that of no known version.
     """
     try:
         return _read(source, metadata)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        # A pickle may hold anything under the names that are looked up; the other files must still be compared.
-        raise UnreadableFile(source.path, f"holds something unexpected ({type(error).__name__}: {error})") from error
+        # A pickle may have any object under the expected names; the other files must still be compared.
+        raise UnreadableFile(source.path, f"contains something unexpected ({type(error).__name__}: {error})") from error
 
 
 def _read(source: Source, metadata: CheckpointMetadata) -> Contents:
@@ -45,7 +45,7 @@ def _read(source: Source, metadata: CheckpointMetadata) -> Contents:
 
 
 def dump_place(source: Source) -> Place:
-    """Where the rank stands that wrote a dump or its digests: from the file's own words, else from its name.
+    """Return the place of the rank that wrote a dump or digests: from the file's metadata, otherwise from its name.
 
     Raises:
         UnreadableFile: the file cannot be read.
@@ -98,7 +98,7 @@ def _is_container(tree: object, key: str) -> bool:
 
 
 def _read_universal(source: Source) -> tuple[StoredTensor, ...]:
-    """A file of a universal checkpoint: `param` of fp32.pt, exp_avg.pt or exp_avg_sq.pt; the rest as `other`."""
+    """Read a universal checkpoint's file: `param` of fp32.pt, exp_avg.pt or exp_avg_sq.pt; the rest is `other`."""
     file = read_torch_file(source.path)
     name = source.path.parent.name
     tree = file.tree
@@ -124,9 +124,9 @@ def _read_digests(source: Source) -> tuple[StoredTensor, ...]:
 
 
 def _read_aside(source: Source) -> tuple[StoredTensor, ...]:
-    """Tensors that a trainer keeps beside the weights, such as random states: `rng_rank_0003.torch`."""
+    """Read tensors that a trainer stores with the weights, such as random states: `rng_rank_0003.torch`."""
     if source.path.suffix == ".safetensors":
-        raise UnreadableFile(source.path, "not a file of a DeepSpeed checkpoint")
+        raise UnreadableFile(source.path, "not part of a DeepSpeed checkpoint")
     file = read_torch_file(source.path)
     return tuple(
         stored(file, f"{source.label}.{name}", "other", source.place, node) for name, node in walk_tensors(file.tree)
@@ -137,7 +137,7 @@ _READERS = {"universal": _read_universal, "text": _read_text, "digests": _read_d
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without the wrappers' prefix (`module.`, once for each wrapper)."""
+    """Return a parameter's name without the wrappers' prefixes (one `module.` per wrapper)."""
     while name.startswith("module."):
         name = name[len("module.") :]
     return name

@@ -1,11 +1,11 @@
-"""DeepSpeed's pipeline checkpoints: which file holds which parameter of which rank.
+"""DeepSpeed's pipeline checkpoints: which file contains which parameter of which rank.
 
-    layer_LL-model_TT-model_states.pt             16-bit parameters of one layer on tp rank TT; every dp rank's copy
-    mp_rank_MM_model_states.pt                    what is known of the model; MM = pp * tp_size + tp
+    layer_LL-model_TT-model_states.pt             16-bit parameters of one layer on tp rank TT, for all dp ranks
+    mp_rank_MM_model_states.pt                    the state of the model; MM = pp * tp_size + tp
     [bf16_]zero_pp_rank_D_mp_rank_MM_optim_...    fp32 masters and moments, flat; D is the dp rank, despite its name
 
-A tied layer that is used on the last stage too has a file for its first holder alone; the optimizer shards hold the
-fp32 master of every copy.
+If the last stage shares a tied layer, only the first stage's copy has a layer file. The optimizer shards contain the
+fp32 masters of every copy.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def is_deepspeed_name(name: str) -> bool:
 
 
 def locate_deepspeed(folder: Path, files: Sequence[Path], path: Path) -> Weights:
-    """The weights in `folder`, whose `files` are known; `path` is what the user named."""
+    """Return the weights in `folder`, which contains `files`; `path` is what the user named."""
     states = {int(match[1]): file for file in files if (match := MODEL_STATES.fullmatch(file.name))}
     trees, broken = _read_states(states)
     topology = _topology(trees, files)
@@ -113,7 +113,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _shapes(stated: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes by name from one dictionary, or one for each parameter group as newer versions have it."""
+    """Return shapes by name, from one dictionary or (newer versions) from one dictionary per parameter group."""
     groups = stated if isinstance(stated, (list, tuple)) else [stated]
     return {str(name): shape for group in groups for name, shape in _mapping(group).items() if isinstance(shape, tuple)}
 
@@ -131,7 +131,7 @@ def _source(file: Path, tp_size: int) -> Source:
 
 
 def _missing(folder: Path, topology: Topology, metadata: CheckpointMetadata, present: set[str]) -> Iterator[Unreadable]:
-    """Files that the topology and the metadata call for and that are not there."""
+    """Yield files that the topology and the metadata require but that do not exist."""
     model_parallel_ranks = range(topology.pp * topology.tp)
     names = [f"mp_rank_{mp:02d}_model_states.pt" for mp in model_parallel_ranks]
     if (prefix := _shard_prefix(present)) is not None:
@@ -141,7 +141,7 @@ def _missing(folder: Path, topology: Topology, metadata: CheckpointMetadata, pre
     names += [f"layer_{layer:02d}-model_{tp:02d}-model_states.pt" for layer in layers for tp in range(topology.tp)]
     for name in names:
         if name not in present:
-            yield Unreadable(folder / name, f"missing: the topology {topology} calls for it")
+            yield Unreadable(folder / name, f"missing: the topology {topology} requires it")
 
 
 def _layers_on_disk(present: set[str]) -> set[int]:
@@ -159,9 +159,9 @@ def _shard_prefix(present: set[str]) -> str | None:
 
 
 def named_by_layer(keys: Sequence[str], layer: int, metadata: CheckpointMetadata) -> tuple[str, ...]:
-    """The parameters' names in the whole model, from their keys in the file of one layer.
+    """Return the parameters' names in the whole model, given their keys in one layer's file.
 
-    A layer whose keys are no `LAYER.key` of any stage is the first holder of a tied module.
+    If no stage has a parameter `LAYER.key`, the layer is the first copy of a tied module.
     """
     plain = tuple(f"{layer}.{key}" for key in keys)
     if not metadata.shapes or any(metadata.stage_of(name) is not None for name in plain):
@@ -174,7 +174,7 @@ def named_by_layer(keys: Sequence[str], layer: int, metadata: CheckpointMetadata
 
 
 def layer_tensors(tensors: Sequence[StoredTensor], source: Source, metadata: CheckpointMetadata) -> Contents:
-    """The tensors of a layer's file under their names in the whole model, each with its stage."""
+    """Return the tensors of a layer's file under their names in the whole model, each with its stage."""
     match = LAYER.fullmatch(source.path.name)
     assert match is not None
     names = named_by_layer([tensor.name for tensor in tensors], int(match[1]), metadata)
@@ -189,17 +189,17 @@ def layer_tensors(tensors: Sequence[StoredTensor], source: Source, metadata: Che
 
 
 def optimizer_tensors(source: Source) -> Contents:
-    """The fp32 masters and moments of one shard, cut into parameters where the shard maps them.
+    """Return the fp32 masters and moments of one shard, sliced into parameters where the shard maps them.
 
-    Bytes between parameters are padding and belong to none.
+    Bytes between parameters are padding.
 
     Raises:
-        UnreadableFile: the shard cannot be read, or its mapping leaves its own tensors.
+        UnreadableFile: the shard cannot be read, or its mapping points outside its own tensors.
     """
     file = read_torch_file(source.path)
     state = file.tree.get("optimizer_state_dict", file.tree) if isinstance(file.tree, Mapping) else {}
     if not isinstance(state, Mapping):
-        raise UnreadableFile(source.path, "holds no optimizer state")
+        raise UnreadableFile(source.path, "contains no optimizer state")
     mappings, flats = _mappings(state), _flat_tensors(state)
     sliced = set()
     tensors: list[StoredTensor] = []
@@ -213,7 +213,7 @@ def optimizer_tensors(source: Source) -> Contents:
 
 
 def _mappings(state: Mapping[str, Any]) -> list[dict[str, tuple[int, int]]]:
-    """Per group: parameter name -> first element and number of elements in the group's flat tensors."""
+    """Return, for each group, each parameter's first element and number of elements in the flat tensors."""
     groups = state.get("param_slice_mappings") or ()
     return [{name: _fragment(address) for name, address in group.items()} for group in groups]
 
@@ -273,7 +273,7 @@ def _number(value: Any) -> float | None:
 
 
 def _scalar(file: TorchFile, value: Any) -> float | None:
-    """A number, or the one element of a tensor of a dtype that Python can read."""
+    """Return a number, or the only element of a tensor if Python can read its dtype; otherwise None."""
     if not isinstance(value, TensorNode) or math.prod(value.shape) != 1:
         return _number(value)
     code = {"F32": "<f", "F64": "<d", "I64": "<q", "I32": "<i"}.get(value.dtype)
@@ -286,7 +286,7 @@ def _scalar(file: TorchFile, value: Any) -> float | None:
 
 
 def model_tensors(source: Source) -> Contents:
-    """Every tensor of a file of model states: parameters where it holds the module itself, the rest as `other`."""
+    """Return every tensor of a model-states file: those under `module` are weights, the rest `other`."""
     file = read_torch_file(source.path)
     return Contents(tuple(_model_tensor(file, source.place, name, node) for name, node in walk_tensors(file.tree)))
 

@@ -1,12 +1,12 @@
-"""Digests of weights: 16 bytes a tensor, written by a trainer at any step, compared in milliseconds.
+"""Digests of weights: 16 bytes per tensor, written by a trainer at any step, compared in milliseconds.
 
 `rank-0003.digests.json`, one file per rank:
 
     {"schema_version": 1, "algorithm": "xxh3-128", "rank": 3, "coordinate": {"pp": 0, "tp": 1, "dp": 1},
      "step": 20, "when": "after", "tensors": {"1.mlp.up.weight": ["BF16", [512, 128], "9c0e..."], ...}}
 
-A digest is over the elements' bytes in row-major order, little-endian, so that it can be compared with any file that
-holds the tensor itself.
+A digest covers the elements' bytes in row-major order, little-endian, so it can be compared with any file that
+contains the tensor itself.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from bigsci_launch.weights.files.tensors import DTYPE_BYTES, Place, Segment, Sto
 
 ALGORITHM = "xxh3-128"
 SCHEMA_VERSION = 1
-# What stands before the entries in a file.
+# The key that precedes the entries in a file.
 ENTRIES = b'"tensors"'
 HASH_ELEMENTS = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class DigestFile:
-    """One rank's digests; `entries[name]` is `[dtype, shape, digest]` as the file has it."""
+    """One rank's digests; `entries[name]` is `[dtype, shape, digest]`, as in the file."""
 
     path: Path
     place: Place
@@ -42,20 +42,20 @@ class DigestFile:
 
 
 def digest_bytes(data: bytes | memoryview) -> str:
-    """The digest of a tensor's elements, given as bytes."""
+    """Return the digest of a tensor's elements, given as bytes."""
     digest: str = _hasher()(data).hexdigest()
     return digest
 
 
 def digest_entry(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> list[Any]:
-    """What a document holds of one tensor; `dtype` as in safetensors, `data` its elements."""
+    """Return a document's entry for one tensor; `dtype` is named as in safetensors, `data` has its elements."""
     return [dtype, list(shape), digest_bytes(data)]
 
 
 def digest_document(
     entries: Mapping[str, Sequence[Any]], *, rank: int, coordinate: Coordinate, step: int
 ) -> dict[str, Any]:
-    """The document of one rank after `step`, from an entry for each tensor by name."""
+    """Return the document of one rank after `step`; `entries` maps each tensor's name to its entry."""
     return {
         "schema_version": SCHEMA_VERSION,
         "algorithm": ALGORITHM,
@@ -78,25 +78,25 @@ def _hasher() -> Any:
 
 
 def read_digests(path: Path) -> DigestFile:
-    """The digests of one rank.
+    """Read the digests of one rank.
 
     Raises:
-        UnreadableFile: missing, not JSON, or of another algorithm.
+        UnreadableFile: the file is missing, is not JSON, or uses another algorithm.
     """
     return _parse(path, _bytes_of(path))
 
 
 def read_two_digests(a: Path, b: Path) -> tuple[DigestFile, DigestFile]:
-    """The digests of one rank on two sides; entries that are the same text are parsed once.
+    """Read the digests of one rank on both sides. If the text of the entries is identical, it is parsed once.
 
     Raises:
-        UnreadableFile: as `read_digests`.
+        UnreadableFile: as in `read_digests`.
     """
     raw_a, raw_b = _bytes_of(a), _bytes_of(b)
     left = _parse(a, raw_a)
     head, key, entries = raw_b.partition(ENTRIES)
     if key and entries == raw_a.partition(ENTRIES)[2]:
-        with contextlib.suppress(UnreadableFile):  # keys that follow the entries: all of it is parsed
+        with contextlib.suppress(UnreadableFile):  # other keys follow the entries: parse the whole text
             return left, replace(_parse(b, head + ENTRIES + b": {}}"), entries=left.entries)
     return left, _parse(b, raw_b)
 
@@ -114,9 +114,9 @@ def _parse(path: Path, raw: bytes) -> DigestFile:
         algorithm, coordinate, entries = document["algorithm"], document["coordinate"], document["tensors"]
         place = Place(pp=coordinate["pp"], tp=coordinate["tp"], dp=coordinate["dp"])
     except (ValueError, KeyError, TypeError) as error:
-        raise UnreadableFile(path, f"not a file of digests ({type(error).__name__}: {error})") from error
+        raise UnreadableFile(path, f"not a digest file ({type(error).__name__}: {error})") from error
     if algorithm != ALGORITHM:
-        raise UnreadableFile(path, f"holds digests of {algorithm}, not of {ALGORITHM}")
+        raise UnreadableFile(path, f"contains {algorithm} digests; only {ALGORITHM} is supported")
     if not isinstance(entries, dict) or not _are_entries(entries.values()):
         raise UnreadableFile(path, "an entry is not [dtype, shape, digest]")
     return DigestFile(path, place, document.get("step"), document.get("when"), entries)
@@ -130,17 +130,17 @@ def _are_entries(entries: Iterable[Any]) -> bool:
 
 
 def digest_tensor(file: DigestFile, name: str) -> StoredTensor:
-    """One entry as a tensor without bytes."""
+    """Return one entry as a tensor without bytes."""
     dtype, shape, digest = file.entries[name]
     nowhere = (Segment(file.path, 0, 0),)
     return StoredTensor(name, "weight", file.place, dtype, tuple(shape), nowhere, digest=digest)
 
 
 def digest_of(tensor: StoredTensor, files: FilePool) -> str:
-    """The digest of a tensor: the one that is known, else computed from its bytes.
+    """Return a tensor's digest: the stored one if there is one, otherwise computed from its bytes.
 
     Raises:
-        BslError: it must be computed, and xxhash is not installed.
+        BslError: the digest must be computed, and xxhash is not installed.
     """
     if tensor.digest is not None:
         return tensor.digest

@@ -1,4 +1,4 @@
-"""Elements of a stored tensor as numpy arrays, a bounded number at a time."""
+"""Reads elements of a stored tensor as numpy arrays, a bounded number at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import os
 from typing import Any
 
-# BLAS would start a thread per core, each with buffers of its own, for dot products that fit into a cache.
+# BLAS would start one thread per core, each with its own buffers, for dot products that fit in a cache.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
@@ -17,7 +17,7 @@ from bigsci_launch.weights.files.tensors import DTYPE_BYTES, Segment, StoredTens
 
 Array = npt.NDArray[Any]
 
-# How elements lie in memory; formats that numpy does not know are read as integers of their width.
+# How elements are stored. Formats that numpy does not know are read as integers of the same width.
 STORED_AS = {
     "F64": np.float64,
     "F32": np.float32,
@@ -40,10 +40,10 @@ STORED_AS = {
 
 
 def read_elements(tensor: StoredTensor, start: int, stop: int, files: FilePool) -> Array:
-    """Elements `start` to `stop` in row-major order, as stored; a view of the file where they lie together.
+    """Return elements `start` to `stop` in row-major order, as stored: a view of the file if they are contiguous.
 
     Raises:
-        UnreadableFile: the file is gone or has become shorter.
+        UnreadableFile: the file has been removed or has become shorter.
     """
     if tensor.parts:
         return _interleaved(tensor, start, stop, files)
@@ -57,7 +57,7 @@ def read_elements(tensor: StoredTensor, start: int, stop: int, files: FilePool) 
 def _view(tensor: StoredTensor, segment: Segment, files: FilePool) -> Array:
     memory = files.get(segment.path).memory
     if segment.offset + segment.num_bytes > len(memory):
-        raise UnreadableFile(segment.path, "shorter than a moment ago: something is writing it")
+        raise UnreadableFile(segment.path, "shorter than a moment ago: another process is writing to it")
     dtype = STORED_AS[tensor.dtype]
     return np.frombuffer(memory, dtype, segment.num_bytes // DTYPE_BYTES[tensor.dtype], segment.offset)
 
@@ -66,12 +66,12 @@ def _strided(tensor: StoredTensor, start: int, stop: int, files: FilePool) -> Ar
     width = DTYPE_BYTES[tensor.dtype]
     flat = _view(tensor, tensor.segments[0], files)
     strides = [stride * width for stride in tensor.strides or ()]
-    lying = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)
-    return np.asarray(lying.flat[start:stop])
+    shaped = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)
+    return np.asarray(shaped.flat[start:stop])
 
 
 def _interleaved(tensor: StoredTensor, start: int, stop: int, files: FilePool) -> Array:
-    """Elements of a tensor cut along a dimension: whole rows (all that has one outer index) are put together."""
+    """Return elements of a tensor split along `dim`, joining whole rows (all elements of one outer index)."""
     inner = math.prod(tensor.shape[tensor.dim + 1 :])
     widths = [part.shape[tensor.dim] * inner for part in tensor.parts]
     row = sum(widths)
@@ -86,7 +86,7 @@ def _interleaved(tensor: StoredTensor, start: int, stop: int, files: FilePool) -
 
 
 def as_floats(stored: Array, dtype: str) -> Array:
-    """Values as floats that hold them: float32 for formats up to 32 bits, float64 for the others, complex as pairs."""
+    """Return values as floats: float32 for float formats up to 32 bits, otherwise float64; complex numbers as pairs."""
     if dtype == "BF16":
         return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype in ("F8_E4M3", "F8_E5M2"):
@@ -99,7 +99,7 @@ def as_floats(stored: Array, dtype: str) -> Array:
 
 
 def _float8_table(exponent_bits: int, mantissa_bits: int, *, is_finite_only: bool) -> Array:
-    """The 256 values of an 8-bit float; `is_finite_only`: no infinities, NaN only where all bits are set (E4M3)."""
+    """Return the 256 values of an 8-bit float. With `is_finite_only` (E4M3), only all-ones codes are NaN."""
     code = np.arange(256)
     bias = (1 << (exponent_bits - 1)) - 1
     exponent = (code >> mantissa_bits) & ((1 << exponent_bits) - 1)
@@ -121,7 +121,7 @@ _FLOAT8 = {
 
 @np.errstate(all="ignore")
 def round_to(values: Array, dtype: str) -> Array:
-    """float32 values rounded to nearest even in `dtype`, as the stored integers or floats of that dtype."""
+    """Return float32 values rounded to nearest even in `dtype`, as stored integers or floats of that dtype."""
     if dtype != "BF16":
         return values.astype(STORED_AS[dtype])
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)

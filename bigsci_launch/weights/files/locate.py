@@ -1,4 +1,4 @@
-"""From the path that the user names to the files that hold the weights."""
+"""Finds the files that make up the weights at the path that the user names."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ KNOWN = (
 
 
 def open_weights(path: Path, side: SideName = "a") -> Weights:
-    """The weights at `path`: a file, a folder, or a folder of checkpoints whose `latest` names one.
+    """Open the weights at `path`: a file, a folder, or a folder of checkpoints with a `latest` file.
 
-    Of a folder with dumps of several moments, side `a` stands for the last dump after a step, side `b` for the first
-    before one: a restart lies between them.
+    If a folder contains dumps from several moments, side `a` is the last dump after a step, and side `b` the first
+    dump before a step: the two moments around a restart.
 
     Raises:
-        CheckpointError: nothing there, not readable, or nothing that holds weights.
+        CheckpointError: `path` does not exist, cannot be read, or contains no weights.
     """
     try:
         if path.is_dir():
@@ -61,9 +61,9 @@ def open_weights(path: Path, side: SideName = "a") -> Weights:
         if path.exists():
             return _open_file(path)
     except OSError as error:
-        raise CheckpointError(f"{path}: {os_reason(error)}", hint="ask its owner for read access to it") from error
+        raise CheckpointError(f"{path}: {os_reason(error)}", hint="ask its owner for read access") from error
     if path.is_symlink():
-        raise CheckpointError(f"{path}: a link that leads to nothing, or back to itself")
+        raise CheckpointError(f"{path}: a symbolic link that is broken or points to itself")
     raise CheckpointError(f"{path}: no such file or folder")
 
 
@@ -77,7 +77,7 @@ def _open_file(path: Path) -> Weights:
 
         if is_text_dump(path):
             return Weights(path, "text dumps", (Source(path, "", "text", place_in_name(path.stem)),))
-    raise CheckpointError(f"{path}: not weights", hint=f"name {KNOWN}")
+    raise CheckpointError(f"{path}: not a weights file", hint=f"name {KNOWN}")
 
 
 def _open_folder(path: Path, side: SideName) -> Weights:
@@ -134,7 +134,7 @@ def _open_texts(folder: Path, path: Path, side: SideName) -> Weights | None:
 
 
 def _tensor_files(folder: Path) -> list[Path]:
-    """The files of tensors in a folder; where it has none, those up to `MAX_DEPTH` folders below."""
+    """Return the tensor files in a folder; if it has none, those up to `MAX_DEPTH` folders below."""
     for depth in range(MAX_DEPTH + 1):
         found = sorted(file for file in folder.glob("*/" * depth + "*") if file.suffix in TENSOR_SUFFIXES)
         if files := [file for file in found if file.is_file()]:
@@ -143,7 +143,7 @@ def _tensor_files(folder: Path) -> list[Path]:
 
 
 def _by_rank(path: Path, layout: WeightsLayout, sources: tuple[Source, ...]) -> Weights:
-    """Sources of one file per rank: the last rank stands at the far corner of the topology."""
+    """Return weights with one file per rank. The last rank's coordinate gives the size of each axis."""
     for source in reversed(sources):
         try:
             last = replace(source, place=dump_place(source))
@@ -154,7 +154,7 @@ def _by_rank(path: Path, layout: WeightsLayout, sources: tuple[Source, ...]) -> 
 
 
 def _topology(sources: Sequence[Source]) -> Topology | None:
-    """The smallest topology that has all places; None where one is not known on all axes."""
+    """Return the smallest topology that contains all places; None if a place is unknown on any axis."""
     sizes = {}
     for axis in PLACE_AXES:
         indices = [index for source in sources if (index := source.place[axis]) is not None]
@@ -165,10 +165,10 @@ def _topology(sources: Sequence[Source]) -> Topology | None:
 
 
 def _chosen(path: Path, side: SideName) -> tuple[Path, tuple[str, ...]]:
-    """The folder that `latest` names; without one, the only checkpoint or the dump of the side, else `path` itself.
+    """Return the folder that `latest` names; otherwise the only checkpoint, the side's dump, or `path` itself.
 
     Raises:
-        CheckpointError: `latest` names a folder that is not there, or there are several checkpoints and no `latest`.
+        CheckpointError: `latest` names a folder that does not exist, or there are several checkpoints but no `latest`.
     """
     pointer = path / LATEST
     if not pointer.is_file():
@@ -178,8 +178,8 @@ def _chosen(path: Path, side: SideName) -> tuple[Path, tuple[str, ...]]:
         return path / tag, ()
     there = sorted(item.name for item in path.iterdir() if step_of_tag(item.name) is not None)
     raise CheckpointError(
-        f"{pointer}: names {tag or 'nothing'}, which is not there",
-        hint=f"name one of {', '.join(there)}" if there else "the folder holds no global_step folder",
+        f"{pointer}: {f'names {tag}, which does not exist' if tag else 'is empty'}",
+        hint=f"name one of {', '.join(there)}" if there else "there is no global_step folder next to it",
     )
 
 
@@ -187,7 +187,7 @@ def _only_choice(path: Path, side: SideName) -> tuple[Path, tuple[str, ...]]:
     checkpoints = [item for item in path.iterdir() if step_of_tag(item.name) is not None]
     if len(checkpoints) > 1:
         names = ", ".join(sorted(folder.name for folder in checkpoints))
-        raise CheckpointError(f"{path}: several checkpoints, and no `latest`", hint=f"name one of {names}")
+        raise CheckpointError(f"{path}: several checkpoints, but no `latest` file", hint=f"name one of {names}")
     if checkpoints:
         return checkpoints[0], ()
     dumps = {moment: item for item in path.iterdir() if (moment := moment_of_dump(item.name))}
@@ -196,14 +196,14 @@ def _only_choice(path: Path, side: SideName) -> tuple[Path, tuple[str, ...]]:
 
 
 def _choose_moment(moments: set[Moment], side: SideName) -> tuple[Moment | None, tuple[str, ...]]:
-    """The last moment after a step for side `a`, the first before one for `b`; a note where there was a choice."""
+    """Return the last moment after a step for side `a`, or the first before a step for `b`, with a note."""
     if not moments:
         return None, ()
     when, choose = _SIDES[side]
     moment = choose([moment for moment in moments if moment[1] == when] or sorted(moments))
     if len(moments) == 1:
         return moment, ()
-    return moment, (f"{side.upper()} is the dump {moment[1]} step {moment[0]}, of {len(moments)} dumps there",)
+    return moment, (f"{side.upper()} is the dump {moment[1]} step {moment[0]}; the folder has {len(moments)} dumps",)
 
 
 _SIDES: dict[SideName, tuple[str, Callable[[Iterable[Moment]], Moment]]] = {"a": ("after", max), "b": ("before", min)}
@@ -213,14 +213,15 @@ def _holds(folder: Path) -> str:
     names = [_entry_text(item) for item in sorted(folder.iterdir())]
     if not names:
         return "it is empty"
-    return f"it holds {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
+    return f"it contains {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
 
 
 def _entry_text(entry: Path) -> str:
-    """An entry's name, and what it is where its name would make one expect a file of tensors."""
+    """Return an entry's name, and its kind if its suffix suggests a tensor file that it is not."""
     if entry.suffix not in TENSOR_SUFFIXES or entry.is_file():
         return entry.name
-    return f"{entry.name} ({'a folder' if entry.is_dir() else 'no file' if entry.exists() else 'a link to nothing'})"
+    kind = "a folder" if entry.is_dir() else "not a regular file" if entry.exists() else "a broken link"
+    return f"{entry.name} ({kind})"
 
 
 def _plain(folder: Path, file: Path, file_format: FileFormat) -> Source:
@@ -235,30 +236,30 @@ def _plain(folder: Path, file: Path, file_format: FileFormat) -> Source:
 
 
 def place_in_name(stem: str) -> Place:
-    """The place that a file name such as `after-pp01-tp00-dp00` tells; axes that it leaves out are None."""
+    """Return the place in a file name such as `after-pp01-tp00-dp00`; axes that it omits are None."""
     found = {axis: match[1] for axis, pattern in AXIS.items() if (match := pattern.search(stem))}
     return Place(**{axis: int(index) for axis, index in found.items()})
 
 
 def _missing_shards(folder: Path) -> Iterable[Unreadable]:
-    """Shards that an index (`model.safetensors.index.json`) lists and that are not there."""
+    """Yield the missing shards that an index (`model.safetensors.index.json`) lists."""
     for index in sorted(folder.glob("*.index.json")):
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         except OSError as error:
             yield Unreadable(index, os_reason(error))
         except (ValueError, KeyError, TypeError, AttributeError):
-            yield Unreadable(index, "not an index of shards (it has no weight_map)")
+            yield Unreadable(index, "not a shard index (it has no weight_map)")
         else:
             yield from (
-                Unreadable(folder / name, f"missing: {index.name} lists it")
+                Unreadable(folder / name, f"missing, but listed in {index.name}")
                 for name in names
                 if not (folder / name).is_file()
             )
 
 
 def labels(sources: Sequence[Source]) -> dict[str, Source]:
-    """Sources by label; where two share one, the later keeps its own path as its label."""
+    """Return sources by label. If two share a label, the later one is labelled by its path."""
     found: dict[str, Source] = {}
     for source in sources:
         found[source.label if source.label not in found else source.path.as_posix()] = source

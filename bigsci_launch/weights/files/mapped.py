@@ -1,4 +1,4 @@
-"""Files mapped into memory read-only, compared by the C library without a copy and without numpy."""
+"""Maps files into memory read-only and compares them with C's `memcmp`, without a copy and without numpy."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class _Buffer(ctypes.Structure):
 
 
 def _address(mapping: mmap.mmap) -> int:
-    # ctypes' own from_buffer refuses read-only memory, and a writable private mapping of a large file is refused by
-    # kernels that count it against the machine's memory.
+    # ctypes' own from_buffer refuses read-only memory. A writable private mapping of a large file is no way out: some
+    # kernels count it against the machine's memory and refuse it.
     buffer = _Buffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(mapping), ctypes.byref(buffer), 0)
     address = int(buffer.buf)
@@ -55,7 +55,7 @@ class MappedFile:
             raise UnreadableFile(path, os_reason(error)) from error
         except ValueError as error:
             raise UnreadableFile(path, "empty file") from error
-        # Files are read from front to back, once: the kernel may read further ahead, and forget sooner.
+        # Files are read once, front to back: the kernel can read further ahead and drop pages sooner.
         self.memory.madvise(mmap.MADV_SEQUENTIAL)
         self.address = _address(self.memory)
 
@@ -72,15 +72,15 @@ class MappedFile:
         self.memory.close()
 
 
-# Files that a pool with a limit keeps open: half of what a process may have by default, for two pools at a time.
+# Files that a limited pool keeps open. Two pools at a time then use half of the usual limit of 1024 open files.
 MANY_FILES = 256
 
 
 class FilePool:
-    """Mapped files, opened when first asked for. Threads may share a pool.
+    """Mapped files, opened on first use. Threads may share a pool.
 
-    Without a `limit` they stay open until they are closed. With one (2 or more), the least recently used are closed;
-    then one thread at a time may compare bytes by address (numpy's views keep their files by themselves).
+    Without a `limit`, files stay open until they are closed. With a limit (2 or more), the least recently used file is
+    closed; only one thread at a time may then compare bytes by address (numpy's views keep their mappings alive).
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -89,10 +89,10 @@ class FilePool:
         self._lock = Lock()
 
     def get(self, path: Path) -> MappedFile:
-        """The mapped file.
+        """Return the mapped file.
 
         Raises:
-            UnreadableFile: it cannot be opened, or is empty.
+            UnreadableFile: the file cannot be opened, or is empty.
         """
         with self._lock:
             file = self._files.pop(path, None) or MappedFile(path)
@@ -117,18 +117,18 @@ def _close_quietly(file: MappedFile) -> None:
     try:
         file.close()
     except BufferError:
-        # A numpy view still looks into the mapping: it goes when the view goes.
+        # A numpy view still uses the mapping, which is freed with the view.
         return
 
 
 def allow_many_files() -> None:
-    """Raise the limit on open files to what the system grants this process without asking."""
+    """Raise this process's limit on open files to its hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def equal_segments(a: tuple[Segment, ...], b: tuple[Segment, ...], files: FilePool) -> bool:
-    """Whether two sequences of segments hold the same bytes, wherever each side is cut."""
+    """Whether two sequences of segments contain the same bytes, however each is split."""
     if sum(segment.num_bytes for segment in a) != sum(segment.num_bytes for segment in b):
         return False
     queue_a, queue_b = list(reversed(a)), list(reversed(b))
@@ -156,5 +156,5 @@ def _equal_bytes(a: Segment, b: Segment, length: int, files: FilePool) -> bool:
 def _locate(segment: Segment, length: int, files: FilePool) -> int:
     file = files.get(segment.path)
     if segment.offset + length > len(file):
-        raise UnreadableFile(segment.path, "shorter than a moment ago: something is writing it")
+        raise UnreadableFile(segment.path, "shorter than a moment ago: another process is writing to it")
     return file.address + segment.offset

@@ -1,4 +1,4 @@
-"""Headers of safetensors files: names, dtypes, shapes and where the bytes lie. Standard library only."""
+"""Headers of safetensors files: names, dtypes, shapes and byte offsets. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from bigsci_launch.weights.files.mapped import MappedFile
 from bigsci_launch.weights.files.tensors import DTYPE_BYTES, Segment, UnreadableFile
 
-# The format's own limit.
+# The limit that the format itself sets.
 MAX_HEADER_BYTES = 100_000_000
 
 
@@ -28,7 +28,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFile:
-    """The header: tensors in the order of the file, and the free-text metadata."""
+    """The header: tensors in file order, and the free-text metadata."""
 
     path: Path
     entries: Mapping[str, Entry]
@@ -36,10 +36,10 @@ class SafetensorsFile:
 
 
 def read_safetensors(path: Path) -> SafetensorsFile:
-    """Parse the header of a safetensors file; no tensor byte is read.
+    """Parse the header of a safetensors file, without reading any tensor bytes.
 
     Raises:
-        UnreadableFile: missing, truncated, or no safetensors file.
+        UnreadableFile: the file is missing or truncated, or is not a safetensors file.
     """
     with MappedFile(path) as file:
         header, start = _header(file)
@@ -77,5 +77,5 @@ def _entry(path: Path, start: int, size: int, value: Mapping[str, Any]) -> Entry
     if first < 0 or last - first != math.prod(shape) * DTYPE_BYTES[dtype]:
         raise ValueError(f"{last - first} bytes for {dtype} {list(shape)}")
     if start + last > size:
-        raise UnreadableFile(path, f"truncated: its header promises {start + last:,} bytes, it has {size:,}")
+        raise UnreadableFile(path, f"truncated: its header promises {start + last:,} bytes, but the file has {size:,}")
     return Entry(dtype, shape, Segment(path, start + first, last - first))

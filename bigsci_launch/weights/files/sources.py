@@ -1,4 +1,4 @@
-"""Which files make up a set of weights: the values that `locate` finds and `contents` reads."""
+"""The files that make up a set of weights: values that `locate` finds and `contents` reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FileFormat = Literal["layer", "model_states", "optimizer", "universal", "dump", 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file. `label` pairs it with a file of the other side; `place` as far as its name tells."""
+    """One file. `label` pairs it with a file of the other side; `place` is what its name says."""
 
     path: Path
     label: str
@@ -26,7 +26,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A file that could not be read or is not there, and why."""
+    """A file that is missing or could not be read, and why."""
 
     path: Path
     why: str
@@ -34,7 +34,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerGroup:
-    """One parameter group of a shard: its `step` (None if lost), weight decay, and the parameters in it."""
+    """One parameter group of a shard: its `step` (None if lost), its options, and its parameters' names."""
 
     step: float | None
     weight_decay: float | None
@@ -44,7 +44,7 @@ class OptimizerGroup:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What one file holds: tensors in the order of the file, and the optimizer's groups of a shard."""
+    """The contents of one file: tensors in file order and, for an optimizer shard, its parameter groups."""
 
     tensors: tuple[StoredTensor, ...]
     groups: tuple[OptimizerGroup, ...] = ()
@@ -52,7 +52,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMetadata:
-    """What the model states of a DeepSpeed checkpoint say about the whole model.
+    """What a DeepSpeed checkpoint's model-states files say about the whole model.
 
     `shapes[pp][name]` is the shape of a parameter on that stage, on one tp rank.
     """
@@ -63,20 +63,20 @@ class CheckpointMetadata:
     universal_info: Mapping[str, object] = field(default_factory=dict)
 
     def stage_of(self, name: str) -> int | None:
-        """The first stage that holds `name`; None if no stage says so."""
+        """Return the first stage that has a parameter `name`; None if no stage is known to have it."""
         return next((pp for pp in sorted(self.shapes) if name in self.shapes[pp]), None)
 
     def tied_keys(self) -> tuple[str, ...]:
-        """Names of the tied modules, in the order of the stages."""
+        """Return the names of the tied modules, in stage order."""
         names = (name for pp in sorted(self.shapes) for name in self.shapes[pp])
         return tuple(dict.fromkeys(name.split(".")[1] for name in names if name.startswith("tied_modules.")))
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A checkpoint or a dump: its files, and what is known of its topology. `broken` files are named, not read.
+    """A checkpoint or a dump: its files, and its topology if known. `broken` files are reported, not read.
 
-    `beside`: a checkpoint of the same moment, which holds the moments of the optimizer that a dump lacks.
+    `beside` is a checkpoint of the same step, with the optimizer's moments that a dump lacks.
     """
 
     path: Path

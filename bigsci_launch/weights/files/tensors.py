@@ -1,4 +1,4 @@
-"""What a stored tensor is, whatever the format: a name, a role, a place on the axes, and bytes in a file."""
+"""Stored tensors, in any format: a name, a role, a place on the parallel axes, and bytes in a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bigsci_launch.topology.words import name_box
 TensorRole = Literal["weight", "fp32", "exp_avg", "exp_avg_sq", "other"]
 OPTIMIZER_ROLES: tuple[TensorRole, ...] = ("fp32", "exp_avg", "exp_avg_sq")
 
-# Names as in safetensors, sizes in bytes.
+# Dtype names follow safetensors; sizes are in bytes.
 DTYPE_BYTES = {
     "F64": 8,
     "F32": 4,
@@ -38,7 +38,7 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The index of a tensor on each axis of `PLACE_AXES`. None: every index, or the file does not say."""
+    """The index of a tensor on each axis of `PLACE_AXES`. None means every index, or that the file does not say."""
 
     pp: int | None = None
     tp: int | None = None
@@ -49,7 +49,7 @@ class Place:
         return self != NOWHERE
 
     def as_dict(self) -> dict[str, int | None] | None:
-        """`{"pp": .., "tp": .., "dp": ..}` with null for a whole axis; None where nothing is known."""
+        """Return `{"pp": .., "tp": .., "dp": ..}`, with None for a whole axis; None if no axis is known."""
         return {axis: self[axis] for axis in PLACE_AXES} if self.is_known else None
 
     def __getitem__(self, axis: str) -> int | None:
@@ -61,13 +61,13 @@ class Place:
 
 
 PLACE_AXES = tuple(field.name for field in fields(Place))
-"""The axes that files of weights speak of: pp, tp, dp. No format says to which rank of another axis a file belongs."""
+"""The axes that weight files mention: pp, tp, dp. No format names a file's rank on any other axis."""
 NOWHERE = Place()
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of bytes in a file."""
+    """A contiguous range of bytes in a file."""
 
     path: Path
     offset: int
@@ -76,12 +76,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file, or in several.
+    """A tensor stored in one file or in several.
 
-    `segments` hold its elements in row-major order, one after the other. `strides` (in elements) is set where the
-    elements lie otherwise; then there is one segment, which begins at the first element. `parts` are the shards of a
-    tensor that is cut along `dim`, in order; then there are no segments. A tensor of which only a `digest`, or the
-    text that torch `printed`, is known has one empty segment, for its file's name; a printed one has no known shape.
+    `segments` contain its elements in row-major order, one after the other. `strides` (in elements) is set if the
+    elements have another layout; there is then one segment, which begins at the first element. `parts` are the shards
+    of a tensor that is split along `dim`, in order; there are then no segments. If only a `digest`, or the text that
+    torch `printed`, is known, one empty segment records the file's path. The shape of a printed tensor is unknown.
     """
 
     name: str
@@ -98,12 +98,12 @@ class StoredTensor:
 
     @property
     def has_bytes(self) -> bool:
-        """Whether the elements themselves are in a file, not only a digest or a printed text."""
+        """Whether a file contains the elements themselves, not only a digest or a printed text."""
         return self.digest is None and self.printed is None
 
     @property
     def has_shape(self) -> bool:
-        """Whether its shape is known: text shows the edges of a tensor, not its size."""
+        """Whether its shape is known. Printed text shows the edges of a tensor, not its size."""
         return self.printed is None
 
     @property
@@ -120,7 +120,7 @@ class StoredTensor:
 
 
 def cut_segments(segments: Sequence[Segment], first: int, last: int) -> tuple[Segment, ...]:
-    """The part of the segments' bytes between two positions."""
+    """Return the part of the segments between two byte positions."""
     found, begin = [], 0
     for segment in segments:
         low, high = max(first, begin), min(last, begin + segment.num_bytes)
@@ -131,7 +131,7 @@ def cut_segments(segments: Sequence[Segment], first: int, last: int) -> tuple[Se
 
 
 class UnreadableFile(CheckpointError):
-    """One file of a checkpoint cannot be read: `path`, and `why` in words. The other files still can."""
+    """One file of a checkpoint (`path`) cannot be read; `why` is the reason. The other files still can."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path}: {why}")
@@ -140,9 +140,9 @@ class UnreadableFile(CheckpointError):
 
 
 def os_reason(error: OSError) -> str:
-    """What the system said, in its own words and small: `permission denied`."""
+    """Return the system's message in lower case: `permission denied`."""
     return (error.strerror or str(error)).lower()
 
 
 TensorPair = tuple[StoredTensor | None, StoredTensor | None]
-"""A tensor of each side; None: that side has none of this name."""
+"""One tensor from each side; None if that side has no tensor of this name."""

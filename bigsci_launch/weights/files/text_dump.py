@@ -1,7 +1,7 @@
 """Dumps of weights as torch prints them: `name=Parameter containing:` and `tensor([[...` for each parameter.
 
-Torch prints the edges of a large tensor, three along each dimension, at four digits: 36 elements of a matrix. Two such
-texts that are equal say that much and no more.
+Of a large tensor, torch prints only the first and last three indices along each dimension, at four digits: 36 elements
+of a matrix. Equal texts prove only that.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ DTYPE = re.compile(r"dtype=torch\.(\w+)")
 # debug-805-pp11-tp1-dp4-global369-after-iteration-377074.txt
 MOMENT = re.compile(r"(?:^|[-_])(\d+)[-_].*?(before|after)")
 START_BYTES = 4096
-# Counters run on from here after `...`, until the closing bracket tells how many elements there were.
+# Counters continue from this value after `...`; the closing bracket then shows how many elements follow the gap.
 AFTER_GAP = -(1 << 40)
 
 
 @dataclass(frozen=True, slots=True)
 class PrintedElement:
-    """A printed element: its index (negative counts from the end), its value, and half the last digit's worth."""
+    """A printed element: its index (negative counts from the end), its value, and half a unit of its last digit."""
 
     index: tuple[int, ...]
     value: float
@@ -34,7 +34,7 @@ class PrintedElement:
 
 
 def is_text_dump(path: Path) -> bool:
-    """Whether a text file begins as such a dump does."""
+    """Whether a text file begins like such a dump."""
     try:
         with path.open(encoding="utf-8", errors="replace") as stream:
             return ENTRY.search(stream.read(START_BYTES)) is not None
@@ -43,16 +43,16 @@ def is_text_dump(path: Path) -> bool:
 
 
 def moment_of(stem: str) -> tuple[int, str] | None:
-    """Step and `before` or `after`, from a file's name."""
+    """Return the step and `before` or `after` from a file's name; None if it has no step."""
     match = MOMENT.search(stem)
     return (int(match[1]), match[2]) if match else None
 
 
 def read_text_dump(path: Path, place: Place) -> tuple[StoredTensor, ...]:
-    """The tensors of a dump; their shapes are not known.
+    """Read the tensors of a dump. Their shapes are unknown.
 
     Raises:
-        UnreadableFile: the file cannot be read or holds no printed tensor.
+        UnreadableFile: the file cannot be read, or contains no printed tensor.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -60,7 +60,7 @@ def read_text_dump(path: Path, place: Place) -> tuple[StoredTensor, ...]:
         raise UnreadableFile(path, os_reason(error)) from error
     starts = list(ENTRY.finditer(text))
     if not starts:
-        raise UnreadableFile(path, "holds no printed tensor")
+        raise UnreadableFile(path, "contains no printed tensor")
     ends = [*(match.start() for match in starts[1:]), len(text)]
     return tuple(
         _tensor(path, place, match[1], text[match.end() : end]) for match, end in zip(starts, ends, strict=True)
@@ -80,7 +80,7 @@ def _tensor(path: Path, place: Place, name: str, body: str) -> StoredTensor:
 
 
 def printed_elements(tensor: StoredTensor) -> list[PrintedElement]:
-    """The elements that a printed tensor shows, in order; its brackets match."""
+    """Return the elements that a printed tensor shows, in order. Its brackets must match."""
     found: list[tuple[list[int], float, float]] = []
     counters: list[int] = []
     sizes: dict[tuple[int, ...], int] = {}
@@ -107,7 +107,7 @@ def _close_level(counters: list[int], sizes: dict[tuple[int, ...], int]) -> None
 
 
 def _index(at: Sequence[int], sizes: dict[tuple[int, ...], int]) -> tuple[int, ...]:
-    """Counters after a gap run from a very negative number: what is left to the end makes them indices from the end."""
+    """Convert counters that started at `AFTER_GAP` to indices from the end (negative)."""
     return tuple(
         position if position >= 0 else position - sizes[tuple(at[:depth])] for depth, position in enumerate(at)
     )
@@ -118,13 +118,13 @@ def _value(token: str) -> float:
 
 
 def _slack(token: str) -> float:
-    """Half of the last printed digit; 0 for whole numbers, which torch prints exactly."""
+    """Return half a unit of the last printed digit; 0 for whole numbers, which torch prints exactly."""
     mantissa, _, exponent = token.partition("e")
     digits = mantissa.partition(".")[2]
     return 0.5 * 10.0 ** (int(exponent or 0) - len(digits)) if digits else 0.0
 
 
 def printed_constant(tensor: StoredTensor) -> float | None:
-    """The value of every element that a printed tensor shows, if it is the same; None otherwise."""
+    """Return the value that all printed elements of a tensor share; None if they differ."""
     values = {element.value for element in printed_elements(tensor)}
     return next(iter(values)) if len(values) == 1 else None

@@ -1,7 +1,7 @@
-"""Files of `torch.save`, read without torch and without running any code that the pickle names.
+"""Reads files of `torch.save` without torch, and without running any code that the pickle names.
 
-Both containers: the zip of torch >= 1.6, and the older chain of pickles. Every class but the few that a tensor is made
-of becomes an inert `Stub`, which keeps what it was given and does nothing.
+Supports both containers: the zip of torch >= 1.6, and the older chain of pickles. Except for the few classes that make
+up a tensor, every class becomes an inert `Stub`, which keeps its state and does nothing.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ PLAIN_BUILTINS = {"set": set, "frozenset": frozenset, "dict": dict, "list": list
 ZIP_MAGIC = b"PK\x03\x04"
 # The pickle of torch's magic number, 0x1950a86a20f9469cfc6c.
 LEGACY_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-# Pickles of a checkpoint are small: names and shapes. A larger one is no pickle of a checkpoint.
+# Pickles of a checkpoint are small: names and shapes. Anything larger is not a checkpoint's pickle.
 MAX_PICKLE_BYTES = 1 << 30
 
 
 class Stub:
-    """Stands for an object of a class that is not run: keeps its module, name and state."""
+    """Replaces an object whose class is not run: keeps the module, the name and the state."""
 
     module = ""
     name = ""
@@ -80,7 +80,7 @@ class Stub:
         return super().__new__(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Takes whatever the real class would take, and forgets it."""
+        """Accept any arguments of the real class and discard them."""
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -89,16 +89,16 @@ class Stub:
         return Stub()
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Items of a foreign mapping are dropped."""
+        """Drop an item of a foreign mapping."""
 
     def append(self, value: Any) -> None:
-        """Items of a foreign sequence are dropped."""
+        """Drop an item of a foreign sequence."""
 
     def extend(self, values: Any) -> None:
-        """Items of a foreign sequence are dropped."""
+        """Drop items of a foreign sequence."""
 
     def add(self, value: Any) -> None:
-        """Items of a foreign set are dropped."""
+        """Drop an item of a foreign set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class _Dtype:
 
 @dataclass(frozen=True, slots=True)
 class TensorNode:
-    """A tensor inside a pickle: its storage's record, and how it lies in it (`offset` and `strides` in elements)."""
+    """A tensor inside a pickle: its storage, and its layout there (`offset` and `strides` in elements)."""
 
     storage: str
     dtype: str
@@ -125,7 +125,7 @@ class TensorNode:
 
 @dataclass(frozen=True, slots=True)
 class StorageRecord:
-    """Where the bytes of a storage lie in the file; `crc` as the zip directory states it, None in legacy files."""
+    """Where a storage's bytes are in the file; `crc` comes from the zip directory, None in legacy files."""
 
     offset: int
     num_bytes: int
@@ -134,7 +134,7 @@ class StorageRecord:
 
 @dataclass(frozen=True, slots=True)
 class TorchFile:
-    """What a file of `torch.save` holds: the object, with a `TensorNode` for each tensor, and the storages."""
+    """The contents of a `torch.save` file: the object, with a `TensorNode` for each tensor, and the storages."""
 
     path: Path
     tree: Any
@@ -143,7 +143,7 @@ class TorchFile:
 
 @dataclass
 class _HandedOut:
-    """What one unpickling is given: one stub class per foreign name; `widths` are bytes per element, by storage."""
+    """What one unpickling received: one stub class per foreign name, and bytes per element by storage (`widths`)."""
 
     stubs: dict[tuple[str, str], type[Stub]] = field(default_factory=dict)
     widths: dict[str, int] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class _HandedOut:
     def find(self, module: str, name: str) -> Any:
         if module == "torch._utils" and name in REBUILDERS:
             rebuild = REBUILDERS[name]
-            return lambda *args: rebuild(*args)  # a new function each time: the pickle may set attributes on it
+            return lambda *args: rebuild(*args)  # a new function each time, because the pickle may set attributes on it
         if module in ("torch", "torch.storage", "torch.cuda") and name in STORAGE_DTYPES:
             return _Storage(STORAGE_DTYPES[name], "")
         if module == "torch" and name in TORCH_DTYPES:
@@ -207,16 +207,16 @@ REBUILDERS: dict[str, Callable[..., Any]] = {
 
 
 def _unpickle(stream: IO[bytes], handed_out: _HandedOut | None = None) -> Any:
-    """The next object of a stream of pickles."""
+    """Return the next object from a stream of pickles."""
     handed_out = handed_out or _HandedOut()
     return SafeUnpickler(stream, handed_out.find, handed_out.load).load()
 
 
 def read_torch_file(path: Path) -> TorchFile:
-    """Parse a file of `torch.save`. Costs about a millisecond; no tensor byte is read.
+    """Parse a `torch.save` file. This takes about a millisecond and reads no tensor bytes.
 
     Raises:
-        UnreadableFile: missing, truncated, compressed, or nothing that torch wrote.
+        UnreadableFile: the file is missing, truncated or compressed, or torch did not write it.
     """
     with MappedFile(path) as file:
         start = bytes(file.memory[: len(LEGACY_START)])
@@ -232,16 +232,16 @@ def read_torch_file(path: Path) -> TorchFile:
         except zipfile.BadZipFile as error:
             raise UnreadableFile(path, f"truncated after {len(file):,} bytes: the zip directory is missing") from error
         except Exception as error:
-            # A pickle of unknown origin can fail in any way; none of them may end the comparison of the other files.
+            # A pickle of unknown origin can fail in any way, and must not stop the comparison of the other files.
             raise UnreadableFile(path, f"not a readable torch file ({type(error).__name__}: {error})") from error
-    raise UnreadableFile(path, "not a file of torch.save (neither a zip nor a legacy torch file)")
+    raise UnreadableFile(path, "not a torch.save file (neither a zip nor a legacy torch file)")
 
 
 def _read_zip(file: MappedFile) -> TorchFile:
     with file.path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
         records = {info.filename.partition("/")[2]: _zip_record(file, info) for info in archive.infolist()}
     if "data.pkl" not in records:
-        raise UnreadableFile(file.path, "a zip file, but not one of torch.save (it has no data.pkl)")
+        raise UnreadableFile(file.path, "a zip file, but torch.save did not write it (it has no data.pkl)")
     if "byteorder" in records and _bytes(file, records["byteorder"]) == b"big":
         raise UnreadableFile(file.path, "written on a big-endian machine, which is not read")
     tree = _unpickle(io.BytesIO(_bytes(file, records["data.pkl"])))
@@ -259,7 +259,7 @@ def _zip_record(file: MappedFile, info: zipfile.ZipInfo) -> StorageRecord:
     name_length, extra_length = struct.unpack_from("<HH", file.memory, info.header_offset + 26)
     offset = info.header_offset + 30 + name_length + extra_length
     if offset + info.file_size > len(file):
-        raise UnreadableFile(file.path, f"truncated: record {info.filename} ends after the file")
+        raise UnreadableFile(file.path, f"truncated: record {info.filename} extends past the end of the file")
     return StorageRecord(offset, info.file_size, info.CRC)
 
 
@@ -284,13 +284,15 @@ def _legacy_records(
         num_bytes = num_elements * widths.get(key, 1)
         offset += 8
         if num_elements < 0 or offset + num_bytes > len(file):
-            raise UnreadableFile(file.path, f"truncated after {len(file):,} bytes: storage {key} ends after the file")
+            raise UnreadableFile(
+                file.path, f"truncated after {len(file):,} bytes: storage {key} extends past the end of the file"
+            )
         yield key, StorageRecord(offset, num_bytes)
         offset += num_bytes
 
 
 def walk_tensors(tree: Any, prefix: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, TensorNode]]:
-    """Every tensor of a tree with its dotted path, in the order of the file. A container met twice counts once."""
+    """Yield a tree's tensors with their dotted paths, in file order. A container that appears twice is visited once."""
     seen = set() if seen is None else seen
     if isinstance(tree, TensorNode):
         yield prefix, tree
@@ -304,7 +306,7 @@ def walk_tensors(tree: Any, prefix: str = "", seen: set[int] | None = None) -> I
 
 
 def stored(file: TorchFile, name: str, role: TensorRole, place: Place, node: TensorNode) -> StoredTensor:
-    """A tensor of a torch file with the bytes it lies in.
+    """Return a tensor of a torch file, with the location of its bytes.
 
     Raises:
         UnreadableFile: its storage is missing, or shorter than the tensor.

@@ -250,7 +250,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path, tiny: Any, diff: Any) -> None
     [
         (lambda folder: folder / "nowhere", "no such file or folder"),
         (lambda folder: folder, "not a checkpoint (it is empty)"),
-        (lambda folder: Path("/dev/null"), "not weights"),
+        (lambda folder: Path("/dev/null"), "not a weights file"),
     ],
 )
 def test_what_is_no_checkpoint_is_one_clear_error(

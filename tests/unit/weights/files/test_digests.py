@@ -106,9 +106,9 @@ def test_digests_against_the_dumps_they_stand_for(tmp_path: Path, diff: Any, sav
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("{", "not a file of digests"),
-        ("[]", "not a file of digests"),
-        ('{"algorithm": "md5", "coordinate": {"pp": 0, "tp": 0, "dp": 0}, "tensors": {}}', "holds digests of md5"),
+        ("{", "not a digest file"),
+        ("[]", "not a digest file"),
+        ('{"algorithm": "md5", "coordinate": {"pp": 0, "tp": 0, "dp": 0}, "tensors": {}}', "contains md5 digests"),
         (
             '{"algorithm": "xxh3-128", "coordinate": {"pp": 0, "tp": 0, "dp": 0}, "tensors": {"w": 5}}',
             "an entry is not",

@@ -40,7 +40,7 @@ def test_missing_shards_are_named_from_the_topology(tmp_path: Path, tiny: Callab
         (folder / name).unlink()
     broken = open_weights(folder).broken
     assert sorted(item.path.name for item in broken) == sorted(gone)
-    assert all("the topology tp=2,pp=2,dp=2 calls for it" in item.why for item in broken)
+    assert all("the topology tp=2,pp=2,dp=2 requires it" in item.why for item in broken)
 
 
 def test_latest_chooses_and_a_dangling_latest_is_an_error(tmp_path: Path, tiny: Callable[..., Any]) -> None:
@@ -48,11 +48,11 @@ def test_latest_chooses_and_a_dangling_latest_is_an_error(tmp_path: Path, tiny: 
     tiny(step=20).write(tmp_path)
     assert open_weights(tmp_path).metadata.global_steps == 20
     (tmp_path / "latest").write_text("global_step30")
-    with pytest.raises(CheckpointError, match="names global_step30, which is not there") as caught:
+    with pytest.raises(CheckpointError, match="names global_step30, which does not exist") as caught:
         open_weights(tmp_path)
     assert caught.value.hint == "name one of global_step10, global_step20"
     (tmp_path / "latest").unlink()
-    with pytest.raises(CheckpointError, match="several checkpoints, and no `latest`"):
+    with pytest.raises(CheckpointError, match="several checkpoints, but no `latest` file"):
         open_weights(tmp_path)
 
 
@@ -77,9 +77,9 @@ def test_shards_that_an_index_lists_must_be_there(tmp_path: Path, save_arrays: C
     )
     (broken,) = open_weights(tmp_path).broken
     assert broken.path.name == "model-00002-of-00002.safetensors"
-    assert broken.why == "missing: model.safetensors.index.json lists it"
+    assert broken.why == "missing, but listed in model.safetensors.index.json"
     (tmp_path / "model.safetensors.index.json").write_text("[]")
-    assert open_weights(tmp_path).broken[0].why == "not an index of shards (it has no weight_map)"
+    assert open_weights(tmp_path).broken[0].why == "not a shard index (it has no weight_map)"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_coordinates_in_file_names(stem: str, place: Place) -> None:
     ("content", "message"),
     [
         ({}, "not a checkpoint (it is empty)"),
-        ({"notes.txt": "x", "run.log": "y"}, "not a checkpoint (it holds notes.txt, run.log)"),
+        ({"notes.txt": "x", "run.log": "y"}, "not a checkpoint (it contains notes.txt, run.log)"),
     ],
 )
 def test_a_folder_without_weights_says_what_it_holds(tmp_path: Path, content: dict[str, str], message: str) -> None:
@@ -116,20 +116,20 @@ def test_a_missing_path_and_a_foreign_file_are_errors(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such file or folder"):
         open_weights(tmp_path / "nowhere")
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(CheckpointError, match="not weights"):
+    with pytest.raises(CheckpointError, match="not a weights file"):
         open_weights(tmp_path / "notes.txt")
 
 
 def test_links_and_folders_that_pose_as_files_are_told_for_what_they_are(tmp_path: Path) -> None:
     (tmp_path / "round").symlink_to("again")
     (tmp_path / "again").symlink_to("round")
-    with pytest.raises(CheckpointError, match="round: a link that leads to nothing, or back to itself"):
+    with pytest.raises(CheckpointError, match="round: a symbolic link that is broken or points to itself"):
         open_weights(tmp_path / "round")
     folder = tmp_path / "folder"
     (folder / "model.pt").mkdir(parents=True)
     (folder / "model.safetensors").symlink_to("nowhere")
     os.mkfifo(folder / "pipe.bin")
-    expected = r"model\.pt \(a folder\), model\.safetensors \(a link to nothing\), pipe\.bin \(no file\)"
+    expected = r"model\.pt \(a folder\), model\.safetensors \(a broken link\), pipe\.bin \(not a regular file\)"
     with pytest.raises(CheckpointError, match=expected):
         open_weights(folder)
 
@@ -150,7 +150,7 @@ def test_a_folder_without_the_right_to_read_is_one_clear_error() -> None:
             "except CheckpointError as error: print(error.message, '|', error.hint)\n"
         )
         done = subprocess.run([sys.executable, "-c", code, str(secret)], capture_output=True, text=True, timeout=60)
-        assert done.stdout.strip() == f"{secret}: permission denied | ask its owner for read access to it", done.stderr
+        assert done.stdout.strip() == f"{secret}: permission denied | ask its owner for read access", done.stderr
 
 
 def test_model_states_of_another_make_are_read_as_far_as_they_go(tmp_path: Path, tiny: Callable[..., Any]) -> None:
@@ -176,7 +176,7 @@ def test_a_shard_of_another_make_is_named(tmp_path: Path, tiny: Callable[..., An
     for odd in ({"param_slice_mappings": [5]}, {"single_partition_of_fp32_groups": 7}):
         shard = {"param_slice_mappings": [], "single_partition_of_fp32_groups": [], "base_optimizer_state": {}, **odd}
         torch.save({"optimizer_state_dict": shard}, source.path)
-        with pytest.raises(UnreadableFile, match="holds something unexpected"):
+        with pytest.raises(UnreadableFile, match="contains something unexpected"):
             read_contents(source, weights.metadata)
 
 

@@ -81,8 +81,8 @@ def test_the_dumps_of_the_story_give_its_finding(tmp_path: Path, diff: Any) -> N
         for line in lines
     )
     assert any("word_embeddings.weight differs" in line and line.startswith("pp11: ") for line in lines)
-    assert "note: A is the dump after step 805, of 4 dumps there" in lines
-    assert "note: B is the dump before step 806, of 3 dumps there" in lines
+    assert "note: A is the dump after step 805; the folder has 4 dumps" in lines
+    assert "note: B is the dump before step 806; the folder has 3 dumps" in lines
     assert any("cut to 36 elements or fewer" in line for line in lines)
 
 

@@ -108,8 +108,8 @@ def test_every_truncation_is_one_clear_error(tmp_path: Path, is_zip: bool) -> No
     ("content", "why"),
     [
         (b"", "empty file"),
-        (b"hello", "not a file of torch.save"),
-        (pickle.dumps({"w": [1, 2]}), "not a file of torch.save"),
+        (b"hello", "not a torch.save file"),
+        (pickle.dumps({"w": [1, 2]}), "not a torch.save file"),
     ],
 )
 def test_other_files_are_named_for_what_they_are(tmp_path: Path, content: bytes, why: str) -> None:
