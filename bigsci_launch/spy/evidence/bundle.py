@@ -1,24 +1,24 @@
-"""Evidence on disk: plain JSON that the same engine reads again, on any machine, at any time.
+"""Evidence on disk: plain JSON that the same engine can read again, on any machine, at any time.
 
 BUNDLE/
-  collection.json      what was asked, who was expected, which nodes kept silent, how ranks ended
-  nodes/NODE.json      what the node agent said, as it said it
+  collection.json      what was asked, who was expected, which nodes did not answer, how ranks ended
+  nodes/NODE.json      what the node agent reported, unchanged
   verdict.json         the answer of the version that collected it
   report.txt           the same for people
 
-`may_lack_ranks` says that files of other tools were read, which need not be there for every rank.
+`may_lack_ranks` says that files of other tools were read, which may not exist for every rank.
 A node's document: {node, host, time, found_by, py_spy, problems, locks, ranks, ..}. Its `locks` are file locks for
 which a rank or a child of one waits, or which it holds against others: [{kind, mode, file, holder, holder_comm,
 holder_state, path, waiters}], pids, 0 where the kernel does not know. A rank is {rank, pid, source, step, world_size,
 samples}; a sample holds
 
-  state, wchan, cpu_ticks, voluntary, ..   from the files that answer always
+  state, wchan, cpu_ticks, voluntary, ..   from the files that can always be read
   thread_times, run_delay_ns               nanoseconds on a CPU per thread; nanoseconds that threads waited for one
   major_faults                             pages that had to be fetched from a disk, so far
-  blocked_threads                          threads besides the main one in state D, T or t: [{tid, comm, state, wchan}]
-  thread_waits                             {kernel function: threads besides the main one that wait in it}
+  blocked_threads                          threads except the main one in state D, T or t: [{tid, comm, state, wchan}]
+  thread_waits                             {kernel function: threads except the main one that wait in it}
   children                                 processes below: [{pid, ppid, comm, state, wchan, cpu_ticks, stack}]; `stack`
-                                           for the two that tell most, where they run Python
+                                           for the two that show most, if they run Python
   child_ticks                              {pid: CPU ticks so far} of these children, in later samples
   system_call                              {number, call}; for calls on a file {name, fd, target} too, and `socket`, an
                                            entry as in `sockets`, or `other_ends` of a pipe: [{pid, comm, state}]
@@ -27,14 +27,14 @@ samples}; a sample holds
   sockets                                  {count, list: [{fd, local, remote, state, tx, rx, timer, retransmits}]}, TCP;
                                            busy ones first, zeros left out; timer: retransmit, zero window probe, ..
   stack, same_stack, why                   threads, or that they are those of the sample before, or why there are none
-  recorder, recorder_why                   what torch recorded of collectives, or why that could not be had;
-                                           `recorder_file`, where it came from a dump that torch had written
+  recorder, recorder_why                   the collectives that torch recorded, or why there are none;
+                                           `recorder_file`, if it came from a dump that torch had written
   native, native_why                       with --native: [{tid, name, frames}], frames as words, innermost first; or
                                            why there are none
   unread                                   {evidence: why it could not be read}
 
-`collection.json` holds what the run wrote of its ranks too: `expected`, `exits`, `errors`, the first `tracebacks` in
-the ends of logs {rank, time, type, message, place, source}, and `heartbeats` {rank, phase, step, time, first_step}.
+`collection.json` also holds what the run wrote about its ranks: `expected`, `exits`, `errors`, the first `tracebacks`
+in the ends of logs {rank, time, type, message, place, source}, and `heartbeats` {rank, phase, step, time, first_step}.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Bundle:
     nodes: tuple[Mapping[str, Any], ...]
 
     def evidence(self, topology: str | None = None) -> Evidence:
-        """The evidence for the engine; `topology` replaces that of the bundle."""
+        """Return the evidence for the engine; `topology` replaces that of the bundle."""
         collection = {**self.collection, "topology": topology} if topology else dict(self.collection)
         if topology and (collection.get("nodes_silent") or collection.get("may_lack_ranks")):
-            # Silent nodes and absent files do not say how many ranks they hold; the topology does.
+            # Silent nodes and missing files do not say how many ranks they hold; the topology does.
             collection["world_size"] = Topology.parse(topology).world_size
         return read_evidence(collection, self.nodes)
 
@@ -91,7 +91,7 @@ def write_bundle(folder: Path, bundle: Bundle, verdict: Mapping[str, Any], repor
 
 
 def _clear(folder: Path) -> None:
-    """Take an earlier bundle out of `folder`: a node that kept silent this time must not speak from it."""
+    """Remove an earlier bundle from `folder`: it must not answer for a node that is silent this time."""
     if (folder / "collection.json").is_file():
         (folder / "collection.json").unlink()
         for node in (folder / "nodes").glob("*.json"):
@@ -103,10 +103,10 @@ def _dump(document: Mapping[str, Any]) -> str:
 
 
 def read_bundle(folder: Path) -> Bundle:
-    """The bundle in `folder`.
+    """Return the bundle in `folder`.
 
     Raises:
-        EvidenceError: it is none, or one of its files is damaged.
+        EvidenceError: `folder` is not a bundle, or one of its files is damaged.
     """
     path = folder / "collection.json"
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""What torch's flight recorder says of one rank: its collectives, in order, with group and sequence number.
+"""What torch's flight recorder says about one rank: its collectives, in order, with group and sequence number.
 
 On gloo the recorder lists collectives but no point-to-point calls, and no member lists: those come from the run.
 """
@@ -16,7 +16,7 @@ from bigsci_launch.topology import expand_ranks
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What a collective is, apart from when: group, operation, sizes and element types as text."""
+    """What a collective is, regardless of when: group, operation, sizes and element types as text."""
 
     group: str
     operation: str
@@ -47,7 +47,7 @@ class Recorder:
 
     `stream` indexes `tokens`; its first entry was the rank's collective number `first_record` (the buffer is a ring).
     `last_sequence` is the newest number in each group, `open_positions` are entries that have not ended. `members` are
-    the ranks of each group, where the run says so.
+    the ranks of each group, if the run says so.
     """
 
     first_record: int
@@ -58,18 +58,18 @@ class Recorder:
     members: Mapping[str, tuple[int, ...]]
 
     def call(self, position: int) -> Call:
-        """The entry at `position`, with its number: entries of a group are numbered without gaps up to its newest."""
+        """Return the entry at `position` with its number. The numbers of a group's entries have no gaps."""
         token = self.tokens[self.stream[position]]
         later = sum(self.tokens[index].group == token.group for index in self.stream[position + 1 :])
         return Call(token, self.last_sequence[token.group] - later, position)
 
     @property
     def open_calls(self) -> tuple[Call, ...]:
-        """The collectives that the rank has begun and not finished."""
+        """The collectives that the rank has started and not finished."""
         return tuple(self.call(position) for position in self.open_positions)
 
     def find(self, group: str, sequence: int) -> Call | None:
-        """The entry with this number in `group`, unless it has not happened or has left the ring."""
+        """Return the entry with this number in `group`, or None if it has not happened or has left the ring."""
         back = self.last_sequence.get(group, 0) - sequence
         if back < 0:
             return None
@@ -92,7 +92,7 @@ def _expand_members(text: str) -> tuple[int, ...]:
 
 
 def parse_recorder(document: Mapping[str, Any]) -> Recorder:
-    """A recorder as the node agent writes it."""
+    """Parse a recorder as the node agent writes it."""
     members = document.get("members") or {}
     return Recorder(
         first_record=int(document["first_record"]),

@@ -30,7 +30,7 @@ def is_scope(text: str) -> bool:
 
 
 def group_members(scope: str, rank: int, world_size: int, topology: Topology | None) -> tuple[int, ...] | None:
-    """The ranks of the group of this scope that holds `rank`; None where that is not known."""
+    """Return the ranks of the group of this scope that holds `rank`, or None if it is not known."""
     if scope == "world":
         return _first_ranks(world_size)
     if topology is None or rank >= topology.world_size:
@@ -56,12 +56,12 @@ def _stage_partners(scope: str, rank: int, topology: Topology) -> tuple[int, ...
 
 
 def scope_within(scope: str, topology: Topology | None) -> str:
-    """What `scope` is in `topology`: without context parallelism, copies of weights are replicas."""
+    """Return what `scope` is in `topology`: without context parallelism, copies of weights are replicas."""
     return "dp" if scope == WEIGHT_COPIES and (topology is None or topology["cp"] == 1) else scope
 
 
 def _group_scopes(topology: Topology | None) -> tuple[str, ...]:
-    """The scopes of groups. A set of ranks may be several of these; the first that fits names it."""
+    """The scopes of groups. A set of ranks may fit several; the first that fits names it."""
     axes = tuple(axis for axis in AXIS_NAMES if topology is not None and axis in topology.axes)
     copies = (WEIGHT_COPIES,) if "cp" in axes else ()
     return (*axes, *copies, "tied", "model")
@@ -74,12 +74,12 @@ def _first_ranks(count: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1 << 16)
 def share(members: tuple[int, ...]) -> tuple[int, ...]:
-    """`members`, and for equal ones the same tuple: thousands of ranks name the same group."""
+    """Return one shared tuple for equal `members`, because thousands of ranks name the same group."""
     return members
 
 
 def scope_of(members: Collection[int], world_size: int, topology: Topology | None) -> str | None:
-    """What a set of ranks is: `world`, an axis, `dp-cp`, `tied`, `model`, or None."""
+    """Return the scope of a set of ranks: `world`, an axis, `dp-cp`, `tied`, `model`, or None."""
     if len(members) == world_size:
         return "world"
     if not members or topology is None:
@@ -92,7 +92,7 @@ def scope_of(members: Collection[int], world_size: int, topology: Topology | Non
 
 
 def smallest_group(observed: Iterable[int], world_size: int, topology: Topology | None) -> tuple[int, ...] | None:
-    """The smallest known group that holds all of `observed`: members of a group that not all have used yet."""
+    """Return the smallest known group that holds all of `observed`; not every member may have used it yet."""
     seen = set(observed)
     if not seen:
         return None
@@ -102,7 +102,7 @@ def smallest_group(observed: Iterable[int], world_size: int, topology: Topology 
 
 
 def group_words(scope: str | None, members: Iterable[int] | None) -> str:
-    """`the tensor-parallel group (ranks 4-5)`, `the world`, `a group that is not known`."""
+    """Return `the tensor-parallel group (ranks 4-5)`, `the world`, or `a group that is not known`."""
     if scope == "world":
         return "the world"
     ranks = f" (ranks {compress_ranks(members)})" if members is not None else ""

@@ -1,4 +1,4 @@
-"""What the kernel knows of the surroundings of a process, as values: sockets, file locks, kills for lack of memory."""
+"""What the kernel knows about a process's surroundings, as values: sockets, file locks, kills for lack of memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ RESENT_IN_VAIN = 2
 class Socket:
     """A TCP socket. `unacked` bytes wait to be sent or acknowledged, `unread` ones to be read by the process.
 
-    `num_resent`: how often in a row the kernel has sent again what nobody acknowledges. `is_unsent`: nothing is under
-    way, and more cannot be sent: the other end has no room, because its process does not read, or the packets do not
-    leave. `has_stood`: the queue was the same in an earlier look.
+    `num_resent`: how often in a row the kernel has retransmitted unacknowledged bytes. `is_unsent`: nothing is under
+    way, and nothing more can be sent, because the other end has no room (its process does not read) or no packet
+    leaves. `has_stood`: the queue was the same in an earlier sample.
     """
 
     local: str
@@ -29,13 +29,13 @@ class Socket:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the network has lost it. One packet is lost now and then, and sent again; not twice in a row."""
+        """Whether the network has lost the bytes. A single packet gets lost now and then, but not twice in a row."""
         return self.unacked > 0 and self.num_resent >= RESENT_IN_VAIN and not self.is_unsent
 
 
 @dataclass(frozen=True, slots=True)
 class FileLock:
-    """A file lock for which somebody waits: `holder` and `waiters` are pids on `node`; `path` where it is known."""
+    """A file lock that somebody waits for: `holder` and `waiters` are pids on `node`; `path` is None if not known."""
 
     node: str
     holder: int
@@ -45,10 +45,10 @@ class FileLock:
     path: str | None
 
     def __str__(self) -> str:
-        path = f" of {self.path}" if self.path else ""
-        state = {"gone": ", which is gone", "T": ", which is stopped"}.get(self.holder_state, "")
-        comm = f" ({self.holder_comm})" if self.holder_comm else ""
-        return f"the lock{path} is held by process {self.holder}{comm} on {self.node}{state}"
+        path = f" on {self.path}" if self.path else ""
+        state = {"gone": "gone", "T": "stopped"}.get(self.holder_state, "")
+        what = ", ".join(part for part in (self.holder_comm, state) if part)
+        return f"the lock{path} is held by process {self.holder}{f' ({what})' if what else ''} on {self.node}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class MemoryEvents:
 
 
 def parse_sockets(samples: Sequence[Mapping[str, Any]]) -> tuple[Socket, ...]:
-    """The newest sockets in the samples of the node agent, which leaves out zeros."""
+    """Return the newest sockets in the samples of the node agent, which leaves out zeros."""
     known = [sample["sockets"]["list"] for sample in samples if sample.get("sockets")]
     queues_before = {(each.get("local"), each.get("remote"), each.get("tx")) for old in known[:-1] for each in old}
     return tuple(
@@ -79,7 +79,7 @@ def parse_sockets(samples: Sequence[Mapping[str, Any]]) -> tuple[Socket, ...]:
 
 
 def parse_locks(node: Mapping[str, Any]) -> tuple[FileLock, ...]:
-    """The waits for file locks on a node."""
+    """Return the file locks that somebody waits for on a node."""
     return tuple(
         FileLock(
             node=str(node["node"]),
@@ -94,7 +94,7 @@ def parse_locks(node: Mapping[str, Any]) -> tuple[FileLock, ...]:
 
 
 def parse_memory_events(samples: Sequence[Mapping[str, Any]]) -> MemoryEvents | None:
-    """The newest count of kills for lack of memory, or None where there were none or it is not known."""
+    """Return the newest count of kills for lack of memory, or None if there were none or it is not known."""
     known = [sample["memory_events"] for sample in samples if sample.get("memory_events")]
     if not known or not known[-1].get("oom_kill"):
         return None

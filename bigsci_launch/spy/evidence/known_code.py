@@ -1,4 +1,4 @@
-"""What frames of known libraries mean: which are plumbing, which communicate, and over which ranks.
+"""What frames of known libraries mean: which only pass calls on, which communicate, and over which ranks.
 
 Sources: torch 2.4 to 2.13 `distributed_c10d.py`; DeepSpeed 0.16 to 0.19 `runtime/pipe/engine.py`, `runtime/utils.py`,
 `runtime/bf16_optimizer.py`, `runtime/zero/stage_1_and_2.py`; Megatron-LM and Megatron-DeepSpeed `mpu`, `core`.
@@ -57,7 +57,7 @@ _SETUP = {
 
 @lru_cache(maxsize=1 << 14)  # few frames, many ranks
 def operation_of(function: str, file: str) -> str | None:
-    """The communication that a frame stands for, or None. Set-up calls count: they wait for all ranks too."""
+    """Return the communication that a frame is, or None. Set-up calls count: they wait for all ranks too."""
     if not file.endswith("torch/distributed/distributed_c10d.py"):
         return None
     function = bare_name(function)
@@ -65,7 +65,7 @@ def operation_of(function: str, file: str) -> str | None:
 
 
 def bare_name(function: str) -> str:
-    """The name without its class: Python 3.11 and newer show `PipelineEngine.train_batch`."""
+    """Return the name without its class: Python 3.11 and newer show `PipelineEngine.train_batch`."""
     return function.rpartition(".")[2]
 
 
@@ -79,7 +79,7 @@ class KnownCall:
     operation: str | None = None
 
 
-# The first match counts, looked up frame by frame from the innermost.
+# The first match counts. Frames are looked up one by one from the innermost.
 _KNOWN_CALLS = (
     KnownCall("_exec_reduce_tied_grads", "pipe/engine.py", "tied"),
     KnownCall("allreduce_tied_weight_gradients", "pipe/module.py", "tied"),
@@ -119,7 +119,7 @@ _KNOWN_CALLS = (
 
 @lru_cache(maxsize=1 << 14)
 def call_scope(function: str, file: str, operation: str) -> str | None:
-    """The scope of `operation`, called from this frame; None where that is not known."""
+    """Return the scope of `operation` when called from this frame, or None if it is not known."""
     function = bare_name(function)
     for call in _KNOWN_CALLS:
         if call.function in ("", function) and file.endswith(call.file) and call.operation in (None, operation):
@@ -129,9 +129,9 @@ def call_scope(function: str, file: str, operation: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class KnownWait:
-    """A known place in which a process waits outside of any communication, and what that means.
+    """A known place in which a process waits outside any communication, and what that means.
 
-    `words` completes "rank 3 ...". `wchan` are beginnings of names of kernel functions, one of which must fit.
+    `words` completes "rank 3 ...". `wchan` are prefixes of kernel functions, one of which must match.
     """
 
     hang_class: HangClass
@@ -144,20 +144,20 @@ class KnownWait:
 KERNEL_WAITS = (
     KnownWait(HangClass.FILE_LOCK_HELD, "waits for a file lock", wchan=(
         "locks_lock_inode_wait", "flock_lock_inode_wait", "posix_lock")),
-    KnownWait(HangClass.OUTPUT_PIPE_FULL, "writes to a pipe that nobody empties", wchan=(
+    KnownWait(HangClass.OUTPUT_PIPE_FULL, "writes to a pipe that nobody reads", wchan=(
         "anon_pipe_write", "pipe_write", "pipe_wait_writable")),
     KnownWait(HangClass.FILE_SERVER_LOST, "waits for a file server", wchan=(
         "rpc_wait_bit", "nfs_", "cl_sync_io_wait", "ptlrpc_")),
     KnownWait(HangClass.DEVICE_SILENT, "waits for a device or a file system daemon that does not answer", wchan=(
         "request_wait_answer", "fuse_", "nv_", "nvidia", "nvkms", "uvm_", "uverbs", "ib_uverbs", "mlx5_", "__rdma")),
 )  # fmt: skip
-"""The kernel function tells all."""
+"""Waits that the kernel function alone identifies."""
 
 KNOWN_WAITS = (
     KnownWait(HangClass.BUILD_LOCK_STALE, "waits for a build lock that nobody releases", function="wait",
               file="file_baton.py"),
-    KnownWait(HangClass.BREAKPOINT_FORGOTTEN, "stands in a debugger", function="interaction", file="/pdb.py"),
-    KnownWait(HangClass.BREAKPOINT_FORGOTTEN, "stands in a debugger", function="cmdloop", file="/cmd.py"),
+    KnownWait(HangClass.BREAKPOINT_FORGOTTEN, "waits at a debugger prompt", function="interaction", file="/pdb.py"),
+    KnownWait(HangClass.BREAKPOINT_FORGOTTEN, "waits at a debugger prompt", function="cmdloop", file="/cmd.py"),
     KnownWait(HangClass.BREAKPOINT_FORGOTTEN, "waits for a terminal", wchan=("n_tty_read",)),
     KnownWait(HangClass.POOL_STUCK, "waits for a process pool", file="multiprocessing/pool.py"),
     KnownWait(HangClass.CHILD_STUCK, "waits for a child process", wchan=("do_wait",)),
@@ -171,7 +171,7 @@ KNOWN_WAITS = (
 
 DATA_LOADER_FILES = ("torch/utils/data/dataloader.py",)
 CHILD_FILES = (*DATA_LOADER_FILES, "/subprocess.py", "multiprocessing/", "concurrent/futures/process.py")
-"""A thread in these may wait for a process below its own."""
+"""A thread in one of these may wait for a process below its own."""
 
 MAP_LOCK_WAITS = ("__vma_start_write", "down_write", "down_read", "rwsem_down", "do_mprotect_pkey", "mmap_lock")
 """Kernel functions in which a thread waits for the lock of its process's memory map."""

@@ -1,6 +1,6 @@
 """What was seen of a job, as values: samples of ranks, nodes that kept silent, records of the run.
 
-Built from the plain documents of a bundle, so that a live look and a later one go through the same code.
+The values are built from the plain documents of a bundle, so that a live and a later analysis share the same code.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from bigsci_launch.topology.words import name_part
 
 GONE_STATES = ("gone", "Z", "X")
 FILES = "files"
-"""How the ranks were found in a document that was made of other tools' files."""
-NOT_FOUND = "no process of it was found"
-NOT_IDENTIFIED = "none of the processes that could be asked who they are is it"
-ELSEWHERE = "no process of it was found below --pid, where only a part of the ranks was started"
+"""How the ranks of a document were found if it was made from the files of other tools."""
+NOT_FOUND = "no process was found for it"
+NOT_IDENTIFIED = "it is none of the processes that could be identified"
+ELSEWHERE = "no process was found for it below --pid, where only some of the ranks were started"
 NO_FILE = "no file holds it"
 UNREADABLE = "its environment cannot be read"
-"""What the node agent says of a process that gave no answer: it may be any rank."""
+"""What the node agent says about a process that it could not identify: it may be any rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
     """A process below a rank, such as a data-loader worker. `state` is the kernel's letter; `cpu_ticks` so far.
 
-    `place` is where its own stack stands, where that could be read.
+    `place` is where the process is, if its own stack could be read.
     """
 
     pid: int
@@ -54,12 +54,11 @@ class Child:
 class Sample:
     """One look at a process. `mono` is the node's monotonic clock, seconds; `cpu_ticks` its CPU time so far.
 
-    `state` is the kernel's letter for the main thread, or `gone`; `threads` is None where the stacks could not be
-    read, and `why` says why. `sequences` are the recorder's newest numbers per group. `call_number` is the system call
-    in which the main thread waits. `read_bytes` and `written_bytes` went through read and write calls so far;
-    `major_faults` are pages of mapped files that had to be fetched so far.
-    `run_delay_ns` is how long its threads were ready to run and had no core, so far. `thread_waits` is what other
-    threads wait in, where that is known: {thread id: kernel function}.
+    `state` is the kernel's letter for the main thread, or `gone`. `threads` is None if the stacks could not be read,
+    and `why` says why. `sequences` are the recorder's newest numbers per group. `call_number` is the system call that
+    the main thread waits in. All counts are totals so far: `read_bytes` and `written_bytes` of read and write calls,
+    `major_faults` of pages fetched from mapped files, `run_delay_ns` that threads were ready to run but had no core.
+    `thread_waits` is what other threads wait in, if known: {thread id: kernel function}.
     """
 
     mono: float
@@ -83,12 +82,12 @@ class Sample:
     why: str | None
     sequences: Mapping[str, int] | None
     call_name: str = ""
-    """The name of that system call, where it is known."""
+    """The name of that system call, if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
-    """All that was seen of one rank. Without samples it is known of, but was not reached: `unreached` says why."""
+    """All that was seen of one rank. A rank without samples was not reached, and `unreached` says why."""
 
     rank: int
     node: str
@@ -132,12 +131,12 @@ class RankEvidence:
 
     @property
     def was_out_of_reach(self) -> bool:
-        """Whether nobody looked where the rank may be: that nothing was seen of it says nothing."""
+        """Whether nobody looked where the rank may be, so that its absence means nothing."""
         return self.unreached in (ELSEWHERE, NO_FILE)
 
     @property
     def why_unreadable(self) -> str | None:
-        """Why there is no stack of a process that lives, or None."""
+        """Why there is no stack of a living process, or None."""
         if self.threads or self.is_gone:
             return None
         if self.last is None:
@@ -162,7 +161,7 @@ class Evidence:
     locks: tuple[FileLock, ...] = ()
 
     def coordinate(self, rank: int) -> Coordinate | None:
-        """The coordinate of `rank`, where the topology is known."""
+        """Return the coordinate of `rank`, or None if the topology is not known."""
         known = self.topology is not None and rank < self.topology.world_size
         return self.topology.coordinate(rank) if known and self.topology else None
 
@@ -171,7 +170,7 @@ class Evidence:
         return name_part(ranks, self.topology) if self.topology else ""
 
     def name(self, rank: int) -> str:
-        """`rank 5 (n2, dp0 pp1 tp1)`: how every sentence calls a rank."""
+        """Return `rank 5 (n2, dp0 pp1 tp1)`: the name of a rank in every sentence."""
         # Every rank of the world is there, in order.
         node = self.ranks[rank].node if rank < len(self.ranks) else ""
         parts = [part for part in (node, str(self.coordinate(rank) or "")) if part]
@@ -179,7 +178,7 @@ class Evidence:
 
 
 def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, Any]]) -> Evidence:
-    """The evidence in the documents of a bundle: `collection`, and one document per node that answered."""
+    """Return the evidence in the documents of a bundle: `collection`, and one document per node that answered."""
     nodes = sorted(nodes, key=lambda node: str(node["node"]))
     problems = tuple(f"{node['node']}: {problem}" for node in nodes for problem in node.get("problems", []))
     why_missing = _why_missing(nodes, problems)
@@ -211,7 +210,7 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
 
 
 def _why_missing(nodes: Sequence[Mapping[str, Any]], problems: Sequence[str]) -> str:
-    """Why nothing is known of a rank that none of `nodes` tells of, though all of them answered."""
+    """Why nothing is known about a rank that none of `nodes` reports, although all of them answered."""
     if any(UNREADABLE in problem for problem in problems):
         return NOT_IDENTIFIED
     if any(node.get("found_by") == FILES for node in nodes):
@@ -220,14 +219,14 @@ def _why_missing(nodes: Sequence[Mapping[str, Any]], problems: Sequence[str]) ->
 
 
 def _is_one_launcher_of_several(nodes: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether the ranks were looked for below a launcher that started, by their own word, only a part of the world."""
+    """Whether the search was below a launcher that, as its ranks say themselves, started only a part of the world."""
     below = [node for node in nodes if str(node.get("found_by")).startswith("descendants")]
     sizes = [(rank.get("local_world_size"), rank.get("world_size")) for node in below for rank in node["ranks"]]
     return any(local and world and local < world for local, world in sizes)
 
 
 def _largest_steps_first(nodes: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """The job steps in which ranks were found, the one that holds most of them first: it counts."""
+    """The job steps in which ranks were found, the one with most ranks first: a rank found twice is taken from it."""
     counts = Counter(rank.get("step") for node in nodes for rank in node.get("ranks", []))
     return sorted(counts, key=lambda step: (-counts[step], str(step)))
 
@@ -319,7 +318,7 @@ def _parse_sample(document: Mapping[str, Any], previous: Sample | None) -> Sampl
 
 
 def _parse_children(document: Mapping[str, Any], still: Sample | None) -> tuple[Child, ...]:
-    """The children in this sample; where they were not read again, those of the sample before with newer CPU times."""
+    """The children in this sample; if not read again, those of the previous sample with newer CPU times."""
     if still is not None:
         ticks = document.get("child_ticks") or {}
         return tuple(replace(child, cpu_ticks=ticks.get(str(child.pid), child.cpu_ticks)) for child in still.children)

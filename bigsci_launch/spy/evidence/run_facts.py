@@ -1,4 +1,4 @@
-"""What a run wrote of its own ranks, as values: how each ended, what it raised, which phase it was in last."""
+"""What a run wrote about its own ranks, as values: how each ended, what it raised, which phase it was in last."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 class Exit:
     """How a rank ended, from the record of its runner: exit code, or name of the signal; when (wall clock, seconds).
 
-    `was_told`: the runner had been told to end before, so that this is a consequence and not the cause.
+    `was_told`: the runner had been told to end before, so this end is a consequence and not the cause.
     """
 
     code: int | None
@@ -30,7 +30,7 @@ class Exit:
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An exception that a rank reported: `words` are type and message, `place` is where it was raised, `time` is wall
-    clock in seconds (0 where it is not known), `source` is the record that holds it."""
+    clock in seconds (0 if it is not known), `source` is the record that holds it."""
 
     words: str
     place: str
@@ -43,9 +43,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The last record of a rank's own: which phase it entered (`step`, `save`, `eval`, `end`), in which step, when.
+    """A rank's own last record: which phase it entered (`step`, `save`, `eval`, `end`), in which step, when.
 
-    `first_step` is the first step since its start, where that is known.
+    `first_step` is the first step since its start, if known.
     """
 
     phase: str
@@ -55,7 +55,7 @@ class Heartbeat:
 
 
 class RunRecords:
-    """What the run itself wrote of its ranks, by rank."""
+    """What the run itself wrote about its ranks, by rank."""
 
     def __init__(self, collection: Mapping[str, Any]) -> None:
         self._tables = {
@@ -64,7 +64,7 @@ class RunRecords:
         }
 
     def of(self, rank: int) -> dict[str, Any]:
-        """The fields of `RankEvidence` that come from records."""
+        """Return the fields of `RankEvidence` that come from records."""
         exit_record, error, traceback, heartbeat = (each.get(rank) for each in self._tables.values())
         return {
             "exit": parse_exit(exit_record),
@@ -75,7 +75,7 @@ class RunRecords:
 
 
 def parse_failure(record: Mapping[str, Any] | None) -> Failure | None:
-    """The exception of an error file or of a log, or None."""
+    """Parse the exception of an error file or of a log."""
     if record is None:
         return None
     error_type, message = record.get("type"), record.get("message")

@@ -1,4 +1,4 @@
-"""Groups ranks by identical stack. The order of the ranks never matters."""
+"""Groups ranks by identical stack, whatever their order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bigsci_launch.spy.evidence.stacks import Frame
 
 @dataclass(frozen=True, slots=True)
 class StackClass:
-    """Ranks whose deciding threads stand in the same frames. Frames innermost first, without wrappers."""
+    """Ranks whose deciding threads are in the same frames: innermost first, without wrappers."""
 
     ranks: tuple[int, ...]
     nodes: tuple[str, ...]
@@ -20,7 +20,7 @@ class StackClass:
 
 
 def merge_stacks(ranks: Iterable[RankEvidence]) -> tuple[StackClass, ...]:
-    """The classes of all ranks that have a stack, largest first, then by first rank."""
+    """Return the classes of all ranks that have a stack, largest first, then by first rank."""
     members: dict[tuple[str, tuple[Frame, ...]], list[RankEvidence]] = {}
     for seen in ranks:
         thread = None if seen.is_gone else seen.thread

@@ -1,6 +1,6 @@
 """Stacks as values: frames, threads, which frames name the work, and which thread of a process decides.
 
-Frames stand innermost first, as py-spy gives them.
+Frames are ordered innermost first, as py-spy prints them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from bigsci_launch.spy.evidence.known_code import IDLE_FUNCTIONS, WRAPPER_FILES,
 class Frame:
     """One call: function, path of its file, current line.
 
-    `arguments` are whole numbers that a communication was called with (`src`, `dst`, `tag`), where they could be read.
-    They differ from rank to rank, and do not make a place another one.
+    `arguments` are integers that a communication was called with (`src`, `dst`, `tag`), if they could be read. They
+    differ from rank to rank, so frames are compared without them.
     """
 
     function: str
@@ -41,7 +41,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """The frames of one thread at one moment. `tid` is the kernel's number: the main thread has the pid."""
+    """The frames of one thread at one moment. `tid` is the kernel's number; that of the main thread is the pid."""
 
     tid: int
     name: str | None
@@ -51,7 +51,7 @@ class ThreadStack:
 
     @property
     def named_frames(self) -> tuple[Frame, ...]:
-        """The frames without wrappers; all of them where nothing would be left."""
+        """The frames without wrappers; all frames if nothing would be left."""
         return tuple(frame for frame in self.frames if not is_wrapper(frame)) or self.frames
 
     @property
@@ -61,19 +61,19 @@ class ThreadStack:
 
     @property
     def outer_operation(self) -> str | None:
-        """The outermost communication that the thread is in: `all_gather_object` gathers through `all_gather`."""
+        """The outermost communication that the thread is in: `all_gather_object` calls `all_gather`."""
         names = [name for frame in self.frames if (name := operation_of(frame.function, frame.file))]
         return names[-1] if names else None
 
     def argument(self, *names: str) -> int | None:
-        """The first of `names` among the numbers with which the innermost communication was called."""
+        """Return the first of `names` among the numbers that the innermost communication was called with."""
         frame = next((frame for frame in self.frames if operation_of(frame.function, frame.file)), None)
         given = dict(frame.arguments) if frame else {}
         return next((given[name] for name in names if name in given), None)
 
     @property
     def site(self) -> Frame | None:
-        """The innermost frame that is neither a wrapper nor the communication library: where the work stands."""
+        """The innermost frame that is neither a wrapper nor the communication library: where the work is."""
         frames = [frame for frame in self.named_frames if operation_of(frame.function, frame.file) is None]
         return frames[0] if frames else (self.named_frames[0] if self.frames else None)
 
@@ -84,7 +84,7 @@ class ThreadStack:
 
 
 def parse_threads(documents: Sequence[Mapping[str, Any]]) -> tuple[ThreadStack, ...]:
-    """Threads as the node agent writes them."""
+    """Parse threads as the node agent writes them."""
     return tuple(
         ThreadStack(
             tid=int(thread["tid"]),
@@ -103,12 +103,12 @@ def _parse_frame(document: Mapping[str, Any]) -> Frame:
 
 
 def _with_folder(file: str) -> str:
-    """py-spy's text shortens `/usr/lib/python3.11/queue.py` to `queue.py`: known frames are known by `/queue.py`."""
+    """py-spy's text shortens `/usr/lib/python3.11/queue.py` to `queue.py`, but known frames end in `/queue.py`."""
     return file if "/" in file or file.startswith("<") else f"./{file}"
 
 
 def is_wrapper(frame: Frame) -> bool:
-    """Whether the frame only passes a call on: torch's, DeepSpeed's and the interpreter's own plumbing."""
+    """Whether the frame only passes a call on, as plumbing of torch, DeepSpeed and the interpreter does."""
     return _is_plumbing(frame.file)
 
 
@@ -118,10 +118,10 @@ def _is_plumbing(file: str) -> bool:
 
 
 def decisive_thread(threads: Sequence[ThreadStack], pid: int) -> ThreadStack | None:
-    """The thread that tells what the process waits for.
+    """Return the thread that shows what the process waits for.
 
-    A thread inside a collective, the main thread before others. Else the main thread, unless it only waits for
-    another thread of the process: then that one, if there is one whose work is not waiting too.
+    That is a thread inside a collective, preferably the main thread. Otherwise it is the main thread, unless that only
+    waits for another thread of the process: then it is the first thread that does not wait in that way.
     """
     with_frames = [thread for thread in threads if thread.frames]
     main = next((thread for thread in with_frames if thread.tid == pid), with_frames[0] if with_frames else None)
@@ -139,7 +139,7 @@ def decisive_thread(threads: Sequence[ThreadStack], pid: int) -> ThreadStack | N
 def is_idle(thread: ThreadStack) -> bool:
     """Whether the thread only waits for other threads: its innermost frames are the standard library's waiting code.
 
-    Nothing is known of a thread without frames.
+    A thread without frames counts as idle: nothing is known about it.
     """
     if not thread.frames:
         return True

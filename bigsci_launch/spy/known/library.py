@@ -1,6 +1,6 @@
 """Known hangs: found as folders on a search path, read, and recognised in a verdict and its evidence.
 
-A signature is content, not code: `signatures/NAME/signature.yaml`, with a recording beside it that it must match.
+A signature is content, not code: `signatures/NAME/signature.yaml`, with a recording next to it that it must match.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILE = "signature.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A known hang: the name of its folder, its file, and what stands in it."""
+    """A known hang: the name of its folder, its file, and the content of that file."""
 
     name: str
     path: Path
@@ -33,7 +33,7 @@ class Signature:
 
     @property
     def num_conditions(self) -> int:
-        """How much it asks for: of two that match, the one that asks for more says more."""
+        """How many conditions it has: of two that match, the one with more conditions says more."""
         conditions = self.file.when.ranks
         patterns = sum(len(condition.stack or ()) for condition in conditions)
         keys = sum(len(condition.model_fields_set - {"who", "stack"}) for condition in conditions)
@@ -49,7 +49,7 @@ class Library:
 
 
 def read_library() -> Library:
-    """Every signature on the search path. A file that is wrong becomes a problem: it must not hide a verdict."""
+    """Read every signature on the search path. An invalid file becomes a problem: it must not hide a verdict."""
     found: dict[str, Signature] = {}
     problems: list[str] = []
     for folder in content_folders("signatures", packaged("diagnostics", "signatures")):
@@ -64,10 +64,10 @@ def read_library() -> Library:
 
 
 def read_signature(path: Path) -> Signature:
-    """The signature in the file at `path`.
+    """Read the signature in the file at `path`.
 
     Raises:
-        ConfigError: the file cannot be read, or holds problems: all of them, each `file:line:column: key: text`.
+        ConfigError: the file cannot be read, or it is invalid; with all problems, each `file:line:column: key: text`.
     """
     content, problems = validate(SignatureFile, read_document(path))
     if content is None:
@@ -76,7 +76,7 @@ def read_signature(path: Path) -> Signature:
 
 
 def name_hang(evidence: Evidence, conclusion: Conclusion, library: Library) -> Conclusion:
-    """`conclusion` with the known hang that it is, if it is one; its remedy is the first thing to do next."""
+    """Return `conclusion` with the known hang that it matches, if any."""
     signature = find_signature(evidence, conclusion, library.signatures)
     if signature is None:
         return conclusion
@@ -89,13 +89,13 @@ def _one_line(text: str) -> str:
 
 
 def find_signature(evidence: Evidence, conclusion: Conclusion, signatures: Sequence[Signature]) -> Signature | None:
-    """The signature that matches; of several, the one that asks for most, then the first on the search path."""
+    """Return the signature that matches; of several, the one with most conditions, then the first on the path."""
     matching = [signature for signature in signatures if matches(signature, evidence, conclusion)]
     return max(matching, key=lambda signature: signature.num_conditions, default=None)
 
 
 def matches(signature: Signature, evidence: Evidence, conclusion: Conclusion) -> bool:
-    """Whether everything that `signature` asks for is true."""
+    """Whether every condition of `signature` is true."""
     when = signature.file.when
     if conclusion.state not in when.states or (when.classes and conclusion.hang_class not in when.classes):
         return False
@@ -120,7 +120,7 @@ _TEXTS: tuple[tuple[str, Callable[[RankEvidence], list[str]]], ...] = (
     ("error", lambda seen: [str(error) for error in (seen.error, seen.failure) if error]),
     ("exit", lambda seen: [str(seen.exit or "gone")] if seen.is_gone else []),
 )
-"""What a rank offers to the pattern of each key."""
+"""The texts of a rank that the pattern of each key is matched against."""
 
 
 def _shows(condition: RankCondition, seen: RankEvidence) -> bool:
@@ -150,6 +150,6 @@ def _is_without(pattern: str, seen: RankEvidence) -> bool:
 
 
 def _is_within(patterns: Sequence[str], thread: ThreadStack) -> bool:
-    """Whether calls of `thread` match `patterns` in their order; other calls may stand between."""
+    """Whether calls of `thread` match `patterns` in their order; other calls may be in between."""
     calls = iter(f"{bare_name(frame.function)} {frame.file}" for frame in thread.frames)
     return all(any(re.search(pattern, call) for call in calls) for pattern in patterns)

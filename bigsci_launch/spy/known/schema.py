@@ -1,4 +1,4 @@
-"""What stands in a `signature.yaml`: a known hang, what it looks like, why it happens and what ends it."""
+"""The keys of a `signature.yaml`: a known hang, what it looks like, why it happens and what ends it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bigsci_launch.config.section import Section
 from bigsci_launch.spy.taxonomy import HangClass, State
 
 MAX_SENTENCE = 280
-"""An explanation or a remedy of so many characters fits on two lines of the report."""
+"""Longest explanation or remedy that fits on two lines of the report, in characters."""
 
 
 def _compile(text: str) -> str:
@@ -22,7 +22,7 @@ def _compile(text: str) -> str:
     return text
 
 
-# How both read in a file, and in the reference of its keys.
+# How both are written in a file, and in the reference of its keys.
 StateName = Annotated[State, WithJsonSchema({"enum": [state.value for state in State]})]
 ClassId = Annotated[HangClass, BeforeValidator(HangClass.parse), WithJsonSchema({"type": "string"})]
 Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compile)]
@@ -30,15 +30,15 @@ Sentence = Annotated[str, Field(min_length=1, max_length=MAX_SENTENCE)]
 
 
 class RankCondition(Section):
-    """What some ranks show. Every key that is given must be true of one and the same rank. A pattern is a regular
+    """What some ranks show. Every key that is given must be true of the same rank. A pattern is a regular
     expression (Python's `re`), found anywhere in the text unless it begins with `^` or ends with `$`."""
 
     who: Literal["suspects", "some", "most", "all"] = "suspects"
     """Which ranks must show it: `suspects`: all that the verdict accuses, and there is one; `some`: at least one rank;
-    `most`: more than half; `all`. Ranks of which nothing could be read do not count for `most` and `all`."""
+    `most`: more than half; `all`. Ranks that could not be read do not count for `most` and `all`."""
 
     stack: Annotated[tuple[Pattern, ...], Field(min_length=1)] | None = None
-    """Patterns of calls of any one thread, innermost first, other calls may stand between them. The text of a call is
+    """Patterns of calls of any one thread, innermost first, other calls may be between them. The text of a call is
     `FUNCTION FILE`, as in `_try_get_data /venv/torch/utils/data/dataloader.py`; a method is named without its class."""
 
     without: Pattern | None = None
@@ -58,7 +58,7 @@ class RankCondition(Section):
     """Pattern of one of its child processes, `NAME STATE WCHAN`: `pt_data_worker T do_signal_stop`."""
 
     writing: bool | None = None
-    """Whether it wrote bytes between the samples, to whatever file."""
+    """Whether it wrote bytes between the samples, to any file."""
 
     error: Pattern | None = None
     """Pattern of the exception that it recorded, or of the first traceback in its log: `TYPE: MESSAGE at FUNCTION

@@ -122,7 +122,7 @@ def test_a_kill_for_lack_of_memory_explains_a_pool_that_waits(four: Callable[...
 def test_the_holder_of_a_file_lock_is_named(four: Callable[..., Evidence]) -> None:
     lock = FileLock("n0", 4711, (101,), "python", "S", "/data/index.lock")
     found = corroborate(hang(hang_class=HangClass.FILE_LOCK_HELD), replace(four(), locks=(lock,)))
-    assert found.evidence[0] == "the lock of /data/index.lock is held by process 4711 (python) on n0"
+    assert found.evidence[0] == "the lock on /data/index.lock is held by process 4711 (python) on n0"
     assert found.confidence == pytest.approx(0.87)
     other_rank = replace(lock, holder=100)
     assert (
