@@ -1,1 +1,1 @@
-"""Read checkpoints and weight dumps without torch, and compare them bit by bit."""
+"""Reads checkpoints and weight dumps without torch, and compares them bit by bit."""

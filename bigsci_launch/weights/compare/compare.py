@@ -1,4 +1,4 @@
-"""Compare two sets of weights: bits first, by memory mapping; statistics only for what differs."""
+"""Compares two sets of weights: first the bits, in mapped memory; then statistics for what differs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from bigsci_launch.weights.compare.statistics import Statistics
 
 EVERYTHING = Selection()
-# Bytes that one call of a thread compares, so that many small tensors cost no more than a large one.
+# Bytes that a thread compares per call, so that many small tensors cost no more than one large tensor.
 PORTION_BYTES = 16 << 20
-# Batches whose files are open at a time.
+# Batches whose files are open at the same time.
 MAX_AHEAD = 4
 
 
@@ -47,10 +47,10 @@ class _Tally:
     differences: list[Difference] = field(default_factory=list)
     unreadable: list[Unreadable] = field(default_factory=list)
     places: dict[str, set[Place]] = field(default_factory=dict)
-    # Places by the names that are known to be equal there: ranks of a stage hold the same names.
+    # Keyed by names, because ranks of a stage have the same names: the places where all of these are known to be equal.
     equal_at: dict[tuple[str, ...], set[Place]] = field(default_factory=dict)
     printed: PrintedTensors = field(default_factory=PrintedTensors)
-    # Tensors of A that other ranks of A hold too.
+    # Tensors of A that other ranks of A also have.
     copies: list[StoredTensor] = field(default_factory=list)
     groups_a: dict[Place, tuple[OptimizerGroup, ...]] = field(default_factory=dict)
     groups_b: dict[Place, tuple[OptimizerGroup, ...]] = field(default_factory=dict)
@@ -64,14 +64,14 @@ def compare_weights(
     tolerance: float | None = None,
     report_progress: Progress = no_progress,
 ) -> Comparison:
-    """Every tensor of `a` against its counterpart in `b`.
+    """Compare every tensor of `a` with its counterpart in `b`.
 
-    A tensor whose relative L2 distance is at most `tolerance` counts as equal; None: every bit counts. Files that
+    A tensor whose relative L2 distance is at most `tolerance` counts as equal; with None, every bit counts. Files that
     cannot be read are listed, and the rest is compared.
 
     Raises:
         CheckpointError: the sides have no tensor in common, or none is selected.
-        BslError: something differs and numpy, which measures how far, is not installed.
+        BslError: something differs, and numpy, which measures the difference, is not installed.
     """
     tally = _Tally(unreadable=[*a.broken, *b.broken])
     files = FilePool()
@@ -115,7 +115,7 @@ def _all_places(tally: _Tally) -> dict[str, frozenset[Place]]:
 
 
 def _names_apart(copies: Sequence[StoredTensor], metadata: CheckpointMetadata, hints: ShardingHints) -> frozenset[str]:
-    """Parameters of one side whose tied copies, or replicas over tp, are not equal to the bit."""
+    """Return the parameters of one side whose tied copies or tp replicas are not bit-identical."""
     held = join_dp(copies, metadata)
     files = FilePool(MANY_FILES)
     pairs = [*tied_pairs(held), *tp_pairs(held, hints)]
@@ -125,7 +125,7 @@ def _names_apart(copies: Sequence[StoredTensor], metadata: CheckpointMetadata, h
 
 
 def _require_something(a: Weights, b: Weights, tally: _Tally) -> None:
-    """Refuse an answer about nothing.
+    """Require that at least one tensor was compared, or that a file could not be read.
 
     Raises:
         CheckpointError: no tensor of one side has a counterpart on the other, or none was selected.
@@ -142,14 +142,14 @@ def _require_something(a: Weights, b: Weights, tally: _Tally) -> None:
         )
     raise CheckpointError(
         f"{a.path} and {b.path} have no tensor in common",
-        hint=f"one holds {names_text(tuple(only_a)) or 'none'}, the other {names_text(tuple(only_b)) or 'none'}",
+        hint=f"A contains {names_text(tuple(only_a)) or 'none'}, B contains {names_text(tuple(only_b)) or 'none'}",
     )
 
 
 def _ahead(
     found: Iterable[PairBatch], selection: Selection, files: FilePool, pool: ThreadPoolExecutor
 ) -> Iterator[tuple[PairBatch, list[_Compared]]]:
-    """Batches in order with their outcomes, while the threads compare those that follow."""
+    """Yield batches in order with their outcomes, while the threads compare later batches."""
     waiting: deque[tuple[PairBatch, list[Future[list[_Compared]]]]] = deque()
     for batch in found:
         tensors = ((pair, _either(pair)) for pair in batch.pairs)
@@ -196,7 +196,7 @@ def _compare_portion(portion: Sequence[TensorPair], files: FilePool) -> list[_Co
 
 
 def is_equal(pair: TensorPair, files: FilePool) -> bool:
-    """Whether two tensors are known to be equal to the bit, without looking at their values."""
+    """Whether two tensors are known to be bit-identical, without looking at their values."""
     a, b = pair
     if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape or a.strides != b.strides:
         return False
@@ -208,7 +208,7 @@ def is_equal(pair: TensorPair, files: FilePool) -> bool:
         return digest_of(a, files) == digest_of(b, files)
     if a.parts or b.parts:
         return False
-    # Strided tensors span bytes that belong to others: equal spans prove them equal, unequal ones prove nothing.
+    # A strided tensor's span includes other tensors' bytes: equal spans prove equality, unequal spans prove nothing.
     return equal_segments(a.segments, b.segments, files)
 
 
@@ -253,7 +253,7 @@ def _is_within(difference: Difference, tolerance: float | None) -> bool:
 
 
 def difference_of_pair(pair: TensorPair, files: FilePool) -> Difference | None:
-    """What separates a pair that is not known to be equal; None: nothing does."""
+    """Return how a pair that is not known to be equal differs; None if it does not."""
     a, b = pair
     tensor = _either(pair)
     if a is None or b is None:
@@ -272,7 +272,7 @@ def difference_of_pair(pair: TensorPair, files: FilePool) -> Difference | None:
 
 
 def _measured(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistics | None:
-    """Statistics of a pair; None where what is shown of the two cannot be of one shape."""
+    """Return the statistics of a pair; None if the printed elements cannot belong to tensors of one shape."""
     if a.has_shape and b.has_shape:
         return measure_pair(a, b, files)
     require_numpy(f"{a.name} differs")
@@ -288,9 +288,9 @@ def _kind(a: StoredTensor, b: StoredTensor, statistics: Statistics) -> Differenc
 
 
 def measure_pair(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistics:
-    """Statistics of two tensors of equal shape.
+    """Measure the difference between two tensors of equal shape.
 
-    One thread: numpy's calls on pieces that fit a cache are so short that threads would wait for each other.
+    This uses one thread: numpy's calls on cache-sized pieces are so short that threads would wait for each other.
 
     Raises:
         BslError: numpy is not installed.
@@ -302,16 +302,17 @@ def measure_pair(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistic
 
 
 def require_numpy(why: str) -> None:
-    """Refuse, in words, to go on without numpy.
+    """Require numpy; the error begins with `why`.
 
     Raises:
-        BslError: it is not installed.
+        BslError: numpy is not installed.
     """
     try:
-        import bigsci_launch.weights.files.elements  # noqa: F401  # imports numpy, with one thread for its sums
+        import bigsci_launch.weights.files.elements  # noqa: F401  # imports numpy, limited to one BLAS thread
     except ModuleNotFoundError as error:
         raise BslError(
-            f"{why}, and numpy, which measures how far, is not installed", hint="pip install 'bigsci-launch[weights]'"
+            f"{why}, but numpy, which measures by how much, is not installed",
+            hint="pip install 'bigsci-launch[weights]'",
         ) from error
 
 

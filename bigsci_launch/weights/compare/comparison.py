@@ -1,4 +1,4 @@
-"""The outcome of a comparison, as values."""
+"""The result of a comparison, as values."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ DifferenceKind = Literal["value", "bits", "missing", "extra", "shape", "dtype", 
 
 
 def title_of(name: str, role: TensorRole) -> str:
-    """A tensor as the answer calls it: `layer.weight`, `layer.weight exp_avg`."""
+    """Return a tensor's name as the answer shows it: `layer.weight`, `layer.weight exp_avg`."""
     return name if role in ("weight", "other") else f"{name} {role}"
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One tensor at one place that is not the same on both sides.
+    """A tensor that differs between the two sides at one place.
 
-    `missing`: only `a` has it; `extra`: only `b` has it. `bits`: equal values stored as other bits (0.0 and -0.0, NaN
-    payloads). `nan`: NaN on one side where the other has a number. `likely` names the cause, where one was found.
-    `relation` says of an audit what the two copies are to each other.
+    `missing`: only `a` has it; `extra`: only `b` has it. `bits`: equal values stored as different bits (0.0 and -0.0,
+    NaN payloads). `nan`: NaN on one side where the other has a number. `likely` names the cause if one was found.
+    In an audit, `relation` says how the two copies are related.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Difference:
 
     @property
     def title(self) -> str:
-        """The tensor's name, and what of it: `layer.weight`, `layer.weight exp_avg`."""
+        """The tensor's name, with its role and relation: `layer.weight`, `layer.weight exp_avg`."""
         named = title_of(self.name, self.role)
         return f"{named} ({self.relation})" if self.relation else named
 
@@ -63,9 +63,9 @@ class WeightsFinding:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which tensors are compared: those that match one of `include` (all, if empty) and none of `exclude`.
+    """Which tensors are compared: those that match any of `include` (all if empty) and none of `exclude`.
 
-    Masters and moments have two names to be found by: the parameter's, and the one that the answer shows
+    Masters and moments are matched by two names: the parameter's, and the one that the answer shows
     (`layer.weight exp_avg`).
     """
 
@@ -80,7 +80,7 @@ class Selection:
 
 
 def parse_selection(include: Sequence[str], exclude: Sequence[str]) -> Selection:
-    """A selection from regular expressions.
+    """Parse a selection from regular expressions.
 
     Raises:
         ConfigError: an expression cannot be compiled.
@@ -91,18 +91,18 @@ def parse_selection(include: Sequence[str], exclude: Sequence[str]) -> Selection
             try:
                 compiled[option].append(re.compile(text))
             except re.error as error:
-                problem = Problem(option, "", f"{text!r} is no regular expression ({error})")
+                problem = Problem(option, "", f"{text!r} is not a valid regular expression ({error})")
                 raise ConfigError(str(problem), problems=(problem,)) from error
     return Selection(tuple(compiled["--include"]), tuple(compiled["--exclude"]))
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was compared and what differs, in the order of the files.
+    """What was compared and what differs, in file order.
 
-    `places` holds every place at which a tensor was compared, by name; `groups_a` and `groups_b` the optimizer groups
-    of every shard that was read; `steps` the step that each side says it is at; `apart` the parameters whose copies
-    inside A are not equal to each other. `is_printed`: some tensors are known only as torch printed them.
+    `places` maps each tensor's name to all places where it was compared; `groups_a` and `groups_b` map places to the
+    optimizer groups of the shards read there. `steps` are the steps that the two sides state. `apart` are the
+    parameters whose copies inside A differ. `is_printed`: some tensors are known only as torch printed them.
     """
 
     a: Path
@@ -125,7 +125,7 @@ class Comparison:
 
     @property
     def is_other_step(self) -> bool:
-        """Whether both sides state their step, and not the same."""
+        """Whether both sides state their step and the steps differ."""
         return None not in self.steps and self.steps[0] != self.steps[1]
 
     @property
@@ -139,12 +139,12 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0 equal, 1 different, 4 something could not be read."""
+        """0: equal; 1: different; 4: something could not be read."""
         return 4 if self.unreadable else 0 if self.is_equal else 1
 
 
 def where_text(comparison: Comparison, differences: Iterable[Difference]) -> str:
-    """The places of some differences in words, against all places that hold these tensors."""
+    """Describe the places of some differences, among all places that have these tensors."""
     chosen = list(differences)
     holders = {place for difference in chosen for place in comparison.places[difference.name]}
     everywhere = {place for places in comparison.places.values() for place in places}
@@ -152,14 +152,14 @@ def where_text(comparison: Comparison, differences: Iterable[Difference]) -> str
 
 
 def with_finding(comparison: Comparison | None, finding: WeightsFinding) -> Comparison:
-    """A comparison with one more finding at its end; None: a comparison of nothing but the finding."""
+    """Return the comparison with `finding` appended; given None, a comparison that contains only the finding."""
     if comparison is None:
         comparison = Comparison(Path(), Path(), 0, 0, 0, (), (), {}, {}, {}, is_empty=True)
     return replace(comparison, findings=(*comparison.findings, finding))
 
 
 def names_text(titles: tuple[str, ...], limit: int = 3) -> str:
-    """`x.weight`, or `x.weight, y.weight and 7 more`."""
+    """Return `x.weight`, or `x.weight, y.weight and 7 more`."""
     if len(titles) <= limit:
         return ", ".join(titles)
     return f"{', '.join(titles[:limit])} and {len(titles) - limit} more"

@@ -1,4 +1,4 @@
-"""Sets of places in words, as ranks are named everywhere: `pp11`, an axis that is covered completely left out."""
+"""Describes sets of places in the usual words for ranks: `pp11`. An axis that is fully covered is omitted."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MAX_LISTED = 4
 
 
 def describe_places(places: Collection[Place], holders: Collection[Place], everywhere: Collection[Place]) -> str:
-    """Where `places` are, as short as it is exact: `pp1 tp0-1`, or `every rank`.
+    """Describe `places` exactly and as briefly as possible: `pp1 tp0-1`, or `every rank`.
 
-    `holders` are all places that hold the tensors in question, `everywhere` all places that were compared: an axis of
-    one index is not worth a word. An empty text: nothing is known, or there is only one place.
+    `holders` are all places that have the tensors in question, `everywhere` all places that were compared. An axis
+    with only one index is omitted. The text is empty if no place is known, or if there is only one.
     """
     if not is_product(places, holders):
         return _listed(places)
@@ -22,13 +22,13 @@ def describe_places(places: Collection[Place], holders: Collection[Place], every
 
 
 def is_product(places: Collection[Place], holders: Collection[Place]) -> bool:
-    """Whether `places` are all of the holders whose indices they use: then naming the indices names the places."""
+    """Whether every holder whose indices occur in `places` is one of them: the indices then define the places."""
     chosen = {axis: _indices(places, axis) for axis in PLACE_AXES}
     return not {place for place in holders if all(place[axis] in chosen[axis] for axis in PLACE_AXES)} - set(places)
 
 
 def describe_range(places: Collection[Place], everywhere: Collection[Place]) -> str:
-    """The indices within which `places` are, on the axes that this narrows."""
+    """Describe the range of indices of `places`, on the axes that they do not cover fully."""
     here, known = ({axis: _known(each, axis) for axis in PLACE_AXES} for each in (places, everywhere))
     return name_box({axis: here[axis] for axis in PLACE_AXES if here[axis] and here[axis] != known[axis]})
 

@@ -1,6 +1,6 @@
-"""Tensors known only as torch printed them: all that a comparison has to know of them.
+"""Compares tensors that are known only as torch printed them.
 
-Start-up counts: numpy and the reader of such dumps are loaded when one is met.
+To keep start-up short, numpy and the reader of such dumps are imported only when needed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class PrintedTensors:
-    """The printed tensors of a comparison by name, each with the elements that it has, where the other side knows."""
+    """The printed tensors of a comparison by name, each with its number of elements if the other side has it."""
 
     found: dict[str, tuple[StoredTensor, int | None]] = field(default_factory=dict)
 
     def add(self, pair: TensorPair) -> None:
-        """Take note of `pair` if a side of it is printed."""
+        """Record `pair` if one of its sides is printed."""
         printed = next((one for one in pair if one and one.printed is not None), None)
         if printed is not None:
             known = next((one.num_elements for one in pair if one and one.has_shape), None)
             self.found.setdefault(printed.name, (printed, known))
 
     def notes(self) -> tuple[str, ...]:
-        """How little they show, in words; nothing where there are none."""
+        """Return a note about how few elements are printed; nothing if there are no printed tensors."""
         if not self.found:
             return ()
         from bigsci_launch.weights.files.text_dump import printed_elements
@@ -49,16 +49,16 @@ class PrintedTensors:
 
 
 def measure_printed(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistics | None:
-    """Statistics over the elements that are printed, of two texts or of one against bytes, at the printed precision.
+    """Measure two printed tensors, or a printed and a stored one, over the printed elements at that precision.
 
-    None where the shapes cannot be the same.
+    Return None if the shapes cannot be the same.
     """
     pairs = _printed_pairs(a, b) if a.printed and b.printed else _pairs_with_bytes(a, b, files)
     return None if pairs is None else _measure(list(pairs))
 
 
 def _printed_pairs(a: StoredTensor, b: StoredTensor) -> Iterator[tuple[PrintedElement, PrintedElement]] | None:
-    """Elements that two printed tensors both show; None where they show others, so that the shapes differ."""
+    """Pair the elements of two printed tensors; None if their indices differ, which means different shapes."""
     from bigsci_launch.weights.files.text_dump import printed_elements
 
     left, right = printed_elements(a), printed_elements(b)
@@ -86,7 +86,7 @@ def _pairs_with_bytes(
 
 
 def flat_index(index: Sequence[int], shape: Sequence[int]) -> int | None:
-    """The position of an element in row-major order; None where the shape has no such element."""
+    """Return an element's position in row-major order; None if the shape has no such element."""
     if len(index) != len(shape) or any(not -size <= i < size for i, size in zip(index, shape, strict=True)):
         return None
     at = 0
@@ -96,7 +96,7 @@ def flat_index(index: Sequence[int], shape: Sequence[int]) -> int | None:
 
 
 def _same_as_printed(x: PrintedElement, y: PrintedElement) -> bool:
-    """Whether two printed values may stand for one number."""
+    """Whether two printed values may represent the same number."""
     if math.isnan(x.value) or math.isnan(y.value):
         return math.isnan(x.value) and math.isnan(y.value)
     if math.isinf(x.value) or math.isinf(y.value):
@@ -109,7 +109,7 @@ def _measure(pairs: Sequence[tuple[PrintedElement, PrintedElement]]) -> Statisti
 
     apart = [(x, y) for x, y in pairs if not _same_as_printed(x, y)]
     numbers = [(x.value, y.value) for x, y in pairs if math.isfinite(x.value) and math.isfinite(y.value)]
-    # What is within the printed precision is no difference, and must not add up to one.
+    # Gaps within the printed precision are not differences and must not add up to one.
     gaps = [x.value - y.value for x, y in apart if math.isfinite(x.value) and math.isfinite(y.value)]
     nan_a, nan_b = ([math.isnan(pair[side].value) for pair in pairs] for side in (0, 1))
     return Statistics(

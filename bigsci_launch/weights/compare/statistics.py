@@ -1,7 +1,7 @@
-"""How far two tensors are apart: one pass over both, in chunks that stay in the cache.
+"""Measures how far apart two tensors are, in one pass over both and in chunks that stay in the cache.
 
-Ulp distance: the number of representable values between two numbers, with 0.0 and -0.0 the same. Across zero it is
-large for numbers that are close; the relative L2 distance says what it is worth.
+The ulp distance is the number of representable values between two numbers, counting 0.0 and -0.0 as one. Across zero
+it is large even for close numbers, so read it together with the relative L2 distance.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from bigsci_launch.weights.files.elements import Array, as_floats, read_elements
 from bigsci_launch.weights.files.mapped import FilePool
 from bigsci_launch.weights.files.tensors import StoredTensor
 
-# Temporary arrays of float32 stay below the size from which malloc asks the system for pages each time.
+# Keeps temporary float32 arrays below the size above which malloc requests pages from the system every time.
 CHUNK = 1 << 14
-# Second moments of 1e-15 are common, and their squares leave float32.
+# Second moments of 1e-15 are common, and their squares underflow float32.
 SAFE_SQUARES = (1e-24, 1e36)
 SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -27,10 +27,10 @@ FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """The distance of two tensors of equal shape. Sums and maxima are over elements that are finite on both sides.
+    """The difference between two tensors of equal shape. Sums and maxima cover elements that are finite on both sides.
 
-    `num_differing` counts other bits, `num_unequal` other values; a NaN equals a NaN. `max_ulp` is None where the two
-    are not floats of one dtype.
+    `num_differing` counts elements with different bits, `num_unequal` those with different values; NaN equals NaN.
+    `max_ulp` is None unless both are floats of the same dtype.
     """
 
     num_elements: int
@@ -48,27 +48,27 @@ class Statistics:
 
     @property
     def fraction(self) -> float:
-        """Share of elements with other bits, 0 to 1."""
+        """Share of elements with different bits, 0 to 1."""
         return self.num_differing / self.num_elements if self.num_elements else 0.0
 
     @property
     def relative(self) -> float | None:
-        """L2 norm of the difference over that of `a`; None where `a` is zero."""
+        """L2 norm of the difference divided by that of `a`; None if `a` is zero."""
         return math.sqrt(self.sum_squared_differences / self.sum_squares_a) if self.sum_squares_a > 0 else None
 
     @property
     def cosine(self) -> float | None:
-        """Cosine of the angle between the two; None where one is zero."""
+        """Cosine of the angle between the two; None if either is zero."""
         product = self.sum_squares_a * self.sum_squares_b
         return self.sum_products / math.sqrt(product) if product > 0 else None
 
     @property
     def norm_ratio(self) -> float | None:
-        """L2 norm of `b` over that of `a`; None where `a` is zero."""
+        """L2 norm of `b` divided by that of `a`; None if `a` is zero."""
         return math.sqrt(self.sum_squares_b / self.sum_squares_a) if self.sum_squares_a > 0 else None
 
     def __add__(self, other: Statistics) -> Statistics:
-        """The statistics of two pieces together."""
+        """Combine the statistics of two pieces."""
         ulps = [ulp for ulp in (self.max_ulp, other.max_ulp) if ulp is not None]
         return Statistics(
             num_elements=self.num_elements + other.num_elements,
@@ -90,16 +90,16 @@ NOTHING = Statistics(0, 0, 0, 0, 0, 0, 0.0, None, 0.0, 0.0, 0.0, 0.0)
 
 
 def ranges(num_elements: int, step: int) -> Iterator[tuple[int, int]]:
-    """`[0, step)`, `[step, 2 * step)`, ... up to `num_elements`."""
+    """Yield `[0, step)`, `[step, 2 * step)`, ... up to `num_elements`."""
     for start in range(0, num_elements, step):
         yield start, min(start + step, num_elements)
 
 
 def measure(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistics:
-    """Statistics of two tensors of equal shape (dtypes may differ).
+    """Measure the difference between two tensors of equal shape (dtypes may differ).
 
     Raises:
-        UnreadableFile: a file is gone or has become shorter.
+        UnreadableFile: a file has been removed or has become shorter.
     """
     total = NOTHING
     for start, stop in ranges(a.num_elements, CHUNK):
@@ -109,7 +109,7 @@ def measure(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistics:
 
 
 def measure_rounded(master: StoredTensor, weight: StoredTensor, files: FilePool) -> Statistics | None:
-    """Statistics of a 16-bit weight against its fp32 master rounded to nearest even; None for other dtypes."""
+    """Compare a 16-bit weight with its fp32 master rounded to nearest even; None for other dtypes."""
     if master.dtype != "F32" or weight.dtype not in ("BF16", "F16"):
         return None
     total = NOTHING
@@ -145,7 +145,7 @@ def _chunk(a: Array, b: Array, dtype_a: str, dtype_b: str) -> Statistics:
 
 
 def _is_exact(sum_of_squares: float, values: Array | int) -> bool:
-    """Whether a sum of squares in float32 neither overflowed, nor lost to underflow what is not zero."""
+    """Whether a float32 sum of squares neither overflowed nor underflowed."""
     if sum_of_squares < SAFE_SQUARES[0]:
         return not np.any(values)
     return sum_of_squares < SAFE_SQUARES[1]
@@ -153,7 +153,7 @@ def _is_exact(sum_of_squares: float, values: Array | int) -> bool:
 
 @np.errstate(all="ignore")
 def _chunk_in_float64(a: Array, b: Array, dtype_a: str, dtype_b: str) -> Statistics:
-    """A chunk that holds NaN, infinities, or numbers whose squares leave float32: slower, and right."""
+    """Measure a chunk that has NaN, infinities, or numbers whose squares exceed float32's range. Slower, but exact."""
     values_a, values_b = as_floats(a, dtype_a).astype(np.float64), as_floats(b, dtype_b).astype(np.float64)
     nan_a, nan_b = np.isnan(values_a), np.isnan(values_b)
     is_finite = np.isfinite(values_a) & np.isfinite(values_b)
@@ -190,12 +190,12 @@ def _max_ulp(a: Array, b: Array) -> int:
         return 0
     left, right = _ordered(a), _ordered(b)
     distance = np.maximum(left, right) - np.minimum(left, right)
-    # The distance of two signed numbers fits into an unsigned one of their width, whatever overflows on the way.
+    # The distance of two signed integers fits an unsigned one of the same width, even if the subtraction overflows.
     return int(distance.view(UNSIGNED[a.itemsize]).max())
 
 
 def _ordered(stored: Array) -> Array:
-    """Bits of floats as integers in the order of the values, both zeros as 0."""
+    """Return the bits of floats as integers in the order of their values, with both zeros as 0."""
     bits = stored.view(SIGNED[stored.itemsize])
     sign = bits >> (8 * stored.itemsize - 1)
     magnitude = bits & np.iinfo(bits.dtype).max

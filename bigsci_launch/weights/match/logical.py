@@ -1,7 +1,7 @@
-"""Tensors of the whole model, put together from shards: what two sides that are cut differently are compared by.
+"""Joins shards into tensors of the whole model, so that sides with different topologies can be compared.
 
-Slices over dp (optimizer shards) are joined flat. Shards over tp are joined only where the two sides have other numbers
-of them, along the dimension in which their shapes agree with a common whole.
+Slices over dp (optimizer shards) are joined flat. Shards over tp are joined only if the two sides have different
+numbers of them, along the dimension in which their shapes agree with a common whole.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from bigsci_launch.weights.files.tensors import (
 )
 from bigsci_launch.weights.match.sharding import ShardingHints, is_replicated, matches
 
-# Taken for the shape of a parameter whose shape is not known: its name says no more than that it is a vector.
+# Placeholder for an unknown shape: one dimension, so that a bias is recognized by its name alone.
 UNKNOWN = (0,)
 TensorKey = tuple[TensorRole, str]
-# The copies of a parameter by (pp, dp): the shards of each in order of the tp rank.
+# The copies of a parameter by (pp, dp); each copy is a list of shards in tp order.
 Copies = dict[tuple[int | None, int | None], list[StoredTensor]]
 
 
 def join_dp(tensors: Sequence[StoredTensor], metadata: CheckpointMetadata) -> list[StoredTensor]:
-    """The same tensors with the flat slices of each optimizer state joined over dp, in the shape of the parameter."""
+    """Join the flat slices of each optimizer state over dp, in the parameter's shape; keep all other tensors."""
     slices: dict[tuple[TensorRole, str, int | None, int | None], list[StoredTensor]] = {}
     joined: list[StoredTensor] = []
     for tensor in tensors:
@@ -50,9 +50,9 @@ def join_dp(tensors: Sequence[StoredTensor], metadata: CheckpointMetadata) -> li
 def pair_logically(
     a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: ShardingHints, lost: list[StoredTensor]
 ) -> Iterator[TensorPair]:
-    """Pairs of tensors of two sides, by role and name: every copy of each side is in at least one pair.
+    """Pair the tensors of two sides by role and name. Every copy on each side is in at least one pair.
 
-    To `lost` go those that cannot be compared: no whole can be made of shards without bytes.
+    Tensors that cannot be compared are appended to `lost`: shards without bytes cannot be joined.
     """
     left, right = _by_key(a), _by_key(b)
     for key in dict.fromkeys([*left, *right]):
@@ -70,7 +70,7 @@ def _by_key(tensors: Sequence[StoredTensor]) -> dict[TensorKey, Copies]:
     for tensor in tensors:
         key: TensorKey = (tensor.role, tensor.name)
         if (key, tensor.place) in seen:
-            # Two files hold this name at no place that would tell them apart: the file does.
+            # Two files have this name at the same place, so only the file's name distinguishes them.
             key = (tensor.role, f"{tensor.path.stem}: {tensor.name}")
             tensor = replace(tensor, name=key[1])
         seen.add((key, tensor.place))
@@ -105,7 +105,7 @@ def _merged(first: tuple[int | None, int | None], second: tuple[int | None, int 
 def _pair_shards(
     a: list[StoredTensor], b: list[StoredTensor], hints: ShardingHints, place: Place, lost: list[StoredTensor]
 ) -> Iterator[TensorPair]:
-    """Shard by shard where both sides are cut alike; else the joined wholes, or each replica with one of the other."""
+    """Pair shard by shard if both sides are split alike; otherwise the joined wholes, or replica by replica."""
     if _are_foreign(a[0], b[0]):
         lost.append(a[0])
         return
@@ -132,7 +132,7 @@ def _pair_shards(
 def _without_padding(
     a: list[StoredTensor], b: list[StoredTensor], hints: ShardingHints, place: Place
 ) -> TensorPair | None:
-    """The rows of the vocabulary itself, where the two sides pad it to other lengths, as another tp does."""
+    """Pair only the vocabulary's own rows, because different tp sizes pad it to different lengths."""
     rows = hints.vocab_size
     if rows is None or not matches(hints.vocabulary, a[0].name):
         return None
@@ -148,17 +148,17 @@ def _first_rows(tensor: StoredTensor, rows: int) -> StoredTensor:
 
 
 def _are_foreign(x: StoredTensor, y: StoredTensor) -> bool:
-    """Whether one is known only by its digest and the other only by some elements: nothing can be said of the two."""
+    """Whether one has only a digest and the other only printed elements, so that they cannot be compared."""
     return any(one.digest is not None and not other.has_shape for one, other in ((x, y), (y, x)))
 
 
 def _may_have_one_shape(x: StoredTensor, y: StoredTensor) -> bool:
-    """Whether two shards have the same shape, as far as it is known."""
+    """Whether two shards have the same shape, as far as their shapes are known."""
     return x.shape == y.shape or not x.has_shape or not y.has_shape
 
 
 def _whole_of_replicas(a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: ShardingHints) -> Whole | None:
-    """The whole of a parameter without a shape that every tp rank holds, by its name; None for all others."""
+    """Return the whole of a parameter of unknown shape if its name says that it is replicated over tp; else None."""
     shapes = [part.shape for part in (*a, *b) if part.has_shape]
     is_unknown = len(shapes) < len(a) + len(b)
     return Whole((), None) if is_unknown and is_replicated(a[0].name, shapes or [UNKNOWN], hints) else None
@@ -166,14 +166,14 @@ def _whole_of_replicas(a: Sequence[StoredTensor], b: Sequence[StoredTensor], hin
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """The shape of a whole parameter, and the dimension that is cut; None: every rank holds all of it."""
+    """The shape of a whole parameter, and the dimension that is split; None if every rank has all of it."""
 
     shape: tuple[int, ...]
     dim: int | None
 
 
 def common_whole(a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: ShardingHints) -> Whole | None:
-    """The whole that both sides can be shards of; None if there is none."""
+    """Return a whole that the shards of both sides can form; None if there is none."""
     name = a[0].name
     wholes_b = {whole.shape for whole in _wholes(b, name, hints)}
     found = [whole for whole in _wholes(a, name, hints) if whole.shape in wholes_b]
@@ -184,7 +184,7 @@ def common_whole(a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: Sh
 
 
 def _wholes(parts: Sequence[StoredTensor], name: str, hints: ShardingHints) -> list[Whole]:
-    """What the shards may be shards of, the likeliest first."""
+    """Return the wholes that the shards may form, the likeliest first."""
     shape = parts[0].shape
     if len(parts) == 1:
         return [Whole(shape, None)]
@@ -199,7 +199,7 @@ def _wholes(parts: Sequence[StoredTensor], name: str, hints: ShardingHints) -> l
 
 
 def join_tp(parts: Sequence[StoredTensor], dim: int, hints: ShardingHints, place: Place) -> StoredTensor:
-    """Shards joined along `dim`; one shard is its own whole."""
+    """Join shards along `dim`; a single shard is already whole."""
     first = parts[0]
     if len(parts) == 1:
         return replace(first, place=replace(place, tp=None))
@@ -213,7 +213,7 @@ def join_tp(parts: Sequence[StoredTensor], dim: int, hints: ShardingHints, place
 
 
 def _halves(parts: Sequence[StoredTensor]) -> list[tuple[Segment, ...]]:
-    """The first halves of all shards, then the second: a parameter that holds two, each cut over tp."""
+    """Return the first halves of all shards, then the second halves, for two parameters stored as one."""
     return [
         cut_segments(part.segments, half * part.num_bytes // 2, (half + 1) * part.num_bytes // 2)
         for half in range(2)
@@ -222,10 +222,10 @@ def _halves(parts: Sequence[StoredTensor]) -> list[tuple[Segment, ...]]:
 
 
 def shared_roles(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> tuple[set[TensorRole], list[str]]:
-    """Roles that both sides hold, and a sentence for each side about what the other lacks."""
+    """Return the roles that both sides have, and a note about the roles that only one side has."""
     roles_a, roles_b = _roles(a), _roles(b)
     notes = [
-        f"{side} alone holds {', '.join(sorted(only))}: not compared"
+        f"only {side} has {', '.join(sorted(only))}: not compared"
         for side, only in (("A", roles_a - roles_b), ("B", roles_b - roles_a))
         if only
     ]
@@ -237,7 +237,7 @@ def _roles(tensors: Sequence[StoredTensor]) -> set[TensorRole]:
 
 
 def as_weights(tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-    """fp32 masters taken as the weights, for a side that holds nothing nearer to them."""
+    """Return the tensors with fp32 masters as weights, for a side that has no weights."""
     if any(tensor.role == "weight" for tensor in tensors):
         return list(tensors)
     return [replace(tensor, role="weight") if tensor.role == "fp32" else tensor for tensor in tensors]

@@ -1,4 +1,4 @@
-"""Which tensor of one side is compared with which of the other, a bounded number at a time."""
+"""Decides which tensor of one side is compared with which of the other, a bounded number at a time."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from bigsci_launch.weights.files.sources import (
 )
 from bigsci_launch.weights.files.tensors import NOWHERE, Place, StoredTensor, TensorPair, UnreadableFile
 
-# Pairs that travel together where they do not come from one file.
+# Size of a batch whose pairs do not come from one file.
 PAIRS_AT_A_TIME = 256
 
 
 @dataclass(frozen=True, slots=True)
 class PairBatch:
-    """Pairs that are compared together. None on one side: the other alone has it.
+    """Pairs that are compared together. None on one side means that only the other side has the tensor.
 
-    `equal` names tensors at `place` that are known to be equal already. `owns_files`: no other batch needs its files.
+    `equal` names tensors at `place` that are already known to be equal. `owns_files`: no other batch needs its files.
     """
 
     title: str
@@ -41,14 +41,14 @@ class PairBatch:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """What is compared with what, and what must be said of it."""
+    """The pairs to compare, and notes about them for the answer."""
 
     batches: Iterator[PairBatch]
     notes: tuple[str, ...] = ()
 
 
 def pair_weights(a: Weights, b: Weights) -> Pairing:
-    """File by file where both sides are cut alike, else by the names of the parameters."""
+    """Pair file by file if both sides are split alike, otherwise by the names of the parameters."""
     left, right = labels(a.sources), labels(b.sources)
     notes = (*a.notes, *b.notes)
     is_cut_alike = a.layout == b.layout and a.topology == b.topology and not _are_other_models(a, b)
@@ -59,7 +59,7 @@ def pair_weights(a: Weights, b: Weights) -> Pairing:
 
 
 def _are_other_models(a: Weights, b: Weights) -> bool:
-    """Whether the sides hold other parameters, so that ZeRO cuts their flat shards at other places."""
+    """Whether the sides have different parameters, so that ZeRO splits their flat shards at different places."""
     is_known = a.metadata.shapes.keys() == b.metadata.shapes.keys() and not (a.broken or b.broken)
     return is_known and a.metadata.shapes != b.metadata.shapes
 
@@ -80,7 +80,7 @@ def _by_file(
 
 
 def _metadata_of_both(a: Weights, b: Weights) -> tuple[CheckpointMetadata, CheckpointMetadata]:
-    """The metadata of both sides; where one lost files that name its parameters, the other's is taken for both."""
+    """Return the metadata of both sides. If one lost files that name its parameters, use the other's for both."""
     if len(a.metadata.shapes) == len(b.metadata.shapes):
         return a.metadata, b.metadata
     fuller = max(a.metadata, b.metadata, key=lambda metadata: len(metadata.shapes))
@@ -107,7 +107,7 @@ def _file_batch(
 
 
 def pair_tensors(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> Iterator[TensorPair]:
-    """Pairs by role and name, in the order of `a`, then what `b` alone has."""
+    """Pair by role and name, in the order of `a`, then the tensors that only `b` has."""
     right = {(tensor.role, tensor.name): tensor for tensor in b}
     for tensor in a:
         yield tensor, right.pop((tensor.role, tensor.name), None)
@@ -116,7 +116,7 @@ def pair_tensors(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> Iterat
 
 
 def _digest_batch(name: str, a: Source, b: Source) -> PairBatch:
-    """Digests of one rank on both sides: only what differs becomes a pair of tensors."""
+    """Pair one rank's digests on both sides. Only tensors that differ become pairs."""
     from bigsci_launch.weights.files.digests import digest_tensor, read_two_digests
 
     try:
@@ -137,7 +137,7 @@ def _digest_batch(name: str, a: Source, b: Source) -> PairBatch:
 
 
 def _by_name(a: Weights, b: Weights, notes: tuple[str, ...]) -> Pairing:
-    """All tensors of both sides by name: for sides whose files or topologies are not the same."""
+    """Pair all tensors of both sides by name, because their files or topologies differ."""
     from bigsci_launch.weights.match.logical import as_weights, pair_logically, shared_roles
     from bigsci_launch.weights.match.sharding import ShardingHints
 
@@ -157,20 +157,20 @@ def _by_name(a: Weights, b: Weights, notes: tuple[str, ...]) -> Pairing:
 
 
 def _cut_otherwise(lost: Sequence[StoredTensor]) -> Iterator[Unreadable]:
-    """Files of digests, or of printed tensors, whose shards the other side does not have."""
+    """Yield the files of digests or printed tensors whose shards the other side does not have."""
     names: dict[Path, set[str]] = {}
     for tensor in lost:
         names.setdefault(tensor.path, set()).add(tensor.name)
     for path, held in names.items():
         known = "digests" if next(t for t in lost if t.path == path).digest is not None else "printed edges"
         count = f"{len(held)} tensor{'s' if len(held) > 1 else ''}"
-        yield Unreadable(path, f"{known} of {count} that the other side holds otherwise: not compared")
+        yield Unreadable(path, f"{known} of {count} that the other side stores in another form: not compared")
 
 
 def _topology_note(a: Weights, b: Weights) -> tuple[str, ...]:
     if a.topology is None or b.topology is None or a.topology == b.topology:
         return ()
-    return (f"A is {a.topology}, B is {b.topology}: shards are joined before they are compared",)
+    return (f"A is {a.topology}, B is {b.topology}: shards are joined before comparison",)
 
 
 def _all_tensors(weights: Weights, unreadable: list[Unreadable]) -> list[StoredTensor]:

@@ -1,4 +1,4 @@
-"""Which parameters every tp rank holds whole: by what a checkpoint says, else by the roles of names."""
+"""Decides which parameters every tp rank has whole: by the checkpoint's metadata, otherwise by their names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bigsci_launch.weights.files.sources import CheckpointMetadata
 
 NORM = re.compile(r"norm|(?:^|[._])ln(?:[._\d]|$)", re.IGNORECASE)
-# Second linear layers of attention and MLP, as the frameworks name them: cut over their inputs, so the bias is whole.
+# Second linear layers of attention and MLP in the frameworks' names: split over their inputs, so the bias is whole.
 ROW_PARALLEL = re.compile(r"(?:dense|4h_to_h|o_proj|out_proj|c_proj|down_proj|down|output|proj|wo|w2|fc2)$")
 COLUMN_PARALLEL = re.compile(r"(?:h_to_4h|in_proj|up_proj|gate_proj|q_proj|k_proj|v_proj|fc1)$")
 POSITIONS = re.compile(r"position|(?:^|[._])w?pos(?:[._]|$)", re.IGNORECASE)
@@ -17,7 +17,7 @@ POSITIONS = re.compile(r"position|(?:^|[._])w?pos(?:[._]|$)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class ShardingHints:
-    """How a checkpoint says that its parameters are cut: patterns of names, from DeepSpeed's universal info."""
+    """How a checkpoint's parameters are split: name patterns from DeepSpeed's universal checkpoint info."""
 
     replicated: tuple[str, ...] = ()
     by_row: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class ShardingHints:
 
 
 def matches(patterns: Sequence[str], name: str) -> bool:
-    """Whether one of the patterns matches the beginning of a name; a broken pattern matches nothing."""
+    """Whether any pattern matches the beginning of a name; an invalid pattern matches nothing."""
     for pattern in patterns:
         try:
             if re.match(pattern, name):
@@ -52,7 +52,7 @@ def matches(patterns: Sequence[str], name: str) -> bool:
 
 
 def is_replicated(name: str, shapes: Sequence[tuple[int, ...]], hints: ShardingHints) -> bool:
-    """Whether every tp rank holds all of a parameter: by what the checkpoint says, else by the roles of names."""
+    """Whether every tp rank has all of a parameter: by the checkpoint's patterns, otherwise by its name."""
     if len(set(shapes)) != 1:
         return False
     if hints.replicated:
