@@ -1,1 +1,1 @@
-"""The run file and the site file: their schema, how they are read, and the rules across sections."""
+"""Run files and site files: their schema, how they are read, and the rules across sections."""

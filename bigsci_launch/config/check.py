@@ -1,6 +1,6 @@
-"""Rules across sections: each a small function that gives findings with both keys named. Pure.
+"""Rules across sections. Each is a small pure function whose findings name the keys that do not fit together.
 
-`check_run` runs them all. Rules that need a model of time or memory, or the pipeline partitioner, are in `plan`.
+`check_run` runs all of them. Rules that need a model of time or memory, or the pipeline partitioner, are in `plan`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bigsci_launch.config.site import Site
 from bigsci_launch.topology import AXES, Axis
 from bigsci_launch.units import format_slurm_duration, parse_slurm_duration
 
-# The launcher gives these to every rank; a run file that sets one would send ranks to the wrong place.
+# The launcher sets these for every rank; a run file that overrides one would send ranks to the wrong place.
 LAUNCHER_VARIABLES = re.compile(
     r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT|BSL_RUN_DIR|BSL_ATTEMPT|SLURM_.*"
 )
@@ -23,27 +23,27 @@ LAUNCHER_VARIABLES = re.compile(
 Check = Callable[[RunConfig, Site], Iterator[Finding]]
 
 TRAINER_AXES = ("tp", "pp", "dp")
-"""The axes that `bsl train` knows, and `bsl plan` prices."""
-TRAINER_KNOWS = "bsl train knows tensor, pipeline and data parallelism"
+"""The axes that `bsl train` supports and `bsl plan` prices."""
+TRAINER_KNOWS = "bsl train supports tensor, pipeline and data parallelism only"
 
 
 def check_run(config: RunConfig, site: Site) -> list[Finding]:
-    """What every rule says of `config` on `site`, errors first."""
+    """Return the findings of every rule for `config` on `site`, errors first."""
     return worst_first(finding for check in CHECKS for finding in check(config, site))
 
 
 def error(rule: str, keys: tuple[str, ...], text: str) -> Finding:
-    """A finding that stops the run. `rule` is the name of the rule's function without `check_`."""
+    """Return a finding that stops the run. `rule` is the name of the rule's function without `check_`."""
     return Finding(rule, "error", keys, text)
 
 
 def warning(rule: str, keys: tuple[str, ...], text: str) -> Finding:
-    """A finding that the user should know, and may leave."""
+    """Return a finding that the user should know about but may ignore."""
     return Finding(rule, "warning", keys, text)
 
 
 def data_parallel_size(config: RunConfig, site: Site) -> int | None:
-    """dp as it will be, or nothing when the world size does not fit."""
+    """Return dp as it will be; if the world size does not fit, dp as written, which may be None."""
     try:
         return site.layout(config).topology.dp
     except ValueError:
@@ -60,7 +60,7 @@ def check_world_size(config: RunConfig, site: Site) -> Iterator[Finding]:
 
 
 def check_axes(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """`bsl train` lays a model over three axes; other programs may have more."""
+    """`bsl train` splits a model over three axes; other programs may use more."""
     for axis in foreign_axes(config) if config.run.command is None else ():
         key = f"parallelism.{axis.key}"
         text = f"{TRAINER_KNOWS}; set {key} to 1, or start your own program with run.command"
@@ -68,7 +68,7 @@ def check_axes(config: RunConfig, site: Site) -> Iterator[Finding]:
 
 
 def foreign_axes(config: RunConfig) -> list[Axis]:
-    """The axes of a run that `bsl train` does not know."""
+    """Return the axes of a run that `bsl train` does not support."""
     return [axis for axis in AXES if axis.name not in TRAINER_AXES and getattr(config.parallelism, axis.key) > 1]
 
 
@@ -81,7 +81,7 @@ def check_tensor_parallel_in_node(config: RunConfig, site: Site) -> Iterator[Fin
 
 
 def check_heads(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """Heads share out the width, and tensor-parallel ranks share out the heads."""
+    """The width divides evenly into heads, and the heads over tensor-parallel ranks."""
     model, tp = config.model, config.parallelism.tensor_parallel_size
     key = "model.num_attention_heads"
     if model.hidden_size % model.num_attention_heads:
@@ -92,7 +92,7 @@ def check_heads(config: RunConfig, site: Site) -> Iterator[Finding]:
 
 
 def check_ffn_width(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """Tensor-parallel ranks share out the MLP."""
+    """The MLP's width divides evenly over tensor-parallel ranks."""
     tp = config.parallelism.tensor_parallel_size
     if config.model.ffn_hidden_size and config.model.ffn_hidden_size % tp:
         text = f"{config.model.ffn_hidden_size} is not a multiple of tp {tp}"
@@ -100,7 +100,7 @@ def check_ffn_width(config: RunConfig, site: Site) -> Iterator[Finding]:
 
 
 def check_rotary(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """Rotary positions turn pairs of elements."""
+    """Rotary positions rotate pairs of elements, so the head width is even."""
     model = config.model
     width = model.hidden_size // model.num_attention_heads
     if model.positions == "rotary" and width % 2:
@@ -117,7 +117,7 @@ def check_stages(config: RunConfig, site: Site) -> Iterator[Finding]:
 
 
 def check_partition_method(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """The partition method is one that DeepSpeed knows or a cut by price, and its pattern or counts can be read."""
+    """The partition method is DeepSpeed's or a cut by price, and its pattern or counts are valid."""
     key, method = "parallelism.partition_method", config.parallelism.partition_method
     name, _, pattern = method.partition(":")
     if name in ("time", "memory") and ":" in method:
@@ -133,14 +133,14 @@ def check_partition_method(config: RunConfig, site: Site) -> Iterator[Finding]:
     try:
         re.compile(pattern)
     except re.error as problem:
-        yield error("partition_method", (key,), f"{pattern!r} is no regular expression: {problem}")
+        yield error("partition_method", (key,), f"{pattern!r} is not a valid regular expression: {problem}")
         return
     if name == "type" and config.run.command is None:
         yield from _check_pattern_matches(config, method.split(":")[1])
 
 
 def layer_names(model: ModelSection) -> tuple[str, ...]:
-    """Class names of `bsl train`'s pipeline layers, in their order, repeated ones once."""
+    """Return the class names of `bsl train`'s pipeline layers in order, without repetitions."""
     return (
         "VocabularyEmbedding",
         *(["LearnedPositions"] if model.positions == "learned" else []),
@@ -152,28 +152,28 @@ def layer_names(model: ModelSection) -> tuple[str, ...]:
 
 
 def _check_pattern_matches(config: RunConfig, pattern: str) -> Iterator[Finding]:
-    """`type:REGEX` matches a layer; DeepSpeed would cut by weights that are all zero."""
+    """`type:REGEX` matches a layer. Otherwise DeepSpeed would cut by weights that are all zero."""
     names = layer_names(config.model)
     if not any(re.search(pattern, name, re.IGNORECASE) for name in names):
-        text = f"{pattern!r} matches no layer: there are {', '.join(names)}"
+        text = f"{pattern!r} matches no layer; the layers are {', '.join(names)}"
         yield error("partition_method", ("parallelism.partition_method",), text)
 
 
 def _check_counts(config: RunConfig, counts: str) -> Iterator[Finding]:
-    """`time:7,6,6,5`: the layers of every stage, as `bsl submit` writes them down."""
+    """`time:7,6,6,5`, the layers of every stage as `bsl submit` records them, fits the run."""
     key = "parallelism.partition_method"
     layers, pp = config.model.num_layers, config.parallelism.pipeline_parallel_size
     if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", counts):
-        yield error("partition_method", (key,), f"{counts!r} is no list of layers of every stage, such as 7,6,6,5")
+        yield error("partition_method", (key,), f"{counts!r} is not a list of layers per stage, such as 7,6,6,5")
         return
     numbers = [int(count) for count in counts.split(",")]
     if (sum(numbers), len(numbers)) != (layers, pp):
-        text = f"{counts!r} is {sum(numbers)} layers on {len(numbers)} stages; the run has {layers} on {pp}"
+        text = f"{counts!r} puts {sum(numbers)} layers on {len(numbers)} stages; the run has {layers} on {pp}"
         yield error("partition_method", (key, PP), text)
 
 
 def check_vocabulary_padding(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """Padding of the vocabulary (to `vocab_size_multiple` x tp) is not a large part of it."""
+    """The padding of the vocabulary (to `vocab_size_multiple` x tp) is small compared with the vocabulary."""
     vocab, padded = config.model.vocab_size, config.padded_vocab_size
     if padded - vocab > vocab // 2:
         text = f"{config.model.vocab_size_multiple} x tp pads the vocabulary from {vocab} to {padded}"
@@ -192,7 +192,7 @@ def check_global_batch(config: RunConfig, site: Site) -> Iterator[Finding]:
 
 
 def check_rampup_range(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """The ramp rises, in whole increments, to the global batch size."""
+    """The ramp rises in whole increments to the global batch size."""
     ramp, goal = config.training.rampup, config.training.global_batch_size
     if ramp is None:
         return
@@ -203,30 +203,32 @@ def check_rampup_range(config: RunConfig, site: Site) -> Iterator[Finding]:
         text = f"no effect: the ramp starts at its goal {goal}"
         yield warning("rampup_range", (start, "training.global_batch_size"), text)
     elif (goal - ramp.start) % ramp.increment:
-        text = f"the way from {ramp.start} to {goal} is {goal - ramp.start} samples, no multiple of {ramp.increment}"
+        text = (
+            f"from {ramp.start} to {goal} is {goal - ramp.start} samples, which is not a multiple of {ramp.increment}"
+        )
         yield error("rampup_range", (increment, "training.global_batch_size"), text)
 
 
 def check_rampup_sizes(config: RunConfig, site: Site) -> Iterator[Finding]:
     """Every batch size on the ramp is a whole number of micro batches on every replica.
 
-    Megatron's own check fires only when training gets there, days later.
+    Megatron's own check fires only when training reaches that size, days later.
     """
     ramp, training, dp = config.training.rampup, config.training, data_parallel_size(config, site)
     if ramp is None or dp is None:
         return
     unit = training.micro_batch_size * dp
-    # Sizes repeat modulo `unit`, so `unit` of them show every remainder there is.
+    # Remainders modulo `unit` repeat, so the first `unit` sizes show all of them.
     sizes = range(ramp.start, training.global_batch_size, ramp.increment)
     broken = next((size for size in sizes[:unit] if size % unit), None)
     if broken is not None:
         key = "training.rampup.start" if ramp.start % unit else "training.rampup.increment"
-        text = f"the ramp reaches {broken}, no multiple of micro_batch_size {training.micro_batch_size} x dp {dp}"
+        text = f"the ramp reaches {broken}, not a multiple of micro_batch_size {training.micro_batch_size} x dp {dp}"
         yield error("rampup_sizes", (key, "training.micro_batch_size"), f"{text} = {unit}")
 
 
 def check_learning_rate(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """The learning rate decays downwards, after the warm-up."""
+    """The learning rate decays to a lower value, and only after the warm-up."""
     optimizer = config.optimizer
     if optimizer.min_learning_rate > optimizer.learning_rate:
         text = f"{optimizer.min_learning_rate} is above the peak {optimizer.learning_rate}"
@@ -239,7 +241,7 @@ def check_learning_rate(config: RunConfig, site: Site) -> Iterator[Finding]:
 
 
 def check_partition(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """The partition is one of the site's; one is named where the site lists several and has no default."""
+    """The partition is one of the site's. If the site lists partitions without a default, the run names one."""
     partitions, name = site.config.partitions, config.slurm.partition
     if site.is_local or not partitions or name in partitions:
         return
@@ -261,7 +263,7 @@ def check_nodes(config: RunConfig, site: Site) -> Iterator[Finding]:
     nodes, reserve = config.slurm.nodes, site.config.reserve_nodes
     if nodes > partition.nodes - reserve:
         kept = f", of which {reserve} are kept to replace dead ones" if reserve else ""
-        text = f"{nodes} nodes asked for; partition {config.slurm.partition} has {partition.nodes}{kept}"
+        text = f"{nodes} nodes requested; partition {config.slurm.partition} has {partition.nodes}{kept}"
         yield error("nodes", ("slurm.nodes", "site.reserve_nodes" if reserve else "slurm.partition"), text)
 
 
@@ -272,7 +274,7 @@ def check_time_limit(config: RunConfig, site: Site) -> Iterator[Finding]:
     partition = site.config.partitions.get(config.slurm.partition or "")
     limit = config.slurm.time_limit
     if limit is None:
-        text = "none given: the partition's own applies, and ranks are not told to save before it"
+        text = "none given: the partition's limit applies, and ranks are not told to save before it"
         yield warning("time_limit", ("slurm.time_limit", "slurm.partition"), text)
     elif partition and partition.max_time and parse_slurm_duration(limit) > parse_slurm_duration(partition.max_time):
         text = f"{limit} is above the {partition.max_time} of partition {config.slurm.partition}"
@@ -280,7 +282,7 @@ def check_time_limit(config: RunConfig, site: Site) -> Iterator[Finding]:
 
 
 def check_exit_margin(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """The signal to save comes after the start, and leaves time for a step and a save."""
+    """The signal to save comes after the start of the job and leaves time for a step and a save."""
     monitor, limit = config.monitor, config.slurm.time_limit
     if limit is None or site.is_local:
         return
@@ -288,13 +290,13 @@ def check_exit_margin(config: RunConfig, site: Site) -> Iterator[Finding]:
     needed_s = monitor.step_time_s + monitor.save_time_s
     if monitor.exit_margin_s is None:
         if 2 * needed_s >= limit_s:
-            text = f"two steps and two saves take {2 * needed_s:g} s, which is all of the limit {limit}"
+            text = f"two steps and two saves take {2 * needed_s:g} s, which uses up the whole limit of {limit}"
             yield warning("exit_margin", ("monitor.step_time_s", "slurm.time_limit"), text)
     elif monitor.exit_margin_s >= limit_s:
-        text = f"{format_slurm_duration(monitor.exit_margin_s)} before the limit of {limit} is before the start"
+        text = f"{format_slurm_duration(monitor.exit_margin_s)} before the limit of {limit} is before the job starts"
         yield error("exit_margin", (key, "slurm.time_limit"), text)
     elif monitor.exit_margin_s < needed_s:
-        text = f"{monitor.exit_margin_s} s is less than one step and one save take ({needed_s:g} s)"
+        text = f"{monitor.exit_margin_s} s is less than one step and one save take together ({needed_s:g} s)"
         yield warning("exit_margin", (key, "monitor.save_time_s"), text)
 
 
@@ -323,18 +325,18 @@ def check_environment(config: RunConfig, site: Site) -> Iterator[Finding]:
 
 
 def check_held_out(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """`bsl train` evaluates on held-out samples alone, in whole micro batches."""
+    """`bsl train` evaluates only on held-out samples, so an evaluation needs some."""
     if config.run.command is None and config.monitor.eval_interval and not config.data.held_out:
-        text = "nothing is held out: there will be no evaluation"
+        text = "no samples are held out, so there will be no evaluation"
         yield warning("held_out", ("monitor.eval_interval", "data.held_out"), text)
 
 
 def check_steps_without_effect(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """Steps that are named lie within the run."""
+    """Steps that the run file names are within the run."""
     steps, key = config.training.steps, "training.steps"
     save, stop = config.checkpoint.save_interval, config.training.stop_after_steps
     if save and save > steps:
-        text = f"no effect: {save} is more than the {steps} steps of the run; it is saved at the end"
+        text = f"no effect: {save} is more than the {steps} steps of the run, which is saved at its end"
         yield warning("steps_without_effect", ("checkpoint.save_interval", key), text)
     if stop and stop >= steps:
         text = f"no effect: the run ends after {steps} steps anyway"
@@ -346,7 +348,7 @@ def check_steps_without_effect(config: RunConfig, site: Site) -> Iterator[Findin
 
 
 def check_command_without_effect(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """What only `bsl train` does is not asked of another program."""
+    """Keys that only `bsl train` follows are not used with another program."""
     if config.run.command is None:
         return
     asked = {"faults": config.faults, "monitor.dump_weights_steps": config.monitor.dump_weights_steps}
@@ -357,7 +359,7 @@ def check_command_without_effect(config: RunConfig, site: Site) -> Iterator[Find
 
 
 def check_local_without_effect(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """A local site has no scheduler that could heed Slurm's options."""
+    """A local site has no scheduler, so Slurm's options have no effect."""
     if not site.is_local:
         return
     for name, field in type(config.slurm).model_fields.items():

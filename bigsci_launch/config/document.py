@@ -1,7 +1,7 @@
-"""YAML text as a tree of values that know their place: what an editor shows is what arrives, and `file:line:column`.
+"""YAML text as a tree of values that know their place, `file:line:column`.
 
-The rules are YAML 1.2's, on PyYAML's parser: only `true` and `false` are booleans, `20:00:00` and `010` are text,
-`6e-5` is a number, a key may stand only once. A value that could be read in two ways stays text.
+It applies the rules of YAML 1.2 to PyYAML's parser: only `true` and `false` are booleans, `20:00:00` and `010` are
+text, `6e-5` is a number, and a key may occur only once. An ambiguous value stays text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Node:
     where: str
 
     def plain(self) -> Any:
-        """The value without places, as dicts, lists and scalars."""
+        """Return the value without places, as dicts, lists and scalars."""
         if isinstance(self.value, dict):
             return {key: child.plain() for key, child in self.value.items()}
         if isinstance(self.value, list):
@@ -51,7 +51,7 @@ class Node:
         return self.value
 
     def child(self, step: str | int) -> Node | None:
-        """The entry or item at `step`, or nothing."""
+        """Return the entry or item at `step`, or None."""
         if isinstance(self.value, dict) and isinstance(step, str):
             return self.value.get(step)
         if isinstance(self.value, list) and isinstance(step, int) and 0 <= step < len(self.value):
@@ -59,14 +59,14 @@ class Node:
         return None
 
     def at(self, path: KeyPath) -> Node | None:
-        """The node at `path`, or nothing."""
+        """Return the node at `path`, or None."""
         node: Node | None = self
         for step in path:
             node = node.child(step) if node else None
         return node
 
     def nearest(self, path: KeyPath) -> Node:
-        """The node at `path`, or the deepest one above it that exists."""
+        """Return the node at `path`, or the deepest existing one above it."""
         node = self
         for step in path:
             below = node.child(step)
@@ -80,22 +80,22 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's parser with YAML 1.2's plain scalars."""
 
 
-# Assigned, not inherited: PyYAML's own table is the one that reads 20:00:00 as 72000.
+# Replaced rather than inherited, because PyYAML's own table reads 20:00:00 as 72000.
 _Loader.yaml_implicit_resolvers = {}
 for _name, _pattern in _PLAIN.items():
     _Loader.add_implicit_resolver(_PREFIX + _name, re.compile(f"(?:{_pattern.pattern})\\Z"), None)
 
 
 def resolve_plain(text: str) -> str:
-    """How an unquoted `text` is read: `null`, `bool`, `int`, `float` or `str`."""
+    """Return how an unquoted `text` is read: `null`, `bool`, `int`, `float` or `str`."""
     return next((name for name, pattern in _PLAIN.items() if pattern.fullmatch(text)), "str")
 
 
 def read_document(path: Path) -> Node:
-    """The mapping in the YAML file at `path`.
+    """Return the mapping in the YAML file at `path`.
 
     Raises:
-        ConfigError: the file cannot be read, is not UTF-8 or not YAML, is empty, or holds something else.
+        ConfigError: the file cannot be read, is not UTF-8 or not YAML, is empty, or contains no mapping.
     """
     name = str(path)
     try:
@@ -109,15 +109,17 @@ def read_document(path: Path) -> Node:
     if root.value is None:
         raise _error(name, "the file is empty")
     if not isinstance(root.value, dict):
-        raise _error(root.where, f"the file must hold sections, `name:` and keys below it (got {describe(root.value)})")
+        raise _error(
+            root.where, f"the file must consist of sections, `name:` with keys below it (got {describe(root.value)})"
+        )
     return root
 
 
 def parse_document(text: str, name: str) -> Node:
-    """The one YAML document in `text`; `name` stands before line and column in every place.
+    """Return the one YAML document in `text`. Every place begins with `name`, then has line and column.
 
     Raises:
-        ConfigError: the text is not YAML, or breaks the rules of this module; holds every such problem.
+        ConfigError: the text is not YAML, or breaks the rules of this module; lists every such problem.
     """
     try:
         tree = yaml.compose(text, Loader=_Loader)
@@ -139,7 +141,7 @@ def parse_document(text: str, name: str) -> Node:
 
 
 def describe(value: Any, limit: int = 60) -> str:
-    """A value as the reader of an error wants to see it: short, and text in quotes."""
+    """Return a value as an error message shows it: short, and text in quotes."""
     if isinstance(value, (dict, list)) and value:
         return "a mapping" if isinstance(value, dict) else "a list"
     shown = "nothing" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
@@ -147,7 +149,7 @@ def describe(value: Any, limit: int = 60) -> str:
 
 
 class _Builder:
-    """Turns PyYAML's nodes into ours, collecting problems."""
+    """Turns PyYAML's nodes into ours and collects problems."""
 
     def __init__(self, name: str) -> None:
         self.problems: list[Problem] = []
@@ -187,7 +189,7 @@ class _Builder:
             if key is None:
                 continue
             if key in entries:
-                self._refuse(where, key, f"the key stands twice (first at {entries[key].where})")
+                self._refuse(where, key, f"the key occurs twice (first at {entries[key].where})")
                 continue
             entries[key] = self.build(value_node, where)
         return entries
@@ -216,7 +218,7 @@ class _Builder:
         return text.lower() == "true" if kind == "bool" else self._number(text, kind, where)
 
     def _number(self, text: str, kind: str, where: str) -> int | float | None:
-        # Python refuses integers of more than 4300 digits, and floats overflow to infinity without a word.
+        # Python refuses integers of more than 4300 digits, and floats silently overflow to infinity.
         number = None if len(text) > 400 else int(text) if kind == "int" else float(text)
         if number is None or number in (float("inf"), float("-inf")):
             self._refuse(where, "", f"{describe(text)} is too large a number")
@@ -248,7 +250,7 @@ def _error(where: str, text: str) -> ConfigError:
 
 
 def at_one_place(value: Any, where: str) -> Node:
-    """Plain data as a tree whose every value has the place `where`."""
+    """Return plain data as a tree in which every value has the place `where`."""
     if isinstance(value, dict):
         return Node({key: at_one_place(child, where) for key, child in value.items()}, where)
     if isinstance(value, list):
@@ -257,7 +259,7 @@ def at_one_place(value: Any, where: str) -> Node:
 
 
 def overlay(lower: Node, upper: Node) -> Node:
-    """`upper` laid over `lower`: mappings are merged, anything else is replaced as a whole."""
+    """Return `upper` merged over `lower`: mappings are merged, anything else is replaced as a whole."""
     if not (isinstance(lower.value, dict) and isinstance(upper.value, dict)):
         return upper
     merged = dict(lower.value)
@@ -267,7 +269,7 @@ def overlay(lower: Node, upper: Node) -> Node:
 
 
 def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Every scalar and every empty container in plain data, with its key path, in order."""
+    """Yield every scalar and every empty container in plain data with its key path, in order."""
     if isinstance(value, dict) and value:
         for key, child in value.items():
             yield from leaves(child, (*path, key))
@@ -279,10 +281,10 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def dotted(path: KeyPath) -> str:
-    """A key path as people write it: `faults.0.rank`."""
+    """Return a key path as people write it: `faults.0.rank`."""
     return ".".join(str(step) for step in path)
 
 
 def parse_key(text: str) -> KeyPath:
-    """The key path that `dotted` writes as `text`; digits alone are an index."""
+    """Return the key path that `dotted` writes as `text`; a step of digits is an index."""
     return tuple(int(step) if step.isdecimal() else step for step in text.split("."))

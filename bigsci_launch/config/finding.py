@@ -1,4 +1,4 @@
-"""What a rule says about a configuration: one type for run files, setups, cuts into stages, and whole runs."""
+"""A finding: what a rule says about a run file, a setup, a cut into stages or a whole run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DP = "parallelism.data_parallel_size"
 class Finding:
     """A rule that does not hold.
 
-    `keys` are the full keys that do not go together: one or two, the one to change first. Keys of the site file begin
-    with `site.`. `text` says what is wrong, and `price` what it costs or leads to, where the rule knows it.
+    `keys` are the one or two full keys that do not fit together, first the one to change. Keys of the site file begin
+    with `site.`. `text` says what is wrong, and `price` what it costs or leads to if the rule knows it.
     """
 
     rule: str
@@ -35,22 +35,22 @@ class Finding:
         return self.severity == "error"
 
     def at(self, where: str) -> Problem:
-        """The finding as a problem of the file, at the place `where`."""
+        """Return the finding as a problem of the file, at the place `where`."""
         return Problem(where, self.keys[0], _priced(self.text, self.price))
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Errors, then warnings, then notes, each in the order in which they were found."""
+    """Return errors, then warnings, then notes, each in the order in which they were found."""
     return sorted(findings, key=lambda finding: _ORDER.index(finding.severity))
 
 
 def finding_line(finding: Finding) -> str:
-    """A finding for people: its keys, what is wrong, and the price."""
+    """Return a finding as a line for people: its keys, what is wrong, and the price."""
     return f"{finding.severity}: {' and '.join(finding.keys)}: {_priced(finding.text, finding.price)}"
 
 
 def finding_document(finding: Finding) -> dict[str, str]:
-    """A finding for JSON, without its price."""
+    """Return a finding for JSON, without its price."""
     key, other_key = (*finding.keys, "")[:2]
     return {
         "rule": finding.rule,

@@ -1,7 +1,7 @@
-"""Reads a run file: layers its values, checks them all, and remembers where each one came from.
+"""Reads a run file: merges its layers, checks every value, and remembers where each one came from.
 
-Layers, weakest first: defaults, the site, the chain of `extends` parents, the file, `--set`. Every problem is
-collected before one `ConfigError` is raised.
+The layers are, weakest first: defaults, the site, the chain of `extends` parents, the file, `--set`. All problems are
+collected into one `ConfigError`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from bigsci_launch.config.site import Layout, Site, is_path, load_site, site_lay
 from bigsci_launch.errors import ConfigError, Problem
 
 DEFAULT, OVERRIDE, COMPUTED = "default", "--set", "computed"
-HINT = "`bsl config schema` shows every key; docs/reference/config.md says what each means"
+HINT = "`bsl config schema` shows every key; docs/reference/config.md explains them"
 
 _PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+):(?P<column>\d+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRun:
-    """A run file, resolved. `origins` says for each leaf (`optimizer.betas.0`) where its value came from:
+    """A resolved run file. `origins` maps each leaf (`optimizer.betas.0`) to where its value came from:
     `file:line:column`, `--set`, `site NAME`, `default` or `computed`."""
 
     path: Path
@@ -53,21 +53,21 @@ class LoadedRun:
 
 
 def load_run(path: Path, overrides: Sequence[str] = ()) -> LoadedRun:
-    """The run in the file at `path` with `overrides` (`section.key=value`, the value in YAML) laid over it.
+    """Return the run in the file at `path` with `overrides` (`section.key=value`, the value in YAML) applied.
 
-    The config that is returned is complete: `data_parallel_size` and the site's values are filled in.
+    Its config is complete: `data_parallel_size` and the site's values are filled in.
 
     Raises:
-        ConfigError: with every problem of the file, its parents, its site and the overrides.
+        ConfigError: lists every problem of the file, its parents, its site and the overrides.
     """
     return _checked(path, *resolve_run(path, overrides))
 
 
 def resolve_run(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, Site, Node]:
-    """The run in the file at `path` with its site and its values' places, before the rules across sections.
+    """Return the run in the file at `path`, its site, and the places of its values. Applies no rules across sections.
 
     Raises:
-        ConfigError: with every problem that a value has by itself.
+        ConfigError: lists every problem of a single value.
     """
     written = read_chain(path)
     defaults = default_layer(RunConfig)
@@ -82,7 +82,7 @@ def resolve_run(path: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, S
 
 
 def _checked(path: Path, config: RunConfig, site: Site, tree: Node) -> LoadedRun:
-    """The loaded run, if the rules across sections hold."""
+    """Return the loaded run if the rules across sections hold."""
     findings = check_run(config, site)
     errors = [_problem_of(finding, tree) for finding in findings if finding.is_error]
     if errors:
@@ -94,10 +94,10 @@ def _checked(path: Path, config: RunConfig, site: Site, tree: Node) -> LoadedRun
 
 
 def read_chain(path: Path, children: tuple[Path, ...] = ()) -> Node:
-    """What stands in the file at `path` over what stands in the files that it extends.
+    """Return the contents of the file at `path` merged over those of the files that it extends.
 
     Raises:
-        ConfigError: a file of the chain cannot be read, or the chain comes back to itself.
+        ConfigError: a file of the chain cannot be read, or the chain is circular.
     """
     root = read_document(path)
     assert isinstance(root.value, dict)
@@ -118,7 +118,7 @@ def read_chain(path: Path, children: tuple[Path, ...] = ()) -> Node:
 
 
 def default_layer(model: type[BaseModel]) -> Node:
-    """Every default of `model`, as the weakest layer; required keys are absent."""
+    """Return every default of `model` as the weakest layer; required keys are absent."""
     entries = {}
     for name, field in model.model_fields.items():
         section = section_in(field.annotation)
@@ -133,13 +133,14 @@ def default_layer(model: type[BaseModel]) -> Node:
 
 
 def origins_of(config: RunConfig, tree: Node) -> dict[str, str]:
-    """For every leaf of `config`, the place of its node in `tree`."""
+    """Return the place in `tree` of every leaf of `config`."""
     data = config.model_dump(mode="json")
     return {dotted(path): _origin(tree, path, value) for path, value in leaves(data)}
 
 
 def _origin(tree: Node, path: KeyPath, value: Any) -> str:
-    """`default` for a leaf of a section that only a list or a null default held; `computed` for a null filled in."""
+    """Return the place of one leaf: `default` if it is inside a default list or null, `computed` if it replaced a
+    null."""
     node = tree.at(path)
     if node is None:
         return DEFAULT
@@ -147,15 +148,15 @@ def _origin(tree: Node, path: KeyPath, value: Any) -> str:
 
 
 def dump_resolved(config: RunConfig) -> str:
-    """The whole config as YAML text; `load_resolved` gives the same config back."""
+    """Return the whole config as YAML text, which `load_resolved` reads back."""
     return render_yaml(config.model_dump(mode="json"))
 
 
 def load_resolved(path: Path) -> RunConfig:
-    """The config in a file that `dump_resolved` wrote: no layers, no site, no rules.
+    """Return the config in a file that `dump_resolved` wrote. Applies no layers, no site and no rules.
 
     Raises:
-        ConfigError: the file cannot be read, or is no complete config.
+        ConfigError: the file cannot be read, or is not a complete config.
     """
     config, problems = validate(RunConfig, read_document(path))
     if config is None:
@@ -164,7 +165,7 @@ def load_resolved(path: Path) -> RunConfig:
 
 
 def _override(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]:
-    """`tree` with each `key=value` put in, in order, and what was wrong with the others."""
+    """Return `tree` with each `key=value` applied in order, and the problems of those that could not be."""
     problems: list[Problem] = []
     for argument in overrides:
         try:
@@ -180,14 +181,14 @@ def _override(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]
 def _parse_override(argument: str) -> tuple[list[str], Node]:
     key, equals, text = argument.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
-        raise ValueError("not section.key=value")
+        raise ValueError("is not section.key=value")
     if key == "extends":
         raise ValueError("only a file can extend another")
     return key.split("."), at_one_place(parse_document(text, OVERRIDE).plain(), OVERRIDE)
 
 
 def _put(node: Node | None, path: list[str], value: Node) -> Node:
-    """`node` with `value` at `path`; what is missing on the way is made, a list grows by one item at most."""
+    """Return `node` with `value` at `path`. Creates what is missing on the way; a list grows by one item at most."""
     if not path:
         return value
     step, rest = path[0], path[1:]
@@ -196,17 +197,17 @@ def _put(node: Node | None, path: list[str], value: Node) -> Node:
     if isinstance(inside, dict):
         return Node({**inside, step: _put(inside.get(step), rest, value)}, where)
     if not isinstance(inside, list):
-        raise ValueError(f"nothing stands below a single value ({step})")
+        raise ValueError(f"a single value has no keys below it ({step})")
     if not step.isdecimal() or int(step) > len(inside):
-        raise ValueError(f"the list has {len(inside)} items; {step} is none of them and not the next")
+        raise ValueError(f"the list has {len(inside)} items; {step} is neither one of them nor the next")
     at = int(step)
     return Node([*inside[:at], _put(inside[at] if at < len(inside) else None, rest, value), *inside[at + 1 :]], where)
 
 
 def _site_of(tree: Node, path: Path) -> tuple[Site | None, Sequence[Problem], str]:
-    """The site that the run names, or what is wrong with it, and the hint for the reader.
+    """Return the site that the run names or its problems, and a hint for the reader.
 
-    A name that is no text is left to validation, which says it better.
+    Validation reports a name that is not text, because its message is better.
     """
     node = tree.nearest(("slurm", "site"))
     if not isinstance(node.value, str):
@@ -226,14 +227,14 @@ def _with_data_parallel_size(config: RunConfig, dp: int) -> RunConfig:
 
 
 def _problem_of(finding: Finding, tree: Node) -> Problem:
-    """A finding at the place of the first of its keys that somebody wrote."""
+    """Return a finding as a problem at the first of its keys that somebody wrote."""
     nodes = [tree.at(parse_key(key)) for key in finding.keys]
     written = [node.where for node in nodes if node and (node.where == OVERRIDE or _PLACE.fullmatch(node.where))]
     return finding.at(written[0] if written else tree.where)
 
 
 def _placed(problem: Problem, written: Node) -> Problem:
-    """`problem`; one whose key nobody wrote is the file's."""
+    """Return `problem`, at the file as a whole if nobody wrote its key."""
     return replace(problem, where=written.where) if problem.where == DEFAULT else problem
 
 

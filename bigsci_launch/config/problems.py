@@ -1,4 +1,4 @@
-"""What pydantic finds wrong, in words: the place, the full key, the value given, and what was probably meant."""
+"""Pydantic's errors in plain words: the place, the full key, the value given, and what was probably meant."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _WORDS = {
 
 
 def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Problem]]:
-    """The model made from `tree`, or every problem that stops it, each at its place.
+    """Return the model made from `tree`, or every problem that prevents it, each with its place.
 
-    Strict JSON mode: the only one that takes lists and text from YAML but refuses `"4"` for a number (lax takes it)
-    and does not refuse a list for a tuple (strict Python mode does).
+    Uses strict JSON mode, because lax mode accepts `"4"` for a number and strict Python mode refuses a list for a
+    tuple.
     """
     try:
         return model.model_validate_json(json.dumps(tree.plain())), []
@@ -51,12 +51,12 @@ def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Problem
     return None, [_problem(model, tree, detail) for detail in _without_alternatives(details)]
 
 
-# What pydantic adds to the key of a value that may be one of several words or a number: which of the two it tried.
+# For a value that may be a word or a number, pydantic appends to the key which of the two it tried.
 _ALTERNATIVE = re.compile(r"literal\[.*\]|constrained-\w+")
 
 
 def _without_alternatives(details: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The errors, those of a value that fits none of a key's alternatives as one."""
+    """Yield the errors, with those about the alternatives of one value merged into one."""
     for loc, same in groupby(details, lambda detail: _without_alternative(detail["loc"])):
         first, *others = same
         if loc != first["loc"]:
@@ -92,7 +92,7 @@ def _own_words(message: str) -> str:
 
 
 def _advice(kind: str, given: Any) -> str:
-    """How to write the value, where a habit of YAML 1.1 or of Python is the likely reason."""
+    """Return how to write the value, if a habit from YAML 1.1 or Python is the likely cause."""
     if kind == "string_type" and isinstance(given, (int, float)):
         return "; write it in quotes"
     if not isinstance(given, str):
@@ -109,7 +109,7 @@ def _advice(kind: str, given: Any) -> str:
 
 
 def _meant(model: type[BaseModel], loc: KeyPath) -> str:
-    """The key that was probably meant: a near miss in the same section, or the same key in another one."""
+    """Return the key that was probably meant: a near miss in the same section, or the same key in another one."""
     unknown = str(loc[-1])
     section = section_at(model, loc[:-1])
     near = closest(unknown, section.model_fields if section else ())
@@ -120,13 +120,13 @@ def _meant(model: type[BaseModel], loc: KeyPath) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is most like `word`, or nothing when none is."""
+    """Return the known word most similar to `word`, or None if none is similar."""
     found = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), n=1, cutoff=0.6)
     return found[0] if found else None
 
 
 def section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
-    """The section class at `path` below `model`, or nothing; list indices and names of free entries are skipped."""
+    """Return the section class at `path` below `model`, or None. Skips list indices and free names."""
     section: type[BaseModel] | None = model
     for step in path:
         field = section.model_fields.get(str(step)) if section else None
@@ -137,14 +137,14 @@ def section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
 
 
 def section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section class in `Section`, `Section | None`, `list[Section]` or `dict[str, Section]`."""
+    """Return the section class in `Section`, `Section | None`, `list[Section]` or `dict[str, Section]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := section_in(part))), None)
 
 
 def sections(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], type[BaseModel]]]:
-    """Every section class below `model`, depth first, with its path; lists and free names add no step."""
+    """Yield every section class below `model` with its path, depth first; lists and free names add no step."""
     for name, field in model.model_fields.items():
         section = section_in(field.annotation)
         if section is not None:

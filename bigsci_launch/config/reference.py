@@ -1,4 +1,4 @@
-"""The schema for editors and the manual of keys, both made from the docstrings in `schema`."""
+"""The JSON Schema for editors and the manual of keys, both generated from the docstrings in `schema`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from bigsci_launch.config.schema import RunConfig, SiteConfig
 SchemaName = Literal["run", "site"]
 Schema = dict[str, Any]
 
-EXTENDS = "Path of one run file, relative to this one, whose values stand where this file leaves them out."
+EXTENDS = "Path of one run file, relative to this one. Its values apply to keys that this file leaves out."
 
 _INTRODUCTION = """# Keys of run files and site files
 
-A key that is left out has the default shown; a required key has none. Values stand in layers, weakest first: defaults,
-the site, the file that `extends` names, the file itself, `--set key=value`. `bsl config show FILE` tells the origin of
-each. YAML is read by the rules of version 1.2: only `true` and `false` are booleans, and `20:00:00` is text.
+A key that is left out has the default shown; a required key has none. Values come from layers, weakest first: defaults,
+the site, the file that `extends` names, the file itself, `--set key=value`. `bsl config show FILE` shows the origin of
+each value. YAML is read by the rules of version 1.2: only `true` and `false` are booleans, and `20:00:00` is text.
 """
 
 
 def json_schema(name: SchemaName) -> Schema:
-    """JSON Schema, draft 7, of a run file or a site file, for editors.
+    """Return the JSON Schema (draft 7) of a run file or a site file, for editors.
 
-    A run file that extends another may leave out what that one has, so required keys of a run file are demanded only
-    where `extends` is absent.
+    A run file that extends another may leave out what the other has, so the schema requires keys only if `extends` is
+    absent.
     """
     schema = _draft_7(RunConfig if name == "run" else SiteConfig)
     if name == "run":
@@ -37,7 +37,7 @@ def json_schema(name: SchemaName) -> Schema:
 
 
 def json_schema_text(name: SchemaName) -> str:
-    """The schema as it stands in `configs/schema/NAME.schema.json`."""
+    """Return the text of `configs/schema/NAME.schema.json`."""
     return json.dumps(json_schema(name), indent=2) + "\n"
 
 
@@ -48,7 +48,7 @@ def _draft_7(model: type[BaseModel]) -> Schema:
 
 
 def _without_titles(schema: Any) -> Any:
-    """`schema` without pydantic's titles, which repeat the names of keys."""
+    """Return `schema` without pydantic's titles, which only repeat the names of keys."""
     if isinstance(schema, list):
         return [_without_titles(item) for item in schema]
     if not isinstance(schema, dict):
@@ -70,7 +70,7 @@ def _allow_extends(schema: Schema) -> None:
 
 
 def config_reference() -> str:
-    """Markdown: every key of a run file and of a site file, with type, default and meaning."""
+    """Return Markdown with every key of a run file and of a site file, its type, default and meaning."""
     run, site = json_schema("run"), json_schema("site")
     parts = [_INTRODUCTION, "## The run file\n", _sentence(run)]
     parts += _table("", {"properties": {"extends": run["properties"]["extends"]}}, run, frozenset())
@@ -82,14 +82,14 @@ def config_reference() -> str:
 
 
 def keys_reference(model: type[BaseModel]) -> str:
-    """Markdown: every key of a file that `model` describes, section by section."""
+    """Return Markdown with every key of a file that `model` describes, section by section."""
     schema = _draft_7(model)
     parts = [_sentence(schema), *_table("", schema, schema, frozenset(schema["required"]))]
     return "\n".join([*parts, *_chapters(model, schema, frozenset(schema["required"]), {})])
 
 
 def _chapters(model: type[BaseModel], root: Schema, required: frozenset[str], demanded: Schema) -> Iterator[str]:
-    """A chapter for every section below `model`, whose schema is `root`, depth first."""
+    """Yield a chapter for every section below `model`, whose schema is `root`, depth first."""
     for path, section in sections(model):
         shown = "".join(_step(root, path, index) for index in range(len(path)))
         definition = root["definitions"][section.__name__]
@@ -101,7 +101,7 @@ def _chapters(model: type[BaseModel], root: Schema, required: frozenset[str], de
 
 
 def _step(root: Schema, path: tuple[str, ...], index: int) -> str:
-    """One step of a section's name: `.rampup`, `[]` behind a list, `.NAME` behind a section of free names."""
+    """Return one step of a section's name: `.rampup`, with `[]` after a list and `.NAME` after free names."""
     properties = root["properties"]
     for step in path[:index]:
         properties = root["definitions"][_reference(properties[step])]["properties"]
@@ -111,7 +111,7 @@ def _step(root: Schema, path: tuple[str, ...], index: int) -> str:
 
 
 def _reference(schema: Schema) -> str:
-    """The name of the definition that `schema` leads to; an empty text when it leads to none."""
+    """Return the name of the definition that `schema` refers to, or an empty text if it refers to none."""
     if "$ref" in schema:
         return str(schema["$ref"]).rsplit("/", 1)[-1]
     below = [*schema.get("anyOf", ()), *schema.get("patternProperties", {}).values()]
@@ -120,7 +120,7 @@ def _reference(schema: Schema) -> str:
 
 
 def _table(prefix: str, section: Schema, root: Schema, required: frozenset[str]) -> Iterator[str]:
-    """A table of the section's own keys; keys that are sections have a chapter of their own."""
+    """Yield a table of the section's own keys; keys that are sections have their own chapters."""
     rows = []
     for name, field in section["properties"].items():
         if _reference(field):
@@ -132,7 +132,7 @@ def _table(prefix: str, section: Schema, root: Schema, required: frozenset[str])
 
 
 def _type(schema: Schema, root: Schema) -> str:
-    """The kind of value in words, with its limits."""
+    """Return the type of a value in words, with its limits."""
     if "anyOf" in schema:
         return " or ".join(_type(part, root) for part in schema["anyOf"])
     if "enum" in schema:

@@ -1,4 +1,4 @@
-"""Plain data as YAML text that `document` reads back to the same values, with a remark after each line if asked."""
+"""Plain data as YAML text that `document` reads back to the same values, optionally with a remark after each line."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from bigsci_launch.config.document import KeyPath, Scalar, resolve_plain
 Remark = Callable[[KeyPath], str]
 
 _BARE = re.compile(r"\.?[A-Za-z_/][A-Za-z0-9_./+=|-]*")
-# Text to us and to YAML 1.2; quoted so that readers of YAML 1.1 agree.
+# Text in YAML 1.2; quoted so that readers of YAML 1.1 agree.
 _OLD_BOOLEANS = frozenset(("y", "n", "yes", "no", "on", "off"))
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 REMARK_COLUMN = 60
 
 
 def render_yaml(data: dict[str, Any], remark: Remark | None = None) -> str:
-    """YAML text of `data`; `remark` gives what stands behind a line as a comment, by key path."""
+    """Return `data` as YAML text; `remark` returns the comment after a line, by key path."""
     lines = list(_entries(data, (), ""))
     if remark is None:
         return "".join(f"{line}\n" for line, _ in lines)
@@ -27,7 +27,7 @@ def render_yaml(data: dict[str, Any], remark: Remark | None = None) -> str:
 
 
 def _entries(data: dict[str, Any], path: KeyPath, indent: str) -> Iterator[tuple[str, KeyPath]]:
-    """The lines of a mapping, each with the key path of the value it shows (empty where it only opens a section)."""
+    """Yield the lines of a mapping, each with the key path of its value (empty if it only opens a section)."""
     for key, value in data.items():
         here = (*path, key)
         if isinstance(value, dict) and value:
@@ -55,7 +55,7 @@ def _flow(value: Any) -> str:
 
 
 def render_scalar(value: Scalar) -> str:
-    """One scalar: plain where that is unmistakable, else in double quotes with everything unprintable escaped."""
+    """Return one scalar: plain if that is unambiguous, else in double quotes with unprintable characters escaped."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, (int, float)):

@@ -1,4 +1,4 @@
-"""What `bsl config` says of a run file: values with their origins, problems, warnings. Text and JSON, no printing."""
+"""What `bsl config` reports about a run file, as text and JSON: values with their origins, problems, warnings."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ SCHEMA_VERSION = 1
 
 
 def summary(run: LoadedRun) -> str:
-    """One line: how many ranks, where, in which topology."""
+    """Return one line: how many ranks, on what, and in which topology."""
     layout, axes = run.layout, run.layout.topology
     nodes = f"{layout.nodes} node{'s'[: layout.nodes > 1]} x {layout.ranks_per_node}"
     return f"{axes.world_size} ranks ({nodes}) on site {run.site.name}: {axes.product}"
 
 
 def warning_lines(run: LoadedRun) -> list[str]:
-    """One line per warning: the origin of the value, its key, and why it was not meant so."""
+    """Return one line per warning: the origin of the value, its key, and why it was probably not meant."""
     return [str(finding.at(run.origins.get(finding.keys[0], ""))) for finding in run.warnings]
 
 
 def show_text(run: LoadedRun) -> str:
-    """The resolved config as YAML, with the origin of each value behind it; can be used as a run file."""
+    """Return the resolved config as YAML with the origin of each value as a comment. It can be used as a run file."""
 
     def origin(path: KeyPath) -> str:
         key = dotted(path)
@@ -40,7 +40,7 @@ def show_text(run: LoadedRun) -> str:
 
 
 def show_document(run: LoadedRun) -> dict[str, Any]:
-    """The resolved config, its origins and its warnings, for `--json`."""
+    """Return the resolved config, its origins and its warnings, for `--json`."""
     return {
         "schema_version": SCHEMA_VERSION,
         "file": str(run.path),
@@ -61,7 +61,7 @@ def _layout_document(layout: Layout) -> dict[str, Any]:
 
 
 def check_document(file: str, run: LoadedRun | None, error: ConfigError | None = None) -> dict[str, Any]:
-    """What a check found, for `--json`: `run` where it holds, `error` where it does not."""
+    """Return what a check found, for `--json`: give `run` if it passed, `error` if it did not."""
     problems = [asdict(problem) for problem in error.problems] if error else []
     if error and not problems:
         problems = [{"where": file, "key": "", "text": error.message}]
@@ -76,14 +76,14 @@ def check_document(file: str, run: LoadedRun | None, error: ConfigError | None =
 
 
 def site_rows(sites: Sequence[Site]) -> list[tuple[str, str, str, str]]:
-    """Name, scheduler, ranks per node and description of each site."""
+    """Return name, scheduler, ranks per node and description of each site."""
     return [
         (site.name, site.config.scheduler, str(site.config.ranks_per_node), site.config.description) for site in sites
     ]
 
 
 def sites_document(sites: Sequence[Site]) -> dict[str, Any]:
-    """Every site that can be named, for `--json`."""
+    """Return every site that a run file can name, for `--json`."""
     entries = [
         {"name": site.name, "file": str(site.path), "config": site.config.model_dump(mode="json")} for site in sites
     ]

@@ -1,6 +1,7 @@
-"""The run file: every key, its unit and its meaning. The docstrings here are the JSON Schema and the manual.
+"""The run file: every key, its unit and its meaning. The JSON Schema and the manual are made from these docstrings.
 
-Values are validated one by one here; rules that span sections are in `check`. Strict JSON mode: `"4"` is no integer.
+Values are validated one by one here, in strict JSON mode (`"4"` is not an integer). Rules across sections are in
+`check`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _slurm_duration(value: Any) -> Any:
     if isinstance(value, str):
         seconds = parse_slurm_duration(value)
         if seconds == 0:
-            raise ValueError("zero means no limit at all to Slurm: write a limit")
+            raise ValueError("to Slurm, zero means no limit at all: write a limit")
         return format_slurm_duration(seconds)
     if isinstance(value, int) and not isinstance(value, bool):
         raise ValueError("a bare number is ambiguous: write HH:MM:SS or D-HH:MM:SS")
@@ -37,7 +38,7 @@ def _slurm_duration(value: Any) -> Any:
 
 
 SlurmDuration = Annotated[str, BeforeValidator(_slurm_duration)]
-# One word of an sbatch header line: a space or a newline in it would begin another option.
+# One word of an sbatch header line. A space or a newline in it would start another option.
 Word = Annotated[str, Field(pattern=r"^\S+$")]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -45,30 +46,31 @@ RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
 class RunSection(Section):
-    """What the run is called and where it lives."""
+    """The run's name, where it is stored, and what it runs."""
 
     name: RunName
-    """Name of the run: its directory under `root` and its Slurm job name. The same name again adds an attempt."""
+    """Name of the run, of its directory under `root`, and of its Slurm jobs. Submitting the name again adds an
+    attempt."""
 
     root: str = "runs"
-    """Folder that holds run directories; a relative path is relative to where `bsl` is called."""
+    """Folder for run directories. A relative path starts at the folder in which `bsl` is called."""
 
     seed: NonNegativeInt = 1234
     """Seed of initialisation, dropout and data order."""
 
     command: list[str] | None = None
-    """The program that every rank runs; default: `bsl train`. It finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
-    MASTER_PORT in its environment, and BSL_RUN_DIR and BSL_ATTEMPT."""
+    """The program that every rank runs; default: `bsl train`. Its environment contains RANK, LOCAL_RANK, WORLD_SIZE,
+    MASTER_ADDR, MASTER_PORT, BSL_RUN_DIR and BSL_ATTEMPT."""
 
 
 class SlurmSection(Section):
-    """What is asked of the scheduler. Site values apply where a key is left out."""
+    """What the job requests from the scheduler. If a key is left out, the site's value applies."""
 
     site: str = "local"
     """Name of a site file (`bsl config sites` lists them), or a path to one, relative to the run file."""
 
     nodes: PositiveInt = 1
-    """Number of nodes; without effect on a local site."""
+    """Number of nodes. It has no effect on a local site."""
 
     time_limit: SlurmDuration | None = None
     """Longest time of one job, HH:MM:SS or D-HH:MM:SS."""
@@ -95,12 +97,12 @@ class SlurmSection(Section):
     """Nodes that must be used, as a Slurm hostlist."""
 
     requeue: bool = False
-    """Whether Slurm may start the job again by itself after a node failure (`--requeue`)."""
+    """Whether Slurm may restart the job automatically after a node failure (`--requeue`)."""
 
 
 class ParallelismSection(Section):
-    """How the model is laid over the ranks. Rank order: tensor fastest, then context, expert, data, and pipeline last.
-    The sizes of all five multiply to the world size."""
+    """How the model is split over the ranks. In rank order, tensor varies fastest, then context, expert, data,
+    pipeline. The product of the five sizes is the world size."""
 
     tensor_parallel_size: PositiveInt = 1
     """Ranks that share every layer (tp)."""
@@ -109,23 +111,24 @@ class ParallelismSection(Section):
     """Stages of the pipeline (pp)."""
 
     data_parallel_size: PositiveInt | None = None
-    """Replicas (dp); default: what the nodes leave, world size / (tp x cp x ep x pp). On a local site, which starts as
-    many ranks as tp x cp x ep x pp x dp asks for, the default fills the site's `ranks_per_node`."""
+    """Replicas (dp); default: world size / (tp x cp x ep x pp). A local site starts tp x cp x ep x pp x dp ranks;
+    there, the default makes that the site's `ranks_per_node`."""
 
     context_parallel_size: PositiveInt = 1
-    """Ranks that share every sequence (cp), for a program of `run.command`: `bsl train` does not cut sequences."""
+    """Ranks that share every sequence (cp), for a program in `run.command`. `bsl train` does not split sequences."""
 
     expert_parallel_size: PositiveInt = 1
-    """Ranks that share the experts of a layer (ep), for a program of `run.command`: `bsl train` has no experts. Leave
-    it at 1 where experts are spread over the data-parallel ranks: then ep is not an axis of its own."""
+    """Ranks that share the experts of a layer (ep), for a program in `run.command`. `bsl train` has no experts. Leave
+    it at 1 if the program spreads experts over the data-parallel ranks, since ep is then not a separate axis."""
 
     partition_method: str = "type:transformer|embedding"
-    """How layers are shared out over stages. DeepSpeed's rules: `uniform`, `parameters`, or `type:REGEX` over layer
-    class names. By `bsl plan`'s prices, embeddings and head included: `time` makes the slowest stage as quick, `memory`
-    the fullest as empty as any cut can. `bsl submit` writes down the cut, as `time:7,6,6,5`; that can be given too."""
+    """How layers are distributed over stages. DeepSpeed's methods are `uniform`, `parameters`, and `type:REGEX` over
+    layer class names. Two methods use the prices of `bsl plan`, including embeddings and head: `time` minimises the
+    time of the slowest stage, `memory` the memory of the fullest. `bsl submit` records the resulting cut as
+    `time:7,6,6,5`, which can also be given."""
 
     def topology(self, num_ranks: int) -> Topology:
-        """The sizes as a topology. Where dp is left out it is what `num_ranks` ranks leave, at least 1."""
+        """Return the sizes as a topology. If dp is left out, it is what `num_ranks` ranks allow, at least 1."""
         sizes = {axis.name: getattr(self, axis.key) for axis in AXES}
         given = Topology(**{axis: size or 1 for axis, size in sizes.items()})
         return given if sizes["dp"] else given.resized(dp=max(1, num_ranks // given.world_size))
@@ -150,23 +153,23 @@ class ModelSection(Section):
     """Width of the MLP; default: 4 x `hidden_size`."""
 
     sequence_length: PositiveInt
-    """Tokens of one sample."""
+    """Tokens per sample."""
 
     vocab_size: PositiveInt
-    """Tokens of the vocabulary, before padding."""
+    """Tokens in the vocabulary, before padding."""
 
     vocab_size_multiple: PositiveInt = 128
     """The vocabulary is padded to a multiple of this times tp. Padding never takes part in the loss."""
 
     positions: Positions = "learned"
-    """How the model knows places: `learned`: a vector for each, in a layer of its own. `rotary`: queries and keys are
-    turned (an even head width is needed). `alibi`: scores fall with the distance, as in BLOOM."""
+    """How the model encodes positions. `learned`: a vector for each, in a separate layer. `rotary`: queries and keys
+    are rotated, which needs an even head width. `alibi`: attention scores fall with distance, as in BLOOM."""
 
     tied_embeddings: bool = True
     """Whether the output layer shares its weight with the word embedding."""
 
     embedding_norm: bool = False
-    """Whether a layer norm follows the embeddings, as in BLOOM; a layer of its own, so that no stage holds a copy."""
+    """Whether a layer norm follows the embeddings, as in BLOOM. It is a separate layer, so that no stage has a copy."""
 
     dropout: Fraction = 0.0
     """Dropout probability in attention output and MLP output."""
@@ -178,7 +181,7 @@ class ModelSection(Section):
     """Standard deviation of the initial weights."""
 
     declared_parameters: str | None = None
-    """What people call the size, such as `176B`; `bsl plan` compares it with what the sizes give."""
+    """The size that people quote, such as `176B`. `bsl plan` compares it with the computed number of parameters."""
 
 
 class RampupSection(Section):
@@ -191,14 +194,14 @@ class RampupSection(Section):
     """Samples added at each step of the ramp; divides `global_batch_size - start`."""
 
     samples: PositiveInt
-    """Samples over which the ramp extends."""
+    """Samples until the ramp ends."""
 
 
 class TrainingSection(Section):
-    """How long and in which batches."""
+    """The length of the run and the sizes of its batches."""
 
     steps: PositiveInt
-    """Optimizer steps from the beginning of the run to its end."""
+    """Optimizer steps of the whole run."""
 
     micro_batch_size: PositiveInt
     """Samples of one micro batch on one data-parallel rank."""
@@ -210,14 +213,14 @@ class TrainingSection(Section):
     """Batch-size ramp-up; default: none."""
 
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Number format of the weights that compute. bf16 keeps fp32 masters and accumulates gradients in fp32. fp16 keeps
-    fp32 masters and scales the loss, by how much it finds out itself; it needs a GPU."""
+    """Number format of the weights used for computing. bf16 keeps fp32 masters and accumulates gradients in fp32. fp16
+    keeps fp32 masters and uses dynamic loss scaling; it needs a GPU."""
 
     activation_checkpointing: bool = False
-    """Whether activations of transformer layers are computed again in the backward pass."""
+    """Whether the activations of transformer layers are recomputed in the backward pass."""
 
     stop_after_steps: PositiveInt | None = None
-    """End this attempt with a checkpoint after that many steps of its own, as if it had been asked to stop."""
+    """End each attempt with a checkpoint after this many of its own steps, as if it had been asked to stop."""
 
 
 class OptimizerSection(Section):
@@ -245,17 +248,17 @@ class OptimizerSection(Section):
     """Decay of matrices; biases and norms are never decayed."""
 
     clip_grad: NonNegativeFloat = 1.0
-    """Longest gradient norm over the whole model; 0 does not clip."""
+    """Maximum gradient norm over the whole model; 0 turns clipping off."""
 
 
 class DataSection(Section):
-    """Where tokens come from."""
+    """Where the tokens come from."""
 
     prefix: str
     """Path of Megatron's indexed dataset without `.bin`/`.idx`; `bsl data prepare` makes one."""
 
     held_out: Fraction = 0.0
-    """Share of the samples, at the end of the dataset, that is never trained on; evaluation takes them."""
+    """Share of the samples, taken from the end of the dataset, that is kept for evaluation and never trained on."""
 
 
 class CheckpointSection(Section):
@@ -265,51 +268,51 @@ class CheckpointSection(Section):
     """Steps between checkpoints; default: only at the end and when asked to stop."""
 
     keep_last: PositiveInt | None = None
-    """How many of the newest checkpoints stay; older ones are deleted after a save, but for the last verified one and
-    those that are pinned or half verified (`bsl checkpoint`). Default: all stay."""
+    """How many of the newest checkpoints to keep; default: all. Older ones are deleted after a save, except the last
+    verified one and those that are pinned or half verified (`bsl checkpoint`)."""
 
     load: str = "auto"
-    """`auto`: the newest checkpoint of the run, if it has one. `none`: start at step 0. Else the path of a checkpoint
-    folder, which must hold one: the run begins with it, and goes on from its own once it has any."""
+    """`auto`: the newest checkpoint of the run, if it has one. `none`: start at step 0. Otherwise the path of a
+    checkpoint folder that has a checkpoint: the run starts from it, and resumes from its own once it has any."""
 
 
 class MonitorSection(Section):
-    """What the run leaves for people who watch it."""
+    """What the run records for people, and when."""
 
     peak_tflops_per_rank: PositiveFloat | None = None
-    """Peak TFLOP/s of one rank's device, to show utilisation; default: the site's."""
+    """Peak TFLOP/s of one rank's device, used to show utilisation; default: the site's."""
 
     dump_weights_steps: list[PositiveInt] = []
-    """Steps around which every rank dumps its weights for `bsl diff-weights` (before and after the step)."""
+    """Steps before and after which every rank dumps its weights for `bsl diff-weights`."""
 
     exit_margin_s: PositiveInt | None = None
     """Seconds before the time limit at which ranks are told to save and stop (`--signal`); default: computed."""
 
     save_time_s: PositiveFloat = 60.0
-    """Expected seconds of one save: a term of the exit margin."""
+    """Expected seconds of one save; part of the exit margin."""
 
     eval_interval: PositiveInt | None = None
-    """Steps between evaluations; default: none. `bsl train` evaluates on `data.held_out`, after the save of the step if
-    there is one."""
+    """Steps between evaluations; default: no evaluation. `bsl train` evaluates on `data.held_out`. If the step also has
+    a save, that comes first."""
 
     eval_batches: PositiveInt = 4
-    """Global batches of one evaluation of `bsl train`, the same samples each time."""
+    """Global batches per evaluation of `bsl train`. The samples are the same each time."""
 
     eval_time_s: NonNegativeFloat = 0.0
     """Expected seconds of one evaluation."""
 
     step_time_s: PositiveFloat = 120.0
-    """Expected seconds of one step: a term of the exit margin."""
+    """Expected seconds of one step; part of the exit margin."""
 
 
 class EnvironmentVariable(Section):
     """A variable of the ranks' environment, with the reason why it is set."""
 
     value: str
-    """The value; quoted for the shell as it is."""
+    """The value. It is quoted, so the shell does not expand it."""
 
     reason: str
-    """Why: printed as a comment above the export in the job script."""
+    """Why it is set. The job script prints this as a comment above the export."""
 
 
 class RunConfig(Section):
@@ -326,12 +329,12 @@ class RunConfig(Section):
     monitor: MonitorSection = MonitorSection()
     guards: GuardsSection = GuardsSection()
     env: dict[EnvironmentName, EnvironmentVariable] = {}
-    """Variables of the ranks' environment, over the site's."""
+    """Variables of the ranks' environment, by name. They override the site's."""
     faults: list[FaultSpec] = []
-    """Faults and defects to inject; empty in any real run."""
+    """Faults and defects to inject. Empty in a real run."""
 
     def topology(self, ranks_per_node: int) -> Topology:
-        """The topology on `slurm.nodes` nodes with `ranks_per_node` ranks each.
+        """Return the topology on `slurm.nodes` nodes with `ranks_per_node` ranks each.
 
         Raises:
             ValueError: the sizes multiply to another number of ranks.
@@ -373,14 +376,14 @@ class Partition(Section):
     """A Slurm partition of the site."""
 
     nodes: PositiveInt | None = None
-    """Nodes in it; left out: the size is not checked."""
+    """Number of its nodes. If left out, the number of nodes of a run is not checked."""
 
     max_time: SlurmDuration | None = None
-    """Its time limit; left out: it has none."""
+    """Its time limit. If left out, it has none."""
 
 
 class Container(Section):
-    """A container in which ranks run; becomes a prefix of the step."""
+    """The container in which ranks run."""
 
     kind: Literal["pyxis", "apptainer"]
     """`pyxis`: srun's own options (`--container-image`). `apptainer`: `apptainer exec` before the program."""
@@ -392,7 +395,7 @@ class Container(Section):
     """Bind mounts, `HOST[:CONTAINER]`."""
 
 
-# What the job script's header carries anyway; `account`, `qos` and their like have keys of their own.
+# Options that the header of the job script already has; `account`, `qos` and others have their own keys.
 WRITTEN_BY_BSL = re.compile(
     r"--(account|array|chdir|comment|constraint|cpus-per-task|error|exclude|gres|job-name|nodelist|nodes|no-requeue"
     r"|ntasks|ntasks-per-node|open-mode|output|parsable|partition|qos|requeue|reservation|signal|time)"
@@ -400,38 +403,38 @@ WRITTEN_BY_BSL = re.compile(
 
 
 class SiteConfig(Section):
-    """What we know of one cluster. A text file that a person edits; `bsl` never guesses it."""
+    """Facts about one cluster. A person writes this file; `bsl` never guesses its values."""
 
     description: str
-    """One line: what the cluster is."""
+    """One line that describes the cluster."""
 
     scheduler: Literal["slurm", "local"]
     """`slurm`, or `local` for processes of this machine."""
 
     ranks_per_node: PositiveInt
-    """GPUs of a node: one task, so one rank, for each. On a CPU site: tasks per node. On a local site: ranks of a run
-    that does not name its `data_parallel_size`."""
+    """GPUs per node, since each GPU has one task, which is one rank. On a CPU site: tasks per node. On a local site:
+    the ranks of a run that leaves out `data_parallel_size`."""
 
     gpu: Gpu | None = None
-    """The GPU, or nothing on a CPU site."""
+    """The GPU. Leave it out on a CPU site."""
 
     cpus_per_rank: PositiveInt | None = None
     """CPUs of each task (`--cpus-per-task`)."""
 
     gres: Word | None = None
-    """Generic resource of one node, such as `gpu:8` (`--gres`); nothing on sites without."""
+    """Generic resource per node, such as `gpu:8` (`--gres`), if the site uses it."""
 
     partitions: dict[Word, Partition] = {}
-    """Partitions, by name; none: Slurm's own default is used and nothing is checked."""
+    """Partitions by name. If none is listed, Slurm's default partition is used and nothing is checked."""
 
     default_partition: Word | None = None
-    """The partition that is used when the run file names none."""
+    """The partition of runs that name none."""
 
     default_time_limit: SlurmDuration | None = None
-    """The time limit that is used when the run file names none."""
+    """The time limit of runs that name none."""
 
     reserve_nodes: NonNegativeInt = 0
-    """Nodes of the partition that a run must leave free, to replace those that die."""
+    """Nodes of the partition that a run must leave free to replace failed ones."""
 
     account: Word | None = None
     """Default account."""
@@ -446,28 +449,28 @@ class SiteConfig(Section):
     """Default node features."""
 
     sbatch_options: list[Annotated[str, Field(pattern=r"^--[a-z][^\r\n]*$")]] = []
-    """Further sbatch options, such as `--hint=nomultithread`; not those that `bsl` writes itself."""
+    """Additional sbatch options, such as `--hint=nomultithread`, except those that `bsl` sets itself."""
 
     activation: list[str] = []
     """Shell lines that make the software available: modules, conda, a virtual environment."""
 
     environment: dict[EnvironmentName, EnvironmentVariable] = {}
-    """Variables that every job of the site needs, each with its reason."""
+    """Variables that every job on the site needs, each with its reason."""
 
     container: Container | None = None
-    """Container of the ranks, or nothing."""
+    """Container of the ranks, if they run in one."""
 
     network_interface: Word | None = None
-    """Interface for rendezvous and gloo (`GLOO_SOCKET_IFNAME`), where the default is wrong."""
+    """Network interface for gloo and NCCL (`GLOO_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME`), if the default is wrong."""
 
     calibration: str | None = None
-    """File with the constants that `bsl plan` goes by, relative to the site file; `bsl plan calibrate` makes one."""
+    """File with the constants for `bsl plan`, relative to the site file. `bsl plan calibrate` makes one."""
 
     node_mtbf_h: PositiveFloat | None = None
-    """Mean hours between failures of one node; a job on n nodes fails n times as often."""
+    """Mean hours between failures of one node. A job on n nodes fails n times as often."""
 
     allocation_ends: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None = None
-    """Last day on which the account may compute, YYYY-MM-DD."""
+    """Last day on which the account may use the cluster, YYYY-MM-DD."""
 
     @field_validator("default_partition")
     @classmethod
@@ -484,7 +487,7 @@ class SiteConfig(Section):
         taken = [name for name in names if WRITTEN_BY_BSL.fullmatch(name)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if taken:
-            raise ValueError(f"`bsl` writes {', '.join(taken)} itself")
+            raise ValueError(f"`bsl` sets {', '.join(taken)} itself")
         if twice:
-            raise ValueError(f"{', '.join(twice)} stands twice")
+            raise ValueError(f"{', '.join(twice)} is given twice")
         return options

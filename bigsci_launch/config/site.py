@@ -1,4 +1,4 @@
-"""What is known of a cluster: finding its file, reading it, and laying a run over its nodes."""
+"""Sites, the clusters that `bsl` knows: finding a site file, reading it, and placing a run on its nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bigsci_launch.errors import ConfigError
 from bigsci_launch.topology import Topology
 
 TEMPLATE = "template"
-_HINT = "copy slurm/sites/template.yaml to sites/NAME.yaml beside the run file, or name a file with its path"
+_HINT = "copy slurm/sites/template.yaml to sites/NAME.yaml next to the run file, or give the path of a site file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One cluster: its name (the file's stem), the file, and what stands in it."""
+    """One cluster: its name (the file's stem), the file, and its contents."""
 
     name: str
     path: Path
@@ -39,11 +39,11 @@ class Site:
         return self.config.scheduler == "local"
 
     def layout(self, run: RunConfig) -> Layout:
-        """Where the ranks of `run` go; the one place that decides the world size.
+        """Return where the ranks of `run` go. Only this function decides the world size.
 
-        On a Slurm site the nodes decide: world size = nodes x ranks_per_node, and the product of the sizes must equal
-        it. On a local site the topology decides: one node with that many ranks, however many; a run that leaves
-        `data_parallel_size` out gets the site's `ranks_per_node` ranks. `slurm.nodes` means nothing there.
+        On a Slurm site, the nodes decide: the world size is nodes x ranks_per_node, and the product of the sizes must
+        equal it. On a local site, the topology decides: there is one node with as many ranks as the sizes multiply to,
+        or `ranks_per_node` if the run leaves out `data_parallel_size`. `slurm.nodes` has no effect there.
 
         Raises:
             ValueError: the sizes do not fit.
@@ -58,12 +58,13 @@ class Site:
 
 
 def search_path(near: Path | None = None) -> list[Path]:
-    """Folders with site files, first found wins: `sites` beside the run file, under each of `$BSL_PATH`, our own."""
+    """Return folders with site files, strongest first: `sites` next to the run file, in each of `$BSL_PATH`, our
+    own."""
     return content_folders("sites", packaged("slurm", "sites"), near)
 
 
 def find_sites(near: Path | None = None) -> dict[str, Path]:
-    """Every site file on the search path, by name; the template to copy from is none."""
+    """Return every site file on the search path by name, without the template."""
     found: dict[str, Path] = {}
     for folder in search_path(near):
         for path in sorted(folder.glob("*.yaml")):
@@ -73,7 +74,7 @@ def find_sites(near: Path | None = None) -> dict[str, Path]:
 
 
 def list_sites(near: Path | None = None) -> list[Site]:
-    """Every site on the search path, by name.
+    """Return every site on the search path, ordered by name.
 
     Raises:
         ConfigError: one of the files is wrong.
@@ -82,12 +83,12 @@ def list_sites(near: Path | None = None) -> list[Site]:
 
 
 def is_path(name_or_path: str) -> bool:
-    """Whether a `slurm.site` value names a file rather than a site of the search path."""
+    """Return whether a `slurm.site` value is a path rather than a name on the search path."""
     return "/" in name_or_path or name_or_path.endswith(".yaml")
 
 
 def load_site(name_or_path: str, near: Path | None = None) -> Site:
-    """The site called `name_or_path`, or in that file when it is a path (relative to `near`, the run file's folder).
+    """Return the site with that name, or in that file if it is a path (relative to `near`, the run file's folder).
 
     Raises:
         ConfigError: there is no such site, or its file is wrong.
@@ -110,10 +111,10 @@ def load_site(name_or_path: str, near: Path | None = None) -> Site:
 
 
 def read_site(path: Path) -> Site:
-    """The site in the file at `path`.
+    """Return the site in the file at `path`.
 
     Raises:
-        ConfigError: the file cannot be read, or holds problems: all of them.
+        ConfigError: the file cannot be read or is wrong; lists every problem.
     """
     config, problems = validate(SiteConfig, read_document(path))
     if config is None:
@@ -122,7 +123,7 @@ def read_site(path: Path) -> Site:
 
 
 def site_layer(site: Site) -> Node:
-    """What the site gives to a run that does not say otherwise, in the shape of a run file."""
+    """Return the site's defaults for runs, in the shape of a run file."""
     config = site.config
     given: dict[str, dict[str, Any]] = {
         "slurm": {

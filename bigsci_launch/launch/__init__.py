@@ -1,1 +1,1 @@
-"""From a run file to a submitted job: request, script, submission."""
+"""From a run file to a submitted job: preparation, request, script, submission."""

@@ -1,4 +1,4 @@
-"""Ending the attempt of a run that is queued or running."""
+"""Ends the queued or running attempt of a run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from bigsci_launch.scheduler.slurm import cancel_job
 
 
 def cancel_run(run: RunDir) -> str:
-    """Ask the scheduler to end the newest attempt; what was done, in one line.
+    """Ask the scheduler to end the newest attempt. Return in one line what was done.
 
     Raises:
-        RunDirError: nothing of the run is queued or running; SlurmRefused, SlurmUnavailable: as scancel says.
+        RunDirError: no attempt of the run is queued or running.
+        SlurmRefused, SlurmUnavailable: scancel failed.
     """
     attempt = run.latest_attempt()
     record = read_job(attempt) if attempt else None
@@ -27,6 +28,6 @@ def cancel_run(run: RunDir) -> str:
             raise RunDirError(f"run {run.name}: attempt {attempt.name} cannot be ended from here: {job.reason}")
         record.launcher.terminate()
     else:
-        # Also where nobody knows the state: Slurm has the last word.
+        # Do this for an unknown state too: Slurm decides.
         cancel_job(str(record.job_id))
-    return f"{record.label}: asked to end (attempt {attempt.name}); `bsl status {run_argument(run)}` shows when it has"
+    return f"{record.label}: asked to end (attempt {attempt.name}); `bsl status {run_argument(run)}` shows its end"

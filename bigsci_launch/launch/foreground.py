@@ -1,4 +1,5 @@
-"""Staying with an attempt in the terminal that started it: its lines or states as they come, Ctrl-C, its exit code."""
+"""Follows an attempt in the terminal that started it: prints its lines or states, handles Ctrl-C, returns its exit
+code."""
 
 from __future__ import annotations
 
@@ -26,10 +27,10 @@ class Ending:
 
 
 def follow(submission: Submission, *, wait: bool, detach: bool, tell: Callable[[str], None]) -> int | None:
-    """The exit code of the training, after its end; None where nobody waits for it.
+    """Return the exit code of the training after its end, or None if nobody waits for it.
 
-    A local attempt is watched unless `detach` is given; the end of a job is waited for with `wait`. Ctrl-C ends a local
-    attempt, but only the waiting for a job.
+    A local attempt is watched unless `detach` is given; a job is waited for only with `wait`. Ctrl-C ends a local
+    attempt, but for a job it ends only the wait.
     """
     if submission.process is not None:
         if detach:
@@ -41,15 +42,16 @@ def follow(submission: Submission, *, wait: bool, detach: bool, tell: Callable[[
     try:
         job = wait_for_end(submission.request.run, lambda job: tell(state_line(job)))
     except KeyboardInterrupt:
-        tell(f"no longer waiting; {submission.record.label} goes on")
+        tell(f"no longer waiting; {submission.record.label} continues")
         return 130
     return exit_code_of(submission, job)
 
 
 def watch(submission: Submission, tell: Callable[[str], None]) -> Ending:
-    """Tell each line of the launcher and of the rank that reports steps until the attempt has ended.
+    """Report each line of the launcher and of the rank that reports steps until the attempt ends.
 
-    Ctrl-C, TERM and the loss of the terminal are passed on to the launcher as TERM; a second one makes it kill.
+    Ctrl-C, TERM and the loss of the terminal are forwarded to the launcher as TERM; a second one makes it kill the
+    ranks.
     """
     assert submission.process is not None, "only a local attempt can be watched"
     attempt, rank = submission.request.attempt, reporting_rank(submission.request.topology)
@@ -62,14 +64,16 @@ def watch(submission: Submission, tell: Callable[[str], None]) -> Ending:
                 time.sleep(POLL_S)
             except KeyboardInterrupt:
                 num_interrupts += 1
-                tell("ending the ranks (once more: kill them)" if num_interrupts == 1 else "killing the ranks")
+                tell(
+                    "ending the ranks (press Ctrl-C again to kill them)" if num_interrupts == 1 else "killing the ranks"
+                )
                 submission.process.terminate()
         _tell_new(readers, tell)
     return Ending(submission.process.returncode, num_interrupts > 0)
 
 
 def reporting_rank(topology: Topology) -> int:
-    """The rank that prints a line per step: the first of the last pipeline stage."""
+    """Return the rank that prints a line per step: the first of the last pipeline stage."""
     return topology.rank_at(pp=topology.pp - 1)
 
 
@@ -81,7 +85,7 @@ def _tell_new(readers: tuple[LogReader, ...], tell: Callable[[str], None]) -> No
 
 @contextmanager
 def interrupts_on(*numbers: signal.Signals) -> Iterator[None]:
-    """Within it, these signals raise KeyboardInterrupt, as Ctrl-C does."""
+    """Make these signals raise KeyboardInterrupt inside the context, as Ctrl-C does."""
     before = {number: signal.signal(number, _interrupt) for number in numbers}
     try:
         yield

@@ -1,6 +1,6 @@
-"""From a run file to one value: everything that is decided before anything is written or started.
+"""Prepares a submission: every decision that is made before anything is written or started, as one value.
 
-A run is checked once and the calibration of its site is read once; whoever needs one of the two gets it from here.
+The run is checked once, and the calibration of its site is read once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bigsci_launch.scheduler.command import has_command
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run that could be submitted now. `findings` are those of the arithmetic; `loaded` holds the run file's own
+    """A run that is ready to be submitted. `findings` are those of `check_plan`; `loaded` has the run file's own
     warnings. `calibration` is None on a site without GPUs."""
 
     loaded: LoadedRun
@@ -40,19 +40,19 @@ class Prepared:
 
     @property
     def stages(self) -> tuple[StageLayout, ...]:
-        """What `bsl train` will have on each stage; empty for another program, which has layers of its own."""
+        """What `bsl train` will place on each stage; empty for another program, whose layers are not known."""
         return () if self.loaded.config.run.command is not None else lay_out_stages(self.setup, self.calibration)
 
 
 def prepare(
     path: Path, overrides: Sequence[str] = (), *, working_directory: Path, python: str, local: bool = False
 ) -> Prepared:
-    """The run in the file at `path` with `overrides` laid over it, ready to be submitted.
+    """Return the run in the file at `path` with `overrides` applied, ready to be submitted.
 
-    Without `local` it goes to Slurm, unless its site is local or there is no sbatch.
+    Without `local`, the run goes to Slurm, unless its site is local or there is no sbatch.
 
     Raises:
-        ConfigError: the run file is wrong, or Slurm cannot take a path of the run.
+        ConfigError: the run file is wrong, or Slurm cannot use a path of the run.
         DataError: the calibration of the site cannot be read.
     """
     written = load_run(path, overrides)
@@ -66,9 +66,9 @@ def prepare(
 
 
 def _with_stages(loaded: LoadedRun, setup: Setup) -> LoadedRun:
-    """The run with the layers of each stage written down where they go by price.
+    """Replace a partition method that goes by price with the layers of each stage.
 
-    A job that waits in the queue must not change with the calibration.
+    Otherwise a queued job would change with the calibration.
     """
     parallelism = loaded.config.parallelism
     if parallelism.partition_method == setup.partition_method:
@@ -79,7 +79,8 @@ def _with_stages(loaded: LoadedRun, setup: Setup) -> LoadedRun:
 
 
 def plan_submission(loaded: LoadedRun, *, working_directory: Path, python: str, local: bool) -> JobRequest:
-    """The request that `submit` would start now. Reads the run directory, writes nothing, asks no Slurm."""
+    """Return the request that `submit` would start now. Reads the run directory, writes nothing, does not call
+    Slurm."""
     run = RunDir((working_directory / loaded.config.run.root / loaded.config.run.name).resolve())
     return make_request(
         loaded,
@@ -95,24 +96,24 @@ def require_sound(prepared: Prepared) -> None:
     """Check that the arithmetic of the run holds.
 
     Raises:
-        ConfigError: naming every error that it found.
+        ConfigError: it does not; lists every error.
     """
     loaded = prepared.loaded
     errors = [finding for finding in prepared.findings if finding.is_error]
     problems = [finding.at(loaded.origins.get(finding.keys[0], "")) for finding in errors]
     if problems:
-        hint = "`bsl plan check` shows the arithmetic; --force submits all the same"
+        hint = "`bsl plan check` shows the arithmetic; --force submits anyway"
         raise ConfigError(f"{loaded.path}: {len(problems)} findings of bsl plan check", problems=problems, hint=hint)
 
 
 def find_start(config: RunConfig, request: JobRequest, report_progress: Progress = no_progress) -> Path | None:
-    """The checkpoint that `bsl train` would continue from, verified: a job must not wait hours to find it damaged.
+    """Return the checkpoint from which `bsl train` would resume, or None for a start at step 0 or another program.
 
-    None where the run starts at step 0, and for another program.
+    The checkpoint is verified, so that a job does not wait for hours only to find it damaged.
 
     Raises:
-        CheckpointError: it is missing, damaged, or of another run.
-        RunDirError: the run is under way, or is another model's.
+        CheckpointError: it is missing, damaged, or belongs to another run.
+        RunDirError: the run has an active attempt, or belongs to another model.
     """
     load = config.checkpoint.load
     if config.run.command is not None or (load in ("auto", "none") and not request.run.path.is_dir()):

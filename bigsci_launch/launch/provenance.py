@@ -1,6 +1,6 @@
-"""What an attempt was made from: code revision, uncommitted changes, package versions, environment, command line.
+"""Provenance of an attempt: code revision, uncommitted changes, package versions, environment, command line.
 
-Secrets are taken out by the name of a variable and by the look of a value: run directories are read by a group.
+Secrets are removed, recognised by a variable's name or a value's form, because whole groups read run directories.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _NO_SECRET = frozenset({"PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY"})
-# Tokens that name their issuer, key blocks, signed tokens, passwords inside addresses.
+# Tokens with an issuer's prefix, key blocks, signed tokens, passwords in addresses.
 _SECRET_VALUE = re.compile(
     r"\b(gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_\w{16,}|sk-[\w-]{16,}|xox[abeoprs]-[\w-]{10,}"
     r"|A(KIA|SIA)[A-Z0-9]{16}|AIza[\w-]{30,}|npm_\w{30,}|pypi-\w{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
 )
-# Long random hexadecimal: a key in an environment, but in a diff as likely a checksum.
+# Long hexadecimal text is probably a key in an environment, but as likely a checksum in a diff.
 _LONG_HEX = re.compile(r"\b[0-9a-fA-F]{32,}\b")
 _ASSIGNMENT = re.compile(r"(?P<name>[\w.-]+)=(?P<value>[\s\S]*)")
 
@@ -49,7 +49,7 @@ class Provenance:
 
 
 def collect_provenance(argv: Sequence[str], working_directory: Path) -> Provenance:
-    """Everything that says what is about to run. Takes some tenths of a second, most of it git's."""
+    """Collect everything that identifies what is about to run. Takes some tenths of a second, mostly in git."""
     folders = {"bigsci_launch": Path(bigsci_launch.__file__).parent, "working_directory": working_directory}
     repositories = {name: describe_repository(folder) for name, folder in folders.items()}
     roots = {entry["root"]: Path(entry["root"]) for entry in repositories.values() if entry.get("root")}
@@ -71,10 +71,10 @@ def collect_provenance(argv: Sequence[str], working_directory: Path) -> Provenan
 
 
 def describe_repository(folder: Path) -> dict[str, Any]:
-    """Revision and state of the git repository around `folder`; where there is none, `why`."""
+    """Return revision and state of the git repository around `folder`; if there is none, `why`."""
     root = run_git(folder, "rev-parse", "--show-toplevel")
     if root is None:
-        return {"root": None, "why": f"{folder} is in no git repository, or git cannot be run"}
+        return {"root": None, "why": f"{folder} is not in a git repository, or git cannot be run"}
     changed = run_git(folder, "status", "--porcelain", "--untracked-files=normal")
     return {
         "root": root.strip(),
@@ -86,7 +86,7 @@ def describe_repository(folder: Path) -> dict[str, Any]:
 
 
 def uncommitted_changes(root: Path) -> str:
-    """`git diff HEAD` of the repository at `root`, under a line that names it; empty when there is nothing."""
+    """Return `git diff HEAD` of the repository at `root`, below a line that names it; empty if nothing changed."""
     diff = run_git(root, "diff", "--no-ext-diff", "--no-color", "HEAD")
     if not diff:
         return ""
@@ -95,7 +95,7 @@ def uncommitted_changes(root: Path) -> str:
 
 
 def run_git(folder: Path, *arguments: str) -> str | None:
-    """What git prints; None when it fails, is missing, or takes too long (a repository on a slow file system)."""
+    """Return what git prints; None if it fails, is missing, or takes too long (on a slow file system)."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],
@@ -113,13 +113,13 @@ def run_git(folder: Path, *arguments: str) -> str | None:
 
 
 def installed_packages() -> dict[str, str]:
-    """Version of every installed distribution, by name."""
+    """Return the version of every installed distribution, by name."""
     found = {each.metadata["Name"]: each.version for each in metadata.distributions() if each.metadata["Name"]}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
 def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without secrets: whole values of variables with telling names, telling parts of the others."""
+    """Return `environment` without secrets: whole values if the name tells, else the parts that look like one."""
     return {name: redact_variable(name, value) for name, value in sorted(environment.items())}
 
 
@@ -128,12 +128,12 @@ def redact_variable(name: str, value: str) -> str:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name usually holds a secret."""
+    """Return whether a variable of this name usually contains a secret."""
     return _SECRET_NAME.search(name) is not None and name not in _NO_SECRET
 
 
 def redact_argument(word: str) -> str:
-    """One word of a command line; of `name=value` with a telling name only the name is left."""
+    """Return a word of a command line without secrets; the value of a secret's name is removed."""
     match = _ASSIGNMENT.fullmatch(word)
     if match and is_secret_name(match["name"].replace(".", "_").replace("-", "_")):
         return f"{match['name']}={REDACTED}"
@@ -141,7 +141,7 @@ def redact_argument(word: str) -> str:
 
 
 def redact_text(text: str) -> str:
-    """`text` with everything that looks like a secret replaced."""
+    """Return `text` with everything that looks like a secret replaced."""
     return _SECRET_VALUE.sub(REDACTED, text)
 
 

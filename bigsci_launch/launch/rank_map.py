@@ -1,4 +1,4 @@
-"""Which ranks run on which node, and where they stand: readable at 384 ranks, one line per node."""
+"""The rank map: the ranks of each node and their coordinates, one line per node, readable at 384 ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bigsci_launch.topology.words import name_coordinates
 
 @dataclass(frozen=True, slots=True)
 class NodeRanks:
-    """The ranks of one node, counted as SLURM_NODEID counts, and their compressed coordinates."""
+    """The ranks of one node and their compressed coordinates. `node_rank` counts as SLURM_NODEID does."""
 
     node_rank: int
     ranks: str
@@ -18,7 +18,7 @@ class NodeRanks:
 
 
 def rank_map(topology: Topology, ranks_per_node: int) -> list[NodeRanks]:
-    """The ranks of every node, in order."""
+    """Return the ranks of every node, in order."""
     entries = []
     for node_rank, first in enumerate(range(0, topology.world_size, ranks_per_node)):
         ranks = range(first, min(first + ranks_per_node, topology.world_size))
@@ -28,7 +28,7 @@ def rank_map(topology: Topology, ranks_per_node: int) -> list[NodeRanks]:
 
 
 def rank_map_lines(topology: Topology, ranks_per_node: int) -> list[str]:
-    """The map as text, columns aligned."""
+    """Return the map as text with aligned columns."""
     entries = rank_map(topology, ranks_per_node)
     node_width, rank_width = len(str(entries[-1].node_rank)), max(len(entry.ranks) for entry in entries)
     return [

@@ -1,4 +1,4 @@
-"""What `bsl submit` says: lines and JSON documents of requests and submissions. Pure."""
+"""What `bsl submit` prints: lines and JSON documents of requests and submissions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 
 
 def dry_run_text(request: JobRequest, stages: Sequence[StageLayout] = ()) -> str:
-    """The whole script, the rank map, and what lies on each pipeline stage."""
+    """Return the whole script, the rank map, and the contents of each pipeline stage."""
     axes = request.topology
     title = f"# rank map: {axes.world_size} ranks, {axes}; {axes.numbering}"
     held = [f"# {line}" for line in layout_lines(stages)]
@@ -28,7 +28,7 @@ def dry_run_text(request: JobRequest, stages: Sequence[StageLayout] = ()) -> str
 
 
 def dry_run_document(request: JobRequest, stages: Sequence[StageLayout] = ()) -> dict[str, Any]:
-    """The JSON document of a dry run."""
+    """Return the JSON document of a dry run."""
     return {
         "schema_version": SCHEMA_VERSION,
         "dry_run": True,
@@ -45,13 +45,13 @@ def dry_run_document(request: JobRequest, stages: Sequence[StageLayout] = ()) ->
 
 
 def remark_lines(findings: Sequence[Finding]) -> list[str]:
-    """What the user should know of the arithmetic of a run that is submitted; its notes are left out."""
-    forced = [f"forced in spite of {finding_line(finding)}" for finding in findings if finding.is_error]
+    """Return the errors and warnings of a run that is submitted; its notes are left out."""
+    forced = [f"forced despite {finding_line(finding)}" for finding in findings if finding.is_error]
     return [*forced, *(finding_line(finding) for finding in findings if finding.severity == "warning")]
 
 
 def submission_document(submission: Submission, ended: dict[str, Any] | None) -> dict[str, Any]:
-    """The JSON document of a submission; `ended` is exit.json's, where the end was waited for."""
+    """Return the JSON document of a submission; `ended` is that of exit.json if the end was waited for."""
     record = submission.record
     return {
         "schema_version": SCHEMA_VERSION,
@@ -79,18 +79,18 @@ def _request_document(request: JobRequest) -> dict[str, Any]:
 
 
 def state_line(job: JobInfo) -> str:
-    """The state that a job has entered."""
+    """Return a line with the state that a job has entered."""
     return f"job {job.job_id}: {job.state.value}" + (f" ({job.reason})" if job.reason else "")
 
 
 def submission_id(submission: Submission) -> str:
-    """What a pipe gets: the job id, or the pid of a local attempt's launcher."""
+    """Return what a pipe gets: the job id, or the pid of a local attempt's launcher."""
     launcher = submission.record.launcher
     return str(launcher.pid) if launcher else str(submission.record.job_id)
 
 
 def submission_lines(submission: Submission) -> list[str]:
-    """What a person reads: the job, where its records are, and what to type next."""
+    """Return what a person reads: the job, the run directory, and what to type next."""
     run = run_argument(submission.request.run)
     spy = f"bsl spy {run}"
     return [

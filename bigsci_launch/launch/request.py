@@ -1,6 +1,6 @@
-"""From a run file to a request: everything that a job is, as values. Pure: nothing is written, nothing is asked.
+"""A request: everything that defines a job, as plain values. Making one writes nothing and calls nothing.
 
-The dry run prints a request, and submission writes and runs the very same one.
+A dry run prints the same request that a submission writes and runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bigsci_launch.topology import Topology
 from bigsci_launch.units import parse_slurm_duration
 
 SLACK_S = 60
-"""Part of the exit margin: Slurm counts time limits in steps of half a minute, and ranks need some seconds to leave."""
+"""Part of the exit margin: Slurm counts time limits in half-minute steps, and ranks need some seconds to exit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable of the ranks' environment, and why it is set."""
+    """A variable of the ranks' environment, and the reason for it."""
 
     name: str
     value: str
@@ -42,7 +42,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class ExitMargin:
-    """How long before the time limit ranks are told to save and stop, and how that was found. Seconds."""
+    """How many seconds before the time limit ranks are told to save and stop, and how that was computed."""
 
     margin_s: int
     how: str
@@ -68,19 +68,19 @@ class JobRequest:
     activation: tuple[str, ...]
     variables: tuple[Variable, ...]
     host_python: str
-    """The Python of `bsl` itself: runs the helpers of the job script."""
+    """The Python of `bsl` itself, which runs the helpers of the job script."""
     rank_python: str
-    """The Python of the ranks: that of `bsl`, or what the site's activation lines or container bring."""
+    """The Python of the ranks: that of `bsl`, or the one from the site's activation lines or container."""
     program: tuple[str, ...]
     total_steps: int | None
-    """Optimizer steps of the whole run; None where another program than `bsl train` counts."""
+    """Optimizer steps of the whole run; None for a program other than `bsl train`."""
     exit_margin: ExitMargin | None
 
 
 BUILT_IN_VARIABLES = (
-    Variable("PYTHONUNBUFFERED", "1", "what a rank prints is in its log at once, also when it hangs or is killed next"),
+    Variable("PYTHONUNBUFFERED", "1", "output reaches the log at once, even if the rank then hangs or is killed"),
     Variable(
-        "PYTHONFAULTHANDLER", "1", "a rank that dies of SIGSEGV, SIGFPE, SIGABRT or SIGBUS prints its stack first"
+        "PYTHONFAULTHANDLER", "1", "a rank that is killed by SIGSEGV, SIGFPE, SIGABRT or SIGBUS prints its stack first"
     ),
 )
 
@@ -88,13 +88,13 @@ BUILT_IN_VARIABLES = (
 def make_request(
     loaded: LoadedRun, *, run: RunDir, attempt: str, working_directory: Path, python: str, local: bool
 ) -> JobRequest:
-    """The request for attempt `attempt` of the run.
+    """Return the request for attempt `attempt` of the run.
 
-    With `local`, a run for a Slurm site is laid out as processes of this machine; the site's activation lines and
-    container are left out, since they are that cluster's.
+    With `local`, a run for a Slurm site becomes processes on this machine. The site's activation lines and container
+    are then left out, because they exist only on that cluster.
 
     Raises:
-        ConfigError: a path that Slurm cannot take.
+        ConfigError: Slurm cannot use a path of the run.
     """
     config, site = loaded.config, loaded.site.config
     is_local = local or loaded.site.is_local
@@ -143,18 +143,16 @@ def sbatch_options(
     working_directory: Path,
     margin: ExitMargin | None,
 ) -> tuple[Option, ...]:
-    """The header of the job script, in the order in which it is printed; options without a value are left out."""
+    """Return the header of the job script in printed order, without options that have no value."""
     slurm = config.slurm
     placed = (
         Option("job-name", config.run.name),
-        Option(
-            "comment", format_comment(str(run.path)), "leads from the job id to the run directory (bsl status --jobid)"
-        ),
+        Option("comment", format_comment(str(run.path)), "lets bsl status --jobid find the run directory"),
         Option("chdir", str(working_directory)),
         Option("output", str(attempt.job_output).replace("%", "%%")),
-        Option("open-mode", "append", "a requeued job goes on in the same file"),
+        Option("open-mode", "append", "a requeued job continues in the same file"),
         Option("nodes", str(slurm.nodes)),
-        Option("ntasks-per-node", str(ranks_per_node), "one task for each GPU: a task is a rank"),
+        Option("ntasks-per-node", str(ranks_per_node), "one task per GPU: each task is a rank"),
         Option("cpus-per-task", str(site.cpus_per_rank) if site.cpus_per_rank else None),
         Option("gres", site.gres),
         Option("partition", slurm.partition),
@@ -173,37 +171,41 @@ def sbatch_options(
 
 def requeue_option(requeue: bool) -> Option:
     if requeue:
-        return Option("requeue", None, "slurm.requeue is true: Slurm starts the job again after a node failure")
+        return Option("requeue", None, "slurm.requeue is true: Slurm restarts the job after a node failure")
     return Option(
-        "no-requeue", None, "slurm.requeue is false: a job that lost a node ends, and is yours to submit again"
+        "no-requeue",
+        None,
+        "slurm.requeue is false: a job that loses a node ends, and you decide whether to submit it again",
     )
 
 
 def parse_option(text: str) -> Option:
-    """`--name=value` or `--name` of a site file."""
+    """Parse `--name=value` or `--name` from a site file."""
     name, equals, value = text.removeprefix("--").partition("=")
     return Option(name, value if equals else None)
 
 
-# Each with its reason: whoever takes one out should know what comes back.
+# Each has its reason, so that whoever removes one knows what it prevents.
 STEP_OPTIONS = (
     Option(
         "kill-on-bad-exit",
         "1",
-        "one dead rank ends the step: the others would wait for it in a collective until the time limit",
+        "a dead rank ends the step, since the others would wait for it in a collective until the time limit",
     ),
-    Option("wait", "60", "ranks that still run a minute after the first has ended well are hung: end them"),
-    Option("distribution", "block", "ranks fill one node after the other: coordinates and LOCAL_RANK rely on it"),
-    Option("mpi", "none", "ranks find each other by MASTER_ADDR; MPI's own start-up would only slow the step down"),
-    Option("export", "ALL", "ranks see what this script exports, whatever the site's default is"),
-    Option("label", None, "srun's own messages say which task they are about"),
+    Option("wait", "60", "ranks that still run a minute after the first one has succeeded are hung: end them"),
+    Option("distribution", "block", "ranks fill one node after another; coordinates and LOCAL_RANK depend on it"),
+    Option("mpi", "none", "ranks find each other through MASTER_ADDR; MPI's start-up would only slow the step down"),
+    Option("export", "ALL", "ranks get what this script exports, whatever the site's default is"),
+    Option("label", None, "srun's own messages name the task that they are about"),
 )
 
 
 def shape_options(site: SiteConfig) -> tuple[Option, ...]:
     if site.cpus_per_rank is None:
         return ()
-    return (Option("cpus-per-task", str(site.cpus_per_rank), "srun takes it over from sbatch no more (since 22.05)"),)
+    return (
+        Option("cpus-per-task", str(site.cpus_per_rank), "since Slurm 22.05, srun no longer inherits this from sbatch"),
+    )
 
 
 def pyxis_options(container: Container | None, run: RunDir) -> tuple[Option, ...]:
@@ -212,7 +214,7 @@ def pyxis_options(container: Container | None, run: RunDir) -> tuple[Option, ...
     mounts = ",".join([f"{run.path}:{run.path}", *container.mounts])
     return (
         Option("container-image", container.image),
-        Option("container-mounts", mounts, "the run directory holds the config, the runner and all records"),
+        Option("container-mounts", mounts, "the run directory contains the config, the runner and all records"),
     )
 
 
@@ -226,20 +228,20 @@ def apptainer_prefix(container: Container | None, run: RunDir, *, has_gpu: bool)
 def network_variables(site: SiteConfig) -> tuple[Variable, ...]:
     if site.network_interface is None:
         return ()
-    reason = "site.network_interface: the default interface is not the one between nodes"
+    reason = "site.network_interface: the default interface does not connect the nodes"
     return tuple(Variable(f"{library}_SOCKET_IFNAME", site.network_interface, reason) for library in ("GLOO", "NCCL"))
 
 
 def run_variables(config: RunConfig) -> tuple[Variable, ...]:
-    """The variables of the run file, which hold the site's."""
+    """Return the variables of the run, which include the site's."""
     return tuple(Variable(name, variable.value, variable.reason) for name, variable in config.env.items())
 
 
 def exit_margin(config: RunConfig) -> ExitMargin | None:
-    """How long before the time limit to warn ranks; None where there is no limit.
+    """Return how long before the time limit to warn ranks; None if there is no limit.
 
-    The signal may come just after a step and a save have begun: those must end, and then the step in which all ranks
-    agree to stop and the last save. A computed margin never takes more than half of the job.
+    The signal may come just after a step and a save have begun. These must end, then the step in which all ranks agree
+    to stop, and the last save. A computed margin is never more than half of the limit.
     """
     if config.slurm.time_limit is None:
         return None
@@ -250,17 +252,17 @@ def exit_margin(config: RunConfig) -> ExitMargin | None:
     how = f"{margin_s} s = 2 x (step {monitor.step_time_s:g} s + save {monitor.save_time_s:g} s) + slack {SLACK_S} s"
     half_s = parse_slurm_duration(config.slurm.time_limit) // 2
     if margin_s > half_s:
-        return ExitMargin(max(half_s, 1), f"{half_s} s: half of the time limit, which is shorter than {how}")
+        return ExitMargin(max(half_s, 1), f"{half_s} s: half of the time limit, which is less than {how}")
     return ExitMargin(margin_s, how)
 
 
 def require_plain_paths(run_directory: Path, working_directory: Path, container: Container | None) -> None:
-    """Raise ConfigError for paths that cannot be written into a job script or that Slurm does not take."""
+    """Raise ConfigError for paths that Slurm, or the mounts of a container, cannot use."""
     for key, path in (("run.root", run_directory), ("working directory", working_directory)):
         if bad := next((letter for letter in str(path) if not letter.isprintable() or letter == "\\"), None):
-            raise _unusable(key, f"{str(path)!r} holds {bad!r}: Slurm cannot write to such a path")
+            raise _unusable(key, f"{str(path)!r} contains {bad!r}: Slurm cannot write to such a path")
     if container is not None and any(letter in str(run_directory) for letter in ",:"):
-        raise _unusable("run.root", f"{str(run_directory)!r} holds a comma or a colon: containers cannot mount it")
+        raise _unusable("run.root", f"{str(run_directory)!r} contains a comma or a colon: containers cannot mount it")
 
 
 def _unusable(key: str, text: str) -> ConfigError:

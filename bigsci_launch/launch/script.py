@@ -1,6 +1,6 @@
-"""The text of the job script: header from the request's options, body from a template.
+"""Renders the job script: the header from the request's options, the body from a template.
 
-A template can name nothing that does not exist (StrictUndefined), and every value goes through `sh`.
+An unknown name in a template is an error (StrictUndefined), and every value goes through `sh`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ TEMPLATES = {"slurm": "slurm.sbatch.j2", "local": "local.sbatch.j2"}
 
 
 def render_script(request: JobRequest, templates: Path | None = None) -> str:
-    """The whole script of `request`. `templates` is the folder to take templates from; default: our own."""
+    """Return the whole script of `request`. `templates` is the folder of templates; default: the packaged ones."""
     folder = templates or packaged("slurm", "templates")
     template = template_environment(folder).get_template(TEMPLATES[request.scheduler])
     return template.render(request=request, header=header_lines(request.options))
 
 
 def template_environment(folder: Path) -> Environment:
-    """Jinja2 as all our templates need it: a misspelt name is an error, text is for a shell and never for HTML."""
+    """Return the Jinja2 environment for our templates: a misspelt name is an error, and text is not escaped for
+    HTML."""
     environment = Environment(
         loader=FileSystemLoader(folder),
         undefined=StrictUndefined,
@@ -38,32 +39,32 @@ def template_environment(folder: Path) -> Environment:
 
 
 def quote(value: object) -> str:
-    """`value` as one word of a shell."""
+    """Return `value` as one shell word."""
     return shlex.quote(str(value))
 
 
 def quote_words(values: tuple[str, ...]) -> str:
-    """`values` as words of a shell."""
+    """Return `values` as shell words."""
     return shlex.join(values)
 
 
 def comment_lines(text: str) -> str:
-    """`text` as shell comment lines, whatever is in it."""
+    """Return `text` as shell comment lines, whatever it contains."""
     return "\n".join(f"# {line}".rstrip() for line in text.splitlines() if line.strip()) or "#"
 
 
 def option_word(option: Option) -> str:
-    """`--name=value` as one word of a shell."""
+    """Return `--name=value` as one shell word."""
     return quote(option_text(option))
 
 
 def option_text(option: Option) -> str:
-    """`--name=value` or `--name`, unquoted."""
+    """Return `--name=value` or `--name`, unquoted."""
     return f"--{option.name}" if option.value is None else f"--{option.name}={option.value}"
 
 
 def header_lines(options: tuple[Option, ...]) -> str:
-    """The `#SBATCH` lines, each with its reason above."""
+    """Return the `#SBATCH` lines, each below its reason."""
     lines: list[str] = []
     for option in options:
         if option.reason:
@@ -74,10 +75,10 @@ def header_lines(options: tuple[Option, ...]) -> str:
 
 
 def quote_directive(value: str) -> str:
-    """`value` as sbatch reads it in a `#SBATCH` line: its own rules, not the shell's.
+    """Return `value` quoted for a `#SBATCH` line, where sbatch's rules apply, not the shell's.
 
     Raises:
-        ValueError: a line break or another control character, which no quoting can carry.
+        ValueError: it contains a line break or another control character, which cannot be quoted.
     """
     if not value.isprintable():
         raise ValueError(f"{value!r} cannot be written into a #SBATCH line")

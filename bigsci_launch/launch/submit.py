@@ -1,4 +1,4 @@
-"""Submission: the one place where a request becomes files and a job. What fails leaves nothing half done."""
+"""Submission: turns a request into files and a job. A submission that fails leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from bigsci_launch.topology import AXIS_NAMES, Topology
 SCHEMA_VERSION = 1
 TOOLS = ("rank_runner.py", "exit_reason.py")
 SUBMISSION_GRACE_S = 120.0
-"""An attempt without a job that is younger than this may be in the middle of its submission."""
+"""An attempt that has no job yet and is younger than this may still be in submission."""
 
 MAX_UNKNOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """An attempt that was started: its request, its job, and for a local one its launcher process."""
+    """An attempt that was started: its request, its job, and the launcher process of a local attempt."""
 
     request: JobRequest
     record: JobRecord
@@ -45,11 +45,11 @@ class Submission:
 
 
 def submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Submission:
-    """Make the attempt's directory, freeze everything in it, and start the request.
+    """Create the attempt's directory, freeze everything in it, and start the request.
 
     Raises:
-        RunDirError: the run is under way, is another model's, or cannot be written; SlurmUnavailable, SlurmRefused:
-            as sbatch says. Nothing is left of the attempt then.
+        RunDirError: the run has an active attempt, belongs to another model, or cannot be written.
+        SlurmUnavailable, SlurmRefused: sbatch failed. Nothing is left of the attempt.
     """
     try:
         return _submit(loaded, request, command)
@@ -72,7 +72,7 @@ def _submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> S
 
 
 def start(request: JobRequest) -> Submission:
-    """Hand the attempt's script to its scheduler."""
+    """Pass the attempt's script to its scheduler."""
     if request.scheduler == "slurm":
         job_id = submit_script(submit_argv(request.attempt.script), cwd=request.working_directory)
         return Submission(request, JobRecord("slurm", time.time(), job_id=job_id, total_steps=request.total_steps))
@@ -82,7 +82,7 @@ def start(request: JobRequest) -> Submission:
 
 
 def take_back(submission: Submission) -> None:
-    """End a job that could not be noted down: nobody would find it again."""
+    """End a job that could not be recorded, because nobody would find it again."""
     if submission.record.job_id is not None:
         cancel_job(submission.record.job_id)
     if submission.process is not None:
@@ -91,7 +91,7 @@ def take_back(submission: Submission) -> None:
 
 
 def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> None:
-    """Write everything that the attempt is made from into its directory: later edits do not change a queued job."""
+    """Write everything that the attempt needs into its directory, so that later edits do not change a queued job."""
     attempt = request.attempt
     attempt.make()
     write_atomically(attempt.config, dump_resolved(loaded.config))
@@ -106,7 +106,7 @@ def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> No
 
 
 def copy_tools(attempt: AttemptDir) -> None:
-    """Copy the stand-alone helpers of the script beside it: they are then on the file system that all nodes share."""
+    """Copy the stand-alone helpers of the script next to it, onto the file system that all nodes share."""
     attempt.tools.mkdir(exist_ok=True)
     for name in TOOLS:
         (attempt.tools / name).write_bytes(packaged("diagnostics", name).read_bytes())
@@ -114,7 +114,7 @@ def copy_tools(attempt: AttemptDir) -> None:
 
 @contextmanager
 def new_attempt(request: JobRequest, config: RunConfig) -> Iterator[None]:
-    """Make the run (if it is new) and the attempt's directory; on any failure take away what was made."""
+    """Create the run (if it is new) and the attempt's directory. On any failure, remove what was created."""
     is_new_run = not request.run.record.exists()
     is_ours = False
     try:
@@ -134,7 +134,7 @@ def new_attempt(request: JobRequest, config: RunConfig) -> Iterator[None]:
 def _cannot_write(request: JobRequest, error: OSError) -> RunDirError:
     if isinstance(error, FileExistsError):
         return RunDirError(
-            f"run {request.name}: attempt {request.attempt.name} is being submitted by somebody else",
+            f"run {request.name}: attempt {request.attempt.name} is being submitted by someone else",
             hint=f"`bsl status {run_argument(request.run)}` shows it",
         )
     where = error.filename or request.run.path
@@ -142,7 +142,7 @@ def _cannot_write(request: JobRequest, error: OSError) -> RunDirError:
 
 
 def forget_run(run: RunDir) -> None:
-    """Take away a run directory in which nothing ever happened; what somebody else put there stays."""
+    """Remove a run directory that was never used, but not what somebody else put there."""
     with suppress(OSError):
         run.record.unlink(missing_ok=True)
         run.attempts_folder.rmdir()
@@ -150,7 +150,7 @@ def forget_run(run: RunDir) -> None:
 
 
 def run_record(request: JobRequest, config: RunConfig) -> dict[str, Any]:
-    """The document of `run.json`."""
+    """Return the document of `run.json`."""
     return {
         "schema_version": SCHEMA_VERSION,
         "name": request.name,
@@ -162,7 +162,7 @@ def run_record(request: JobRequest, config: RunConfig) -> dict[str, Any]:
 
 
 def identity(config: RunConfig, topology: Topology) -> dict[str, Any]:
-    """What every attempt of a run shares: a checkpoint fits no other model and no other layout."""
+    """Return what all attempts of a run share. A checkpoint fits no other model or layout."""
     return {
         "topology": topology.as_dict(),
         "model": config.model.model_dump(mode="json", exclude={"declared_parameters"}),
@@ -171,9 +171,9 @@ def identity(config: RunConfig, topology: Topology) -> dict[str, Any]:
 
 
 def require_same_run(run: RunDir, config: RunConfig, topology: Topology) -> None:
-    """Raise RunDirError where the run directory belongs to another model or layout, or is no run's."""
+    """Raise RunDirError if the run directory belongs to another model or layout, or is not a run directory."""
     if not run.record.exists():
-        # A checkpoint that was converted for a run comes before the run.
+        # A checkpoint that was converted for this run exists before the run does.
         if run.path.exists() and (not run.path.is_dir() or any(path != run.checkpoints for path in run.path.iterdir())):
             raise RunDirError(
                 f"{run.path} exists and is not a run directory", hint="choose another run.name or run.root"
@@ -189,19 +189,19 @@ def require_same_run(run: RunDir, config: RunConfig, topology: Topology) -> None
     ]
     if changed:
         raise RunDirError(
-            f"run {config.run.name} was begun with another model or layout: {'; '.join(changed)}",
+            f"run {config.run.name} was started with another model or layout: {'; '.join(changed)}",
             hint="its checkpoints do not fit; choose another run.name, or set the keys back",
         )
 
 
 def _shown(record: Any, section: str, key: str) -> Any:
-    """What the run was begun with; a key that was not known then had what is the default now, an axis size 1."""
+    """Return the value the run was started with. A key or axis that was added since had its default, or size 1."""
     defaults = {"model": ModelSection.model_fields[key].default} if section == "model" else {"topology": 1}
     return record.get(section, {}).get(key, defaults.get(section)) if isinstance(record, dict) else None
 
 
 def require_no_active_attempt(run: RunDir) -> None:
-    """Raise RunDirError while an attempt of the run is queued, runs, or is being submitted."""
+    """Raise RunDirError while an attempt of the run is queued, running, or being submitted."""
     attempt = run.latest_attempt()
     if attempt is None:
         return
@@ -209,7 +209,7 @@ def require_no_active_attempt(run: RunDir) -> None:
     if record is None:
         if attempt.path.exists() and age_s(attempt) < SUBMISSION_GRACE_S:
             raise RunDirError(
-                f"run {run.name}: attempt {attempt.name} is being submitted just now, or its submission was killed",
+                f"run {run.name}: attempt {attempt.name} is being submitted right now, or its submission was killed",
                 hint=f"try again in {SUBMISSION_GRACE_S:g} s",
             )
         return
@@ -217,15 +217,16 @@ def require_no_active_attempt(run: RunDir) -> None:
     if job.state.is_active:
         name = run_argument(run)
         raise RunDirError(
-            f"run {run.name}: attempt {attempt.name} ({record.label}) is {job.state.value}; a run has one at a time",
+            f"run {run.name}: attempt {attempt.name} ({record.label}) is {job.state.value}; "
+            "a run can have only one active attempt",
             hint=f"wait for it (`bsl status {name}`), end it (`bsl cancel {name}`), or choose another run.name",
         )
 
 
 def notes(loaded: LoadedRun, *, is_local: bool, was_asked: bool) -> list[str]:
-    """What the user should know before the run is started."""
+    """Return what the user should know before the run is started, line by line."""
     found = [
-        f"warning: env.{name}: its value is written into the run directory, where others may read it; "
+        f"warning: env.{name}: its value will be stored in the run directory, where others may read it; "
         f"set {name} in the environment of `bsl submit` instead"
         for name, variable in loaded.config.env.items()
         if is_secret_name(name) and variable.value
@@ -241,25 +242,26 @@ def notes(loaded: LoadedRun, *, is_local: bool, was_asked: bool) -> list[str]:
 
 
 def _missing_data(config: RunConfig) -> Iterator[str]:
-    """A warning and no error: a login node need not see what the compute nodes do."""
+    """Yield a warning if the dataset is missing. It is not an error, since only the compute nodes must see the
+    files."""
     names = () if config.run.command is not None else (f"{config.data.prefix}.bin", f"{config.data.prefix}.idx")
     for name in names:
         if not Path(name).exists():
             yield (
-                f"warning: data.prefix: {name}: no such file seen from here; "
+                f"warning: data.prefix: {name}: this machine sees no such file; "
                 f"`bsl data prepare DIR --output {config.data.prefix}` makes a dataset"
             )
             return
 
 
 def exit_of(submission: Submission) -> dict[str, Any] | None:
-    """Why the newest attempt of the submission's job ended (a requeue is an attempt of its own)."""
+    """Return why the newest attempt of the submission's job ended (a requeue is a new attempt)."""
     attempt = submission.request.run.latest_attempt()
     return read_exit(attempt) if attempt else None
 
 
 def exit_code_of(submission: Submission, job: JobInfo) -> int:
-    """The exit code of the training; 1 where the job ended badly and nobody noted a code, 4 where nobody knows."""
+    """Return the exit code of the training; 1 if the job failed without one, 4 if its state is unknown."""
     code = (exit_of(submission) or {}).get("exit_code")
     if job.state is JobState.UNKNOWN and code is None:
         return 4
@@ -268,9 +270,9 @@ def exit_code_of(submission: Submission, job: JobInfo) -> int:
 
 
 def wait_for_end(run: RunDir, tell: Callable[[JobInfo], None]) -> JobInfo:
-    """Wait until the job of the run's newest attempt has ended, asking after 2, 4, 8, 16 and then every 30 s.
+    """Wait until the job of the run's newest attempt ends. Query it after 2, 4, 8 and 16 s, then every 30 s.
 
-    `tell` is called with each new state. Answers of UNKNOWN (slurmctld is being restarted) are borne for some minutes.
+    `tell` is called with each new state. The state UNKNOWN (slurmctld is being restarted) is tolerated for minutes.
     """
     pause_s, last, num_unknown = 1.0, None, 0
     while True:

@@ -2,17 +2,17 @@
 # Run own-program, attempt 0001, written by bsl submit. Its config is in the same folder.
 # 2 ranks = 1 node x 2 on site apptainer; tp=2,pp=1,dp=1
 #SBATCH --job-name=own-program
-# leads from the job id to the run directory (bsl status --jobid)
+# lets bsl status --jobid find the run directory
 #SBATCH --comment=bsl:/home/alice/runs/my%20run
 #SBATCH --chdir=/home/alice/llm
 #SBATCH --output="/home/alice/runs/my run/attempts/0001/job.out"
-# a requeued job goes on in the same file
+# a requeued job continues in the same file
 #SBATCH --open-mode=append
 #SBATCH --nodes=1
-# one task for each GPU: a task is a rank
+# one task per GPU: each task is a rank
 #SBATCH --ntasks-per-node=2
 #SBATCH --partition=gpu
-# slurm.requeue is false: a job that lost a node ends, and is yours to submit again
+# slurm.requeue is false: a job that loses a node ends, and you decide whether to submit it again
 #SBATCH --no-requeue
 
 # shellcheck disable=SC2016,SC2317  # values must not be expanded, and functions are called by traps
@@ -95,9 +95,9 @@ module load apptainer
 }
 set -u
 
-# what a rank prints is in its log at once, also when it hangs or is killed next
+# output reaches the log at once, even if the rank then hangs or is killed
 export PYTHONUNBUFFERED=1
-# a rank that dies of SIGSEGV, SIGFPE, SIGABRT or SIGBUS prints its stack first
+# a rank that is killed by SIGSEGV, SIGFPE, SIGABRT or SIGBUS prints its stack first
 export PYTHONFAULTHANDLER=1
 
 # The ranks rendezvous on the first host. The port is below the ephemeral range (32768 and up), where another connection
@@ -108,17 +108,17 @@ export MASTER_PORT="$((10000 + SLURM_JOB_ID % 20000))"
 say "rendezvous at $MASTER_ADDR:$MASTER_PORT"
 
 step_options=(
-  # one dead rank ends the step: the others would wait for it in a collective until the time limit
+  # a dead rank ends the step, since the others would wait for it in a collective until the time limit
   --kill-on-bad-exit=1
-  # ranks that still run a minute after the first has ended well are hung: end them
+  # ranks that still run a minute after the first one has succeeded are hung: end them
   --wait=60
-  # ranks fill one node after the other: coordinates and LOCAL_RANK rely on it
+  # ranks fill one node after another; coordinates and LOCAL_RANK depend on it
   --distribution=block
-  # ranks find each other by MASTER_ADDR; MPI's own start-up would only slow the step down
+  # ranks find each other through MASTER_ADDR; MPI's start-up would only slow the step down
   --mpi=none
-  # ranks see what this script exports, whatever the site's default is
+  # ranks get what this script exports, whatever the site's default is
   --export=ALL
-  # srun's own messages say which task they are about
+  # srun's own messages name the task that they are about
   --label
 )
 # The runner sets RANK, LOCAL_RANK and WORLD_SIZE inside the step: this shell runs once per job, not once per rank.

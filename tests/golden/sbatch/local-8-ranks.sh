@@ -12,9 +12,9 @@ host_python=/opt/bsl/bin/python
 rank_python=/opt/bsl/bin/python
 cd -- /home/alice/llm
 
-# what a rank prints is in its log at once, also when it hangs or is killed next
+# output reaches the log at once, even if the rank then hangs or is killed
 export PYTHONUNBUFFERED=1
-# a rank that dies of SIGSEGV, SIGFPE, SIGABRT or SIGBUS prints its stack first
+# a rank that is killed by SIGSEGV, SIGFPE, SIGABRT or SIGBUS prints its stack first
 export PYTHONFAULTHANDLER=1
 # many ranks share few cores; more threads per rank would only compete for them
 export OMP_NUM_THREADS=1

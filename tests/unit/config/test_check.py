@@ -56,7 +56,7 @@ FAULT = {"kind": "hang", "rank": 3, "step": 5}
         ({"slurm.nodes": 3}, "error", "world_size", DP, "slurm.nodes", "3 nodes x 2 ranks = 6 ranks, but tp 2"),
         ({DP: None, PP: 3, "slurm.nodes": 4}, "error", "world_size", TP, "slurm.nodes", "tp 2 x pp 3 x dp 1 = 6"),
         ({CP: 2, DP: 1}, "error", "axes", CP, "run.command", f"set {CP} to 1, or start your own program"),
-        ({EP: 2, DP: 1}, "error", "axes", EP, "run.command", "knows tensor, pipeline and data parallelism"),
+        ({EP: 2, DP: 1}, "error", "axes", EP, "run.command", "supports tensor, pipeline and data parallelism only"),
         ({TP: 4, DP: 1}, "error", "tensor_parallel_in_node", TP, "site.ranks_per_node", "does not divide the 2"),
         ({HEADS: 6}, "error", "heads", HEADS, "model.hidden_size", "64 is not a multiple of 6 heads"),
         (
@@ -110,21 +110,21 @@ FAULT = {"kind": "hang", "rank": 3, "step": 5}
         ({LIMIT: "2-00:00:01"}, "error", "time_limit", LIMIT, PARTITION, "above the 2-00:00:00"),
         ({PARTITION: "short"}, "error", "time_limit", LIMIT, PARTITION, "partition short"),
         ({LIMIT: None}, "warning", "time_limit", LIMIT, PARTITION, "not told to save"),
-        ({MARGIN: 72000}, "error", "exit_margin", MARGIN, LIMIT, "before the start"),
+        ({MARGIN: 72000}, "error", "exit_margin", MARGIN, LIMIT, "before the job starts"),
         ({MARGIN: 100}, "warning", "exit_margin", MARGIN, "monitor.save_time_s", "(180 s)"),
         ({LIMIT: "00:06:00"}, "warning", "exit_margin", "monitor.step_time_s", LIMIT, "take 360 s"),
-        ({METHOD: "type:tr(ansformer"}, "error", "partition_method", METHOD, "", "no regular expression"),
+        ({METHOD: "type:tr(ansformer"}, "error", "partition_method", METHOD, "", "not a valid regular expression"),
         ({METHOD: "type:none:transformer"}, "error", "partition_method", METHOD, "", "'none' matches no layer"),
         ({METHOD: "type:"}, "error", "partition_method", METHOD, "", "type:REGEX"),
         ({METHOD: "tme"}, "error", "partition_method", METHOD, "", "did you mean time?"),
-        ({METHOD: "time:2,x"}, "error", "partition_method", METHOD, "", "'2,x' is no list of layers of every stage"),
+        ({METHOD: "time:2,x"}, "error", "partition_method", METHOD, "", "'2,x' is not a list of layers per stage"),
         (
             {METHOD: "memory:9,9"},
             "error",
             "partition_method",
             METHOD,
             "parallelism.pipeline_parallel_size",
-            "is 18 layers on 2 stages",
+            "puts 18 layers on 2 stages",
         ),
         ({METHOD: "unifrom"}, "error", "partition_method", METHOD, "", "did you mean uniform?"),
         ({"checkpoint.save_interval": 21}, "warning", NO_EFFECT, "checkpoint.save_interval", STEPS, "no effect"),
@@ -235,7 +235,7 @@ def test_ramps(run: LoadedRun, start: int, increment: int, goal: int, expected: 
 
 def test_the_first_size_that_breaks_is_named(run: LoadedRun) -> None:
     (finding,) = check_rampup_sizes(ramp(run, 4, 6, 16), run.site)
-    assert "the ramp reaches 10, no multiple of micro_batch_size 2 x dp 2 = 4" in finding.text
+    assert "the ramp reaches 10, not a multiple of micro_batch_size 2 x dp 2 = 4" in finding.text
 
 
 SIZE = st.integers(min_value=1, max_value=40)

@@ -93,7 +93,7 @@ def problems_of(text: str) -> list[str]:
     ("text", "where", "words"),
     [
         ("a: 1\nb: 2\na: 3", "f:3:1", "twice (first at f:1:1)"),
-        ("a:\n  b: 1\n  b: 2", "f:3:3", "b: the key stands twice"),
+        ("a:\n  b: 1\n  b: 2", "f:3:3", "b: the key occurs twice"),
         ("a: 1\n\tb: 2", "f:2:1", "not YAML"),
         ("a: [1, 2\nb: 3", "f:2:2", "not YAML"),
         ("a: 'x", "f:1:6", "not YAML"),
@@ -169,8 +169,8 @@ def test_files_that_hold_no_mapping(tmp_path: Path) -> None:
     for content, place, words in [
         (b"", "", "the file is empty"),
         (b"# only\n\n", "", "the file is empty"),
-        (b"- a\n- b\n", ":1:1", "must hold sections"),
-        (b"\n  text\n", ":2:3", "must hold sections"),
+        (b"- a\n- b\n", ":1:1", "must consist of sections"),
+        (b"\n  text\n", ":2:3", "must consist of sections"),
         (b"a: 1\nb: caf\xe9\n", ":2:7", "not UTF-8 text (byte 0xe9)"),
         ("a: 1".encode("utf-16"), ":1:1", "not UTF-8"),
         (b"\x7fELF\x01\x00", ":1:1", "U+007F"),

@@ -122,7 +122,7 @@ def test_errors_of_the_arithmetic_stop_a_submission_that_is_not_forced(tmp_path:
     assert "the sizes give 176.3B" in problem.text
     require_sound(prepared(BLOOM))
     forced = invoke("submit", str(BLOOM), "--dry-run", "--force", "--set", WRONG)
-    assert "forced in spite of error: model.declared_parameters and model.num_layers: 104B" in forced.stderr
+    assert "forced despite error: model.declared_parameters and model.num_layers: 104B" in forced.stderr
 
 
 def test_a_new_run_starts_at_step_0(run_file: RunFile) -> None:

@@ -89,7 +89,7 @@ def test_the_trainer_takes_no_context_parallelism(slurm: Any, run_file: RunFile)
     done = invoke("submit", str(path), "--dry-run")
     assert done.exit_code == 2
     assert (
-        "parallelism.context_parallel_size: bsl train knows tensor, pipeline and data parallelism; set "
+        "parallelism.context_parallel_size: bsl train supports tensor, pipeline and data parallelism only; set "
         "parallelism.context_parallel_size to 1, or start your own program with run.command" in done.stderr
     )
 
@@ -321,4 +321,4 @@ def test_a_dataset_that_is_not_there_is_warned_of_before_anyone_waits(slurm: Any
     Path("corpus.bin").touch()
     trained = run_file(run={"name": "trial", "command": None}, data={"prefix": "corpus"})
     done = invoke("submit", str(trained))
-    assert "data.prefix: corpus.idx: no such file seen from here; `bsl data prepare" in done.stderr
+    assert "data.prefix: corpus.idx: this machine sees no such file; `bsl data prepare" in done.stderr

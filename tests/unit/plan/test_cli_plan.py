@@ -196,7 +196,7 @@ def test_submit_refuses_on_errors_of_check_unless_forced() -> None:
     assert not result.stdout
     forced = CliRunner().invoke(bsl, [*wrong, "--force"])
     assert forced.exit_code == 0
-    assert "forced in spite of error: model.declared_parameters" in forced.stderr
+    assert "forced despite error: model.declared_parameters" in forced.stderr
     assert forced.stdout.startswith("#!/bin/bash")
 
 
