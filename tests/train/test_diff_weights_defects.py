@@ -107,7 +107,7 @@ def test_the_norm_that_load_resets_is_named(two_stages: Path) -> None:
 def test_drift_over_tp_is_told_and_no_difference_between_two_sides(two_tp: Path, scenario: str) -> None:
     assert diff(two_tp / scenario / AFTER, two_tp / scenario / BEFORE)[0] == 0
     assert diff(two_tp / scenario / "continued", two_tp / scenario / "resumed")[0] == 0
-    told = "in A and likewise in B" in diff(two_tp / scenario / AFTER, two_tp / scenario / BEFORE)[1]
+    told = "in both A and B" in diff(two_tp / scenario / AFTER, two_tp / scenario / BEFORE)[1]
     assert told == (scenario == "B5")
 
 
@@ -122,7 +122,7 @@ def test_an_audit_names_the_cause_from_one_checkpoint(two_stages: Path, scenario
         "B2": {"untied passenger": [norm, "has no gradient and never left its initial 1"]},
         "B3": {
             "untied passenger": ["has no gradient"],
-            "norm in the weight-decay group": [norm, "a rule that asks for the class of a norm missed one"],
+            "norm in the weight-decay group": [norm, "a rule that checks the class of a norm missed it"],
         },
         "B4": {"tied copies apart: clipped on one side": [weight, "clipped (pp0), the other not (pp1)"]},
     }[scenario]

@@ -1,4 +1,4 @@
-"""One checkpoint against itself: copies that must agree, masters and their 16-bit weights, moments, groups, bytes."""
+"""Audits one checkpoint: copies that must agree, masters and 16-bit weights, moments, optimizer groups, checksums."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from bigsci_launch.weights.match.sharding import ShardingHints
 def audit_weights(
     weights: Weights, *, selection: Selection = EVERYTHING, report_progress: Progress = no_progress
 ) -> Comparison:
-    """What contradicts itself in one checkpoint or dump.
+    """Find what is inconsistent within one checkpoint or dump.
 
     The differences are between copies: `a` is the copy at the lowest index of the axis, `b` the other.
 
     Raises:
-        CheckpointError: no tensor is there, or none is selected.
+        CheckpointError: the checkpoint has no tensors, or none is selected.
     """
     holdings = hold(weights, selection, report_progress)
     if not holdings.tensors and not holdings.unreadable:
@@ -47,7 +47,7 @@ def audit_weights(
 
 
 def all_pairs(tensors: Sequence[StoredTensor], hints: ShardingHints) -> Iterator[CopyPair]:
-    """Every pair of tensors that must agree."""
+    """Yield every pair of tensors that must agree."""
     yield from tied_pairs(tensors)
     yield from tp_pairs(tensors, hints)
     yield from dp_pairs(tensors)

@@ -1,4 +1,4 @@
-"""Copies of one checkpoint that drifted apart: how far, why, and in words."""
+"""Describes copies within one checkpoint that drifted apart: how far, and why."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from bigsci_launch.weights.match.sharding import ShardingHints
 AXIS: dict[str, str] = {"tied copies": "pp", "tp replicas": "tp", "dp replicas": "dp"}
 MASTER: Relation = "16-bit and its master"
 MOMENTS: tuple[TensorRole, TensorRole] = ("exp_avg", "exp_avg_sq")
-# Copies without a gradient: a module that is tied by its weight carries parameters that are not.
+# Causes of a copy without a gradient: a module tied by its weight can contain parameters that are not tied.
 UNTIED = ("never trained", "decay only", "no gradient")
 WORDS = {
     "tied copies": "differs from its tied copy",
-    "tp replicas": "differs between tp ranks, though every tp rank should hold the same",
-    "dp replicas": "differs between dp ranks, though every dp rank should hold the same",
-    MASTER: "is not its rounded fp32 master",
+    "tp replicas": "differs between tp ranks, but should be the same on every tp rank",
+    "dp replicas": "differs between dp ranks, but should be the same on every dp rank",
+    MASTER: "is not equal to its rounded fp32 master",
 }
 
 
@@ -63,12 +63,12 @@ class Holdings:
         object.__setattr__(self, "_first", found)
 
     def find(self, role: TensorRole, name: str, place: Place) -> StoredTensor | None:
-        """The tensor at a place, its dp rank left out of account."""
+        """Return the tensor at a place, ignoring the dp rank."""
         return self._first.get((role, name, replace(place, dp=None)))
 
 
 def hold(weights: Weights, selection: Selection = EVERYTHING, report_progress: Progress = no_progress) -> Holdings:
-    """Read the headers of all files."""
+    """Read the headers of all files; no tensor bytes are read."""
     tensors: list[StoredTensor] = []
     groups: dict[Place, tuple[OptimizerGroup, ...]] = {}
     unreadable = list(weights.broken)
@@ -86,7 +86,7 @@ def hold(weights: Weights, selection: Selection = EVERYTHING, report_progress: P
 
 
 def copy_findings(weights: Weights, names: set[str], side: str) -> list[WeightsFinding]:
-    """What is apart between the tied copies, and the replicas over tp, of some parameters in one side."""
+    """Find differences between the tied copies or tp replicas of some parameters within one side."""
     if not names:
         return []
     held = hold(weights, _named(names))
@@ -104,7 +104,7 @@ def copy_findings(weights: Weights, names: set[str], side: str) -> list[WeightsF
 
 
 def with_source(findings: Iterable[WeightsFinding], source: str) -> Iterator[WeightsFinding]:
-    """The findings, those that name a cause with words that say where it was read."""
+    """Yield the findings; to the claims of those that name a cause, append its source."""
     for finding in findings:
         yield replace(finding, claim=f"{finding.claim}{source}") if ": " in finding.pattern else finding
 
@@ -114,7 +114,7 @@ def _named(names: set[str]) -> Selection:
 
 
 def with_moments(held: Holdings, weights: Weights, names: set[str]) -> tuple[Holdings, str]:
-    """The holdings with the moments of the checkpoint beside a dump, and words that say so."""
+    """Add the moments from the checkpoint that belongs to a dump, and return words that name the source."""
     if weights.beside is None or not names:
         return held, ""
     saved = hold(weights.beside, _named(names))
@@ -124,13 +124,13 @@ def with_moments(held: Holdings, weights: Weights, names: set[str]) -> tuple[Hol
 
 
 def compare_pairs(pairs: Sequence[CopyPair], files: FilePool) -> list[Difference]:
-    """Pairs of copies that are not equal, in their order."""
+    """Return the differences of the pairs that are not equal, in order."""
     found = (difference_of_copies(pair, files) for pair in pairs)
     return [difference for difference in found if difference is not None]
 
 
 def difference_of_copies(pair: CopyPair, files: FilePool) -> Difference | None:
-    """What separates two copies; None where they are equal to the bit."""
+    """Return how two copies differ; None if they are bit-identical."""
     if pair.relation == MASTER:
         return _difference_of_master(pair, files)
     if is_equal((pair.first, pair.other), files):
@@ -140,7 +140,7 @@ def difference_of_copies(pair: CopyPair, files: FilePool) -> Difference | None:
 
 
 def _difference_of_master(pair: CopyPair, files: FilePool) -> Difference | None:
-    """A weight that is not its rounded master, at the place of the master: a weight's file stands for many ranks."""
+    """Compare a weight with its rounded master. The place is the master's, as one weight file serves many ranks."""
     statistics = measure_rounded(pair.first, pair.other, files)
     if statistics is None or not statistics.num_differing:
         return None
@@ -150,7 +150,7 @@ def _difference_of_master(pair: CopyPair, files: FilePool) -> Difference | None:
 
 
 def describe(differences: Sequence[Difference], holdings: Holdings, files: FilePool) -> Iterator[WeightsFinding]:
-    """One finding for each relation and cause; moments and masters of copies that drifted are told with them."""
+    """Yield one finding per relation and cause. It also covers the moments and masters of the drifted copies."""
     causes = find_causes(differences, holdings, files)
     drifted = {d.name for d in differences if d.relation != MASTER and d.role in ("weight", "fp32")}
     groups: dict[tuple[str, str], list[Difference]] = {}
@@ -196,24 +196,24 @@ def _pattern(relation: str, cause: Cause | None) -> str:
 
 
 def _outlook(difference: Difference, cause: Cause | None) -> str:
-    """What follows for the next load: DeepSpeed writes and restores the first holder's 16-bit copy alone."""
+    """Say what the next load will do: DeepSpeed saves and restores only the first stage's 16-bit copy."""
     if difference.relation != "tied copies" or difference.role != "fp32":
         return ""
     if cause and cause.name in UNTIED:
-        return "; it is in the tied module, but not tied: no file of 16-bit weights holds it"
+        return "; it is in the tied module but is not tied: no file of 16-bit weights contains it"
     return "; a load replaces its 16-bit weights with the first copy's"
 
 
 def _amount(difference: Difference, *, is_worst: bool) -> str:
     statistics = difference.statistics
     if statistics is None:
-        return "other shapes" if difference.kind == "shape" else "other digests"
+        return "different shapes" if difference.kind == "shape" else "different digests"
     relative = "" if statistics.relative is None else f", rel {statistics.relative:.2g}"
     return f"{'up to ' if is_worst else ''}{statistics.fraction * 100:.3g} % of elements{relative}"
 
 
 def find_causes(differences: Iterable[Difference], holdings: Holdings, files: FilePool) -> dict[CopyKey, Cause]:
-    """The cause of each drift between copies: from the moments where there are any, else from constant values."""
+    """Return the cause of each drift between copies: from the moments if known, otherwise from constant values."""
     causes: dict[CopyKey, Cause | None] = {}
     for difference in differences:
         key = _key(difference)

@@ -1,4 +1,4 @@
-"""From what differs to what it means: patterns over the differences, and the copies inside each side."""
+"""Explains a comparison: patterns in the differences, and differences between copies inside each side."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bigsci_launch.weights.match.sharding import ShardingHints
 
 
 def explain(comparison: Comparison, a: Weights, b: Weights) -> Comparison:
-    """The comparison with what its differences have in common, and with what both sides have in common that is wrong.
+    """Add findings: patterns that the differences share, and faulty copies inside each side.
 
-    Costs nothing where nothing differs and all copies agree.
+    Costs nothing if nothing differs and all copies agree.
 
     Raises:
-        BslError: something differs and numpy is not installed.
+        BslError: something differs, and numpy is not installed.
     """
     names = {difference.name for difference in comparison.differences} | comparison.apart
     if not names:
@@ -30,7 +30,7 @@ def explain(comparison: Comparison, a: Weights, b: Weights) -> Comparison:
 
 
 def _copies(comparison: Comparison, a: Weights, b: Weights) -> list[WeightsFinding]:
-    """Drift between the copies inside the sides. What both have alike separates A from B by nothing: no fault of B."""
+    """Find drift between copies inside each side. Drift that A and B share is not a difference, so not a fault."""
     from bigsci_launch.weights.explain.drift import copy_findings
 
     hints = ShardingHints.of_metadata(a.metadata)
@@ -42,7 +42,7 @@ def _copies(comparison: Comparison, a: Weights, b: Weights) -> list[WeightsFindi
 
 
 def _of_both_sides(in_a: Sequence[WeightsFinding], in_b: Sequence[WeightsFinding]) -> list[WeightsFinding]:
-    """Findings of two sides, those that they share told once."""
+    """Merge the findings of both sides; report shared ones once."""
     about_b = {(finding.pattern, finding.tensors, finding.places): finding for finding in in_b}
     told = [_told(finding, about_b.pop((finding.pattern, finding.tensors, finding.places), None)) for finding in in_a]
     names_in_a = {name for finding in in_a for name in finding.tensors}
@@ -54,10 +54,10 @@ def _of_both_sides(in_a: Sequence[WeightsFinding], in_b: Sequence[WeightsFinding
 
 
 def _told(in_a: WeightsFinding, in_b: WeightsFinding | None) -> WeightsFinding:
-    """A finding of side A, as one of both sides where B has the same."""
+    """Return a finding about A; if B has the same one, reworded to cover both."""
     if in_b is None:
         return in_a
-    return replace(in_a, claim=in_a.claim.replace("in A, ", "in A and likewise in B, ", 1))
+    return replace(in_a, claim=in_a.claim.replace("in A, ", "in both A and B, ", 1))
 
 
 def _equal_in(finding: WeightsFinding, side: str) -> WeightsFinding:

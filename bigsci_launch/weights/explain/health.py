@@ -1,4 +1,4 @@
-"""Faults that need no second copy to be seen: NaN, changed bytes, lost steps, norms that decay."""
+"""Finds faults that show without a second copy: NaN, corrupted bytes, lost steps, norms with weight decay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECK_BYTES = 8 << 20
 
 
 def non_finite(tensors: Sequence[StoredTensor], files: FilePool) -> Iterator[WeightsFinding]:
-    """Tensors that hold NaN or infinities."""
+    """Yield one finding for all tensors that contain NaN or infinities."""
     floats = [tensor for tensor in tensors if tensor.dtype in FLOATS and tensor.has_bytes]
     bad = [(tensor, count) for tensor in floats if (count := num_non_finite(tensor, files))]
     if bad:
@@ -32,32 +32,32 @@ def non_finite(tensors: Sequence[StoredTensor], files: FilePool) -> Iterator[Wei
         places = tuple(dict.fromkeys(tensor.place for tensor, _ in bad))
         where = describe_places(places, places, {tensor.place for tensor in tensors})
         total = sum(count for _, count in bad)
-        claim = f"{names_text(names)} {agree('holds', len(names))} {total:,} NaN or infinite elements"
+        claim = f"{names_text(names)} {agree('contains', len(names))} {total:,} NaN or infinite elements"
         yield WeightsFinding("NaN", names, places, claim + (f" ({where})" if where else ""))
 
 
 @np.errstate(all="ignore")
 def num_non_finite(tensor: StoredTensor, files: FilePool) -> int:
-    """How many elements are NaN or infinite."""
+    """Return how many elements are NaN or infinite."""
     total = 0
     for start, stop in ranges(tensor.num_elements, CHUNK):
         values = as_floats(read_elements(tensor, start, stop, files), tensor.dtype)
-        # A sum is finite only if all its terms are; only then is there nothing to count.
+        # A finite sum proves that all its terms are finite, so nothing has to be counted.
         if not np.isfinite(values.sum()):
             total += int(np.count_nonzero(~np.isfinite(values)))
     return total
 
 
 def broken_records(sources: Sequence[Source]) -> Iterator[WeightsFinding]:
-    """Tensors whose bytes do not give the checksum that was written with them."""
+    """Yield a finding for each file with tensors whose bytes do not match their checksums."""
     paths = [source.path for source in sources if source.path.suffix in (".pt", ".pth", ".bin", ".ckpt")]
     with ThreadPoolExecutor() as pool:
         broken = list(pool.map(_broken_in, paths))
     for source, found in zip(paths, broken, strict=True):
         if found:
             claim = (
-                f"{source.name}: the bytes of {names_text(found)} do not give the checksum written with them: changed "
-                "after they were saved"
+                f"{source.name}: the bytes of {names_text(found)} do not match the checksum written with them: they "
+                "were changed after they were saved"
             )
             places = tuple({item.place for item in sources if item.path == source and item.place.is_known})
             yield WeightsFinding("corrupted bytes", found, places, claim)
@@ -77,7 +77,7 @@ def _broken_names(file: TorchFile) -> tuple[str, ...]:
         broken = {key for key, record in checked.items() if _crc(memory, record.offset, record.num_bytes) != record.crc}
         memory.release()
     if not broken or (len(broken) == len(checked) and len(checked) > 1):
-        # torch can be told not to compute checksums: then all of them are wrong, and say nothing.
+        # torch can be configured not to compute checksums. All of them are then wrong and prove nothing.
         return ()
     names = [name for name, node in walk_tensors(file.tree) if node.storage in broken]
     return tuple(names) or ("a record that no tensor uses",)
@@ -93,7 +93,7 @@ def _crc(memory: memoryview, offset: int, length: int) -> int:
 def lost_steps(
     groups: Mapping[Place, Sequence[OptimizerGroup]], metadata: CheckpointMetadata
 ) -> Iterator[WeightsFinding]:
-    """Shards whose optimizer has done fewer steps than the checkpoint says, or others than the other shards."""
+    """Yield shards whose optimizer step differs from the checkpoint's, or from that of the other shards."""
     found: dict[float | None, set[Place]] = {}
     for place, held in groups.items():
         for group in held:
@@ -104,21 +104,21 @@ def lost_steps(
             where = describe_places(places, set(groups), set(groups))
             shown = "missing" if step is None else f"{step:g}"
             claim = f"the optimizer's step is {shown}{f' ({where})' if where else ''}, the checkpoint's is {expected:g}"
-            tail = ": lost on load, so that Adam's bias correction started again" if (step or 0) < expected else ""
+            tail = ": lost on load, so Adam's bias correction restarted" if (step or 0) < expected else ""
             yield WeightsFinding(
                 "optimizer step restarted" if tail else "optimizer step differs", (), tuple(places), claim + tail
             )
 
 
 def _expected_step(found: Mapping[float | None, set[Place]], metadata: CheckpointMetadata) -> float | None:
-    """The optimizer steps of the checkpoint: what it states, less what was skipped; else the most that a shard has."""
+    """Return the checkpoint's optimizer step: its global step minus skipped steps, else the largest of any shard."""
     if metadata.global_steps is not None:
         return float(metadata.global_steps - metadata.skipped_steps)
     return max((step for step in found if step is not None), default=None)
 
 
 def decayed_norms(groups: Mapping[Place, Sequence[OptimizerGroup]]) -> Iterator[WeightsFinding]:
-    """Norms and biases with weight decay, where the run exempts others of them from it."""
+    """Yield one finding for norms and biases with weight decay, if the run exempts other norms and biases."""
     decayed: dict[str, set[Place]] = {}
     is_exempting = False
     for place, held in groups.items():
@@ -136,12 +136,12 @@ def decayed_norms(groups: Mapping[Place, Sequence[OptimizerGroup]]) -> Iterator[
         where = describe_places(places, places, set(groups))
         claim = (
             f"{names_text(names)} {agree('is', len(names))} in the weight-decay group{f' ({where})' if where else ''}, "
-            "where other norms and biases are not: a rule that asks for the class of a norm missed one"
+            "but other norms and biases are not: a rule that checks the class of a norm missed it"
         )
         yield WeightsFinding("norm in the weight-decay group", names, places, claim)
 
 
 def is_exempt_by_name(name: str) -> bool:
-    """Whether a parameter's name is that of a norm's or a bias, which weight decay usually leaves alone."""
+    """Whether a parameter is, by its name, a norm's or a bias: these are usually exempt from weight decay."""
     module, _, last = name.rpartition(".")
     return last.endswith("bias") or bool(NORM.search(module.rpartition(".")[2]))

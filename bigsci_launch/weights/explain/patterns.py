@@ -1,6 +1,6 @@
-"""What the differences have in common: each pattern is one function from a comparison to matches.
+"""Patterns that differences share. Each pattern is a function from a comparison to matches.
 
-A match says what one difference likely is. Matches of one pattern with the same words become one finding. The first
+A match says what one difference probably is. Matches of one pattern with the same words become one finding. The first
 pattern that matches a difference keeps it.
 """
 
@@ -25,9 +25,9 @@ from bigsci_launch.weights.files.elements import as_floats, read_elements, round
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.files.tensors import DTYPE_BYTES, Place, Segment, StoredTensor
 
-# Share of a tensor that rounding to its own dtype may leave between it and its multiple, with room for the sums.
+# Relative error that rounding may leave between a tensor and its multiple, with a margin for the summation error.
 ROUNDING = {"BF16": 4e-3, "F16": 1e-3, "F32": 1e-3, "F64": 1e-6}
-# Training moves the elements of a young norm, all near 1, nearly alike: that is no scaling.
+# Early in training, all elements of a norm are near 1 and move almost equally. That is not scaling.
 LEAST_SCALING = 0.05
 FINGERPRINT_BYTES = 4096
 CHECK_ELEMENTS = 1 << 20
@@ -38,7 +38,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, slots=True)
 class PatternMatch:
-    """What one difference likely is; `words` follow the tensor's name in a sentence and begin with a verb."""
+    """What one difference probably is; `words` begin with a verb and follow the tensor's name."""
 
     difference: Difference
     pattern: str
@@ -49,9 +49,9 @@ Detector = Callable[[Comparison, FilePool], Iterator[PatternMatch]]
 
 
 def find_patterns(comparison: Comparison) -> Comparison:
-    """The comparison with the likely cause of each difference, and the findings that sum them up.
+    """Add the likely cause of each difference, and findings that summarize them.
 
-    Findings that are there already stay in front, and keep what they say of their tensors.
+    Existing findings stay first. Where no pattern matches, a difference takes its cause from the finding about it.
     """
     files = FilePool(MANY_FILES)
     matches: dict[int, PatternMatch] = {}
@@ -71,7 +71,7 @@ def find_patterns(comparison: Comparison) -> Comparison:
 
 def _other_steps(comparison: Comparison) -> Iterator[WeightsFinding]:
     if comparison.is_other_step:
-        claim = f"A is at step {comparison.steps[0]}, B at step {comparison.steps[1]}: training lies between them"
+        claim = f"A is at step {comparison.steps[0]}, B at step {comparison.steps[1]}: the run trained in between"
         yield WeightsFinding("other step", (), (), claim, is_fault=False)
 
 
@@ -94,7 +94,7 @@ def _sum_up(comparison: Comparison, matches: Iterable[PatternMatch]) -> Iterator
 
 
 def constant_of(tensor: StoredTensor, files: FilePool) -> float | None:
-    """The value of every element, if they all have the same bits; None otherwise, and for an empty tensor."""
+    """Return the value of every element if all have the same bits; None otherwise, and for an empty tensor."""
     if not tensor.has_shape:
         from bigsci_launch.weights.files.text_dump import printed_constant
 
@@ -130,15 +130,15 @@ def _resets(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
             continue
         before, after = constant_of(a, files), constant_of(b, files)
         if after == 0 and difference.role in MOMENTS:
-            yield PatternMatch(difference, "optimizer state lost", "is zero in B: the optimizer's state is lost")
+            yield PatternMatch(difference, "optimizer state lost", "is zero in B: the optimizer state was lost")
         elif before == 0 and difference.role in MOMENTS:
-            yield PatternMatch(difference, "optimizer state lost", "is zero in A: the optimizer's state is lost")
+            yield PatternMatch(difference, "optimizer state lost", "is zero in A: the optimizer state was lost")
         elif after in (0.0, 1.0):
             yield PatternMatch(
                 difference, "reset to default", f"is reset to its default {after:g} in B{_history(before)}"
             )
         elif before in (0.0, 1.0):
-            yield PatternMatch(difference, "reset to default", f"is at its default {before:g} in A, not in B")
+            yield PatternMatch(difference, "reset to default", f"is at its default {before:g} in A but not in B")
 
 
 def _history(before: float | None) -> str:
@@ -154,7 +154,7 @@ def _other_bits(comparison: Comparison, files: FilePool) -> Iterator[PatternMatc
             is_nan = difference.statistics.num_nan_a > 0
             what = "NaN payloads or signs of zero" if is_nan else "0.0 and -0.0"
             yield PatternMatch(
-                difference, "equal values, other bits", f"is equal in value, stored as other bits ({what})"
+                difference, "equal values, other bits", f"is equal in value but stored as different bits ({what})"
             )
 
 
@@ -179,7 +179,7 @@ def _roundings(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch
 
 
 def is_rounded(wide: StoredTensor, narrow: StoredTensor, files: FilePool) -> bool:
-    """Whether each element of `narrow` is that of `wide` rounded to nearest even. False for other formats."""
+    """Whether `narrow` is `wide` rounded to nearest even, element by element. False for other formats."""
     if wide.dtype not in ("F64", "F32") or narrow.dtype not in ("F32", "F16", "BF16"):
         return False
     width = f"u{DTYPE_BYTES[narrow.dtype]}"
@@ -191,7 +191,7 @@ def is_rounded(wide: StoredTensor, narrow: StoredTensor, files: FilePool) -> boo
 
 
 def _permutations(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
-    """Tensors of B that are bit for bit another tensor of A: shards or layers that changed places."""
+    """Yield tensors of B that are bit-identical to another tensor of A: shards or layers changed places."""
     candidates = [
         difference
         for difference in comparison.differences
@@ -217,7 +217,7 @@ def _is_comparable(tensor: StoredTensor) -> bool:
 
 
 def _is_same(a: StoredTensor, b: StoredTensor, files: FilePool) -> bool:
-    """Whether two tensors of one fingerprint are equal; digests are their own fingerprint."""
+    """Whether two tensors with the same fingerprint are equal. A digest is its own fingerprint."""
     if a.digest is not None and b.digest is not None:
         return True
     return a.strides == b.strides is None and equal_segments(a.segments, b.segments, files)
@@ -246,7 +246,7 @@ def _scalings(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]
 
 
 def scale_of(difference: Difference) -> float | None:
-    """The constant c with `b = c * a` up to rounding; None if there is none, or it is too close to 1 to tell."""
+    """Return the constant c with `b = c * a` up to rounding; None if there is none, or if it is too close to 1."""
     statistics = difference.statistics
     if difference.kind != "value" or statistics is None or difference.a is None or statistics.num_elements < 8:
         return None
@@ -270,12 +270,12 @@ def _corrupted_bytes(comparison: Comparison, files: FilePool) -> Iterator[Patter
     raw_a, raw_b = (read_elements(side, at, at + 1, files).tobytes() for side in (alone.a, alone.b))
     if sum(x != y for x, y in zip(raw_a, raw_b, strict=True)) == 1:
         yield PatternMatch(
-            alone, "corrupted byte", f"differs in one byte of element {at:,} and nowhere else: a byte was changed"
+            alone, "corrupted byte", f"differs in one byte of element {at:,} and nowhere else: a byte was corrupted"
         )
 
 
 def _differing(a: StoredTensor, b: StoredTensor, files: FilePool) -> Iterator[int]:
-    """Positions of the elements with other bits."""
+    """Yield the positions of the elements with different bits."""
     for start, stop in ranges(a.num_elements, CHECK_ELEMENTS):
         left, right = (read_elements(side, start, stop, files).view(f"u{DTYPE_BYTES[a.dtype]}") for side in (a, b))
         yield from (start + int(at) for at in (left != right).nonzero()[0])
@@ -284,14 +284,14 @@ def _differing(a: StoredTensor, b: StoredTensor, files: FilePool) -> Iterator[in
 def _random_states(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
     for difference in comparison.differences:
         if difference.role == "other" and RANDOM_STATE.search(difference.name) and difference.kind == "value":
-            words = "differs: dropout, and all that draws random numbers, goes another way"
+            words = "differs: dropout and everything else that draws random numbers will diverge"
             yield PatternMatch(difference, "random state differs", words)
 
 
 def _scaled_gradients(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
-    """Moments of one direction and another length, the second as the square of the first: gradients were scaled.
+    """Yield moments that show scaled gradients: same direction, |m| times a factor and |v| times its square.
 
-    At other steps the moments differ by training; and a single tensor may do so by chance.
+    If the sides are at different steps, training explains the difference; a single tensor may match by chance.
     """
     moments: dict[tuple[str, Place], dict[str, Difference]] = {}
     for difference in comparison.differences:
@@ -308,7 +308,7 @@ def _scaled_gradients(comparison: Comparison, files: FilePool) -> Iterator[Patte
 
 
 def _gradient_ratio(first: Difference | None, second: Difference | None) -> float | None:
-    """Length of the gradients in B over that in A, where the moments agree on one; None if they do not."""
+    """Return the gradients' length in B divided by that in A; None if the moments imply no single ratio."""
     if first is None or second is None or first.statistics is None or second.statistics is None:
         return None
     cosine, ratio, squares = first.statistics.cosine, first.statistics.norm_ratio, second.statistics.norm_ratio
@@ -318,7 +318,7 @@ def _gradient_ratio(first: Difference | None, second: Difference | None) -> floa
 
 
 def _about(ratio: float) -> str:
-    """A ratio near a power of two as such (`1/2`, `4 times`): tp sizes are powers of two."""
+    """Describe a ratio, to the nearest power of two (`1/2`, `4 times`) since tp sizes are powers of two."""
     power = round(math.log2(ratio))
     if power:
         return f"about 1/{2**-power}" if power < 0 else f"about {2**power} times"
@@ -326,7 +326,7 @@ def _about(ratio: float) -> str:
 
 
 def _one_index_apart(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
-    """Tensors that several ranks of an axis hold and that differ on one of them alone."""
+    """Yield tensors that several ranks of an axis have and that differ on only one of them."""
     by_title: dict[str, list[Difference]] = {}
     for difference in comparison.differences:
         if difference.kind == "value":
@@ -349,7 +349,7 @@ def _only_index(differences: list[Difference], holders: Iterable[Place], axis: s
 
 
 def _optimizer_steps(comparison: Comparison) -> Iterator[WeightsFinding]:
-    """Optimizer groups whose step is not the same on both sides, or is lost on one."""
+    """Yield optimizer groups whose step differs between the sides, or is missing on one side."""
     apart: dict[tuple[float | None, float | None], set[Place]] = {}
     for place, groups_a in comparison.groups_a.items():
         groups_b = comparison.groups_b.get(place, ())
@@ -362,13 +362,13 @@ def _optimizer_steps(comparison: Comparison) -> Iterator[WeightsFinding]:
         where = describe_places(places, comparison.groups_a, comparison.groups_a)
         claim = f"the optimizer's step is {_step_text(step_a)} in A and {_step_text(step_b)} in B"
         side = _side_that_lost(step_a, step_b, comparison.steps)
-        tail = f": lost on a load of {side}, so that Adam's bias correction started again" if side else ""
+        tail = f": lost when {side} was loaded, so Adam's bias correction restarted" if side else ""
         pattern = "optimizer step restarted" if side else "optimizer step differs"
         yield WeightsFinding(pattern, names, tuple(places), claim + (f" ({where})" if where else "") + tail)
 
 
 def _side_that_lost(step_a: float | None, step_b: float | None, steps: tuple[int | None, int | None]) -> str:
-    """`A` or `B`, whose optimizer counts again from its start; empty where neither can be told to."""
+    """Return the side (`A` or `B`) whose optimizer restarted its step count; empty if neither is known to have."""
     if step_a is None or step_b is None:
         return "A" if step_a is None else "B"
     is_same_moment = None not in steps and steps[0] == steps[1]
@@ -379,7 +379,7 @@ def _side_that_lost(step_a: float | None, step_b: float | None, steps: tuple[int
 
 
 def _is_training(step_a: float | None, step_b: float | None, steps: tuple[int | None, int | None]) -> bool:
-    """Whether two optimizer steps are as far apart as the steps of the two sides."""
+    """Whether the optimizer steps are as far apart as the steps of the two sides."""
     if None in (step_a, step_b, *steps):
         return False
     assert step_a is not None and step_b is not None and steps[0] is not None and steps[1] is not None
@@ -390,7 +390,7 @@ def _step_text(step: float | None) -> str:
     return "missing" if step is None else f"{step:g}"
 
 
-# In the order of what each pattern explains: the first that matches a difference keeps it.
+# The order matters: a difference belongs to the first pattern that matches it.
 DETECTORS: tuple[Detector, ...] = (
     _missing_and_extra,
     _other_bits,

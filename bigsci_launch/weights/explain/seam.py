@@ -1,4 +1,4 @@
-"""The loss at a restart: how large its jump is, measured by how much it moved from step to step before."""
+"""Measures the jump of the loss at a restart, relative to its usual movement from step to step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.weights.compare.comparison import WeightsFinding
 from bigsci_launch.weights.files.tensors import os_reason
 
-# Steps before the seam that say how much the loss moves by itself.
+# Number of steps before the restart used to estimate the loss's usual movement from step to step.
 RECENT = 20
 MIN_CHANGES = 4
 JUMP_SPREADS = 4.0
-# Relative difference that a run at another topology shows in bf16 at the first step.
+# Relative difference of the first loss in bf16 when a run continues with another topology.
 ROUNDING = 1e-4
-# Median absolute deviation of a normal distribution, in standard deviations.
+# Median absolute deviation of a normal distribution, as a multiple of its standard deviation.
 MAD = 0.6745
 
 
@@ -36,10 +36,10 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """What happens to the loss where log B takes over from log A, at `step`, the first of B.
+    """How the loss changes where log B continues log A: at `step`, the first step of B.
 
-    `jump`: loss of B at `step`, less the loss of A there if A has it (`is_overlap`), else less what A's last loss and
-    its trend lead to expect. `spread`: standard deviation of A's recent changes from step to step, None if too few.
+    `jump` is B's loss at `step` minus A's loss there if A has that step (`is_overlap`), otherwise minus A's last loss
+    plus its trend. `spread` is the standard deviation of A's recent changes per step, None if there are too few.
     """
 
     step: int
@@ -55,22 +55,22 @@ class Seam:
 
     @property
     def spreads(self) -> float | None:
-        """The jump in units of the spread; None where there is none to measure by."""
+        """The jump in units of the spread; None if the spread is unknown."""
         return self.jump / self.spread if self.spread else None
 
     @property
     def is_exact(self) -> bool:
-        """Whether every step that both logs hold has the same printed loss."""
+        """Whether every step that both logs contain has the same printed loss."""
         return self.is_overlap and self.num_equal == self.num_overlapping
 
     @property
     def is_other(self) -> bool:
-        """Whether one step has another loss in both logs, by more than another order of sums explains."""
+        """Whether the same step has different losses in the two logs, by more than rounding explains."""
         return self.is_overlap and not abs(self.jump) <= ROUNDING * abs(self.loss_before)
 
     @property
     def is_jump(self) -> bool:
-        """Whether the loss goes up by more than it moves by itself; NaN does."""
+        """Whether the loss rises by more than its usual movement, or is NaN."""
         if self.is_exact:
             return False
         if math.isnan(self.jump):
@@ -79,10 +79,10 @@ class Seam:
 
 
 def read_log(path: Path) -> dict[int, Iteration]:
-    """The steps of a log; where one was printed twice, the later line counts.
+    """Read the steps of a log. If a step was printed twice, the later line counts.
 
     Raises:
-        CheckpointError: the file cannot be read, or has no line of a step.
+        CheckpointError: the file cannot be read, or contains no step line.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -95,13 +95,13 @@ def read_log(path: Path) -> dict[int, Iteration]:
     }
     if not found:
         raise CheckpointError(
-            f"{path}: no line of a step in it", hint="it takes lines as `iteration 10/ 20 | ... | lm loss: 3.5E+00 |`"
+            f"{path}: has no step lines", hint="expected lines such as `iteration 10/ 20 | ... | lm loss: 3.5E+00 |`"
         )
     return found
 
 
 def measure_seam(before: Mapping[int, Iteration], after: Mapping[int, Iteration]) -> Seam:
-    """The seam between two logs, neither of them empty.
+    """Measure the seam between two logs, neither of which is empty.
 
     Raises:
         BslError: the second log begins before the first.
@@ -132,7 +132,7 @@ def measure_seam(before: Mapping[int, Iteration], after: Mapping[int, Iteration]
 
 
 def _changes(history: list[Iteration]) -> list[float]:
-    """Changes of the loss between consecutive recent steps."""
+    """Return the changes of the loss between consecutive recent steps."""
     recent = history[-RECENT - 1 :]
     changes = [late.loss - early.loss for early, late in itertools.pairwise(recent)]
     return [change for change in changes if math.isfinite(change)]
@@ -146,7 +146,7 @@ def _spread(changes: list[float]) -> float | None:
 
 
 def seam_finding(seam: Seam, *, is_equal: bool | None) -> WeightsFinding:
-    """The seam in words; `is_equal`: whether the weights on both sides were found equal, None if not compared."""
+    """Describe the seam; `is_equal` says whether the weights of A and B were equal, None if not compared."""
     claim = _claim(seam)
     if is_equal and (seam.is_jump or (seam.is_overlap and not seam.is_exact)):
         return WeightsFinding("data or random state", (), (), f"{claim}. Weights equal: look at data order and RNG")
@@ -158,13 +158,13 @@ def seam_finding(seam: Seam, *, is_equal: bool | None) -> WeightsFinding:
 def _claim(seam: Seam) -> str:
     if seam.is_exact:
         return f"the losses of {seam.num_overlapping} steps from {seam.step} on are equal to the last printed digit"
-    against = "in the first log" if seam.is_overlap else "a step earlier and its trend"
+    against = "in the first log" if seam.is_overlap else "one step earlier plus the trend"
     head = (
         f"at the restart, step {seam.step}, the loss is {seam.loss_after:.6g}, {seam.jump:+.4g} against "
         f"{seam.loss_before:.6g} {against}"
     )
     if seam.spreads is None:
-        return f"{head} (too few steps before it to say how much the loss moves by itself)"
+        return f"{head} (too few earlier steps to estimate its usual movement)"
     return f"{head}, {abs(seam.spreads):.1f} times the recent spread of {seam.spread:.3g}: {_verdict(seam)}"
 
 
@@ -172,12 +172,12 @@ def _verdict(seam: Seam) -> str:
     if seam.is_jump:
         return "a jump"
     if seam.is_other:
-        return "less than it moves by itself, but the same step: the restart changed the run"
-    return "within what it moves by itself" if abs(seam.spreads or 0) < JUMP_SPREADS else "a drop"
+        return "less than its usual movement, but for the same step: the restart changed the run"
+    return "within its usual movement" if abs(seam.spreads or 0) < JUMP_SPREADS else "a drop"
 
 
 def seam_document(seam: Seam) -> dict[str, Any]:
-    """The seam as part of the JSON document."""
+    """Return the seam as part of the JSON document."""
 
     def number(value: float | None) -> float | None:
         return value if value is not None and math.isfinite(value) else None

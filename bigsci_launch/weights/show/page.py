@@ -1,4 +1,4 @@
-"""The answer as one HTML page that needs nothing else: words, a heat map over (pp, tp), the table."""
+"""Renders the answer as one self-contained HTML page: summary, heat map over (pp, tp), table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_NAMES = 12
 
 @dataclass(frozen=True, slots=True)
 class HeatMapCell:
-    """The tensors of one (pp, tp) over all dp ranks: how many names were compared, how many differ, and which."""
+    """The tensors at one (pp, tp) over all dp ranks: how many names were compared, how many differ, and which."""
 
     held: int
     differing: int
@@ -23,12 +23,12 @@ class HeatMapCell:
 
     @property
     def percent(self) -> int:
-        """The share that differs, 1 to 100; 0 for none."""
+        """The percentage that differs, at least 1 if any does."""
         return max(1, round(100 * self.differing / self.held)) if self.differing else 0
 
 
 def heat_map(comparison: Comparison) -> tuple[list[int], list[tuple[int, list[HeatMapCell | None]]]]:
-    """Columns (tp) and rows (pp) of the map; empty where no place is known. A place without an index counts as 0."""
+    """Return the map's columns (tp) and rows (pp), empty if no place is known. A missing index counts as 0."""
     held: dict[tuple[int, int], set[str]] = {}
     differing: dict[tuple[int, int], set[str]] = {}
     is_known = False
@@ -52,7 +52,7 @@ def _cell(held: set[str] | None, differing: set[str]) -> HeatMapCell | None:
 
 
 def render_page(comparison: Comparison) -> str:
-    """The page, as text."""
+    """Return the page as text."""
     from jinja2 import Environment, StrictUndefined
 
     here = package_files("bigsci_launch.weights.show")

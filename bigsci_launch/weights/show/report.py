@@ -1,4 +1,4 @@
-"""The answer of a comparison: in words, as rows of a table, as a JSON document."""
+"""Renders the answer of a comparison: as text, as table rows, and as a JSON document."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ COLUMNS = ("where", "tensor", "kind", ">differs", ">rel L2", ">max abs", ">max u
 MAX_ROWS = 40
 MAX_SENTENCES = 12
 ABSENT = ("missing", "extra")
-# Unexplained differences that are worth a sentence for each group of places, even if they are most of what there is.
+# Up to this many unexplained differences get one sentence per group of places, even if most tensors differ.
 FEW = 12
 
 
 def summary_lines(comparison: Comparison) -> list[str]:
-    """The answer in words, the most important first."""
+    """Return the answer as lines of text, the most important first."""
     lines = [] if comparison.is_empty else [_headline(comparison)]
     lines += [f"could not read {item.path}: {item.why}" for item in comparison.unreadable[:MAX_SENTENCES]]
     if len(comparison.unreadable) > MAX_SENTENCES:
@@ -32,7 +32,7 @@ def summary_lines(comparison: Comparison) -> list[str]:
     sentences = [*(finding.claim for finding in comparison.findings), *_unexplained(comparison)]
     lines += sentences[:MAX_SENTENCES]
     if len(sentences) > MAX_SENTENCES:
-        lines.append(f"... and {len(sentences) - MAX_SENTENCES} more statements: --json has all")
+        lines.append(f"... and {len(sentences) - MAX_SENTENCES} more statements; --json lists them all")
     return [*lines, *(f"note: {note}" for note in comparison.notes)]
 
 
@@ -61,7 +61,7 @@ def _count_of_differing(comparison: Comparison) -> str:
 
 
 def _counted(differences: Sequence[Difference], one: str, more: str) -> str:
-    """How many tensors, at how many places if these are more, with a verb; nothing for none."""
+    """Return the number of tensors (and of places, if larger) with a verb; empty if there are none."""
     if not differences:
         return ""
     titles = {difference.title for difference in differences}
@@ -72,7 +72,7 @@ def _counted(differences: Sequence[Difference], one: str, more: str) -> str:
 
 
 def _all_on(comparison: Comparison) -> str:
-    """Where all differences are: the places themselves where they can be named, else the indices within which."""
+    """Say where all differences are: the exact places if they can be named, otherwise the range that contains them."""
     names = {difference.name for difference in comparison.differences}
     places = {difference.place for difference in comparison.differences}
     holders = {place for name in names for place in comparison.places[name]}
@@ -85,7 +85,7 @@ def _all_on(comparison: Comparison) -> str:
 
 
 def _unexplained(comparison: Comparison) -> Iterator[str]:
-    """A sentence for each group of places whose differences no pattern explains."""
+    """Yield one sentence per group of places, for the differences that no pattern explains."""
     told = {name for finding in comparison.findings for name in finding.tensors}
     rest = [
         difference
@@ -116,7 +116,7 @@ def _amount(difference: Difference, *, is_worst: bool) -> str:
     statistics = difference.statistics
     if statistics is None:
         one, other = _shape(difference.a), _shape(difference.b)
-        return f"{one} in A, {other} in B" if one != other else "by their digests, which do not say how far"
+        return f"{one} in A, {other} in B" if one != other else "by their digests, which do not show by how much"
     worst = f"at most, in {difference.title}: " if is_worst else ""
     relative = statistics.relative
     rel = "" if relative is None else f", rel {relative:.2g}"
@@ -126,7 +126,7 @@ def _amount(difference: Difference, *, is_worst: bool) -> str:
 
 
 def _share(statistics: Statistics) -> str:
-    """How many elements differ: counted where they are few, else as a share."""
+    """Return how many elements differ: a count if they are few, otherwise a percentage."""
     few = statistics.num_differing
     return f"{few} element{'s' if few != 1 else ''}" if few < 10 else format_percent(statistics.fraction)
 
@@ -136,7 +136,7 @@ def _shape(tensor: StoredTensor | None) -> str:
 
 
 def group_by_place(comparison: Comparison, differences: Sequence[Difference]) -> list[tuple[str, list[Difference]]]:
-    """Differences whose tensor differs at the same places, with these places in words."""
+    """Group differences by the places where their tensors differ; the places are given in words."""
     by_title: dict[tuple[str, str], list[Difference]] = {}
     for difference in differences:
         by_title.setdefault((difference.title, difference.kind), []).append(difference)
@@ -147,7 +147,7 @@ def group_by_place(comparison: Comparison, differences: Sequence[Difference]) ->
 
 
 def table_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Rows of the table with columns `COLUMNS`: a tensor each, grouped by where it differs, the worst copy shown."""
+    """Return rows with columns `COLUMNS`: one per tensor, grouped by where it differs, with its worst copy."""
     rows: list[tuple[str, ...]] = []
     for where, differences in group_by_place(comparison, comparison.differences):
         worst: dict[tuple[str, str], Difference] = {}
@@ -162,12 +162,12 @@ def table_rows(comparison: Comparison) -> list[tuple[str, ...]]:
         ]
         rows += [(where if index == 0 else "", *row) for index, row in enumerate(group)]
     if len(rows) > MAX_ROWS:
-        return [*rows[:MAX_ROWS], ("...", f"{len(rows) - MAX_ROWS} more rows: --json has all", *[""] * 6)]
+        return [*rows[:MAX_ROWS], ("...", f"{len(rows) - MAX_ROWS} more rows; --json lists them all", *[""] * 6)]
     return rows
 
 
 def _absent_rows(differences: Iterable[Difference]) -> Iterator[tuple[str, ...]]:
-    """One row for all tensors that A alone holds, and one for those that B alone holds."""
+    """Yield one row for all tensors that only A has, and one for all that only B has."""
     for kind in ABSENT:
         titles = tuple(difference.title for difference in differences if difference.kind == kind)
         if titles:
@@ -186,7 +186,7 @@ def _row(difference: Difference) -> tuple[str, ...]:
 
 
 def as_document(comparison: Comparison, seam: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON document of `bsl diff-weights --json`; `seam`: what two logs show, where they were asked."""
+    """Return the document of `bsl diff-weights --json`; `seam` is the result of `--seam`, if it was given."""
     return {
         "schema_version": SCHEMA_VERSION,
         "a": None if comparison.is_empty else str(comparison.a),

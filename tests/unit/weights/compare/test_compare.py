@@ -145,7 +145,7 @@ def test_a_restarted_and_a_lost_optimizer_are_named(tmp_path: Path, tiny: Any, d
     document = diff(tmp_path / "a", tmp_path / "b", "--json").document
     claims = {finding["pattern"]: finding["claim"] for finding in document["findings"]}
     assert claims["optimizer step restarted"].startswith("the optimizer's step is 20 in A and 1 in B (every rank")
-    assert "zero in B: the optimizer's state is lost" in claims["optimizer state lost"]
+    assert "zero in B: the optimizer state was lost" in claims["optimizer state lost"]
     masters = [entry for entry in document["different"] if entry["role"] == "fp32"]
     assert not masters
 
@@ -161,7 +161,7 @@ def test_other_steps_are_said_to_be_other_steps(tmp_path: Path, tiny: Any, diff:
     later.write(tmp_path / "b")
     answer = diff(tmp_path / "a", tmp_path / "b")
     assert answer.code == 1
-    assert answer.text.splitlines()[1] == "A is at step 20, B at step 30: training lies between them"
+    assert answer.text.splitlines()[1] == "A is at step 20, B at step 30: the run trained in between"
     assert "gradients" not in answer.text
     assert "optimizer's step" not in answer.text
 

@@ -73,7 +73,7 @@ def test_clipping_on_one_side(tmp_path: Path, tiny: Any, diff: Any, squared: flo
     _, findings, _ = audit(diff, tmp_path)
     assert list(findings) == ["tied copies apart: clipped on one side"]
     (claim,) = findings.values()
-    assert "same direction, other length (cos 1.00, |m| x3." in claim
+    assert "same direction, different length (cos 1.00, |m| x3." in claim
     assert "one copy was clipped (pp0), the other not (pp1)" in claim
 
 
@@ -88,7 +88,7 @@ def test_one_factor_at_all_steps_is_a_scaling(tmp_path: Path, tiny: Any, diff: A
     set_apart(checkpoint, TIED, halved, pp=1)
     checkpoint.write(tmp_path)
     _, findings, _ = audit(diff, tmp_path)
-    assert "the same gradients times 0.5 on pp1" in findings["tied copies apart: scaled"]
+    assert "the same gradients multiplied by 0.5 on pp1" in findings["tied copies apart: scaled"]
 
 
 def test_masters_set_apart_with_equal_moments(tmp_path: Path, tiny: Any, diff: Any) -> None:
@@ -119,7 +119,7 @@ def test_a_passenger_of_the_tied_module(tmp_path: Path, tiny: Any, diff: Any, de
     assert "the copy on pp1 has no gradient" in claim
     assert ("moved by weight decay only: 0.998 is (1 - lr x 0.1) ^ 20" in claim) == (decay > 0)
     assert ("never left its initial 1" in claim) == (decay == 0)
-    assert "no file of 16-bit weights holds it" in claim
+    assert "no file of 16-bit weights contains it" in claim
 
 
 def test_replicas_over_tp_that_drift(tmp_path: Path, tiny: Any, diff: Any) -> None:
@@ -142,7 +142,7 @@ def test_a_weight_that_is_not_its_rounded_master(tmp_path: Path, tiny: Any, diff
     checkpoint.write(tmp_path)
     _, findings, document = audit(diff, tmp_path)
     (claim,) = findings.values()
-    assert claim.startswith("2.up.weight (pp1 tp0) is not its rounded fp32 master")
+    assert claim.startswith("2.up.weight (pp1 tp0) is not equal to its rounded fp32 master")
     (entry,) = document["different"]
     assert (entry["max_ulp"], entry["fraction"], entry["coordinate"]) == (1, 1 / 128, {"pp": 1, "tp": 0, "dp": None})
 
@@ -151,8 +151,8 @@ def test_a_lost_optimizer_step(tmp_path: Path, tiny: Any, diff: Any) -> None:
     tiny(optimizer_step=3.0).write(tmp_path)
     _, findings, _ = audit(diff, tmp_path)
     assert findings["optimizer step restarted"] == (
-        "the optimizer's step is 3 (every rank), the checkpoint's is 20: lost on load, so that Adam's bias "
-        "correction started again"
+        "the optimizer's step is 3 (every rank), the checkpoint's is 20: lost on load, so Adam's bias "
+        "correction restarted"
     )
 
 
@@ -166,7 +166,7 @@ def test_a_norm_in_the_weight_decay_group(tmp_path: Path, tiny: Any, diff: Any) 
     Misgrouped().write(tmp_path)
     _, findings, _ = audit(diff, tmp_path)
     assert findings["norm in the weight-decay group"].startswith(
-        "2.ln.weight is in the weight-decay group (pp1), where other norms and biases are not"
+        "2.ln.weight is in the weight-decay group (pp1), but other norms and biases are not"
     ) or findings["norm in the weight-decay group"].startswith("2.ln.weight is in the weight-decay group (")
 
 
@@ -182,7 +182,7 @@ def test_numbers_that_are_none(tmp_path: Path, tiny: Any, diff: Any, value: floa
     checkpoint.write(tmp_path)
     code, findings, _ = audit(diff, tmp_path)
     assert code == 1
-    assert findings["NaN"].startswith("1.up.bias exp_avg holds 1 NaN or infinite elements (pp0 tp1")
+    assert findings["NaN"].startswith("1.up.bias exp_avg contains 1 NaN or infinite elements (pp0 tp1")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_one_corrupted_byte(tmp_path: Path, tiny: Any, diff: Any, victim: str) -
     code, findings, _ = audit(diff, tmp_path / "b")
     assert code == 1
     assert victim in findings["corrupted bytes"]
-    assert "do not give the checksum written with them" in findings["corrupted bytes"]
+    assert "do not match the checksum written with them" in findings["corrupted bytes"]
     document = diff(folder, tmp_path / "b", "--json").document
     (entry,) = document["different"]
     assert entry["likely"] == "corrupted byte"

@@ -75,7 +75,9 @@ def test_digests_do_not_say_how_far_two_tensors_are_apart(tmp_path: Path, diff: 
     for tensors in changed.values():
         tensors["w"] += 1e-3
     write(tmp_path / "b", changed)
-    assert ": w differs (by their digests, which do not say how far)\n" in diff(tmp_path / "a", tmp_path / "b").text
+    assert (
+        ": w differs (by their digests, which do not show by how much)\n" in diff(tmp_path / "a", tmp_path / "b").text
+    )
 
 
 def test_shards_that_changed_places_show_in_digests(tmp_path: Path, diff: Any) -> None:
