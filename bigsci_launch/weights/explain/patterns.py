@@ -260,7 +260,7 @@ def scale_of(difference: Difference) -> float | None:
 
 
 def _corrupted_bytes(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
-    """The only differing tensor, of which one byte of one element differs: bits turned, not training."""
+    """Yield the only differing tensor if just one byte of one element differs: corruption, not training."""
     alone = comparison.differences[0] if len(comparison.differences) == 1 else None
     if alone is None or alone.a is None or alone.b is None or alone.statistics is None or alone.kind == "dtype":
         return
