@@ -1,7 +1,7 @@
-"""Fits the ten constants of a cluster to measured runs, and says how far to trust them.
+"""Fits the ten constants of a cluster to measured runs, and estimates their errors.
 
-Time and memory are fitted apart. The error is that of left-out rows: each is predicted from all others, constants,
-neighbours and all.
+Time and memory are fitted separately. Errors are those of left-out rows: constants and neighbours of all other rows
+predict each row.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from bigsci_launch.plan.price.step_time import StepWork, count_work, drift_on, r
 from bigsci_launch.progress import Progress, no_progress
 
 DRIFT_GAIN = 20.0
-"""By how much a change of the cluster on some day must lower the discord of alike setups to be believed."""
+"""How much a change of the cluster on some day must lower the discord of similar setups to be believed."""
 
 DRIFT_NUGGET = 0.02
-"""How little two measurements of one setup should differ: variance of the noise over that of the model's error."""
+"""How little two measurements of a setup should differ: variance of the noise over that of the model's error."""
 
 DRIFT_ROWS = 4
-"""Timed runs that must lie on each side of that day."""
+"""Timed runs required before and after that day."""
 
 LEFT_OUT_ITERATIONS = 3
-"""Moves of the fit without one row, which starts from the fit with all."""
+"""Iterations of the fit without one row, which starts from the fit with all rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One of the two fits: what is predicted at given constants, what was measured, and where the rows lie."""
+    """One of the two fits: its predictions for given constants, the measurements, and the points of the rows."""
 
     names: tuple[str, ...]
     predict: Callable[[Constants], list[float]]
@@ -92,9 +92,9 @@ def calibrate(
     command: str = "",
     report_progress: Progress = no_progress,
 ) -> Calibration:
-    """The calibration of the cluster on which `measurements` were made, with the errors of left-out rows.
+    """Return the calibration of the cluster on which `measurements` were made, with the errors of left-out rows.
 
-    `report_progress` gets how many of 100 parts are done.
+    `report_progress` gets the number of parts done, of 100.
     """
     fitted, time_task, time_fit, memory_task, memory_fit = _fit_both(measurements, gpu)
     report_progress(20)
@@ -115,7 +115,7 @@ def calibrate(
 
 
 def fit_calibration(measurements: Sequence[Measurement], gpu: GpuModel) -> Calibration:
-    """The same constants and neighbours, quicker: without errors, so without bands."""
+    """Return the same constants and neighbours faster, without errors and thus without bands."""
     return _fit_both(measurements, gpu)[0]
 
 
@@ -142,7 +142,7 @@ def _values(task: _Task, fit: Fit) -> dict[str, float]:
 
 
 def _spreads(time_task: _Task, time_fit: Fit, memory_task: _Task, memory_fit: Fit) -> tuple[float, ...]:
-    """Spreads in the order of `CONSTANTS`; those that were not fitted keep the prior's."""
+    """Return the spreads in the order of `CONSTANTS`; constants that were not fitted keep that of the prior."""
     found = {
         **dict(zip(time_task.names, time_fit.spreads, strict=True)),
         **dict(zip(memory_task.names, memory_fit.spreads, strict=True)),
@@ -205,9 +205,9 @@ def _fit(task: _Task) -> _Fitted:
 
 
 def find_drift(timed: Sequence[Measurement], gpu: GpuModel) -> date | None:
-    """The day from which the same work took another time, if there is one.
+    """Return the day since which the same work takes a different time, or None.
 
-    It is the day that best reconciles setups that are alike: their errors should be alike too, on all days.
+    Similar setups should have similar errors on all days; it is the day that best achieves this.
     """
     days = sorted(measurement.setup.day for measurement in timed if measurement.setup.day)
     steady = _time_task(timed, gpu, None)
@@ -227,13 +227,13 @@ def find_drift(timed: Sequence[Measurement], gpu: GpuModel) -> date | None:
 
 
 def _discord(residuals: Sequence[float], inverse: list[list[float]]) -> float:
-    """How unlike the errors of alike setups are; outliers count as 10 %."""
+    """Return how much the errors of similar setups differ; outliers count as 10 %."""
     clipped = [max(-0.1, min(0.1, residual)) for residual in residuals]
     return sum(one * sum(map(float.__mul__, row, clipped)) for one, row in zip(clipped, inverse, strict=True)) * 400
 
 
 def _left_out_errors(task: _Task, fitted: _Fitted) -> ErrorSummary:
-    """For each row, how close its nearest neighbour is and how wrong the others predict it."""
+    """Return for each row the closeness of its nearest neighbour and the error when the other rows predict it."""
     count = len(task.measured)
     if count < 2:
         return ErrorSummary()
@@ -253,7 +253,7 @@ def _pick_points(task: _Task, indices: Sequence[int]) -> list[Point]:
 
 
 def _learning_curve(task: _Task) -> tuple[tuple[int, float], ...]:
-    """Mean error on the other rows after fitting 4, 8, 16, ... of them, each three times."""
+    """Return the mean error on the remaining rows after fitting 4, 8, 16, ... of them, each three times."""
     count, shuffled = len(task.measured), random.Random(0)
     curve = []
     size = 4

@@ -14,10 +14,10 @@ from bigsci_launch.plan.price.neighbours import invert_positive_definite
 Residuals = Callable[[Sequence[float]], list[float]]
 
 HUBER = 0.02
-"""Relative error above which a row counts less: twice what repeated measurements differ by."""
+"""Relative error above which a row counts less: twice the difference of repeated measurements."""
 
 NOISE = 0.02
-"""Relative error that the prior is weighed against."""
+"""Relative error against which the prior is weighed."""
 
 _STEP, _LONGEST_MOVE, _SMALLEST_MOVE = 1e-4, 0.7, 1e-4
 
@@ -32,7 +32,7 @@ class Prior:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Fitted values, the standard deviation of the logarithm of each, and the cost that was reached."""
+    """Fitted values, the standard deviation of each logarithm, and the final cost."""
 
     values: tuple[float, ...]
     spreads: tuple[float, ...]
@@ -42,13 +42,13 @@ class Fit:
 def fit_constants(
     residuals: Residuals, priors: Sequence[Prior], start: Sequence[float] | None = None, num_iterations: int = 20
 ) -> Fit:
-    """The values that make `residuals` (logarithms of predicted over measured) small without straying from the priors.
+    """Return values that make `residuals` (logarithms of predicted over measured) small and stay close to the priors.
 
     Args:
-        residuals: residuals at given values of the constants; as many on every call.
+        residuals: residuals at given values of the constants; the same number on every call.
         priors: one for each constant.
         start: values to start from; default: the priors'.
-        num_iterations: how many moves at most.
+        num_iterations: the largest number of moves.
     """
     moves = [math.log(value / prior.value) for value, prior in zip(start or _values(priors), priors, strict=True)]
     normal: list[list[float]] = []
@@ -68,7 +68,7 @@ def fit_constants(
 
 
 def robust_cost(errors: Sequence[float], moves: Sequence[float], priors: Sequence[Prior]) -> float:
-    """Huber's cost of the errors and the prior's of the moves, in units of one squared standard deviation."""
+    """Return Huber's cost of the errors plus the prior's cost of the moves, in squared standard deviations."""
     measured = sum(
         (error * error if abs(error) <= HUBER else 2 * HUBER * abs(error) - HUBER**2) / NOISE**2 for error in errors
     )
@@ -86,7 +86,7 @@ def _moved(priors: Sequence[Prior], moves: Sequence[float]) -> list[float]:
 def _linearise(
     residuals: Residuals, priors: Sequence[Prior], moves: list[float]
 ) -> tuple[list[float], list[list[float]]]:
-    """Residuals at `moves`, and their slopes along each constant's logarithm."""
+    """Return the residuals at `moves`, and their slopes along each constant's logarithm."""
     errors = residuals(_moved(priors, moves))
     slopes = []
     for index in range(len(moves)):

@@ -1,4 +1,4 @@
-"""Prices every row of a table that can be priced, and says why not for the others."""
+"""Prices every row of a table that can be priced, and gives the reason for the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PREDICTED = ("pred_sec_per_it", "pred_mem_gb", "pred_oom", "pred_tflops")
 
 @dataclass(frozen=True, slots=True)
 class PredictedRow:
-    """A row with its predictions, or without them and why."""
+    """A row with its predictions, or with the reason for having none."""
 
     row: MeasuredRow
     cells: dict[str, str]
@@ -25,8 +25,8 @@ class PredictedRow:
 
 
 def predict_row(row: MeasuredRow, calibration: Calibration) -> PredictedRow:
-    """The predictions of one row; `pred_tflops` is in the convention of the row's date. Where the row does not
-    say whether launches blocked, they did as in the runs that were measured."""
+    """Return the predictions for one row; `pred_tflops` is in the convention of the row's date. If the row does not say
+    whether launches blocked, the calibration decides."""
     setup = setup_of(replace(row, assumed={"launch_blocking": str(int(calibration.has_blocking_launches))}))
     if isinstance(setup, str):
         return PredictedRow(row, dict.fromkeys(PREDICTED, ""), setup)
@@ -41,7 +41,7 @@ def predict_row(row: MeasuredRow, calibration: Calibration) -> PredictedRow:
 
 
 def predicted_csv(columns: Sequence[str], predicted: Sequence[PredictedRow]) -> str:
-    """The table with its own columns first and the predictions after them."""
+    """Return the table as CSV, with its own columns first and the predictions after them."""
     names = [*(column for column in columns if column not in PREDICTED), *PREDICTED]
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n", extrasaction="ignore")

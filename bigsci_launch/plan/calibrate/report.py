@@ -1,4 +1,4 @@
-"""What a calibration says of itself: constants with intervals, error, drift, and which runs would help."""
+"""What `bsl plan calibrate` prints: constants with intervals, errors, drift, and which runs would help."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bigsci_launch.plan.price.constants import CONSTANTS
 CONSTANT_COLUMNS = ("constant", ">value", ">from", ">to (95 %)", "unit", "meaning")
 
 UNLEARNED = 0.6
-"""Part of a prior's spread above which a constant counts as not measured."""
+"""Share of a prior's spread above which a constant counts as not measured."""
 
 _ADVICE = {
     "gemm_efficiency": "time any run",
@@ -16,16 +16,16 @@ _ADVICE = {
     "hbm_tb_per_s": "time one setup with few and with many heads",
     "nvlink_gb_per_s": "time one setup with two tensor-parallel sizes",
     "network_gb_per_s": "time one setup with two data-parallel sizes, or run a 5-minute all-reduce benchmark",
-    "misaligned_heads": "time a head size that is no multiple of 8, if you mean to use one",
+    "misaligned_heads": "time a head size that is not a multiple of 8, if you mean to use one",
     "drift": "time an old setup again",
-    "base_gib": "write down nvidia-smi's figure of the first and the last node",
-    "optimizer_bytes": "write down nvidia-smi's figure for two data-parallel sizes",
-    "activation_factor": "write down nvidia-smi's figure for two micro batch sizes",
+    "base_gib": "record nvidia-smi's figure for the first and the last node",
+    "optimizer_bytes": "record nvidia-smi's figure for two data-parallel sizes",
+    "activation_factor": "record nvidia-smi's figure for two micro batch sizes",
 }
 
 
 def constant_cells(calibration: Calibration) -> list[tuple[str, ...]]:
-    """One line per constant, in the order of `CONSTANT_COLUMNS`."""
+    """Return one line per constant, in the order of `CONSTANT_COLUMNS`."""
     rows: list[tuple[str, ...]] = []
     for constant in CONSTANTS:
         low, high = calibration.interval(constant.name)
@@ -39,7 +39,7 @@ def constant_cells(calibration: Calibration) -> list[tuple[str, ...]]:
 
 
 def fit_lines(calibration: Calibration) -> list[str]:
-    """Error, drift, and what more runs would bring."""
+    """Return lines on errors, drift, and what more runs would improve."""
     lines = [
         _error_line("time", calibration.time_errors),
         _error_line("memory", calibration.memory_errors),
@@ -52,7 +52,7 @@ def fit_lines(calibration: Calibration) -> list[str]:
 
 def _error_line(what: str, errors: ErrorSummary) -> str:
     if not errors.pairs:
-        return f"{what}: no run was measured; its figures stay guesses"
+        return f"{what}: no run was measured, so its figures remain guesses"
     return (
         f"{what}: {len(errors.pairs)} runs; each predicted from all others: mean {100 * errors.mean:.1f}, "
         f"median {100 * errors.quantile(0.5):.1f}, p90 {100 * errors.quantile(0.9):.1f} %"
@@ -61,25 +61,25 @@ def _error_line(what: str, errors: ErrorSummary) -> str:
 
 def _drift_line(calibration: Calibration) -> str:
     if calibration.drift_from is None:
-        return "drift: none found between dates"
+        return "drift: none found"
     change = 100 * (calibration.constants.drift - 1)
-    return f"drift: from {calibration.drift_from} on, the same work takes {change:+.1f} % time"
+    return f"drift: from {calibration.drift_from} on, the time for the same work changes by {change:+.1f} %"
 
 
 def _learning_lines(calibration: Calibration) -> list[str]:
-    """How the error falls with the number of runs, and what twice as many would bring."""
+    """Return how the error falls with the number of runs, and what twice as many would improve."""
     count = len(calibration.time_errors.pairs)
     if not calibration.learning_curve:
         missing = max(0, ENOUGH_ROWS - count)
-        return [f"more runs: {missing} more would bring most of the accuracy"] if missing else []
+        return [f"more runs: {missing} more would give most of the accuracy"] if missing else []
     points = [*calibration.learning_curve, (count, calibration.time_errors.mean)]
     curve = ", ".join(f"{100 * error:.1f} % with {rows}" for rows, error in points)
     gain = max(0.0, points[-2][1] - points[-1][1])
-    return [f"more runs: mean error {curve}; {count} more would bring about {100 * gain:.1f} points"]
+    return [f"more runs: mean error {curve}; {count} more would lower it by about {100 * gain:.1f} points"]
 
 
 def _advice_lines(calibration: Calibration) -> list[str]:
-    """Constants that these runs say little about, each with the run that would."""
+    """Return a line for each constant that these runs hardly determine, with the run that would."""
     lines = []
     for constant, spread in zip(CONSTANTS, calibration.spreads, strict=True):
         if constant.name != "drift" and spread > UNLEARNED * constant.spread:

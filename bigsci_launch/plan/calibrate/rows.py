@@ -1,7 +1,7 @@
-"""Measured rows: a CSV with one setup and what was measured per row, as people keep them by hand.
+"""Measured rows: a CSV file, often kept by hand, with a setup and its measurements in each row.
 
-Cells may be empty; what is left must describe a setup, or the row is not priced and the reason is said. Columns that
-are not known are kept as they are.
+Cells may be empty. If the others do not describe a setup, the row is not priced and the reason is reported. Unknown
+columns are kept unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BALANCE_DAY = date(2023, 12, 15)
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRow:
-    """One line of the table: its cells as they were, its place for messages, and what an empty cell is taken for."""
+    """One line of the table: its original cells, its place for messages, and the assumed values of empty cells."""
 
     cells: dict[str, str]
     where: str
@@ -41,7 +41,7 @@ class MeasuredRow:
         return (self.cells.get(column) or self.assumed.get(column) or "").strip()
 
     def number(self, column: str) -> float | None:
-        """The number in a cell, or nothing when it holds none."""
+        """Return the number in a cell, or None."""
         try:
             return float(self.text(column))
         except ValueError:
@@ -66,13 +66,13 @@ class MeasuredRow:
             return None
 
     def is_scored(self, what: Literal["time", "mem", "oom"]) -> bool:
-        """Whether the row counts for an error; where the column is missing, every measured row does."""
+        """Return whether the row counts for an error; if the cell is empty, it does."""
         column = f"score_{what}"
         return self.flag(column) if self.text(column) else True
 
     @property
     def seconds(self) -> float | None:
-        """Measured seconds of a step, where there are any."""
+        """Measured seconds of a step, or None."""
         seconds = self.number("sec_per_it")
         return seconds if seconds and seconds > 0 else None
 
@@ -83,10 +83,10 @@ class MeasuredRow:
 
 
 def read_rows(path: Path) -> tuple[list[str], list[MeasuredRow]]:
-    """The columns and rows of the CSV file at `path`.
+    """Return the columns and rows of the CSV file at `path`.
 
     Raises:
-        DataError: the file cannot be read, is no CSV, or lacks columns that a setup needs.
+        DataError: the file cannot be read, is not CSV, or lacks columns that a setup needs.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
@@ -104,7 +104,7 @@ def read_rows(path: Path) -> tuple[list[str], list[MeasuredRow]]:
 
 
 def _assumed(lines: Sequence[dict[str, str]]) -> dict[str, str]:
-    """What people leave out because it was always the same: whether launches blocked, as most rows that say it."""
+    """Return assumed values for what people often leave out: whether launches blocked, as in most rows that say so."""
     said = Counter(cells["launch_blocking"] for cells in lines if cells.get("launch_blocking"))
     return {"launch_blocking": said.most_common(1)[0][0]} if said else {}
 
@@ -114,12 +114,12 @@ def _cells(line: dict[str, str | list[str]]) -> dict[str, str]:
 
 
 def setup_of(row: MeasuredRow) -> Setup | str:
-    """The setup that a row describes, or why it describes none that can be priced."""
+    """Return the setup that a row describes, or why it cannot be priced."""
     sizes: dict[str, int] = {}
     for column in REQUIRED:
         number = row.number(column)
         if number is None:
-            return f"{column} is empty" if not row.text(column) else f"{column} is no number: {row.text(column)!r}"
+            return f"{column} is empty" if not row.text(column) else f"{column} is not a number: {row.text(column)!r}"
         if number < 1 or number != int(number):
             return f"{column} is {row.text(column)}, not a positive whole number"
         sizes[column] = int(number)
@@ -129,7 +129,7 @@ def setup_of(row: MeasuredRow) -> Setup | str:
 
 
 def _ranks_per_node(row: MeasuredRow, sizes: dict[str, int]) -> int:
-    """GPUs per node as the row says, else 8, else what there is."""
+    """Return the GPUs per node that the row gives, else 8, or all ranks if they are fewer."""
     gpus, nodes = row.number("gpus"), row.number("nodes")
     if gpus and nodes and gpus % nodes == 0:
         return int(gpus / nodes)
@@ -137,7 +137,7 @@ def _ranks_per_node(row: MeasuredRow, sizes: dict[str, int]) -> int:
 
 
 def _problem(row: MeasuredRow, sizes: dict[str, int], ranks_per_node: int) -> str | None:
-    """Why sizes do not make a run, or nothing."""
+    """Return why the sizes cannot be a run, or None."""
     world, gpus = sizes["dp"] * sizes["tp"] * sizes["pp"], row.number("gpus")
     micro = sizes["mbs"] * sizes["dp"]
     if gpus and world != gpus:
@@ -145,18 +145,18 @@ def _problem(row: MeasuredRow, sizes: dict[str, int], ranks_per_node: int) -> st
     if sizes["tp"] > ranks_per_node:
         return f"tp {sizes['tp']} is more than the {ranks_per_node} GPUs of a node"
     if sizes["gbs"] % micro:
-        return f"gbs {sizes['gbs']} is no multiple of mbs {sizes['mbs']} x dp {sizes['dp']} = {micro}"
+        return f"gbs {sizes['gbs']} is not a multiple of mbs {sizes['mbs']} x dp {sizes['dp']} = {micro}"
     if sizes["pp"] > 1 and (row.number("zero") or 0) > 1:
-        return f"ZeRO stage {row.text('zero')} does not go with a pipeline"
+        return f"ZeRO stage {row.text('zero')} cannot be used with a pipeline"
     if sizes["nheads"] % sizes["tp"]:
-        return f"{sizes['nheads']} heads are no multiple of tp {sizes['tp']}"
+        return f"{sizes['nheads']} heads are not a multiple of tp {sizes['tp']}"
     return None
 
 
 def _build(row: MeasuredRow, sizes: dict[str, int], ranks_per_node: int) -> Setup | str:
     day, precision = row.day, row.text("precision") or "fp16"
     if precision not in ("fp16", "bf16", "fp32"):
-        return f"precision {precision!r} is none of fp16, bf16, fp32"
+        return f"precision {precision!r} is not one of fp16, bf16, fp32"
     accumulates = precision == "bf16" and _has_bf16_optimizer(row)
     setup = Setup(
         shape=ModelShape(
@@ -194,7 +194,7 @@ def _has_bf16_optimizer(row: MeasuredRow) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A setup with what was measured of it, and where from. `section` groups what was compared at the time."""
+    """A setup with its measurements. `section` groups rows that were compared with each other at the time."""
 
     name: str
     section: str
@@ -205,7 +205,7 @@ class Measurement:
 
 
 def measurements_of(rows: Sequence[MeasuredRow]) -> tuple[list[Measurement], list[str]]:
-    """What can be learned from, and why the other rows cannot: `NAME: reason`."""
+    """Return the usable measurements, and `NAME: reason` for every other row."""
     found, left = [], []
     for row in rows:
         setup = setup_of(row)
@@ -214,7 +214,7 @@ def measurements_of(rows: Sequence[MeasuredRow]) -> tuple[list[Measurement], lis
         if isinstance(setup, str):
             left.append(f"{row.name}: {setup}")
         elif seconds is None and memory is None and not row.flag("oom"):
-            left.append(f"{row.name}: nothing measured that counts")
+            left.append(f"{row.name}: no measurement that counts")
         else:
             found.append(Measurement(row.name, row.section, setup, seconds, memory, row.flag("oom")))
     return found, left

@@ -1,4 +1,4 @@
-"""How good predictions are, by the rules of the benchmark: on time, on ranking, on memory, on running out of it."""
+"""Scores predictions by the rules of the benchmark: time, ranking, memory, and running out of memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bigsci_launch.plan.price.calibration import quantile
 from bigsci_launch.plan.shape.tflops import CONVENTION_DAY, tflops_of
 
 TIE = 0.01
-"""Times closer than this are in no order: repeated measurements differ by as much."""
+"""Times closer than this count as a tie, because repeated measurements differ by as much."""
 
 MeasuredAndPredicted = tuple[float, float]
 
@@ -30,8 +30,9 @@ class ErrorFigures:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Order inside sections: `tau` over all pairs, `tau_of_sections` the mean of the sections' own. `num_found` of
-    `num_sections` sections where the predicted best is within 1 % of the best; `regret` its mean excess in percent."""
+    """Order inside sections: Kendall's `tau` over all pairs, and the mean of each section's own as `tau_of_sections`.
+    In `num_found` of `num_sections` sections, the predicted best is within 1 % of the best; `regret` is its mean excess
+    in percent."""
 
     num_pairs: int
     tau: float | None
@@ -43,7 +44,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class OomFigures:
-    """Rows that ran out of memory and were called so, and rows that were called so and did not."""
+    """Rows that ran out of memory and how many of them were predicted to, and rows that fitted and the false alarms."""
 
     num_oom: int
     num_caught: int
@@ -53,7 +54,8 @@ class OomFigures:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """All figures of one table of predictions. `tflops_*`: TFLOP/s of the measured seconds against the printed ones."""
+    """All figures of one table of predictions. `tflops_*` compare TFLOP/s from measured seconds with the printed
+    ones."""
 
     time: ErrorFigures
     ranking: Ranking
@@ -65,7 +67,7 @@ class Score:
 
 
 def score_rows(rows: Sequence[MeasuredRow]) -> Score:
-    """The score of rows that hold both measurements and predictions."""
+    """Return the score of rows that have both measurements and predictions."""
     sections: dict[str, list[MeasuredAndPredicted]] = defaultdict(list)
     for row in rows:
         predicted = row.number("pred_sec_per_it")
@@ -88,7 +90,7 @@ def score_rows(rows: Sequence[MeasuredRow]) -> Score:
 
 
 def error_figures(pairs: Iterable[MeasuredAndPredicted]) -> ErrorFigures:
-    """Figures of `(measured, predicted)` pairs."""
+    """Return the figures of `(measured, predicted)` pairs."""
     errors = [100 * abs(predicted / measured - 1) for measured, predicted in pairs]
     if not errors:
         return ErrorFigures(0, None, None, None)
@@ -96,7 +98,7 @@ def error_figures(pairs: Iterable[MeasuredAndPredicted]) -> ErrorFigures:
 
 
 def rank_figures(sections: Iterable[Sequence[MeasuredAndPredicted]]) -> Ranking:
-    """Figures of sections of `(measured, predicted)` pairs."""
+    """Return the figures of sections of `(measured, predicted)` pairs."""
     compared = [pairs for pairs in sections if len(pairs) > 1]
     votes = [_votes(pairs) for pairs in compared]
     all_votes = [vote for section in votes for vote in section]
@@ -112,7 +114,7 @@ def rank_figures(sections: Iterable[Sequence[MeasuredAndPredicted]]) -> Ranking:
 
 
 def _votes(pairs: Sequence[MeasuredAndPredicted]) -> list[int]:
-    """+1 for each pair of rows in the right order, -1 in the wrong one, 0 where they are predicted equal."""
+    """Return +1 for each pair of rows in the right order, -1 in the wrong one, 0 if they are predicted equal."""
     votes = []
     for (measured, predicted), (other, other_predicted) in combinations(pairs, 2):
         if abs(measured - other) >= TIE * min(measured, other):
@@ -122,7 +124,7 @@ def _votes(pairs: Sequence[MeasuredAndPredicted]) -> list[int]:
 
 
 def _regret(pairs: Sequence[MeasuredAndPredicted]) -> float:
-    """By which part the row that is predicted best took longer than the best."""
+    """Return by what fraction the row that is predicted best took longer than the best."""
     chosen = min(pairs, key=lambda pair: pair[1])[0]
     return chosen / min(measured for measured, _ in pairs) - 1
 
@@ -144,7 +146,7 @@ def _oom_figures(rows: Sequence[MeasuredRow]) -> OomFigures:
 
 
 def _tflops_pairs(rows: Sequence[MeasuredRow], *, is_newer: bool) -> list[MeasuredAndPredicted]:
-    """Printed and recomputed TFLOP/s of the rows in one convention, by their date."""
+    """Return the printed and recomputed TFLOP/s of the rows whose date is in one convention."""
     pairs = []
     for row in rows:
         setup, printed = setup_of(row), row.number("tflops_reported")
@@ -156,12 +158,12 @@ def _tflops_pairs(rows: Sequence[MeasuredRow], *, is_newer: bool) -> list[Measur
 
 
 def score_document(score: Score) -> dict[str, Any]:
-    """The score for JSON; errors and regret in percent."""
+    """Return the score for JSON; errors and regret are in percent."""
     return {"schema_version": 1, **asdict(score)}
 
 
 def score_lines(score: Score) -> list[str]:
-    """The score in words."""
+    """Return the score as lines."""
     ranking, oom = score.ranking, score.oom
     lines = [
         f"seconds per step: {_figures(score.time)}",

@@ -1,4 +1,4 @@
-"""Measured runs from where they are written down: tables of rows, run directories of bsl, logs in Megatron's format."""
+"""Reads measured runs from tables of rows, run directories of bsl, and logs in Megatron's format."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, open_run
 
 WARM_UP_STEPS = 2
-"""First steps of a job that are not counted: they compile, allocate and fill caches."""
+"""First steps of a job that are not counted, because they compile, allocate and fill caches."""
 
 _ARGUMENT = re.compile(r"(?:^|\s)([a-z][a-z0-9_]*) \.{3,} (\S+)")
 
-# Columns of measured rows, and the arguments of Megatron that hold them.
+# Columns of measured rows, and the Megatron arguments with their values.
 _COLUMN_ARGUMENTS = {
     "nlayers": "num_layers",
     "nhidden": "hidden_size",
@@ -42,7 +42,7 @@ _COLUMN_ARGUMENTS = {
 
 
 def gpu_of_site(name: str | None) -> GpuModel:
-    """The GPU of a site, A100-80GB where none is named.
+    """Return the GPU of a site, or A100-80GB if no site is named.
 
     Raises:
         ConfigError: there is no such site, or it has no GPU.
@@ -51,15 +51,15 @@ def gpu_of_site(name: str | None) -> GpuModel:
         return A100
     gpu = load_site(name).config.gpu
     if gpu is None:
-        raise ConfigError(f"site {name} has no GPU to calibrate", hint="name the site on which the runs were made")
+        raise ConfigError(f"site {name} has no GPU to calibrate", hint="name the site on which the runs were measured")
     return GpuModel(gpu.name, gpu.memory_gib, gpu.peak_tflops)
 
 
 def read_sources(paths: Sequence[Path]) -> tuple[list[Measurement], list[str]]:
-    """What was measured in all of `paths`, and why the rest cannot be used.
+    """Return what was measured in all of `paths`, and why the rest cannot be used.
 
     Raises:
-        DataError: a source cannot be read, or there is nothing measured in any.
+        DataError: a source cannot be read, or none has a measurement.
     """
     found: list[Measurement] = []
     left: list[str] = []
@@ -69,7 +69,7 @@ def read_sources(paths: Sequence[Path]) -> tuple[list[Measurement], list[str]]:
         left += reasons
     if not any(measurement.seconds or measurement.memory_gib for measurement in found):
         raise DataError(
-            f"nothing measured in {', '.join(map(str, paths))}" + "".join(f"; {reason}" for reason in left[:3]),
+            f"no measurement in {', '.join(map(str, paths))}" + "".join(f"; {reason}" for reason in left[:3]),
             hint="rows need sec_per_it or mem_gb; runs need finished steps",
         )
     return found, left
@@ -84,7 +84,7 @@ def _read_source(path: Path) -> tuple[list[Measurement], list[str]]:
 
 
 def _read_run(path: Path) -> tuple[list[Measurement], list[str]]:
-    """One measurement for each attempt that finished steps."""
+    """Return one measurement for each attempt that finished steps."""
     run = open_run(path)
     found, left = [], []
     for attempt in run.attempts():
@@ -113,7 +113,7 @@ def _attempt_setup(attempt: AttemptDir, global_batch_size: int) -> Setup:
 
 
 def _attempt_steps(attempt: AttemptDir) -> list[tuple[int, float]]:
-    """Batch size and seconds of every step, by the first rank that recorded any."""
+    """Return the batch size and seconds of every step, from the first rank that recorded any."""
     for path in sorted(attempt.events.glob("*.jsonl")):
         steps = [
             (int(record["global_batch_size"]), float(record["seconds"]))
@@ -126,7 +126,7 @@ def _attempt_steps(attempt: AttemptDir) -> list[tuple[int, float]]:
 
 
 def _typical(steps: Iterable[tuple[int, float]]) -> tuple[int, float] | None:
-    """The batch size of most steps, and their median seconds, without the first steps."""
+    """Return the most common batch size and the median seconds of its steps, without the first steps."""
     counted = list(steps)[WARM_UP_STEPS:]
     if not counted:
         return None
@@ -135,7 +135,7 @@ def _typical(steps: Iterable[tuple[int, float]]) -> tuple[int, float] | None:
 
 
 def _read_log(path: Path) -> tuple[list[Measurement], list[str]]:
-    """The run whose arguments and steps stand in a log of Megatron-LM or Megatron-DeepSpeed.
+    """Return the run whose arguments and steps are in a log of Megatron-LM or Megatron-DeepSpeed.
 
     Raises:
         DataError: the file cannot be read.
@@ -165,7 +165,7 @@ def _log_steps(text: str) -> list[tuple[int, float]]:
 
 
 def _log_row(path: Path, arguments: dict[str, str], global_batch_size: int, seconds: float) -> MeasuredRow:
-    """The log as one measured row."""
+    """Return the log as one measured row."""
     cells = {column: arguments.get(name, "") for column, name in _COLUMN_ARGUMENTS.items()}
     return MeasuredRow(
         {

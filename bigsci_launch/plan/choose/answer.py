@@ -1,4 +1,4 @@
-"""From a run file to an answer: which calibration holds, what is asked, and the search for it."""
+"""Answers `bsl plan` for a run file: which calibration applies, what is asked, and the search."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class Answer:
 
 
 def site_gpu(site: Site) -> GpuModel | None:
-    """The accelerator of a site, or nothing."""
+    """Return the accelerator of a site, or None."""
     gpu = site.config.gpu
     return GpuModel(gpu.name, gpu.memory_gib, gpu.peak_tflops) if gpu else None
 
 
 def calibration_of(site: Site, path: Path | None = None) -> Calibration | None:
-    """What pricing on `site` goes by: the file at `path`, else the site's own, else priors; nothing without a GPU.
+    """Return the calibration for `site`: the file at `path`, else the site's own, else priors; None without a GPU.
 
     Raises:
-        DataError: the file is no calibration.
+        DataError: the file is not a calibration.
     """
     gpu = site_gpu(site)
     own = site.path.parent / site.config.calibration if site.config.calibration else None
@@ -65,15 +65,15 @@ def calibration_of(site: Site, path: Path | None = None) -> Calibration | None:
     if chosen is None:
         return Calibration(gpu=gpu) if gpu else None
     calibration = read_calibration(chosen)
-    # What was learned goes with the peak that it was learned at; the memory is that of the site at hand.
+    # The constants were fitted for the calibration's peak, so only the memory is taken from this site.
     return replace(calibration, gpu=replace(calibration.gpu, memory_gib=gpu.memory_gib)) if gpu else calibration
 
 
 def parse_nodes(text: str | None, configured: int) -> range:
-    """The numbers of nodes in `N` or `A:B` (both ends included); the configured number where nothing is given.
+    """Return the node counts in `N` or `A:B` (both ends included); without a text, the configured count.
 
     Raises:
-        ConfigError: another text.
+        ConfigError: the text has another form.
     """
     if text is None:
         return range(configured, configured + 1)
@@ -84,7 +84,7 @@ def parse_nodes(text: str | None, configured: int) -> range:
 
 
 def configured_setup(config: RunConfig, site: Site, calibration: Calibration | None) -> Setup:
-    """The setup of a run file. A cut by price goes by `calibration`, or by priors where there is none.
+    """Return the setup of a run file. A cut by price uses `calibration`, or priors without one.
 
     Raises:
         ValueError: the sizes of the run do not fit the site.
@@ -94,7 +94,7 @@ def configured_setup(config: RunConfig, site: Site, calibration: Calibration | N
 
 
 def _all_replicas(config: RunConfig, site: Site, calibration: Calibration | None) -> Setup:
-    """The setup of a run whose sizes do not fit the site: every rank is a replica."""
+    """Return a stand-in setup for a run whose sizes do not fit the site: every rank is a replica."""
     world, ranks_per_node = config.slurm.nodes * site.config.ranks_per_node, site.config.ranks_per_node
     return _settled(Setup.of_config(config, Topology(tp=1, pp=1, dp=world), ranks_per_node), calibration)
 
@@ -104,7 +104,7 @@ def _settled(setup: Setup, calibration: Calibration | None) -> Setup:
 
 
 def limits_of(config: RunConfig, site: Site) -> Limits:
-    """The nodes that the site lends, and the phases of the run."""
+    """Return the limits of a run: the nodes that the site offers, and the phases of the ramp."""
     partition = site.config.partitions.get(config.slurm.partition or site.config.default_partition or "")
     nodes = partition.nodes if partition else None
     return Limits(nodes - site.config.reserve_nodes if nodes else None, phases_of(config.training))
@@ -113,10 +113,10 @@ def limits_of(config: RunConfig, site: Site) -> Limits:
 def find_plans(
     config: RunConfig, site: Site, calibration: Calibration | None, *, nodes: str | None, free: Free | None
 ) -> Answer:
-    """Everything that `bsl plan` says about a run.
+    """Return everything that `bsl plan` says about a run.
 
     Raises:
-        ConfigError: the nodes are not readable, or the run has context or expert parallelism.
+        ConfigError: `nodes` has the wrong form, or the run has context or expert parallelism.
     """
     require_priced_axes(config)
     limits = limits_of(config, site)
@@ -135,7 +135,7 @@ def find_plans(
 def _configured(
     config: RunConfig, site: Site, limits: Limits, calibration: Calibration | None
 ) -> tuple[Setup, Finding | None]:
-    """The setup of the run, and why it cannot run."""
+    """Return the setup of the run, and why it cannot run, if so."""
     try:
         site.layout(config)
     except ValueError as problem:
@@ -152,7 +152,7 @@ def _bases(setup: Setup, free: Free | None) -> Iterable[Setup]:
 
 
 def reference_plans(answer: Answer) -> Sequence[Plan]:
-    """The best plan, and the configured one where it is another."""
+    """Return the best plan, and the configured one if it is different."""
     if answer.result is None or not answer.result.plans:
         return ()
     best, mine = answer.result.plans[0], answer.configured

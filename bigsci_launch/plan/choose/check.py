@@ -1,7 +1,7 @@
-"""The arithmetic of a whole run, before it is submitted: each finding with its two keys and its price.
+"""Checks the arithmetic of a whole run before it is submitted. Each finding has its keys and its price.
 
-Rules that need no model are in `config.check`; these need the partitioner, a predicted step, or the whole ramp-up.
-Where nothing was measured, `monitor.step_time_s` is taken for the length of a step.
+Rules that need no model are in `config.check`. The rules here need the partitioner, a predicted step, or the whole
+ramp-up. If nothing was measured, `monitor.step_time_s` is used as the time of a step.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from bigsci_launch.plan.shape.setup import UNPRICED, Setup
 from bigsci_launch.units import format_count
 
 DECLARED_TOLERANCE = 0.03
-"""How far a declared size may be from the real one before it is remarked; three times as far is an error."""
+"""Relative error of a declared size above which it gets a warning; three times as much is an error."""
 
 INTERVAL_TOLERANCE = 2.0
-"""How many times longer or shorter than the best save interval is worth a warning: both cost a quarter more."""
+"""Factor above or below the best save interval that gets a warning, because either costs a quarter more."""
 
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kKmMbBtT]?)\s*")
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
@@ -41,7 +41,7 @@ _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run with all that the rules look at. `plan` is nothing where the site has no GPU."""
+    """A run with everything that the rules look at. `plan` is None if the site has no GPU."""
 
     config: RunConfig
     site: Site
@@ -53,14 +53,14 @@ class Case:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a full step: predicted where runs were measured, else as the run file expects."""
+        """Seconds of a full step: predicted if runs were measured, else as the run file expects."""
         if self.plan and self.calibration and self.calibration.is_measured:
             return self.plan.price.seconds
         return self.config.monitor.step_time_s
 
     @property
     def run_days(self) -> float:
-        """Days of the whole run, ramp-up included where it can be predicted."""
+        """Days of the whole run, including the ramp-up if it can be predicted."""
         if self.plan and self.calibration and self.calibration.is_measured:
             return self.plan.days
         return self.config.training.steps * self.config.monitor.step_time_s / 86400
@@ -75,13 +75,13 @@ class Case:
 def check_plan(
     config: RunConfig, site: Site, setup: Setup, calibration: Calibration | None, *, starts: date | None = None
 ) -> list[Finding]:
-    """What the arithmetic says of a run in which `check_run` finds no error, errors first.
+    """Return the findings for a run in which `check_run` finds no error, errors first.
 
     Args:
         config: the run.
         site: where it is to run.
         setup: the run's `configured_setup`.
-        calibration: what prices go by; nothing is priced without one.
+        calibration: the basis of prices; without one, nothing is priced.
         starts: the first day of the run; default: today.
     """
     if foreign := foreign_axes(config):
@@ -90,7 +90,7 @@ def check_plan(
     limits = limits_of(config, site)
     refusal = find_refusal(setup, limits)
     refused = _preflight_findings(config)
-    # Of an empty stage the pre-flight says the same, and more: what the stage holds, what comes of it, a remedy.
+    # The preflight reports an empty stage too, with its contents, the consequence and a remedy.
     if refusal and not (refusal.rule == EMPTY_STAGE and refused):
         return [refusal, *refused]
     if refused:
@@ -101,7 +101,7 @@ def check_plan(
 
 
 def _preflight_findings(config: RunConfig) -> list[Finding]:
-    """What would hang or crash in `bsl train`; other programs have layers of their own."""
+    """Return what would hang or crash in `bsl train`; the layers of other programs are not known."""
     if config.run.command is not None or config.guards.preflight == "warn":
         return []
     return [
@@ -113,7 +113,7 @@ def _preflight_findings(config: RunConfig) -> list[Finding]:
 def check_everything(
     config: RunConfig, site: Site, calibration: Calibration | None, *, starts: date | None = None
 ) -> list[Finding]:
-    """The findings of `check_run`, which have no price, and, unless one of them is an error, those of `check_plan`."""
+    """Return the findings of `check_run`, which have no price, and, unless one is an error, those of `check_plan`."""
     plain = check_run(config, site)
     if any(finding.is_error for finding in plain):
         return plain
@@ -122,7 +122,7 @@ def check_everything(
 
 
 def check_below_fill(case: Case) -> Iterator[Finding]:
-    """Small batches of the ramp do not fill the pipeline: BLOOM began at 8 TFLOP/s with a batch of 16."""
+    """Small batches of the ramp do not fill the pipeline. BLOOM started at 8 TFLOP/s with a batch of 16."""
     topology = case.setup.topology
     filling = filling_batch_size(case.setup.micro_batch_size, topology.dp, topology.pp)
     thin = [phase for phase in case.limits.phases if phase.global_batch_size < filling]
@@ -133,14 +133,16 @@ def check_below_fill(case: Case) -> Iterator[Finding]:
         f"do not fill the pipeline: {sum(phase.num_steps for phase in thin)} steps"
     )
     days, lost = _days_below(case, thin)
-    price = f"{days:.2f} days below it, {lost:.2f} of them lost ({lost * 24 * topology.world_size:,.0f} GPU-hours)"
+    price = (
+        f"{days:.2f} days are spent there, {lost:.2f} of them lost ({lost * 24 * topology.world_size:,.0f} GPU-hours)"
+    )
     key = "training.rampup.start" if case.config.training.rampup else "training.global_batch_size"
     severity: Severity = "warning" if lost > 0.01 * case.run_days else "note"
     yield Finding("pipeline fill", severity, (key, PP), text, price)
 
 
 def _days_below(case: Case, thin: Sequence[Phase]) -> tuple[float, float]:
-    """Days spent in `thin` phases, and how many of them full steps would not have needed for the same samples."""
+    """Return the days spent in `thin` phases, and how many of them full steps would save on the same samples."""
     full = case.setup.global_batch_size
     seconds = [(phase, _phase_step_s(case, phase)) for phase in thin]
     spent = sum(phase.num_steps * step for phase, step in seconds)
@@ -149,7 +151,7 @@ def _days_below(case: Case, thin: Sequence[Phase]) -> tuple[float, float]:
 
 
 def _phase_step_s(case: Case, phase: Phase) -> float:
-    """Seconds of a step at the batch size of `phase`; by the pipeline's fill alone where nothing is predicted."""
+    """Return the seconds of a step at the batch size of `phase`; without a prediction, by the pipeline's fill alone."""
     micro, topology = case.setup.micro_batch_size * case.setup.topology.dp, case.setup.topology
     missing = (case.setup.global_batch_size - phase.global_batch_size) / micro
     if case.plan and case.calibration and case.calibration.is_measured:
@@ -159,7 +161,7 @@ def _phase_step_s(case: Case, phase: Phase) -> float:
 
 
 def check_declared_size(case: Case) -> Iterator[Finding]:
-    """The size people speak of is the size of the model: tr8 trained 58B as 104B because of one left-over MLP width."""
+    """The declared size is the size of the model. A left-over MLP width once made tr8 train 58B as 104B."""
     declared_text = case.config.model.declared_parameters
     if declared_text is None:
         return
@@ -167,8 +169,8 @@ def check_declared_size(case: Case) -> Iterator[Finding]:
     declared = parse_size(declared_text)
     key = "model.declared_parameters"
     if declared is None:
-        text = f"{declared_text!r} is no size such as 176B"
-        yield Finding("declared size", "error", (key,), text, "nothing to compare with")
+        text = f"{declared_text!r} is not a size such as 176B"
+        yield Finding("declared size", "error", (key,), text, "there is nothing to compare with")
         return
     off = real / declared - 1
     if abs(off) <= DECLARED_TOLERANCE:
@@ -178,18 +180,18 @@ def check_declared_size(case: Case) -> Iterator[Finding]:
     text = (
         f"{declared_text} is declared, but the sizes give {format_count(real)} ({real} parameters, {100 * off:+.0f} %)"
     )
-    price = f"the whole budget of {case.run_days:.0f} days goes into another model"
+    price = f"the whole budget of {case.run_days:.0f} days would go into another model"
     yield Finding("declared size", severity, (key, other), text, price)
 
 
 def parse_size(text: str) -> float | None:
-    """Parameters in `176B`, `1.3b`, `350 M`; nothing in another text."""
+    """Return the parameters in `176B`, `1.3b` or `350 M`; None for another text."""
     match = _SIZE.fullmatch(text)
     return float(match[1]) * _UNITS[match[2].lower()] if match else None
 
 
 def check_save_interval(case: Case) -> Iterator[Finding]:
-    """Young's and Daly's interval: saving as often as costs as little as the work that failures undo."""
+    """The save interval is close to Young's and Daly's, which minimises saves plus the work that failures undo."""
     between, interval = case.hours_between_failures, case.config.checkpoint.save_interval
     if between is None:
         return
@@ -198,8 +200,8 @@ def check_save_interval(case: Case) -> Iterator[Finding]:
     best = max(1, round(best_s / case.step_s))
     keys = ("checkpoint.save_interval", "site.node_mtbf_h")
     if interval is None:
-        text = f"no save before the end, and a node fails every {between:.0f} h; the best interval is {best} steps"
-        price = f"each failure undoes everything since the start of the job, {case.run_days:.1f} days at most"
+        text = f"no save before the end, but a node fails every {between:.0f} h; the best interval is {best} steps"
+        price = f"each failure undoes everything since the start of the job, up to {case.run_days:.1f} days"
         yield Finding("save interval", "warning", keys, text, price)
         return
     interval_s = interval * case.step_s
@@ -218,18 +220,18 @@ def _share_lost(interval_s: float, save_s: float, failure_s: float) -> float:
 
 
 def check_save_before_eval(case: Case) -> Iterator[Finding]:
-    """Megatron evaluates before it saves: an evaluation that hangs on a save step takes the whole interval with it.
-    `bsl train` saves first."""
+    """No evaluation comes just before a save. Megatron evaluates first, so if an evaluation hangs on a save step, the
+    whole interval is lost. `bsl train` saves first."""
     evaluation, interval = case.config.monitor.eval_interval, case.config.checkpoint.save_interval
     if case.config.run.command is None or not evaluation or not interval or evaluation % interval:
         return
     text = f"every evaluation ({evaluation} steps) is on a save step ({interval}), and the save comes after it"
-    price = f"a hang in it undoes {interval * case.step_s / 3600:.1f} h; save some steps before instead"
+    price = f"a hang in it undoes {interval * case.step_s / 3600:.1f} h; save a few steps earlier instead"
     yield Finding("save before eval", "warning", ("monitor.eval_interval", "checkpoint.save_interval"), text, price)
 
 
 def check_exit_margin(case: Case) -> Iterator[Finding]:
-    """An evaluation, a step and a save must end between the signal and the time limit."""
+    """An evaluation, a step and a save fit between the signal and the time limit."""
     monitor = case.config.monitor
     if case.config.slurm.time_limit is None or case.site.is_local or not monitor.eval_time_s:
         return
@@ -245,7 +247,7 @@ def check_exit_margin(case: Case) -> Iterator[Finding]:
 
 
 def check_disk(case: Case) -> Iterator[Finding]:
-    """What checkpoints take on disk: 19 TB a day for BLOOM, pruned by hand."""
+    """Checkpoints take disk space: 19 TB a day for BLOOM, pruned by hand."""
     interval = case.config.checkpoint.save_interval
     if interval is None:
         return
@@ -253,13 +255,13 @@ def check_disk(case: Case) -> Iterator[Finding]:
     per_day = size * 86400 / (interval * case.step_s)
     whole = size * (case.config.training.steps // interval)
     text = f"a checkpoint of {size / 1e12:.3f} TB every {interval} steps"
-    price = f"{per_day / 1e12:.2f} TB a day; {whole / 1e12:,.1f} TB in all if nothing is deleted"
+    price = f"{per_day / 1e12:.2f} TB a day; {whole / 1e12:,.1f} TB in total if nothing is deleted"
     severity: Severity = "warning" if per_day > 1e12 else "note"
     yield Finding("disk", severity, ("checkpoint.save_interval", "model.num_layers"), text, price)
 
 
 def check_reserve(case: Case) -> Iterator[Finding]:
-    """Spare nodes replace those that die; without one the run waits for a repair."""
+    """A spare node can replace one that fails. Without it, the run waits for a repair."""
     partition = case.site.config.partitions.get(case.config.slurm.partition or "")
     between = case.hours_between_failures
     if partition is None or partition.nodes is None or between is None:
@@ -267,13 +269,13 @@ def check_reserve(case: Case) -> Iterator[Finding]:
     spare, per_week = partition.nodes - case.setup.num_nodes, 168 / between
     if spare >= 1:
         return
-    text = f"all {partition.nodes} nodes of the partition are used, none is kept to replace a dead one"
-    price = f"{per_week:.1f} nodes fail a week; each stops the run until it is repaired"
+    text = f"all {partition.nodes} nodes of the partition are used, and none is left to replace a failed one"
+    price = f"{per_week:.1f} nodes fail per week; each failure stops the run until the node is repaired"
     yield Finding("reserve", "warning", ("slurm.nodes", "site.reserve_nodes"), text, price)
 
 
 def check_lost_node(case: Case) -> Iterator[Finding]:
-    """What one lost node does: how many replicas are left, and the largest dp that the batch allows."""
+    """Report the effect of losing one node: the replicas left, and the largest dp that the batch sizes allow."""
     setup = case.setup
     if setup.num_nodes < 2 or case.site.is_local:
         return
@@ -282,13 +284,13 @@ def check_lost_node(case: Case) -> Iterator[Finding]:
     keys = ("slurm.nodes", DP)
     left = next((dp for dp in range(ranks // replica, 0, -1) if _fits(case, dp)), None)
     if left is None:
-        text = f"with one node less no replica of {replica} ranks is left"
-        yield Finding("lost node", "note", keys, text, "the run stands still until a node replaces it")
+        text = f"with one node less, no replica of {replica} ranks is left"
+        yield Finding("lost node", "note", keys, text, "the run stops until the node is replaced")
         return
     reduced = replace(setup, topology=setup.topology.resized(dp=left))
     text = (
-        f"with one node less {ranks // replica} replicas of {replica} ranks are left; the batch sizes allow dp {left}, "
-        f"on {reduced.num_nodes} nodes"
+        f"with one node less, {ranks // replica} replicas of {replica} ranks are left; the batch sizes allow "
+        f"dp {left} on {reduced.num_nodes} nodes"
     )
     yield Finding("lost node", "note", keys, text, _price_of_reduced(case, reduced))
 
@@ -298,11 +300,11 @@ def _fits(case: Case, dp: int) -> bool:
 
 
 def _price_of_reduced(case: Case, reduced: Setup) -> str:
-    """How much slower and fuller a run on fewer replicas is; ZeRO-1 shares the optimizer state out over fewer."""
+    """Return how much slower and fuller a run on fewer replicas is; ZeRO-1 then shards over fewer ranks."""
     if case.plan is None or case.calibration is None:
-        return f"about {case.setup.topology.dp / reduced.topology.dp:.2f} x the time of a step"
+        return f"about {case.setup.topology.dp / reduced.topology.dp:.2f} x the time per step"
     other = make_plan(reduced, case.limits.phases, case.calibration).price
-    price = f"{other.seconds / case.plan.price.seconds:.2f} x the time of a step, {other.need_gib:.0f} GiB per GPU"
+    price = f"{other.seconds / case.plan.price.seconds:.2f} x the time per step, {other.need_gib:.0f} GiB per GPU"
     return f"{price}: out of memory" if other.is_out_of_memory else price
 
 
@@ -314,15 +316,17 @@ def check_allocation(case: Case) -> Iterator[Finding]:
     finish = case.starts + timedelta(days=math.ceil(case.run_days))
     late = (finish - end).days
     keys = ("training.steps", "site.allocation_ends")
-    text = f"begun on {case.starts}, {case.run_days:.0f} days of computing end on {finish}; the allocation on {end}"
+    text = (
+        f"started on {case.starts}, {case.run_days:.0f} days of computing end on {finish}; the allocation ends on {end}"
+    )
     if late > 0:
-        yield Finding("allocation", "error", keys, text, f"{late} days too late, without any failure")
+        yield Finding("allocation", "error", keys, text, f"{late} days too late, even without any failure")
     elif -late < 0.1 * case.run_days:
         yield Finding("allocation", "warning", keys, text, f"{-late} days are left for failures and restarts")
 
 
 def check_memory(case: Case) -> Iterator[Finding]:
-    """The fullest stage fits the GPU, with some room."""
+    """The fullest stage fits into the GPU's memory with some room."""
     if case.plan is None or case.calibration is None:
         return
     need, memory = case.plan.price.need_gib, case.calibration.gpu.memory_gib
@@ -331,29 +335,29 @@ def check_memory(case: Case) -> Iterator[Finding]:
     if case.plan.price.is_out_of_memory and case.calibration.is_measured:
         yield Finding("memory", "error", keys, text, "out of memory in the first step")
     elif need > TIGHT_SHARE * memory:
-        price = f"{memory - need:.0f} GiB are left for fragments and spikes; a smaller dp needs more"
+        price = f"{memory - need:.0f} GiB are left for fragmentation and spikes; a smaller dp needs more"
         yield Finding("memory", "warning", keys, text, price)
 
 
 def check_step_time(case: Case) -> Iterator[Finding]:
-    """The step time that margins are computed from is the predicted one."""
+    """The step time from which margins are computed agrees with the predicted one."""
     if case.plan is None or case.calibration is None or not case.calibration.is_measured:
         return
     expected, price = case.config.monitor.step_time_s, case.plan.price
     if abs(expected / price.seconds - 1) <= max(price.band, 0.1):
         return
     text = f"{expected:g} s expected, {price.seconds:.0f} s predicted (±{100 * price.band:.0f} %)"
-    cost = "the exit margin is computed from it"
+    cost = "the exit margin is computed from the expected time"
     yield Finding("step time", "warning", ("monitor.step_time_s", "training.global_batch_size"), text, cost)
 
 
 def check_advice(case: Case) -> Iterator[Finding]:
-    """Shapes that a GPU's kernels do not like."""
+    """The shapes suit the GPU's kernels."""
     if case.plan is None:
         return
     for text in advise(case.setup):
         share = _share_of_misaligned(case.plan)
-        price = f"{100 * share:.0f} % of a step" if share > 0.01 else "small; measure"
+        price = f"{100 * share:.0f} % of a step" if share > 0.01 else "small; measure it"
         yield Finding("shape", "warning", ("model.num_attention_heads", TP), text, price)
 
 
@@ -378,12 +382,12 @@ RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
 
 
 def check_lines(name: str, findings: Sequence[Finding]) -> list[str]:
-    """The findings for people; one line says that there are none."""
+    """Return the findings as lines for people; without findings, one line that says so."""
     return [finding_line(finding) for finding in findings] or [f"{name}: the arithmetic holds"]
 
 
 def check_document(name: str, findings: Sequence[Finding]) -> dict[str, Any]:
-    """The findings for JSON."""
+    """Return the findings for JSON."""
     return {"schema_version": 1, "run": name, "findings": [_document(finding) for finding in findings]}
 
 

@@ -1,8 +1,8 @@
-"""What a checkpoint becomes at another topology: whether it can, and what is kept. Only its record is read.
+"""Plans the conversion of a checkpoint to another topology: whether it is possible, and what is kept.
 
-Kept: weights, fp32 masters, moments, the optimizer's step, the schedule and the place in the data, which depend on no
-topology. Random states belong to a pipeline stage of a replica: ranks that differ only in tp share theirs, so they
-outlive a change of tp and nothing else.
+Only the checkpoint's record is read. Weights, fp32 masters, moments, the optimizer's step, the schedule and the place
+in the data do not depend on the topology and are kept. Random states belong to a pipeline stage of a replica. Ranks
+that differ only in tp share them, so they survive a change of tp, but not of pp or dp.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bigsci_launch.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A checkpoint, and what it becomes. `stages[pp]` are the numbers of the layers on a stage."""
+    """A checkpoint and what it becomes. `stages[pp]` has the numbers of the layers on a stage."""
 
     source: Path
     before: CheckpointRecord
@@ -47,24 +47,24 @@ class Conversion:
 
     @property
     def keeps_random_states(self) -> bool:
-        """Whether every rank goes on with the random states of a rank that saved."""
+        """Whether every rank continues with the random states of a rank that saved."""
         return all(self.before.topology[axis] == self.after.topology[axis] for axis in ("pp", "dp"))
 
     @property
     def changes(self) -> list[str]:
-        """What is not the same afterwards, in words."""
+        """What will be different, in words."""
         lines = [f"topology {_shown(self.before)} -> {_shown(self.after)}"]
         rows = [record.model["padded_vocab_size"] for record in (self.before, self.after)]
         if rows[0] != rows[1]:
-            lines.append(f"padded vocabulary {rows[0]} -> {rows[1]} rows; those of the padding hold zeros")
+            lines.append(f"padded vocabulary {rows[0]} -> {rows[1]} rows; padding rows are zero")
         if not self.keeps_random_states:
             dropout = self.config.model.dropout
             effect = (
-                f"dropout {dropout:g} draws other numbers than an undisturbed run would"
+                f"dropout {dropout:g} draws different numbers than without the conversion"
                 if dropout
-                else "nothing draws from them while dropout is 0"
+                else "they are not used while dropout is 0"
             )
-            lines.append(f"random states start anew at another pp or dp: {effect}")
+            lines.append(f"random states are reset because pp or dp changes: {effect}")
         return lines
 
 
@@ -73,15 +73,15 @@ def _shown(record: CheckpointRecord) -> str:
 
 
 def saved_topology(record: CheckpointRecord) -> Topology:
-    """The topology of the ranks that saved a checkpoint."""
+    """Return the topology of the ranks that saved a checkpoint."""
     return Topology(**record.topology)
 
 
 def plan_conversion(folder: Path, topology: Topology, partition_method: str | None = None) -> Conversion:
-    """What the checkpoint in `folder` becomes at `topology`, cut by `partition_method`; default: as a submit would.
+    """Return what the checkpoint in `folder` becomes at `topology`, cut by `partition_method`; default: as on submit.
 
     Raises:
-        CheckpointError: it is incomplete, or the model cannot be laid over that topology.
+        CheckpointError: it is incomplete, or the model does not fit that topology.
         DataError: its cut goes by price, and the calibration of its site cannot be read.
     """
     before = read_record(folder)
@@ -104,7 +104,7 @@ def _at(config: RunConfig, topology: Topology, partition_method: str) -> RunConf
 
 
 def _partition_method(config: RunConfig, topology: Topology) -> str:
-    """The run's own; a cut by price, written down as the layers of each stage, is made again for other stages."""
+    """Return the run's partition method. A cut by price is computed again if the number of stages changes."""
     written = config.parallelism.partition_method
     method = written.split(":")[0]
     if method not in PRICED_METHODS or topology.pp == config.parallelism.pipeline_parallel_size:
@@ -128,21 +128,21 @@ def _stages(config: RunConfig, topology: Topology) -> tuple[range, ...]:
     except ValueError as error:
         raise CheckpointError(f"{topology}: {error}") from error
     if refusals:
-        raise CheckpointError(f"{topology}: {refusals[0].text}; {refusals[0].price}", hint="take fewer stages")
+        raise CheckpointError(f"{topology}: {refusals[0].text}; {refusals[0].price}", hint="use fewer stages")
     return tuple(range(first, last) for first, last in pairwise(cut.bounds))
 
 
 def require_room(conversion: Conversion, output: Path) -> None:
-    """Check that `output` can take the result, before anything is written.
+    """Check, before anything is written, that `output` has room for the result.
 
     Raises:
-        CheckpointError: a checkpoint of that step is there, or the disk is too full.
+        CheckpointError: a checkpoint of that step exists there, or the disk is too full.
     """
     target = CheckpointsDir(output).folder(checkpoint_tag(conversion.after.step))
     if target.exists():
-        raise CheckpointError(f"{target}: is there already", hint="choose another folder with -o")
+        raise CheckpointError(f"{target}: already exists", hint="choose another folder with -o")
     there = next(path for path in (output.absolute(), *output.absolute().parents) if path.exists())
-    # What is kept once and what every rank keeps shift a little between topologies.
+    # What is stored once and what every rank stores differ a little between topologies.
     needed = sum(conversion.before.files.values()) * 5 // 4
     free = shutil.disk_usage(there).free
     if free < needed:

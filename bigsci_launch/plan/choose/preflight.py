@@ -1,9 +1,9 @@
-"""What would hang or crash after minutes on all nodes, seen from the cut of the layers alone, in milliseconds.
+"""Finds, in milliseconds and from the cut of the layers alone, what would hang or crash after minutes on all nodes.
 
-DeepSpeed computes one gradient norm per optimizer group and drops empty groups rank by rank, so a stage without layer
-norms and biases waits in another collective than the others, for ever (DeepSpeed#1522; what BLOOM's prequel met with
-96 stages). In bf16, a rank on which no parameter counts for that norm crashes while its peers wait. And a tied
-attribute is summed over its stages only where it has a gradient: where one has none, the other waits.
+DeepSpeed computes one gradient norm per optimizer group and drops empty groups on each rank. A stage without layer
+norms and biases therefore waits forever in another collective than the others (DeepSpeed#1522; BLOOM's prequel met this
+with 96 stages). In bf16, a rank without any parameter that counts for the norm crashes while its peers wait. A tied
+attribute is summed over its stages only where it has a gradient; if one stage has none, the other waits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bigsci_launch.plan.shape.parameters import ModelShape, cut_model
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a layer holds: parameters that are decayed (matrices), others (vectors), parts that differ over tp."""
+    """What a layer contains: decayed parameters (matrices), others (vectors), parts that differ over tp."""
 
     matrices: bool
     vectors: bool
@@ -40,20 +40,20 @@ LAYERS = {
 
 
 KEYS = (PP, "parallelism.partition_method")
-TIE_REMEDY = "tie the weight alone, and put norms and positions into layers of their own; faults: tied_norm ties a norm"
+TIE_REMEDY = "tie only the weight, and put norms and positions into separate layers; the fault tied_norm ties a norm"
 
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """A module that the first and the last stage share: which of its attributes are tied, and which of them each of the
-    two makes gradients for."""
+    """A module that the first and the last stage share: its tied attributes, and those for which each of the two stages
+    makes gradients."""
 
     attributes: tuple[str, ...]
     with_gradient: tuple[frozenset[str], frozenset[str]]
 
 
 def embedding_tie(config: RunConfig) -> Tie | None:
-    """What the ends of the vocabulary share: the table alone, unless a fault ties more."""
+    """Return what the first and the last stage share: only the table, unless a fault ties more."""
     if not config.model.tied_embeddings:
         return None
     norm = ("norm.weight", "norm.bias") if any(fault.kind == "tied_norm" for fault in config.faults) else ()
@@ -61,14 +61,14 @@ def embedding_tie(config: RunConfig) -> Tie | None:
 
 
 def find_tie_refusals(tie: Tie | None, *, pp: int, precision: str) -> list[Finding]:
-    """Tied attributes without a gradient on one of their two stages: DeepSpeed sums over both, and skips where there is
-    none."""
+    """Return findings for tied attributes without a gradient on one of their two stages. DeepSpeed sums over both, but
+    skips a stage without a gradient."""
     if tie is None or pp == 1:
         return []
     effect = (
-        "the ranks there would crash for want of it while the others wait"
+        "its ranks would crash without it while the others wait"
         if precision == "bf16"
-        else "the ranks there would not take part in the sum over stages, and the others would wait for ever"
+        else "its ranks would not take part in the sum over stages, and the others would wait forever"
     )
     return [
         _refusal("tied gradients on every holder", f"stage {stage} makes no gradient for {names}", effect)
@@ -78,7 +78,7 @@ def find_tie_refusals(tie: Tie | None, *, pp: int, precision: str) -> list[Findi
 
 
 def find_stage_refusals(stages: Sequence[Sequence[str]], *, tied: bool, tp: int, precision: str) -> list[Finding]:
-    """The rules that a cut breaks; `stages` are the class names of every stage's layers."""
+    """Return the rules that a cut breaks; `stages` has the class names of every stage's layers."""
     found = []
     for stage, names in enumerate(stages):
         held = ", ".join(names) or "nothing"
@@ -90,14 +90,16 @@ def find_stage_refusals(stages: Sequence[Sequence[str]], *, tied: bool, tp: int,
             )
             found.append(_refusal("equal parameter groups", text, effect))
         elif precision == "bf16" and not _counts_everywhere(names, is_first=stage == 0, tied=tied, tp=tp):
-            text = f"stage {stage} would hold {held}: copies of parameters alone on some of its ranks"
-            effect = "these have nothing to add to the gradient norm, and DeepSpeed's bf16 optimizer crashes there"
+            text = f"stage {stage} would hold {held}: some of its ranks would have only copies of parameters"
+            effect = (
+                "they would have nothing to add to the gradient norm, and DeepSpeed's bf16 optimizer would crash there"
+            )
             found.append(_refusal("parameters of its own", text, effect))
     return found
 
 
 def _refusal(rule: str, text: str, effect: str) -> Finding:
-    """Why a stage cannot train: the rule that it breaks, in words, and what that would lead to."""
+    """Return a finding that a stage cannot train: the rule that it breaks, in words, and what that would lead to."""
     return Finding(rule, "error", KEYS, text, effect)
 
 
@@ -110,14 +112,14 @@ def _missing_groups(names: Sequence[str]) -> str:
 
 
 def _counts_everywhere(names: Sequence[str], *, is_first: bool, tied: bool, tp: int) -> bool:
-    """Whether every rank of a stage counts a parameter: copies count once, on the first stage and the first tp rank."""
+    """Return whether every rank of a stage counts a parameter. Copies count only on the first stage and tp rank."""
     is_copy = tied and not is_first and names[-1] == "VocabularyEmbedding"
     own = [LAYERS[name] for name in (names[:-1] if is_copy else names)]
     return any(layer.is_sharded for layer in own) if tp > 1 else bool(own)
 
 
 def preflight(config: RunConfig, pp: int | None = None) -> list[Finding]:
-    """The rules that the cut of a run file breaks, or would break with `pp` stages.
+    """Return the rules that the cut of a run file breaks, or would break with `pp` stages.
 
     Raises:
         ValueError: the partition method is unknown or matches no layer.
@@ -133,8 +135,8 @@ def preflight(config: RunConfig, pp: int | None = None) -> list[Finding]:
 
 
 def _method(config: RunConfig, pp: int) -> str:
-    """The partition method; of cuts by price an even one, since all of them have a transformer layer on every stage,
-    and more is not asked here."""
+    """Return the partition method. For a cut by price, return an even cut: the rules here only need a transformer layer
+    on every stage, and every cut by price has that."""
     method = config.parallelism.partition_method
     if method.split(":")[0] not in PRICED_METHODS:
         return method
@@ -142,7 +144,8 @@ def _method(config: RunConfig, pp: int) -> str:
 
 
 def remedy(config: RunConfig) -> str:
-    """What to change where the cut is refused: the most stages that would do, if stages are what is wrong."""
+    """Return what to change if the cut is refused: the largest number of stages that works, if stages are the
+    problem."""
     pp = config.parallelism.pipeline_parallel_size
     if find_tie_refusals(embedding_tie(config), pp=pp, precision=config.training.precision):
         return TIE_REMEDY

@@ -1,7 +1,7 @@
-"""Every way to lay a model over some nodes: the legal ones priced and ranked, the others counted by their rule.
+"""Searches all layouts of a model on some nodes: prices and ranks the legal ones, counts the others by rule.
 
-Ranked by the time to the end of the token budget, ramp-up included, that 3 of 4 such plans keep: a plan unlike
-anything measured must be predicted faster by a margin before it comes first.
+Plans are ranked by the time to the end of the token budget, including the ramp-up, that 3 of 4 such plans stay within.
+So a plan unlike anything measured comes first only if it is predicted to be faster by a margin.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.topology import Topology
 
 THREE_OF_FOUR = 0.41
-"""Part of a band, which holds 9 of 10, below which 3 of 4 measurements lie, errors being normal."""
+"""Share of a band (which contains 9 of 10 measurements) below which 3 of 4 are, if errors are normal."""
 
 LARGEST_MICRO_BATCH = 64
 METHODS = ("type:transformer|embedding", "type:transformer", "parameters")
@@ -29,7 +29,7 @@ LAYERS_AROUND = 6
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A legal setup with its price and what the whole run takes."""
+    """A legal setup with its price and the time of the whole run."""
 
     setup: Setup
     price: Price
@@ -42,7 +42,7 @@ class Plan:
 
     @property
     def likely_days(self) -> float:
-        """Days that 3 of 4 such plans keep."""
+        """Days that 3 of 4 such plans stay within."""
         return self.days * (1 + THREE_OF_FOUR * self.price.band)
 
     @property
@@ -62,8 +62,8 @@ class Refusals:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Plans that fit, best first; those that run out of memory, best first; and who was refused, also one by one with
-    the rule's name."""
+    """Plans that fit, best first; plans that run out of memory, best first; and refused setups, summarised by rule and
+    one by one with the rule's name."""
 
     plans: tuple[Plan, ...]
     out_of_memory: tuple[Plan, ...]
@@ -72,29 +72,29 @@ class SearchResult:
 
 
 def divisors(number: int) -> list[int]:
-    """Every divisor, smallest first."""
+    """Return every divisor, smallest first."""
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def topologies_of(world_size: int) -> Iterator[Topology]:
-    """Every topology of exactly that many ranks."""
+    """Yield every topology of exactly that many ranks."""
     for tp in divisors(world_size):
         for pp in divisors(world_size // tp):
             yield Topology(tp=tp, pp=pp, dp=world_size // (tp * pp))
 
 
 def micro_batches(setup: Setup) -> list[int]:
-    """Micro batch sizes to try: powers of two, and the configured one."""
+    """Return the micro batch sizes to try: powers of two, and the configured one."""
     powers = [1 << power for power in range(LARGEST_MICRO_BATCH.bit_length())]
     return sorted({*powers, setup.micro_batch_size})
 
 
 def candidates(base: Setup, nodes: Iterable[int]) -> Iterator[Setup]:
-    """Every setup to look at: topologies, micro batches and partition methods for each number of nodes."""
+    """Yield every setup to try: topologies, micro batches and partition methods for each number of nodes."""
     own = base.partition_method.split(":")[0]
-    # A cut that was made for this topology is made anew for each.
+    # A cut that was computed for the configured topology is computed again for each one.
     configured = own if own in PRICED_METHODS else base.partition_method
-    # Megatron-DeepSpeed knows no cut by price.
+    # Megatron-DeepSpeed does not support cuts by price.
     priced = PRICED_METHODS if base.framework == "bsl" else ()
     methods = list(dict.fromkeys((configured, *METHODS, *priced)))
     for num_nodes in nodes:
@@ -109,14 +109,14 @@ def candidates(base: Setup, nodes: Iterable[int]) -> Iterator[Setup]:
 
 
 def with_free_layers(base: Setup) -> Iterator[Setup]:
-    """The same model with a few layers more or less."""
+    """Yield the same model with a few layers more or fewer."""
     count = base.shape.num_layers
     for layers in range(max(1, count - LAYERS_AROUND), count + LAYERS_AROUND + 1):
         yield replace(base, shape=replace(base.shape, num_layers=layers))
 
 
 def with_free_heads(base: Setup) -> Iterator[Setup]:
-    """The same model with its width shared out over other numbers of heads, half to twice as many."""
+    """Yield the same model with its width divided into half to twice as many heads."""
     hidden, heads = base.shape.hidden_size, base.shape.num_attention_heads
     for count in divisors(hidden):
         if heads <= 2 * count and count <= 2 * heads:
@@ -126,13 +126,13 @@ def with_free_heads(base: Setup) -> Iterator[Setup]:
 def search(
     bases: Iterable[Setup], nodes: Sequence[int], limits: Limits, calibration: Calibration, *, per_parameter: bool
 ) -> SearchResult:
-    """All plans for `bases` on each number of `nodes`.
+    """Return all plans for `bases` on each number of `nodes`.
 
     Args:
         bases: setups whose topology, micro batch and partition method are replaced by all others.
         nodes: numbers of nodes.
         limits: the site's nodes and the phases of the run.
-        calibration: what pricing goes by.
+        calibration: the basis of prices.
         per_parameter: rank by time per parameter, for models of different sizes.
     """
     found: list[Plan] = []
@@ -156,7 +156,7 @@ def search(
 
 
 def _is_new(setup: Setup, seen: set[Setup]) -> bool:
-    """Whether no setup before was the same but for a partition method that cuts alike."""
+    """Return whether this setup is new. Partition methods that give the same cut count as equal."""
     key = replace(setup, partition_method=str(setup.layers_per_stage))
     if key in seen:
         return False
@@ -171,21 +171,22 @@ def _summarise(name: str, entries: list[tuple[Finding, Setup]]) -> Refusals:
 
 
 def make_plan(setup: Setup, phases: tuple[Phase, ...], calibration: Calibration) -> Plan:
-    """`setup` priced, with the time of the whole run."""
+    """Return `setup` with its price and the time of the whole run."""
     price = price_setup(setup, calibration)
     num_tokens = count_samples(phases) * setup.shape.sequence_length
     return Plan(setup, price, run_seconds(setup, price, phases), num_tokens)
 
 
 def run_seconds(setup: Setup, price: Price, phases: tuple[Phase, ...]) -> float:
-    """Seconds of all steps. A step's time is linear in its micro batches, so sums over the phases are enough."""
+    """Return the seconds of all steps. A step's time is linear in its micro batches, so sums over phases suffice."""
     num_steps = sum(phase.num_steps for phase in phases)
     missing = num_steps * setup.num_micro_batches - count_samples(phases) / (setup.micro_batch_size * setup.topology.dp)
     return num_steps * price.seconds - missing * price.micro_batch_seconds
 
 
 def rank_plans(plans: Sequence[Plan], *, per_parameter: bool = False) -> tuple[Plan, ...]:
-    """The plans by the days that 3 of 4 keep, of models of different sizes per parameter."""
+    """Return the plans ordered by the days that 3 of 4 stay within; `per_parameter` compares models of different
+    sizes."""
 
     def cost(plan: Plan) -> float:
         return plan.likely_days / (count_parameters(plan.setup.shape) if per_parameter else 1)

@@ -1,14 +1,14 @@
-"""Cuts by price: `time` makes the slowest stage as quick as it can be, `memory` the fullest as empty.
+"""Cuts by price: `time` minimises the time of the slowest stage, `memory` the memory of the fullest.
 
-Prices are the planner's own, embeddings and head included. Every stage gets at least one transformer layer: without,
-DeepSpeed's gradient norm hangs (`plan.preflight`). What comes before the first layer is then on the first stage and
-what comes after the last on the last one, so that only the number of layers of each stage is left to choose. A stage
-costs more with each layer, so giving layer after layer to the stage that is cheapest with it is optimal: when the
-dearest stage got its last layer, every other one would have been at least as dear with one more, and a cut in which
-all cost less holds fewer layers in all.
+Prices are those of the planner, including embeddings and head. Every stage gets at least one transformer layer, since
+DeepSpeed's gradient norm hangs otherwise (`plan.preflight`). What precedes the first layer is then on the first stage,
+what follows the last layer is on the last stage, and only the number of layers of each stage is left to choose. A stage
+costs more with each layer, so it is optimal to give each layer to the stage that is cheapest with it. When the most
+expensive stage got its last layer, every other stage would have cost at least as much with one more. So a cut in which
+every stage costs less would have fewer layers in total.
 
-A resolved method carries its cut, `time:7,6,6,5`: ranks, checkpoints and later attempts do not depend on a calibration
-that may have changed since.
+A resolved method includes its cut, as in `time:7,6,6,5`. Ranks, checkpoints and later attempts thus do not depend on a
+calibration that may have changed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from bigsci_launch.plan.shape.setup import Setup
 
 PRICED_METHODS = ("time", "memory")
 StagePrice = Callable[[int], float]
-"""The price of a stage with so many transformer layers; more with each."""
+"""The price of a stage by its number of transformer layers; it rises with each layer."""
 
 
 def share_out_layers(num_layers: int, prices: Sequence[StagePrice]) -> tuple[int, ...]:
-    """Layers of every stage, at least one each, such that the dearest stage is as cheap as can be.
+    """Return the layers of every stage, at least one each, such that the most expensive stage is as cheap as possible.
 
-    Of equal stages the later one gets a layer first: it keeps fewer micro batches.
+    Of equal stages, the later one gets a layer first, because it keeps fewer micro batches.
 
     Raises:
         ValueError: there are fewer layers than stages.
@@ -48,10 +48,10 @@ def share_out_layers(num_layers: int, prices: Sequence[StagePrice]) -> tuple[int
 
 
 def price_stages(setup: Setup, method: str, calibration: Calibration) -> list[StagePrice]:
-    """What each stage costs by its number of layers: seconds of a micro batch, or GiB that must be there."""
+    """Return the price of each stage by its number of layers: seconds per micro batch, or GiB of needed memory."""
     pp = setup.topology.pp
     if method == "time":
-        # The work of a layer does not depend on the cut, but counting it asks for one.
+        # The work of a layer does not depend on the cut, but counting it requires one.
         work = count_work(replace(setup, partition_method="uniform"), calibration.gpu)
         layer, head = layer_and_head_seconds(work, calibration.constants)
         return [_line(layer, head if stage == pp - 1 else 0.0) for stage in range(pp)]
@@ -70,7 +70,7 @@ def _need(setup: Setup, stage: int, calibration: Calibration) -> StagePrice:
 
 
 def settle_method(setup: Setup, calibration: Calibration) -> Setup:
-    """The same setup; `time` and `memory` with their cut, unless there is a layer too few for it."""
+    """Return `setup` with the cut of `time` or `memory` filled in, unless there are fewer layers than stages."""
     method, shape = setup.partition_method, setup.shape
     if method not in PRICED_METHODS or shape.num_layers < setup.topology.pp:
         return setup

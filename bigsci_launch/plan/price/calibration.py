@@ -1,6 +1,6 @@
-"""A calibration: the constants of one cluster with their intervals, its measured neighbours, and how wrong it was.
+"""A calibration: the constants of one cluster with their intervals, measured neighbours, and prediction errors.
 
-Stored as one JSON file that people can read and keep beside their site file.
+It is stored as one readable JSON file, which people keep next to their site file.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ SCHEMA_VERSION = 1
 DOCUMENT_KIND = "bsl plan calibration"
 
 UNCALIBRATED_BAND = 0.40
-"""Half-width of the band where nothing was measured: constants do not carry from one cluster to another."""
+"""Half-width of the band if nothing was measured, because constants do not transfer between clusters."""
 
 WINDOW = 15
-"""How many left-out rows, those as close to their neighbours as the plan is, give the band of a plan."""
+"""Number of left-out rows that give the band of a plan: those about as close to their neighbours as the plan."""
 
 WINDOW_SHARE = 0.96
-"""Which of their errors: over whole sections left out, 9 of 10 measurements then lie inside the band."""
+"""Quantile of their errors. With it, 9 of 10 measurements are inside the band when whole sections are left out."""
 
 ENOUGH_ROWS = 8
-"""Below so many measured runs the band shrinks from the uncalibrated one only in proportion."""
+"""With fewer measured runs than this, the band shrinks from the uncalibrated one only in proportion to their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorSummary:
-    """Relative errors of left-out rows: `(closeness to the nearest neighbour, error)` each, and their summary."""
+    """Relative errors of left-out rows, as pairs (closeness to the nearest neighbour, error), and their summary."""
 
     pairs: tuple[tuple[float, float], ...] = ()
 
@@ -43,11 +43,11 @@ class ErrorSummary:
         return sum(error for _, error in self.pairs) / len(self.pairs) if self.pairs else math.nan
 
     def quantile(self, share: float) -> float:
-        """The error that `share` of the rows do not exceed."""
+        """Return the error that `share` of the rows do not exceed."""
         return quantile([error for _, error in self.pairs], share)
 
     def band(self, closeness: float) -> float:
-        """Half-width that 9 of 10 rows about as close to their neighbours stay inside."""
+        """Return the half-width that contains 9 of 10 rows about as close to their neighbours."""
         if not self.pairs:
             return UNCALIBRATED_BAND
         nearest = sorted(self.pairs, key=lambda pair: abs(pair[0] - closeness))[:WINDOW]
@@ -59,7 +59,7 @@ class ErrorSummary:
 
 
 def quantile(numbers: list[float], share: float) -> float:
-    """The `share` quantile by linear interpolation; nan of nothing."""
+    """Return the `share` quantile by linear interpolation; nan for an empty list."""
     ordered = sorted(numbers)
     if not ordered:
         return math.nan
@@ -71,9 +71,9 @@ def quantile(numbers: list[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Everything that pricing needs. `spreads` are standard deviations of the constants' logarithms; `drift_from` is
-    the first day of the cluster's new state, if it changed; `has_blocking_launches` whether most of the runs waited for
-    every kernel, which rows that do not say are taken to have done too."""
+    """Everything that pricing needs. `spreads` are standard deviations of the constants' logarithms. `drift_from` is
+    the first day of the cluster's new state, if it changed. `has_blocking_launches` says whether most runs waited for
+    every kernel; rows that do not say are assumed to have done the same."""
 
     gpu: GpuModel = A100
     constants: Constants = PRIOR
@@ -90,18 +90,18 @@ class Calibration:
 
     @property
     def is_measured(self) -> bool:
-        """Whether any run was measured; else every figure is a guess with the widest band."""
+        """Whether any run was measured. If not, every figure is a guess with the widest band."""
         return bool(self.time_errors.pairs or self.memory_errors.pairs)
 
     def interval(self, name: str) -> tuple[float, float]:
-        """The 95 % interval of a constant."""
+        """Return the 95 % interval of a constant."""
         names = [constant.name for constant in CONSTANTS]
         spread, value = self.spreads[names.index(name)], getattr(self.constants, name)
         return value * math.exp(-1.96 * spread), value * math.exp(1.96 * spread)
 
 
 def dump_calibration(calibration: Calibration) -> str:
-    """The JSON text that `read_calibration` reads."""
+    """Return the JSON text that `read_calibration` reads."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "kind": DOCUMENT_KIND,
@@ -143,7 +143,7 @@ def _short(number: float) -> float:
 
 
 def _neighbour_rows(neighbours: Neighbours) -> list[list[float | None]]:
-    """A point and its weight per row; a day that is not given is null."""
+    """Return one row per point with its weight; a missing day is null."""
     return [
         [*(round(value, 6) if math.isfinite(value) else None for value in point), _short(weight)]
         for point, weight in zip(neighbours.points, neighbours.weights, strict=True)
@@ -151,7 +151,7 @@ def _neighbour_rows(neighbours: Neighbours) -> list[list[float | None]]:
 
 
 def _compact_rows(text: str) -> str:
-    """Innermost lists on one line each, so that a diff shows rows."""
+    """Put each innermost list on one line, so that a diff shows rows."""
     lines: list[str] = []
     inside = ""
     for line in text.splitlines():
@@ -169,10 +169,10 @@ def _compact_rows(text: str) -> str:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """The calibration in the file at `path`.
+    """Return the calibration in the file at `path`.
 
     Raises:
-        DataError: the file cannot be read or is no calibration.
+        DataError: the file cannot be read or is not a calibration.
     """
     hint = "`bsl plan calibrate ROWS.csv -o FILE` makes one"
     try:

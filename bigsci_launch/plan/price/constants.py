@@ -1,6 +1,6 @@
-"""The ten constants of the model: what each means, what to expect before anything was measured, and how sure that is.
+"""The ten constants of the model: their meaning, and their prior values and spreads before anything is measured.
 
-All are positive, so they are fitted as logarithms: `spread` is the standard deviation of the natural logarithm.
+All are positive, so their logarithms are fitted: `spread` is the standard deviation of the natural logarithm.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Constants:
 
     @classmethod
     def of_values(cls, values: Mapping[str, float]) -> Constants:
-        """Constants from named values; a missing one takes its prior."""
+        """Return constants with these values; a missing one gets its prior."""
         return cls(**{constant.name: float(values.get(constant.name, constant.prior)) for constant in CONSTANTS})
 
     def as_dict(self) -> dict[str, float]:
@@ -63,7 +63,7 @@ PRIOR = Constants.of_values({})
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """The accelerator as far as the model needs it."""
+    """What the model needs to know about an accelerator."""
 
     name: str
     memory_gib: float
@@ -71,7 +71,7 @@ class GpuModel:
 
     @property
     def num_multiprocessors(self) -> int:
-        """Streaming multiprocessors, over which tiles of a matrix product are shared out in waves."""
+        """Streaming multiprocessors, over which the tiles of a matrix product are distributed in waves."""
         return next((count for part, count in _MULTIPROCESSORS.items() if part in self.name.upper()), 108)
 
 

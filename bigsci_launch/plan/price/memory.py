@@ -1,7 +1,8 @@
-"""What a rank keeps in memory on each stage: state, kept activations, working set, and what the allocator adds.
+"""Memory of a rank on each stage: state, kept activations, working set, and what the allocator adds.
 
-Two figures: `need_gib` must be there at some moment of the step; `predicted_gib` is what nvidia-smi shows, since the
-allocator keeps freed blocks. It gives them back when memory gets short, so only the need decides about running out.
+There are two figures. `need_gib` is in use at some moment of the step. `predicted_gib` is what nvidia-smi shows, which
+is more because the allocator keeps freed blocks. It returns them when memory gets short, so only the need decides
+whether a rank runs out.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from bigsci_launch.plan.shape.setup import Setup
 GIB = 2.0**30
 
 FP32_GRADIENT_BYTES = 5.0
-"""Bytes per parameter of fp32 gradient accumulators; 4 and their flat buffers' waste (5.1 measured)."""
+"""Bytes per parameter of fp32 gradient accumulators: 4, plus waste in their flat buffers (5.1 were measured)."""
 
 OOM_MARGIN = 0.02
-"""By which part of the memory the need must exceed it to be called out of memory: the model's error near the limit."""
+"""Share by which the need must exceed the memory to count as out of memory: the model's error near the limit."""
 
 GUESSED_OOM_MARGIN = 0.1
-"""The same where no memory was measured on the cluster."""
+"""The same if no memory was measured on the cluster."""
 
 SQUEEZED_SHARE = 0.97
-"""Share of the memory up to which the allocator keeps freed blocks."""
+"""Share of the memory that the allocator fills with freed blocks."""
 
 TIGHT_SHARE = 0.94
-"""Share of the memory above which a plan is called tight."""
+"""Share of the memory above which a plan counts as tight."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryTerms:
-    """What one stage keeps before the constants weigh it; the optimizer as GiB per byte kept of a parameter."""
+    """Memory of one stage before the constants weigh it; the optimizer in GiB per byte of state per parameter."""
 
     resident_gib: float
     optimizer_gib_per_byte: float
@@ -51,10 +52,10 @@ class StageMemory:
 
 
 def count_memory(setup: Setup, stage: int, num_layers: int | None = None) -> MemoryTerms:
-    """What a rank of `stage` keeps with `num_layers` transformer layers; default: those that it has.
+    """Return what a rank of `stage` keeps with `num_layers` transformer layers; default: those that it has.
 
-    1F1B keeps as many micro batches as there are stages from here to the end. With recomputation that is one input per
-    layer, and one layer's activations while it is computed again (Korthikanti et al., arXiv 2205.05198, section 4).
+    1F1B keeps one micro batch for each stage from here to the end. With recomputation, each is one input per layer,
+    plus one layer's activations while they are recomputed (Korthikanti et al., arXiv 2205.05198, section 4).
     """
     shape, topology = setup.shape, setup.topology
     h, tp = shape.hidden_size, topology.tp
@@ -78,7 +79,8 @@ def count_memory(setup: Setup, stage: int, num_layers: int | None = None) -> Mem
 
 
 def _parameters(setup: Setup, stage: int, num_layers: int) -> float:
-    """Parameters of a rank of `stage` with `num_layers` layers: those and tables; the rest is too little to see."""
+    """Return the parameters of a rank of `stage` with `num_layers` layers; counts layers and tables, the rest is
+    tiny."""
     h, tp, last = setup.shape.hidden_size, setup.topology.tp, setup.topology.pp - 1
     ffn = setup.shape.ffn_hidden_size
     count = num_layers * (4 * h * h + 2 * h * ffn + 9 * h + ffn) / tp
@@ -90,7 +92,7 @@ def _parameters(setup: Setup, stage: int, num_layers: int) -> float:
 
 
 def weigh_memory(terms: MemoryTerms, constants: Constants, gpu: GpuModel) -> tuple[float, float]:
-    """The need and what nvidia-smi will show, GiB."""
+    """Return the needed memory and what nvidia-smi will show, in GiB."""
     fixed = (
         constants.base_gib
         + terms.resident_gib
@@ -103,7 +105,7 @@ def weigh_memory(terms: MemoryTerms, constants: Constants, gpu: GpuModel) -> tup
 
 
 def predict_stage_memory(setup: Setup, stage: int, constants: Constants, gpu: GpuModel) -> StageMemory:
-    """Memory of a rank of `stage`."""
+    """Return the memory of a rank of `stage`."""
     terms = count_memory(setup, stage)
     need, predicted = weigh_memory(terms, constants, gpu)
     return StageMemory(
@@ -112,11 +114,11 @@ def predict_stage_memory(setup: Setup, stage: int, constants: Constants, gpu: Gp
 
 
 def is_out_of_memory(need_gib: float, gpu: GpuModel, *, is_measured: bool) -> bool:
-    """Whether a need is beyond doubt more than the GPU has; the doubt is larger where no memory was measured."""
+    """Return whether the need exceeds the GPU's memory by more than the model's error, larger if none was measured."""
     return need_gib > gpu.memory_gib * (1 + (OOM_MARGIN if is_measured else GUESSED_OOM_MARGIN))
 
 
 def outer_stages(setup: Setup) -> tuple[int, ...]:
-    """The first and the last stage: one of them is the fullest, and nvidia-smi was read on them."""
+    """Return the first and the last stage. One of them is the fullest, and nvidia-smi was read on them."""
     last = setup.topology.pp - 1
     return (0,) if last == 0 else (0, last)

@@ -1,8 +1,9 @@
-"""What measured neighbours know and the model does not: which kernels a library picks for which shapes, for one.
+"""Corrects the model by measured neighbours, which reflect what it does not know, such as a library's choice of
+kernels.
 
-The model's relative error is interpolated between measured setups (kriging with an exponential kernel and a nugget), so
-a plan beside measured ones takes over their error and a plan far from all of them keeps the model's own figure. Nothing
-is fitted here: scales and nugget are fixed, the same for every cluster.
+The model's relative error is interpolated between measured setups (kriging with an exponential kernel and a nugget). A
+plan close to measured ones gets their error, and a plan far from all of them keeps the model's own figure. Nothing is
+fitted here: scales and nugget are the same for every cluster.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from bigsci_launch.plan.shape.setup import Setup
 
 Point = tuple[float, ...]
 
-# Distance of one unit: for tp, micro batch, pp, dp, hidden size, heads and layers and batch a factor of two to the
-# power of the scale; for alignment of heads a change; for days that many.
+# What counts as distance one. For tp, micro batch, pp, dp, hidden size, heads, layers and batch: a factor of two to the
+# power of the scale. For the alignment of heads and for days: a difference of the scale.
 TIME_SCALES = (0.3, 1.5, 1.5, 1.5, 0.3, 1.5, 1.0, 15.0, 6.0, 6.0)
 MEMORY_SCALES = (1.0, 1.5, 1.5, 1.5, 0.5, 3.0, 10.0, 30.0, 6.0, 6.0)
 DAY_AXIS = 7
@@ -25,7 +26,7 @@ MEMORY_NUGGET = 0.36
 
 
 def point_of(setup: Setup) -> Point:
-    """Where a setup lies among others. A day that is not given is at no distance from any."""
+    """Return the position of a setup among others. A missing day has distance zero to every day."""
     shape, topology = setup.shape, setup.topology
     return (
         math.log2(topology.tp),
@@ -43,14 +44,15 @@ def point_of(setup: Setup) -> Point:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Measured setups with their weights in the interpolation. No points: no correction."""
+    """Measured setups with their weights in the interpolation. Without points there is no correction."""
 
     points: tuple[Point, ...] = ()
     weights: tuple[float, ...] = ()
     scales: Point = TIME_SCALES
 
     def look_up(self, point: Point) -> tuple[float, float]:
-        """The factor on the model's figure at `point`, and how close the nearest neighbour is: 1 the same, 0 far."""
+        """Return the factor on the model's figure at `point`, and the closeness of the nearest neighbour: 1 same, 0
+        far."""
         if not self.points:
             return 1.0, 0.0
         kernel = kernel_row(point, self.points, self.scales)
@@ -58,13 +60,13 @@ class Neighbours:
 
 
 def kernel_row(point: Point, points: Sequence[Point], scales: Point) -> list[float]:
-    """How alike `point` is to each of `points`, 0 to 1."""
+    """Return the similarity of `point` to each of `points`, 0 to 1."""
     inverse = [1 / scale for scale in scales]  # an infinite scale ignores its axis
     return [math.exp(-math.sqrt(_squared_distance(point, other, inverse))) for other in points]
 
 
 def _squared_distance(one: Point, other: Point, inverse: list[float]) -> float:
-    # Days may be infinite (not given): they are at no distance then.
+    # A missing day is infinite, and has distance zero.
     return sum(
         ((a - b) * c) ** 2
         for a, b, c in zip(one, other, inverse, strict=True)
@@ -73,7 +75,7 @@ def _squared_distance(one: Point, other: Point, inverse: list[float]) -> float:
 
 
 def invert_kernel(points: Sequence[Point], scales: Point, nugget: float) -> list[list[float]]:
-    """The inverse of the kernel matrix of `points` with `nugget` on its diagonal, row by row."""
+    """Return the inverse of the kernel matrix of `points` with `nugget` on its diagonal, row by row."""
     matrix = [kernel_row(point, points, scales) for point in points]
     for index, row in enumerate(matrix):
         row[index] += nugget
@@ -83,14 +85,14 @@ def invert_kernel(points: Sequence[Point], scales: Point, nugget: float) -> list
 def interpolate(
     points: Sequence[Point], residuals: Sequence[float], inverse: list[list[float]], scales: Point
 ) -> Neighbours:
-    """Neighbours whose correction reproduces `residuals` (logarithms of measured over modelled) as far as the nugget
-    lets it."""
+    """Return neighbours whose correction reproduces `residuals` (logarithms of measured over modelled) as far as the
+    nugget allows."""
     weights = tuple(sum(map(float.__mul__, row, residuals)) for row in inverse)
     return Neighbours(tuple(points), weights, scales)
 
 
 def leave_one_out(residuals: Sequence[float], inverse: list[list[float]]) -> list[float]:
-    """What the others would have interpolated for each point without its own residual (Dubrule 1983)."""
+    """Return what the other points would interpolate for each point without its own residual (Dubrule 1983)."""
     return [
         residual - sum(map(float.__mul__, row, residuals)) / row[index]
         for index, (residual, row) in enumerate(zip(residuals, inverse, strict=True))
@@ -98,7 +100,7 @@ def leave_one_out(residuals: Sequence[float], inverse: list[list[float]]) -> lis
 
 
 def invert_positive_definite(matrix: list[list[float]]) -> list[list[float]]:
-    """The inverse of a symmetric positive definite matrix, by Gauss-Jordan elimination in its own order."""
+    """Return the inverse of a symmetric positive definite matrix, by Gauss-Jordan elimination without pivoting."""
     size = len(matrix)
     rows = [[*row, *(1.0 if i == j else 0.0 for j in range(size))] for i, row in enumerate(matrix)]
     for pivot in range(size):

@@ -1,4 +1,4 @@
-"""Prices a setup: what one step of it takes and what it keeps in memory, with a band, under a calibration."""
+"""Prices a setup under a calibration: the time of a step with its error band, and the memory of its ranks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ TERM_NAMES = (*TERMS, "once per step", NEIGHBOUR_TERM)
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a setup costs. `band` is relative, 9 of 10 left-out measurements stayed inside it; `terms` add up to
-    `seconds`, in the order of `TERM_NAMES`; `closeness` to the nearest measured run is 1 for the same, 0 for far."""
+    """What a setup costs. `band` is relative, and 9 of 10 left-out measurements were inside it. `terms` add up to
+    `seconds`, in the order of `TERM_NAMES`. `closeness` to the nearest measured run is 1 for the same and 0 for far."""
 
     seconds: float
     band: float
@@ -32,7 +32,7 @@ class Price:
 
     @property
     def memory_gib(self) -> float:
-        """What nvidia-smi will show on the fuller of the first and the last stage."""
+        """The memory that nvidia-smi will show on the fuller of the first and the last stage."""
         return max(self.first_stage.predicted_gib, self.last_stage.predicted_gib)
 
     @property
@@ -41,7 +41,7 @@ class Price:
 
 
 def price_setup(setup: Setup, calibration: Calibration) -> Price:
-    """What a step of `setup` costs.
+    """Return what a step of `setup` costs.
 
     Raises:
         ValueError: the layers cannot be cut into stages.
@@ -75,7 +75,7 @@ def _step(setup: Setup, calibration: Calibration) -> StepTime:
 
 
 def price_stage_memory(setup: Setup, stage: int, calibration: Calibration, factor: float | None = None) -> StageMemory:
-    """Memory of a rank of `stage`, corrected by what measured neighbours showed (`factor`, looked up when left out)."""
+    """Return the memory of a rank of `stage`, corrected by `factor`; default: that of the measured neighbours."""
     if factor is None:
         factor, _ = calibration.memory_neighbours.look_up(point_of(setup))
     memory = predict_stage_memory(setup, stage, calibration.constants, calibration.gpu)

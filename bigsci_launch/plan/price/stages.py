@@ -1,4 +1,4 @@
-"""What lies on which pipeline stage: layers by name, parameters of a rank, and what they cost. Starts no job.
+"""The contents of each pipeline stage: layers by name, parameters per rank, and what they cost.
 
 `bsl plan` and `bsl submit --dry-run` print it; `bsl train` prints it too and compares it with what its ranks hold.
 """
@@ -19,8 +19,8 @@ from bigsci_launch.plan.shape.setup import Setup
 
 @dataclass(frozen=True, slots=True)
 class StageLayout:
-    """One stage: class names of its layers, parameters that one of its ranks holds, and its price where there is one:
-    milliseconds of a micro batch, and the GiB that a rank must have."""
+    """One stage: class names of its layers, parameters on one of its ranks, and its price if it is known: milliseconds
+    per micro batch, and the GiB that a rank needs."""
 
     stage: int
     layers: tuple[str, ...]
@@ -30,7 +30,7 @@ class StageLayout:
 
 
 def lay_out_stages(setup: Setup, calibration: Calibration | None = None) -> tuple[StageLayout, ...]:
-    """Every stage of `setup`, the first one first; without a calibration there are no prices.
+    """Return every stage of `setup` in order; without a calibration there are no prices.
 
     Raises:
         ValueError: the layers cannot be cut into stages.
@@ -42,7 +42,7 @@ def lay_out_stages(setup: Setup, calibration: Calibration | None = None) -> tupl
     found = []
     for stage, (milliseconds, need) in enumerate(prices):
         layers = cut.layers_of(stage)
-        # A single stage holds the tied table once.
+        # A single stage has the tied table only once.
         is_shared = tied and pp == 1
         count = sum(layer.num_parameters for layer in (layers[:-1] if is_shared else layers))
         found.append(StageLayout(stage, tuple(layer.name for layer in layers), count, milliseconds, need))
@@ -59,7 +59,7 @@ def _prices(setup: Setup, calibration: Calibration) -> list[tuple[float | None, 
 
 
 def layout_lines(stages: Sequence[StageLayout]) -> list[str]:
-    """A line for every stage; neighbours with the same layers share one."""
+    """Return a line for every stage; neighbours with the same layers share one."""
     return [_describe(list(run)) for _, run in groupby(stages, key=lambda stage: (stage.layers, stage.num_parameters))]
 
 

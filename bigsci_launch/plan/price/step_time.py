@@ -1,11 +1,11 @@
-"""How long a step takes: a pipeline of stages, each a sum of work divided by a measured rate.
+"""Predicts the time of a step: a pipeline of stages, each a sum of work divided by measured rates.
 
     T = drift x [ (m - 1) x (slowest stage + hop) + sum of stages + (pp - 1) x hop + gradients + 0.3 s ]
 
-with m micro batches per replica. Launching kernels adds to a layer's time where every launch is waited for, and hides
-behind the GPU's work otherwise. A stage is its layers, plus the head on the last one: the input embedding costs
-memory, not time. All work is counted once per setup (`StepWork`); the constants only weigh it, so that fitting and
-searching are quick.
+with m micro batches per replica. Kernel launches add to a layer's time if the host waits for every launch; otherwise
+they overlap with the GPU's work. A stage is its layers, and the last one has the head too; the input embedding costs
+memory, not time. All work is counted once per setup (`StepWork`) and the constants only weigh it, so fitting and
+searching are fast.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TERMS = (
     "network",
     "misaligned heads",
 )
-"""What time is spent on; work and rates are kept in this order."""
+"""What time is spent on. Work and rates are in this order."""
 
 WorkByTerm = tuple[float, float, float, float, float, float]
 NO_WORK: WorkByTerm = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -34,13 +34,13 @@ STEP_CONSTANT_S = 0.3
 """Seconds of a step outside the pipeline: optimizer arithmetic, clipping, the log line."""
 
 LAUNCH_NORM = 4
-"""Without waiting, a layer takes the norm of this order of launching and GPU work: nearly the longer of the two."""
+"""Without blocking, a layer takes the norm of this order of launch time and GPU time: nearly the longer of the two."""
 
 HOP_SPEEDUP = 4.0
-"""Point-to-point messages against the effective rate of the gradient collectives: 3.8 and 6 when fitted apart."""
+"""Rate of point-to-point messages relative to the gradient collectives: 3.8 and 6 when fitted separately."""
 
-# Output tiles that cuBLAS chooses from (rows, columns). The best of them counts, with its last wave over the GPU's
-# multiprocessors filled up.
+# Output tiles (rows, columns) from which cuBLAS chooses. The best one counts, with its last wave over the GPU's
+# multiprocessors rounded up.
 _TILES = ((256, 128), (128, 256), (128, 128), (64, 256), (256, 64))
 
 # Bytes that memory-bound kernels move per element in the forward and in the backward pass, 16-bit activations:
@@ -50,7 +50,7 @@ _SCORE_BYTES, _STREAM_BYTES, _INNER_BYTES, _LOGIT_BYTES = (13, 10), (25, 20), (6
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """The work of a setup: of a layer and micro batch, of the head, of a hop between stages, and once per step."""
+    """The work of a setup: per layer and micro batch, of the head, of a hop between stages, and once per step."""
 
     layer: WorkByTerm
     head: WorkByTerm
@@ -64,8 +64,8 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """A predicted step: seconds in all, per term, and per stage and micro batch; what one micro batch more adds; and
-    `bubble`, the slowest stage's idle share."""
+    """A predicted step: seconds in total, per term, and per stage and micro batch; what one more micro batch adds; and
+    `bubble`, the share of time that the slowest stage is idle."""
 
     seconds: float
     terms: tuple[float, ...]
@@ -75,7 +75,7 @@ class StepTime:
 
 
 def count_work(setup: Setup, gpu: GpuModel) -> StepWork:
-    """The work of one step of `setup`.
+    """Return the work of one step of `setup`.
 
     Raises:
         ValueError: the layers cannot be cut into stages.
@@ -93,7 +93,7 @@ def count_work(setup: Setup, gpu: GpuModel) -> StepWork:
 
 
 def _layer_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
-    """One transformer layer and micro batch, forward (twice when activations are computed again) and backward."""
+    """Return the work of one layer and micro batch: forward (twice with recomputation) and backward."""
     shape, tp, tokens = setup.shape, setup.topology.tp, setup.tokens_per_micro_batch
     h, ffn = shape.hidden_size, shape.ffn_hidden_size
     forwards = 2 if setup.recomputes_activations else 1
@@ -126,12 +126,12 @@ def _both(forward_backward: tuple[int, int], forwards: int) -> int:
 
 
 def _peak(setup: Setup, gpu: GpuModel) -> float:
-    """FLOP/s of matrix products; fp32 runs at half the 16-bit rate (TF32)."""
+    """Return the peak FLOP/s of matrix products; fp32 runs at half the 16-bit rate (TF32)."""
     return gpu.peak_tflops * 1e12 / (2 if setup.precision == "fp32" else 1)
 
 
 def _head_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
-    """The product with the vocabulary, and the logits; never computed again."""
+    """Return the work of the product with the vocabulary and of the logits, which are never recomputed."""
     tokens, columns = (
         setup.tokens_per_micro_batch,
         setup.shape.padded_vocab_size(setup.topology.tp) // setup.topology.tp,
@@ -141,7 +141,7 @@ def _head_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
 
 
 def _hop_work(setup: Setup) -> WorkByTerm:
-    """Activations to the next stage and gradients back: every rank of a node sends the whole of them."""
+    """Return the work of sending activations to the next stage and gradients back; every rank sends all of them."""
     if setup.topology.pp == 1:
         return NO_WORK
     sent = 2 * setup.tokens_per_micro_batch * setup.shape.hidden_size * setup.element_bytes * 8
@@ -149,9 +149,9 @@ def _hop_work(setup: Setup) -> WorkByTerm:
 
 
 def _gradient_work(setup: Setup) -> WorkByTerm:
-    """Gradients reduced and weights gathered over dp, 6 bytes for each parameter of the heaviest stage.
+    """Return the work of reducing gradients and gathering weights over dp: 6 bytes per parameter of the heaviest stage.
 
-    Rings of different tensor ranks share the links of a node; replicas inside a node need none.
+    Rings of different tensor ranks share the links of a node. Replicas inside one node need no link.
     """
     dp, tp = setup.topology.dp, setup.topology.tp
     if dp == 1:
@@ -165,7 +165,7 @@ def _gradient_work(setup: Setup) -> WorkByTerm:
 
 
 def _trained_product(rows: int, columns: int, inner: int, forwards: int, gpu: GpuModel) -> float:
-    """FLOPs of (rows x inner) by (inner x columns): forward, gradient of the input, gradient of the weight."""
+    """Return the FLOPs of (rows x inner) by (inner x columns): forward, gradient of the input and of the weight."""
     count = gpu.num_multiprocessors
     return (
         forwards * _tiled_flops(rows, columns, inner, count)
@@ -176,7 +176,7 @@ def _trained_product(rows: int, columns: int, inner: int, forwards: int, gpu: Gp
 
 @lru_cache(maxsize=65536)
 def _tiled_flops(rows: int, columns: int, inner: int, num_multiprocessors: int) -> float:
-    """FLOPs of one product, rounded up to whole tiles and whole waves of them; the best tile counts."""
+    """Return the FLOPs of one product with the best tile, rounded up to whole tiles and whole waves of them."""
     waves = (
         (-(-math.ceil(rows / high) * math.ceil(columns / wide) // num_multiprocessors)) * high * wide
         for high, wide in _TILES
@@ -185,7 +185,7 @@ def _tiled_flops(rows: int, columns: int, inner: int, num_multiprocessors: int) 
 
 
 def rates_of(constants: Constants) -> tuple[float, ...]:
-    """Seconds per unit of work, in the order of `TERMS`."""
+    """Return the seconds per unit of work, in the order of `TERMS`."""
     return (
         1 / constants.gemm_efficiency,
         constants.layer_overhead_ms,
@@ -197,14 +197,14 @@ def rates_of(constants: Constants) -> tuple[float, ...]:
 
 
 def drift_on(day_ordinal: int | None, drift: float, drift_from: int | None) -> float:
-    """The factor of `day_ordinal`: `drift` from `drift_from` on and where no day is given."""
+    """Return the factor on a day: `drift` from `drift_from` on, and without a day; else 1."""
     if drift_from is None:
         return 1.0
     return drift if day_ordinal is None or day_ordinal >= drift_from else 1.0
 
 
 def step_seconds(work: StepWork, rates: tuple[float, ...]) -> float:
-    """Seconds of a step before drift; the quick path of `predict_step`, for fitting."""
+    """Return the seconds of a step before drift; the fast path of `predict_step`, for fitting."""
     r0, r1, r2, r3, r4, r5 = rates
     w0, w1, w2, w3, _, w5 = work.layer
     layer = _with_launches(w0 * r0 + w2 * r2 + w3 * r3 + w5 * r5, w1 * r1, work.is_blocking)
@@ -217,7 +217,7 @@ def step_seconds(work: StepWork, rates: tuple[float, ...]) -> float:
 
 
 def layer_and_head_seconds(work: StepWork, constants: Constants) -> tuple[float, float]:
-    """Seconds of a transformer layer and of the head in one micro batch, before drift: what a stage is priced by."""
+    """Return the seconds of a layer and of the head per micro batch, before drift. They give the price of a stage."""
     rates = rates_of(constants)
     w0, w1, w2, w3, _, w5 = (amount * rate for amount, rate in zip(work.layer, rates, strict=True))
     head = sum(amount * rate for amount, rate in zip(work.head, rates, strict=True))
@@ -225,14 +225,14 @@ def layer_and_head_seconds(work: StepWork, constants: Constants) -> tuple[float,
 
 
 def _with_launches(working: float, launching: float, is_blocking: bool) -> float:
-    """Seconds of a layer from those of the GPU's work and those of launching it."""
+    """Return the seconds of a layer, given those of the GPU's work and of its launches."""
     if is_blocking:
         return working + launching
     return float((working**LAUNCH_NORM + launching**LAUNCH_NORM) ** (1 / LAUNCH_NORM))
 
 
 def predict_step(work: StepWork, constants: Constants, drift_from: int | None = None) -> StepTime:
-    """The step with all its terms; `drift_from` is the proleptic ordinal of the day from which `drift` counts."""
+    """Return the step with all its terms. `drift_from` is the proleptic ordinal of the day on which `drift` begins."""
     rates, stages, m = rates_of(constants), work.layers_per_stage, work.num_micro_batches
     factor = drift_on(work.day_ordinal, constants.drift, drift_from)
     layer, head, hop, step = (

@@ -1,7 +1,7 @@
-"""Which setups can run at all, and which run badly. Each rule is one small function with its source.
+"""Rules that tell which setups can run at all, and which run badly. Each is one small function with its source.
 
-Hard rules refuse a setup; advice lets it pass with a remark that carries the cost where the model can tell it. The
-rules for a whole run file are in `config.check`; these here work on setups, thousands of which a search makes.
+Hard rules refuse a setup. Advice only adds a remark, with the cost if the model knows it. The rules for a whole run
+file are in `config.check`; the rules here apply to setups, of which a search makes thousands.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from bigsci_launch.plan.shape.ramp import Phase, filling_batch_size
 from bigsci_launch.plan.shape.setup import Setup
 
 EMPTY_STAGE = "empty stage"
-NO_START = "the job would end at its start"
+NO_START = "the job would fail at its start"
 NODES, HEADS, MICRO_BATCH = "slurm.nodes", "model.num_attention_heads", "training.micro_batch_size"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a setup must fit into besides itself: nodes that the site lends, and the batch sizes of the ramp."""
+    """What a setup must fit: the nodes that the site offers, and the batch sizes of the ramp."""
 
     max_nodes: int | None = None
     phases: tuple[Phase, ...] = ()
@@ -28,8 +28,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule: a name for lists, what it asks, where that comes from, the keys of the run file that it is about, and the
-    check: nothing, or what is wrong."""
+    """A rule: its name in lists, what it requires, where that comes from, the keys of the run file that it concerns,
+    and the check, which returns what is wrong or None."""
 
     name: str
     asks: str
@@ -41,7 +41,7 @@ class Rule:
 def _world_size(setup: Setup, limits: Limits) -> str | None:
     world, ranks = setup.topology.world_size, setup.ranks_per_node
     if world > ranks and world % ranks:
-        return f"{setup.topology} is {world} ranks, no whole number of nodes with {ranks}"
+        return f"{setup.topology} is {world} ranks, which do not fill whole nodes of {ranks}"
     return None
 
 
@@ -59,14 +59,14 @@ def _replica_on_nodes(setup: Setup, limits: Limits) -> str | None:
 
 def _heads_divide_hidden(setup: Setup, limits: Limits) -> str | None:
     hidden, heads = setup.shape.hidden_size, setup.shape.num_attention_heads
-    return f"hidden size {hidden} is no multiple of {heads} heads" if hidden % heads else None
+    return f"hidden size {hidden} is not a multiple of {heads} heads" if hidden % heads else None
 
 
 def _tensor_parallel_divides(setup: Setup, limits: Limits) -> str | None:
     shape, tp = setup.shape, setup.topology.tp
     sizes = {"heads": shape.num_attention_heads, "hidden": shape.hidden_size, "MLP columns": shape.ffn_hidden_size}
     broken = next((f"{size} {name}" for name, size in sizes.items() if size % tp), None)
-    return f"{broken} are no multiple of tp {tp}" if broken else None
+    return f"{broken} are not a multiple of tp {tp}" if broken else None
 
 
 def _stages_are_filled(setup: Setup, limits: Limits) -> str | None:
@@ -82,7 +82,7 @@ def _stages_are_filled(setup: Setup, limits: Limits) -> str | None:
 def _global_batch(setup: Setup, limits: Limits) -> str | None:
     unit, size = setup.micro_batch_size * setup.topology.dp, setup.global_batch_size
     if size % unit:
-        return f"global batch {size} is no multiple of micro batch {setup.micro_batch_size} x dp {setup.topology.dp}"
+        return f"global batch {size} is not a multiple of micro batch {setup.micro_batch_size} x dp {setup.topology.dp}"
     return None
 
 
@@ -91,12 +91,12 @@ def _every_batch_of_the_ramp(setup: Setup, limits: Limits) -> str | None:
     broken = next((phase.global_batch_size for phase in limits.phases if phase.global_batch_size % unit), None)
     if broken is None:
         return None
-    return f"the ramp reaches {broken}, no multiple of micro batch {setup.micro_batch_size} x dp {setup.topology.dp}"
+    return f"the ramp reaches {broken}, not a multiple of micro batch {setup.micro_batch_size} x dp {setup.topology.dp}"
 
 
 def _nodes_of_the_site(setup: Setup, limits: Limits) -> str | None:
     if limits.max_nodes is not None and setup.num_nodes > limits.max_nodes:
-        return f"{setup.num_nodes} nodes, but the site lends {limits.max_nodes} with its reserve kept"
+        return f"{setup.num_nodes} nodes, but the site offers {limits.max_nodes} besides its reserve"
     return None
 
 
@@ -110,7 +110,7 @@ HARD_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "nodes",
-        "nodes within the partition, its reserve kept",
+        "nodes are within the partition less its reserve",
         "BLOOM: 48 of 52 nodes",
         (NODES, "site.reserve_nodes"),
         _nodes_of_the_site,
@@ -152,14 +152,14 @@ HARD_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "ramp-up",
-        "and every batch of the ramp",
+        "micro batch x dp divides every batch of the ramp",
         "Megatron-DeepSpeed microbatches",
         ("training.rampup.increment", MICRO_BATCH),
         _every_batch_of_the_ramp,
     ),
     Rule(
         EMPTY_STAGE,
-        "a layer on every stage",
+        "every stage has a layer",
         "DeepSpeed#4312, DeepSpeed#5078, gpt_model",
         (PP, "model.num_layers"),
         _stages_are_filled,
@@ -168,7 +168,7 @@ HARD_RULES: tuple[Rule, ...] = (
 
 
 def find_refusal(setup: Setup, limits: Limits) -> Finding | None:
-    """The first hard rule that `setup` breaks."""
+    """Return the first hard rule that `setup` breaks, as a finding."""
     for rule in HARD_RULES:
         text = rule.check(setup, limits)
         if text:
@@ -177,15 +177,15 @@ def find_refusal(setup: Setup, limits: Limits) -> Finding | None:
 
 
 def advise(setup: Setup) -> tuple[str, ...]:
-    """Remarks on a legal setup, most costly first."""
+    """Return remarks on a legal setup, most costly first."""
     checks = (_head_size, _fused_softmax, _uneven_stages, _row_width, _micro_batch_power, _thin_pipeline)
     return tuple(text for text in (check(setup) for check in checks) if text)
 
 
 def _head_size(setup: Setup) -> str | None:
-    """NVIDIA's matrix-multiply guide; 13824/128 heads = 108 measured a third slower."""
+    """NVIDIA's matrix-multiply guide; a head size of 13824 / 128 = 108 was measured a third slower."""
     if setup.shape.head_dim % 8:
-        return f"head size {setup.shape.head_dim:g} is no multiple of 8: attention is about 25 times slower (priced)"
+        return f"head size {setup.shape.head_dim:g} is not a multiple of 8: attention is about 25 times slower (priced)"
     return None
 
 
@@ -213,17 +213,17 @@ def _uneven_stages(setup: Setup) -> str | None:
 def _row_width(setup: Setup) -> str | None:
     """128-byte rows on A100: NVIDIA's guide, arXiv 2401.14489."""
     width = setup.shape.hidden_size // setup.topology.tp
-    return f"hidden / tp = {width} is no multiple of 64" if width % 64 else None
+    return f"hidden / tp = {width} is not a multiple of 64" if width % 64 else None
 
 
 def _micro_batch_power(setup: Setup) -> str | None:
     size = setup.micro_batch_size
-    return f"micro batch {size} is no power of two" if size & (size - 1) else None
+    return f"micro batch {size} is not a power of two" if size & (size - 1) else None
 
 
 def _thin_pipeline(setup: Setup) -> str | None:
     topology = setup.topology
     filling = filling_batch_size(setup.micro_batch_size, topology.dp, topology.pp)
     if setup.global_batch_size < filling:
-        return f"the batch never fills the pipeline: that takes {filling} samples"
+        return f"the batch never fills the pipeline, which takes {filling} samples"
     return None

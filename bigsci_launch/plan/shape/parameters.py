@@ -1,8 +1,8 @@
-"""How many parameters a GPT has: in all, per pipeline layer, per stage and per rank, and what they weigh in memory.
+"""Counts the parameters of a GPT, in total, per pipeline layer, per stage and per rank, and their bytes in memory.
 
 Counts are exact for the model that `bsl train` builds: learned, rotary or alibi positions, biases everywhere, two layer
-norms per layer, one after the last, and one after the embedding where it is asked for. With tied embeddings the head is
-the word embedding again: nothing new to train, but a copy on the last stage.
+norms per layer, one after the last layer, and optionally one after the embedding. With tied embeddings, the head is the
+word embedding: there is nothing more to train, but the last stage has a copy.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from bigsci_launch.config.schema import Positions, RunConfig
 from bigsci_launch.plan.shape.partition import Layer, PartitionRule, Stages, cut_layers
 
 Framework = Literal["bsl", "megatron"]
-"""The program that trains: `bsl train`, or Megatron-DeepSpeed. Decides the layer list and what kernels ask for."""
+"""The program that trains: `bsl train` or Megatron-DeepSpeed. It decides the layer list and the kernels'
+requirements."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of a GPT, counts of elements. `vocab_size` is the text's; `padded_vocab_size` says what is trained."""
+    """The sizes of a GPT in elements. `vocab_size` is that of the text; `padded_vocab_size` is what is trained."""
 
     num_layers: int
     hidden_size: int
@@ -35,7 +36,7 @@ class ModelShape:
 
     @classmethod
     def of_config(cls, config: RunConfig) -> ModelShape:
-        """The shape that a run file describes."""
+        """Return the shape that a run file describes."""
         model = config.model
         return cls(
             num_layers=model.num_layers,
@@ -57,23 +58,23 @@ class ModelShape:
 
     @property
     def head_dim(self) -> float:
-        """Width of one attention head; not a whole number where heads do not divide the hidden size."""
+        """Width of one attention head; not a whole number if heads do not divide the hidden size."""
         return self.hidden_size / self.num_attention_heads
 
 
 def count_layer_parameters(hidden_size: int, ffn_hidden_size: int | None = None) -> int:
-    """Parameters of one transformer layer; 12 h^2 + 13 h with the usual MLP of 4 h."""
+    """Return the parameters of one transformer layer: 12 h^2 + 13 h with the usual MLP of 4 h."""
     sharded, replicated = _layer_parts(hidden_size, ffn_hidden_size or 4 * hidden_size)
     return sharded + replicated
 
 
 def _layer_parts(h: int, ffn: int) -> tuple[int, int]:
-    """Parameters of a layer that tensor parallelism shards (matrices, column biases) and those that it replicates."""
+    """Return the parameters of a layer that tensor parallelism shards (matrices, column biases) and replicates."""
     return 4 * h * h + 3 * h + 2 * h * ffn + ffn, 6 * h
 
 
 def count_parameters(shape: ModelShape, tp: int = 1) -> int:
-    """Parameters of the whole model, each counted once, with the vocabulary padded for `tp`."""
+    """Return the parameters of the whole model, each counted once, with the vocabulary padded for `tp`."""
     h = shape.hidden_size
     embeddings = shape.padded_vocab_size(tp) * h * (1 if shape.tied_embeddings else 2)
     layers = shape.num_layers * count_layer_parameters(h, shape.ffn_hidden_size)
@@ -81,20 +82,20 @@ def count_parameters(shape: ModelShape, tp: int = 1) -> int:
 
 
 def count_position_parameters(shape: ModelShape) -> int:
-    """Parameters of the positions: a vector for each where they are learned, else none."""
+    """Return the parameters of the positions: a vector for each if they are learned, else none."""
     return shape.sequence_length * shape.hidden_size if shape.positions == "learned" else 0
 
 
 def _norm_parameters(shape: ModelShape) -> int:
-    """Parameters of the layer norm after the embedding, where there is one."""
+    """Return the parameters of the layer norm after the embedding, if there is one."""
     return 2 * shape.hidden_size if shape.embedding_norm else 0
 
 
 def pipeline_layers(shape: ModelShape, tp: int = 1, framework: Framework = "bsl") -> tuple[Layer, ...]:
-    """The layer list that the pipeline is cut from, with the class names of the program that trains.
+    """Return the layer list from which the pipeline is cut, with the class names of the program that trains.
 
-    DeepSpeed counts the parameters that one rank holds, so counts are those of a tensor-parallel rank. The weightless
-    items matter: a cut may fall on either side of them.
+    DeepSpeed counts the parameters on one rank, so counts are those of a tensor-parallel rank. Items without weights
+    matter, because a cut may fall on either side of them.
     """
     h, table = shape.hidden_size, shape.padded_vocab_size(tp) // tp * shape.hidden_size
     sharded, replicated = _layer_parts(h, shape.ffn_hidden_size)
@@ -121,7 +122,7 @@ def pipeline_layers(shape: ModelShape, tp: int = 1, framework: Framework = "bsl"
     )
 
 
-# Class names before, of, and after the transformer layers. `function` stands for a lambda in Megatron-DeepSpeed's list.
+# Class names before, of, and after the transformer layers. `function` is a lambda in Megatron-DeepSpeed's list.
 _FRAMEWORK_LAYERS: dict[Framework, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "bsl": (("VocabularyEmbedding", "LearnedPositions"), "TransformerLayer", ("FinalNorm", "VocabularyEmbedding")),
     "megatron": (
@@ -141,7 +142,7 @@ def cut_model(
     tp: int = 1,
     framework: Framework = "bsl",
 ) -> Stages:
-    """The stages of `shape` under DeepSpeed's partition method.
+    """Return the stages of `shape` under DeepSpeed's partition method.
 
     Raises:
         ValueError: the method is unknown or matches no layer.
@@ -151,7 +152,7 @@ def cut_model(
 
 @dataclass(frozen=True, slots=True)
 class StageParameters:
-    """Parameters that one rank of a pipeline stage holds."""
+    """The parameters on one rank of a pipeline stage."""
 
     stage: int
     num_transformer_layers: int
@@ -183,7 +184,7 @@ def count_stage_parameters(
 
 @dataclass(frozen=True, slots=True)
 class StateBytes:
-    """Bytes of one rank's training state; activations and the framework's own memory are not in it."""
+    """Bytes of one rank's training state, without activations and the framework's own memory."""
 
     weights: float
     gradients: float
@@ -195,18 +196,18 @@ class StateBytes:
 
 
 def state_bytes(num_parameters: int, dp: int, precision: str) -> StateBytes:
-    """Weights, gradients and ZeRO-1's share of AdamW's state of one rank.
+    """Return the weights, gradients and ZeRO-1 share of AdamW's state of one rank.
 
-    bf16 keeps bf16 weights and fp32 gradients whole, and a 1/dp share of fp32 masters and two moments: 18 bytes per
-    parameter at dp 1. fp16 keeps its gradients in 16 bits, fp32 all in 32; the share is the same.
+    bf16 keeps all bf16 weights and fp32 gradients, and a 1/dp share of fp32 masters and two moments: 18 bytes per
+    parameter at dp 1. fp16 keeps gradients in 16 bits, fp32 keeps everything in 32; the share is the same.
     """
     weight, gradient = {"fp32": (4, 4), "fp16": (2, 2), "bf16": (2, 4)}[precision]
     return StateBytes(weight * num_parameters, gradient * num_parameters, 12 * num_parameters / dp)
 
 
 def checkpoint_bytes(shape: ModelShape, tp: int) -> int:
-    """Bytes of one checkpoint of DeepSpeed's layout in bf16: weights 2, and masters and moments 12, per parameter.
+    """Return the bytes of a bf16 checkpoint in DeepSpeed's layout: per parameter, weights 2, masters and moments 12.
 
-    BLOOM's 176.2 B parameters give 2.47 TB (2.3 TB were reported, in binary units: 2.25 TiB).
+    BLOOM's 176.2 B parameters give 2.47 TB, or 2.25 TiB (2.3 TB were reported, in binary units).
     """
     return 14 * count_parameters(shape, tp)

@@ -1,10 +1,10 @@
-"""Which layers DeepSpeed's pipeline puts on which stage, without importing it.
+"""Computes which layers DeepSpeed's pipeline puts on which stage, without importing DeepSpeed.
 
-Two rules are in use. `FILL` (before DeepSpeed#4312) finds the smallest bottleneck and fills one stage after the other
-up to it, so that what is missing is missing at the end: 78 layers on 12 stages are 7 x 11 + 1. `BALANCE` (since then)
-minimises the difference between the heaviest and the lightest stage. Both may leave stages empty: a plan that does is
-refused, and that is why the rules are here with their quirks. A better one is in `balance`: its cuts come here as
-methods that name the layers of every stage.
+Two rules are in use. `FILL` (before DeepSpeed#4312) finds the smallest bottleneck and fills one stage after another up
+to it, so the last stages come up short: 78 layers on 12 stages are 7 x 11 + 1. `BALANCE` (since then) minimises the
+difference between the heaviest and the lightest stage. Both may leave stages empty. Such plans are refused, so the
+rules are reproduced here with their quirks. `balance` has a better rule; its cuts arrive here as methods that name the
+layers of every stage.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 FIRST_BALANCE_RELEASE = (0, 12, 5)
-"""First release of DeepSpeed whose source holds the rule of DeepSpeed#4312."""
+"""First release of DeepSpeed with the rule of DeepSpeed#4312."""
 
 _BOTTLENECK_TOLERANCE = 1e-3
 
@@ -31,7 +31,7 @@ class PartitionRule(Enum):
 
     @classmethod
     def of_deepspeed(cls, version: str) -> PartitionRule:
-        """The rule of a DeepSpeed release such as `0.5.10` or `0.16.2+cu121`."""
+        """Return the rule of a DeepSpeed release such as `0.5.10` or `0.16.2+cu121`."""
         numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
         return cls.FILL if numbers < FIRST_BALANCE_RELEASE else cls.BALANCE
 
@@ -67,10 +67,10 @@ class Stages:
 def cut_layers(
     layers: Sequence[Layer], method: str, num_stages: int, rule: PartitionRule = PartitionRule.BALANCE
 ) -> Stages:
-    """The stages that DeepSpeed's `PipelineModule(partition_method=method)` makes of `layers`.
+    """Return the stages that DeepSpeed's `PipelineModule(partition_method=method)` makes of `layers`.
 
     Args:
-        layers: the pipeline's layer list, in order, the weightless items included.
+        layers: the pipeline's layer list in order, including items without weights.
         method: `uniform`, `parameters` or `type:REGEX`; the regex is searched in class names, cases ignored, and
             ends at a second colon, as in DeepSpeed. Or `time:COUNTS` or `memory:COUNTS`, the transformer layers of
             every stage.
@@ -96,10 +96,10 @@ def parse_layer_counts(method: str) -> tuple[int, ...] | None:
 
 
 def cut_at_counts(layers: Sequence[Layer], counts: Sequence[int], num_stages: int) -> tuple[int, ...]:
-    """Bounds such that stage i holds `counts[i]` transformer layers; each stage but the first begins with one.
+    """Return bounds such that stage i has `counts[i]` transformer layers; each stage but the first begins with one.
 
     Raises:
-        ValueError: the counts are of another number of stages or layers.
+        ValueError: the counts are for another number of stages or layers.
     """
     places = [place for place, layer in enumerate(layers) if layer.is_transformer]
     if len(counts) != num_stages or sum(counts) != len(places):
@@ -111,19 +111,19 @@ def cut_at_counts(layers: Sequence[Layer], counts: Sequence[int], num_stages: in
 
 
 def weigh_layers(layers: Sequence[Layer], method: str) -> tuple[int, ...]:
-    """The weight that `method` gives to every layer.
+    """Return the weight that `method` gives to every layer.
 
     Raises:
-        ValueError: an unknown method, or a regex that is none or matches no layer.
+        ValueError: the method is unknown, or its regex is invalid or matches no layer.
     """
     if method == "parameters":
         return tuple(layer.num_parameters for layer in layers)
     if not method.startswith("type:"):
-        raise ValueError(f"partition method {method!r} is none of uniform, parameters, type:REGEX, time, memory")
+        raise ValueError(f"partition method {method!r} is not one of uniform, parameters, type:REGEX, time, memory")
     try:
         pattern = re.compile(method.split(":")[1], re.IGNORECASE)
     except re.error as error:
-        raise ValueError(f"partition method {method!r} holds no regular expression: {error}") from error
+        raise ValueError(f"partition method {method!r} has an invalid regular expression: {error}") from error
     weights = tuple(int(pattern.search(layer.name) is not None) for layer in layers)
     if not any(weights):
         raise ValueError(f"partition method {method!r} matches no layer")
@@ -136,8 +136,9 @@ def _cut_weights(weights: tuple[int, ...], num_stages: int, rule: PartitionRule)
 
 
 def cut_uniformly(num_items: int, num_parts: int, rule: PartitionRule = PartitionRule.BALANCE) -> list[int]:
-    """Bounds of `num_parts` runs of equal length; the remainder goes to the last run (FILL) or, one each, to the first
-    ones (BALANCE; already from 0.10.1 on, DeepSpeed#4053). With fewer items than parts, the last parts are empty."""
+    """Return bounds of `num_parts` runs of equal length. The remainder goes to the last run (FILL), or one each to the
+    first runs (BALANCE; since DeepSpeed 0.10.1, DeepSpeed#4053). With fewer items than parts, the last parts are
+    empty."""
     if num_items <= num_parts:
         return [min(part, num_items) for part in range(num_parts + 1)]
     size, remainder = divmod(num_items, num_parts)
@@ -147,7 +148,7 @@ def cut_uniformly(num_items: int, num_parts: int, rule: PartitionRule = Partitio
 
 
 def cut_filling(weights: Sequence[int], num_parts: int) -> list[int]:
-    """Bounds by the rule before DeepSpeed#4312: bisect the bottleneck to 1e-3, then fill each part below it."""
+    """Return bounds by the rule before DeepSpeed#4312: bisect the bottleneck to 1e-3, then fill each part below it."""
     if len(weights) <= num_parts:
         return cut_uniformly(len(weights), num_parts)
     sums = list(accumulate(weights))
@@ -162,10 +163,10 @@ def cut_filling(weights: Sequence[int], num_parts: int) -> list[int]:
 
 
 def _fill(sums: list[int], num_parts: int, bottleneck: float) -> tuple[list[int], bool]:
-    """Bounds of parts filled one by one below `bottleneck`, and whether all items found a place.
+    """Return bounds of parts filled one by one below `bottleneck`, and whether all items found a place.
 
-    Two quirks of the original are kept, because the stages of real runs came from them: the part that reaches the end
-    is weighed without its first item, and where not even the first item fits the next target starts from the total.
+    Two quirks of the original are kept, because they produced the stages of real runs. The part that reaches the end is
+    weighed without its first item. If not even the first item fits, the next target starts from the total.
     """
     num_items = len(sums)
     bounds, target = [0], bottleneck
@@ -180,7 +181,7 @@ def _fill(sums: list[int], num_parts: int, bottleneck: float) -> tuple[list[int]
 
 
 def cut_balanced(weights: Sequence[int], num_parts: int) -> list[int]:
-    """Bounds by the rule of DeepSpeed#4312: least (heaviest - lightest part), the latest cut among equals."""
+    """Return bounds by the rule of DeepSpeed#4312: the least (heaviest - lightest part), of equals the latest cut."""
     if len(weights) <= num_parts:
         return cut_uniformly(len(weights), num_parts)
     sums = [0, *accumulate(weights)]
@@ -201,10 +202,10 @@ def cut_balanced(weights: Sequence[int], num_parts: int) -> list[int]:
 def _best_last_cut(
     sums: list[int], heaviest: list[float], lightest: list[float], end: int, parts: int
 ) -> tuple[int, float, float]:
-    """Where the last of `parts` parts of the first `end` items begins, with the heaviest and the lightest part then.
+    """Return where the last of `parts` parts of the first `end` items begins, and the heaviest and lightest part.
 
-    Goes backwards and stops where the last part alone exceeds the mean of the others by more than the best spread,
-    since it only grows from there.
+    Searches backwards and stops as soon as the last part exceeds the mean of the others by more than the best spread,
+    because from there it only grows.
     """
     best_cut, best_spread, best = 0, float("inf"), (0.0, 0.0)
     for cut in range(end - 1, parts - 2, -1):

@@ -1,4 +1,4 @@
-"""The batch-size ramp-up as phases: which batch size for how many steps. Megatron's rule, as `bsl train` follows it."""
+"""The batch-size ramp-up as phases of one batch size each, by Megatron's rule, which `bsl train` follows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Phase:
 
 
 def phases_of(training: TrainingSection) -> tuple[Phase, ...]:
-    """The phases of a run, first to last; together they are `training.steps` steps."""
+    """Return the phases of a run in order; together they have `training.steps` steps."""
     phases: list[Phase] = []
     done, left = 0, training.steps
     for size, until in _sizes(training):
@@ -34,7 +34,7 @@ def phases_of(training: TrainingSection) -> tuple[Phase, ...]:
 
 
 def _sizes(training: TrainingSection) -> Iterator[tuple[int, int | None]]:
-    """Every batch size with the number of consumed samples at which it ends; the last has no end."""
+    """Yield every batch size with the number of consumed samples at which it ends; the last has no end."""
     ramp, goal = training.rampup, training.global_batch_size
     if ramp is not None and ramp.start < goal:
         increments = (goal - ramp.start) // ramp.increment
@@ -49,5 +49,5 @@ def count_samples(phases: tuple[Phase, ...]) -> int:
 
 
 def filling_batch_size(micro_batch_size: int, dp: int, pp: int) -> int:
-    """The first global batch size with which every stage has a micro batch at once."""
+    """Return the smallest global batch size that gives every stage a micro batch at the same time."""
     return micro_batch_size * dp * pp

@@ -1,4 +1,4 @@
-"""A setup: everything that decides how long a step takes and what it keeps in memory. Pure values."""
+"""A setup: everything that decides how long a step takes and how much memory it needs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from bigsci_launch.plan.shape.partition import PartitionRule
 from bigsci_launch.topology import Topology
 
 Precision = Literal["fp32", "fp16", "bf16"]
-UNPRICED = "bsl plan prices tensor, pipeline and data parallelism alone"
+UNPRICED = "bsl plan prices tensor, pipeline and data parallelism only"
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A model on a topology with its batches, as one would measure it.
+    """A model on a topology with its batch sizes, ready to be measured or priced.
 
     `has_fp32_gradients`: 16-bit weights accumulate their gradients in fp32 (DeepSpeed's BF16 optimizer).
-    `shards_optimizer`: replicas share out the optimizer state (ZeRO 1, and the BF16 optimizer on its own).
-    `recomputes_activations`: layers compute them again in the backward pass. `has_blocking_launches`: every kernel is
-    waited for (CUDA_LAUNCH_BLOCKING=1). `day` is when it ran; nothing means now, and the newest state of the
-    cluster.
+    `shards_optimizer`: replicas shard the optimizer state (ZeRO 1; the BF16 optimizer always does).
+    `recomputes_activations`: layers recompute them in the backward pass. `has_blocking_launches`: the host waits for
+    every kernel (CUDA_LAUNCH_BLOCKING=1). `day` is when it ran; None means now, in the newest state of the cluster.
     """
 
     shape: ModelShape
@@ -46,7 +45,7 @@ class Setup:
 
     @classmethod
     def of_config(cls, config: RunConfig, topology: Topology, ranks_per_node: int) -> Setup:
-        """The setup that a run file describes, on `topology`."""
+        """Return the setup that a run file describes, on `topology`."""
         return cls(
             shape=ModelShape.of_config(config),
             topology=topology,
@@ -81,7 +80,7 @@ class Setup:
 
     @cached_property
     def layers_per_stage(self) -> tuple[int, ...]:
-        """Transformer layers of every stage, by the framework's own partitioner.
+        """Transformer layers of every stage, by the framework's partitioner.
 
         Raises:
             ValueError: the partition method is unknown or matches no layer.
@@ -92,25 +91,25 @@ class Setup:
         return stages.transformer_layers_per_stage
 
     def with_batch_size(self, global_batch_size: int) -> Setup:
-        """The same setup at another global batch size, as on a ramp."""
+        """Return the same setup at another global batch size, as on a ramp."""
         return replace(self, global_batch_size=global_batch_size)
 
 
 def require_priced_axes(config: RunConfig) -> None:
-    """Raise ConfigError for a run whose time and memory nobody prices: one with context or expert parallelism."""
+    """Raise ConfigError for a run with context or expert parallelism, which cannot be priced."""
     if foreign := foreign_axes(config):
         key = f"parallelism.{foreign[0].key}"
         raise ConfigError(f"{key}: {UNPRICED}", hint=f"--set {key}=1 plans the run without it")
 
 
 def _is_blocking(config: RunConfig) -> bool:
-    """Whether the ranks' environment, the site's part included, makes kernel launches wait."""
+    """Return whether the ranks' environment, including the site's part, makes kernel launches block."""
     variable = config.env.get("CUDA_LAUNCH_BLOCKING")
     return variable is not None and variable.value == "1"
 
 
 def describe_stages(layers: tuple[int, ...]) -> str:
-    """Layers per stage as people write them: `6,7x10,6`."""
+    """Return layers per stage as people write them: `6,7x10,6`."""
     runs: list[list[int]] = []
     for count in layers:
         if runs and runs[-1][0] == count:

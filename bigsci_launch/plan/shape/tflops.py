@@ -1,6 +1,6 @@
-"""TFLOP/s of one GPU, in the two conventions that logs of this model family use.
+"""TFLOP/s of one GPU, in the two conventions used by logs of this model family.
 
-Logs before 2022-02-21 count 2 FLOPs per weight of the layers and pass; later ones count attention and the head too
+Logs before 2022-02-21 count 2 FLOPs per layer weight and pass; later logs also count attention and the head
 (Narayanan et al., arXiv 2104.04473, equation 3). The newer figure is about 4 % higher for models of 200B parameters.
 """
 
@@ -24,18 +24,18 @@ class Tflops:
     full: float
 
     def of_day(self, day: date | None) -> float:
-        """The figure in the convention of `day`; the newer where no day is given."""
+        """Return the figure in the convention of `day`, or in the newer one without a day."""
         return self.weights if day and day < CONVENTION_DAY else self.full
 
 
 def weight_flops(shape: ModelShape, num_samples: int, passes: int = 4) -> float:
-    """FLOPs of a step as 2 per weight of the layers, token and pass; `passes` is 4 with recomputation, else 3."""
+    """Return the FLOPs of a step, 2 per layer weight, token and pass; `passes` is 4 with recomputation, else 3."""
     weights = shape.num_layers * count_layer_parameters(shape.hidden_size, shape.ffn_hidden_size)
     return 2.0 * passes * weights * num_samples * shape.sequence_length
 
 
 def full_flops(shape: ModelShape, tp: int, num_samples: int, passes: int = 4) -> float:
-    """FLOPs of a step with attention and head: 24 x passes x B s L h^2 (1 + s / 6h + V / 16Lh) for an MLP of 4h."""
+    """Return FLOPs with attention and head: 24 x passes x B s L h^2 (1 + s / 6h + V / 16Lh) for an MLP of 4h."""
     h, s = shape.hidden_size, shape.sequence_length
     layer = 8 * h * h + 4 * h * shape.ffn_hidden_size + 4 * s * h
     head = 1.5 * h * shape.padded_vocab_size(tp)
@@ -43,7 +43,7 @@ def full_flops(shape: ModelShape, tp: int, num_samples: int, passes: int = 4) ->
 
 
 def tflops_of(setup: Setup, seconds: float) -> Tflops:
-    """TFLOP/s of one GPU in a step of `seconds`."""
+    """Return the TFLOP/s of one GPU in a step of `seconds`."""
     passes = 4 if setup.recomputes_activations else 3
     per_gpu = seconds * setup.topology.world_size * 1e12
     return Tflops(

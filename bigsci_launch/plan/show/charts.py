@@ -1,4 +1,4 @@
-"""Small SVG charts as text: no script, no font, no file beside them. Every marker says in words what it is."""
+"""Small SVG charts as text, without scripts, fonts or other files. Every marker has a title in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MarkerShape = Literal["dot", "cross", "ring"]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Values to pixels along one axis."""
+    """Maps values to pixels along one axis."""
 
     low: float
     high: float
@@ -28,7 +28,7 @@ class Scale:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """About six round values."""
+        """Return about six round values."""
         span = self.high - self.low
         step = 10 ** math.floor(math.log10(span / 5))
         step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= 7)
@@ -38,7 +38,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """A point: `css_class` styles it, `title` what a reader sees when pointing at it."""
+    """A point: `css_class` styles it, and `title` appears when a reader points at it."""
 
     x: float
     y: float
@@ -59,7 +59,7 @@ class Bar:
 def axis_scales(
     xs: Sequence[float], ys: Sequence[float], *, width: int = WIDTH, height: int = HEIGHT, from_zero: bool = False
 ) -> tuple[Scale, Scale]:
-    """Scales that hold all points with a little room."""
+    """Return scales that contain all points with a little room."""
     return (
         _scale(xs, LEFT, width - RIGHT, from_zero=from_zero),
         _scale(ys, height - BOTTOM, TOP, from_zero=from_zero),
@@ -73,7 +73,7 @@ def _scale(values: Sequence[float], start: float, end: float, *, from_zero: bool
 
 
 def scatter(markers: Sequence[Marker], x_label: str, y_label: str, *, limit: tuple[float, str] | None = None) -> str:
-    """Points over two axes; `limit` draws a vertical line with its name."""
+    """Draw points over two axes; `limit` adds a vertical line with its name."""
     xs = [marker.x for marker in markers] + ([limit[0]] if limit else [])
     x, y = axis_scales(xs, [marker.y for marker in markers])
     body = _axes(x, y, x_label, y_label)
@@ -84,7 +84,7 @@ def scatter(markers: Sequence[Marker], x_label: str, y_label: str, *, limit: tup
 
 
 def bars(rows: Sequence[Bar], y_label: str, css_class: str, *, limit: tuple[float, str] | None = None) -> str:
-    """One bar for each row, side by side, from zero."""
+    """Draw one bar for each row, side by side, from zero."""
     height, width = 220, WIDTH // 2 - 10
     tallest = [row.value for row in rows] + ([limit[0]] if limit else [])
     y = _scale(tallest, height - BOTTOM, TOP, from_zero=True)
@@ -113,7 +113,7 @@ def stairs(
     *,
     limit: tuple[float, str] | None,
 ) -> str:
-    """A line that holds each value until the next point; `limit` draws a horizontal line with its name."""
+    """Draw a line that keeps each value until the next point; `limit` adds a horizontal line with its name."""
     height = 260
     ys = [value for _, value in points] + ([limit[0]] if limit else [])
     x, y = axis_scales([value for value, _ in points], ys, height=height, from_zero=True)

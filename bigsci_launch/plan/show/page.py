@@ -1,4 +1,4 @@
-"""The HTML page of a search: self-contained, readable without a network, plots as SVG."""
+"""The HTML page of a search: self-contained, readable without a network, with SVG plots."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from bigsci_launch.plan.show.report import (
 SHOWN_PLANS = 20
 SHOWN_REFUSED = 150
 SLOWEST_SHOWN = 3.0
-"""Plans that take more than this many times the best are left out of the plot, which they would flatten."""
+"""Plans that take more than this many times as long as the best are left out of the plot, which they would flatten."""
 
 WIDEST_SHOWN = 1.8
-"""And those that need more than this many times the memory."""
+"""So are plans that need more than this many times the GPU's memory."""
 
-# Setups that break only these rules still have stages, so they have a price that can be drawn.
+# Setups that break only these rules still have stages, so they have a price to draw.
 _PRICED_RULES = ("batch", "ramp-up", "replica on nodes", "nodes")
 
 _STYLE = """
@@ -56,7 +56,7 @@ svg .label { text-anchor: middle; } .grid { stroke: var(--line); } .limit { stro
 
 
 def render_page(answer: Answer) -> str:
-    """The page for `answer`; without a GPU only the sizes."""
+    """Return the page for `answer`; for a site without a GPU, only the sizes."""
     request = answer.request
     shape, tp = request.configured.shape, request.configured.topology.tp
     parts = [
@@ -87,7 +87,7 @@ def _sections(answer: Answer, result: SearchResult, calibration: Calibration) ->
         parts += _ramp(shown[0], answer.limits)
     if len(result.plans) > 1:
         best, other = result.plans[:2]
-        parts += ["<h2>The winner against the runner-up</h2>", _table(EXPLAIN_COLUMNS, explain_cells(best, other))]
+        parts += ["<h2>The winner and the runner-up</h2>", _table(EXPLAIN_COLUMNS, explain_cells(best, other))]
         parts += [f"<p>{escape(line)}</p>" for line in explain_lines(best, other)]
     return [*parts, "<h2>Refused</h2>", _table(REFUSED_COLUMNS, refused_cells(result))]
 
@@ -95,9 +95,9 @@ def _sections(answer: Answer, result: SearchResult, calibration: Calibration) ->
 _KEY = (
     '<p class="soft"><span class="key" style="background:#2d7dd2"></span>fits'
     '<span class="key" style="background:#c0392b"></span>runs out of memory'
-    '<span class="key" style="background:#8a94a0"></span>refused, priced all the same'
+    '<span class="key" style="background:#8a94a0"></span>refused, but priced'
     '<span class="key" style="border:3px solid #1b9e5a"></span>best'
-    '<span class="key" style="border:3px solid #e69f00"></span>as configured; point at a mark to read it</p>'
+    '<span class="key" style="border:3px solid #e69f00"></span>as configured; point at a mark for details</p>'
 )
 
 
@@ -132,7 +132,7 @@ def _marker(setup: Setup, memory: float, seconds: float, css_class: str, shape: 
 
 
 def _refused_markers(result: SearchResult, calibration: Calibration) -> list[Marker]:
-    """Some of the refused setups that have a price, evenly taken."""
+    """Return an even sample of the refused setups that have a price."""
     priced = [setup for rule, setup in result.refused_setups if rule in _PRICED_RULES and setup.num_micro_batches]
     step = max(1, len(priced) // SHOWN_REFUSED)
     markers = []
@@ -145,7 +145,7 @@ def _refused_markers(result: SearchResult, calibration: Calibration) -> list[Mar
 
 
 def _balance(plan: Plan, calibration: Calibration) -> list[str]:
-    """Time and memory of every stage, apart: the head costs time, the embedding memory."""
+    """Draw time and memory of every stage separately: the head costs time, the embedding memory."""
     setup = plan.setup
     layers = setup.layers_per_stage
     times = [
@@ -168,7 +168,7 @@ def _balance(plan: Plan, calibration: Calibration) -> list[str]:
 
 
 def _ramp(plan: Plan, limits: Limits) -> list[str]:
-    """Batch size and TFLOP/s over the days of the ramp-up."""
+    """Draw batch size and TFLOP/s over the days of the ramp-up."""
     if len(limits.phases) < 2:
         return []
     batches, speeds = [], []

@@ -1,4 +1,4 @@
-"""What `bsl plan` says: plain values and lines for the screen, and the JSON document."""
+"""What `bsl plan` prints: cells and lines for the screen, and the JSON document."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXPLAIN_COLUMNS = ("seconds of a step", ">winner", ">runner-up", ">runner-up pay
 
 
 def model_line(shape: ModelShape, tp: int) -> str:
-    """The model in one line, with its parameters as they will be trained."""
+    """Return the model in one line, with its parameters as they will be trained."""
     return (
         f"{shape.num_layers} layers of {shape.hidden_size}, {shape.num_attention_heads} heads, "
         f"vocabulary {shape.vocab_size} padded to {shape.padded_vocab_size(tp)}: "
@@ -41,7 +41,7 @@ def model_line(shape: ModelShape, tp: int) -> str:
 
 
 def calibration_line(calibration: Calibration) -> str:
-    """How far the figures can be trusted, in one line."""
+    """Return one line on how far the figures can be trusted."""
     errors = calibration.time_errors
     if not calibration.is_measured:
         return (
@@ -50,14 +50,14 @@ def calibration_line(calibration: Calibration) -> str:
         )
     mean, most = 100 * errors.mean, 100 * errors.quantile(0.9)
     return (
-        f"calibrated on {len(errors.pairs)} timed runs; predicted from the others they are {mean:.1f} % off, "
-        f"9 of 10 within {most:.1f} %"
+        f"calibrated on {len(errors.pairs)} timed runs; predicting each from the others gives a mean error of "
+        f"{mean:.1f} %, 9 of 10 within {most:.1f} %"
     )
 
 
 def sizes_lines(setup: Setup, calibration: Calibration | None = None) -> list[str]:
-    """What a layout means: ranks, what lies on which stage, parameters and state per rank; with a calibration also what
-    each stage costs."""
+    """Return what a layout means: ranks, the contents of each stage, parameters and state per rank; with a calibration
+    also what each stage costs."""
     topology = setup.topology
     stages = count_stage_parameters(setup.shape, topology.tp, setup.layers_per_stage)
     shown = list(dict.fromkeys((stages[0], stages[len(stages) // 2], stages[-1])))
@@ -83,7 +83,7 @@ def _nodes(setup: Setup) -> str:
 
 
 def plan_cells(rank: int, plan: Plan, calibration: Calibration) -> tuple[str, ...]:
-    """One line of the table, in the order of `PLAN_COLUMNS`."""
+    """Return one line of the table, in the order of `PLAN_COLUMNS`."""
     setup, price, topology = plan.setup, plan.price, plan.setup.topology
     middle = price_stage_memory(setup, topology.pp // 2, calibration)
     tflops = tflops_of(setup, price.seconds)
@@ -101,7 +101,7 @@ def plan_cells(rank: int, plan: Plan, calibration: Calibration) -> tuple[str, ..
 
 
 def _method(setup: Setup) -> str:
-    """The partition method as the table shows it, beside its stages."""
+    """Return the partition method as the table shows it next to the stages."""
     name, _, pattern = setup.partition_method.partition(":")
     return pattern if name == "type" else name
 
@@ -109,7 +109,7 @@ def _method(setup: Setup) -> str:
 def plan_table(
     plans: Sequence[Plan], calibration: Calibration, configured: Setup
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns and lines of the table of plans; nodes and shapes are shown where they vary."""
+    """Return columns and lines of the table of plans; nodes and shapes are shown only if they vary."""
     columns, lines = list(PLAN_COLUMNS), [list(plan_cells(*pair, calibration)) for pair in enumerate(plans, 1)]
     if any(plan.setup.num_nodes != configured.num_nodes for plan in plans):
         columns.insert(1, ">nodes")
@@ -123,17 +123,17 @@ def plan_table(
 
 
 def best_line(plan: Plan) -> str:
-    """What the best plan costs in all."""
+    """Return a line with the total cost of the best plan."""
     setup = plan.setup
     checkpoint = format_bytes(checkpoint_bytes(setup.shape, setup.topology.tp))
     return (
         f"the best takes {plan.days:.1f} days and {plan.gpu_hours:,.0f} GPU-hours for {plan.num_tokens / 1e9:,.0f}e9 "
-        f"tokens; each checkpoint {checkpoint}"
+        f"tokens; each checkpoint takes {checkpoint}"
     )
 
 
 def rank_of(result: SearchResult, setup: Setup) -> int | None:
-    """The place of a setup among the plans that fit; 1 is the best. Methods that cut alike are the same."""
+    """Return the rank of a setup among the plans that fit; 1 is the best. Methods with the same cut count as equal."""
     alike = (setup.shape, setup.topology, setup.micro_batch_size, setup.layers_per_stage)
     for rank, plan in enumerate(result.plans, 1):
         other = plan.setup
@@ -143,7 +143,7 @@ def rank_of(result: SearchResult, setup: Setup) -> int | None:
 
 
 def summary_line(result: SearchResult) -> str:
-    """How many setups there were and what became of them."""
+    """Return how many setups fit, run out of memory, or are refused."""
     refused = sum(entry.count for entry in result.refused)
     return (
         f"{len(result.plans)} plans fit, {len(result.out_of_memory)} run out of memory, "
@@ -152,7 +152,7 @@ def summary_line(result: SearchResult) -> str:
 
 
 def refused_cells(result: SearchResult) -> list[tuple[str, ...]]:
-    """Rule, how many it refused, what it asks, where from, and one example."""
+    """Return for each rule how many setups it refused, what it requires, its source, and one example."""
     rows: list[tuple[str, ...]] = [
         (entry.rule.name, str(entry.count), entry.rule.asks, entry.rule.source, entry.example)
         for entry in sorted(result.refused, key=lambda entry: -entry.count)
@@ -162,12 +162,12 @@ def refused_cells(result: SearchResult) -> list[tuple[str, ...]]:
         example = (
             f"{first.setup.topology} micro batch {first.setup.micro_batch_size}: {first.price.need_gib:.0f} GiB needed"
         )
-        rows.append(("memory", str(len(result.out_of_memory)), "the need fits the GPU", "predicted", example))
+        rows.append(("memory", str(len(result.out_of_memory)), "the needed memory fits the GPU", "predicted", example))
     return rows
 
 
 def explain_cells(best: Plan, other: Plan) -> list[tuple[str, ...]]:
-    """Seconds of a step by term: the winner, the other, and what the other pays more."""
+    """Return the seconds of a step by term: the winner, the other, and the other's extra cost."""
     rows = [
         (name, f"{mine:.2f}", f"{theirs:.2f}", f"{theirs - mine:+.2f}")
         for name, mine, theirs in zip(TERM_NAMES, best.price.terms, other.price.terms, strict=True)
@@ -178,18 +178,19 @@ def explain_cells(best: Plan, other: Plan) -> list[tuple[str, ...]]:
 
 
 def explain_lines(best: Plan, other: Plan) -> list[str]:
-    """What the terms do not show: waiting, memory, the ramp, and how sure the order is."""
+    """Return what the terms do not show: idle time, memory, the ramp, and how certain the order is."""
     lines = [
-        f"waiting of the slowest stage: {100 * best.price.bubble:.1f} % against {100 * other.price.bubble:.1f} %",
+        f"idle time of the slowest stage: {100 * best.price.bubble:.1f} % against {100 * other.price.bubble:.1f} %",
         f"memory needed: {best.price.need_gib:.0f} GiB against {other.price.need_gib:.0f} GiB",
-        f"whole run, ramp-up included: {best.days:.1f} days against {other.days:.1f}",
+        f"whole run, including the ramp-up: {best.days:.1f} days against {other.days:.1f}",
     ]
     gap = other.run_seconds / best.run_seconds - 1
     bands = f"±{100 * best.price.band:.0f} % against ±{100 * other.price.band:.0f} %"
     if gap < 0:
         lines.append(
-            f"the other is predicted {-100 * gap:.1f} % faster, but less surely ({bands}): 3 of 4 such plans keep "
-            f"{other.likely_days:.1f} days, of the winner's kind {best.likely_days:.1f}; measure it before a long run"
+            f"the other is predicted {-100 * gap:.1f} % faster, but with less certainty ({bands}): 3 of 4 such plans "
+            f"stay within {other.likely_days:.1f} days, those like the winner within {best.likely_days:.1f}; "
+            "measure it before a long run"
         )
     elif gap < best.price.band + other.price.band:
         lines.append(f"the gap of {100 * gap:.1f} % is inside the bands ({bands}): measure both before a long run")
@@ -199,7 +200,7 @@ def explain_lines(best: Plan, other: Plan) -> list[str]:
 
 
 def plan_document(plan: Plan, calibration: Calibration) -> dict[str, Any]:
-    """A plan for JSON; sizes in GiB, times in seconds, shares from 0 to 1."""
+    """Return a plan for JSON: sizes in GiB, times in seconds, shares from 0 to 1."""
     setup, price = plan.setup, plan.price
     tflops = tflops_of(setup, price.seconds)
     middle = price_stage_memory(setup, setup.topology.pp // 2, calibration)
@@ -236,7 +237,7 @@ def plan_document(plan: Plan, calibration: Calibration) -> dict[str, Any]:
 def search_document(
     request: PlanRequest, result: SearchResult, calibration: Calibration, top: int, configured: Plan | None
 ) -> dict[str, Any]:
-    """The whole answer for JSON."""
+    """Return the whole answer for JSON."""
     return {
         "schema_version": SCHEMA_VERSION,
         **request_document(request, calibration),
@@ -255,7 +256,7 @@ def search_document(
 
 
 def request_document(request: PlanRequest, calibration: Calibration | None = None) -> dict[str, Any]:
-    """What was asked and what follows from the sizes alone, for JSON."""
+    """Return what was asked and what follows from the sizes alone, for JSON."""
     setup = request.configured
     shape, tp = setup.shape, setup.topology.tp
     document: dict[str, Any] = {
@@ -291,7 +292,7 @@ def _stage_documents(setup: Setup, calibration: Calibration | None) -> list[dict
 
 
 def calibration_document(calibration: Calibration) -> dict[str, Any]:
-    """How far the figures can be trusted, for JSON."""
+    """Return how far the figures can be trusted, for JSON."""
     errors = calibration.time_errors
     return {
         "is_measured": calibration.is_measured,

@@ -122,7 +122,7 @@ def test_a_few_runs_are_better_than_none_and_say_so(chronicle: list[Measurement]
     few = calibrate(timed[::22], A100)
     assert few.is_measured
     assert 0.15 < price_setup(timed[1].setup, few).band <= 0.4
-    assert any("more would bring" in line for line in fit_lines(few))
+    assert any("more would give" in line for line in fit_lines(few))
 
 
 def test_nine_of_ten_lie_inside_their_band(chronicle: list[Measurement]) -> None:

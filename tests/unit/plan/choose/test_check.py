@@ -151,14 +151,14 @@ def test_reserve(bloom_run: tuple[RunConfig, Site]) -> None:
     assert not findings(config, site, "reserve")
     partition = site.config.partitions["gpu_p5"].model_copy(update={"nodes": 48})
     full = on_site(site, reserve_nodes=0, partitions={"gpu_p5": partition})
-    assert "1.0 nodes fail a week" in only(config, full, "reserve").price
+    assert "1.0 nodes fail per week" in only(config, full, "reserve").price
 
 
 def test_a_lost_node(bloom_run: tuple[RunConfig, Site]) -> None:
     config, site = bloom_run
     finding = only(config, site, "lost node")
     assert "7 replicas" in finding.text
-    assert "dp 4, on 24 nodes" in finding.text
+    assert "dp 4 on 24 nodes" in finding.text
     assert "x the time" in finding.price
     one_replica = changed(config, "parallelism", data_parallel_size=1)
     one_replica = changed(changed(one_replica, "slurm", nodes=6), "training", micro_batch_size=1)

@@ -53,8 +53,8 @@ def test_progress_and_revision_are_kept_and_the_vocabulary_is_padded_anew(tmp_pa
     ("topology", "kept", "warning"),
     [
         ("tp=1,pp=2,dp=2", True, None),
-        ("tp=2,pp=1,dp=2", False, "dropout 0.1 draws other numbers"),
-        ("tp=2,pp=2,dp=1", False, "dropout 0.1 draws other numbers"),
+        ("tp=2,pp=1,dp=2", False, "dropout 0.1 draws different numbers"),
+        ("tp=2,pp=2,dp=1", False, "dropout 0.1 draws different numbers"),
     ],
 )
 def test_random_states_outlive_a_change_of_tp_alone(
@@ -89,7 +89,7 @@ def test_nothing_is_begun_without_room(tmp_path: Path) -> None:
     conversion = plan(checkpoint(tmp_path, num_bytes=1 << 43), "tp=1")
     with pytest.raises(CheckpointError, match=r"GiB are free, but the result may take 10.0 TiB"):
         require_room(conversion, tmp_path / "out")
-    with pytest.raises(CheckpointError, match="global_step20: is there already"):
+    with pytest.raises(CheckpointError, match="global_step20: already exists"):
         require_room(conversion, tmp_path)
     assert not (tmp_path / "out").exists()
 
@@ -100,5 +100,5 @@ def test_a_dry_run_says_what_changes_and_writes_nothing(tmp_path: Path) -> None:
     done = CliRunner().invoke(bsl, command)
     assert (done.exit_code, done.stdout) == (0, f"would write {tmp_path}/out/global_step20, about 1000 B\n")
     assert "topology tp=2,pp=2,dp=2 -> tp=1,pp=2,dp=1" in done.stderr
-    assert "dropout 0.1 draws other numbers" in done.stderr
+    assert "dropout 0.1 draws different numbers" in done.stderr
     assert not (tmp_path / "out").exists()

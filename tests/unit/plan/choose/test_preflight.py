@@ -84,10 +84,10 @@ def test_a_tied_norm_without_gradient_on_the_last_stage_is_refused() -> None:
     assert refusal.rule == "tied gradients on every holder"
     assert refusal.text == "stage 1 makes no gradient for the tied norm.weight, the tied norm.bias"
     assert "would crash" in refusal.price
-    assert remedy(config).startswith("tie the weight alone")
+    assert remedy(config).startswith("tie only the weight")
     precision = config.training.model_copy(update={"precision": "fp32"})
     (waits,) = preflight(config.model_copy(update={"training": precision}))
-    assert "would wait for ever" in waits.price
+    assert "would wait forever" in waits.price
     (finding,) = refusals(config, loaded.site)
     assert (finding.rule, finding.severity) == ("preflight: tied gradients on every holder", "error")
     assert finding.text.endswith(remedy(config))

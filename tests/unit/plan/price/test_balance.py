@@ -114,7 +114,7 @@ def test_counts_are_cut_before_transformer_layers() -> None:
     assert cut.transformer_layers_per_stage == (1, 3)
     with pytest.raises(ValueError, match="names 5 layers on 2 stages; there are 4 on 2"):
         cut_layers(layers, "memory:1,4", 2)
-    with pytest.raises(ValueError, match="none of uniform"):
+    with pytest.raises(ValueError, match="not one of uniform"):
         cut_layers(layers, "time:1,0", 2)
 
 
