@@ -177,7 +177,7 @@ def next_samples(ranks: list[Facts], request: Facts, deadline: float) -> None:
 
 
 def wait_and_compare(rank: Facts, not_before: float, deadline: float) -> bool:
-    """Take the safe files of a later sample. True if there is no more to read: nothing ran, or nothing can be read."""
+    """Take the safe files of a later sample. True if nothing is left to read: nothing ran, or nothing can be read."""
     wait_until(not_before, deadline)
     before, sample = rank["samples"][-1], start_sample(rank)
     rank["samples"].append(sample)

@@ -287,7 +287,7 @@ def _no_collectives(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
         hang_class=stalls[0].hang_class,
         suspects=tuple(Suspect(stall.rank, stall.words) for stall in stalls),
         sides=sides,
-        evidence=("they differ from the others, no more: no rank is in a collective that would show who waits",),
+        evidence=("the only evidence is that they differ: no rank is in a collective that would show who waits",),
     )
 
 
