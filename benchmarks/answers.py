@@ -30,6 +30,7 @@ Call = tuple[str, list[str]]
 # How long a command took, and where it ran.
 VOLATILE = (
     (re.compile(r"\b\d+(\.\d+)? m?s\b|(?<=\"age_s\": )[\d.]+"), "T"),
+    (re.compile(r"^calibrating: \d+/\d+\n", re.MULTILINE), ""),
     (re.compile(re.escape(sys.executable)), "PYTHON"),
     (re.compile(re.escape(str(ROOT))), "ROOT"),
 )
