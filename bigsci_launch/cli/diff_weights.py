@@ -136,7 +136,7 @@ def _with_checkpoint(weights: Weights) -> Weights:
     from bigsci_launch.weights.files.locate import open_weights
 
     saved = checkpoint_of_dump(weights.sources[0].path.parent) if weights.layout == "rank dumps" else None
-    return weights if saved is None else replace(weights, beside=open_weights(saved))
+    return weights if saved is None else replace(weights, moments_from=open_weights(saved))
 
 
 def _seam(logs: tuple[Path, Path]) -> Seam:

@@ -115,11 +115,11 @@ def _named(names: set[str]) -> Selection:
 
 def with_moments(held: Holdings, weights: Weights, names: set[str]) -> tuple[Holdings, str]:
     """Add the moments from the checkpoint that belongs to a dump, and return words that name the source."""
-    if weights.beside is None or not names:
+    if weights.moments_from is None or not names:
         return held, ""
-    saved = hold(weights.beside, _named(names))
+    saved = hold(weights.moments_from, _named(names))
     moments = (tensor for tensor in saved.tensors if tensor.role in MOMENTS)
-    source = f" (by the moments in {weights.beside.path.name})"
+    source = f" (by the moments in {weights.moments_from.path.name})"
     return replace(held, tensors=(*held.tensors, *moments), groups=saved.groups), source
 
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's pipeline checkpoints: which file contains which parameter of which rank.
+"""DeepSpeed's pipeline checkpoints: which file contains which rank's parameters.
 
     layer_LL-model_TT-model_states.pt             16-bit parameters of one layer on tp rank TT, for all dp ranks
     mp_rank_MM_model_states.pt                    the state of the model; MM = pp * tp_size + tp

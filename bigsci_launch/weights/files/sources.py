@@ -76,7 +76,7 @@ class CheckpointMetadata:
 class Weights:
     """A checkpoint or a dump: its files, and its topology if known. `broken` files are reported, not read.
 
-    `beside` is a checkpoint of the same step, with the optimizer's moments that a dump lacks.
+    `moments_from` is a checkpoint of the same step, with the optimizer's moments that a dump lacks.
     """
 
     path: Path
@@ -86,4 +86,4 @@ class Weights:
     metadata: CheckpointMetadata = CheckpointMetadata()
     broken: tuple[Unreadable, ...] = ()
     notes: tuple[str, ...] = ()
-    beside: Weights | None = None
+    moments_from: Weights | None = None

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 CODE = ("bigsci_launch", "diagnostics", "slurm", "docs", "benchmarks")
 PAGES = ("README.md", "CHANGELOG.md", "docs", "diagnostics", "slurm", "configs")
 # Where the same letters are the right words.
-RIGHT = {"no more": r"no more than", "of which": r"(one|some|each|all|\d,?|,) of which"}
+RIGHT = {"no more": r"no more than", "of which": r"(one|some|each|all|neither|none|\d,?|,) of which"}
 
 
 def phrases() -> list[str]:
