@@ -3,8 +3,8 @@
 It does what `call` does in a debugger, without the two dangers of that: a thread left in the middle of a foreign call
 when the debugger dies, and a process that is stopped while symbols are read. One thread that sleeps in the kernel is
 held for less than a millisecond (PTRACE_SEIZE sends no signal, and the kernel releases the thread if we die). Its
-program counter is pointed to `STUB`; nothing else changes. The stub forks, waits for the child (which forks again and
-ends), restores every register and returns to where the thread was. The process does not need us any longer. The
+program counter is set to `STUB`; nothing else changes. The stub forks, waits for the child (which forks again and
+ends), restores every register and returns to where the thread was. From then on the process does not depend on us. The
 grandchild, a copy of the process, calls `c10d::dump_fr_trace_json(true, false)`, writes the text to a socket of ours
 and ends; after 10 seconds the kernel ends it.
 
@@ -36,7 +36,7 @@ ANSWER_TIMEOUT_S = 10.0
 # System calls that a thread may be taken out of: it goes back into them as after a signal that nobody handles.
 QUIET_CALLS = ("202", "230", "61", "7")  # futex, clock_nanosleep, wait4, poll
 RESTART = (-512, -513, -514)  # include/linux/errno.h: the kernel would repeat the call
-RESTART_BLOCK = -516  # the kernel would go on with it through restart_syscall
+RESTART_BLOCK = -516  # the kernel would resume it through restart_syscall
 RESTART_SYSCALL = 219
 SEIZE, INTERRUPT, GET_REGISTERS, SET_REGISTERS, POKE, DETACH = 0x4206, 0x4207, 12, 13, 4, 17
 EVENT_STOP, ALL_CHILDREN = 128, 0x40000000
@@ -57,12 +57,12 @@ STUB_BYTES = len(STUB) + 3 * 8 + 24
 
 
 def may_pull(rank: Facts, request: Facts) -> bool:
-    """Whether the recorder of a rank is to be pulled: asked for, and not had yet."""
+    """Whether the recorder of a rank must be pulled: it was asked for, and it has not been read yet."""
     return request.get("flight_recorder") == "fork" and not any("recorder" in sample for sample in rank["samples"])
 
 
 def read_rank_pulled(rank: Facts, _request: Facts, known: Facts) -> Iterator[tuple[str, Any]]:
-    """The collectives that torch recorded."""
+    """Return the collectives that torch recorded."""
     import json
 
     try:
@@ -115,7 +115,7 @@ def quiet_thread(pid: int) -> int:
 
 
 def inject(pid: int, thread: int, function: int, name: bytes) -> bool:
-    """Point `thread` to the stub and let it go; False when it woke up before it was held: nothing was done then."""
+    """Make `thread` run the stub, and release it. False if it woke up before it was held: then nothing was done."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -142,13 +142,13 @@ def inject(pid: int, thread: int, function: int, name: bytes) -> bool:
         for offset in range(0, len(body), 8):
             trace(POKE, place + offset, int.from_bytes(body[offset : offset + 8], "little"))
         registers[RIP], registers[ORIG_RAX] = place + 8, (1 << 64) - 1
-        trace(SET_REGISTERS, None, ctypes.addressof(registers))  # from here on it finds its way back alone
+        trace(SET_REGISTERS, None, ctypes.addressof(registers))  # from here on the stub returns on its own
     trace(DETACH)
     return final is not None
 
 
 def resume_point(rax: int, original: int, rip: int) -> tuple[int, int] | None:
-    """(rax, program counter) with which the kernel would have let the thread go on; None where it was in no call."""
+    """(rax, program counter) with which the kernel would have resumed the thread; None if it was in no system call."""
     result = rax - (1 << 64) if rax >> 63 else rax
     if original >> 63:
         return None
@@ -180,7 +180,7 @@ def mappings(pid: int) -> Iterator[tuple[int, int, str, int, str]]:
 
 
 def find_room(pid: int) -> int:
-    """Where enough zeros lie behind the code of a library."""
+    """Find an address with enough zeros behind the code of a library."""
     with open(f"/proc/{pid}/mem", "rb", 0) as memory:
         for start, end, permissions, _, _ in mappings(pid):
             if permissions == "r-xp" and end - start >= 4096:
