@@ -1,4 +1,4 @@
-"""Where content is found: site files, templates, known hangs, stand-alone programs. None of it is imported."""
+"""Finds content that is not imported: site files, templates, known hangs, stand-alone programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def packaged(*names: str) -> Path:
 
 
 def content_folders(name: str, own: Path, near: Path | None = None) -> list[Path]:
-    """Return the folders called `name`, first found wins: in `near`, in each folder of `$BSL_PATH`, then `own`."""
+    """Return the folders called `name`, strongest first: in `near`, in each folder of `$BSL_PATH`, then `own`."""
     roots = [near] if near else []
     roots += [Path(part) for part in os.environ.get("BSL_PATH", "").split(os.pathsep) if part]
     return [*(root / name for root in roots), own]

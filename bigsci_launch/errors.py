@@ -120,7 +120,7 @@ class SlurmRefused(SlurmError):
 
 
 class JobNotFound(SlurmError):
-    """None of the sources asked knows the job."""
+    """No source that was asked knows the job."""
 
 
 class ClusterError(BslError):

@@ -1,4 +1,4 @@
-"""What a rank says when the rank at the other end of a connection is gone: the reason is on that other rank."""
+"""Recognises the errors of a rank whose peer is gone. The reason for them is on the other rank."""
 
 from __future__ import annotations
 
@@ -12,5 +12,6 @@ LOST_PEER = re.compile(
 
 
 def says_lost_peer(words: str) -> bool:
-    """Whether an error, as `Type: message`, is one that gloo, NCCL and plain sockets raise when a peer is gone."""
+    """Return whether an error, as `Type: message`, is one that gloo, NCCL and plain sockets raise when a peer is
+    gone."""
     return LOST_PEER.search(words) is not None

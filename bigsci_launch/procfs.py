@@ -1,6 +1,6 @@
 """Processes as /proc/PID/stat shows them: the one file per process that answers whatever state the process is in.
 
-`environ` and `cmdline` are not read: both wait for a lock that a stuck process may hold for ever.
+`environ` and `cmdline` are not read: both wait for a lock that a stuck process may hold forever.
 """
 
 from __future__ import annotations

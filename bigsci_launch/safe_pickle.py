@@ -1,4 +1,4 @@
-"""Pickles, read without running them. A pickle names functions, and the ordinary reader calls them."""
+"""Reads pickles without running them. A pickle names functions, and the ordinary reader calls them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import IO, Any, NoReturn
 
 
 class ForbiddenPickle(Exception):
-    """The pickle asks for more than its reader hands out; the message says for what."""
+    """The pickle asks for something that its reader does not provide; the message says what."""
 
 
 def refuse_name(module: str, name: str) -> NoReturn:
@@ -21,20 +21,19 @@ def refuse_name(module: str, name: str) -> NoReturn:
 
 
 def refuse_reference(reference: object) -> NoReturn:
-    """Refuse an object that a pickle refers to and that is kept elsewhere.
+    """Refuse an object that is stored outside the pickle.
 
     Raises:
         ForbiddenPickle: always.
     """
-    raise ForbiddenPickle("it is a pickle that refers to objects outside of itself; only plain data is read")
+    raise ForbiddenPickle("it is a pickle that refers to objects outside itself; only plain data is read")
 
 
 class SafeUnpickler(pickle.Unpickler):
-    """Builds containers, text and numbers, and beyond that only what it is given.
+    """Builds containers, text and numbers, and otherwise only what `find` and `load` return.
 
-    `find(module, name)` returns what is used in place of a function or class that the pickle names. The pickle chooses
-    the arguments with which it is called, and may set attributes on it. `load(reference)` returns an object that is
-    kept elsewhere.
+    `find(module, name)` returns the replacement for a function or class that the pickle names. The pickle chooses the
+    arguments of its call, and may set attributes on it. `load(reference)` returns an object that is stored elsewhere.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""The axes of parallelism as data: a new one is a row here and a key in the run file.
+"""The axes of parallelism as data: a new axis is a row here and a key in the run file.
 
 Context and expert parallelism are axes like the others: a rank has one index on each, and `tp * cp * ep * dp * pp` is
 the world size. Frameworks that spread experts over the data-parallel ranks (DeepSpeed, Megatron's expert groups,
-torchtitan) need no axis of their own for that: there `ep` stays 1, and dp counts all replicas.
+torchtitan) need no separate axis for that: there, `ep` is 1, and dp counts all replicas.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Topology:
     sizes: tuple[int, ...]
     axes: tuple[str, ...] = field(compare=False)
     _steps: tuple[tuple[int, int], ...] = field(compare=False)
-    """Stride and size of each of `axes`: a coordinate is computed for every rank of a large job, many times."""
+    """Stride and size of each of `axes`, kept because large jobs compute coordinates of every rank many times."""
 
     def __init__(self, tp: int = 1, pp: int = 1, dp: int = 1, **others: int) -> None:
         sizes = {"tp": tp, "pp": pp, "dp": dp, **others}

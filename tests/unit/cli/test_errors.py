@@ -1,4 +1,4 @@
-"""Hostile input as a user meets it: a program on a terminal, one clear error for each problem, the right exit code."""
+"""Hostile input at the terminal gives one clear error for each problem and the right exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG = "a" * 300
 
 @dataclass(frozen=True)
 class Hostile:
-    """Words that a user types, the exit code, and a part of each line of the error that he reads."""
+    """The words that a user types, the exit code, and a part of each line of the error."""
 
     words: tuple[str, ...]
     code: int
@@ -32,7 +32,7 @@ class Hostile:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the shipped run files and with everything that is broken."""
+    """A folder with the shipped run files and with many broken files."""
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     files = {
         "keys.yaml": "extends: configs/minicluster.yaml\nslurm:\n  time_limit: 72000\nparallelism:\n"
@@ -189,7 +189,7 @@ def test_debug_shows_where_an_error_comes_from(run: Run, monkeypatch: pytest.Mon
 
 
 def test_a_table_whose_reader_went_away_ends_as_other_text_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The boundary turns it into 141; rich by itself exits with 1, which would say that the answer is bad."""
+    """The boundary turns it into 141. Rich alone would exit with 1, which means a bad answer."""
     reader, writer = os.pipe()
     os.close(reader)
     stdout = os.fdopen(writer, "w")

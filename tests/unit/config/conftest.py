@@ -1,4 +1,4 @@
-"""A small valid run file, and a site with partitions, to spoil one key at a time."""
+"""A small valid run file and a site with partitions, in which tests spoil one key at a time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ environment:
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
-    """A run file that holds, with its site beside it."""
+    """A valid run file with its site next to it."""
     (tmp_path / "sites").mkdir()
     (tmp_path / "sites" / "lake.yaml").write_text(SITE)
     path = tmp_path / "run.yaml"
@@ -73,7 +73,7 @@ def run_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def load(run_file: Path) -> Callable[..., LoadedRun]:
-    """Loads the run file with values laid over it: `load("training.steps=3")`."""
+    """Loads the run file with overrides: `load("training.steps=3")`."""
     return lambda *overrides: load_run(run_file, overrides)
 
 

@@ -26,7 +26,7 @@ def run(load: Load) -> LoadedRun:
 
 
 def changed(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
-    """`config` with dotted keys set; validated, so that only rules across sections can object."""
+    """Return `config` with dotted keys set, validated so that only rules across sections can object."""
     data = config.model_dump()
     for key, value in changes.items():
         section, name = key.split(".", 1)
@@ -35,7 +35,7 @@ def changed(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
 
 
 def brief(findings: list[Finding]) -> list[tuple[str, str, str, str]]:
-    """Severity, rule and both keys; the second is empty where a rule is about one key alone."""
+    """Return severity, rule and both keys; the second is empty for a rule about one key."""
     return [(finding.severity, finding.rule, *(*finding.keys, "")[:2]) for finding in findings]
 
 

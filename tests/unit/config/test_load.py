@@ -28,7 +28,7 @@ def refusal(path: Path, *overrides: str) -> ConfigError:
 
 
 def problems(path: Path, *overrides: str) -> list[str]:
-    """Each problem as the user reads it, with the folder of the run file left out."""
+    """Return each problem as the user reads it, without the folder of the run file."""
     return [str(problem).replace(f"{path.parent}/", "") for problem in refusal(path, *overrides).problems]
 
 
@@ -284,7 +284,7 @@ FAULT = st.builds(FaultSpec, kind=st.sampled_from(["hang", "slow"]), rank=POSITI
 
 @st.composite
 def configs(draw: st.DrawFn, base: RunConfig) -> RunConfig:
-    """`base` with values of every kind that a file can hold."""
+    """Return `base` with values of every kind that a file can contain."""
     fraction = st.floats(min_value=0, max_value=1, exclude_max=True)
     variable = st.builds(EnvironmentVariable, value=TEXT, reason=TEXT)
     rampup = st.builds(RampupSection, start=POSITIVE, increment=POSITIVE, samples=POSITIVE)

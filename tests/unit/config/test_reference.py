@@ -1,4 +1,4 @@
-"""The schema for editors and the manual agree with what the loader takes."""
+"""The schema for editors and the manual agree with what the loader accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sites: where they are found, what is refused, and how a run is laid over one."""
+"""Sites: where they are found, what is refused, and how a run is placed on one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The indexed dataset: what is written comes back, and what is broken is named."""
+"""The indexed dataset: what is written is read back, and damage is reported."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_what_cannot_be_prepared_is_refused(corpus: Path, tmp_path: Path) -> Non
 
 
 def test_an_unreadable_file_is_named(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # Root reads every file; what cannot be read by anyone is a file of /proc that refuses.
+    # Root reads every file, except some in /proc.
     broken = Path("/proc/self/mem")
     with pytest.raises(DataError, match="/proc/self/mem: Input/output error"):
         read_text(broken)

@@ -1,4 +1,4 @@
-"""The package as the laws see it: its files, parsed once."""
+"""The files of the package, parsed once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def modules() -> Parsed:
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
-    """Every name that `tree` imports, at its top or inside a function: modules, and what is taken from them."""
+    """Yield every name that `tree` imports, at its top or inside a function: modules, and names from them."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

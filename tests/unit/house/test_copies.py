@@ -1,4 +1,4 @@
-"""What the stand-alone programs of diagnostics/ know in a copy of their own is what the package knows.
+"""The stand-alone programs of diagnostics/ have their own copies of facts, which agree with the package.
 
 They run on compute nodes without the package, so they keep their copies; these laws hold both sides equal.
 """
@@ -49,7 +49,7 @@ HOSTILE_NAMES = (
 
 @pytest.fixture(params=HOSTILE_NAMES, ids=repr)
 def named(request: pytest.FixtureRequest) -> Iterator[bytes]:
-    """This process is called so, as far as the kernel is concerned."""
+    """Give this process that name in the kernel."""
     with called(Path("/proc/self/comm"), request.param):
         yield request.param
 
@@ -192,7 +192,7 @@ GROUPS = st.dictionaries(
 def test_recorded_collectives_are_stored_alike(
     entries: list[dict[str, Any]], groups: dict[str, Any], is_pickle: bool, chance: random.Random
 ) -> None:
-    """By the agent, which reads a rank's dump on its node, and by the package, which is given the file."""
+    """Both read it: the agent on the rank's node, and the package, which is given the file."""
     entries = [{"record_id": 5 + number, **entry} for number, entry in enumerate(entries)]
     chance.shuffle(entries)
     document = {"version": "2.10", "pg_config": groups, "entries": entries}

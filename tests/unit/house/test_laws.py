@@ -1,4 +1,4 @@
-"""The laws of the house: who may do what, and how long a file may get. Who may import whom is in test_rooms.py."""
+"""The laws of the house: which module may do what, and how long a file may get. Imports are in test_rooms.py."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_one_module_knows_the_paths_of_a_run() -> None:
 
 
 def test_one_module_knows_the_names_that_one_room_writes_and_another_finds() -> None:
-    """Of checkpoints, dumps, digests and all that exists once for each rank: the names and their patterns."""
+    """Names and patterns of checkpoints, dumps, digests and files that exist once per rank."""
     shared = re.compile(r"global_step(?!s)|step-|rank-|.*digests\\?\.json")
     for path, tree in parsed():
         if path != PACKAGE / "file_names.py":
@@ -120,7 +120,7 @@ def test_one_module_knows_the_names_that_one_room_writes_and_another_finds() -> 
 
 
 def texts(tree: ast.Module) -> Iterator[str]:
-    """The texts in a module's code, those of f-strings included and docstrings left out."""
+    """Yield the texts in a module's code, including f-strings but not docstrings."""
     spoken = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in spoken:
@@ -134,7 +134,7 @@ def test_one_module_knows_where_content_is() -> None:
 
 
 def test_axes_are_data() -> None:
-    """Only the rooms that know just three axes may list them: a loop over literal axes misses the next one."""
+    """Only rooms that support just three axes may list them, because a loop over literal axes misses a new one."""
     names, allowed = {"tp", "cp", "ep", "dp", "pp"}, ("topology", "train", "config/check.py")
     for path, tree in parsed():
         here = path.relative_to(PACKAGE).as_posix()

@@ -14,7 +14,8 @@ CLASS_ID = re.compile(r"\bH\d\d+\b")
 
 
 def type_names(tree: ast.Module) -> Iterator[str]:
-    """The classes of a module, at any depth, and its type aliases: capitalised names that it assigns."""
+    """Return the classes of a module, at any depth, and its type aliases, which are capitalised names that it
+    assigns."""
     yield from (node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -22,7 +23,7 @@ def type_names(tree: ast.Module) -> Iterator[str]:
 
 
 def is_type_name(name: str) -> bool:
-    """Whether a name is written as a type is: `StoredTensor`, not `NUM_STEPS`, `GIB` or `_PATTERN`."""
+    """Return whether a name is written like a type: `StoredTensor`, not `NUM_STEPS`, `GIB` or `_PATTERN`."""
     return name[0].isupper() and not name.isupper()
 
 
@@ -36,7 +37,7 @@ def test_a_class_name_means_one_thing(modules: Parsed) -> None:
 
 
 def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Every text that a module uses, with its line. A docstring, of a field too, is not used."""
+    """Yield every text that a module uses, with its line. Docstrings, including those of fields, do not count."""
     unused = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in unused:

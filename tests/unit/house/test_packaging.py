@@ -35,7 +35,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def import_from(folder: Path, cwd: Path) -> Path:
-    """Where `bigsci_launch` comes from when `folder` is first on the path; its content is read too."""
+    """Return where `bigsci_launch` comes from if `folder` is first on the path. Reads its content too."""
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(
         [sys.executable, "-c", PROBE], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60

@@ -1,4 +1,4 @@
-"""A pickle is a program, and no reader of ours runs it: neither those of the package nor the node agent's."""
+"""A pickle is a program that none of our readers runs, neither those of the package nor the node agent's."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ REFERENCES = {"reference": text("elsewhere") + b"Q", "reference in text": b"Pels
 
 
 def recorder(fragment: bytes) -> bytes:
-    """A dump of torch's recorder that holds a fragment."""
+    """Return a dump of torch's recorder that contains a fragment."""
     entries, groups = text("entries") + b"]s", text("pg_config") + b"}s"
     return b"\x80\x04}" + entries + groups + text("version") + fragment + b"s."
 
@@ -146,7 +146,7 @@ def test_a_file_of_weights_cannot_change_how_the_next_is_read(tmp_path: Path, na
 
 
 def test_what_is_handed_out_is_used(tmp_path: Path) -> None:
-    """A reader may stand in for functions that a pickle names, and for objects that it refers to."""
+    """A reader may replace functions that a pickle names, and objects that it refers to."""
     data = b"\x80\x04" + call(named("some", "function"), text("a") + b"Q") + b"."
     found = SafeUnpickler(io.BytesIO(data), lambda *name: lambda *given: (name, given), str.upper).load()
     assert found == (("some", "function"), ("A",))

@@ -42,7 +42,7 @@ MAY_USE: dict[str, set[str]] = {
         *("spy", "weights"),
     },
 }
-"""Beside the ground floor and themselves. Nobody may use `cli` or `train`."""
+"""What each may import apart from the ground floor and itself. Nobody may use `cli` or `train`."""
 
 ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
     "spy": {
@@ -76,7 +76,7 @@ IMPURE_CALLS = {"open", "print", "input", "read_text", "write_text", "read_bytes
 
 MOST_MODULES = 12
 CROWDED = {"cli": 17, "hang_lab": 14, "train": 19}
-"""Rooms that hold more, and how many. A number here may fall, never rise; no room may be added."""
+"""Rooms that contain more modules, and how many. A number may fall but never rise, and no room may be added."""
 
 
 def test_rooms_import_only_rooms_that_they_may_use(modules: Parsed) -> None:

@@ -1,4 +1,4 @@
-"""`bsl --help` is quick and loads nothing heavy."""
+"""`bsl --help` is fast and loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 def processor_seconds() -> float:
-    """What children that have ended have used so far."""
+    """Return what ended children have used so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def test_help_takes_less_than_150_ms_of_processor_time() -> None:
-    """Processor time, and the leanest of some starts: other work on the machine is not the program's fault."""
+    """Measures processor time and takes the cheapest of several starts, so that other work on the machine does not
+    count."""
     seconds = []
     for _ in range(5):
         before = processor_seconds()

@@ -1,4 +1,4 @@
-"""A run for a Slurm site that nothing needs to exist for."""
+"""A run for a Slurm site that need not exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODEL = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "sequence_
 
 @pytest.fixture
 def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """`run_file(site=..., **sections)` writes a run of 4 ranks into the current folder, which is empty else."""
+    """`run_file(site=..., **sections)` writes a run of 4 ranks into the current folder, which is otherwise empty."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)

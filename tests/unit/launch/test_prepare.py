@@ -1,4 +1,4 @@
-"""What is decided before a submission: once, and with the same answer for everyone who asks."""
+"""Preparation of a submission: everything is decided once, with the same answer for every caller."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def invoke(*words: str) -> Result:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often all rules across sections were asked, and how often a file of a calibration was read."""
+    """Counts how often the rules across sections ran, and how often a calibration was read."""
     calls: Counter[str] = Counter()
     read_text = Path.read_text
 

@@ -1,4 +1,4 @@
-"""`bsl submit` and its sisters against commands that stand in for Slurm's."""
+"""`bsl submit` and related commands against fakes of Slurm's commands."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_trainer_takes_no_context_parallelism(slurm: Any, run_file: RunFile)
 
 
 def test_the_cut_of_the_layers_is_shown_and_written_down(slurm: Any, run_file: RunFile) -> None:
-    """A job must not be cut otherwise because a calibration has changed since."""
+    """A queued job keeps its cut when the calibration changes."""
     path = str(
         run_file(
             run={"name": "trial"},

@@ -1,4 +1,4 @@
-"""`bsl cluster` where nothing can be started."""
+"""`bsl cluster` on a machine that cannot start one."""
 
 from __future__ import annotations
 

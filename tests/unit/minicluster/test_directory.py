@@ -1,4 +1,4 @@
-"""The cluster's directory: where it is, whose it is, and that one command at a time works in it."""
+"""The cluster's directory: where it is, who owns it, and that only one command at a time works in it."""
 
 from __future__ import annotations
 

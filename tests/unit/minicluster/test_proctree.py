@@ -1,4 +1,4 @@
-"""Which processes are whose."""
+"""Which processes belong to a tree, and which to a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster is, and its configuration files as text."""
+"""The shape of a cluster, and its configuration files as text."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_check(tmp_path: Path) -> None:
 
 
 class Tags(HTMLParser):
-    """Counts tags, and fails where one is closed that is not open."""
+    """Counts tags, and fails if a tag is closed that is not open."""
 
     VOID = frozenset({"meta", "line", "path", "circle"})
 

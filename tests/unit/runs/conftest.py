@@ -1,4 +1,4 @@
-"""A run of 8 ranks on 4 nodes with records as ranks leave them."""
+"""A run of 8 ranks on 4 nodes with records as ranks write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of an attempt: which source is believed, and what is said where none knows."""
+"""The state of an attempt: which source is believed, and what is reported if none knows."""
 
 from __future__ import annotations
 

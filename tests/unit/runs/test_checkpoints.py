@@ -1,4 +1,4 @@
-"""Checkpoints on disk: what `latest` names is always complete, and what is wrong is named."""
+"""Checkpoints on disk: `latest` always names a complete one, and every problem is reported."""
 
 from __future__ import annotations
 

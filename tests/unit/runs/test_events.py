@@ -36,7 +36,7 @@ def test_the_tail_of_a_long_file_is_enough(tmp_path: Path) -> None:
 
 
 def test_a_stuck_disk_drops_records_but_never_blocks(tmp_path: Path) -> None:
-    """The file is a full pipe that nobody reads: the first write to it stands still."""
+    """The file is a full pipe that nobody reads, so the first write to it blocks."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""What is said to somebody who names a job where a run is wanted."""
+"""The error for a user who names a job instead of a run."""
 
 from __future__ import annotations
 

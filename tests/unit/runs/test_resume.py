@@ -1,4 +1,4 @@
-"""What `bsl submit` asks of a checkpoint before it queues a job."""
+"""What `bsl submit` checks in a checkpoint before it queues a job."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def config(*overrides: str) -> RunConfig:
 
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> CheckpointsDir:
-    """One checkpoint of the demonstration, after step 20."""
+    """A checkpoint of the demo after step 20."""
     made = CheckpointsDir(tmp_path)
     staged = begin_checkpoint(made, "global_step20") / "global_step20"
     (staged / SHARD).write_bytes(b"weights" * 100)

@@ -1,4 +1,4 @@
-"""What `bsl status` and `bsl list` say, from records on disk and a squeue that answers as a test prepared."""
+"""What `bsl status` and `bsl list` print, from records on disk and a fake squeue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def slurm(fake_slurm: Install) -> Any:
 
 @pytest.fixture
 def training(trial: Any) -> Any:
-    """Ranks in step 8; rank 5 has stayed behind in step 7, ten minutes ago."""
+    """Ranks in step 8, and rank 5 in step 7 for ten minutes."""
     for rank in range(8):
         trial.event(rank, "start", 80)
         age_s, step = (600, 7) if rank == 5 else (2 + rank, 8)

@@ -1,4 +1,4 @@
-"""Which checkpoints are sound, and which may go."""
+"""Which checkpoints are sound, and which may be deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration from the public rows: what it finds, and that it stays as good as the manual says on rows left out."""
+"""Calibration from the public rows: what it finds, and that its left-out errors are those in the manual."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bigsci_launch.plan.price.price import price_setup
 def predictions(
     given: Sequence[Measurement], asked: Sequence[Measurement]
 ) -> list[tuple[Measurement, float, float, bool]]:
-    """Seconds, memory and out-of-memory of `asked` after a fit to `given`."""
+    """Return predicted seconds, memory and out-of-memory for `asked` after a fit to `given`."""
     calibration = fit_calibration(given, A100)
     prices = [price_setup(measurement.setup, calibration) for measurement in asked]
     return [

@@ -1,4 +1,4 @@
-"""Tables of measured rows: what is read, what is refused and why, predictions beside them, and their score."""
+"""Tables of measured rows: what is read, what is refused and why, appended predictions, and their score."""
 
 from __future__ import annotations
 

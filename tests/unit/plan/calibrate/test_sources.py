@@ -66,7 +66,7 @@ def test_a_log_without_arguments_says_so(tmp_path: Path) -> None:
 
 @pytest.fixture
 def run(root: Path, tmp_path: Path) -> RunDir:
-    """A run directory with two attempts: one that trained, one that did not get to it."""
+    """A run directory with two attempts: one trained, the other ended before it could."""
     run = RunDir(tmp_path / "demo")
     loaded = load_run(root / "configs/demo.yaml")
     for name, steps in (("0001", 8), ("0002", 0)):

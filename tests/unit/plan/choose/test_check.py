@@ -1,4 +1,4 @@
-"""The arithmetic of a whole run: each finding appears where it should, with its two keys and its price."""
+"""The arithmetic of a whole run: each finding appears where it should, with its keys and its price."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def on_site(site: Site, **values: object) -> Site:
 
 
 def checked(config: RunConfig, site: Site) -> list[Finding]:
-    """What the arithmetic says, by the site's own calibration."""
+    """Return the findings of the arithmetic by the site's own calibration."""
     calibration = calibration_of(site)
     return check_plan(config, site, configured_setup(config, site, calibration), calibration, starts=START)
 
@@ -56,7 +56,7 @@ def test_bloom_has_no_error(bloom_run: tuple[RunConfig, Site]) -> None:
 
 
 def test_a_ramp_that_does_not_fill_the_pipeline(bloom_run: tuple[RunConfig, Site]) -> None:
-    """main-1 began with a batch of 16 at 8 TFLOP/s and would have taken days to get out of it."""
+    """main-1 began with a batch of 16 at 8 TFLOP/s, which would have lasted for days."""
     config, site = bloom_run
     assert not findings(config, site, "pipeline fill")
     ramp = config.training.rampup

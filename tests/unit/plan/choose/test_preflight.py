@@ -67,7 +67,7 @@ def test_the_prequels_hang_is_refused_with_a_remedy() -> None:
 
 
 def refusals(config: RunConfig, site: Site) -> list[Finding]:
-    """What `bsl plan check` and `bsl submit` say of it."""
+    """Return what `bsl plan check` and `bsl submit` say about it."""
     found = check_plan(config, site, configured_setup(config, site, None), None)
     return [finding for finding in found if finding.rule.startswith("preflight")]
 

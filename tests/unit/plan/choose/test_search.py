@@ -1,4 +1,4 @@
-"""The search: everything it returns is legal by checks that it does not share, ranked, and found quickly."""
+"""The search: its plans are legal by independent checks, ranked, and found quickly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def changed(config: RunConfig, section: str, **values: object) -> RunConfig:
 
 
 def run_of(base: RunConfig, setup: Setup) -> RunConfig:
-    """The run file that a setup stands for."""
+    """Return the run file that a setup describes."""
     axes = setup.topology
     config = changed(
         base,
@@ -50,7 +50,7 @@ def run_of(base: RunConfig, setup: Setup) -> RunConfig:
 
 
 def independently_legal(config: RunConfig, site: Site, setup: Setup) -> list[str]:
-    """What is wrong with a setup by config.check, and by counting layers once more."""
+    """Return what is wrong with a setup by config.check, and by an independent count of layers."""
     wrong = [finding.text for finding in check_run(run_of(config, setup), site) if finding.severity == "error"]
     layers = setup.layers_per_stage
     if min(layers) < 1 or sum(layers) != setup.shape.num_layers or len(layers) != setup.topology.pp:
@@ -140,7 +140,7 @@ def test_free_layers_and_heads_stay_near(bloom: Setup) -> None:
 
 
 def test_the_whole_search_on_48_nodes_takes_less_than_a_second(bloom: Setup, jean_zay: Calibration) -> None:
-    """The quickest of three counts: other work on the machine is not the search's fault."""
+    """The fastest of three runs counts, so that other work on the machine does not matter."""
     seconds = []
     for _ in range(3):
         began = time.perf_counter()
@@ -150,7 +150,7 @@ def test_the_whole_search_on_48_nodes_takes_less_than_a_second(bloom: Setup, jea
 
 
 def test_cuts_by_price_are_among_the_plans_where_they_differ(bloom_run: tuple[RunConfig, Site]) -> None:
-    """Made anew for each topology, also where the run file names one that was made for its own."""
+    """A cut by price is computed for each topology, even if the run file names one for its own topology."""
     config, site = bloom_run
     found = find_plans(config, site, calibration_of(site), nodes=None, free=None)
     settled = changed(config, "parallelism", partition_method="time:5,6,6,6,6,6,6,6,6,6,6,5")

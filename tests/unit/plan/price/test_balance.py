@@ -1,4 +1,4 @@
-"""Cuts by price: optimal against every other cut, and beside DeepSpeed's rule."""
+"""Cuts by price: optimal against every other cut, and compared with DeepSpeed's rule."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def all_cuts(num_layers: int, pp: int) -> Iterator[tuple[int, ...]]:
 
 @st.composite
 def price_tables(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
-    """Layers, and for each stage its price with 0, 1, 2... of them: any, as long as it grows."""
+    """Generate a number of layers, and for each stage any rising prices for 0, 1, 2... of them."""
     pp = draw(st.integers(1, 4))
     layers = draw(st.integers(pp, 8))
     grows = st.lists(st.integers(1, 9), min_size=layers + 2, max_size=layers + 2)
@@ -64,7 +64,7 @@ def test_among_equal_stages_later_ones_are_fuller() -> None:
 
 @pytest.fixture
 def small(bloom: Setup) -> Setup:
-    """A small model with a large vocabulary, where ends weigh as much as layers."""
+    """A small model with a large vocabulary, whose ends cost as much as layers."""
     shape = replace(bloom.shape, num_layers=12, hidden_size=1024, num_attention_heads=16, ffn_hidden_size=4096)
     return replace(bloom, shape=shape, topology=Topology(tp=1, pp=4, dp=2), global_batch_size=64)
 
@@ -134,7 +134,7 @@ def test_deepspeeds_rule_is_not_optimal_in_a_tenth_of_cases() -> None:
 
 
 def least_heaviest(weights: tuple[int, ...], parts: int) -> float:
-    """The heaviest part of the best cut of all, part by part."""
+    """Return the heaviest part of the best of all cuts, found part by part."""
     best = {0: 0.0}
     for _ in range(parts):
         ends = range(1, len(weights) + 1)
@@ -150,7 +150,7 @@ def heaviest(weights: Sequence[int], bounds: Sequence[int]) -> int:
 
 @pytest.mark.parametrize("method", ["type:transformer|embedding", "parameters", "type:transformer"])
 def test_deepspeeds_weights_are_often_not_the_best(small: Setup, method: str) -> None:
-    """They know no times: the head is a layer to one, its parameters to another, nothing to the third."""
+    """They ignore time: one counts the head as a layer, another by its parameters, the third not at all."""
     draw = random.Random(0)
     slower = 0
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""Memory of a rank: what must be there, what the allocator adds, and when it is too much."""
+"""Memory of a rank: the need, what the allocator adds, and when it is too much."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def need(setup: Setup, stage: int = 0) -> float:
 
 @given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 6, 12]), st.integers(1, 8), st.integers(1, 8))
 def test_more_nodes_never_need_more_memory(tp: int, pp: int, dp: int, more: int) -> None:
-    """With ZeRO-1, more replicas share out the optimizer state; nothing else changes while the micro batches are the
-    same, and with the same batch fewer micro batches are in flight."""
+    """With ZeRO-1, more replicas shard the optimizer state. Nothing else changes if the micro batches are the same;
+    with the same batch, fewer micro batches are in flight."""
     shape = ModelShape(24, 2048, 16, 8192, 1024, 50257)
     batch = dp * (dp + more) * 8
     few = Setup(shape, Topology(tp=tp, pp=pp, dp=dp), 1, batch, 8, "type:transformer")

@@ -1,4 +1,4 @@
-"""What lies on each stage, computed without a job."""
+"""The contents of each stage, computed without a job."""
 
 from __future__ import annotations
 

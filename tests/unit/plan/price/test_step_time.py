@@ -1,4 +1,4 @@
-"""The time of a step: terms add up, batches count linearly, and the effects that were measured are there."""
+"""The time of a step: terms add up, batches count linearly, and measured effects are reproduced."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_hard_rules(bloom: Setup, rule: str, change: dict[str, object], text: st
 
 
 def test_the_row_that_was_removed_upstream(bloom: Setup) -> None:
-    # 181B, 72 layers, TP1 PP48: "fail". The partitioner of the time leaves 12 stages empty, today's does not.
+    # 181B, 72 layers, TP1 PP48: "fail". The partitioner of that time leaves 12 stages empty, today's does not.
     failed = replace(
         bloom,
         shape=replace(bloom.shape, num_layers=72),
@@ -94,7 +94,7 @@ def test_advice(bloom: Setup, change: dict[str, object], text: str) -> None:
 
 
 def test_the_documents_rule_for_heads_is_too_strict(bloom: Setup) -> None:
-    # "for MBS=4, TP=8 HEADS % 16 = 0": heads per rank x micro batch % 4 = 0 asks for HEADS % 8 only.
+    # "for MBS=4, TP=8 HEADS % 16 = 0": heads per rank x micro batch % 4 = 0 requires only HEADS % 8 = 0.
     heads_24 = replace(
         bloom,
         framework="megatron",
