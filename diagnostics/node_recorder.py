@@ -93,7 +93,10 @@ def read_rank_file(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tupl
     for path in rank["recorder_files"]:
         try:
             written = os.stat(f"/proc/{rank['pid']}/root{path}").st_mtime
-            if ran is None or written < ran:
+            if ran is None:
+                yield "recorder_why", f"{path}: the kernel does not show whether the main thread has run since"
+                continue
+            if written < ran:
                 yield "recorder_why", f"{path} was written before the main thread last ran"
                 continue
             yield "recorder", read_dump(f"/proc/{rank['pid']}/root{path}")
@@ -106,11 +109,28 @@ def read_rank_file(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tupl
 
 
 def last_run(pid: int) -> float | None:
-    """Return the wall clock time when the main thread of a process was last on a CPU; None if the kernel hides it."""
-    moments = [exec_start(f"/proc/{each}/sched") for each in (pid, "self")]
-    if moments[0] is None or moments[1] is None:
+    """Return the wall clock time when the main thread of a process was last on a CPU; None if it cannot be known.
+
+    Each CPU has a scheduler clock of its own: it leaves out the time that interrupts and a hypervisor took from that
+    CPU. So this thread reads its own clock on the CPU of the other one, where it must be allowed to run.
+    """
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {last_cpu(pid)})
+        theirs, ours, now = exec_start(f"/proc/{pid}/sched"), exec_start("/proc/thread-self/sched"), time.time()
+        has_moved = last_cpu(pid) not in os.sched_getaffinity(0)
+    except (OSError, ValueError, IndexError):
         return None
-    return time.time() - (moments[1] - moments[0])
+    finally:
+        os.sched_setaffinity(0, allowed)
+    if theirs is None or ours is None:
+        return None
+    return now if has_moved else now - (ours - theirs)
+
+
+def last_cpu(pid: int) -> int:
+    """Return the CPU that the main thread of a process last ran on: field 39 of /proc/PID/stat."""
+    return int((read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()[36])
 
 
 def exec_start(path: str) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,23 @@ def samples(launch: Any, ask_agent: Callable[..., dict[str, Any]], folder: Path)
     """The last sample of each rank; the second has no dump, the third a hostile one, the fourth keeps working."""
     prefix = str(folder / "nccl_trace_rank_")
     launched = launch("hung_rank.py", [f"{place} {{ready}}" for place in PLACES], TORCH_FR_DUMP_TEMP_FILE=prefix)
+    wait_until_still(launched.descendants(), 3)
     for rank, data in {0: dump(), 2: dump(version=Harm(folder / "harmed")), 3: dump()}.items():
         Path(f"{prefix}{rank}").write_bytes(data)
     found = ask_agent(launcher_pid=launched.pid)
     return [rank["samples"][-1] for rank in found["ranks"]]
+
+
+def wait_until_still(pids: list[int], count: int) -> None:
+    """Wait until `count` of the processes have not run for a while: they report before they sleep."""
+    before, now = [""], [run_times(pid) for pid in pids]
+    while sum(old == new for old, new in zip(before, now, strict=False)) < count:
+        time.sleep(0.2)
+        before, now = now, [run_times(pid) for pid in pids]
+
+
+def run_times(pid: int) -> str:
+    return Path(f"/proc/{pid}/schedstat").read_text()
 
 
 def test_a_dump_that_was_written_after_the_rank_stood_still(samples: list[dict[str, Any]], folder: Path) -> None:

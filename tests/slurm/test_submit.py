@@ -64,8 +64,9 @@ class Run:
             time.sleep(0.2)
 
     def wait_for_state(self, *states: str, timeout_s: float = 60) -> dict[str, Any]:
-        """Wait for a state with squeue itself, which is quick; then return everything that `bsl status` knows."""
-        job_id = json.loads((self.directory / "attempts" / "0001" / "job.json").read_text())["job_id"]
+        """Wait for a state of the newest attempt with squeue, which is quick; return all that `bsl status` knows."""
+        newest = max((self.directory / "attempts").glob("*/job.json"))
+        job_id = json.loads(newest.read_text())["job_id"]
         argv = ["squeue", "-h", "-t", "all", "-j", job_id, "-o", "%T"]
         self.wait_for(lambda: self.cluster.run(*argv).stdout.strip() in states, timeout_s)
         status = self.status()

@@ -102,7 +102,7 @@ def test_a_tied_attribute_without_gradient_is_refused(runs: Any) -> None:
         assert (error["type"], error["step"]) == ("ConfigError", 0)
         assert "preflight: tied gradients on every holder: " in error["message"]
         assert "stage 1 makes no gradient for the tied norm.weight" in error["message"]
-        assert "tie the weight alone" in error["hint"]
+        assert "tie only the weight" in error["hint"]
 
 
 def test_weights_in_another_format_than_the_runs_are_refused() -> None:

@@ -139,13 +139,13 @@ def test_free_layers_and_heads_stay_near(bloom: Setup) -> None:
     assert heads == [56, 64, 112, 128, 224]
 
 
-def test_the_whole_search_on_48_nodes_takes_less_than_a_second(bloom: Setup, jean_zay: Calibration) -> None:
+def test_the_whole_search_on_48_nodes_takes_less_than_a_processor_second(bloom: Setup, jean_zay: Calibration) -> None:
     """The fastest of three runs counts, so that other work on the machine does not matter."""
     seconds = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         search([replace(bloom, micro_batch_size=1)], [48], Limits(), jean_zay, per_parameter=False)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
     assert min(seconds) < 1
 
 
