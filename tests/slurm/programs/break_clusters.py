@@ -25,7 +25,7 @@ from types import MappingProxyType
 DIE_AT = Path(__file__).with_name("die_at.py")
 PERIOD_S = 0.05
 LAST_MOMENT_S = 1.5
-WAIT_S = 20.0
+WAIT_S = 300.0
 
 
 def main() -> None:
