@@ -93,7 +93,7 @@ def _require_sides(
 
 def _compared(a: Path, b: Path, selection: Selection, tolerance: float | None) -> Comparison:
     from bigsci_launch.weights.compare.compare import compare_weights
-    from bigsci_launch.weights.files.locate import open_weights
+    from bigsci_launch.weights.locate.locate import open_weights
 
     left = _with_checkpoint(open_weights(_weights_folder(a), "a"))
     right = _with_checkpoint(open_weights(_weights_folder(b), "b"))
@@ -108,7 +108,7 @@ def _compared(a: Path, b: Path, selection: Selection, tolerance: float | None) -
 
 def _audited(path: Path, selection: Selection) -> Comparison:
     from bigsci_launch.weights.compare.compare import require_numpy
-    from bigsci_launch.weights.files.locate import open_weights
+    from bigsci_launch.weights.locate.locate import open_weights
 
     require_numpy("an audit measures tensors")
     from bigsci_launch.weights.explain.audit import audit_weights
@@ -133,7 +133,7 @@ def _weights_folder(path: Path) -> Path:
 def _with_checkpoint(weights: Weights) -> Weights:
     """Return a dump together with the checkpoint that its run saved at the same step; other weights unchanged."""
     from bigsci_launch.runs.layout import checkpoint_of_dump
-    from bigsci_launch.weights.files.locate import open_weights
+    from bigsci_launch.weights.locate.locate import open_weights
 
     saved = checkpoint_of_dump(weights.sources[0].path.parent) if weights.layout == "rank dumps" else None
     return weights if saved is None else replace(weights, moments_from=open_weights(saved))
@@ -146,7 +146,7 @@ def _seam(logs: tuple[Path, Path]) -> Seam:
 
 
 def _answer(ctx: click.Context, found: Comparison | None, jump: Seam | None, html: Path | None, as_json: bool) -> None:
-    from bigsci_launch.weights.show.report import COLUMNS, as_document, summary_lines, table_rows
+    from bigsci_launch.weights.show.report import COLUMNS, as_document, closing_line, summary_lines, table_rows
 
     document: dict[str, Any] | None = None
     if jump is not None:
@@ -163,6 +163,8 @@ def _answer(ctx: click.Context, found: Comparison | None, jump: Seam | None, htm
             console.answer(line)
         if found.differences:
             console.answer_table(COLUMNS, table_rows(found))
+        if closing := closing_line(found):
+            console.answer(closing)
     if html is not None:  # last, so that the answer is not lost if the page cannot be written
         from bigsci_launch.weights.show.page import write_page
 

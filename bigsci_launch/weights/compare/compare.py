@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING
 
 from bigsci_launch.errors import BslError, CheckpointError
 from bigsci_launch.progress import Progress, no_progress
-from bigsci_launch.weights.compare.comparison import Comparison, Difference, DifferenceKind, Selection, names_text
+from bigsci_launch.weights.compare.comparison import (
+    Comparison,
+    Difference,
+    DifferenceKind,
+    Selection,
+    ValueDifference,
+    names_text,
+)
 from bigsci_launch.weights.compare.printed import PrintedTensors, measure_printed
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.files.sources import CheckpointMetadata, OptimizerGroup, Unreadable, Weights
-from bigsci_launch.weights.files.tensors import Place, StoredTensor, TensorPair, UnreadableFile
+from bigsci_launch.weights.files.tensors import NotRead, Place, StoredTensor, TensorPair, UnreadableFile
 from bigsci_launch.weights.match.copies import is_copied, tied_pairs, tp_pairs
 from bigsci_launch.weights.match.logical import join_dp
 from bigsci_launch.weights.match.pairing import PairBatch, pair_weights
@@ -46,6 +53,9 @@ class _Tally:
     num_bytes: int = 0
     differences: list[Difference] = field(default_factory=list)
     unreadable: list[Unreadable] = field(default_factory=list)
+    num_values: int = 0
+    value_differences: list[ValueDifference] = field(default_factory=list)
+    not_read: list[NotRead] = field(default_factory=list)
     places: dict[str, set[Place]] = field(default_factory=dict)
     # Keyed by names, because ranks of a stage have the same names: the places where all of these are known to be equal.
     equal_at: dict[tuple[str, ...], set[Place]] = field(default_factory=dict)
@@ -102,6 +112,9 @@ def compare_weights(
         groups_b=tally.groups_b,
         notes=(*pairing.notes, *tally.printed.notes()),
         steps=(a.metadata.global_steps, b.metadata.global_steps),
+        num_values=tally.num_values,
+        value_differences=tuple(tally.value_differences),
+        not_read=tuple(tally.not_read),
         is_printed=bool(tally.printed.found),
         apart=_names_apart(tally.copies, a.metadata, hints),
     )
@@ -130,7 +143,7 @@ def _require_something(a: Weights, b: Weights, tally: _Tally) -> None:
     Raises:
         CheckpointError: no tensor of one side has a counterpart on the other, or none was selected.
     """
-    if tally.num_compared or tally.unreadable:
+    if tally.num_compared or tally.num_values or tally.unreadable or tally.not_read:
         return
     only_a, only_b = (
         [difference.name for difference in tally.differences if difference.kind == kind]
@@ -203,7 +216,7 @@ def is_equal(pair: TensorPair, files: FilePool) -> bool:
     if not a.has_shape or not b.has_shape:
         return a.printed == b.printed
     if a.digest is not None or b.digest is not None:
-        from bigsci_launch.weights.files.digests import digest_of
+        from bigsci_launch.weights.formats.digests import digest_of
 
         return digest_of(a, files) == digest_of(b, files)
     if a.parts or b.parts:
@@ -217,6 +230,14 @@ def _note(batch: PairBatch, selection: Selection, tally: _Tally) -> None:
     equal = batch.equal if selection == EVERYTHING else tuple(filter(selection.takes, batch.equal))
     tally.num_compared += len(equal)
     tally.equal_at.setdefault(equal, set()).add(batch.place)
+    tally.not_read += (entry for entry in batch.not_read if selection.takes(entry.name, "other"))
+    for value_a, value_b in batch.values:
+        value = value_a or value_b
+        if value is None or not selection.takes(value.name, "other"):
+            continue
+        tally.num_values += value_a is not None and value_b is not None
+        if value_a is None or value_b is None or value_a.content != value_b.content:
+            tally.value_differences.append(ValueDifference(value.name, value.place, value_a, value_b))
     for place, groups_a, groups_b in batch.groups:
         tally.groups_a[place] = groups_a
         tally.groups_b[place] = groups_b

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from bigsci_launch.errors import ConfigError, Problem
 from bigsci_launch.weights.compare.places import describe_places
 from bigsci_launch.weights.files.sources import OptimizerGroup, Unreadable
-from bigsci_launch.weights.files.tensors import Place, StoredTensor, TensorRole
+from bigsci_launch.weights.files.tensors import NotRead, Place, StoredTensor, StoredValue, TensorRole
 
 if TYPE_CHECKING:  # numpy is loaded only once something differs
     from bigsci_launch.weights.compare.statistics import Statistics
@@ -48,6 +48,16 @@ class Difference:
         """The tensor's name, with its role and relation: `layer.weight`, `layer.weight exp_avg`."""
         named = title_of(self.name, self.role)
         return f"{named} ({self.relation})" if self.relation else named
+
+
+@dataclass(frozen=True, slots=True)
+class ValueDifference:
+    """A value that differs, or that only one side has (the other is then None)."""
+
+    name: str
+    place: Place
+    a: StoredValue | None
+    b: StoredValue | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,7 @@ class Comparison:
     `places` maps each tensor's name to all places where it was compared; `groups_a` and `groups_b` map places to the
     optimizer groups of the shards read there. `steps` are the steps that the two sides state. `apart` are the
     parameters whose copies inside A differ. `is_printed`: some tensors are known only as torch printed them.
+    `num_values` values that are no tensors were compared; `not_read` are entries that could not be.
     """
 
     a: Path
@@ -119,6 +130,9 @@ class Comparison:
     findings: tuple[WeightsFinding, ...] = ()
     steps: tuple[int | None, int | None] = (None, None)
     apart: frozenset[str] = frozenset()
+    num_values: int = 0
+    value_differences: tuple[ValueDifference, ...] = ()
+    not_read: tuple[NotRead, ...] = ()
     is_printed: bool = False
     is_audit: bool = False
     is_empty: bool = False
@@ -130,7 +144,13 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        return not self.differences and not self.unreadable and not any(finding.is_fault for finding in self.findings)
+        is_same = not self.differences and not self.value_differences
+        return is_same and self.is_complete and not any(finding.is_fault for finding in self.findings)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every file and every entry was read."""
+        return not self.unreadable and not self.not_read
 
     @property
     def num_equal(self) -> int:
@@ -140,7 +160,7 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """0: equal; 1: different; 4: something could not be read."""
-        return 4 if self.unreadable else 0 if self.is_equal else 1
+        return 4 if not self.is_complete else 0 if self.is_equal else 1
 
 
 def where_text(comparison: Comparison, differences: Iterable[Difference]) -> str:

@@ -17,7 +17,7 @@ from bigsci_launch.weights.files.elements import as_floats, read_elements
 from bigsci_launch.weights.files.mapped import FilePool, MappedFile
 from bigsci_launch.weights.files.sources import CheckpointMetadata, OptimizerGroup, Source
 from bigsci_launch.weights.files.tensors import Place, StoredTensor, UnreadableFile
-from bigsci_launch.weights.files.torch_file import TorchFile, read_torch_file, walk_tensors
+from bigsci_launch.weights.formats.torch_file import TorchFile, read_torch_file, walk_tensors
 from bigsci_launch.weights.match.sharding import NORM
 
 CHECK_BYTES = 8 << 20

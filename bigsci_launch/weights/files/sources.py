@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from bigsci_launch.topology import Topology
-from bigsci_launch.weights.files.tensors import NOWHERE, Place, StoredTensor
+from bigsci_launch.weights.files.tensors import NOWHERE, NotRead, Place, StoredTensor, StoredValue
 
 WeightsLayout = Literal["deepspeed", "universal", "rank dumps", "text dumps", "digests", "files"]
 FileFormat = Literal["layer", "model_states", "optimizer", "universal", "dump", "text", "digests", "aside", "plain"]
@@ -44,10 +44,12 @@ class OptimizerGroup:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The contents of one file: tensors in file order and, for an optimizer shard, its parameter groups."""
+    """The contents of one file: every entry is a tensor, a value, or not read; and an optimizer's parameter groups."""
 
     tensors: tuple[StoredTensor, ...]
     groups: tuple[OptimizerGroup, ...] = ()
+    values: tuple[StoredValue, ...] = ()
+    not_read: tuple[NotRead, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,31 @@ def cut_segments(segments: Sequence[Segment], first: int, last: int) -> tuple[Se
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredValue:
+    """A value that is no tensor: a learning rate, a step, the state of a generator.
+
+    `content` has one form for each value (a digest if it is long), so values are equal if their contents are. `text`
+    shows it to a person.
+    """
+
+    name: str
+    place: Place
+    path: Path
+    content: bytes
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotRead:
+    """An entry of a file that cannot be compared: its name, what the file says it is, and why it is not read."""
+
+    name: str
+    type: str
+    path: Path
+    why: str
+
+
 class UnreadableFile(CheckpointError):
     """One file of a checkpoint (`path`) cannot be read; `why` is the reason. The other files still can."""
 
@@ -146,3 +171,5 @@ def os_reason(error: OSError) -> str:
 
 TensorPair = tuple[StoredTensor | None, StoredTensor | None]
 """One tensor from each side; None if that side has no tensor of this name."""
+ValuePair = tuple[StoredValue | None, StoredValue | None]
+"""One value from each side; None if that side has no value of this name."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bigsci_launch.weights.files.contents import read_contents
-from bigsci_launch.weights.files.locate import labels
 from bigsci_launch.weights.files.mapped import allow_many_files
 from bigsci_launch.weights.files.sources import (
     CheckpointMetadata,
@@ -17,7 +16,18 @@ from bigsci_launch.weights.files.sources import (
     Unreadable,
     Weights,
 )
-from bigsci_launch.weights.files.tensors import NOWHERE, Place, StoredTensor, TensorPair, UnreadableFile
+from bigsci_launch.weights.files.tensors import (
+    NOWHERE,
+    NotRead,
+    Place,
+    StoredTensor,
+    StoredValue,
+    TensorPair,
+    UnreadableFile,
+    ValuePair,
+)
+from bigsci_launch.weights.formats.contents import read_contents
+from bigsci_launch.weights.locate.locate import labels
 
 # Size of a batch whose pairs do not come from one file.
 PAIRS_AT_A_TIME = 256
@@ -27,11 +37,14 @@ PAIRS_AT_A_TIME = 256
 class PairBatch:
     """Pairs that are compared together. None on one side means that only the other side has the tensor.
 
-    `equal` names tensors at `place` that are already known to be equal. `owns_files`: no other batch needs its files.
+    `equal` names tensors at `place` that are already known to be equal. `not_read` are entries of either side that
+    cannot be compared. `owns_files`: no other batch needs its files.
     """
 
     title: str
     pairs: tuple[TensorPair, ...] = ()
+    values: tuple[ValuePair, ...] = ()
+    not_read: tuple[NotRead, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()
     groups: tuple[tuple[Place, tuple[OptimizerGroup, ...], tuple[OptimizerGroup, ...]], ...] = ()
     equal: tuple[str, ...] = ()
@@ -103,7 +116,13 @@ def _file_batch(
     source = a or b
     assert source is not None
     groups = ((source.place, left.groups, right.groups),) if left.groups or right.groups else ()
-    return PairBatch(name, tuple(pair_tensors(left.tensors, right.tensors)), groups=groups)
+    return PairBatch(
+        name,
+        tuple(pair_tensors(left.tensors, right.tensors)),
+        tuple(pair_values(left.values, right.values)),
+        (*left.not_read, *right.not_read),
+        groups=groups,
+    )
 
 
 def pair_tensors(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> Iterator[TensorPair]:
@@ -115,9 +134,18 @@ def pair_tensors(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> Iterat
         yield None, tensor
 
 
+def pair_values(a: Sequence[StoredValue], b: Sequence[StoredValue]) -> Iterator[ValuePair]:
+    """Pair by name, in the order of `a`, then the values that only `b` has."""
+    right = {value.name: value for value in b}
+    for value in a:
+        yield value, right.pop(value.name, None)
+    for value in right.values():
+        yield None, value
+
+
 def _digest_batch(name: str, a: Source, b: Source) -> PairBatch:
     """Pair one rank's digests on both sides. Only tensors that differ become pairs."""
-    from bigsci_launch.weights.files.digests import digest_tensor, read_two_digests
+    from bigsci_launch.weights.formats.digests import digest_tensor, read_two_digests
 
     try:
         left, right = read_two_digests(a.path, b.path)
@@ -141,19 +169,42 @@ def _by_name(a: Weights, b: Weights, notes: tuple[str, ...]) -> Pairing:
     from bigsci_launch.weights.match.logical import as_weights, pair_logically, shared_roles
     from bigsci_launch.weights.match.sharding import ShardingHints
 
-    unreadable: list[Unreadable] = []
-    left, right = _all_tensors(a, unreadable), _all_tensors(b, unreadable)
-    held = {tensor.role for tensor in left} & {tensor.role for tensor in right} & {"weight", "fp32"}
+    left, right = _everything(a), _everything(b)
+    held = {tensor.role for tensor in left.tensors} & {tensor.role for tensor in right.tensors} & {"weight", "fp32"}
+    tensors_a, tensors_b = left.tensors, right.tensors
     if not held:
-        left, right = as_weights(left), as_weights(right)
-    roles, lacking = shared_roles(left, right)
-    left, right = ([tensor for tensor in side if tensor.role in roles] for side in (left, right))
+        tensors_a, tensors_b = as_weights(tensors_a), as_weights(tensors_b)
+    roles, lacking = shared_roles(tensors_a, tensors_b)
+    are_alike = (
+        a.topology == b.topology and a.layout == b.layout and left.is_more_than_weights and right.is_more_than_weights
+    )
+    if are_alike:
+        roles = roles | {"other"}
+    else:
+        lacking += _left_out(left, right)
+    tensors_a, tensors_b = ([t for t in side if t.role in roles] for side in (tensors_a, tensors_b))
     lost: list[StoredTensor] = []
     hints = ShardingHints.of_metadata(a.metadata if a.metadata.universal_info else b.metadata)
-    pairs = list(pair_logically(left, right, hints, lost))
-    unreadable += _cut_otherwise(lost)
+    pairs = list(pair_logically(tensors_a, tensors_b, hints, lost))
+    first = PairBatch(
+        "",
+        values=tuple(pair_values(left.values, right.values)) if are_alike else (),
+        not_read=(*left.not_read, *right.not_read),
+        unreadable=(*left.unreadable, *right.unreadable, *_cut_otherwise(lost)),
+        owns_files=False,
+    )
     allow_many_files()
-    return Pairing(_cut(pairs, tuple(unreadable)), (*notes, *_topology_note(a, b), *lacking))
+    return Pairing(_cut(pairs, first), (*notes, *_topology_note(a, b), *lacking))
+
+
+def _left_out(a: Everything, b: Everything) -> Iterator[str]:
+    """Yield a note for each side that has entries which only a checkpoint of the same layout can have."""
+    for side, held in (("A", a), ("B", b)):
+        others = sum(tensor.role == "other" for tensor in held.tensors)
+        counted = ((others, "other tensor"), (len(held.values), "value"))
+        counts = [f"{number:,} {word}{'s' * (number != 1)}" for number, word in counted if number]
+        if counts:
+            yield f"{' and '.join(counts)} of {side}, outside the model's weights: not compared"
 
 
 def _cut_otherwise(lost: Sequence[StoredTensor]) -> Iterator[Unreadable]:
@@ -173,20 +224,46 @@ def _topology_note(a: Weights, b: Weights) -> tuple[str, ...]:
     return (f"A is {a.topology}, B is {b.topology}: shards are joined before comparison",)
 
 
-def _all_tensors(weights: Weights, unreadable: list[Unreadable]) -> list[StoredTensor]:
-    tensors: list[StoredTensor] = []
-    for source in weights.sources:
-        try:
-            tensors += read_contents(source, weights.metadata).tensors
-        except UnreadableFile as error:
-            unreadable.append(Unreadable(error.path, error.why))
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """All entries of one side."""
+
+    tensors: list[StoredTensor]
+    values: list[StoredValue]
+    not_read: list[NotRead]
+    unreadable: list[Unreadable]
+
+    @property
+    def is_more_than_weights(self) -> bool:
+        return bool(self.values) or any(tensor.role == "other" for tensor in self.tensors)
+
+
+def _everything(weights: Weights) -> Everything:
     from bigsci_launch.weights.match.logical import join_dp
 
-    return join_dp(tensors, weights.metadata)
+    found = Everything([], [], [], [])
+    for source in weights.sources:
+        try:
+            contents = read_contents(source, weights.metadata)
+        except UnreadableFile as error:
+            found.unreadable.append(Unreadable(error.path, error.why))
+            continue
+        found.tensors.extend(contents.tensors)
+        found.values.extend(contents.values)
+        found.not_read.extend(contents.not_read)
+    return replace(found, tensors=join_dp(found.tensors, weights.metadata), values=_told_apart(found.values))
 
 
-def _cut(pairs: Sequence[TensorPair], unreadable: tuple[Unreadable, ...]) -> Iterator[PairBatch]:
-    if unreadable or not pairs:
-        yield PairBatch("", unreadable=unreadable)
+def _told_apart(values: Sequence[StoredValue]) -> list[StoredValue]:
+    """Return values with the file's name before theirs if several files have a value of that name."""
+    counts = Counter(value.name for value in values)
+    return [
+        value if counts[value.name] == 1 else replace(value, name=f"{value.path.name}: {value.name}")
+        for value in values
+    ]
+
+
+def _cut(pairs: Sequence[TensorPair], first: PairBatch) -> Iterator[PairBatch]:
+    yield first
     for start in range(0, len(pairs), PAIRS_AT_A_TIME):
         yield PairBatch("", tuple(pairs[start : start + PAIRS_AT_A_TIME]), owns_files=False)

@@ -7,9 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigsci_launch.units import format_bytes, format_percent
-from bigsci_launch.weights.compare.comparison import Comparison, Difference, WeightsFinding, names_text, where_text
+from bigsci_launch.weights.compare.comparison import (
+    Comparison,
+    Difference,
+    ValueDifference,
+    WeightsFinding,
+    names_text,
+    where_text,
+)
 from bigsci_launch.weights.compare.places import describe_places, describe_range, is_product
-from bigsci_launch.weights.files.tensors import StoredTensor
+from bigsci_launch.weights.files.tensors import NotRead, StoredTensor
 
 if TYPE_CHECKING:
     from bigsci_launch.weights.compare.statistics import Statistics
@@ -29,16 +36,56 @@ def summary_lines(comparison: Comparison) -> list[str]:
     lines += [f"could not read {item.path}: {item.why}" for item in comparison.unreadable[:MAX_SENTENCES]]
     if len(comparison.unreadable) > MAX_SENTENCES:
         lines.append(f"... and {len(comparison.unreadable) - MAX_SENTENCES} more files that could not be read")
+    lines += _not_read_lines(comparison.not_read)
     sentences = [*(finding.claim for finding in comparison.findings), *_unexplained(comparison)]
     lines += sentences[:MAX_SENTENCES]
     if len(sentences) > MAX_SENTENCES:
         lines.append(f"... and {len(sentences) - MAX_SENTENCES} more statements; --json lists them all")
-    return [*lines, *(f"note: {note}" for note in comparison.notes)]
+    return [*lines, *_value_lines(comparison), *(f"note: {note}" for note in comparison.notes)]
+
+
+def _not_read_lines(not_read: Sequence[NotRead]) -> list[str]:
+    lines = [f"not read: {entry.name or 'an entry'} ({entry.type}) in {entry.path}: {entry.why}" for entry in not_read]
+    return _shortened(lines, "entries that were not read")
+
+
+def _shortened(lines: list[str], things: str) -> list[str]:
+    rest = len(lines) - MAX_SENTENCES
+    return lines if rest <= 0 else [*lines[:MAX_SENTENCES], f"... and {rest} more {things}; --json lists them all"]
+
+
+def _value_lines(comparison: Comparison) -> list[str]:
+    """Return one line per value that differs; a value that differs alike in several files has one line."""
+    found: dict[str, list[ValueDifference]] = {}
+    for difference in comparison.value_differences:
+        sides = ["nothing" if value is None else value.text for value in (difference.a, difference.b)]
+        alike = ", which differ" if sides[0] == sides[1] else ""
+        found.setdefault(f"{difference.name}: {sides[0]} in A, {sides[1]} in B{alike}", []).append(difference)
+    lines = [line if len(same) == 1 else f"{line} (in {len(same)} files)" for line, same in found.items()]
+    return _shortened(lines, "values that differ")
+
+
+def closing_line(comparison: Comparison) -> str | None:
+    """Return the count of what was compared and what was not read, to end a long answer; None if all was read."""
+    return _headline(comparison) if not comparison.is_complete and not comparison.is_empty else None
 
 
 def _headline(comparison: Comparison) -> str:
+    parts = [_tensors_text(comparison), _values_text(comparison)]
+    if comparison.unreadable:
+        count = len(comparison.unreadable)
+        parts.append(f"{count:,} file{'s' * (count != 1)} could not be read")
+    if comparison.not_read:
+        count = len(comparison.not_read)
+        parts.append(f"{count:,} {'entry' if count == 1 else 'entries'} not read")
+    return f"{'; '.join(part for part in parts if part)}."
+
+
+def _tensors_text(comparison: Comparison) -> str:
     if not comparison.num_compared and not comparison.differences:
-        return "no two copies to compare." if comparison.is_audit else "no tensor was compared."
+        if comparison.num_values and not comparison.is_audit:
+            return ""
+        return "no two copies to compare" if comparison.is_audit else "no tensor was compared"
     thing = "pair of copies" if comparison.is_audit else "tensor"
     things = thing if comparison.num_compared == 1 else "pairs of copies" if comparison.is_audit else "tensors"
     size = f" ({format_bytes(comparison.num_bytes)})" if comparison.num_bytes else ""
@@ -48,9 +95,32 @@ def _headline(comparison: Comparison) -> str:
     )
     if not comparison.differences:
         exactly = within or (" as far as they are printed" if comparison.is_printed else ", bit for bit")
-        return f"{count}, all equal{exactly}."
-    head = f"{count}, {comparison.num_equal:,} equal{within}."
-    return f"{head} {_count_of_differing(comparison)}."
+        values = f" and {_counted_values(comparison)}" if _are_values_equal(comparison) else ""
+        return f"{count}{values}, all equal{exactly}"
+    return f"{count}, {comparison.num_equal:,} equal{within}. {_count_of_differing(comparison)}"
+
+
+def _are_values_equal(comparison: Comparison) -> bool:
+    return bool(comparison.num_values) and not comparison.value_differences
+
+
+def _counted_values(comparison: Comparison) -> str:
+    return f"{comparison.num_values:,} value{'s' * (comparison.num_values != 1)}"
+
+
+def _values_text(comparison: Comparison) -> str:
+    """Return the count of the values, unless the tensors' text has it."""
+    if not comparison.num_values and not comparison.value_differences:
+        return ""
+    if _are_values_equal(comparison):
+        is_counted = comparison.num_compared and not comparison.differences
+        return "" if is_counted else f"{_counted_values(comparison)} compared, all equal"
+    differing = sum(item.a is not None and item.b is not None for item in comparison.value_differences)
+    alone = len(comparison.value_differences) - differing
+    parts = [f"{comparison.num_values - differing:,} equal"]
+    parts += [f"{differing:,} {'differs' if differing == 1 else 'differ'}"] * bool(differing)
+    parts += [f"{alone:,} on one side only"] * bool(alone)
+    return f"{_counted_values(comparison)} compared, {', '.join(parts)}"
 
 
 def _count_of_differing(comparison: Comparison) -> str:
@@ -196,6 +266,12 @@ def as_document(comparison: Comparison, seam: dict[str, Any] | None = None) -> d
         "within_tolerance": comparison.num_within_tolerance,
         "different": [_difference_document(difference) for difference in comparison.differences],
         "findings": [_finding_document(finding) for finding in comparison.findings],
+        "values_compared": comparison.num_values,
+        "values": [_value_document(difference) for difference in comparison.value_differences],
+        "not_read": [
+            {"entry": entry.name, "type": entry.type, "file": str(entry.path), "why": entry.why}
+            for entry in comparison.not_read
+        ],
         "unreadable": [{"file": str(item.path), "why": item.why} for item in comparison.unreadable],
         "notes": list(comparison.notes),
         "seam": seam,
@@ -217,6 +293,16 @@ def _difference_document(difference: Difference) -> dict[str, Any]:
         "fraction": statistics.fraction if statistics else None,
         "likely": difference.likely,
         "relation": difference.relation or None,
+    }
+
+
+def _value_document(difference: ValueDifference) -> dict[str, Any]:
+    a, b = difference.a, difference.b
+    return {
+        "value": difference.name,
+        "coordinate": difference.place.as_dict(),
+        "a": None if a is None else {"file": str(a.path), "text": a.text},
+        "b": None if b is None else {"file": str(b.path), "text": b.text},
     }
 
 

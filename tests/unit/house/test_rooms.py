@@ -55,9 +55,12 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
     },
     "weights": {
         "files": set(),
-        "match": {"files"},
-        "compare": {"files", "match"},
-        "explain": {"files", "match", "compare"},
+        "objects": set(),
+        "formats": {"files", "objects"},
+        "locate": {"files", "formats"},
+        "match": {"files", "formats", "locate"},
+        "compare": {"files", "formats", "match"},
+        "explain": {"files", "formats", "match", "compare"},
         "show": {"files", "compare"},
     },
     "plan": {

@@ -51,7 +51,7 @@ def test_dumps_name_the_stage_and_every_rank_of_it(tmp_path: Path, save_arrays: 
     answer = diff(tmp_path / "a/step-000005-after", tmp_path / "b/step-000006-before")
     assert answer.code == 1
     first, second = (line for line in answer.text.splitlines() if "equal." in line or "is reset" in line)
-    assert first.endswith("12 equal. 1 (in 4 places) differs, all on pp1.")
+    assert first.endswith("12 equal. 1 (in 4 places) differs, all on pp1; 8 values compared, all equal.")
     assert second == (
         "tied_modules.embed.norm.weight is reset to its default 1 in B (was 0.9961 everywhere: never trained, moved by "
         "weight decay only) (pp1)"
@@ -114,7 +114,7 @@ def test_one_tp_rank_apart_is_named(tmp_path: Path, save_arrays: Any, diff: Any)
         drifted = values + (0.01 * values**2 if metadata["tp"] == "1" else 0)
         save_arrays(tmp_path / f"b/rank-{rank:04d}.safetensors", {"w": drifted.astype(np.float32)}, metadata)
     answer = diff(tmp_path / "a", tmp_path / "b")
-    assert "1 (in 4 places) differs, all on tp1." in answer.text
+    assert "1 (in 4 places) differs, all on tp1; " in answer.text
     assert "w differs on tp1 only (tp1)" in answer.text
 
 
@@ -308,8 +308,8 @@ def test_without_numpy_equal_is_equal_and_different_asks_for_it(tmp_path: Path, 
 def test_the_document_has_the_published_keys(pair: Any, diff: Any) -> None:
     document = diff(*pair({"w": np.zeros(2)}, {"w": np.ones(2)}), "--json").document
     assert list(document) == [
-        "schema_version", "a", "b", "equal", "compared", "within_tolerance", "different", "findings", "unreadable",
-        "notes", "seam",
+        "schema_version", "a", "b", "equal", "compared", "within_tolerance", "different", "findings",
+        "values_compared", "values", "not_read", "unreadable", "notes", "seam",
     ]  # fmt: skip
     assert list(document["different"][0]) == [
         "tensor", "role", "a", "b", "coordinate", "kind", "max_abs", "rel_l2", "max_ulp", "fraction", "likely",

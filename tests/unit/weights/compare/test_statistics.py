@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as hnp
 from bigsci_launch.weights.compare.statistics import CHUNK, NOTHING, Statistics, _chunk, measure
 from bigsci_launch.weights.files.elements import as_floats, round_to
 from bigsci_launch.weights.files.mapped import FilePool
-from bigsci_launch.weights.files.safetensors_file import read_safetensors
 from bigsci_launch.weights.files.tensors import NOWHERE, StoredTensor
+from bigsci_launch.weights.formats.safetensors_file import read_safetensors
 
 BITS = {torch.bfloat16: (np.uint16, "BF16"), torch.float16: (np.uint16, "F16"), torch.float32: (np.uint32, "F32")}
 FLOAT_OF = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}

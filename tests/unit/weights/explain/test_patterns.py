@@ -130,7 +130,7 @@ def test_a_page_has_the_map_and_needs_nothing_else(tmp_path: Path, tiny: Any, di
 
 def test_the_map_counts_names_over_dp(tmp_path: Path, diff: Any, save_arrays: Any) -> None:
     from bigsci_launch.weights.compare.compare import compare_weights
-    from bigsci_launch.weights.files.locate import open_weights
+    from bigsci_launch.weights.locate.locate import open_weights
 
     for rank in range(4):
         at = {"pp": str(rank // 2), "tp": "0", "dp": str(rank % 2)}

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from bigsci_launch.weights.files.elements import read_elements
 from bigsci_launch.weights.files.mapped import FilePool
-from bigsci_launch.weights.files.safetensors_file import read_safetensors
 from bigsci_launch.weights.files.tensors import Place, StoredTensor
+from bigsci_launch.weights.formats.safetensors_file import read_safetensors
 from bigsci_launch.weights.match.logical import common_whole, join_tp
 from bigsci_launch.weights.match.sharding import ShardingHints
 

@@ -14,7 +14,7 @@ import torch
 from bigsci_launch.weights.files.elements import read_elements
 from bigsci_launch.weights.files.mapped import FilePool
 from bigsci_launch.weights.files.tensors import NOWHERE, UnreadableFile
-from bigsci_launch.weights.files.torch_file import read_torch_file, stored, walk_tensors
+from bigsci_launch.weights.formats.torch_file import read_torch_file, stored, walk_tensors
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64,

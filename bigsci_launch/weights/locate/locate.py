@@ -19,8 +19,6 @@ from bigsci_launch.file_names import (
     steps_done_at_dump,
 )
 from bigsci_launch.topology import Topology
-from bigsci_launch.weights.files.contents import dump_place
-from bigsci_launch.weights.files.deepspeed import is_deepspeed_name, locate_deepspeed
 from bigsci_launch.weights.files.sources import (
     CheckpointMetadata,
     FileFormat,
@@ -30,6 +28,8 @@ from bigsci_launch.weights.files.sources import (
     WeightsLayout,
 )
 from bigsci_launch.weights.files.tensors import PLACE_AXES, Place, UnreadableFile, os_reason
+from bigsci_launch.weights.formats.contents import dump_place
+from bigsci_launch.weights.formats.deepspeed import is_deepspeed_name, locate_deepspeed
 
 SideName = Literal["a", "b"]
 Moment = tuple[int, str]
@@ -73,7 +73,7 @@ def _open_file(path: Path) -> Weights:
     if is_digests_name(path.name):
         return Weights(path, "digests", (Source(path, "", "digests"),))
     if path.suffix == ".txt":
-        from bigsci_launch.weights.files.text_dump import is_text_dump
+        from bigsci_launch.weights.formats.text_dump import is_text_dump
 
         if is_text_dump(path):
             return Weights(path, "text dumps", (Source(path, "", "text", place_in_name(path.stem)),))
@@ -118,7 +118,7 @@ def _open_digests(folder: Path, path: Path, side: SideName) -> Weights | None:
 
 
 def _open_texts(folder: Path, path: Path, side: SideName) -> Weights | None:
-    from bigsci_launch.weights.files.text_dump import is_text_dump, moment_of
+    from bigsci_launch.weights.formats.text_dump import is_text_dump, moment_of
 
     files = sorted(file for file in folder.glob("*.txt") if is_text_dump(file))
     if not files:

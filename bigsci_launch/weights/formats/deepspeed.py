@@ -14,6 +14,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ from bigsci_launch.weights.files.tensors import (
     TensorRole,
     UnreadableFile,
 )
-from bigsci_launch.weights.files.torch_file import Stub, TensorNode, TorchFile, read_torch_file, stored, walk_tensors
+from bigsci_launch.weights.formats.torch_file import TorchFile, entry_contents, read_torch_file, stored
+from bigsci_launch.weights.objects.flatten import Leaf, flatten
+from bigsci_launch.weights.objects.nodes import Instance, TensorNode
 
 LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.(?:pt|safetensors)")
 MODEL_STATES = re.compile(r"mp_rank_(\d+)_model_states\.pt")
@@ -173,19 +176,18 @@ def named_by_layer(keys: Sequence[str], layer: int, metadata: CheckpointMetadata
     return plain
 
 
-def layer_tensors(tensors: Sequence[StoredTensor], source: Source, metadata: CheckpointMetadata) -> Contents:
-    """Return the tensors of a layer's file under their names in the whole model, each with its stage."""
+def layer_contents(contents: Contents, source: Source, metadata: CheckpointMetadata) -> Contents:
+    """Return the contents of a layer's file with its tensors under their names in the whole model, on their stage."""
     match = LAYER.fullmatch(source.path.name)
     assert match is not None
+    tensors = contents.tensors
     names = named_by_layer([tensor.name for tensor in tensors], int(match[1]), metadata)
     stage = next((pp for name in names if (pp := metadata.stage_of(name)) is not None), None)
     place = Place(pp=stage, tp=source.place.tp)
-    return Contents(
-        tuple(
-            StoredTensor(name, "weight", place, tensor.dtype, tensor.shape, tensor.segments, tensor.strides)
-            for name, tensor in zip(names, tensors, strict=True)
-        )
+    named = (
+        replace(tensor, name=name, role="weight", place=place) for name, tensor in zip(names, tensors, strict=True)
     )
+    return replace(contents, tensors=tuple(named))
 
 
 def optimizer_tensors(source: Source) -> Contents:
@@ -207,9 +209,12 @@ def optimizer_tensors(source: Source) -> Contents:
         if group < len(mappings) and mappings[group]:
             sliced.add(id(node))
             tensors += _slices(file, source.place, role, node, mappings[group])
-    rest = [(name, node) for name, node in walk_tensors(file.tree) if id(node) not in sliced]
-    tensors += (stored(file, name, "other", source.place, node) for name, node in rest)
-    return Contents(tuple(tensors), tuple(_groups(file, state, mappings)))
+    rest: list[tuple[Leaf, TensorRole]] = [
+        (entry, "other") for entry in flatten(file.tree) if id(entry.node) not in sliced
+    ]
+    others = entry_contents(file, rest, source.place)
+    groups = tuple(_groups(file, state, mappings))
+    return replace(others, tensors=(*tensors, *others.tensors), groups=groups)
 
 
 def _mappings(state: Mapping[str, Any]) -> list[dict[str, tuple[int, int]]]:
@@ -219,7 +224,7 @@ def _mappings(state: Mapping[str, Any]) -> list[dict[str, tuple[int, int]]]:
 
 
 def _fragment(address: Any) -> tuple[int, int]:
-    fields = address.state if isinstance(address, Stub) and isinstance(address.state, dict) else {}
+    fields = address.attributes if isinstance(address, Instance) else {}
     return int(fields.get("start", 0)), int(fields.get("numel", 0))
 
 
@@ -286,11 +291,11 @@ def _scalar(file: TorchFile, value: Any) -> float | None:
 
 
 def model_tensors(source: Source) -> Contents:
-    """Return every tensor of a model-states file: those under `module` are weights, the rest `other`."""
+    """Return every entry of a model-states file: tensors under `module` are weights, the rest `other`."""
     file = read_torch_file(source.path)
-    return Contents(tuple(_model_tensor(file, source.place, name, node) for name, node in walk_tensors(file.tree)))
+    return entry_contents(file, (_of_model(entry) for entry in flatten(file.tree)), source.place)
 
 
-def _model_tensor(file: TorchFile, place: Place, name: str, node: TensorNode) -> StoredTensor:
-    role: TensorRole = "weight" if name.startswith("module.") else "other"
-    return stored(file, name.removeprefix("module."), role, place, node)
+def _of_model(entry: Leaf) -> tuple[Leaf, TensorRole]:
+    is_weight = entry.name.startswith("module.") and isinstance(entry.node, TensorNode)
+    return (replace(entry, name=entry.name.removeprefix("module.")), "weight") if is_weight else (entry, "other")

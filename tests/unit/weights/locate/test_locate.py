@@ -16,9 +16,9 @@ import torch
 
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.topology import Topology
-from bigsci_launch.weights.files.contents import read_contents
-from bigsci_launch.weights.files.locate import open_weights, place_in_name
 from bigsci_launch.weights.files.tensors import Place, UnreadableFile
+from bigsci_launch.weights.formats.contents import read_contents
+from bigsci_launch.weights.locate.locate import open_weights, place_in_name
 
 
 def test_a_deepspeed_checkpoint_knows_its_topology_and_its_tied_layer(tmp_path: Path, tiny: Callable[..., Any]) -> None:
@@ -143,7 +143,7 @@ def test_a_folder_without_the_right_to_read_is_one_clear_error() -> None:
         code = (
             "import os, sys\n"
             "from pathlib import Path\n"
-            "from bigsci_launch.weights.files.locate import open_weights\n"
+            "from bigsci_launch.weights.locate.locate import open_weights\n"
             "from bigsci_launch.errors import CheckpointError\n"
             "os.setuid(65534)\n"
             "try: open_weights(Path(sys.argv[1]))\n"

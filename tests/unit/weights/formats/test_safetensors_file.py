@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bigsci_launch.weights.files.safetensors_file import read_safetensors
 from bigsci_launch.weights.files.tensors import UnreadableFile
+from bigsci_launch.weights.formats.safetensors_file import read_safetensors
 
 
 def write(path: Path, header: object, data: bytes = b"") -> Path:

@@ -1,0 +1,168 @@
+"""Reads the contents of one file in any supported format. Readers of rare formats are imported only when needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from bigsci_launch.weights.files.sources import CheckpointMetadata, Contents, Source
+from bigsci_launch.weights.files.tensors import (
+    OPTIMIZER_ROLES,
+    PLACE_AXES,
+    Place,
+    StoredTensor,
+    TensorRole,
+    UnreadableFile,
+)
+from bigsci_launch.weights.formats.deepspeed import layer_contents, model_tensors, optimizer_tensors
+from bigsci_launch.weights.formats.safetensors_file import read_safetensors
+from bigsci_launch.weights.formats.torch_file import entry_contents, read_torch_file, walk_tensors
+from bigsci_launch.weights.formats.values import value_of
+from bigsci_launch.weights.objects.flatten import Leaf, flatten
+from bigsci_launch.weights.objects.machine import BadPickle
+from bigsci_launch.weights.objects.nodes import TensorNode
+
+# Usual keys of the parameters' dictionary in files that contain more than the parameters.
+CONTAINERS = ("module", "model", "state_dict", "model_state_dict")
+
+# Metadata of a .safetensors file that says what its place and its reader are, not what it contains.
+STATED = (*PLACE_AXES, "format")
+
+
+def read_contents(source: Source, metadata: CheckpointMetadata) -> Contents:
+    """Read the tensors of a file, under their names in the whole model.
+
+    Raises:
+        UnreadableFile: the file cannot be read, or its layout is that of no known version.
+    """
+    try:
+        return _read(source, metadata)
+    except BadPickle as error:
+        raise UnreadableFile(source.path, str(error)) from error
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        # A pickle may have any object under the expected names; the other files must still be compared.
+        raise UnreadableFile(source.path, f"contains something unexpected ({type(error).__name__}: {error})") from error
+
+
+def _read(source: Source, metadata: CheckpointMetadata) -> Contents:
+    if source.format == "optimizer":
+        return optimizer_tensors(source)
+    if source.format == "model_states":
+        return model_tensors(source)
+    if source.format == "layer":
+        return layer_contents(_read_file(source), source, metadata)
+    return _READERS.get(source.format, _read_file)(source)
+
+
+def dump_place(source: Source) -> Place:
+    """Return the place of the rank that wrote a dump or digests: from the file's metadata, otherwise from its name.
+
+    Raises:
+        UnreadableFile: the file cannot be read.
+    """
+    if source.format == "digests":
+        from bigsci_launch.weights.formats.digests import read_digests
+
+        return read_digests(source.path).place
+    if source.path.suffix == ".safetensors":
+        return _stated_place(read_safetensors(source.path).metadata, source)
+    return source.place
+
+
+def _stated_place(metadata: Mapping[str, str], source: Source) -> Place:
+    axes = {axis: str(metadata.get(axis, "")) for axis in PLACE_AXES}
+    stated = Place(**{axis: int(text) if text.isdigit() else None for axis, text in axes.items()})
+    return stated if stated.is_known else source.place
+
+
+def _read_file(source: Source) -> Contents:
+    return _read_safetensors(source) if source.path.suffix == ".safetensors" else _read_torch(source)
+
+
+def _read_safetensors(source: Source) -> Contents:
+    file = read_safetensors(source.path)
+    place = _stated_place(file.metadata, source)
+    names = plain_names(tuple(file.entries))
+    tensors = (
+        StoredTensor(names[name], "weight", place, entry.dtype, entry.shape, (entry.segment,))
+        for name, entry in file.entries.items()
+    )
+    values = (
+        value_of(f"__metadata__.{key}", place, source.path, text)
+        for key, text in file.metadata.items()
+        if key not in STATED
+    )
+    return Contents(tuple(tensors), values=tuple(values))
+
+
+def _read_torch(source: Source) -> Contents:
+    file = read_torch_file(source.path)
+    inside = next((key for key in CONTAINERS if _is_container(file.tree, key)), None)
+    entries = flatten(file.tree)
+    prefix = "" if inside is None else f"{inside}."
+    weights = [entry for entry in entries if isinstance(entry.node, TensorNode) and entry.name.startswith(prefix)]
+    names = plain_names([entry.name.removeprefix(prefix) for entry in weights])
+    found: list[tuple[Leaf, TensorRole]] = []
+    for entry in entries:
+        is_weight = isinstance(entry.node, TensorNode) and entry.name.startswith(prefix)
+        name = names[entry.name.removeprefix(prefix)] if is_weight else entry.name
+        found.append((replace(entry, name=name), "weight" if is_weight else "other"))
+    return entry_contents(file, found, source.place)
+
+
+def _is_container(tree: object, key: str) -> bool:
+    inside = tree.get(key) if isinstance(tree, Mapping) else None
+    return isinstance(inside, Mapping) and any(True for _ in walk_tensors(inside))
+
+
+def _read_universal(source: Source) -> Contents:
+    """Read a universal checkpoint's file: `param` of fp32.pt, exp_avg.pt or exp_avg_sq.pt; the rest is `other`."""
+    file = read_torch_file(source.path)
+    name = source.path.parent.name
+    role: TensorRole | None = next((role for role in OPTIMIZER_ROLES if role == source.path.stem), None)
+    found: list[tuple[Leaf, TensorRole]] = []
+    for entry in flatten(file.tree):
+        if role is not None and entry.name in ("", "param") and isinstance(entry.node, TensorNode):
+            found.append((replace(entry, name=name), role))
+        else:
+            found.append((replace(entry, name=f"{source.label}.{entry.name}".rstrip(".")), "other"))
+    return entry_contents(file, found, source.place)
+
+
+def _read_text(source: Source) -> Contents:
+    from bigsci_launch.weights.formats.text_dump import read_text_dump
+
+    return Contents(read_text_dump(source.path, source.place))
+
+
+def _read_digests(source: Source) -> Contents:
+    from bigsci_launch.weights.formats.digests import digest_tensor, read_digests
+
+    file = read_digests(source.path)
+    return Contents(tuple(digest_tensor(file, name) for name in file.entries))
+
+
+def _read_aside(source: Source) -> Contents:
+    """Read what a trainer stores with the weights, such as random states: `rng_rank_0003.torch`."""
+    if source.path.suffix == ".safetensors":
+        raise UnreadableFile(source.path, "not part of a DeepSpeed checkpoint")
+    file = read_torch_file(source.path)
+    return entry_contents(file, ((entry, "other") for entry in flatten(file.tree, source.label)), source.place)
+
+
+_READERS = {"universal": _read_universal, "text": _read_text, "digests": _read_digests, "aside": _read_aside}
+
+
+def plain_names(names: Sequence[str]) -> dict[str, str]:
+    """Return each name without the wrappers' prefixes (one `module.` per wrapper), unless two would become one."""
+    plain = {name: plain_name(name) for name in names}
+    counts = Counter(plain.values())
+    return {name: short if counts[short] == 1 else name for name, short in plain.items()}
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name without the wrappers' prefixes (one `module.` per wrapper)."""
+    while name.startswith("module."):
+        name = name[len("module.") :]
+    return name

@@ -1,0 +1,334 @@
+"""Reads files of `torch.save` without torch, and without running any code that the pickle names.
+
+Supports both containers: the zip of torch >= 1.6, and the older chain of pickles.
+"""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.units import format_bytes
+from bigsci_launch.weights.files.mapped import MappedFile
+from bigsci_launch.weights.files.sources import Contents
+from bigsci_launch.weights.files.tensors import (
+    DTYPE_BYTES,
+    NotRead,
+    Place,
+    Segment,
+    StoredTensor,
+    StoredValue,
+    TensorRole,
+    UnreadableFile,
+    os_reason,
+)
+from bigsci_launch.weights.formats.values import value_of
+from bigsci_launch.weights.objects.encode import NotPlain, show
+from bigsci_launch.weights.objects.flatten import Leaf, flatten
+from bigsci_launch.weights.objects.machine import BadPickle, PickleMachine
+from bigsci_launch.weights.objects.nodes import DressedTensor, Named, Outside, StorageNode, TensorNode
+
+STORAGE_DTYPES = {
+    "DoubleStorage": "F64",
+    "FloatStorage": "F32",
+    "HalfStorage": "F16",
+    "BFloat16Storage": "BF16",
+    "LongStorage": "I64",
+    "IntStorage": "I32",
+    "ShortStorage": "I16",
+    "CharStorage": "I8",
+    "ByteStorage": "U8",
+    "BoolStorage": "BOOL",
+    "ComplexFloatStorage": "C64",
+    "ComplexDoubleStorage": "C128",
+    "UntypedStorage": "U8",
+}
+TORCH_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "complex64": "C64",
+    "complex128": "C128",
+}
+ZIP_MAGIC = b"PK\x03\x04"
+# The pickle of torch's magic number, 0x1950a86a20f9469cfc6c.
+LEGACY_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+# Pickles of a checkpoint are small: names and shapes. Anything larger is not a checkpoint's pickle.
+MAX_PICKLE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRecord:
+    """Where a storage's bytes are in the file; `crc` comes from the zip directory, None in legacy files."""
+
+    offset: int
+    num_bytes: int
+    crc: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TorchFile:
+    """The contents of a `torch.save` file: the object, with a `TensorNode` for each tensor, and the storages."""
+
+    path: Path
+    tree: Any
+    records: Mapping[str, StorageRecord]
+
+
+class _Rebuilder:
+    """Makes tensors and storages of what one pickle names; `widths` are the bytes per element of each storage."""
+
+    def __init__(self) -> None:
+        self.widths: dict[str, int] = {}
+
+    def refer(self, reference: Any) -> Any:
+        # ("storage", storage class, key, device, number of elements[, view]) in both containers.
+        if isinstance(reference, tuple) and len(reference) >= 5 and reference[0] == "storage":
+            dtype = _storage_dtype(reference[1])
+            if dtype is not None and isinstance(reference[2], (str, int)):
+                self.widths[str(reference[2])] = DTYPE_BYTES[dtype]
+                return StorageNode(dtype, str(reference[2]))
+        return Outside(show(reference))
+
+    def make(self, named: Named, args: tuple[Any, ...]) -> Any:
+        if named.module != "torch._utils" or named.name not in REBUILDERS:
+            return None
+        return REBUILDERS[named.name](*args) if len(args) >= NUM_ARGS[named.name] else None
+
+
+def _storage_dtype(named: Any) -> str | None:
+    is_torch = isinstance(named, Named) and named.module in ("torch", "torch.storage", "torch.cuda")
+    return STORAGE_DTYPES.get(named.name) if is_torch else None
+
+
+def _rebuild(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Any:
+    """`_rebuild_tensor_v2` has requires_grad, hooks and metadata (whether it is conjugated) after the strides."""
+    dtype = storage.dtype if isinstance(storage, StorageNode) else None
+    return _node(storage, dtype, offset, shape, strides, rest[2] if len(rest) > 2 else None)
+
+
+def _rebuild_with_dtype(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Any:
+    """`_rebuild_tensor_v3` has requires_grad, hooks, dtype and metadata after the strides."""
+    named = rest[2]
+    dtype = TORCH_DTYPES.get(named.name) if isinstance(named, Named) and named.module == "torch" else None
+    return _node(storage, dtype, offset, shape, strides, rest[3] if len(rest) > 3 else None)
+
+
+def _node(storage: Any, dtype: str | None, offset: Any, shape: Any, strides: Any, metadata: Any) -> Any:
+    if not isinstance(storage, StorageNode) or dtype is None or not _are_lengths((offset,), shape, strides):
+        return None
+    node = TensorNode(storage.key, dtype, offset, tuple(shape), tuple(strides))
+    return DressedTensor(node, {"metadata": metadata}) if metadata else node
+
+
+def _are_lengths(*series: Any) -> bool:
+    return all(isinstance(lengths, (list, tuple)) and all(type(n) is int for n in lengths) for lengths in series)
+
+
+def _first(tensor: Any, *rest: Any) -> Any:
+    return tensor
+
+
+def _with_attributes(tensor: Any, requires_grad: Any, hooks: Any, state: Any) -> Any:
+    if not isinstance(tensor, (TensorNode, DressedTensor)) or not state:
+        return tensor if not state else None
+    extras = tensor.extras if isinstance(tensor, DressedTensor) else {}
+    node = tensor.tensor if isinstance(tensor, DressedTensor) else tensor
+    return DressedTensor(node, {**extras, "attributes": state})
+
+
+# Whether a tensor requires gradients, and its hooks, are not compared: they are no part of the weights.
+REBUILDERS: dict[str, Callable[..., Any]] = {
+    "_rebuild_tensor": _rebuild,
+    "_rebuild_tensor_v2": _rebuild,
+    "_rebuild_tensor_v3": _rebuild_with_dtype,
+    "_rebuild_parameter": _first,
+    "_rebuild_parameter_with_state": _with_attributes,
+}
+NUM_ARGS = {
+    "_rebuild_tensor": 4,
+    "_rebuild_tensor_v2": 4,
+    "_rebuild_tensor_v3": 7,
+    "_rebuild_parameter": 1,
+    "_rebuild_parameter_with_state": 4,
+}
+
+
+def read_torch_file(path: Path) -> TorchFile:
+    """Parse a `torch.save` file. This takes about a millisecond and reads no tensor bytes.
+
+    Raises:
+        UnreadableFile: the file is missing, truncated or compressed, or torch did not write it.
+    """
+    with MappedFile(path) as file:
+        start = bytes(file.memory[: len(LEGACY_START)])
+        try:
+            if start.startswith(ZIP_MAGIC):
+                return _read_zip(file)
+            if start == LEGACY_START:
+                return _read_legacy(file)
+        except UnreadableFile:
+            raise
+        except OSError as error:
+            raise UnreadableFile(path, os_reason(error)) from error
+        except zipfile.BadZipFile as error:
+            raise UnreadableFile(path, f"truncated after {len(file):,} bytes: the zip directory is missing") from error
+        except BadPickle as error:
+            raise UnreadableFile(path, str(error)) from error
+        except Exception as error:
+            # A pickle of unknown origin can fail in any way, and must not stop the comparison of the other files.
+            raise UnreadableFile(path, f"not a readable torch file ({type(error).__name__}: {error})") from error
+    raise UnreadableFile(path, "not a torch.save file (neither a zip nor a legacy torch file)")
+
+
+def _read_zip(file: MappedFile) -> TorchFile:
+    with file.path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
+        records = {info.filename.partition("/")[2]: _zip_record(file, info) for info in archive.infolist()}
+    if "data.pkl" not in records:
+        raise UnreadableFile(file.path, "a zip file, but torch.save did not write it (it has no data.pkl)")
+    if "byteorder" in records and _bytes(file, records["byteorder"]) == b"big":
+        raise UnreadableFile(file.path, "written on a big-endian machine, which is not read")
+    tree = _unpickle(file, records["data.pkl"], _Rebuilder())
+    storages = {name[5:]: record for name, record in records.items() if name.startswith("data/")}
+    return TorchFile(file.path, tree, storages)
+
+
+def _bytes(file: MappedFile, record: StorageRecord) -> bytes:
+    return bytes(file.memory[record.offset : record.offset + min(record.num_bytes, MAX_PICKLE_BYTES)])
+
+
+def _zip_record(file: MappedFile, info: zipfile.ZipInfo) -> StorageRecord:
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise UnreadableFile(file.path, f"record {info.filename} is compressed, which torch.save never does")
+    name_length, extra_length = struct.unpack_from("<HH", file.memory, info.header_offset + 26)
+    offset = info.header_offset + 30 + name_length + extra_length
+    if offset + info.file_size > len(file):
+        raise UnreadableFile(file.path, f"truncated: record {info.filename} extends past the end of the file")
+    return StorageRecord(offset, info.file_size, info.CRC)
+
+
+def _unpickle(file: MappedFile, record: StorageRecord, rebuilder: _Rebuilder) -> Any:
+    if record.num_bytes > MAX_PICKLE_BYTES:
+        raise UnreadableFile(file.path, f"its pickle has {format_bytes(record.num_bytes)}: not a checkpoint's")
+    return PickleMachine(_bytes(file, record), rebuilder.refer, rebuilder.make).run()
+
+
+def _read_legacy(file: MappedFile) -> TorchFile:
+    data = bytes(file.memory[: min(len(file), MAX_PICKLE_BYTES)])
+    rebuilder, found, at = _Rebuilder(), [], len(LEGACY_START)
+    for _ in range(4):
+        machine = PickleMachine(data, rebuilder.refer, rebuilder.make, start=at)
+        found.append(machine.run())
+        at = machine.end
+    _protocol, system, tree, keys = found
+    if not isinstance(system, dict) or not isinstance(keys, list):
+        raise UnreadableFile(file.path, "not a torch.save file (its list of storages is missing)")
+    if system.get("little_endian") is False:
+        raise UnreadableFile(file.path, "written on a big-endian machine, which is not read")
+    return TorchFile(file.path, tree, dict(_legacy_records(file, at, keys, rebuilder.widths)))
+
+
+def _legacy_records(
+    file: MappedFile, offset: int, keys: list[Any], widths: Mapping[str, int]
+) -> Iterator[tuple[str, StorageRecord]]:
+    for key in map(str, keys):
+        if offset + 8 > len(file):
+            raise UnreadableFile(file.path, f"truncated after {len(file):,} bytes: storage {key} is missing")
+        (num_elements,) = struct.unpack_from("<q", file.memory, offset)
+        num_bytes = num_elements * widths.get(key, 1)
+        offset += 8
+        if num_elements < 0 or offset + num_bytes > len(file):
+            raise UnreadableFile(
+                file.path, f"truncated after {len(file):,} bytes: storage {key} extends past the end of the file"
+            )
+        yield key, StorageRecord(offset, num_bytes)
+        offset += num_bytes
+
+
+def walk_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, TensorNode]]:
+    """Yield a tree's tensors with their dotted names, in file order."""
+    yield from ((entry.name, entry.node) for entry in flatten(tree, name) if isinstance(entry.node, TensorNode))
+
+
+def entry_contents(file: TorchFile, entries: Iterable[tuple[Leaf, TensorRole]], place: Place) -> Contents:
+    """Return every entry of a torch file as a tensor, a value, or one that is not read."""
+    tensors, values, not_read = [], [], []
+    for entry, role in entries:
+        node = _whole_storage(file, entry.node) if isinstance(entry.node, StorageNode) else entry.node
+        try:
+            if isinstance(node, TensorNode):
+                tensors.append(stored(file, entry.name, role, place, node))
+            else:
+                values.append(_value(file, entry, place))
+        except _NotComparable as error:
+            not_read.append(NotRead(entry.name, error.type, file.path, error.why))
+    return Contents(tuple(tensors), values=tuple(values), not_read=tuple(not_read))
+
+
+class _NotComparable(Exception):
+    def __init__(self, type_: str, why: str) -> None:
+        super().__init__(why)
+        self.type = type_
+        self.why = why
+
+
+def _whole_storage(file: TorchFile, node: StorageNode) -> TensorNode:
+    record = file.records.get(node.key)
+    length = record.num_bytes // DTYPE_BYTES[node.dtype] if record else 1
+    return TensorNode(node.key, node.dtype, 0, (length,), (1,))
+
+
+def _value(file: TorchFile, entry: Leaf, place: Place) -> StoredValue:
+    if isinstance(entry.node, Outside):
+        raise _NotComparable("a reference", f"it is stored outside the file, at {entry.node.reference}")
+    try:
+        return value_of(entry.name, place, file.path, entry.node)
+    except NotPlain as error:
+        raise _NotComparable(type(entry.node).__name__.lower(), str(error)) from error
+
+
+def stored(file: TorchFile, name: str, role: TensorRole, place: Place, node: TensorNode) -> StoredTensor:
+    """Return a tensor of a torch file, with the location of its bytes.
+
+    Raises:
+        UnreadableFile: its storage is missing, or shorter than the tensor.
+    """
+    record = file.records.get(node.storage)
+    width = DTYPE_BYTES[node.dtype]
+    if record is None:
+        raise UnreadableFile(file.path, f"the storage of {name or node.storage} is missing")
+    if len(node.shape) != len(node.strides) or min(node.shape, default=0) < 0:
+        raise UnreadableFile(file.path, f"the shape of {name or node.storage} is impossible")
+    span = 1 + sum((length - 1) * stride for length, stride in zip(node.shape, node.strides, strict=True))
+    if 0 in node.shape:
+        span = 0
+    if node.offset < 0 or min(node.strides, default=0) < 0 or (node.offset + span) * width > record.num_bytes:
+        raise UnreadableFile(file.path, f"the storage of {name or node.storage} is shorter than the tensor")
+    segment = Segment(file.path, record.offset + node.offset * width, span * width)
+    strides = None if _is_contiguous(node) else node.strides
+    return StoredTensor(name, role, place, node.dtype, node.shape, (segment,), strides)
+
+
+def _is_contiguous(node: TensorNode) -> bool:
+    expected = 1
+    for length, stride in zip(reversed(node.shape), reversed(node.strides), strict=True):
+        if length != 1 and stride != expected:
+            return 0 in node.shape
+        expected *= length
+    return True

@@ -1,0 +1,111 @@
+"""One form in bytes for each value, so that two values are equal exactly if their forms are."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from bigsci_launch.weights.objects.nodes import Dictionary, Elements, Instance, Named, OddKey
+
+# A value that no dictionary or list of a checkpoint comes near to.
+MAX_DEPTH = 200
+MAX_PARTS = 300_000
+SHOWN = 60
+
+
+class NotPlain(Exception):
+    """The value contains something that has no form: a tensor, an object outside the pickle, or itself."""
+
+
+def encode(value: Any) -> bytes:
+    """Return the form of a value. Kinds of sequence and of dictionary are alike; kinds of number are not.
+
+    Raises:
+        NotPlain: the value contains a tensor, refers to itself, or is nested too deep.
+    """
+    return _Encoder().form(value, 0)
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self._parts = 0
+
+    def form(self, value: Any, depth: int) -> bytes:
+        self._parts += 1
+        if depth > MAX_DEPTH or self._parts > MAX_PARTS:
+            raise NotPlain("it is nested too deep, or too large")
+        plain = _plain_form(value)
+        if plain is not None:
+            return plain
+        if isinstance(value, (list, tuple)):
+            return _joined(b"[", [self.form(item, depth + 1) for item in value])
+        if isinstance(value, Elements):
+            return _joined(b"{", sorted(self.form(item, depth + 1) for item in value.elements))
+        if isinstance(value, dict):
+            form = self._pairs(list(value.items()), depth)
+            states = value.states if isinstance(value, Dictionary) else ()
+            return _joined(b"@", [form, self.form(states, depth + 1)]) if states else form
+        if isinstance(value, OddKey):
+            return self.form(value.key, depth + 1)
+        if isinstance(value, Instance):
+            parts = [value.made_by, value.args, value.kwargs, value.states, value.elements]
+            forms = [self.form(part, depth + 1) for part in parts]
+            return _joined(b"o", [*forms, self._pairs(value.items, depth)])
+        raise NotPlain(f"it contains a {type(value).__name__}")
+
+    def _pairs(self, pairs: list[tuple[Any, Any]], depth: int) -> bytes:
+        forms = [_joined(b":", [self.form(key, depth + 1), self.form(value, depth + 1)]) for key, value in pairs]
+        return _joined(b"d", sorted(forms))
+
+
+def _joined(tag: bytes, forms: list[bytes]) -> bytes:
+    return b"".join([tag, struct.pack("<Q", len(forms)), *(struct.pack("<Q", len(form)) + form for form in forms)])
+
+
+def _plain_form(value: Any) -> bytes | None:
+    if value is None:
+        return b"n"
+    if isinstance(value, bool):
+        return b"1" if value else b"0"
+    if isinstance(value, int):
+        return b"i" + value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    if isinstance(value, float):
+        return b"f" + struct.pack("<d", value)
+    if isinstance(value, str):
+        return b"s" + value.encode("utf-8", "surrogatepass")
+    if isinstance(value, (bytes, bytearray)):
+        return b"b" + value
+    if isinstance(value, Named):
+        return b"c" + str(value).encode("utf-8", "surrogatepass")
+    return None
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether a value is a single number, text, or name."""
+    return value is None or isinstance(value, (bool, int, float, str, bytes, Named))
+
+
+def show(value: Any) -> str:
+    """Return a value in at most `SHOWN` characters."""
+    if isinstance(value, Elements):
+        value = value.elements
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 4 * SHOWN:
+        return f"a number of {value.bit_length():,} bits"
+    if isinstance(value, (bytes, bytearray)):
+        return f"{len(value):,} bytes"
+    if isinstance(value, (list, tuple)) and value:
+        return (
+            f"{len(value):,} values"
+            if len(value) > 8 or not all(map(is_scalar, value))
+            else _short(f"[{', '.join(map(show, value))}]")
+        )
+    if isinstance(value, (list, tuple, dict)):
+        return "empty" if not value else f"{len(value):,} entries"
+    if isinstance(value, Instance):
+        return str(value.made_by)
+    return _short(value[: SHOWN * 2].__repr__() if isinstance(value, str) else str(value))
+
+
+def _short(text: str) -> str:
+    text = text.encode("ascii", "backslashreplace").decode() if not text.isprintable() else text
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."

@@ -1,0 +1,150 @@
+"""Takes a description apart: its tensors and plain values, each under its dotted name.
+
+Names are those that a person would write: `optimizer.param_groups.0.lr`. If two entries of one tree would have the same
+name (`{1: .., "1": ..}`), both get their exact path instead: `[1]` and `['1']`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bigsci_launch.weights.objects.encode import MAX_DEPTH, is_scalar, show
+from bigsci_launch.weights.objects.machine import BadPickle
+from bigsci_launch.weights.objects.nodes import (
+    Dictionary,
+    DressedTensor,
+    Elements,
+    Instance,
+    OddKey,
+    Outside,
+    StorageNode,
+    TensorNode,
+    is_attributes,
+)
+
+# A series of this many numbers or more is one entry.
+LONG_SERIES = 17
+MAX_VISITS = 300_000
+Path = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A part of an object that is no item of it: an attribute, its class, an argument of the call that made it."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One leaf of a tree: a `TensorNode`, `StorageNode`, `Outside`, or a value that `encode` takes."""
+
+    name: str
+    path: Path
+    node: Any
+
+
+def flatten(tree: Any, name: str = "", max_visits: int = MAX_VISITS) -> list[Leaf]:
+    """Return every leaf of a tree in the order of the file, under `name`. What occurs twice is listed twice.
+
+    Raises:
+        BadPickle: the tree is nested too deep, or has more leaves than a checkpoint has.
+    """
+    entries = list(_leaves(tree, name, max_visits))
+    counts = Counter(entry.name for entry in entries)
+    if len(counts) == len(entries):
+        return entries
+    return list(_told_apart(name, entries, counts))
+
+
+def _told_apart(prefix: str, entries: Sequence[Leaf], counts: Counter[str]) -> Iterator[Leaf]:
+    taken: Counter[str] = Counter()
+    for entry in entries:
+        name = entry.name if counts[entry.name] == 1 else f"{prefix}{exact_name(entry.path)}"
+        taken[name] += 1
+        yield Leaf(name if taken[name] == 1 else f"{name} ({taken[name]})", entry.path, entry.node)
+
+
+def _leaves(tree: Any, name: str, max_visits: int) -> Iterator[Leaf]:
+    # An explicit stack, because trees may be deeper than Python recurses. None marks the end of a container.
+    stack: list[tuple[str, Path, Any] | None] = [(name, (), tree)]
+    above: list[int] = []
+    visits = 0
+    while stack:
+        item = stack.pop()
+        if item is None:
+            above.pop()
+            continue
+        visits += 1
+        if visits > max_visits:
+            raise BadPickle(f"its objects have more than {max_visits:,} parts")
+        at, path, node = item
+        children = _children(node)
+        if children is None:
+            yield Leaf(at, path, node)
+        elif id(node) in above:
+            yield Leaf(
+                at, path, f"the object {len(above) - above.index(id(node))} levels above, which contains this one"
+            )
+        else:
+            above.append(id(node))
+            if len(above) > MAX_DEPTH:
+                raise BadPickle(f"its objects are nested more than {MAX_DEPTH} deep")
+            stack.append(None)
+            stack += [(_joined(at, part), (*path, part), child) for part, child in reversed(children)]
+
+
+def _joined(name: str, part: Any) -> str:
+    text = part if isinstance(part, str) else str(part) if isinstance(part, (int, Attribute)) else show(part)
+    return f"{name}.{text}" if name and text else name or text
+
+
+def exact_name(path: Path) -> str:
+    """Return a path that no other path shares: `['a.b'][0].lr`."""
+    return "".join(f".{part}" if isinstance(part, Attribute) else f"[{part!r}]" for part in path)
+
+
+def _children(node: Any) -> list[tuple[Any, Any]] | None:
+    """Return the parts of a node with their names; None for a leaf."""
+    if isinstance(node, (TensorNode, StorageNode, Outside, Elements)) or is_scalar(node):
+        return None
+    if isinstance(node, (list, tuple)):
+        is_series = len(node) >= LONG_SERIES and all(map(is_scalar, node))
+        return None if is_series or not node else list(enumerate(node))
+    if isinstance(node, dict):
+        states = node.states if isinstance(node, Dictionary) else ()
+        return [*((_key(key), value) for key, value in node.items()), *_states(states)] or None
+    if isinstance(node, DressedTensor):
+        return [(Attribute(""), node.tensor), *((Attribute(name), extra) for name, extra in node.extras.items())]
+    if isinstance(node, Instance):
+        return _parts_of(node)
+    return None
+
+
+def _key(key: Any) -> Any:
+    return key.key if isinstance(key, OddKey) else key
+
+
+def _parts_of(node: Instance) -> list[tuple[Any, Any]]:
+    parts: list[tuple[Any, Any]] = [(Attribute("__class__"), node.made_by)]
+    parts += [(Attribute(f"argument {index}"), value) for index, value in enumerate(node.args)]
+    parts += [(Attribute(f"argument {name}"), value) for name, value in node.kwargs.items()]
+    parts += _states(tuple(node.states))
+    parts += [(_key(key), value) for key, value in node.items]
+    return parts + list(enumerate(node.elements))
+
+
+def _states(states: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
+    """Yield attributes that states set, each under its own name; other states as they are."""
+    for state in states:
+        parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+        if all(part is None or is_attributes(part) for part in parts):
+            yield from ((Attribute(name), value) for part in parts for name, value in (part or {}).items())
+        else:
+            yield Attribute("state"), state
