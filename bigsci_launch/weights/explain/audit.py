@@ -29,7 +29,7 @@ def audit_weights(
         CheckpointError: the checkpoint has no tensors, or none is selected.
     """
     holdings = hold(weights, selection, report_progress)
-    if not holdings.tensors and not holdings.unreadable:
+    if not holdings.tensors and not holdings.unreadable and not holdings.not_read:
         raise CheckpointError(f"{weights.path}: no tensor to audit", hint="see --include and --exclude")
     pairs = list(all_pairs(holdings.tensors, ShardingHints.of_metadata(weights.metadata)))
     files = FilePool(MANY_FILES)
@@ -77,6 +77,7 @@ def _as_comparison(
             replace(difference, likely=likely.get((difference.name, difference.place))) for difference in differences
         ),
         unreadable=holdings.unreadable,
+        not_read=holdings.not_read,
         places={name: frozenset(held) for name, held in places.items()},
         groups_a=holdings.groups,
         groups_b=holdings.groups,

@@ -27,7 +27,7 @@ from bigsci_launch.weights.explain.causes import Cause, CopyState, cause_of_cons
 from bigsci_launch.weights.explain.patterns import constant_of
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool
 from bigsci_launch.weights.files.sources import OptimizerGroup, Unreadable, Weights
-from bigsci_launch.weights.files.tensors import Place, StoredTensor, TensorRole, UnreadableFile
+from bigsci_launch.weights.files.tensors import NotRead, Place, StoredTensor, TensorRole, UnreadableFile
 from bigsci_launch.weights.formats.contents import read_contents
 from bigsci_launch.weights.match.copies import TIED, CopyPair, Relation, tied_pairs, tp_pairs
 from bigsci_launch.weights.match.logical import join_dp
@@ -48,11 +48,12 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """All tensors of a checkpoint, its optimizer groups by place, and what could not be read."""
+    """All tensors of a checkpoint, its optimizer groups by place, and the files and entries that could not be read."""
 
     tensors: tuple[StoredTensor, ...]
     groups: dict[Place, tuple[OptimizerGroup, ...]]
     unreadable: tuple[Unreadable, ...]
+    not_read: tuple[NotRead, ...] = ()
 
     _first: dict[tuple[TensorRole, str, Place], StoredTensor] = field(init=False, repr=False, compare=False)
 
@@ -72,6 +73,7 @@ def hold(weights: Weights, selection: Selection = EVERYTHING, report_progress: P
     tensors: list[StoredTensor] = []
     groups: dict[Place, tuple[OptimizerGroup, ...]] = {}
     unreadable = list(weights.broken)
+    not_read: list[NotRead] = []
     for done, source in enumerate(weights.sources):
         try:
             contents = read_contents(source, weights.metadata)
@@ -79,10 +81,11 @@ def hold(weights: Weights, selection: Selection = EVERYTHING, report_progress: P
             unreadable.append(Unreadable(error.path, error.why))
             continue
         tensors += (tensor for tensor in contents.tensors if selection.takes(tensor.name, tensor.role))
+        not_read += (entry for entry in contents.not_read if selection.takes(entry.name, "other"))
         if contents.groups:
             groups[source.place] = contents.groups
         report_progress(done + 1, source.label)
-    return Holdings(tuple(join_dp(tensors, weights.metadata)), groups, tuple(unreadable))
+    return Holdings(tuple(join_dp(tensors, weights.metadata)), groups, tuple(unreadable), tuple(not_read))
 
 
 def copy_findings(weights: Weights, names: set[str], side: str) -> list[WeightsFinding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -263,3 +264,21 @@ def test_names_that_decay_spares() -> None:
     spared = ["1.ln.weight", "2.input_layernorm.weight", "3.up.bias", "5.norm.weight"]
     assert all(map(is_exempt_by_name, spared))
     assert not any(map(is_exempt_by_name, ["1.up.weight", "tied_modules.embed.weight"]))
+
+
+def test_an_audit_lists_what_it_does_not_read(tmp_path: Path, diff: Any) -> None:
+    torch.save({"w": torch.zeros(3)}, tmp_path / "sound.pt")
+    with zipfile.ZipFile(tmp_path / "sound.pt") as sound, zipfile.ZipFile(tmp_path / "w.pt", "w") as made:
+        for info in sound.infolist():
+            data = sound.read(info)
+            # A second entry that refers to something outside the file, as other frameworks' own savers do.
+            made.writestr(
+                info.filename,
+                data[:-1] + b"X\x04\x00\x00\x00pastX\x04\x00\x00\x00disk\x85Qs."
+                if info.filename.endswith("data.pkl")
+                else data,
+            )
+    answer = diff("--audit", tmp_path / "w.pt")
+    assert answer.code == 4
+    assert "not read: past (a reference)" in answer.text
+    assert answer.text.splitlines()[-1].endswith("1 entry not read.")
