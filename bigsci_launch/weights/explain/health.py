@@ -71,7 +71,7 @@ def _broken_in(path: Path) -> tuple[str, ...]:
 
 
 def _broken_names(file: TorchFile) -> tuple[str, ...]:
-    checked = {key: record for key, record in file.records.items() if record.crc is not None}
+    checked = {key: record for key, record in file.records.items() if record.crc is not None and not record.is_deflated}
     with MappedFile(file.path) as mapped:
         memory = memoryview(mapped.memory)
         broken = {key for key, record in checked.items() if _crc(memory, record.offset, record.num_bytes) != record.crc}

@@ -6,13 +6,11 @@ Supports both containers: the zip of torch >= 1.6, and the older chain of pickle
 from __future__ import annotations
 
 import struct
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.units import format_bytes
 from bigsci_launch.weights.files.mapped import MappedFile
 from bigsci_launch.weights.files.sources import Contents
 from bigsci_launch.weights.files.tensors import (
@@ -27,6 +25,7 @@ from bigsci_launch.weights.files.tensors import (
     os_reason,
 )
 from bigsci_launch.weights.formats.values import value_of
+from bigsci_launch.weights.formats.zip_file import inflate, read_zip
 from bigsci_launch.weights.objects.encode import NotPlain, show
 from bigsci_launch.weights.objects.flatten import Leaf, flatten
 from bigsci_launch.weights.objects.machine import BadPickle, PickleMachine
@@ -75,11 +74,15 @@ MAX_PICKLE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class StorageRecord:
-    """Where a storage's bytes are in the file; `crc` comes from the zip directory, None in legacy files."""
+    """Where a storage's bytes are in the file; `crc` comes from the zip directory, None in legacy files.
+
+    If it `is_deflated`, its bytes are not in the file as they are.
+    """
 
     offset: int
     num_bytes: int
     crc: int | None = None
+    is_deflated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +177,7 @@ def read_torch_file(path: Path) -> TorchFile:
     """Parse a `torch.save` file. This takes about a millisecond and reads no tensor bytes.
 
     Raises:
-        UnreadableFile: the file is missing, truncated or compressed, or torch did not write it.
+        UnreadableFile: the file is missing, truncated or damaged, or torch did not write it.
     """
     with MappedFile(path) as file:
         start = bytes(file.memory[: len(LEGACY_START)])
@@ -187,8 +190,6 @@ def read_torch_file(path: Path) -> TorchFile:
             raise
         except OSError as error:
             raise UnreadableFile(path, os_reason(error)) from error
-        except zipfile.BadZipFile as error:
-            raise UnreadableFile(path, f"truncated after {len(file):,} bytes: the zip directory is missing") from error
         except BadPickle as error:
             raise UnreadableFile(path, str(error)) from error
         except Exception as error:
@@ -198,35 +199,24 @@ def read_torch_file(path: Path) -> TorchFile:
 
 
 def _read_zip(file: MappedFile) -> TorchFile:
-    with file.path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
-        records = {info.filename.partition("/")[2]: _zip_record(file, info) for info in archive.infolist()}
-    if "data.pkl" not in records:
+    records = read_zip(file)
+    # torch names every record after the file, as in `model/data.pkl`.
+    folder = next(iter(records), "").partition("/")[0]
+    if f"{folder}/data.pkl" not in records:
         raise UnreadableFile(file.path, "a zip file, but torch.save did not write it (it has no data.pkl)")
-    if "byteorder" in records and _bytes(file, records["byteorder"]) == b"big":
+    order = records.get(f"{folder}/byteorder")
+    if order is not None and inflate(file, order, MAX_PICKLE_BYTES) != b"little":
         raise UnreadableFile(file.path, "written on a big-endian machine, which is not read")
-    tree = _unpickle(file, records["data.pkl"], _Rebuilder())
-    storages = {name[5:]: record for name, record in records.items() if name.startswith("data/")}
+    rebuilder = _Rebuilder()
+    pickled = inflate(file, records[f"{folder}/data.pkl"], MAX_PICKLE_BYTES)
+    tree = PickleMachine(pickled, rebuilder.refer, rebuilder.make).run()
+    prefix = f"{folder}/data/"
+    storages = {
+        name.removeprefix(prefix): StorageRecord(record.offset, record.num_bytes, record.crc, record.is_deflated)
+        for name, record in records.items()
+        if name.startswith(prefix)
+    }
     return TorchFile(file.path, tree, storages)
-
-
-def _bytes(file: MappedFile, record: StorageRecord) -> bytes:
-    return bytes(file.memory[record.offset : record.offset + min(record.num_bytes, MAX_PICKLE_BYTES)])
-
-
-def _zip_record(file: MappedFile, info: zipfile.ZipInfo) -> StorageRecord:
-    if info.compress_type != zipfile.ZIP_STORED:
-        raise UnreadableFile(file.path, f"record {info.filename} is compressed, which torch.save never does")
-    name_length, extra_length = struct.unpack_from("<HH", file.memory, info.header_offset + 26)
-    offset = info.header_offset + 30 + name_length + extra_length
-    if offset + info.file_size > len(file):
-        raise UnreadableFile(file.path, f"truncated: record {info.filename} extends past the end of the file")
-    return StorageRecord(offset, info.file_size, info.CRC)
-
-
-def _unpickle(file: MappedFile, record: StorageRecord, rebuilder: _Rebuilder) -> Any:
-    if record.num_bytes > MAX_PICKLE_BYTES:
-        raise UnreadableFile(file.path, f"its pickle has {format_bytes(record.num_bytes)}: not a checkpoint's")
-    return PickleMachine(_bytes(file, record), rebuilder.refer, rebuilder.make).run()
 
 
 def _read_legacy(file: MappedFile) -> TorchFile:
@@ -273,6 +263,7 @@ def entry_contents(file: TorchFile, entries: Iterable[tuple[Leaf, TensorRole]], 
         node = _whole_storage(file, entry.node) if isinstance(entry.node, StorageNode) else entry.node
         try:
             if isinstance(node, TensorNode):
+                _require_plain_bytes(file, node)
                 tensors.append(stored(file, entry.name, role, place, node))
             else:
                 values.append(_value(file, entry, place))
@@ -286,6 +277,12 @@ class _NotComparable(Exception):
         super().__init__(why)
         self.type = type_
         self.why = why
+
+
+def _require_plain_bytes(file: TorchFile, node: TensorNode) -> None:
+    record = file.records.get(node.storage)
+    if record is not None and record.is_deflated:
+        raise _NotComparable(f"{node.dtype} {list(node.shape)}", "its record of the zip is compressed")
 
 
 def _whole_storage(file: TorchFile, node: StorageNode) -> TensorNode:
@@ -313,6 +310,8 @@ def stored(file: TorchFile, name: str, role: TensorRole, place: Place, node: Ten
     width = DTYPE_BYTES[node.dtype]
     if record is None:
         raise UnreadableFile(file.path, f"the storage of {name or node.storage} is missing")
+    if record.is_deflated:
+        raise UnreadableFile(file.path, f"the storage of {name or node.storage} is compressed")
     if len(node.shape) != len(node.strides) or min(node.shape, default=0) < 0:
         raise UnreadableFile(file.path, f"the shape of {name or node.storage} is impossible")
     span = 1 + sum((length - 1) * stride for length, stride in zip(node.shape, node.strides, strict=True))
