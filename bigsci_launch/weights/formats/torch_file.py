@@ -66,8 +66,10 @@ TORCH_DTYPES = {
     "complex128": "C128",
 }
 ZIP_MAGIC = b"PK\x03\x04"
-# The pickle of torch's magic number, 0x1950a86a20f9469cfc6c.
+# The pickle of torch's magic number, 0x1950a86a20f9469cfc6c, in protocol 2; later protocols begin otherwise.
 LEGACY_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+LEGACY_MAGIC = LEGACY_START[2:]
+MAX_LEGACY_START = 11 + len(LEGACY_MAGIC)
 # Pickles of a checkpoint are small: names and shapes. Anything larger is not a checkpoint's pickle.
 MAX_PICKLE_BYTES = 64 << 20
 
@@ -107,6 +109,9 @@ class _Rebuilder:
             if dtype is not None and isinstance(reference[2], (str, int)):
                 self.widths[str(reference[2])] = DTYPE_BYTES[dtype]
                 return StorageNode(dtype, str(reference[2]))
+        # ("module", class, source file, source): the older container has the source of each module's class.
+        if isinstance(reference, tuple) and len(reference) == 4 and reference[0] == "module":
+            return reference[1]
         return Outside(show(reference))
 
     def make(self, named: Named, args: tuple[Any, ...]) -> Any:
@@ -180,12 +185,12 @@ def read_torch_file(path: Path) -> TorchFile:
         UnreadableFile: the file is missing, truncated or damaged, or torch did not write it.
     """
     with MappedFile(path) as file:
-        start = bytes(file.memory[: len(LEGACY_START)])
+        start = bytes(file.memory[:MAX_LEGACY_START])
         try:
             if start.startswith(ZIP_MAGIC):
                 return _read_zip(file)
-            if start == LEGACY_START:
-                return _read_legacy(file)
+            if start.startswith(b"\x80") and LEGACY_MAGIC in start:
+                return _read_legacy(file, start.index(LEGACY_MAGIC) + len(LEGACY_MAGIC))
         except UnreadableFile:
             raise
         except OSError as error:
@@ -219,9 +224,9 @@ def _read_zip(file: MappedFile) -> TorchFile:
     return TorchFile(file.path, tree, storages)
 
 
-def _read_legacy(file: MappedFile) -> TorchFile:
+def _read_legacy(file: MappedFile, at: int) -> TorchFile:
     data = bytes(file.memory[: min(len(file), MAX_PICKLE_BYTES)])
-    rebuilder, found, at = _Rebuilder(), [], len(LEGACY_START)
+    rebuilder, found = _Rebuilder(), []
     for _ in range(4):
         machine = PickleMachine(data, rebuilder.refer, rebuilder.make, start=at)
         found.append(machine.run())

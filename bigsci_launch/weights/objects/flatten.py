@@ -1,23 +1,26 @@
 """Takes a description apart: its tensors and plain values, each under its dotted name.
 
 Names are those that a person would write: `optimizer.param_groups.0.lr`. If two entries of one tree would have the same
-name (`{1: .., "1": ..}`), both get their exact path instead: `[1]` and `['1']`.
+name (`{1: .., "1": ..}`), both get their exact path instead: `[1]` and `['1']`. A dictionary with keys that are no text
+has one leaf more, `state.(keys)`, which says what they are: `{0: ..}` is neither `{"0": ..}` nor a list.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bigsci_launch.weights.objects.encode import MAX_DEPTH, is_scalar, show
+from bigsci_launch.weights.objects.encode import MAX_DEPTH, NotPlain, encode, is_scalar, show
 from bigsci_launch.weights.objects.machine import BadPickle
 from bigsci_launch.weights.objects.nodes import (
     Dictionary,
     DressedTensor,
     Elements,
     Instance,
+    Named,
     OddKey,
     Outside,
     StorageNode,
@@ -28,6 +31,8 @@ from bigsci_launch.weights.objects.nodes import (
 # A series of this many numbers or more is one entry.
 LONG_SERIES = 17
 MAX_VISITS = 300_000
+# Longer keys are shown with a digest.
+MAX_SHOWN_BITS, MAX_SHOWN_LENGTH = 128, 40
 Path = tuple[Any, ...]
 
 
@@ -101,13 +106,54 @@ def _leaves(tree: Any, name: str, max_visits: int) -> Iterator[Leaf]:
 
 
 def _joined(name: str, part: Any) -> str:
-    text = part if isinstance(part, str) else str(part) if isinstance(part, (int, Attribute)) else show(part)
+    text = part if isinstance(part, str) else key_text(part)
     return f"{name}.{text}" if name and text else name or text
 
 
 def exact_name(path: Path) -> str:
     """Return a path that no other path shares: `['a.b'][0].lr`."""
-    return "".join(f".{part}" if isinstance(part, Attribute) else f"[{part!r}]" for part in path)
+    return "".join(
+        f".{part}" if isinstance(part, Attribute) else f"[{part!r}]" if isinstance(part, str) else f"[{key_text(part)}]"
+        for part in path
+    )
+
+
+def key_text(part: Any) -> str:
+    """Return a key, index or attribute so that different ones have different texts, except 1 and "1"."""
+    if isinstance(part, (str, Attribute)) or part is None or isinstance(part, (bool, float, Named)):
+        return str(part)
+    if isinstance(part, int) and part.bit_length() <= MAX_SHOWN_BITS:
+        return str(part)
+    if isinstance(part, (bytes, tuple)) and _is_short(part):
+        return repr(part)
+    try:
+        digest = hashlib.sha256(encode(part)).hexdigest()[:16]
+    except NotPlain:
+        digest = "not read"
+    kind = "set" if isinstance(part, Elements) else show(part)
+    return f"{kind} {digest}"
+
+
+def _is_short(part: bytes | tuple[Any, ...]) -> bool:
+    if isinstance(part, bytes):
+        return len(part) <= MAX_SHOWN_LENGTH
+    return len(part) <= 4 and all(
+        item is None
+        or isinstance(item, (bool, float))
+        or (isinstance(item, int) and item.bit_length() <= MAX_SHOWN_BITS)
+        or (isinstance(item, (str, bytes)) and len(item) <= MAX_SHOWN_LENGTH)
+        for item in part
+    )
+
+
+def _keyed(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Return a dictionary's entries; if keys are no text, with the leaf that says what they are."""
+    entries = [(key.key if isinstance(key, OddKey) else key, value) for key, value in pairs]
+    kinds = {type(key) for key, _ in entries}
+    if kinds <= {str}:
+        return entries
+    others = [key_text(key) for key, _ in entries if not isinstance(key, str)]
+    return [*entries, (Attribute("(keys)"), kinds.pop().__name__ if len(kinds) == 1 else Elements(sorted(others)))]
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:
@@ -119,7 +165,7 @@ def _children(node: Any) -> list[tuple[Any, Any]] | None:
         return None if is_series or not node else list(enumerate(node))
     if isinstance(node, dict):
         states = node.states if isinstance(node, Dictionary) else ()
-        return [*((_key(key), value) for key, value in node.items()), *_states(states)] or None
+        return [*_keyed(node.items()), *_states(states)] or None
     if isinstance(node, DressedTensor):
         return [(Attribute(""), node.tensor), *((Attribute(name), extra) for name, extra in node.extras.items())]
     if isinstance(node, Instance):
@@ -127,16 +173,12 @@ def _children(node: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
-def _key(key: Any) -> Any:
-    return key.key if isinstance(key, OddKey) else key
-
-
 def _parts_of(node: Instance) -> list[tuple[Any, Any]]:
     parts: list[tuple[Any, Any]] = [(Attribute("__class__"), node.made_by)]
     parts += [(Attribute(f"argument {index}"), value) for index, value in enumerate(node.args)]
     parts += [(Attribute(f"argument {name}"), value) for name, value in node.kwargs.items()]
     parts += _states(tuple(node.states))
-    parts += [(_key(key), value) for key, value in node.items]
+    parts += _keyed(node.items)
     return parts + list(enumerate(node.elements))
 
 

@@ -8,6 +8,7 @@ pickle made, it needs no recursion, and it stops after a number of operations, s
 from __future__ import annotations
 
 import struct
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,6 @@ MAX_KEY_PARTS = 64
 # Larger numbers can be chosen so that all have one hash.
 MAX_KEY = 1 << 60
 MAX_DIGITS = 4300
-RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
 class BadPickle(Exception):
@@ -266,11 +266,15 @@ class PickleMachine:
 
 
 def _named(module: str, name: str) -> Named:
-    """Return what a pickle names, by the name that newer versions of Python and numpy give it."""
+    """Return what a pickle names, by the name that newer versions of Python and numpy give it.
+
+    Protocols 0 to 2, torch's own among them, use the names of Python 2.
+    """
+    module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
     head, _, rest = module.partition(".")
     if head == "numpy" and (rest == "core" or rest.startswith("core.")):
         module = f"numpy._core{rest.removeprefix('core')}"
-    return Named(RENAMED.get(module, module), name)
+    return Named(module, name)
 
 
 def _decimal(text: str) -> int:
@@ -333,6 +337,15 @@ def _with_state(owner: Any, state: Any) -> Any:
     return owner
 
 
+def _bytearray(args: tuple[Any, ...]) -> Any:
+    """Return the description of a bytearray, which each protocol makes by another call; None for unknown arguments."""
+    if len(args) == 2 and isinstance(args[0], str) and args[1] in ("latin1", "latin-1"):
+        args = (args[0].encode("latin-1"),)
+    if len(args) > 1 or not isinstance(args[0] if args else b"", bytes):
+        return None
+    return Instance(Named("builtins", "bytearray"), args or (b"",))
+
+
 def _make_builtin(named: Named, args: tuple[Any, ...]) -> Any:
     """Return what a call of a built-in container makes; None for any other call."""
     module = named.module
@@ -341,6 +354,10 @@ def _make_builtin(named: Named, args: tuple[Any, ...]) -> Any:
         return Instance(first, () if args[2] is None else args[2:])
     if (module, named.name) == ("_codecs", "encode") and len(args) == 2 and args[1] in ("latin1", "latin-1"):
         return first.encode("latin-1") if isinstance(first, str) else None
+    if (module, named.name) == ("builtins", "bytes") and not args:
+        return b""
+    if (module, named.name) == ("builtins", "bytearray"):
+        return _bytearray(args)
     if len(args) > 1 or not isinstance(first, (list, tuple)):
         return None
     if module == "builtins" and named.name in ("set", "frozenset"):
