@@ -201,6 +201,8 @@ different[].max_abs | largest difference; null if it is infinite, as are other n
 different[].rel_l2 | norm of the difference divided by the norm of A
 different[].max_ulp | largest number of representable values between two elements
 different[].fraction | fraction of the elements that differ
+different[].first_at | index of the first element that differs, in the tensor that was compared
+different[].worst_at | index of the element with the largest difference
 different[].likely | likely explanation of the difference
 different[].relation | in an audit, how the two copies are related
 findings[] | {pattern, tensors, coordinates, claim}: what the differences have in common

@@ -20,6 +20,7 @@ from bigsci_launch.weights.compare.comparison import (
     names_text,
 )
 from bigsci_launch.weights.compare.printed import PrintedTensors, measure_printed
+from bigsci_launch.weights.files.boxes import chunks_of, is_equal_by_chunks
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.files.sources import CheckpointMetadata, OptimizerGroup, Unreadable, Weights
 from bigsci_launch.weights.files.tensors import NotRead, Place, StoredTensor, TensorPair, UnreadableFile
@@ -219,8 +220,8 @@ def is_equal(pair: TensorPair, files: FilePool) -> bool:
         from bigsci_launch.weights.formats.digests import digest_of
 
         return digest_of(a, files) == digest_of(b, files)
-    if a.parts or b.parts:
-        return False
+    if a.chunks or b.chunks:
+        return is_equal_by_chunks(a, b, files)
     # A strided tensor's span includes other tensors' bytes: equal spans prove equality, unequal spans prove nothing.
     return equal_segments(a.segments, b.segments, files)
 
@@ -338,6 +339,7 @@ def require_numpy(why: str) -> None:
 
 
 def _close(batch: PairBatch, files: FilePool) -> None:
-    paths = {segment.path for pair in batch.pairs for tensor in pair if tensor for segment in tensor.segments}
+    tensors = [tensor for pair in batch.pairs for tensor in pair if tensor]
+    paths = {segment.path for tensor in tensors for chunk in chunks_of(tensor) for segment in chunk.tensor.segments}
     for path in paths:
         files.close(path)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bigsci_launch.weights.files.elements import Array, as_floats, read_elements, round_to
+from bigsci_launch.weights.files.elements import Array, Window, as_floats, round_to, windows
 from bigsci_launch.weights.files.mapped import FilePool
 from bigsci_launch.weights.files.tensors import StoredTensor
 
@@ -30,7 +30,8 @@ class Statistics:
     """The difference between two tensors of equal shape. Sums and maxima cover elements that are finite on both sides.
 
     `num_differing` counts elements with different bits, `num_unequal` those with different values; NaN equals NaN.
-    `max_ulp` is None unless both are floats of the same dtype.
+    `max_ulp` is None unless both are floats of the same dtype. `first` and `worst` are positions in row-major order
+    of the whole tensor: of the first differing element, and of the one that `max_abs` is about, if there are any.
     """
 
     num_elements: int
@@ -45,6 +46,8 @@ class Statistics:
     sum_squares_b: float
     sum_products: float
     sum_squared_differences: float
+    first: int | None = None
+    worst: int | None = None
 
     @property
     def fraction(self) -> float:
@@ -83,6 +86,8 @@ class Statistics:
             sum_squares_b=self.sum_squares_b + other.sum_squares_b,
             sum_products=self.sum_products + other.sum_products,
             sum_squared_differences=self.sum_squared_differences + other.sum_squared_differences,
+            first=min((first for first in (self.first, other.first) if first is not None), default=None),
+            worst=self.worst if self.max_abs >= other.max_abs else other.worst,
         )
 
 
@@ -102,10 +107,16 @@ def measure(a: StoredTensor, b: StoredTensor, files: FilePool) -> Statistics:
         UnreadableFile: a file has been removed or has become shorter.
     """
     total = NOTHING
-    for start, stop in ranges(a.num_elements, CHUNK):
-        left, right = read_elements(a, start, stop, files), read_elements(b, start, stop, files)
-        total += _chunk(left, right, a.dtype, b.dtype)
+    for window in windows(a, b, files, CHUNK):
+        found = _chunk(window.left, window.right, a.dtype, b.dtype, total.max_abs)
+        total += found if found.first is None else _moved(found, window)
     return total
+
+
+def _moved(found: Statistics, window: Window) -> Statistics:
+    """Return the statistics of a window with positions in the whole tensor."""
+    first, worst = (at if at is None else window.position(at) for at in (found.first, found.worst))
+    return replace(found, first=first, worst=worst)
 
 
 def measure_rounded(master: StoredTensor, weight: StoredTensor, files: FilePool) -> Statistics | None:
@@ -113,34 +124,39 @@ def measure_rounded(master: StoredTensor, weight: StoredTensor, files: FilePool)
     if master.dtype != "F32" or weight.dtype not in ("BF16", "F16"):
         return None
     total = NOTHING
-    for start, stop in ranges(weight.num_elements, CHUNK):
-        rounded = round_to(read_elements(master, start, stop, files), weight.dtype)
-        total += _chunk(rounded, read_elements(weight, start, stop, files), weight.dtype, weight.dtype)
+    for window in windows(master, weight, files, CHUNK):
+        found = _chunk(round_to(window.left, weight.dtype), window.right, weight.dtype, weight.dtype, total.max_abs)
+        total += found if found.first is None else _moved(found, window)
     return total
 
 
 @np.errstate(all="ignore")
-def _chunk(a: Array, b: Array, dtype_a: str, dtype_b: str) -> Statistics:
+def _chunk(a: Array, b: Array, dtype_a: str, dtype_b: str, known: float = 0.0) -> Statistics:
+    """Measure a window. Its worst element is looked up only if its difference is larger than the `known` one."""
     values_a, values_b = as_floats(a, dtype_a), as_floats(b, dtype_b)
     difference = values_a - values_b
     num_unequal = int(np.count_nonzero(difference))
     squares_a, squares_b = float(np.dot(values_a, values_a)), float(np.dot(values_b, values_b))
     squares = float(np.dot(difference, difference))
     if not (_is_exact(squares_a, values_a) and _is_exact(squares_b, values_b) and _is_exact(squares, num_unequal)):
-        return _chunk_in_float64(a, b, dtype_a, dtype_b)
+        return _chunk_in_float64(a, b, dtype_a, dtype_b, known)
+    max_abs = float(np.max(np.abs(difference, out=difference), initial=0.0))
+    num_differing, first = _differing(a, b, dtype_a, dtype_b)
     return Statistics(
         num_elements=a.size,
-        num_differing=_num_differing(a, b, dtype_a, dtype_b),
+        num_differing=num_differing,
         num_unequal=num_unequal,
         num_nan_a=0,
         num_nan_b=0,
         num_nan_on_one_side=0,
-        max_abs=float(np.max(np.abs(difference, out=difference), initial=0.0)),
+        max_abs=max_abs,
         max_ulp=_max_ulp(a, b) if dtype_a == dtype_b and dtype_a in FLOATS else None,
         sum_squares_a=squares_a,
         sum_squares_b=squares_b,
         sum_products=float(np.dot(values_a, values_b)),
         sum_squared_differences=squares,
+        first=first,
+        worst=int(difference.argmax()) * a.size // difference.size if max_abs > known else None,
     )
 
 
@@ -152,7 +168,7 @@ def _is_exact(sum_of_squares: float, values: Array | int) -> bool:
 
 
 @np.errstate(all="ignore")
-def _chunk_in_float64(a: Array, b: Array, dtype_a: str, dtype_b: str) -> Statistics:
+def _chunk_in_float64(a: Array, b: Array, dtype_a: str, dtype_b: str, known: float) -> Statistics:
     """Measure a chunk that has NaN, infinities, or numbers whose squares exceed float32's range. Slower, but exact."""
     values_a, values_b = as_floats(a, dtype_a).astype(np.float64), as_floats(b, dtype_b).astype(np.float64)
     nan_a, nan_b = np.isnan(values_a), np.isnan(values_b)
@@ -160,29 +176,41 @@ def _chunk_in_float64(a: Array, b: Array, dtype_a: str, dtype_b: str) -> Statist
     left, right = values_a[is_finite], values_b[is_finite]
     difference = left - right
     is_comparable = is_finite if a.size == is_finite.size else np.zeros(a.size, bool)
+    max_abs = float(np.max(np.abs(difference), initial=0.0))
+    num_differing, first = _differing(a, b, dtype_a, dtype_b)
+    worst = int(np.flatnonzero(is_finite)[np.abs(difference).argmax()]) if max_abs > known else None
     return Statistics(
         num_elements=a.size,
-        num_differing=_num_differing(a, b, dtype_a, dtype_b),
+        num_differing=num_differing,
         num_unequal=int(np.count_nonzero((values_a != values_b) & ~(nan_a & nan_b))),
         num_nan_a=int(np.count_nonzero(nan_a)),
         num_nan_b=int(np.count_nonzero(nan_b)),
         num_nan_on_one_side=int(np.count_nonzero(nan_a ^ nan_b)),
-        max_abs=float(np.max(np.abs(difference), initial=0.0)),
+        max_abs=max_abs,
         max_ulp=_max_ulp(a[is_comparable], b[is_comparable]) if dtype_a == dtype_b and dtype_a in FLOATS else None,
         sum_squares_a=float(np.dot(left, left)),
         sum_squares_b=float(np.dot(right, right)),
         sum_products=float(np.dot(left, right)),
         sum_squared_differences=float(np.dot(difference, difference)),
+        first=first,
+        worst=None if worst is None else worst * a.size // values_a.size,
     )
 
 
-def _num_differing(a: Array, b: Array, dtype_a: str, dtype_b: str) -> int:
+def _differing(a: Array, b: Array, dtype_a: str, dtype_b: str) -> tuple[int, int | None]:
+    """Return how many elements have different bits (if the dtypes differ, different values), and the first of them."""
+    are_apart = _are_apart(a, b, dtype_a, dtype_b)
+    count = int(np.count_nonzero(are_apart))
+    return count, int(are_apart.argmax()) if count else None
+
+
+def _are_apart(a: Array, b: Array, dtype_a: str, dtype_b: str) -> Array:
     if dtype_a != dtype_b:
-        return int(a.size - np.count_nonzero(as_floats(a, dtype_a) == as_floats(b, dtype_b)))
+        return np.asarray(as_floats(a, dtype_a) != as_floats(b, dtype_b))
     if a.itemsize == 16:
-        return int(np.count_nonzero((a.view(np.uint64) != b.view(np.uint64)).reshape(-1, 2).any(axis=1)))
+        return np.asarray((a.view(np.uint64) != b.view(np.uint64)).reshape(-1, 2).any(axis=1))
     bits = UNSIGNED[a.itemsize]
-    return int(np.count_nonzero(a.view(bits) != b.view(bits)))
+    return np.asarray(a.view(bits) != b.view(bits))
 
 
 def _max_ulp(a: Array, b: Array) -> int:

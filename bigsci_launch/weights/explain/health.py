@@ -39,6 +39,8 @@ def non_finite(tensors: Sequence[StoredTensor], files: FilePool) -> Iterator[Wei
 @np.errstate(all="ignore")
 def num_non_finite(tensor: StoredTensor, files: FilePool) -> int:
     """Return how many elements are NaN or infinite."""
+    if tensor.chunks:
+        return sum(num_non_finite(chunk.tensor, files) for chunk in tensor.chunks)
     total = 0
     for start, stop in ranges(tensor.num_elements, CHUNK):
         values = as_floats(read_elements(tensor, start, stop, files), tensor.dtype)

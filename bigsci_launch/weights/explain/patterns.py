@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from bigsci_launch.topology.words import agree
+from bigsci_launch.weights.compare.compare import is_equal
 from bigsci_launch.weights.compare.comparison import (
     Comparison,
     Difference,
@@ -20,8 +21,8 @@ from bigsci_launch.weights.compare.comparison import (
     where_text,
 )
 from bigsci_launch.weights.compare.places import describe_places
-from bigsci_launch.weights.compare.statistics import ranges
-from bigsci_launch.weights.files.elements import as_floats, read_elements, round_to
+from bigsci_launch.weights.files.boxes import chunks_of, index_of
+from bigsci_launch.weights.files.elements import as_floats, read_elements, round_to, windows
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.files.tensors import DTYPE_BYTES, Place, Segment, StoredTensor
 
@@ -99,17 +100,24 @@ def constant_of(tensor: StoredTensor, files: FilePool) -> float | None:
         from bigsci_launch.weights.formats.text_dump import printed_constant
 
         return printed_constant(tensor)
-    width = DTYPE_BYTES[tensor.dtype]
-    if not tensor.has_bytes or tensor.strides is not None or len(tensor.segments) != 1:
+    parts = [chunk.tensor for chunk in chunks_of(tensor)]
+    if not tensor.has_bytes or tensor.num_elements == 0 or DTYPE_BYTES[tensor.dtype] > 8:
         return None
-    if tensor.num_elements == 0 or width > 8:
+    if any(part.strides is not None for part in parts):
         return None
-    whole = tensor.segments[0]
-    shifted = Segment(whole.path, whole.offset + width, whole.num_bytes - width)
-    head = Segment(whole.path, whole.offset, whole.num_bytes - width)
-    if not equal_segments((head,), (shifted,), files):
+    segments = [segment for part in parts for segment in part.segments if segment.num_bytes]
+    if not all(_is_constant(segment, segments[0], DTYPE_BYTES[tensor.dtype], files) for segment in segments):
         return None
     return float(as_floats(read_elements(tensor, 0, 1, files), tensor.dtype)[0])
+
+
+def _is_constant(segment: Segment, first: Segment, width: int, files: FilePool) -> bool:
+    """Whether all elements of a segment have the bits of the first element of the `first` segment."""
+    if not equal_segments((replace(segment, num_bytes=width),), (replace(first, num_bytes=width),), files):
+        return False
+    head = Segment(segment.path, segment.offset, segment.num_bytes - width)
+    shifted = Segment(segment.path, segment.offset + width, segment.num_bytes - width)
+    return equal_segments((head,), (shifted,), files)
 
 
 def _missing_and_extra(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
@@ -183,11 +191,10 @@ def is_rounded(wide: StoredTensor, narrow: StoredTensor, files: FilePool) -> boo
     if wide.dtype not in ("F64", "F32") or narrow.dtype not in ("F32", "F16", "BF16"):
         return False
     width = f"u{DTYPE_BYTES[narrow.dtype]}"
-    for start, stop in ranges(wide.num_elements, CHECK_ELEMENTS):
-        rounded = round_to(read_elements(wide, start, stop, files), narrow.dtype)
-        if not bool((rounded.view(width) == read_elements(narrow, start, stop, files).view(width)).all()):
-            return False
-    return True
+    return all(
+        bool((round_to(window.left, narrow.dtype).view(width) == window.right.view(width)).all())
+        for window in windows(wide, narrow, files, CHECK_ELEMENTS)
+    )
 
 
 def _permutations(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:
@@ -213,14 +220,14 @@ def _permutations(comparison: Comparison, files: FilePool) -> Iterator[PatternMa
 
 
 def _is_comparable(tensor: StoredTensor) -> bool:
-    return tensor.digest is not None or (tensor.has_shape and not tensor.parts and tensor.num_elements > 1)
+    return tensor.digest is not None or (tensor.has_shape and tensor.num_elements > 1)
 
 
 def _is_same(a: StoredTensor, b: StoredTensor, files: FilePool) -> bool:
     """Whether two tensors with the same fingerprint are equal. A digest is its own fingerprint."""
     if a.digest is not None and b.digest is not None:
         return True
-    return a.strides == b.strides is None and equal_segments(a.segments, b.segments, files)
+    return is_equal((a, b), files)
 
 
 def _source_text(origin: Difference, difference: Difference) -> str:
@@ -264,21 +271,15 @@ def _corrupted_bytes(comparison: Comparison, files: FilePool) -> Iterator[Patter
     alone = comparison.differences[0] if len(comparison.differences) == 1 else None
     if alone is None or alone.a is None or alone.b is None or alone.statistics is None or alone.kind == "dtype":
         return
-    if alone.statistics.num_differing != 1 or not alone.a.has_bytes or not alone.b.has_bytes:
+    at = alone.statistics.first
+    if alone.statistics.num_differing != 1 or at is None:
         return
-    at = next(_differing(alone.a, alone.b, files))
     raw_a, raw_b = (read_elements(side, at, at + 1, files).tobytes() for side in (alone.a, alone.b))
     if sum(x != y for x, y in zip(raw_a, raw_b, strict=True)) == 1:
+        where = list(index_of(at, alone.a.shape))
         yield PatternMatch(
-            alone, "corrupted byte", f"differs in one byte of element {at:,} and nowhere else: a byte was corrupted"
+            alone, "corrupted byte", f"differs in one byte of element {where} and nowhere else: a byte was corrupted"
         )
-
-
-def _differing(a: StoredTensor, b: StoredTensor, files: FilePool) -> Iterator[int]:
-    """Yield the positions of the elements with different bits."""
-    for start, stop in ranges(a.num_elements, CHECK_ELEMENTS):
-        left, right = (read_elements(side, start, stop, files).view(f"u{DTYPE_BYTES[a.dtype]}") for side in (a, b))
-        yield from (start + int(at) for at in (left != right).nonzero()[0])
 
 
 def _random_states(comparison: Comparison, files: FilePool) -> Iterator[PatternMatch]:

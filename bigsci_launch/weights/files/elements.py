@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 # BLAS would start one thread per core, each with its own buffers, for dot products that fit in a cache.
@@ -12,8 +14,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 import numpy.typing as npt
 
+from bigsci_launch.weights.files.boxes import Numbers, Region, index_of, inside, overlaps, pieces_of, run_in, shared_box
 from bigsci_launch.weights.files.mapped import FilePool
-from bigsci_launch.weights.files.tensors import DTYPE_BYTES, Segment, StoredTensor, UnreadableFile, cut_segments
+from bigsci_launch.weights.files.tensors import (
+    DTYPE_BYTES,
+    Segment,
+    StoredTensor,
+    UnreadableFile,
+    cut_segments,
+)
 
 Array = npt.NDArray[Any]
 
@@ -45,10 +54,10 @@ def read_elements(tensor: StoredTensor, start: int, stop: int, files: FilePool) 
     Raises:
         UnreadableFile: the file has been removed or has become shorter.
     """
-    if tensor.parts:
-        return _interleaved(tensor, start, stop, files)
+    if tensor.chunks:
+        return _chunked(tensor, start, stop, files)
     if tensor.strides is not None:
-        return _strided(tensor, start, stop, files)
+        return np.asarray(_shaped(tensor, files).flat[start:stop])
     width = DTYPE_BYTES[tensor.dtype]
     pieces = [_view(tensor, segment, files) for segment in cut_segments(tensor.segments, start * width, stop * width)]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.empty(0, STORED_AS[tensor.dtype])])
@@ -62,27 +71,109 @@ def _view(tensor: StoredTensor, segment: Segment, files: FilePool) -> Array:
     return np.frombuffer(memory, dtype, segment.num_bytes // DTYPE_BYTES[tensor.dtype], segment.offset)
 
 
-def _strided(tensor: StoredTensor, start: int, stop: int, files: FilePool) -> Array:
-    width = DTYPE_BYTES[tensor.dtype]
+def _shaped(tensor: StoredTensor, files: FilePool) -> Array:
+    """Return a tensor of one segment in its shape, as a view of the file."""
     flat = _view(tensor, tensor.segments[0], files)
-    strides = [stride * width for stride in tensor.strides or ()]
-    shaped = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)
-    return np.asarray(shaped.flat[start:stop])
+    if tensor.strides is None:
+        return flat.reshape(tensor.shape)
+    strides = [stride * DTYPE_BYTES[tensor.dtype] for stride in tensor.strides]
+    return np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)
 
 
-def _interleaved(tensor: StoredTensor, start: int, stop: int, files: FilePool) -> Array:
-    """Return elements of a tensor split along `dim`, joining whole rows (all elements of one outer index)."""
-    inner = math.prod(tensor.shape[tensor.dim + 1 :])
-    widths = [part.shape[tensor.dim] * inner for part in tensor.parts]
-    row = sum(widths)
-    first, last = start // row, -(-stop // row)
-    rows = np.empty((last - first, row), STORED_AS[tensor.dtype])
-    begin = 0
-    for part, width in zip(tensor.parts, widths, strict=True):
-        piece = read_elements(part, first * width, last * width, files)
-        rows[:, begin : begin + width] = piece.reshape(last - first, width)
-        begin += width
-    return rows.reshape(-1)[start - first * row : stop - first * row]
+def read_box(tensor: StoredTensor, offsets: Sequence[int], shape: Sequence[int], files: FilePool) -> Array:
+    """Return a box of a tensor without chunks, in the box's shape: a view of the file if the tensor is one segment.
+
+    Raises:
+        UnreadableFile: the file has been removed or has become shorter.
+    """
+    if len(tensor.segments) == 1:
+        box = tuple(slice(first, first + size) for first, size in zip(offsets, shape, strict=True))
+        return np.asarray(_shaped(tensor, files)[box])
+    span = run_in(tensor.shape, tuple(offsets), tuple(shape))
+    if span is not None:
+        return read_elements(tensor, *span, files).reshape(shape)
+    dim = next(dim for dim, size in enumerate(shape) if size > 1)
+    rows = [
+        read_box(tensor, (*offsets[:dim], row, *offsets[dim + 1 :]), (*shape[:dim], 1, *shape[dim + 1 :]), files)
+        for row in range(offsets[dim], offsets[dim] + shape[dim])
+    ]
+    return np.concatenate(rows, axis=dim)
+
+
+def _chunked(tensor: StoredTensor, start: int, stop: int, files: FilePool) -> Array:
+    found = np.empty(stop - start, STORED_AS[tensor.dtype])
+    for offsets, shape in _boxes_of_range(tensor.shape, start, stop):
+        first = sum(offset * math.prod(tensor.shape[dim + 1 :]) for dim, offset in enumerate(offsets)) - start
+        box = found[first : first + math.prod(shape)].reshape(shape)
+        for chunk in tensor.chunks:
+            shared = shared_box(offsets, shape, chunk.offsets, chunk.tensor.shape)
+            if shared is not None:
+                first_of, size_of = shared
+                at = tuple(
+                    slice(low - begin, low - begin + size)
+                    for low, begin, size in zip(first_of, offsets, size_of, strict=True)
+                )
+                box[at] = read_box(chunk.tensor, inside(chunk, first_of), size_of, files)
+    return found
+
+
+def _boxes_of_range(shape: Numbers, start: int, stop: int) -> Iterator[Region]:
+    """Cut a range of positions in row-major order into boxes, in order."""
+    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    while start < stop:
+        # The outermost dim whose rows begin here and end within the range.
+        dim = next(d for d, stride in enumerate(strides) if start % stride == 0 and start + stride <= stop)
+        offsets = tuple(start // stride % length for stride, length in zip(strides, shape, strict=True))
+        rows = min((stop - start) // strides[dim], shape[dim] - offsets[dim])
+        yield offsets, (*(1,) * dim, rows, *shape[dim + 1 :])
+        start += rows * strides[dim]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The same elements of two tensors, flat; `positions` are those of the window's box in a tensor of `whole`."""
+
+    left: Array
+    right: Array
+    offsets: Numbers
+    shape: Numbers
+    whole: Numbers
+
+    def position(self, at: int) -> int:
+        """Return the position in the whole, in row-major order, of the window's element `at`."""
+        position = 0
+        for index, offset, length in zip(index_of(at, self.shape), self.offsets, self.whole, strict=True):
+            position = position * length + index + offset
+        return position
+
+
+def windows(a: StoredTensor, b: StoredTensor, files: FilePool, limit: int) -> Iterator[Window]:
+    """Yield two tensors with equally many elements, at most `limit` elements at a time, each element once.
+
+    Raises:
+        UnreadableFile: a file has been removed or has become shorter.
+    """
+    if a.shape == b.shape and (a.chunks or b.chunks):
+        for overlap in overlaps(a, b):
+            for offsets, shape in pieces_of(overlap.offsets, overlap.shape, limit):
+                left, right = (
+                    np.ascontiguousarray(read_box(chunk.tensor, inside(chunk, offsets), shape, files)).reshape(-1)
+                    for chunk in (overlap.a, overlap.b)
+                )
+                yield Window(left, right, offsets, shape, a.shape)
+        return
+    for start in range(0, b.num_elements, limit):
+        stop = min(start + limit, b.num_elements)
+        left, right = (read_elements(side, start, stop, files) for side in (a, b))
+        yield Window(left, right, (start,), (stop - start,), (b.num_elements,))
+
+
+def are_same_bits(a: Array, b: Array) -> bool:
+    """Whether two arrays of one dtype and shape have the same bits."""
+    if a.itemsize > 8:
+        return a.tobytes() == b.tobytes()
+    bits = f"u{a.itemsize}"
+    return bool(np.array_equal(a.view(bits), b.view(bits)))
 
 
 def as_floats(stored: Array, dtype: str) -> Array:

@@ -79,9 +79,10 @@ class StoredTensor:
     """A tensor stored in one file or in several.
 
     `segments` contain its elements in row-major order, one after the other. `strides` (in elements) is set if the
-    elements have another layout; there is then one segment, which begins at the first element. `parts` are the shards
-    of a tensor that is split along `dim`, in order; there are then no segments. If only a `digest`, or the text that
-    torch `printed`, is known, one empty segment records the file's path. The shape of a printed tensor is unknown.
+    elements have another layout; there is then one segment, which begins at the first element. `chunks` are the boxes
+    of a tensor that is split along several dims, or along a dim that is not the first; they cover it exactly, have no
+    chunks themselves, and there are then no segments. If only a `digest`, or the text that torch `printed`, is known,
+    one empty segment records the file's path. The shape of a printed tensor is unknown.
     """
 
     name: str
@@ -91,8 +92,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     segments: tuple[Segment, ...]
     strides: tuple[int, ...] | None = None
-    parts: tuple[StoredTensor, ...] = ()
-    dim: int = 0
+    chunks: tuple[Chunk, ...] = ()
     digest: str | None = None
     printed: str | None = None
 
@@ -116,7 +116,15 @@ class StoredTensor:
 
     @property
     def path(self) -> Path:
-        return self.segments[0].path if self.segments else self.parts[0].path
+        return self.segments[0].path if self.segments else self.chunks[0].tensor.path
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A box of a larger tensor: `offsets` are those of its first element there."""
+
+    offsets: tuple[int, ...]
+    tensor: StoredTensor
 
 
 def cut_segments(segments: Sequence[Segment], first: int, last: int) -> tuple[Segment, ...]:

@@ -145,7 +145,7 @@ def digest_of(tensor: StoredTensor, files: FilePool) -> str:
     if tensor.digest is not None:
         return tensor.digest
     hasher = _hasher()()
-    if tensor.strides is None and not tensor.parts:
+    if tensor.strides is None and not tensor.chunks:
         for segment in tensor.segments:
             memory = memoryview(files.get(segment.path).memory)
             hasher.update(memory[segment.offset : segment.offset + segment.num_bytes])

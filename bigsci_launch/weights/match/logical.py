@@ -6,12 +6,15 @@ numbers of them, along the dimension in which their shapes agree with a common w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from bigsci_launch.weights.files.boxes import assemble
 from bigsci_launch.weights.files.sources import CheckpointMetadata
 from bigsci_launch.weights.files.tensors import (
     OPTIMIZER_ROLES,
+    Chunk,
     Place,
     Segment,
     StoredTensor,
@@ -203,13 +206,20 @@ def join_tp(parts: Sequence[StoredTensor], dim: int, hints: ShardingHints, place
     first = parts[0]
     if len(parts) == 1:
         return replace(first, place=replace(place, tp=None))
-    total = sum(part.shape[dim] for part in parts)
-    shape = (*first.shape[:dim], total, *first.shape[dim + 1 :])
+    starts = list(itertools.accumulate((part.shape[dim] for part in parts), initial=0))
+    shape = (*first.shape[:dim], starts[-1], *first.shape[dim + 1 :])
     whole = StoredTensor(first.name, first.role, replace(place, tp=None), first.dtype, shape, ())
-    if dim == 0 and all(part.segments and part.strides is None for part in parts):
-        ordered = _halves(parts) if matches(hints.in_halves, first.name) else [part.segments for part in parts]
-        return replace(whole, segments=tuple(segment for segments in ordered for segment in segments))
-    return replace(whole, parts=tuple(parts), dim=dim)
+    if dim == 0 and matches(hints.in_halves, first.name) and all(_is_plain(part) for part in parts):
+        return replace(whole, segments=tuple(segment for segments in _halves(parts) for segment in segments))
+    chunks = [
+        Chunk(tuple(start if axis == dim else 0 for axis in range(len(shape))), part)
+        for start, part in zip(starts[:-1], parts, strict=True)
+    ]
+    return assemble(whole, chunks)
+
+
+def _is_plain(part: StoredTensor) -> bool:
+    return bool(part.segments) and part.strides is None
 
 
 def _halves(parts: Sequence[StoredTensor]) -> list[tuple[Segment, ...]]:

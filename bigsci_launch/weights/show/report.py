@@ -16,6 +16,7 @@ from bigsci_launch.weights.compare.comparison import (
     where_text,
 )
 from bigsci_launch.weights.compare.places import describe_places, describe_range, is_product
+from bigsci_launch.weights.files.boxes import index_of
 from bigsci_launch.weights.files.tensors import NotRead, StoredTensor
 
 if TYPE_CHECKING:
@@ -192,7 +193,16 @@ def _amount(difference: Difference, *, is_worst: bool) -> str:
     rel = "" if relative is None else f", rel {relative:.2g}"
     ulp = "" if statistics.max_ulp is None else f", up to {statistics.max_ulp:,} ulp"
     share = _share(statistics)
-    return f"{worst}{share}{' of elements' * share.endswith('%')}{rel}, max {statistics.max_abs:.3g}{ulp}"
+    at = _where(difference) if not share.endswith("%") else " of elements"
+    return f"{worst}{share}{at}{rel}, max {statistics.max_abs:.3g}{ulp}"
+
+
+def _where(difference: Difference) -> str:
+    """Return where the first differing element is: ` at [3, 17]`; empty if that is not known."""
+    if difference.a is None or difference.statistics is None or difference.statistics.first is None:
+        return ""
+    index = _index(difference, difference.statistics.first)
+    return f" at {index}" if difference.statistics.num_differing == 1 else f" (the first at {index})"
 
 
 def _share(statistics: Statistics) -> str:
@@ -291,9 +301,15 @@ def _difference_document(difference: Difference) -> dict[str, Any]:
         "rel_l2": _finite(statistics.relative) if statistics else None,
         "max_ulp": statistics.max_ulp if statistics else None,
         "fraction": statistics.fraction if statistics else None,
+        "first_at": _index(difference, statistics.first) if statistics else None,
+        "worst_at": _index(difference, statistics.worst) if statistics else None,
         "likely": difference.likely,
         "relation": difference.relation or None,
     }
+
+
+def _index(difference: Difference, position: int | None) -> list[int] | None:
+    return None if position is None or difference.a is None else list(index_of(position, difference.a.shape))
 
 
 def _value_document(difference: ValueDifference) -> dict[str, Any]:

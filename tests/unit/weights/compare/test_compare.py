@@ -28,6 +28,17 @@ def pair(tmp_path: Path, save_arrays: Callable[..., Path]) -> Callable[..., tupl
     return make
 
 
+def test_few_differing_elements_are_named_by_their_index(pair: Any, diff: Any) -> None:
+    a = np.arange(200, dtype=np.float32).reshape(10, 20)
+    b = a.copy()
+    b[3, 17] += 1.5
+    assert "in v: 1 element at [3, 17], " in diff(*pair({"w": a, "v": a}, {"w": b, "v": b})).text
+    b[7, 2] -= 9
+    answer = diff(*pair({"w": a, "v": a}, {"w": b, "v": b}), "--json").document["different"][0]
+    assert (answer["first_at"], answer["worst_at"]) == ([3, 17], [7, 2])
+    assert "2 elements (the first at [3, 17])" in diff(*pair({"w": a, "v": a}, {"w": b, "v": b})).text
+
+
 def test_equal_checkpoints_are_equal_to_the_bit(tmp_path: Path, tiny: Any, diff: Any) -> None:
     tiny().write(tmp_path / "a")
     tiny().write(tmp_path / "b")
@@ -312,8 +323,8 @@ def test_the_document_has_the_published_keys(pair: Any, diff: Any) -> None:
         "values_compared", "values", "not_read", "unreadable", "notes", "seam",
     ]  # fmt: skip
     assert list(document["different"][0]) == [
-        "tensor", "role", "a", "b", "coordinate", "kind", "max_abs", "rel_l2", "max_ulp", "fraction", "likely",
-        "relation",
+        "tensor", "role", "a", "b", "coordinate", "kind", "max_abs", "rel_l2", "max_ulp", "fraction", "first_at",
+        "worst_at", "likely", "relation",
     ]  # fmt: skip
     assert list(document["findings"][0]) == ["pattern", "tensors", "coordinates", "claim"]
     assert (document["schema_version"], document["different"][0]["coordinate"]) == (1, None)
