@@ -185,26 +185,37 @@ def read_torch_file(path: Path) -> TorchFile:
         UnreadableFile: the file is missing, truncated or damaged, or torch did not write it.
     """
     with MappedFile(path) as file:
-        start = bytes(file.memory[:MAX_LEGACY_START])
-        try:
-            if start.startswith(ZIP_MAGIC):
-                return _read_zip(file)
-            if start.startswith(b"\x80") and LEGACY_MAGIC in start:
-                return _read_legacy(file, start.index(LEGACY_MAGIC) + len(LEGACY_MAGIC))
-        except UnreadableFile:
-            raise
-        except OSError as error:
-            raise UnreadableFile(path, os_reason(error)) from error
-        except BadPickle as error:
-            raise UnreadableFile(path, str(error)) from error
-        except Exception as error:
-            # A pickle of unknown origin can fail in any way, and must not stop the comparison of the other files.
-            raise UnreadableFile(path, f"not a readable torch file ({type(error).__name__}: {error})") from error
-    raise UnreadableFile(path, "not a torch.save file (neither a zip nor a legacy torch file)")
+        return read_torch_slice(file, 0, len(file))
 
 
-def _read_zip(file: MappedFile) -> TorchFile:
-    records = read_zip(file)
+def read_torch_slice(file: MappedFile, start: int, length: int) -> TorchFile:
+    """Parse the `torch.save` file that fills `length` bytes of a larger file from `start`.
+
+    Raises:
+        UnreadableFile: the file ends before it, or it is damaged, or torch did not write it.
+    """
+    if not 0 <= start <= start + length <= len(file):
+        raise UnreadableFile(file.path, f"truncated: ends at byte {len(file):,} instead of {start + length:,}")
+    head = bytes(file.memory[start : start + min(length, MAX_LEGACY_START)])
+    try:
+        if head.startswith(ZIP_MAGIC):
+            return _read_zip(file, start, length)
+        if head.startswith(b"\x80") and LEGACY_MAGIC in head:
+            return _read_legacy(file, start + head.index(LEGACY_MAGIC) + len(LEGACY_MAGIC), start + length)
+    except UnreadableFile:
+        raise
+    except OSError as error:
+        raise UnreadableFile(file.path, os_reason(error)) from error
+    except BadPickle as error:
+        raise UnreadableFile(file.path, str(error)) from error
+    except Exception as error:
+        # A pickle of unknown origin can fail in any way, and must not stop the comparison of the other files.
+        raise UnreadableFile(file.path, f"not a readable torch file ({type(error).__name__}: {error})") from error
+    raise UnreadableFile(file.path, "not a torch.save file (neither a zip nor a legacy torch file)")
+
+
+def _read_zip(file: MappedFile, start: int, length: int) -> TorchFile:
+    records = read_zip(file, start, length)
     # torch names every record after the file, as in `model/data.pkl`.
     folder = next(iter(records), "").partition("/")[0]
     if f"{folder}/data.pkl" not in records:
@@ -224,33 +235,33 @@ def _read_zip(file: MappedFile) -> TorchFile:
     return TorchFile(file.path, tree, storages)
 
 
-def _read_legacy(file: MappedFile, at: int) -> TorchFile:
-    data = bytes(file.memory[: min(len(file), MAX_PICKLE_BYTES)])
+def _read_legacy(file: MappedFile, at: int, end: int) -> TorchFile:
+    begin, data = at, bytes(file.memory[at : min(end, at + MAX_PICKLE_BYTES)])
     rebuilder, found = _Rebuilder(), []
     for _ in range(4):
-        machine = PickleMachine(data, rebuilder.refer, rebuilder.make, start=at)
+        machine = PickleMachine(data, rebuilder.refer, rebuilder.make, start=at - begin)
         found.append(machine.run())
-        at = machine.end
+        at = begin + machine.end
     _protocol, system, tree, keys = found
     if not isinstance(system, dict) or not isinstance(keys, list):
         raise UnreadableFile(file.path, "not a torch.save file (its list of storages is missing)")
     if system.get("little_endian") is False:
         raise UnreadableFile(file.path, "written on a big-endian machine, which is not read")
-    return TorchFile(file.path, tree, dict(_legacy_records(file, at, keys, rebuilder.widths)))
+    return TorchFile(file.path, tree, dict(_legacy_records(file, at, end, keys, rebuilder.widths)))
 
 
 def _legacy_records(
-    file: MappedFile, offset: int, keys: list[Any], widths: Mapping[str, int]
+    file: MappedFile, offset: int, end: int, keys: list[Any], widths: Mapping[str, int]
 ) -> Iterator[tuple[str, StorageRecord]]:
     for key in map(str, keys):
-        if offset + 8 > len(file):
-            raise UnreadableFile(file.path, f"truncated after {len(file):,} bytes: storage {key} is missing")
+        if offset + 8 > end:
+            raise UnreadableFile(file.path, f"truncated after {end:,} bytes: storage {key} is missing")
         (num_elements,) = struct.unpack_from("<q", file.memory, offset)
         num_bytes = num_elements * widths.get(key, 1)
         offset += 8
-        if num_elements < 0 or offset + num_bytes > len(file):
+        if num_elements < 0 or offset + num_bytes > end:
             raise UnreadableFile(
-                file.path, f"truncated after {len(file):,} bytes: storage {key} extends past the end of the file"
+                file.path, f"truncated after {end:,} bytes: storage {key} extends past the end of the file"
             )
         yield key, StorageRecord(offset, num_bytes)
         offset += num_bytes
