@@ -26,8 +26,8 @@ from bigsci_launch.weights.objects.nodes import TensorNode
 # Usual keys of the parameters' dictionary in files that contain more than the parameters.
 CONTAINERS = ("module", "model", "state_dict", "model_state_dict")
 
-# Metadata of a .safetensors file that says what its place and its reader are, not what it contains.
-STATED = (*PLACE_AXES, "format")
+# Metadata that every library for torch writes, or none.
+USUAL = ("format", "pt")
 
 
 def read_contents(source: Source, metadata: CheckpointMetadata) -> Contents:
@@ -91,7 +91,7 @@ def _read_safetensors(source: Source) -> Contents:
     values = (
         value_of(f"__metadata__.{key}", place, source.path, text)
         for key, text in file.metadata.items()
-        if key not in STATED
+        if (key, text) != USUAL and not (key in PLACE_AXES and str(text).isdigit())
     )
     return Contents(tuple(tensors), values=tuple(values))
 

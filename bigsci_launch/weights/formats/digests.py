@@ -14,17 +14,28 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import BslError
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.weights.files.mapped import FilePool
-from bigsci_launch.weights.files.tensors import DTYPE_BYTES, Place, Segment, StoredTensor, UnreadableFile, os_reason
+from bigsci_launch.weights.files.tensors import (
+    DTYPE_BYTES,
+    Place,
+    Segment,
+    StoredTensor,
+    StoredValue,
+    UnreadableFile,
+    os_reason,
+)
+from bigsci_launch.weights.formats.values import value_of
 
 ALGORITHM = "xxh3-128"
 SCHEMA_VERSION = 1
+# What is compared otherwise (the entries), or may differ between two moments of one run.
+NOT_COMPARED = ("schema_version", "algorithm", "step", "when", "tensors")
 # The key that precedes the entries in a file.
 ENTRIES = b'"tensors"'
 HASH_ELEMENTS = 4 << 20
@@ -32,13 +43,14 @@ HASH_ELEMENTS = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class DigestFile:
-    """One rank's digests; `entries[name]` is `[dtype, shape, digest]`, as in the file."""
+    """One rank's digests; `entries[name]` is `[dtype, shape, digest]`, as in the file. `others` are its other keys."""
 
     path: Path
     place: Place
     step: int | None
     when: str | None
     entries: Mapping[str, Sequence[Any]]
+    others: Mapping[str, Any] = field(default_factory=dict)
 
 
 def digest_bytes(data: bytes | memoryview) -> str:
@@ -119,7 +131,11 @@ def _parse(path: Path, raw: bytes) -> DigestFile:
         raise UnreadableFile(path, f"contains {algorithm} digests; only {ALGORITHM} is supported")
     if not isinstance(entries, dict) or not _are_entries(entries.values()):
         raise UnreadableFile(path, "an entry is not [dtype, shape, digest]")
-    return DigestFile(path, place, document.get("step"), document.get("when"), entries)
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise UnreadableFile(path, f"has schema version {version}; only {SCHEMA_VERSION} is supported")
+    others = {key: value for key, value in document.items() if key not in NOT_COMPARED}
+    return DigestFile(path, place, document.get("step"), document.get("when"), entries, others)
 
 
 def _are_entries(entries: Iterable[Any]) -> bool:
@@ -134,6 +150,11 @@ def digest_tensor(file: DigestFile, name: str) -> StoredTensor:
     dtype, shape, digest = file.entries[name]
     nowhere = (Segment(file.path, 0, 0),)
     return StoredTensor(name, "weight", file.place, dtype, tuple(shape), nowhere, digest=digest)
+
+
+def digest_values(file: DigestFile) -> tuple[StoredValue, ...]:
+    """Return what a file says besides its entries: its rank and coordinate."""
+    return tuple(value_of(key, file.place, file.path, value) for key, value in file.others.items())
 
 
 def digest_of(tensor: StoredTensor, files: FilePool) -> str:

@@ -191,10 +191,12 @@ def _wholes(parts: Sequence[StoredTensor], name: str, hints: ShardingHints) -> l
     shape = parts[0].shape
     if len(parts) == 1:
         return [Whole(shape, None)]
+    if len({len(part.shape) for part in parts}) > 1:
+        return []
     found = [Whole(shape, None)] if len({part.shape for part in parts}) == 1 else []
     dims = range(len(shape))
     for dim in reversed(dims) if matches(hints.by_row, name) else dims:
-        others = {part.shape[:dim] + part.shape[dim + 1 :] for part in parts if len(part.shape) == len(shape)}
+        others = {part.shape[:dim] + part.shape[dim + 1 :] for part in parts}
         if len(others) == 1:
             total = sum(part.shape[dim] for part in parts)
             found.append(Whole((*shape[:dim], total, *shape[dim + 1 :]), dim))

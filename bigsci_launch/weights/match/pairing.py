@@ -119,10 +119,20 @@ def _file_batch(
     return PairBatch(
         name,
         tuple(pair_tensors(left.tensors, right.tensors)),
-        tuple(pair_values(left.values, right.values)),
+        (*pair_values(left.values, right.values), *_other_places(left, right, source)),
         (*left.not_read, *right.not_read),
         groups=groups,
     )
+
+
+def _other_places(a: Contents, b: Contents, source: Source) -> Iterator[ValuePair]:
+    """Yield the coordinates of the ranks that dumped two files of one name, if they are not the same rank's."""
+    if source.format == "dump" and a.tensors and b.tensors and a.tensors[0].place != b.tensors[0].place:
+        left, right = (
+            StoredValue("coordinate", tensor.place, tensor.path, str(tensor.place).encode(), str(tensor.place))
+            for tensor in (a.tensors[0], b.tensors[0])
+        )
+        yield left, right
 
 
 def pair_tensors(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> Iterator[TensorPair]:
@@ -145,14 +155,15 @@ def pair_values(a: Sequence[StoredValue], b: Sequence[StoredValue]) -> Iterator[
 
 def _digest_batch(name: str, a: Source, b: Source) -> PairBatch:
     """Pair one rank's digests on both sides. Only tensors that differ become pairs."""
-    from bigsci_launch.weights.formats.digests import digest_tensor, read_two_digests
+    from bigsci_launch.weights.formats.digests import digest_tensor, digest_values, read_two_digests
 
     try:
         left, right = read_two_digests(a.path, b.path)
     except UnreadableFile as error:
         return PairBatch(name, unreadable=(Unreadable(error.path, error.why),))
+    values = tuple(pair_values(digest_values(left), digest_values(right))) if left.others != right.others else ()
     if left.entries is right.entries:
-        return PairBatch(name, equal=tuple(left.entries), place=left.place)
+        return PairBatch(name, values=values, equal=tuple(left.entries), place=left.place)
     equal = tuple(name for name, entry in left.entries.items() if right.entries.get(name) == entry)
     known = set(equal)
     pairs: list[TensorPair] = [
@@ -161,7 +172,7 @@ def _digest_batch(name: str, a: Source, b: Source) -> PairBatch:
         if name not in known
     ]
     pairs += [(None, digest_tensor(right, name)) for name in right.entries if name not in left.entries]
-    return PairBatch(name, tuple(pairs), equal=equal, place=left.place)
+    return PairBatch(name, tuple(pairs), values, equal=equal, place=left.place)
 
 
 def _by_name(a: Weights, b: Weights, notes: tuple[str, ...]) -> Pairing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,32 @@ def test_a_large_job_compares_in_a_second_of_cpu(tmp_path: Path, diff: Any) -> N
     assert time.process_time() - began < 2
     assert document["compared"] == 384 * 300
     assert [entry["coordinate"] for entry in document["different"]] == [topology.coordinate(200).as_dict()]
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        ({"rank": 3}, "rank"),
+        ({"coordinate": {"pp": 0, "tp": 0, "dp": 0}}, "coordinate"),
+        ({"checked_by": "x"}, "checked_by"),
+    ],
+)
+def test_another_rank_is_a_difference(change: Any, named: str, tmp_path: Path, diff: Callable[..., Any]) -> None:
+    entries = {"w": digest_entry("F32", [1], b"abcd")}
+    document, last = (digest_document(entries, rank=r, coordinate=TOPOLOGY.coordinate(r), step=20) for r in (2, 7))
+    for side, held in (("a", document), ("b", {**document, **change})):
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "rank-0002.digests.json").write_text(json.dumps(held))
+        (tmp_path / side / "rank-0007.digests.json").write_text(json.dumps(last))
+    answer = diff(tmp_path / "a", tmp_path / "b")
+    assert answer.code == 1
+    assert named in answer.text
+    assert diff(tmp_path / "a", tmp_path / "a").code == 0
+
+
+def test_an_unknown_schema_is_not_read(tmp_path: Path, diff: Callable[..., Any]) -> None:
+    document = digest_document({}, rank=2, coordinate=TOPOLOGY.coordinate(2), step=20)
+    (tmp_path / "rank-0002.digests.json").write_text(json.dumps({**document, "schema_version": 2}))
+    answer = diff(tmp_path, tmp_path)
+    assert answer.code == 4
+    assert "schema version 2" in answer.text

@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,3 +62,29 @@ def test_a_header_of_absurd_length_is_no_safetensors_file(tmp_path: Path) -> Non
     (tmp_path / "w.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(UnreadableFile, match="not a safetensors file"):
         read_safetensors(tmp_path / "w.safetensors")
+
+
+def test_metadata_are_values_but_what_every_library_writes(
+    tmp_path: Path, save_arrays: Callable[..., Path], diff: Callable[..., Any]
+) -> None:
+    arrays = {"a": np.arange(3, dtype=np.float32)}
+    bare = save_arrays(tmp_path / "bare.safetensors", arrays)
+    usual = save_arrays(tmp_path / "usual.safetensors", arrays, {"format": "pt"})
+    other = save_arrays(tmp_path / "other.safetensors", arrays, {"format": "flax"})
+    odd = save_arrays(tmp_path / "odd.safetensors", arrays, {"tp": "first"})
+    assert diff(bare, usual).code == 0
+    assert diff(usual, other).code == 1
+    assert diff(usual, odd).code == 1
+
+
+def test_dumps_of_other_ranks_under_one_name_differ(
+    tmp_path: Path, save_arrays: Callable[..., Path], diff: Callable[..., Any]
+) -> None:
+    arrays = {"a": np.arange(3, dtype=np.float32)}
+    for side, first in (("a", "0"), ("b", "1")):
+        for rank, tp in ((0, first), (1, "1")):
+            metadata = {"pp": "0", "tp": tp, "dp": "0"}
+            save_arrays(tmp_path / side / f"rank-{rank:04d}.safetensors", arrays, metadata)
+    answer = diff(tmp_path / "a", tmp_path / "b")
+    assert answer.code == 1
+    assert "coordinate" in answer.text
