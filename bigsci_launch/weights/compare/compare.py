@@ -23,7 +23,7 @@ from bigsci_launch.weights.compare.printed import PrintedTensors, measure_printe
 from bigsci_launch.weights.files.boxes import chunks_of, is_equal_by_chunks
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.files.sources import CheckpointMetadata, OptimizerGroup, Unreadable, Weights
-from bigsci_launch.weights.files.tensors import NotRead, Place, StoredTensor, TensorPair, UnreadableFile
+from bigsci_launch.weights.files.tensors import NotRead, Place, StoredTensor, TensorPair, UnreadableFile, has_numbers
 from bigsci_launch.weights.match.copies import is_copied, tied_pairs, tp_pairs
 from bigsci_launch.weights.match.logical import join_dp
 from bigsci_launch.weights.match.pairing import PairBatch, pair_weights
@@ -268,7 +268,9 @@ def _settle(outcome: _Compared, tolerance: float | None, tally: _Tally, files: F
 
 def _is_within(difference: Difference, tolerance: float | None) -> bool:
     statistics = difference.statistics
-    if tolerance is None or statistics is None or statistics.num_nan_on_one_side:
+    if tolerance is None or statistics is None or statistics.num_nan_on_one_side or statistics.num_infinite_apart:
+        return False
+    if any(side is not None and not has_numbers(side.dtype) for side in (difference.a, difference.b)):
         return False
     relative = statistics.relative
     return statistics.num_unequal == 0 or (relative is not None and relative <= tolerance)

@@ -22,9 +22,9 @@ from bigsci_launch.weights.compare.comparison import (
 )
 from bigsci_launch.weights.compare.places import describe_places
 from bigsci_launch.weights.files.boxes import chunks_of, index_of
-from bigsci_launch.weights.files.elements import as_floats, read_elements, round_to, windows
+from bigsci_launch.weights.files.elements import COMPLEX, as_floats, read_elements, round_to, windows
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
-from bigsci_launch.weights.files.tensors import DTYPE_BYTES, Place, Segment, StoredTensor
+from bigsci_launch.weights.files.tensors import DTYPE_BYTES, PACKED_DTYPES, Place, Segment, StoredTensor
 
 # Relative error that rounding may leave between a tensor and its multiple, with a margin for the summation error.
 ROUNDING = {"BF16": 4e-3, "F16": 1e-3, "F32": 1e-3, "F64": 1e-6}
@@ -103,7 +103,7 @@ def constant_of(tensor: StoredTensor, files: FilePool) -> float | None:
     parts = [chunk.tensor for chunk in chunks_of(tensor)]
     if not tensor.has_bytes or tensor.num_elements == 0 or DTYPE_BYTES[tensor.dtype] > 8:
         return None
-    if any(part.strides is not None for part in parts):
+    if any(part.strides is not None for part in parts) or tensor.dtype in {*COMPLEX, *PACKED_DTYPES}:
         return None
     segments = [segment for part in parts for segment in part.segments if segment.num_bytes]
     if not all(_is_constant(segment, segments[0], DTYPE_BYTES[tensor.dtype], files) for segment in segments):

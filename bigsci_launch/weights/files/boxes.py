@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bigsci_launch.weights.files.mapped import FilePool, equal_segments
-from bigsci_launch.weights.files.tensors import DTYPE_BYTES, Chunk, StoredTensor, cut_segments
+from bigsci_launch.weights.files.tensors import DTYPE_BYTES, PACKED_DTYPES, Chunk, StoredTensor, cut_segments
 
 Numbers = tuple[int, ...]
 Region = tuple[Numbers, Numbers]
@@ -138,7 +138,7 @@ def _is_equal_box(overlap: Overlap, files: FilePool) -> bool:
     segments = []
     for chunk in (overlap.a, overlap.b):
         span = run_in(chunk.tensor.shape, inside(chunk, overlap.offsets), overlap.shape)
-        if span is None or chunk.tensor.strides is not None:
+        if span is None or chunk.tensor.strides is not None or chunk.tensor.dtype in PACKED_DTYPES:
             return _is_equal_scattered(overlap, files)
         width = DTYPE_BYTES[chunk.tensor.dtype]
         segments.append(cut_segments(chunk.tensor.segments, span[0] * width, span[1] * width))

@@ -16,8 +16,10 @@ import numpy.typing as npt
 
 from bigsci_launch.weights.files.boxes import Numbers, Region, index_of, inside, overlaps, pieces_of, run_in, shared_box
 from bigsci_launch.weights.files.mapped import FilePool
+from bigsci_launch.weights.files.small_floats import SCALE, SMALL_FLOATS, values_of_codes
 from bigsci_launch.weights.files.tensors import (
     DTYPE_BYTES,
+    PACKED_DTYPES,
     Segment,
     StoredTensor,
     UnreadableFile,
@@ -27,13 +29,11 @@ from bigsci_launch.weights.files.tensors import (
 Array = npt.NDArray[Any]
 
 # How elements are stored. Formats that numpy does not know are read as integers of the same width.
-STORED_AS = {
+STORED_AS: dict[str, type[np.generic]] = {
     "F64": np.float64,
     "F32": np.float32,
     "F16": np.float16,
     "BF16": np.uint16,
-    "F8_E4M3": np.uint8,
-    "F8_E5M2": np.uint8,
     "I64": np.int64,
     "I32": np.int32,
     "I16": np.int16,
@@ -41,11 +41,19 @@ STORED_AS = {
     "U64": np.uint64,
     "U32": np.uint32,
     "U16": np.uint16,
-    "U8": np.uint8,
-    "BOOL": np.uint8,
+    "C32": np.uint32,
     "C64": np.complex64,
     "C128": np.complex128,
+    "QI32": np.int32,
+    "QI8": np.int8,
+    "BITS16": np.uint16,
 }
+COMPLEX = {"C32": np.float16, "C64": np.float32, "C128": np.float64}
+
+
+def stored_as(dtype: str) -> type[np.generic]:
+    """Return numpy's dtype for elements as they are read: bytes, unless they are wider."""
+    return STORED_AS.get(dtype, np.uint8)
 
 
 def read_elements(tensor: StoredTensor, start: int, stop: int, files: FilePool) -> Array:
@@ -58,17 +66,36 @@ def read_elements(tensor: StoredTensor, start: int, stop: int, files: FilePool) 
         return _chunked(tensor, start, stop, files)
     if tensor.strides is not None:
         return np.asarray(_shaped(tensor, files).flat[start:stop])
+    if tensor.dtype in PACKED_DTYPES:
+        return _unpacked(tensor, start, stop, files)
+    return _contiguous(tensor, start, stop, files)
+
+
+def _contiguous(tensor: StoredTensor, start: int, stop: int, files: FilePool) -> Array:
     width = DTYPE_BYTES[tensor.dtype]
     pieces = [_view(tensor, segment, files) for segment in cut_segments(tensor.segments, start * width, stop * width)]
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.empty(0, STORED_AS[tensor.dtype])])
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.empty(0, stored_as(tensor.dtype))])
 
 
 def _view(tensor: StoredTensor, segment: Segment, files: FilePool) -> Array:
     memory = files.get(segment.path).memory
     if segment.offset + segment.num_bytes > len(memory):
         raise UnreadableFile(segment.path, "shorter than a moment ago: another process is writing to it")
-    dtype = STORED_AS[tensor.dtype]
+    dtype = stored_as(tensor.dtype)
     return np.frombuffer(memory, dtype, segment.num_bytes // DTYPE_BYTES[tensor.dtype], segment.offset)
+
+
+def _unpacked(tensor: StoredTensor, start: int, stop: int, files: FilePool) -> Array:
+    """Return one code a byte of elements that share bytes. The first element is in the lowest bits."""
+    group, num_bytes = PACKED_DTYPES[tensor.dtype]
+    first, last = start // group, -(-stop // group)
+    raw = _contiguous(tensor, first * num_bytes, last * num_bytes, files).reshape(-1, num_bytes).astype(np.uint32)
+    joined = sum((raw[:, index] << np.uint32(8 * index) for index in range(num_bytes)), np.uint32(0))
+    bits = 8 * num_bytes // group
+    codes = np.empty((last - first, group), np.uint8)
+    for index in range(group):
+        codes[:, index] = (joined >> np.uint32(bits * index)) & np.uint32((1 << bits) - 1)
+    return codes.reshape(-1)[start - first * group : stop - first * group]
 
 
 def _shaped(tensor: StoredTensor, files: FilePool) -> Array:
@@ -86,7 +113,7 @@ def read_box(tensor: StoredTensor, offsets: Sequence[int], shape: Sequence[int],
     Raises:
         UnreadableFile: the file has been removed or has become shorter.
     """
-    if len(tensor.segments) == 1:
+    if len(tensor.segments) == 1 and tensor.dtype not in PACKED_DTYPES:
         box = tuple(slice(first, first + size) for first, size in zip(offsets, shape, strict=True))
         return np.asarray(_shaped(tensor, files)[box])
     span = run_in(tensor.shape, tuple(offsets), tuple(shape))
@@ -101,7 +128,7 @@ def read_box(tensor: StoredTensor, offsets: Sequence[int], shape: Sequence[int],
 
 
 def _chunked(tensor: StoredTensor, start: int, stop: int, files: FilePool) -> Array:
-    found = np.empty(stop - start, STORED_AS[tensor.dtype])
+    found = np.empty(stop - start, stored_as(tensor.dtype))
     for offsets, shape in _boxes_of_range(tensor.shape, start, stop):
         first = sum(offset * math.prod(tensor.shape[dim + 1 :]) for dim, offset in enumerate(offsets)) - start
         box = found[first : first + math.prod(shape)].reshape(shape)
@@ -180,41 +207,22 @@ def as_floats(stored: Array, dtype: str) -> Array:
     """Return values as floats: float32 for float formats up to 32 bits, otherwise float64; complex numbers as pairs."""
     if dtype == "BF16":
         return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    if dtype in ("F8_E4M3", "F8_E5M2"):
-        return _FLOAT8[dtype][stored]
+    if dtype in SMALL_FLOATS or dtype == SCALE:
+        return values_of_codes(dtype)[stored]
     if dtype in ("F16", "F32"):
         return stored.astype(np.float32, copy=False)
-    if dtype in ("C64", "C128"):
-        return stored.view(np.float32 if dtype == "C64" else np.float64)
+    if dtype == "C32":
+        return np.ascontiguousarray(stored).view(np.float16).astype(np.float32)
+    if dtype in COMPLEX:
+        return stored.view(COMPLEX[dtype])
     return stored.astype(np.float64, copy=False)
-
-
-def _float8_table(exponent_bits: int, mantissa_bits: int, *, is_finite_only: bool) -> Array:
-    """Return the 256 values of an 8-bit float. With `is_finite_only` (E4M3), only all-ones codes are NaN."""
-    code = np.arange(256)
-    bias = (1 << (exponent_bits - 1)) - 1
-    exponent = (code >> mantissa_bits) & ((1 << exponent_bits) - 1)
-    mantissa = (code & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
-    value = np.where(exponent == 0, mantissa * 2.0 ** (1 - bias), (1 + mantissa) * 2.0 ** (exponent - bias))
-    top = exponent == (1 << exponent_bits) - 1
-    if is_finite_only:
-        value[(code & 0x7F) == 0x7F] = np.nan
-    else:
-        value[top] = np.where(mantissa[top] == 0, np.inf, np.nan)
-    return np.where(code & 0x80, -value, value).astype(np.float32)
-
-
-_FLOAT8 = {
-    "F8_E4M3": _float8_table(4, 3, is_finite_only=True),
-    "F8_E5M2": _float8_table(5, 2, is_finite_only=False),
-}
 
 
 @np.errstate(all="ignore")
 def round_to(values: Array, dtype: str) -> Array:
     """Return float32 values rounded to nearest even in `dtype`, as stored integers or floats of that dtype."""
     if dtype != "BF16":
-        return values.astype(STORED_AS[dtype])
+        return values.astype(stored_as(dtype))
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     is_odd = (bits >> np.uint32(16)) & np.uint32(1)
     rounded = ((bits + np.uint32(0x7FFF) + is_odd) >> np.uint32(16)).astype(np.uint16)

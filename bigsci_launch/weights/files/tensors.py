@@ -14,26 +14,56 @@ from bigsci_launch.topology.words import name_box
 TensorRole = Literal["weight", "fp32", "exp_avg", "exp_avg_sq", "other"]
 OPTIMIZER_ROLES: tuple[TensorRole, ...] = ("fp32", "exp_avg", "exp_avg_sq")
 
-# Dtype names follow safetensors; sizes are in bytes.
-DTYPE_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U64": 8,
-    "U32": 4,
-    "U16": 2,
-    "U8": 1,
-    "BOOL": 1,
-    "C64": 8,
-    "C128": 16,
-}
+
+class _Widths(dict[str, int]):
+    """Bytes per element; elements of an unknown dtype are compared byte by byte."""
+
+    def __missing__(self, dtype: str) -> int:
+        return 1
+
+
+# Dtype names follow safetensors; torch's other dtypes (C32, quantized integers) have names of the same kind.
+DTYPE_BYTES = _Widths(
+    F64=8,
+    F32=4,
+    F16=2,
+    BF16=2,
+    F8_E4M3=1,
+    F8_E5M2=1,
+    F8_E4M3FNUZ=1,
+    F8_E5M2FNUZ=1,
+    F8_E8M0=1,
+    I64=8,
+    I32=4,
+    I16=2,
+    I8=1,
+    U64=8,
+    U32=4,
+    U16=2,
+    U8=1,
+    BOOL=1,
+    C32=4,
+    C64=8,
+    C128=16,
+    QI32=4,
+    QI8=1,
+    QU8=1,
+    BITS16=2,
+)
+# Dtypes whose elements share bytes: elements and bytes of the smallest whole group. They are read as one code a byte.
+PACKED_DTYPES = {"F4": (2, 1), "F6_E2M3": (4, 3), "F6_E3M2": (4, 3)}
+
+
+def has_numbers(dtype: str) -> bool:
+    """Whether it is known which numbers the bytes of this dtype mean."""
+    return dtype in DTYPE_BYTES or dtype in PACKED_DTYPES
+
+
+def stored_bytes(dtype: str, num_elements: int) -> int | None:
+    """Return how many bytes so many elements take in a file; None if they do not fill whole bytes."""
+    group, num_bytes = PACKED_DTYPES.get(dtype, (1, DTYPE_BYTES[dtype]))
+    found, rest = divmod(num_elements * num_bytes, group)
+    return None if rest else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +142,7 @@ class StoredTensor:
 
     @property
     def num_bytes(self) -> int:
-        return self.num_elements * DTYPE_BYTES[self.dtype]
+        return stored_bytes(self.dtype, self.num_elements) or 0
 
     @property
     def path(self) -> Path:

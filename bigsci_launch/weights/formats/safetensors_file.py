@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.weights.files.mapped import MappedFile
-from bigsci_launch.weights.files.tensors import DTYPE_BYTES, Segment, UnreadableFile
+from bigsci_launch.weights.files.tensors import Segment, UnreadableFile, has_numbers, stored_bytes
 
 # The limit that the format itself sets.
 MAX_HEADER_BYTES = 100_000_000
@@ -72,10 +72,18 @@ def _header(file: MappedFile) -> tuple[dict[str, Any], int]:
 def _entry(path: Path, start: int, size: int, value: Mapping[str, Any]) -> Entry:
     dtype, shape = str(value["dtype"]), tuple(int(length) for length in value["shape"])
     first, last = (int(offset) for offset in value["data_offsets"])
-    if dtype not in DTYPE_BYTES:
-        raise ValueError(f"unknown dtype {dtype}")
-    if first < 0 or last - first != math.prod(shape) * DTYPE_BYTES[dtype]:
+    if not has_numbers(dtype):
+        shape = _shape_in_bytes(dtype, shape, last - first)
+    if first < 0 or last - first != stored_bytes(dtype, math.prod(shape)):
         raise ValueError(f"{last - first} bytes for {dtype} {list(shape)}")
     if start + last > size:
         raise UnreadableFile(path, f"truncated: its header promises {start + last:,} bytes, but the file has {size:,}")
     return Entry(dtype, shape, Segment(path, start + first, last - first))
+
+
+def _shape_in_bytes(dtype: str, shape: tuple[int, ...], num_bytes: int) -> tuple[int, ...]:
+    """Return the shape of a tensor of unknown dtype in bytes: with the width of an element as its last dimension."""
+    width, rest = divmod(num_bytes, max(1, math.prod(shape)))
+    if rest:
+        raise ValueError(f"elements of the unknown dtype {dtype} share bytes")
+    return (*shape, width)

@@ -116,10 +116,3 @@ def test_rounding_is_torchs(bits: np.ndarray) -> None:
     for dtype, kind in (("BF16", torch.bfloat16), ("F16", torch.float16)):
         theirs = torch.from_numpy(values.copy()).to(kind).view(torch.int16).numpy().view(np.uint16)
         assert (mine[dtype].view(np.uint16)[numbers] == theirs[numbers]).all()
-
-
-@pytest.mark.parametrize(("dtype", "kind"), [("F8_E4M3", torch.float8_e4m3fn), ("F8_E5M2", torch.float8_e5m2)])
-def test_eight_bit_floats_are_torchs(dtype: str, kind: torch.dtype) -> None:
-    codes = np.arange(256, dtype=np.uint8)
-    theirs = torch.from_numpy(codes.copy()).view(kind).float().numpy()
-    np.testing.assert_array_equal(as_floats(codes, dtype), theirs)

@@ -37,7 +37,7 @@ def test_entries_lie_where_the_library_put_them(tmp_path: Path, save_arrays: Cal
     [
         ({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, b"1234", "truncated: its header promises"),
         ({"w": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}, b"12345678", r"8 bytes for F32 \[3\]"),
-        ({"w": {"dtype": "F31", "shape": [2], "data_offsets": [0, 8]}}, b"12345678", "unknown dtype F31"),
+        ({"w": {"dtype": "F31", "shape": [3], "data_offsets": [0, 8]}}, b"12345678", "unknown dtype F31 share bytes"),
         ({"w": {"dtype": "F32", "shape": [2]}}, b"", "data_offsets"),
         ({"w": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}, b"", "broken safetensors header"),
         ([1, 2], b"", "not an object"),
