@@ -2,26 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from bigsci_launch.topology import Topology
 from bigsci_launch.weights.files.tensors import NOWHERE, NotRead, Place, StoredTensor, StoredValue
 
 WeightsLayout = Literal["deepspeed", "universal", "rank dumps", "text dumps", "digests", "files"]
-FileFormat = Literal["layer", "model_states", "optimizer", "universal", "dump", "text", "digests", "aside", "plain"]
+FileFormat = Literal[
+    "layer", "model_states", "optimizer", "universal", "dump", "text", "digests", "aside", "json", "dcp", "plain"
+]
+Component = Literal[
+    "weights",
+    "weights and optimizer",
+    "optimizer",
+    "scheduler",
+    "random states",
+    "training arguments",
+    "trainer state",
+    "data loader",
+    "other",
+]
+COMPONENTS: tuple[Component, ...] = get_args(Component)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIndex:
+    """An index of shards: the file of each tensor, and the tensors of each file; `total_size` is the stated sum."""
+
+    path: Path
+    files: Mapping[str, str]
+    shards: Mapping[str, Set[str]]
+    total_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file. `label` pairs it with a file of the other side; `place` is what its name says."""
+    """One file; for `dcp`, one folder. `label` pairs it with a file of the other side; `place` is what its name says.
+
+    `component` is the part of a checkpoint that it is. `index` is the index that lists the file as a shard.
+    """
 
     path: Path
     label: str
     format: FileFormat
     place: Place = NOWHERE
+    component: Component = "weights"
+    index: ShardIndex | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherFile:
+    """A file of no format that is read: `label` is its path in the checkpoint."""
+
+    path: Path
+    label: str
+    is_plain: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +116,8 @@ class CheckpointMetadata:
 class Weights:
     """A checkpoint or a dump: its files, and its topology if known. `broken` files are reported, not read.
 
-    `moments_from` is a checkpoint of the same step, with the optimizer's moments that a dump lacks.
+    `moments_from` is a checkpoint of the same step, with the optimizer's moments that a dump lacks. `others` are the
+    files in its folder that no reader knows.
     """
 
     path: Path
@@ -89,3 +128,4 @@ class Weights:
     broken: tuple[Unreadable, ...] = ()
     notes: tuple[str, ...] = ()
     moments_from: Weights | None = None
+    others: tuple[OtherFile, ...] = ()

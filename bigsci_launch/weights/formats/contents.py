@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from bigsci_launch.weights.files.sources import CheckpointMetadata, Contents, Source
+from bigsci_launch.weights.files.sources import CheckpointMetadata, Contents, ShardIndex, Source
 from bigsci_launch.weights.files.tensors import (
     OPTIMIZER_ROLES,
     PLACE_AXES,
+    NotRead,
     Place,
     StoredTensor,
     TensorRole,
@@ -77,7 +78,22 @@ def _stated_place(metadata: Mapping[str, str], source: Source) -> Place:
 
 
 def _read_file(source: Source) -> Contents:
-    return _read_safetensors(source) if source.path.suffix == ".safetensors" else _read_torch(source)
+    contents = _read_safetensors(source) if source.path.suffix == ".safetensors" else _read_torch(source)
+    if source.index is None:
+        return contents
+    return replace(contents, not_read=(*contents.not_read, *_unlike_index(contents, source, source.index)))
+
+
+def _unlike_index(contents: Contents, source: Source, index: ShardIndex) -> Iterator[NotRead]:
+    """Yield what the index of a shard says about it that is not so."""
+    held = {tensor.name for tensor in contents.tensors} | {entry.name for entry in contents.not_read}
+    listed = {plain_name(name) for name in index.shards[source.path.name]}
+    for name in sorted(listed - held):
+        yield NotRead(name, "entry", index.path, f"it is not in {source.path.name}, where this index puts it")
+    files = {plain_name(name): file for name, file in index.files.items()} if held - listed else {}
+    for name in sorted(tensor.name for tensor in contents.tensors if tensor.name not in listed):
+        puts = f"puts it in {files[name]}" if name in files else "does not list it"
+        yield NotRead(name, "tensor", source.path, f"{index.path.name} {puts}")
 
 
 def _read_safetensors(source: Source) -> Contents:
@@ -146,12 +162,31 @@ def _read_digests(source: Source) -> Contents:
 def _read_aside(source: Source) -> Contents:
     """Read what a trainer stores with the weights, such as random states: `rng_rank_0003.torch`."""
     if source.path.suffix == ".safetensors":
-        raise UnreadableFile(source.path, "not part of a DeepSpeed checkpoint")
+        contents = _read_safetensors(source)
+        named = (replace(tensor, name=f"{source.label}.{tensor.name}", role="other") for tensor in contents.tensors)
+        return replace(contents, tensors=tuple(named))
     file = read_torch_file(source.path)
     return entry_contents(file, ((entry, "other") for entry in flatten(file.tree, source.label)), source.place)
 
 
-_READERS = {"universal": _read_universal, "text": _read_text, "digests": _read_digests, "aside": _read_aside}
+def _read_json(source: Source) -> Contents:
+    from bigsci_launch.weights.formats.json_state import read_json_state
+
+    return read_json_state(source)
+
+
+def _read_dcp(source: Source) -> Contents:
+    raise UnreadableFile(source.path, "torch.distributed.checkpoint wrote it, which is not read")
+
+
+_READERS = {
+    "universal": _read_universal,
+    "text": _read_text,
+    "digests": _read_digests,
+    "aside": _read_aside,
+    "json": _read_json,
+    "dcp": _read_dcp,
+}
 
 
 def plain_names(names: Sequence[str]) -> dict[str, str]:

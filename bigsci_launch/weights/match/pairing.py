@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from bigsci_launch.weights.files.mapped import allow_many_files
@@ -61,6 +62,18 @@ class Pairing:
 
 
 def pair_weights(a: Weights, b: Weights) -> Pairing:
+    """Pair all entries of two sides; files that no reader knows are compared by their bytes."""
+    pairing = _pair_sources(a, b)
+    if not a.others and not b.others:
+        return pairing
+    from bigsci_launch.weights.match.others import compare_others
+
+    others = compare_others(a, b)
+    first = PairBatch("", not_read=others.not_read, owns_files=False)
+    return Pairing(chain((first,), pairing.batches), (*pairing.notes, *others.notes))
+
+
+def _pair_sources(a: Weights, b: Weights) -> Pairing:
     """Pair file by file if both sides are split alike, otherwise by the names of the parameters."""
     left, right = labels(a.sources), labels(b.sources)
     notes = (*a.notes, *b.notes)

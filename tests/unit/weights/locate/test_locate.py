@@ -18,7 +18,8 @@ from bigsci_launch.errors import CheckpointError
 from bigsci_launch.topology import Topology
 from bigsci_launch.weights.files.tensors import Place, UnreadableFile
 from bigsci_launch.weights.formats.contents import read_contents
-from bigsci_launch.weights.locate.locate import open_weights, place_in_name
+from bigsci_launch.weights.locate.dumps import place_in_name
+from bigsci_launch.weights.locate.locate import open_weights
 
 
 def test_a_deepspeed_checkpoint_knows_its_topology_and_its_tied_layer(tmp_path: Path, tiny: Callable[..., Any]) -> None:
