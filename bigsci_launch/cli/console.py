@@ -7,13 +7,14 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import click
 
 from bigsci_launch.progress import Progress
+from bigsci_launch.units import format_age, format_bytes
 
 
 def answer(text: str = "") -> None:
@@ -93,21 +94,22 @@ def _least_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
 def progress(title: str, total: int | None) -> Iterator[Progress]:
     """Show a progress bar on stderr; without a terminal, a plain line at every tenth. With no `total`, it pulses."""
     if not sys.stderr.isatty():
-        yield _plain_progress(title, total)
+        yield _plain_progress(
+            total, lambda done, text: f"{title}: {done}{f'/{total}' if total else ''} {text}".rstrip()
+        )
         return
-    from rich.console import Console
+    with _bar(title, total, "{task.completed}/{task.total} {task.description}") as report_progress:
+        yield report_progress
 
-    console = Console(stderr=True)
+
+@contextmanager
+def _bar(title: str, total: int | None, words: str) -> Iterator[Progress]:
+    from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    columns = (
-        TextColumn(title),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} {task.description}"),
-        TimeElapsedColumn(),
-    )
-    with Bar(*columns, console=console, transient=True) as bar:
+    columns = (TextColumn(title), BarColumn(), TextColumn(words), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda num_done, text="": bar.update(task, completed=num_done, description=text)
 
@@ -115,20 +117,59 @@ def progress(title: str, total: int | None) -> Iterator[Progress]:
 @contextmanager
 def late_progress(title: str, total: int | None, *, after_s: float = 2.0) -> Iterator[Progress]:
     """Like `progress`, but only after `after_s` seconds: shorter work shows nothing and does not load rich."""
+    with _late(lambda num_done: progress(title, total), after_s) as report_progress:
+        yield report_progress
+
+
+@contextmanager
+def late_bytes(title: str, total: Callable[[], int], *, after_s: float = 2.0) -> Iterator[Progress]:
+    """Like `late_progress`, for bytes: shows how many of `total()` are done, how fast, and the time left."""
+    with _late(lambda num_done: _bytes(title, total(), num_done), after_s) as report_progress:
+        yield report_progress
+
+
+@contextmanager
+def _late(show: Callable[[int], AbstractContextManager[Progress]], after_s: float) -> Iterator[Progress]:
+    """Report nothing for `after_s` seconds, then to what `show` opens, given how much was done before."""
     began = time.monotonic()
     shown: list[Progress] = []
     with ExitStack() as stack:
 
         def report_progress(num_done: int, text: str = "") -> None:
             if not shown and time.monotonic() - began > after_s:
-                shown.append(stack.enter_context(progress(title, total)))
+                shown.append(stack.enter_context(show(num_done)))
             if shown:
                 shown[0](num_done, text)
 
         yield report_progress
 
 
-def _plain_progress(title: str, total: int | None) -> Progress:
+@contextmanager
+def _bytes(title: str, total: int, num_before: int) -> Iterator[Progress]:
+    # What was done before may not have been read: the rate counts from here.
+    began = time.monotonic()
+
+    def words(num_done: int) -> str:
+        return bytes_text(num_done, total, num_done - num_before, time.monotonic() - began)
+
+    if not sys.stderr.isatty():
+        yield _plain_progress(total, lambda num_done, text: f"{title}: {words(num_done)}")
+        return
+    with _bar(title, total, "{task.description}") as report_progress:
+        yield lambda num_done, text="": report_progress(min(num_done, total), words(num_done))
+
+
+def bytes_text(num_done: int, total: int, num_read: int, seconds: float) -> str:
+    """Return `1.2 TiB of 2.0 TiB, 1.1 GiB/s, 13 min 05 s left`, without a rate if nothing has been read yet."""
+    text = f"{format_bytes(num_done)} of {format_bytes(total)}" if num_done <= total else format_bytes(num_done)
+    if num_read <= 0 or seconds <= 0:
+        return text
+    rate = num_read / seconds
+    left = f", {format_age((total - num_done) / rate)} left" if num_done <= total else ""
+    return f"{text}, {format_bytes(rate)}/s{left}"
+
+
+def _plain_progress(total: int | None, line: Callable[[int, str], str]) -> Progress:
     shown = -1
 
     def report_progress(num_done: int, text: str = "") -> None:
@@ -136,6 +177,6 @@ def _plain_progress(title: str, total: int | None) -> Progress:
         tenth = num_done * 10 // total if total else num_done
         if tenth > shown:
             shown = tenth
-            talk(f"{title}: {num_done}{f'/{total}' if total else ''} {text}".rstrip())
+            talk(line(num_done, text))
 
     return report_progress

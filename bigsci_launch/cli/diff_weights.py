@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from bigsci_launch.cli import console
 
 if TYPE_CHECKING:
     from bigsci_launch.weights.compare.comparison import Comparison, Selection
+    from bigsci_launch.weights.compare.reading import ReadPlan
     from bigsci_launch.weights.explain.seam import Seam
     from bigsci_launch.weights.files.sources import Weights
 
@@ -39,6 +40,10 @@ PATH = click.Path(path_type=Path, readable=False)
 )
 @click.option("--include", multiple=True, metavar="REGEX", help="Compare only tensors whose name matches (repeatable).")
 @click.option("--exclude", multiple=True, metavar="REGEX", help="Leave out tensors whose name matches (repeatable).")
+@click.option("--jobs", type=click.IntRange(min=1, max=256), metavar="N", help="Threads that read and compare.")
+@click.option("--sample", metavar="SHARE", help="Read only a share of each tensor, such as 1%, for a first look.")
+@click.option("--journal", type=PATH, metavar="FILE", help="Note what is equal in FILE; do not read it again.")
+@click.option("--digests", is_flag=True, help="Compare the digests recorded when A and B were saved, not the bytes.")
 @click.option("--html", type=PATH, metavar="FILE", help="Write the answer as a page with a heat map over (pp, tp).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
@@ -51,6 +56,10 @@ def diff_weights(
     tolerance: float | None,
     include: tuple[str, ...],
     exclude: tuple[str, ...],
+    jobs: int | None,
+    sample: str | None,
+    journal: Path | None,
+    digests: bool,
     html: Path | None,
     as_json: bool,
 ) -> None:
@@ -60,13 +69,14 @@ def diff_weights(
     dumps or digests of them, dumps of printed tensors, or runs, by name or directory (their latest checkpoint).
     Neither torch nor any code inside the files is run.
 
-    Exit code: 0 equal, 1 different, 4 something could not be read (the rest is still compared).
+    Exit code: 0 equal, 1 different, 4 not everything was read (the rest is still compared).
 
     \b
     Examples:
       bsl diff-weights runs/demo/checkpoints/global_step10 runs/again/checkpoints/global_step10
       bsl diff-weights runs/demo/dumps/step-000010-after runs/again/dumps/step-000011-before
       bsl diff-weights --audit runs/demo
+      bsl diff-weights --sample 1% runs/big/checkpoints/global_step10 runs/again/checkpoints/global_step10
       bsl diff-weights a/ b/ --seam first.log second.log --json | jq .findings
     """
     from bigsci_launch.weights.compare.comparison import parse_selection
@@ -74,8 +84,11 @@ def diff_weights(
     _require_sides(ctx, a, b, audit, seam)
     if tolerance is not None and not a:
         raise click.UsageError("--tolerance is for A and B: copies in one checkpoint are equal or not", ctx)
+    if not a and (jobs or sample or journal or digests):
+        raise click.UsageError("--jobs, --sample, --journal and --digests are for A and B", ctx)
     selection = parse_selection(include, exclude)
-    found = _audited(audit, selection) if audit else _compared(a, b, selection, tolerance) if a and b else None
+    wanted = _Wanted(jobs, None if sample is None else parse_share(ctx, sample), journal, digests)
+    found = _audited(audit, selection) if audit else _compared(a, b, selection, tolerance, wanted) if a and b else None
     jump = _seam(seam) if seam else None
     _answer(ctx, found, jump, html, as_json)
 
@@ -91,19 +104,78 @@ def _require_sides(
         raise click.UsageError("name A and B, or --audit DIR, or --seam LOG_A LOG_B", ctx)
 
 
-def _compared(a: Path, b: Path, selection: Selection, tolerance: float | None) -> Comparison:
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """How the user wants the bytes of A and B to be read."""
+
+    jobs: int | None
+    sample: float | None
+    journal: Path | None
+    digests: bool
+
+
+def parse_share(ctx: click.Context, text: str) -> float:
+    """Parse a share such as `1%` or `0.01`.
+
+    Raises:
+        click.UsageError: it is none, or not between 0 and 1.
+    """
+    try:
+        share = float(text.removesuffix("%").strip()) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise click.UsageError(f"--sample {text}: name a share between 0 and 1, such as 1% or 0.01", ctx)
+    return share
+
+
+def _compared(a: Path, b: Path, selection: Selection, tolerance: float | None, wanted: _Wanted) -> Comparison:
     from bigsci_launch.weights.compare.compare import compare_weights
     from bigsci_launch.weights.locate.locate import open_weights
 
     left = _with_checkpoint(open_weights(_weights_folder(a), "a"))
     right = _with_checkpoint(open_weights(_weights_folder(b), "b"))
-    with console.late_progress("comparing", max(len(left.sources), len(right.sources))) as report_progress:
-        found = compare_weights(left, right, selection=selection, tolerance=tolerance, report_progress=report_progress)
-    if not found.differences and not found.apart:
-        return found
+    plan = _read_plan(left, right, wanted)
+    share = wanted.sample or 1.0
+    with console.late_bytes("comparing", lambda: int(left.num_bytes() * share)) as report_progress:
+        found = compare_weights(
+            left, right, selection=selection, tolerance=tolerance, plan=plan, report_progress=report_progress
+        )
+    if found.extent.is_sample or not (found.differences or found.apart):
+        return found  # the patterns in a difference are those of whole tensors
     from bigsci_launch.weights.explain.explain import explain
 
     return explain(found, left, right)
+
+
+def _read_plan(a: Weights, b: Weights, wanted: _Wanted) -> ReadPlan:
+    from bigsci_launch.weights.compare.reading import DEFAULT_JOBS, ReadPlan
+
+    digests = {**_recorded_digests(a), **_recorded_digests(b)} if wanted.digests else {}
+    journal = None
+    if wanted.journal is not None:
+        from bigsci_launch.weights.compare.journal import Journal
+
+        journal = Journal(wanted.journal)
+    return ReadPlan(wanted.jobs or DEFAULT_JOBS, wanted.sample, journal, digests)
+
+
+def _recorded_digests(weights: Weights) -> dict[Path, str]:
+    """Return the digests of all files of a checkpoint, recorded by the ranks that saved them.
+
+    Raises:
+        CheckpointError: there are none, or a file has none.
+    """
+    from bigsci_launch.errors import CheckpointError
+    from bigsci_launch.runs.verify import recorded_digests
+
+    paths = [source.path for source in weights.sources]
+    try:
+        return recorded_digests(paths[0].parent, paths)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"no digests to compare: {error.message}", hint="leave out --digests to compare the bytes"
+        ) from error
 
 
 def _audited(path: Path, selection: Selection) -> Comparison:

@@ -208,6 +208,8 @@ different[].relation | in an audit, how the two copies are related
 findings[] | {pattern, tensors, coordinates, claim}: what the differences have in common
 unreadable | list of {file, why}
 notes | further remarks
+bytes | {compared, read, from_journal, by_digest}: bytes of A's tensors; those read, and known without reading
+sample | whether only a sample was read (`--sample`)
 seam | the loss at the restart, if logs were given
 """,
     "bsl plan --json": """

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -20,8 +17,10 @@ from bigsci_launch.weights.compare.comparison import (
     names_text,
 )
 from bigsci_launch.weights.compare.printed import PrintedTensors, measure_printed
-from bigsci_launch.weights.files.boxes import chunks_of, is_equal_by_chunks
-from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
+from bigsci_launch.weights.compare.reading import EVERY_BYTE, ReadPlan
+from bigsci_launch.weights.compare.work import Compared, Work, either, is_equal
+from bigsci_launch.weights.files.boxes import chunks_of
+from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, many_open_files
 from bigsci_launch.weights.files.sources import CheckpointMetadata, OptimizerGroup, Unreadable, Weights
 from bigsci_launch.weights.files.tensors import NotRead, Place, StoredTensor, TensorPair, UnreadableFile, has_numbers
 from bigsci_launch.weights.match.copies import is_copied, tied_pairs, tp_pairs
@@ -33,16 +32,6 @@ if TYPE_CHECKING:
     from bigsci_launch.weights.compare.statistics import Statistics
 
 EVERYTHING = Selection()
-# Bytes that a thread compares per call, so that many small tensors cost no more than one large tensor.
-PORTION_BYTES = 16 << 20
-# Batches whose files are open at the same time.
-MAX_AHEAD = 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Compared:
-    pair: TensorPair
-    is_equal: bool
 
 
 @dataclass
@@ -73,31 +62,35 @@ def compare_weights(
     *,
     selection: Selection = EVERYTHING,
     tolerance: float | None = None,
+    plan: ReadPlan = EVERY_BYTE,
     report_progress: Progress = no_progress,
 ) -> Comparison:
     """Compare every tensor of `a` with its counterpart in `b`.
 
     A tensor whose relative L2 distance is at most `tolerance` counts as equal; with None, every bit counts. Files that
-    cannot be read are listed, and the rest is compared.
+    cannot be read are listed, and the rest is compared. `report_progress` gets the bytes of A that are done.
 
     Raises:
-        CheckpointError: the sides have no tensor in common, or none is selected.
+        CheckpointError: the sides have no tensor in common, or none is selected; or their digests cannot be compared.
         BslError: something differs, and numpy, which measures the difference, is not installed.
     """
     tally = _Tally(unreadable=[*a.broken, *b.broken])
-    files = FilePool()
-    threads = min(4, os.cpu_count() or 1)
+    files = FilePool(many_open_files(), in_samples=plan.sample is not None)
     hints = ShardingHints.of_metadata(a.metadata)
-    with ThreadPoolExecutor(threads) as pool:
-        pairing = pair_weights(a, b)
-        for done, (batch, compared) in enumerate(_ahead(pairing.batches, selection, files, pool)):
+    pairing = pair_weights(a, b)
+    if plan.digests and not pairing.is_by_file:
+        raise CheckpointError(
+            f"no digests to compare: {a.path} and {b.path} are split in different ways",
+            hint="leave out --digests to compare the bytes",
+        )
+    with Work(files, selection, plan, report_progress=report_progress) as work:
+        for batch, compared in work.outcomes(pairing.batches):
             _note(batch, selection, tally)
             for outcome in compared:
                 _settle(outcome, tolerance, tally, files)
                 tally.copies += (one for one in outcome.pair[:1] if one and is_copied(one, hints))
             if batch.owns_files:
                 _close(batch, files)
-            report_progress(done + 1, batch.title)
     files.close_all()
     _require_something(a, b, tally)
     return Comparison(
@@ -117,7 +110,8 @@ def compare_weights(
         value_differences=tuple(tally.value_differences),
         not_read=tuple(tally.not_read),
         is_printed=bool(tally.printed.found),
-        apart=_names_apart(tally.copies, a.metadata, hints),
+        apart=_names_apart(tally.copies, a.metadata, hints) if plan.is_of_every_byte else frozenset(),
+        extent=work.extent,
     )
 
 
@@ -160,72 +154,6 @@ def _require_something(a: Weights, b: Weights, tally: _Tally) -> None:
     )
 
 
-def _ahead(
-    found: Iterable[PairBatch], selection: Selection, files: FilePool, pool: ThreadPoolExecutor
-) -> Iterator[tuple[PairBatch, list[_Compared]]]:
-    """Yield batches in order with their outcomes, while the threads compare later batches."""
-    waiting: deque[tuple[PairBatch, list[Future[list[_Compared]]]]] = deque()
-    for batch in found:
-        tensors = ((pair, _either(pair)) for pair in batch.pairs)
-        pairs = [pair for pair, tensor in tensors if selection.takes(tensor.name, tensor.role)]
-        waiting.append((batch, [pool.submit(_compare_portion, portion, files) for portion in _portions(pairs)]))
-        if len(waiting) >= MAX_AHEAD:
-            yield _outcome(*waiting.popleft())
-    while waiting:
-        yield _outcome(*waiting.popleft())
-
-
-def _outcome(batch: PairBatch, futures: Sequence[Future[list[_Compared]]]) -> tuple[PairBatch, list[_Compared]]:
-    compared: list[_Compared] = []
-    lost: list[Unreadable] = []
-    for future in futures:
-        try:
-            compared += future.result()
-        except UnreadableFile as error:
-            lost.append(Unreadable(error.path, error.why))
-    return replace(batch, unreadable=(*batch.unreadable, *lost)), compared
-
-
-def _either(pair: TensorPair) -> StoredTensor:
-    tensor = pair[0] or pair[1]
-    assert tensor is not None
-    return tensor
-
-
-def _portions(pairs: Sequence[TensorPair]) -> Iterator[list[TensorPair]]:
-    portion: list[TensorPair] = []
-    size = 0
-    for pair in pairs:
-        portion.append(pair)
-        size += _either(pair).num_bytes
-        if size >= PORTION_BYTES:
-            yield portion
-            portion, size = [], 0
-    if portion:
-        yield portion
-
-
-def _compare_portion(portion: Sequence[TensorPair], files: FilePool) -> list[_Compared]:
-    return [_Compared(pair, is_equal(pair, files)) for pair in portion]
-
-
-def is_equal(pair: TensorPair, files: FilePool) -> bool:
-    """Whether two tensors are known to be bit-identical, without looking at their values."""
-    a, b = pair
-    if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape or a.strides != b.strides:
-        return False
-    if not a.has_shape or not b.has_shape:
-        return a.printed == b.printed
-    if a.digest is not None or b.digest is not None:
-        from bigsci_launch.weights.formats.digests import digest_of
-
-        return digest_of(a, files) == digest_of(b, files)
-    if a.chunks or b.chunks:
-        return is_equal_by_chunks(a, b, files)
-    # A strided tensor's span includes other tensors' bytes: equal spans prove equality, unequal spans prove nothing.
-    return equal_segments(a.segments, b.segments, files)
-
-
 def _note(batch: PairBatch, selection: Selection, tally: _Tally) -> None:
     tally.unreadable += batch.unreadable
     equal = batch.equal if selection == EVERYTHING else tuple(filter(selection.takes, batch.equal))
@@ -244,8 +172,8 @@ def _note(batch: PairBatch, selection: Selection, tally: _Tally) -> None:
         tally.groups_b[place] = groups_b
 
 
-def _settle(outcome: _Compared, tolerance: float | None, tally: _Tally, files: FilePool) -> None:
-    tensor = _either(outcome.pair)
+def _settle(outcome: Compared, tolerance: float | None, tally: _Tally, files: FilePool) -> None:
+    tensor = either(outcome.pair)
     tally.places.setdefault(tensor.name, set()).add(tensor.place)
     tally.printed.add(outcome.pair)
     if None not in outcome.pair:
@@ -254,12 +182,13 @@ def _settle(outcome: _Compared, tolerance: float | None, tally: _Tally, files: F
     if outcome.is_equal:
         return
     try:
-        difference = difference_of_pair(outcome.pair, files)
+        difference = difference_of_pair(outcome.read, files)
     except UnreadableFile as error:
         tally.unreadable.append(Unreadable(error.path, error.why))
         return
     if difference is None:
         return
+    difference = replace(difference, a=outcome.pair[0], b=outcome.pair[1])
     if _is_within(difference, tolerance):
         tally.num_within_tolerance += 1
     else:
@@ -279,7 +208,7 @@ def _is_within(difference: Difference, tolerance: float | None) -> bool:
 def difference_of_pair(pair: TensorPair, files: FilePool) -> Difference | None:
     """Return how a pair that is not known to be equal differs; None if it does not."""
     a, b = pair
-    tensor = _either(pair)
+    tensor = either(pair)
     if a is None or b is None:
         return Difference(tensor.name, tensor.role, tensor.place, "missing" if b is None else "extra", a, b)
     if a.has_shape and b.has_shape:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bigsci_launch.errors import ConfigError, Problem
 from bigsci_launch.weights.compare.places import describe_places
+from bigsci_launch.weights.compare.reading import Extent
 from bigsci_launch.weights.files.sources import OptimizerGroup, Unreadable
 from bigsci_launch.weights.files.tensors import NotRead, Place, StoredTensor, StoredValue, TensorRole
 
@@ -113,7 +114,8 @@ class Comparison:
     `places` maps each tensor's name to all places where it was compared; `groups_a` and `groups_b` map places to the
     optimizer groups of the shards read there. `steps` are the steps that the two sides state. `apart` are the
     parameters whose copies inside A differ. `is_printed`: some tensors are known only as torch printed them.
-    `num_values` values that are no tensors were compared; `not_read` are entries that could not be.
+    `num_values` values that are no tensors were compared; `not_read` are entries that could not be. `extent` says how
+    many of the bytes were read; differences in a sample are certain, but their figures are those of the sample.
     """
 
     a: Path
@@ -133,6 +135,7 @@ class Comparison:
     num_values: int = 0
     value_differences: tuple[ValueDifference, ...] = ()
     not_read: tuple[NotRead, ...] = ()
+    extent: Extent = field(default_factory=Extent)
     is_printed: bool = False
     is_audit: bool = False
     is_empty: bool = False
@@ -144,8 +147,13 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        is_same = not self.differences and not self.value_differences
-        return is_same and self.is_complete and not any(finding.is_fault for finding in self.findings)
+        is_read = self.is_complete and not self.extent.is_sample
+        return is_read and not self.is_different and not any(finding.is_fault for finding in self.findings)
+
+    @property
+    def is_different(self) -> bool:
+        """Whether a difference was found, whatever was not read."""
+        return bool(self.differences or self.value_differences)
 
     @property
     def is_complete(self) -> bool:
@@ -159,8 +167,9 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0: equal; 1: different; 4: something could not be read."""
-        return 4 if not self.is_complete else 0 if self.is_equal else 1
+        """0: equal; 1: different; 4: something was not read, or only a sample, in which nothing differs."""
+        is_open = not self.is_complete or (self.extent.is_sample and not self.is_different)
+        return 4 if is_open else 0 if self.is_equal else 1
 
 
 def where_text(comparison: Comparison, differences: Iterable[Difference]) -> str:

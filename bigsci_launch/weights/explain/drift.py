@@ -8,12 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.topology.words import agree
-from bigsci_launch.weights.compare.compare import (
-    EVERYTHING,
-    difference_of_pair,
-    is_equal,
-    measure_pair,
-)
+from bigsci_launch.weights.compare.compare import EVERYTHING, difference_of_pair, measure_pair
 from bigsci_launch.weights.compare.comparison import (
     Difference,
     DifferenceKind,
@@ -23,6 +18,7 @@ from bigsci_launch.weights.compare.comparison import (
 )
 from bigsci_launch.weights.compare.places import describe_places
 from bigsci_launch.weights.compare.statistics import measure_rounded
+from bigsci_launch.weights.compare.work import is_equal
 from bigsci_launch.weights.explain.causes import Cause, CopyState, cause_of_constant, cause_of_drift
 from bigsci_launch.weights.explain.patterns import constant_of
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool

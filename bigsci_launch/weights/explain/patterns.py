@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from bigsci_launch.topology.words import agree
-from bigsci_launch.weights.compare.compare import is_equal
 from bigsci_launch.weights.compare.comparison import (
     Comparison,
     Difference,
@@ -21,6 +20,7 @@ from bigsci_launch.weights.compare.comparison import (
     where_text,
 )
 from bigsci_launch.weights.compare.places import describe_places
+from bigsci_launch.weights.compare.work import is_equal
 from bigsci_launch.weights.files.boxes import chunks_of, index_of
 from bigsci_launch.weights.files.elements import COMPLEX, as_floats, read_elements, round_to, windows
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
@@ -44,23 +48,34 @@ def _address(mapping: mmap.mmap) -> int:
 
 
 class MappedFile:
-    """A file mapped read-only; `address` is valid until `close`. An empty file is unreadable."""
+    """A file mapped read-only; `address` is valid until `close`. An empty file is unreadable.
 
-    def __init__(self, path: Path) -> None:
+    With `in_samples`, the kernel does not read ahead, except what `expect` announces.
+    """
+
+    def __init__(self, path: Path, *, in_samples: bool = False) -> None:
         self.path = path
+        self.in_samples = in_samples
         try:
             with path.open("rb") as stream:
+                self.status = os.fstat(stream.fileno())
                 self.memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise UnreadableFile(path, os_reason(error)) from error
         except ValueError as error:
             raise UnreadableFile(path, "empty file") from error
         # Files are read once, front to back: the kernel can read further ahead and drop pages sooner.
-        self.memory.madvise(mmap.MADV_SEQUENTIAL)
+        self.memory.madvise(mmap.MADV_RANDOM if in_samples else mmap.MADV_SEQUENTIAL)
         self.address = _address(self.memory)
 
     def __len__(self) -> int:
         return len(self.memory)
+
+    def expect(self, offset: int, length: int) -> None:
+        """Announce which bytes of a file that is read in samples are read next, so that they are read at once."""
+        if self.in_samples:
+            start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self.memory.madvise(mmap.MADV_WILLNEED, start, offset + length - start)
 
     def __enter__(self) -> MappedFile:
         return self
@@ -76,15 +91,24 @@ class MappedFile:
 MANY_FILES = 256
 
 
+@dataclass
+class _Held:
+    """An open file, and how many threads use it by its address."""
+
+    file: MappedFile
+    num_users: int = 0
+
+
 class FilePool:
     """Mapped files, opened on first use. Threads may share a pool.
 
     Without a `limit`, files stay open until they are closed. With a limit (2 or more), the least recently used file is
-    closed; only one thread at a time may then compare bytes by address (numpy's views keep their mappings alive).
+    closed, unless a thread is `using` it (numpy's views keep their mappings alive).
     """
 
-    def __init__(self, limit: int | None = None) -> None:
-        self._files: dict[Path, MappedFile] = {}
+    def __init__(self, limit: int | None = None, *, in_samples: bool = False) -> None:
+        self._in_samples = in_samples
+        self._held: dict[Path, _Held] = {}
         self._limit = limit
         self._lock = Lock()
 
@@ -94,22 +118,63 @@ class FilePool:
         Raises:
             UnreadableFile: the file cannot be opened, or is empty.
         """
+        return self._hold(path, 0).file
+
+    @contextmanager
+    def using(self, path: Path) -> Iterator[MappedFile]:
+        """Keep a file mapped while its bytes are used by their address.
+
+        Raises:
+            UnreadableFile: the file cannot be opened, or is empty.
+        """
+        held = self._hold(path, 1)
+        try:
+            yield held.file
+        finally:
+            with self._lock:
+                held.num_users -= 1
+
+    def _hold(self, path: Path, num_users: int) -> _Held:
         with self._lock:
-            file = self._files.pop(path, None) or MappedFile(path)
-            self._files[path] = file
-            if self._limit is not None and len(self._files) > self._limit:
-                _close_quietly(self._files.pop(next(iter(self._files))))
-            return file
+            held = self._touch(path, num_users)
+        if held is not None:
+            return held
+        # Opened without the lock: on a parallel file system this takes milliseconds, and threads open many at a time.
+        fresh = MappedFile(path, in_samples=self._in_samples)
+        with self._lock:
+            held = self._touch(path, num_users)
+            if held is None:
+                held = self._held[path] = _Held(fresh, num_users)
+                doomed = self._to_close(path)
+            else:
+                doomed = fresh
+        if doomed is not None:
+            _close_quietly(doomed)
+        return held
+
+    def _touch(self, path: Path, num_users: int) -> _Held | None:
+        held = self._held.pop(path, None)
+        if held is not None:
+            self._held[path] = held
+            held.num_users += num_users
+        return held
+
+    def _to_close(self, newest: Path) -> MappedFile | None:
+        """Remove and return the least recently used file that nobody uses, if there are too many."""
+        if self._limit is None or len(self._held) <= self._limit:
+            return None
+        path = next((path for path, held in self._held.items() if not held.num_users and path != newest), None)
+        return None if path is None else self._held.pop(path).file
 
     def close(self, path: Path) -> None:
         """Close one file, if it is open."""
         with self._lock:
-            file = self._files.pop(path, None)
-        if file is not None:
-            _close_quietly(file)
+            held = self._held.pop(path, None)
+        if held is not None:
+            _close_quietly(held.file)
 
     def close_all(self) -> None:
-        for path in list(self._files):
+        for path in list(self._held):
             self.close(path)
 
 
@@ -121,10 +186,11 @@ def _close_quietly(file: MappedFile) -> None:
         return
 
 
-def allow_many_files() -> None:
-    """Raise this process's limit on open files to its hard limit."""
+def many_open_files() -> int:
+    """Raise this process's limit on open files to its hard limit; return how many files a pool may keep open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return 4096 if hard == resource.RLIM_INFINITY else max(16, min(4096, hard // 4))
 
 
 def equal_segments(a: tuple[Segment, ...], b: tuple[Segment, ...], files: FilePool) -> bool:
@@ -149,12 +215,12 @@ def _rest(segment: Segment, taken: int) -> list[Segment]:
 
 
 def _equal_bytes(a: Segment, b: Segment, length: int, files: FilePool) -> bool:
-    at_a, at_b = _locate(a, length, files), _locate(b, length, files)
-    return bool(_libc.memcmp(at_a, at_b, length) == 0)
+    with files.using(a.path) as left, files.using(b.path) as right:
+        return bool(_libc.memcmp(_locate(a, length, left), _locate(b, length, right), length) == 0)
 
 
-def _locate(segment: Segment, length: int, files: FilePool) -> int:
-    file = files.get(segment.path)
+def _locate(segment: Segment, length: int, file: MappedFile) -> int:
     if segment.offset + length > len(file):
         raise UnreadableFile(segment.path, "shorter than a moment ago: another process is writing to it")
+    file.expect(segment.offset, length)
     return file.address + segment.offset

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -129,3 +130,11 @@ class Weights:
     notes: tuple[str, ...] = ()
     moments_from: Weights | None = None
     others: tuple[OtherFile, ...] = ()
+
+    def num_bytes(self) -> int:
+        """Return the size of all files, as far as they can be found."""
+        total = 0
+        for path in {source.path for source in self.sources}:
+            with suppress(OSError):
+                total += sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else (path,)))
+        return total

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from bigsci_launch.weights.files.mapped import allow_many_files
 from bigsci_launch.weights.files.sources import (
     CheckpointMetadata,
     Contents,
@@ -54,11 +53,81 @@ class PairBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class FilePair:
+    """Two files that are compared with each other and are not yet parsed. None: only the other side has it."""
+
+    name: str
+    a: Source | None
+    b: Source | None
+    metadata_a: CheckpointMetadata
+    metadata_b: CheckpointMetadata
+    has_one_metadata: bool
+
+    @property
+    def paths(self) -> tuple[Path, Path] | None:
+        """The two files, if the same bytes in both would have the same contents; otherwise None."""
+        if self.a is None or self.b is None or not self.has_one_metadata:
+            return None
+        return (self.a.path, self.b.path) if _traits(self.a) == _traits(self.b) else None
+
+    def read_a(self) -> Contents:
+        """Parse A's file. Raises UnreadableFile."""
+        return read_contents(self.a, self.metadata_a) if self.a else Contents(())
+
+    def read(self) -> PairBatch:
+        """Parse both files and pair their entries."""
+        unreadable = []
+        contents = []
+        for source, metadata in ((self.a, self.metadata_a), (self.b, self.metadata_b)):
+            try:
+                contents.append(read_contents(source, metadata) if source else Contents(()))
+            except UnreadableFile as error:
+                unreadable.append(Unreadable(error.path, error.why))
+        if unreadable:
+            return PairBatch(self.name, unreadable=tuple(unreadable))
+        return self._paired(contents[0], contents[1])
+
+    def read_twin(self, left: Contents) -> PairBatch | None:
+        """Pair A's contents with those of B, whose file has the same bytes and is not parsed.
+
+        Returns None if the contents are not all inside the file, so that the same bytes prove nothing.
+        """
+        assert self.a is not None and self.b is not None
+        at = self.a.path
+        is_inside = all(
+            tensor.segments and all(segment.path == at for segment in tensor.segments) for tensor in left.tensors
+        ) and all(entry.path == at for entry in (*left.values, *left.not_read))
+        if not is_inside:
+            return None
+        not_read = tuple(replace(entry, path=self.b.path) for entry in left.not_read)
+        return self._paired(left, replace(left, not_read=not_read))
+
+    def _paired(self, left: Contents, right: Contents) -> PairBatch:
+        source = self.a or self.b
+        assert source is not None
+        groups = ((source.place, left.groups, right.groups),) if left.groups or right.groups else ()
+        return PairBatch(
+            self.name,
+            tuple(pair_tensors(left.tensors, right.tensors)),
+            (*pair_values(left.values, right.values), *_other_places(left, right, source)),
+            (*left.not_read, *right.not_read),
+            groups=groups,
+        )
+
+
+def _traits(source: Source) -> tuple[object, ...]:
+    """Return what the contents of a file depend on, other than its bytes and the metadata of its checkpoint."""
+    listed = source.index.shards.get(source.path.name) if source.index else None
+    return source.format, source.component, source.label, source.place, source.path.suffix, listed
+
+
+@dataclass(frozen=True, slots=True)
 class Pairing:
     """The pairs to compare, and notes about them for the answer."""
 
-    batches: Iterator[PairBatch]
+    batches: Iterator[PairBatch | FilePair]
     notes: tuple[str, ...] = ()
+    is_by_file: bool = False
 
 
 def pair_weights(a: Weights, b: Weights) -> Pairing:
@@ -70,7 +139,7 @@ def pair_weights(a: Weights, b: Weights) -> Pairing:
 
     others = compare_others(a, b)
     first = PairBatch("", not_read=others.not_read, owns_files=False)
-    return Pairing(chain((first,), pairing.batches), (*pairing.notes, *others.notes))
+    return replace(pairing, batches=chain((first,), pairing.batches), notes=(*pairing.notes, *others.notes))
 
 
 def _pair_sources(a: Weights, b: Weights) -> Pairing:
@@ -80,7 +149,7 @@ def _pair_sources(a: Weights, b: Weights) -> Pairing:
     is_cut_alike = a.layout == b.layout and a.topology == b.topology and not _are_other_models(a, b)
     if is_cut_alike and left.keys() & right.keys():
         names = list(dict.fromkeys([*left, *right]))
-        return Pairing(_by_file(a, b, left, right, names), notes)
+        return Pairing(_by_file(a, b, left, right, names), notes, is_by_file=True)
     return _by_name(a, b, notes)
 
 
@@ -92,8 +161,9 @@ def _are_other_models(a: Weights, b: Weights) -> bool:
 
 def _by_file(
     a: Weights, b: Weights, left: dict[str, Source], right: dict[str, Source], names: Sequence[str]
-) -> Iterator[PairBatch]:
+) -> Iterator[PairBatch | FilePair]:
     metadata_a, metadata_b = _metadata_of_both(a, b)
+    has_one_metadata = metadata_a == metadata_b
     lost = {item.path.stem for item in (*a.broken, *b.broken) if item.path.exists()}
     for name in names:
         source_a, source_b = left.get(name), right.get(name)
@@ -102,7 +172,7 @@ def _by_file(
         if source_a and source_b and source_a.format == source_b.format == "digests":
             yield _digest_batch(name, source_a, source_b)
         else:
-            yield _file_batch(name, source_a, source_b, metadata_a, metadata_b)
+            yield FilePair(name, source_a, source_b, metadata_a, metadata_b, has_one_metadata)
 
 
 def _metadata_of_both(a: Weights, b: Weights) -> tuple[CheckpointMetadata, CheckpointMetadata]:
@@ -111,31 +181,6 @@ def _metadata_of_both(a: Weights, b: Weights) -> tuple[CheckpointMetadata, Check
         return a.metadata, b.metadata
     fuller = max(a.metadata, b.metadata, key=lambda metadata: len(metadata.shapes))
     return fuller, fuller
-
-
-def _file_batch(
-    name: str, a: Source | None, b: Source | None, metadata_a: CheckpointMetadata, metadata_b: CheckpointMetadata
-) -> PairBatch:
-    unreadable = []
-    contents = []
-    for source, metadata in ((a, metadata_a), (b, metadata_b)):
-        try:
-            contents.append(read_contents(source, metadata) if source else Contents(()))
-        except UnreadableFile as error:
-            unreadable.append(Unreadable(error.path, error.why))
-    if unreadable:
-        return PairBatch(name, unreadable=tuple(unreadable))
-    left, right = contents
-    source = a or b
-    assert source is not None
-    groups = ((source.place, left.groups, right.groups),) if left.groups or right.groups else ()
-    return PairBatch(
-        name,
-        tuple(pair_tensors(left.tensors, right.tensors)),
-        (*pair_values(left.values, right.values), *_other_places(left, right, source)),
-        (*left.not_read, *right.not_read),
-        groups=groups,
-    )
 
 
 def _other_places(a: Contents, b: Contents, source: Source) -> Iterator[ValuePair]:
@@ -217,7 +262,6 @@ def _by_name(a: Weights, b: Weights, notes: tuple[str, ...]) -> Pairing:
         unreadable=(*left.unreadable, *right.unreadable, *_cut_otherwise(lost)),
         owns_files=False,
     )
-    allow_many_files()
     return Pairing(_cut(pairs, first), (*notes, *_topology_note(a, b), *lacking))
 
 

@@ -42,7 +42,8 @@ def summary_lines(comparison: Comparison) -> list[str]:
     lines += sentences[:MAX_SENTENCES]
     if len(sentences) > MAX_SENTENCES:
         lines.append(f"... and {len(sentences) - MAX_SENTENCES} more statements; --json lists them all")
-    return [*lines, *_value_lines(comparison), *(f"note: {note}" for note in comparison.notes)]
+    notes = [*(f"note: {note}" for note in comparison.notes), *_extent_lines(comparison)]
+    return [*lines, *_value_lines(comparison), *notes]
 
 
 def _not_read_lines(not_read: Sequence[NotRead]) -> list[str]:
@@ -94,11 +95,45 @@ def _tensors_text(comparison: Comparison) -> str:
     within = f", {comparison.num_within_tolerance:,} of them within the tolerance" * bool(
         comparison.num_within_tolerance
     )
+    if comparison.extent.is_sample:
+        return f"{count}: {_sample_text(comparison)}"
     if not comparison.differences:
-        exactly = within or (" as far as they are printed" if comparison.is_printed else ", bit for bit")
+        exactly = within or _how_equal(comparison)
         values = f" and {_counted_values(comparison)}" if _are_values_equal(comparison) else ""
         return f"{count}{values}, all equal{exactly}"
     return f"{count}, {comparison.num_equal:,} equal{within}. {_count_of_differing(comparison)}"
+
+
+def _how_equal(comparison: Comparison) -> str:
+    if comparison.is_printed:
+        return " as far as they are printed"
+    if comparison.extent.num_by_digest and not comparison.extent.num_read:
+        return " by the digests recorded when they were saved; bytes not read"
+    return ", bit for bit"
+
+
+def _sample_text(comparison: Comparison) -> str:
+    """Say what a sample shows. That the rest is equal is not known, and never said."""
+    total = comparison.num_bytes
+    share = format_percent(min(1.0, comparison.extent.num_read / total)) if total else "part"
+    if not comparison.differences:
+        return f"no difference in the {share} that was read"
+    return f"{_count_of_differing(comparison)}, as the {share} that was read shows"
+
+
+def _extent_lines(comparison: Comparison) -> Iterator[str]:
+    """Yield what was not read in this call, and why."""
+    extent = comparison.extent
+    if extent.num_from_journal:
+        yield f"note: {format_bytes(extent.num_from_journal)} not read again: the journal says that they are equal"
+    if extent.num_by_digest:
+        count = f"{extent.num_files_by_digest:,} file{'s' * (extent.num_files_by_digest != 1)}"
+        yield (
+            f"note: {count} ({format_bytes(extent.num_by_digest)}) not read: equal by the digests recorded when they "
+            "were saved"
+        )
+    if extent.is_sample and comparison.differences:
+        yield "note: the figures are those of the sample"
 
 
 def _are_values_equal(comparison: Comparison) -> bool:
@@ -284,6 +319,13 @@ def as_document(comparison: Comparison, seam: dict[str, Any] | None = None) -> d
         ],
         "unreadable": [{"file": str(item.path), "why": item.why} for item in comparison.unreadable],
         "notes": list(comparison.notes),
+        "bytes": {
+            "compared": comparison.num_bytes,
+            "read": comparison.extent.num_read,
+            "from_journal": comparison.extent.num_from_journal,
+            "by_digest": comparison.extent.num_by_digest,
+        },
+        "sample": comparison.extent.is_sample,
         "seam": seam,
     }
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bigsci_launch.weights.compare.compare import is_equal
 from bigsci_launch.weights.compare.statistics import measure
+from bigsci_launch.weights.compare.work import is_equal
 from bigsci_launch.weights.files.boxes import assemble, index_of, is_equal_by_chunks, run_in
 from bigsci_launch.weights.files.elements import read_elements, windows
 from bigsci_launch.weights.files.mapped import FilePool
