@@ -93,10 +93,10 @@ class FilePair:
         Returns None if the contents are not all inside the file, so that the same bytes prove nothing.
         """
         assert self.a is not None and self.b is not None
-        at = self.a.path
-        is_inside = all(
-            tensor.segments and all(segment.path == at for segment in tensor.segments) for tensor in left.tensors
-        ) and all(entry.path == at for entry in (*left.values, *left.not_read))
+        segments = [tensor.segments for tensor in left.tensors]
+        paths = {entry.path for entry in left.values} | {entry.path for entry in left.not_read}
+        paths |= {segment.path for each in segments for segment in each}
+        is_inside = all(segments) and paths <= {self.a.path}
         if not is_inside:
             return None
         not_read = tuple(replace(entry, path=self.b.path) for entry in left.not_read)
