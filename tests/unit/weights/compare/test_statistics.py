@@ -94,6 +94,14 @@ def test_integers_and_other_dtypes_are_measured(tmp_path: Path, save_arrays: Cal
     assert measure(b, c, FilePool()).num_unequal == 0
 
 
+@pytest.mark.parametrize("last", [2.0, np.inf])
+def test_a_real_number_is_complex_without_imaginary_part(last: float) -> None:
+    real, complex_ = np.array([1, last], np.float64), np.array([1, complex(last, 3)], np.complex64)
+    for found in (_chunk(real, complex_, "F64", "C64"), _chunk(complex_, real, "C64", "F64")):
+        assert (found.num_elements, found.num_differing, found.first) == (2, 1, 1)
+        assert (found.num_unequal, found.max_abs, found.worst) == (1, 3.0, 1)
+
+
 def test_nothing_is_neutral() -> None:
     one = np.array([1.0, 2.0], np.float32)
     found = _chunk(one, one * 2, "F32", "F32")
