@@ -73,8 +73,14 @@ def dump_place(source: Source) -> Place:
 
 def _stated_place(metadata: Mapping[str, str], source: Source) -> Place:
     axes = {axis: str(metadata.get(axis, "")) for axis in PLACE_AXES}
-    stated = Place(**{axis: int(text) if text.isdigit() else None for axis, text in axes.items()})
+    if source.format == "dump" and (wrong := [text for text in axes.values() if text and not _is_index(text)]):
+        raise UnreadableFile(source.path, f"states an impossible coordinate ({wrong[0]!r})")
+    stated = Place(**{axis: int(text) if _is_index(text) else None for axis, text in axes.items()})
     return stated if stated.is_known else source.place
+
+
+def _is_index(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
 
 
 def _read_file(source: Source) -> Contents:
@@ -107,7 +113,7 @@ def _read_safetensors(source: Source) -> Contents:
     values = (
         value_of(f"__metadata__.{key}", place, source.path, text)
         for key, text in file.metadata.items()
-        if (key, text) != USUAL and not (key in PLACE_AXES and str(text).isdigit())
+        if (key, text) != USUAL and not (key in PLACE_AXES and _is_index(str(text)))
     )
     return Contents(tuple(tensors), values=tuple(values))
 

@@ -23,6 +23,7 @@ from bigsci_launch.topology import Coordinate
 from bigsci_launch.weights.files.mapped import FilePool
 from bigsci_launch.weights.files.tensors import (
     DTYPE_BYTES,
+    PLACE_AXES,
     Place,
     Segment,
     StoredTensor,
@@ -127,6 +128,8 @@ def _parse(path: Path, raw: bytes) -> DigestFile:
         place = Place(pp=coordinate["pp"], tp=coordinate["tp"], dp=coordinate["dp"])
     except (ValueError, KeyError, TypeError) as error:
         raise UnreadableFile(path, f"not a digest file ({type(error).__name__}: {error})") from error
+    if not all(type(place[axis]) is int and place[axis] >= 0 for axis in PLACE_AXES):
+        raise UnreadableFile(path, f"states an impossible coordinate ({coordinate})")
     if algorithm != ALGORITHM:
         raise UnreadableFile(path, f"contains {algorithm} digests; only {ALGORITHM} is supported")
     if not isinstance(entries, dict) or not _are_entries(entries.values()):

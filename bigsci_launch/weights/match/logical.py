@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from bigsci_launch.weights.files.boxes import assemble
 from bigsci_launch.weights.files.sources import CheckpointMetadata
@@ -122,7 +123,8 @@ def _pair_shards(
     if opaque is not None and (whole is None or whole.dim is not None):
         lost.append(opaque)
     elif whole is None:
-        yield _without_padding(a, b, hints, place) or (replace(a[0], place=place), b[0])
+        unpadded = _without_padding(a, b, hints, place)
+        yield from [unpadded] if unpadded else _pair_in_order(a, b, place)
     elif whole.dim is None:
         for index in range(max(len(a), len(b))):
             x, y = a[min(index, len(a) - 1)], b[min(index, len(b) - 1)]
@@ -130,6 +132,15 @@ def _pair_shards(
             yield replace(x, place=replace(place, tp=tp)), y
     else:
         yield join_tp(a, whole.dim, hints, place), join_tp(b, whole.dim, hints, place)
+
+
+def _pair_in_order(a: list[StoredTensor], b: list[StoredTensor], place: Place) -> Iterator[TensorPair]:
+    """Pair shards that form no common whole: the first ones if their shapes show it, otherwise all of them."""
+    if a[0].shape != b[0].shape:
+        yield replace(a[0], place=place), b[0]
+        return
+    for x, y in zip_longest(a, b):
+        yield x and replace(x, place=replace(place, tp=x.place.tp)), y
 
 
 def _without_padding(

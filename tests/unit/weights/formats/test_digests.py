@@ -175,3 +175,13 @@ def test_an_unknown_schema_is_not_read(tmp_path: Path, diff: Callable[..., Any])
     answer = diff(tmp_path, tmp_path)
     assert answer.code == 4
     assert "schema version 2" in answer.text
+
+
+@pytest.mark.parametrize("index", [-1, "0", None, True])
+def test_an_impossible_coordinate_is_not_read(index: Any, tmp_path: Path, diff: Callable[..., Any]) -> None:
+    document = digest_document({}, rank=2, coordinate=TOPOLOGY.coordinate(2), step=20)
+    document["coordinate"]["dp"] = index
+    (tmp_path / "rank-0002.digests.json").write_text(json.dumps(document))
+    answer = diff(tmp_path, tmp_path)
+    assert answer.code == 4
+    assert "impossible coordinate" in answer.text

@@ -88,3 +88,27 @@ def test_dumps_of_other_ranks_under_one_name_differ(
     answer = diff(tmp_path / "a", tmp_path / "b")
     assert answer.code == 1
     assert "coordinate" in answer.text
+
+
+def test_a_dump_with_an_impossible_coordinate_is_not_read(
+    tmp_path: Path, save_arrays: Callable[..., Path], diff: Callable[..., Any]
+) -> None:
+    for rank, tp in ((0, "0"), (1, "1?")):
+        metadata = {"pp": "0", "tp": tp, "dp": "0"}
+        save_arrays(tmp_path / f"rank-{rank:04d}.safetensors", {"a": np.ones(2)}, metadata)
+    answer = diff(tmp_path, tmp_path)
+    assert answer.code == 4
+    assert "impossible coordinate ('1?')" in answer.text
+
+
+def test_a_rank_whose_dump_is_missing_is_a_difference(
+    tmp_path: Path, save_arrays: Callable[..., Path], diff: Callable[..., Any]
+) -> None:
+    """Its shards have other shapes than the first rank's, so that they form no common whole."""
+    for side, ranks in (("a", 2), ("b", 1)):
+        for rank in range(ranks):
+            metadata = {"pp": "0", "tp": str(rank), "dp": "0"}
+            array = np.ones((2, 2)) if rank else np.ones(3)
+            save_arrays(tmp_path / side / f"rank-{rank:04d}.safetensors", {"a": array}, metadata)
+    assert diff(tmp_path / "a", tmp_path / "b").code == 1
+    assert diff(tmp_path / "b", tmp_path / "a").code == 1
