@@ -128,7 +128,7 @@ def _parse(path: Path, raw: bytes) -> DigestFile:
         place = Place(pp=coordinate["pp"], tp=coordinate["tp"], dp=coordinate["dp"])
     except (ValueError, KeyError, TypeError) as error:
         raise UnreadableFile(path, f"not a digest file ({type(error).__name__}: {error})") from error
-    if not all(type(place[axis]) is int and place[axis] >= 0 for axis in PLACE_AXES):
+    if not all(type(coordinate[axis]) is int and coordinate[axis] >= 0 for axis in PLACE_AXES):
         raise UnreadableFile(path, f"states an impossible coordinate ({coordinate})")
     if algorithm != ALGORITHM:
         raise UnreadableFile(path, f"contains {algorithm} digests; only {ALGORITHM} is supported")
