@@ -161,17 +161,16 @@ def _read_plan(a: Weights, b: Weights, wanted: _Wanted) -> ReadPlan:
 
 
 def _recorded_digests(weights: Weights) -> dict[Path, str]:
-    """Return the digests of all files of a checkpoint, recorded by the ranks that saved them.
+    """Return the digests of a checkpoint's files, recorded by the ranks that saved them.
 
     Raises:
-        CheckpointError: there are none, or a file has none.
+        CheckpointError: there are none.
     """
     from bigsci_launch.errors import CheckpointError
     from bigsci_launch.runs.verify import recorded_digests
 
-    paths = [source.path for source in weights.sources]
     try:
-        return recorded_digests(paths[0].parent, paths)
+        return recorded_digests(weights.sources[0].path.parent)
     except CheckpointError as error:
         raise CheckpointError(
             f"no digests to compare: {error.message}", hint="leave out --digests to compare the bytes"

@@ -95,24 +95,21 @@ def saved_digests(folder: Path, record: CheckpointRecord) -> dict[str, str]:
     return found
 
 
-def recorded_digests(folder: Path, paths: Sequence[Path]) -> dict[Path, str]:
-    """Return the digest of each of `paths`, files of the checkpoint in `folder`, as recorded when it was saved.
+def recorded_digests(folder: Path) -> dict[Path, str]:
+    """Return the digests of the files of the checkpoint in `folder`, as recorded when it was saved.
 
     A file that no longer has its recorded size is left out.
 
     Raises:
-        CheckpointError: the checkpoint has no digests, or one of `paths` has none.
+        CheckpointError: the checkpoint has no digests.
     """
     record = read_record(folder)
-    saved = saved_digests(folder, record)
     found = {}
-    for path in paths:
-        name = path.name if path.parent == folder else str(path)
-        if name not in saved or name not in record.files:
-            raise CheckpointError(f"{path}: no digest was recorded when it was saved")
+    for name, digest in saved_digests(folder, record).items():
+        path = folder / name
         with suppress(OSError):
-            if path.stat().st_size == record.files[name]:
-                found[path] = saved[name]
+            if path.stat().st_size == record.files.get(name):
+                found[path] = digest
     return found
 
 

@@ -87,7 +87,7 @@ def compare_weights(
         for batch, compared in work.outcomes(pairing.batches):
             _note(batch, selection, tally)
             for outcome in compared:
-                _settle(outcome, tolerance, tally, files)
+                _settle(outcome, tolerance, plan.sample, tally, files)
                 tally.copies += (one for one in outcome.pair[:1] if one and is_copied(one, hints))
             if batch.owns_files:
                 _close(batch, files)
@@ -172,7 +172,7 @@ def _note(batch: PairBatch, selection: Selection, tally: _Tally) -> None:
         tally.groups_b[place] = groups_b
 
 
-def _settle(outcome: Compared, tolerance: float | None, tally: _Tally, files: FilePool) -> None:
+def _settle(outcome: Compared, tolerance: float | None, sample: float | None, tally: _Tally, files: FilePool) -> None:
     tensor = either(outcome.pair)
     tally.places.setdefault(tensor.name, set()).add(tensor.place)
     tally.printed.add(outcome.pair)
@@ -188,11 +188,26 @@ def _settle(outcome: Compared, tolerance: float | None, tally: _Tally, files: Fi
         return
     if difference is None:
         return
-    difference = replace(difference, a=outcome.pair[0], b=outcome.pair[1])
+    if sample is not None and outcome.read is not outcome.pair:
+        difference = _of_whole(difference, outcome.pair, sample)
     if _is_within(difference, tolerance):
         tally.num_within_tolerance += 1
     else:
         tally.differences.append(difference)
+
+
+def _of_whole(difference: Difference, pair: TensorPair, share: float) -> Difference:
+    """Return a difference between samples as one between the tensors; its figures remain those of the samples."""
+    from bigsci_launch.weights.compare.sample import position_in_whole
+
+    statistics = difference.statistics
+    if statistics is not None:
+        first, worst = (
+            position_in_whole(position, either(pair).num_elements, share)
+            for position in (statistics.first, statistics.worst)
+        )
+        statistics = replace(statistics, first=first, worst=worst)
+    return replace(difference, a=pair[0], b=pair[1], statistics=statistics)
 
 
 def _is_within(difference: Difference, tolerance: float | None) -> bool:

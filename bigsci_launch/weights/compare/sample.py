@@ -39,6 +39,17 @@ def sample_blocks(num_elements: int, share: float) -> list[tuple[int, int]]:
     return [(start, start + length) for start in starts]
 
 
+def position_in_whole(position: int | None, num_elements: int, share: float) -> int | None:
+    """Return where an element of a sample is in the whole tensor of `num_elements`; None for None."""
+    if position is None:
+        return None
+    for start, stop in sample_blocks(num_elements, share):
+        if position < stop - start:
+            return start + position
+        position -= stop - start
+    return None
+
+
 def _cut(tensor: StoredTensor, blocks: list[tuple[int, int]]) -> StoredTensor:
     width = DTYPE_BYTES[tensor.dtype]
     segments = tuple(
