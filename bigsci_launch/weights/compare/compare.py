@@ -16,6 +16,7 @@ from bigsci_launch.weights.compare.comparison import (
     ValueDifference,
     names_text,
 )
+from bigsci_launch.weights.compare.components import ComponentTally
 from bigsci_launch.weights.compare.printed import PrintedTensors, measure_printed
 from bigsci_launch.weights.compare.reading import EVERY_BYTE, ReadPlan
 from bigsci_launch.weights.compare.work import Compared, Work, either, is_equal
@@ -46,6 +47,7 @@ class _Tally:
     num_values: int = 0
     value_differences: list[ValueDifference] = field(default_factory=list)
     not_read: list[NotRead] = field(default_factory=list)
+    components: ComponentTally = field(default_factory=ComponentTally)
     places: dict[str, set[Place]] = field(default_factory=dict)
     # Keyed by names, because ranks of a stage have the same names: the places where all of these are known to be equal.
     equal_at: dict[tuple[str, ...], set[Place]] = field(default_factory=dict)
@@ -74,7 +76,7 @@ def compare_weights(
         CheckpointError: the sides have no tensor in common, or none is selected; or their digests cannot be compared.
         BslError: something differs, and numpy, which measures the difference, is not installed.
     """
-    tally = _Tally(unreadable=[*a.broken, *b.broken])
+    tally = _Tally(unreadable=[*a.broken, *b.broken], components=ComponentTally.of_sides(a, b))
     files = FilePool(many_open_files(), in_samples=plan.sample is not None)
     hints = ShardingHints.of_metadata(a.metadata)
     pairing = pair_weights(a, b)
@@ -109,6 +111,9 @@ def compare_weights(
         num_values=tally.num_values,
         value_differences=tuple(tally.value_differences),
         not_read=tuple(tally.not_read),
+        components=tally.components.counts(
+            tally.differences, tally.value_differences, tally.not_read, tally.unreadable
+        ),
         is_printed=bool(tally.printed.found),
         apart=_names_apart(tally.copies, a.metadata, hints) if plan.is_of_every_byte else frozenset(),
         extent=work.extent,
@@ -164,7 +169,9 @@ def _note(batch: PairBatch, selection: Selection, tally: _Tally) -> None:
         value = value_a or value_b
         if value is None or not selection.takes(value.name, "other"):
             continue
-        tally.num_values += value_a is not None and value_b is not None
+        if value_a is not None and value_b is not None:
+            tally.num_values += 1
+            tally.components.add_value(value)
         if value_a is None or value_b is None or value_a.content != value_b.content:
             tally.value_differences.append(ValueDifference(value.name, value.place, value_a, value_b))
     for place, groups_a, groups_b in batch.groups:
@@ -178,6 +185,7 @@ def _settle(outcome: Compared, tolerance: float | None, sample: float | None, ta
     tally.printed.add(outcome.pair)
     if None not in outcome.pair:
         tally.num_compared += 1
+        tally.components.add_tensor(tensor)
         tally.num_bytes += tensor.num_bytes if all(one and one.has_bytes for one in outcome.pair) else 0
     if outcome.is_equal:
         return

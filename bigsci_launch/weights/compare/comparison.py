@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from bigsci_launch.errors import ConfigError, Problem
 from bigsci_launch.weights.compare.places import describe_places
 from bigsci_launch.weights.compare.reading import Extent
-from bigsci_launch.weights.files.sources import OptimizerGroup, Unreadable
+from bigsci_launch.weights.files.sources import Component, OptimizerGroup, Unreadable
 from bigsci_launch.weights.files.tensors import NotRead, Place, StoredTensor, StoredValue, TensorRole
 
 if TYPE_CHECKING:  # numpy is loaded only once something differs
@@ -59,6 +59,22 @@ class ValueDifference:
     place: Place
     a: StoredValue | None
     b: StoredValue | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentCounts:
+    """What was compared in one part of a checkpoint. `differing` and `alone` count tensors, then values.
+
+    `alone` are those on one side only.
+    """
+
+    name: Component
+    num_tensors: int
+    num_values: int
+    differing: tuple[int, int]
+    alone: tuple[int, int]
+    num_not_read: int
+    num_unreadable: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +132,7 @@ class Comparison:
     parameters whose copies inside A differ. `is_printed`: some tensors are known only as torch printed them.
     `num_values` values that are no tensors were compared; `not_read` are entries that could not be. `extent` says how
     many of the bytes were read; differences in a sample are certain, but their figures are those of the sample.
+    `components` has the parts of the checkpoint, if a side has more than one.
     """
 
     a: Path
@@ -136,6 +153,7 @@ class Comparison:
     value_differences: tuple[ValueDifference, ...] = ()
     not_read: tuple[NotRead, ...] = ()
     extent: Extent = field(default_factory=Extent)
+    components: tuple[ComponentCounts, ...] = ()
     is_printed: bool = False
     is_audit: bool = False
     is_empty: bool = False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bigsci_launch.units import format_bytes, format_percent
 from bigsci_launch.weights.compare.comparison import (
     Comparison,
+    ComponentCounts,
     Difference,
     ValueDifference,
     WeightsFinding,
@@ -33,7 +34,7 @@ FEW = 12
 
 def summary_lines(comparison: Comparison) -> list[str]:
     """Return the answer as lines of text, the most important first."""
-    lines = [] if comparison.is_empty else [_headline(comparison)]
+    lines = [] if comparison.is_empty else [_headline(comparison), *map(_component_line, comparison.components)]
     lines += [f"could not read {item.path}: {item.why}" for item in comparison.unreadable[:MAX_SENTENCES]]
     if len(comparison.unreadable) > MAX_SENTENCES:
         lines.append(f"... and {len(comparison.unreadable) - MAX_SENTENCES} more files that could not be read")
@@ -67,6 +68,30 @@ def _value_lines(comparison: Comparison) -> list[str]:
     return _shortened(lines, "values that differ")
 
 
+def _component_line(counts: ComponentCounts) -> str:
+    """Return the answer for one part of a checkpoint: `optimizer: 24 tensors and 12 values compared, all equal`."""
+    compared = _tensors_and_values((counts.num_tensors, counts.num_values))
+    parts = [f"{compared} compared" if compared else "nothing compared"]
+    if any(counts.differing):
+        verb = "differs" if sum(counts.differing) == 1 else "differ"
+        parts.append(f"{_tensors_and_values(counts.differing)} {verb}")
+    if any(counts.alone):
+        parts.append(f"{_tensors_and_values(counts.alone)} on one side only")
+    if compared and len(parts) == 1:
+        parts.append("all equal")
+    return f"{counts.name}: {', '.join(parts)}{_unread_text(counts.num_unreadable, counts.num_not_read)}"
+
+
+def _tensors_and_values(numbers: tuple[int, int]) -> str:
+    counted = zip(numbers, ("tensor", "value"), strict=True)
+    return " and ".join(f"{number:,} {word}{'s' * (number != 1)}" for number, word in counted if number)
+
+
+def _unread_text(num_files: int, num_entries: int) -> str:
+    files = f"; {num_files:,} file{'s' * (num_files != 1)} could not be read" if num_files else ""
+    return files + (f"; {num_entries:,} {'entry' if num_entries == 1 else 'entries'} not read" if num_entries else "")
+
+
 def closing_line(comparison: Comparison) -> str | None:
     """Return the count of what was compared and what was not read, to end a long answer; None if all was read."""
     return _headline(comparison) if not comparison.is_complete and not comparison.is_empty else None
@@ -74,13 +99,8 @@ def closing_line(comparison: Comparison) -> str | None:
 
 def _headline(comparison: Comparison) -> str:
     parts = [_tensors_text(comparison), _values_text(comparison)]
-    if comparison.unreadable:
-        count = len(comparison.unreadable)
-        parts.append(f"{count:,} file{'s' * (count != 1)} could not be read")
-    if comparison.not_read:
-        count = len(comparison.not_read)
-        parts.append(f"{count:,} {'entry' if count == 1 else 'entries'} not read")
-    return f"{'; '.join(part for part in parts if part)}."
+    unread = _unread_text(len(comparison.unreadable), len(comparison.not_read))
+    return f"{'; '.join(part for part in parts if part)}{unread}.".removeprefix("; ")
 
 
 def _tensors_text(comparison: Comparison) -> str:
@@ -313,6 +333,7 @@ def as_document(comparison: Comparison, seam: dict[str, Any] | None = None) -> d
         "findings": [_finding_document(finding) for finding in comparison.findings],
         "values_compared": comparison.num_values,
         "values": [_value_document(difference) for difference in comparison.value_differences],
+        "components": [_component_document(counts) for counts in comparison.components],
         "not_read": [
             {"entry": entry.name, "type": entry.type, "file": str(entry.path), "why": entry.why}
             for entry in comparison.not_read
@@ -352,6 +373,18 @@ def _difference_document(difference: Difference) -> dict[str, Any]:
 
 def _index(difference: Difference, position: int | None) -> list[int] | None:
     return None if position is None or difference.a is None else list(index_of(position, difference.a.shape))
+
+
+def _component_document(counts: ComponentCounts) -> dict[str, Any]:
+    return {
+        "component": counts.name,
+        "compared": counts.num_tensors,
+        "values_compared": counts.num_values,
+        "different": counts.differing[0] + counts.alone[0],
+        "values_different": counts.differing[1] + counts.alone[1],
+        "not_read": counts.num_not_read,
+        "unreadable": counts.num_unreadable,
+    }
 
 
 def _value_document(difference: ValueDifference) -> dict[str, Any]:
