@@ -1,0 +1,166 @@
+"""Folders that other libraries wrote: equal to themselves; one change in any part is found there; damage is exit 4."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOREIGN = Path(__file__).parents[1] / "foreign"
+FOLDERS = {
+    "trainer": {"weights", "optimizer", "scheduler", "random states", "training arguments", "trainer state"},
+    "accelerate": {"weights", "optimizer", "scheduler", "random states", "other"},
+    "fsdp-full": {"weights", "optimizer", "scheduler"},
+    "lightning": set(),
+    "adapter": set(),
+    "sharded/whole": set(),
+    "sharded/shards": set(),
+}
+Change = Callable[[Path], None]
+
+
+def flip_last(path: Path) -> None:
+    """Flip a bit of the last byte, which is a tensor's in a safetensors file."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def in_record(record: str, change: Callable[[bytes], bytes]) -> Change:
+    """Change one record of a torch file."""
+
+    def rewrite(path: Path) -> None:
+        with zipfile.ZipFile(path) as archive:
+            records = {info.filename: archive.read(info) for info in archive.infolist()}
+        (name,) = (name for name in records if name.endswith(f"/{record}"))
+        assert change(records[name]) != records[name]
+        records[name] = change(records[name])
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in records.items():
+                archive.writestr(name, data)
+
+    return rewrite
+
+
+def replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    return lambda data: data.replace(old, new, 1)
+
+
+def flipped(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1, *data[1:]])
+
+
+def in_text(old: str, new: str) -> Change:
+    def rewrite(path: Path) -> None:
+        path.write_text(path.read_text().replace(old, new, 1))
+
+    return rewrite
+
+
+LAST_EPOCH = in_record("data.pkl", replaced(b"last_epochq\x03K\x02", b"last_epochq\x03K\x03"))
+CHANGES: list[tuple[str, Change, str]] = [
+    ("trainer/model.safetensors", flip_last, "weights"),
+    ("trainer/optimizer.pt", in_record("data/5", flipped), "optimizer"),
+    ("trainer/optimizer.pt", in_record("data.pkl", replaced(b"weight_decay", b"weight_decoy")), "optimizer"),
+    ("trainer/scheduler.pt", LAST_EPOCH, "scheduler"),
+    ("trainer/rng_state.pth", in_record("data/0", flipped), "random states"),
+    ("trainer/training_args.bin", in_record("data.pkl", replaced(b"foreign", b"Foreign")), "training arguments"),
+    ("trainer/trainer_state.json", in_text('"global_step": 2', '"global_step": 3'), "trainer state"),
+    ("trainer/trainer_state.json", in_text('"loss": 2', '"loss": 3'), "trainer state"),
+    ("accelerate/model.safetensors", flip_last, "weights"),
+    ("accelerate/optimizer.bin", in_record("data/3", flipped), "optimizer"),
+    ("accelerate/scheduler.bin", in_record("data.pkl", replaced(b"last_epoch", b"lost_epoch")), "scheduler"),
+    ("accelerate/random_states_0.pkl", in_record("data.pkl", replaced(b"MT19937", b"MT19938")), "random states"),
+    ("accelerate/custom_checkpoint_0.pkl", in_record("data/0", flipped), "other"),
+    ("accelerate/custom_checkpoint_0.pkl", in_record("data.pkl", replaced(b"K\x03", b"K\x04")), "other"),
+    ("fsdp-full/pytorch_model_fsdp.bin", in_record("data/0", flipped), "weights"),
+    ("fsdp-full/optimizer.bin", in_record("data/0", flipped), "optimizer"),
+    ("lightning/epoch=0-step=4.ckpt", in_record("data/0", flipped), ""),
+    ("lightning/epoch=0-step=4.ckpt", in_record("data.pkl", replaced(b"global_stepq", b"glabal_stepq")), ""),
+    ("adapter/adapter_model.safetensors", flip_last, ""),
+    ("sharded/shards/model-00002-of-00003.safetensors", flip_last, ""),
+]  # fmt: skip
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Callable[[str], tuple[Path, Path]]:
+    """Copies a foreign folder; returns the original and the copy."""
+
+    def copy(name: str) -> tuple[Path, Path]:
+        shutil.copytree(FOREIGN / name, tmp_path / name)
+        return FOREIGN / name, tmp_path / name
+
+    return copy
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_foreign_folder_is_equal_to_its_copy(name: str, copied: Any, diff: Any) -> None:
+    answer = diff(*copied(name), "--json")
+    document = answer.document
+    assert (answer.code, document["equal"], document["notes"], document["not_read"]) == (0, True, [], [])
+    components = document["components"]
+    assert {counts["component"] for counts in components} == FOLDERS[name]
+    for key in ("compared", "values_compared"):
+        assert not components or sum(counts[key] for counts in components) == document[key]
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "component"), CHANGES, ids=[f"{row[0]}-{i}" for i, row in enumerate(CHANGES)]
+)
+def test_one_change_in_a_foreign_folder_is_found_in_its_component(
+    file: str, change: Change, component: str, copied: Any, diff: Any
+) -> None:
+    a, b = copied(file.rpartition("/")[0])
+    change(b / Path(file).name)
+    answer = diff(a, b, "--json")
+    assert answer.code == 1
+    differing = {
+        counts["component"]
+        for counts in answer.document["components"]
+        if counts["different"] or counts["values_different"]
+    }
+    assert differing == ({component} if component else set())
+
+
+@pytest.mark.parametrize("file", sorted({row[0] for row in CHANGES}))
+def test_a_damaged_file_of_a_foreign_folder_is_named(file: str, copied: Any, diff: Any) -> None:
+    a, b = copied(file.rpartition("/")[0])
+    damaged = b / Path(file).name
+    damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
+    answer = diff(a, b, "--json")
+    assert answer.code == 4
+    assert [item["file"] for item in answer.document["unreadable"]] == [str(damaged)]
+
+
+@pytest.mark.parametrize(("name", "lost"), [("trainer", "optimizer.pt"), ("accelerate", "scheduler.bin")])
+def test_a_lost_component_is_on_one_side_only(name: str, lost: str, copied: Any, diff: Any) -> None:
+    a, b = copied(name)
+    (b / lost).unlink()
+    answer = diff(a, b)
+    assert answer.code == 1
+    (line,) = (line for line in answer.text.splitlines() if line.startswith(f"{lost.partition('.')[0]}: "))
+    assert line.startswith(f"{lost.partition('.')[0]}: nothing compared, ")
+    assert line.endswith(" on one side only")
+
+
+def test_each_component_has_a_line_after_the_headline(copied: Any, diff: Any) -> None:
+    assert diff(*copied("accelerate")).text.splitlines() == [
+        "18 tensors compared (5.5 KiB) and 56 values, all equal, bit for bit.",
+        "weights: 4 tensors compared, all equal",
+        "optimizer: 12 tensors and 18 values compared, all equal",
+        "scheduler: 9 values compared, all equal",
+        "random states: 1 tensor and 28 values compared, all equal",
+        "other: 1 tensor and 1 value compared, all equal",
+    ]
+
+
+@pytest.mark.parametrize(
+    "other", ["whole", "small-shards", "whole/model.safetensors", "shards/model.safetensors.index.json"]
+)
+def test_one_model_is_equal_however_it_is_sharded(other: str, diff: Any) -> None:
+    answer = diff(FOREIGN / "sharded/shards", FOREIGN / "sharded" / other)
+    assert (answer.code, answer.text) == (0, "16 tensors compared (4.2 KiB), all equal, bit for bit.\n")
