@@ -65,8 +65,9 @@ def diff_weights(
 ) -> None:
     """Compare the weights in A with those in B, tensor by tensor and bit by bit.
 
-    A and B are DeepSpeed or universal checkpoints, folders of .pt or .safetensors files, single files, per-rank weight
-    dumps or digests of them, dumps of printed tensors, or runs, by name or directory (their latest checkpoint).
+    A and B are DeepSpeed or universal checkpoints, folders of Trainer or accelerate, folders of .pt or .safetensors
+    files, an index of shards, single files, per-rank weight dumps or digests of them, dumps of printed tensors, or
+    runs, by name or directory (their latest checkpoint). Every file in a folder is compared, at any depth.
     Neither torch nor any code inside the files is run.
 
     Exit code: 0 equal, 1 different, 4 not everything was read (the rest is still compared).

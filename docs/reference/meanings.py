@@ -188,7 +188,7 @@ classes[].frames[] | {function, file, line}, innermost first
 schema_version | 1
 a | first argument, or that of `--audit`; null if only logs were given
 b | second argument, or that of `--audit`; null if only logs were given
-equal | whether all tensors are equal, within `--tolerance`
+equal | whether all tensors and values are equal, within `--tolerance`, and all was read
 compared | number of tensors on both sides
 within_tolerance | number of those that differ, but not by more than `--tolerance`
 different[].tensor | name of the tensor
@@ -206,6 +206,10 @@ different[].worst_at | index of the element with the largest difference
 different[].likely | likely explanation of the difference
 different[].relation | in an audit, how the two copies are related
 findings[] | {pattern, tensors, coordinates, claim}: what the differences have in common
+values_compared | number of values on both sides: numbers, texts and states that are no tensors
+values | list of {value, coordinate, a, b}: values that differ; a and b are {file, text}, null on a side that lacks it
+components | list of {component, compared, values_compared, different, values_different, not_read, unreadable}: counts for the weights, the optimizer and other parts of a checkpoint; empty if there is only one
+not_read | list of {entry, type, file, why}: entries that cannot be compared
 unreadable | list of {file, why}
 notes | further remarks
 bytes | {compared, read, from_journal, by_digest}: bytes of A's tensors; those read, and known without reading

@@ -320,7 +320,7 @@ def test_the_document_has_the_published_keys(pair: Any, diff: Any) -> None:
     document = diff(*pair({"w": np.zeros(2)}, {"w": np.ones(2)}), "--json").document
     assert list(document) == [
         "schema_version", "a", "b", "equal", "compared", "within_tolerance", "different", "findings",
-        "values_compared", "values", "not_read", "unreadable", "notes", "bytes", "sample",
+        "values_compared", "values", "components", "not_read", "unreadable", "notes", "bytes", "sample",
         "seam",
     ]  # fmt: skip
     assert list(document["different"][0]) == [
