@@ -208,7 +208,13 @@ different[].relation | in an audit, how the two copies are related
 findings[] | {pattern, tensors, coordinates, claim}: what the differences have in common
 values_compared | number of values on both sides: numbers, texts and states that are no tensors
 values | list of {value, coordinate, a, b}: values that differ; a and b are {file, text}, null on a side that lacks it
-components | list of {component, compared, values_compared, different, values_different, not_read, unreadable}: counts for the weights, the optimizer and other parts of a checkpoint; empty if there is only one
+components[].component | part of a checkpoint: `weights`, `optimizer` and others; the list is empty if there is only one
+components[].compared | number of its tensors on both sides
+components[].values_compared | number of its values on both sides
+components[].different | number of its tensors that differ, or that only one side has
+components[].values_different | number of its values that differ, or that only one side has
+components[].not_read | number of its entries that cannot be compared
+components[].unreadable | number of its files that cannot be read
 not_read | list of {entry, type, file, why}: entries that cannot be compared
 unreadable | list of {file, why}
 notes | further remarks
