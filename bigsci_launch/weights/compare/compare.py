@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,9 @@ class _Tally:
     # Keyed by names, because ranks of a stage have the same names: the places where all of these are known to be equal.
     equal_at: dict[tuple[str, ...], set[Place]] = field(default_factory=dict)
     printed: PrintedTensors = field(default_factory=PrintedTensors)
+    # What differs, but is no part of the state.
+    padding: list[str] = field(default_factory=list)
+    about_run: dict[str, str] = field(default_factory=dict)
     # Tensors of A that other ranks of A also have.
     copies: list[StoredTensor] = field(default_factory=list)
     groups_a: dict[Place, tuple[OptimizerGroup, ...]] = field(default_factory=dict)
@@ -106,7 +109,7 @@ def compare_weights(
         places=_all_places(tally),
         groups_a=tally.groups_a,
         groups_b=tally.groups_b,
-        notes=(*pairing.notes, *tally.printed.notes()),
+        notes=(*pairing.notes, *tally.printed.notes(), *_asides(tally)),
         steps=(a.metadata.global_steps, b.metadata.global_steps),
         num_values=tally.num_values,
         value_differences=tuple(tally.value_differences),
@@ -118,6 +121,16 @@ def compare_weights(
         apart=_names_apart(tally.copies, a.metadata, hints) if plan.is_of_every_byte else frozenset(),
         extent=work.extent,
     )
+
+
+def _asides(tally: _Tally) -> Iterator[str]:
+    """Yield notes about what differs and is no difference: it is no part of the state."""
+    if tally.padding:
+        behind = names_text(tuple(dict.fromkeys(tally.padding)))
+        yield f"padding behind {behind} differs: the program that wrote it does not initialize it"
+    if tally.about_run:
+        differing = "; ".join(f"{name} is {text}" for name, text in tally.about_run.items())
+        yield f"about the run, not its state: {differing}"
 
 
 def _all_places(tally: _Tally) -> dict[str, frozenset[Place]]:
@@ -169,10 +182,15 @@ def _note(batch: PairBatch, selection: Selection, tally: _Tally) -> None:
         value = value_a or value_b
         if value is None or not selection.takes(value.name, "other"):
             continue
+        is_differing = value_a is None or value_b is None or value_a.content != value_b.content
+        if is_differing and value.is_about_run:
+            texts = ("nothing" if one is None else one.text for one in (value_a, value_b))
+            tally.about_run[value.name] = "{} in A, {} in B".format(*texts)
+            continue
         if value_a is not None and value_b is not None:
             tally.num_values += 1
             tally.components.add_value(value)
-        if value_a is None or value_b is None or value_a.content != value_b.content:
+        if is_differing:
             tally.value_differences.append(ValueDifference(value.name, value.place, value_a, value_b))
     for place, groups_a, groups_b in batch.groups:
         tally.groups_a[place] = groups_a
@@ -181,6 +199,9 @@ def _note(batch: PairBatch, selection: Selection, tally: _Tally) -> None:
 
 def _settle(outcome: Compared, tolerance: float | None, sample: float | None, tally: _Tally, files: FilePool) -> None:
     tensor = either(outcome.pair)
+    if tensor.role == "padding":
+        tally.padding += [tensor.name] * (not outcome.is_equal)
+        return
     tally.places.setdefault(tensor.name, set()).add(tensor.place)
     tally.printed.add(outcome.pair)
     if None not in outcome.pair:

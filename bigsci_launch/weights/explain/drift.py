@@ -76,7 +76,8 @@ def hold(weights: Weights, selection: Selection = EVERYTHING, report_progress: P
         except UnreadableFile as error:
             unreadable.append(Unreadable(error.path, error.why))
             continue
-        tensors += (tensor for tensor in contents.tensors if selection.takes(tensor.name, tensor.role))
+        states = (tensor for tensor in contents.tensors if tensor.role != "padding")
+        tensors += (tensor for tensor in states if selection.takes(tensor.name, tensor.role))
         not_read += (entry for entry in contents.not_read if selection.takes(entry.name, "other"))
         if contents.groups:
             groups[source.place] = contents.groups

@@ -92,13 +92,28 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True)
+class ZeroCut:
+    """How ZeRO cut the optimizer's state: its stage, and the number of dp ranks that share it.
+
+    `groups[pp]` are the names in each parameter group of a pipeline stage, in the order of the flat tensors.
+    """
+
+    stage: int | None = None
+    num_ranks: int | None = None
+    groups: Mapping[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointMetadata:
     """What a DeepSpeed checkpoint's model-states files say about the whole model.
 
-    `shapes[pp][name]` is the shape of a parameter on that stage, on one tp rank.
+    `shapes[pp][name]` is the shape of a parameter on that stage, on one tp rank. `shared[name]` is the parameter whose
+    tensor `name` uses too; only that one has a master. `zero` is known if ZeRO wrote the checkpoint without a pipeline.
     """
 
     shapes: Mapping[int, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    shared: Mapping[str, str] = field(default_factory=dict)
+    zero: ZeroCut = ZeroCut()
     global_steps: int | None = None
     skipped_steps: int = 0
     universal_info: Mapping[str, object] = field(default_factory=dict)

@@ -11,7 +11,8 @@ from typing import Literal
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.topology.words import name_box
 
-TensorRole = Literal["weight", "fp32", "exp_avg", "exp_avg_sq", "other"]
+# `padding` is what a format puts between and behind parameters: it is no part of the state.
+TensorRole = Literal["weight", "fp32", "exp_avg", "exp_avg_sq", "other", "padding"]
 OPTIMIZER_ROLES: tuple[TensorRole, ...] = ("fp32", "exp_avg", "exp_avg_sq")
 
 
@@ -173,7 +174,7 @@ class StoredValue:
     """A value that is no tensor: a learning rate, a step, the state of a generator.
 
     `content` has one form for each value (a digest if it is long), so values are equal if their contents are. `text`
-    shows it to a person.
+    shows it to a person. `is_about_run`: it says which run or program wrote the file, not what state it was in.
     """
 
     name: str
@@ -181,6 +182,7 @@ class StoredValue:
     path: Path
     content: bytes
     text: str
+    is_about_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ from bigsci_launch.weights.files.tensors import (
     TensorRole,
     UnreadableFile,
 )
-from bigsci_launch.weights.formats.deepspeed import layer_contents, model_tensors, optimizer_tensors
+from bigsci_launch.weights.formats.deepspeed import layer_contents
 from bigsci_launch.weights.formats.safetensors_file import read_safetensors
 from bigsci_launch.weights.formats.torch_file import entry_contents, read_torch_file, walk_tensors
-from bigsci_launch.weights.formats.values import value_of
+from bigsci_launch.weights.formats.values import mark_about_run, value_of
+from bigsci_launch.weights.formats.zero import model_tensors, optimizer_tensors
 from bigsci_launch.weights.objects.flatten import Leaf, flatten
 from bigsci_launch.weights.objects.machine import BadPickle
 from bigsci_launch.weights.objects.nodes import TensorNode
@@ -38,7 +39,8 @@ def read_contents(source: Source, metadata: CheckpointMetadata) -> Contents:
         UnreadableFile: the file cannot be read, or its layout is that of no known version.
     """
     try:
-        return _read(source, metadata)
+        contents = _read(source, metadata)
+        return replace(contents, values=mark_about_run(contents.values, source.format))
     except BadPickle as error:
         raise UnreadableFile(source.path, str(error)) from error
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -48,9 +50,9 @@ def read_contents(source: Source, metadata: CheckpointMetadata) -> Contents:
 
 def _read(source: Source, metadata: CheckpointMetadata) -> Contents:
     if source.format == "optimizer":
-        return optimizer_tensors(source)
+        return optimizer_tensors(source, metadata)
     if source.format == "model_states":
-        return model_tensors(source)
+        return model_tensors(source, metadata)
     if source.format == "layer":
         return layer_contents(_read_file(source), source, metadata)
     return _READERS.get(source.format, _read_file)(source)

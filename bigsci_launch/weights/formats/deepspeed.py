@@ -1,73 +1,68 @@
-"""DeepSpeed's pipeline checkpoints: which file contains which rank's parameters.
+"""DeepSpeed's checkpoints: which file contains which rank's parameters.
 
     layer_LL-model_TT-model_states.pt             16-bit parameters of one layer on tp rank TT, for all dp ranks
+    layer_L_expert_E_mp_rank_MM_model_states.pt   16-bit parameters of one expert of the L-th MoE layer
     mp_rank_MM_model_states.pt                    the state of the model; MM = pp * tp_size + tp
+    zero_pp_rank_D_mp_rank_MM_model_states.pt     the same in stage 3 of ZeRO, one for each dp rank
     [bf16_]zero_pp_rank_D_mp_rank_MM_optim_...    fp32 masters and moments, flat; D is the dp rank, despite its name
 
-If the last stage shares a tied layer, only the first stage's copy has a layer file. The optimizer shards contain the
-fp32 masters of every copy.
+Pipelines write layers. If the last stage shares a tied layer, only the first stage's copy has a layer file. The
+optimizer shards contain the fp32 masters of every copy.
 """
 
 from __future__ import annotations
 
-import math
 import re
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bigsci_launch.topology import Topology
-from bigsci_launch.weights.files.sources import (
-    CheckpointMetadata,
-    Contents,
-    OptimizerGroup,
-    Source,
-    Unreadable,
-    Weights,
-)
-from bigsci_launch.weights.files.tensors import (
-    DTYPE_BYTES,
-    OPTIMIZER_ROLES,
-    Place,
-    Segment,
-    StoredTensor,
-    TensorRole,
-    UnreadableFile,
-)
-from bigsci_launch.weights.formats.torch_file import TorchFile, entry_contents, read_torch_file, stored
-from bigsci_launch.weights.objects.flatten import Leaf, flatten
-from bigsci_launch.weights.objects.nodes import Instance, TensorNode
+from bigsci_launch.weights.files.sources import CheckpointMetadata, Contents, Source, Unreadable, Weights, ZeroCut
+from bigsci_launch.weights.files.tensors import Place, UnreadableFile
+from bigsci_launch.weights.formats.torch_file import read_torch_file
+from bigsci_launch.weights.formats.zero import global_expert, local_experts, partition_count, zero_stage
 
 LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.(?:pt|safetensors)")
-MODEL_STATES = re.compile(r"mp_rank_(\d+)_model_states\.pt")
+EXPERT = re.compile(r"layer_(\d+)_expert_(\d+)_mp_rank_(\d+)_model_states\.pt")
+MODEL_STATES = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+EXPERT_OPTIMIZER = re.compile(r"expp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+# A layer with more experts than any model has.
+MAX_EXPERTS = 4096
+PATTERNS = (LAYER, EXPERT, MODEL_STATES, OPTIMIZER, EXPERT_OPTIMIZER)
 
 
 def is_deepspeed_name(name: str) -> bool:
     """Whether a file name is one of DeepSpeed's."""
-    return any(pattern.fullmatch(name) for pattern in (LAYER, MODEL_STATES, OPTIMIZER))
+    return any(pattern.fullmatch(name) for pattern in PATTERNS)
 
 
 def locate_deepspeed(folder: Path, files: Sequence[Path], path: Path) -> Weights:
     """Return the weights in `folder`, which contains `files`; `path` is what the user named."""
-    states = {int(match[1]): file for file in files if (match := MODEL_STATES.fullmatch(file.name))}
-    trees, broken = _read_states(states)
-    topology = _topology(trees, files)
+    trees, broken = _read_states(files)
+    zero = _zero_cut(files, trees)
+    topology = _topology(trees, files, zero)
     tp_size = topology.tp if topology else _guess_tp(files)
-    metadata = _metadata(trees, tp_size)
-    sources = tuple(_source(file, tp_size) for file in sorted(files))
+    metadata = _metadata(trees, tp_size, replace(zero, num_ranks=topology.dp if topology and zero.num_ranks else None))
     lost = tuple(_missing(folder, topology, metadata, {file.name for file in files})) if topology else ()
-    unreadable = {item.path for item in broken}
-    kept = tuple(source for source in sources if source.path not in unreadable)
-    return Weights(path, "deepspeed", kept, topology, metadata, (*broken, *lost))
+    stale = tuple(_stale(files, topology)) if topology else ()
+    unreadable = {item.path for item in (*broken, *stale)}
+    sources = tuple(deepspeed_source(file, tp_size) for file in sorted(files) if file not in unreadable)
+    return Weights(path, "deepspeed", sources, topology, metadata, (*broken, *stale, *lost))
 
 
-def _read_states(states: Mapping[int, Path]) -> tuple[dict[int, Mapping[str, Any]], tuple[Unreadable, ...]]:
+def _read_states(files: Sequence[Path]) -> tuple[dict[int, Mapping[str, Any]], tuple[Unreadable, ...]]:
+    """Return the state of each model-parallel rank, from the lowest dp rank whose file can be read."""
     trees: dict[int, Mapping[str, Any]] = {}
     broken = []
-    for index, file in sorted(states.items()):
+    found = (
+        (int(match[2]), int(match[1] or 0), file) for file in files if (match := MODEL_STATES.fullmatch(file.name))
+    )
+    for index, _, file in sorted(found):
+        if index in trees:
+            continue
         try:
             tree = read_torch_file(file).tree
         except UnreadableFile as error:
@@ -77,34 +72,61 @@ def _read_states(states: Mapping[int, Path]) -> tuple[dict[int, Mapping[str, Any
     return trees, tuple(broken)
 
 
-def _topology(trees: Mapping[int, Mapping[str, Any]], files: Sequence[Path]) -> Topology | None:
+def _zero_cut(files: Sequence[Path], trees: Mapping[int, Mapping[str, Any]]) -> ZeroCut:
+    """Return how ZeRO cut the state, by its first shard that can be read."""
+    for file in sorted(file for file in files if OPTIMIZER.fullmatch(file.name)):
+        try:
+            tree = read_torch_file(file).tree
+        except UnreadableFile:
+            continue
+        return ZeroCut(zero_stage(tree), partition_count(tree))
+    return ZeroCut()
+
+
+def _topology(trees: Mapping[int, Mapping[str, Any]], files: Sequence[Path], zero: ZeroCut) -> Topology | None:
+    shards = [match for file in files if (match := OPTIMIZER.fullmatch(file.name))]
+    num_shards = 1 + max((int(match[1]) for match in shards), default=-1)
     for tree in trees.values():
         sizes = _mapping(tree.get("checkpoint_parallel_dimensions"))
         tp, pp, dp = sizes.get("tp_degree"), sizes.get("pp_degree"), tree.get("dp_world_size")
         if isinstance(tp, int) and isinstance(pp, int) and isinstance(dp, int):
-            return Topology(tp=tp, pp=pp, dp=dp)
-    shards = [match for file in files if (match := OPTIMIZER.fullmatch(file.name))]
+            # MiCS cuts the state among some of the dp ranks; the others hold the same.
+            return Topology(tp=tp, pp=pp, dp=num_shards if num_shards == zero.num_ranks else dp)
     if not shards:
         return None
     tp = _guess_tp(files)
-    num_stages = max(int(match[2]) for match in shards) // tp + 1
-    return Topology(tp=tp, pp=num_stages, dp=max(int(match[1]) for match in shards) + 1)
+    return Topology(tp=tp, pp=max(int(match[2]) for match in shards) // tp + 1, dp=num_shards)
 
 
 def _guess_tp(files: Sequence[Path]) -> int:
-    return 1 + max((int(match[2]) for file in files if (match := LAYER.fullmatch(file.name))), default=0)
+    """Return the number of tp ranks: pipelines write layers; without layers, all model-parallel ranks are tp ranks."""
+    layers = [int(match[2]) for file in files if (match := LAYER.fullmatch(file.name))]
+    ranks = [int(match[2]) for file in files if (match := MODEL_STATES.fullmatch(file.name))]
+    return 1 + max(layers or ranks, default=0)
 
 
-def _metadata(trees: Mapping[int, Mapping[str, Any]], tp_size: int) -> CheckpointMetadata:
+def _metadata(trees: Mapping[int, Mapping[str, Any]], tp_size: int, zero: ZeroCut) -> CheckpointMetadata:
     shapes: dict[int, dict[str, tuple[int, ...]]] = {}
+    groups: dict[int, tuple[tuple[str, ...], ...]] = {}
+    shared: dict[str, str] = {}
     for index, tree in trees.items():
+        shared |= {str(name): str(source) for name, source in _mapping(tree.get("shared_params")).items()}
         if index % tp_size == 0:
-            shapes[index // tp_size] = _shapes(tree.get("param_shapes"))
+            owned = [_shapes(group) for group in _groups(tree.get("param_shapes"))]
+            groups[index // tp_size] = tuple(map(tuple, owned))
+            held = {
+                name: shape
+                for group in (*owned, _shapes(tree.get("frozen_param_shapes")))
+                for name, shape in group.items()
+            }
+            shapes[index // tp_size] = held | _expert_shapes(held, tree.get("num_experts"))
     first = next(iter(trees.values()), {})
     steps, skipped = first.get("global_steps"), first.get("skipped_steps")
     info = first.get("universal_checkpoint_info")
     return CheckpointMetadata(
         shapes=shapes,
+        shared=shared,
+        zero=replace(zero, groups=groups),
         global_steps=steps if isinstance(steps, int) else None,
         skipped_steps=skipped if isinstance(skipped, int) else 0,
         universal_info=info if isinstance(info, dict) else {},
@@ -115,18 +137,33 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _shapes(stated: Any) -> dict[str, tuple[int, ...]]:
-    """Return shapes by name, from one dictionary or (newer versions) from one dictionary per parameter group."""
-    groups = stated if isinstance(stated, (list, tuple)) else [stated]
-    return {str(name): shape for group in groups for name, shape in _mapping(group).items() if isinstance(shape, tuple)}
+def _groups(stated: Any) -> Sequence[Any]:
+    """Return one dictionary per parameter group; older versions write one dictionary for all."""
+    return stated if isinstance(stated, (list, tuple)) else [stated]
 
 
-def _source(file: Path, tp_size: int) -> Source:
+def _shapes(group: Any) -> dict[str, tuple[int, ...]]:
+    return {str(name): shape for name, shape in _mapping(group).items() if isinstance(shape, tuple)}
+
+
+def _expert_shapes(shapes: Mapping[str, tuple[int, ...]], num_experts: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all experts of the layers, given those of the first rank's experts, which are the same."""
+    stated = [number for number in _groups(num_experts) if isinstance(number, int)]
+    total = min(max(stated, default=0), MAX_EXPERTS)
+    owned = [(name, shape) for name, shape in shapes.items() if global_expert(name, 0) == name]
+    return {str(global_expert(name, index)): shape for name, shape in owned for index in range(total)}
+
+
+def deepspeed_source(file: Path, tp_size: int) -> Source:
+    """Return one of DeepSpeed's files with the place that its name says; a file of another name is `aside`."""
     label = file.stem
     if match := LAYER.fullmatch(file.name):
         return Source(file, label, "layer", Place(tp=int(match[2])))
+    if match := EXPERT.fullmatch(file.name):
+        return Source(file, label, "plain", Place(tp=int(match[3]) % tp_size))
     if match := MODEL_STATES.fullmatch(file.name):
-        return Source(file, label, "model_states", Place(pp=int(match[1]) // tp_size, tp=int(match[1]) % tp_size))
+        pp, tp = divmod(int(match[2]), tp_size)
+        return Source(file, label, "model_states", Place(pp, tp, int(match[1]) if match[1] else None))
     if match := OPTIMIZER.fullmatch(file.name):
         pp, tp = divmod(int(match[2]), tp_size)
         return Source(file, label[label.index("zero_pp_rank") :], "optimizer", Place(pp, tp, int(match[1])))
@@ -136,15 +173,42 @@ def _source(file: Path, tp_size: int) -> Source:
 def _missing(folder: Path, topology: Topology, metadata: CheckpointMetadata, present: set[str]) -> Iterator[Unreadable]:
     """Yield files that the topology and the metadata require but that do not exist."""
     model_parallel_ranks = range(topology.pp * topology.tp)
-    names = [f"mp_rank_{mp:02d}_model_states.pt" for mp in model_parallel_ranks]
-    if (prefix := _shard_prefix(present)) is not None:
-        shards = ((dp, mp) for mp in model_parallel_ranks for dp in range(topology.dp))
-        names += [f"{prefix}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt" for dp, mp in shards]
+    prefix = _shard_prefix(present)
+    each = [(dp, mp) for mp in model_parallel_ranks for dp in range(topology.dp)]
+    if metadata.zero.stage == 3:
+        names = [f"zero_pp_rank_{dp}_mp_rank_{mp:02d}_model_states.pt" for dp, mp in each]
+    else:
+        names = [f"mp_rank_{mp:02d}_model_states.pt" for mp in model_parallel_ranks]
+    if prefix is not None:
+        names += [f"{prefix}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt" for dp, mp in each]
     layers = sorted(_layers_on_disk(present) | (_layers_in_metadata(metadata) if _layers_on_disk(present) else set()))
     names += [f"layer_{layer:02d}-model_{tp:02d}-model_states.pt" for layer in layers for tp in range(topology.tp)]
+    names += _expert_files(metadata, present)
     for name in names:
         if name not in present:
             yield Unreadable(folder / name, f"missing: the topology {topology} requires it")
+
+
+def _expert_files(metadata: CheckpointMetadata, present: set[str]) -> list[str]:
+    """Return the files that the layers with experts have: one for each expert, on each model-parallel rank."""
+    found = [match for name in present if (match := EXPERT.fullmatch(name))]
+    numbers = [number for shapes in metadata.shapes.values() for number in local_experts(shapes).values()]
+    layers = sorted({(int(match[1]), match[3]) for match in found})
+    num_experts = max([*numbers, *(int(match[2]) + 1 for match in found)], default=0) if found else 0
+    return [
+        f"layer_{layer}_expert_{index}_mp_rank_{mp}_model_states.pt"
+        for layer, mp in layers
+        for index in range(num_experts)
+    ]
+
+
+def _stale(files: Sequence[Path], topology: Topology) -> Iterator[Unreadable]:
+    """Yield shards of ranks that the checkpoint does not have: another run wrote them into its folder."""
+    for file in sorted(files):
+        match = OPTIMIZER.fullmatch(file.name) or MODEL_STATES.fullmatch(file.name)
+        dp, mp = (int(match[1] or 0), int(match[2])) if match else (0, 0)
+        if dp >= topology.dp or mp >= topology.pp * topology.tp:
+            yield Unreadable(file, f"left over from a larger topology: this checkpoint has {topology}")
 
 
 def _layers_on_disk(present: set[str]) -> set[int]:
@@ -188,114 +252,3 @@ def layer_contents(contents: Contents, source: Source, metadata: CheckpointMetad
         replace(tensor, name=name, role="weight", place=place) for name, tensor in zip(names, tensors, strict=True)
     )
     return replace(contents, tensors=tuple(named))
-
-
-def optimizer_tensors(source: Source) -> Contents:
-    """Return the fp32 masters and moments of one shard, sliced into parameters where the shard maps them.
-
-    Bytes between parameters are padding.
-
-    Raises:
-        UnreadableFile: the shard cannot be read, or its mapping points outside its own tensors.
-    """
-    file = read_torch_file(source.path)
-    state = file.tree.get("optimizer_state_dict", file.tree) if isinstance(file.tree, Mapping) else {}
-    if not isinstance(state, Mapping):
-        raise UnreadableFile(source.path, "contains no optimizer state")
-    mappings, flats = _mappings(state), _flat_tensors(state)
-    sliced = set()
-    tensors: list[StoredTensor] = []
-    for (role, group), node in flats.items():
-        if group < len(mappings) and mappings[group]:
-            sliced.add(id(node))
-            tensors += _slices(file, source.place, role, node, mappings[group])
-    rest: list[tuple[Leaf, TensorRole]] = [
-        (entry, "other") for entry in flatten(file.tree) if id(entry.node) not in sliced
-    ]
-    others = entry_contents(file, rest, source.place)
-    groups = tuple(_groups(file, state, mappings))
-    return replace(others, tensors=(*tensors, *others.tensors), groups=groups)
-
-
-def _mappings(state: Mapping[str, Any]) -> list[dict[str, tuple[int, int]]]:
-    """Return, for each group, each parameter's first element and number of elements in the flat tensors."""
-    groups = state.get("param_slice_mappings") or ()
-    return [{name: _fragment(address) for name, address in group.items()} for group in groups]
-
-
-def _fragment(address: Any) -> tuple[int, int]:
-    fields = address.attributes if isinstance(address, Instance) else {}
-    return int(fields.get("start", 0)), int(fields.get("numel", 0))
-
-
-def _flat_tensors(state: Mapping[str, Any]) -> dict[tuple[TensorRole, int], TensorNode]:
-    moments = _group_states(state)
-    flats: dict[tuple[TensorRole, int], TensorNode] = {}
-    for group, master in enumerate(state.get("single_partition_of_fp32_groups") or ()):
-        held = moments.get(group, {})
-        found = {"fp32": master, "exp_avg": held.get("exp_avg"), "exp_avg_sq": held.get("exp_avg_sq")}
-        for role in OPTIMIZER_ROLES:
-            if isinstance(node := found[role], TensorNode):
-                flats[role, group] = node
-    return flats
-
-
-def _group_states(state: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
-    base = state.get("base_optimizer_state") or {}
-    states = base.get("state", {}) if isinstance(base, Mapping) else dict(enumerate(base))
-    return {int(group): held for group, held in states.items() if isinstance(held, Mapping)}
-
-
-def _slices(
-    file: TorchFile, place: Place, role: TensorRole, node: TensorNode, mapping: Mapping[str, tuple[int, int]]
-) -> Iterator[StoredTensor]:
-    whole = stored(file, "", role, place, node)
-    width = DTYPE_BYTES[node.dtype]
-    segment = whole.segments[0]
-    for name, (start, length) in mapping.items():
-        if start < 0 or (start + length) * width > segment.num_bytes:
-            raise UnreadableFile(file.path, f"its mapping places {name} outside the {role} tensor of its group")
-        piece = Segment(segment.path, segment.offset + start * width, length * width)
-        yield StoredTensor(name, role, place, node.dtype, (length,), (piece,))
-
-
-def _groups(
-    file: TorchFile, state: Mapping[str, Any], mappings: Sequence[Mapping[str, Any]]
-) -> Iterator[OptimizerGroup]:
-    base = state.get("base_optimizer_state")
-    options = base.get("param_groups", ()) if isinstance(base, Mapping) else ()
-    states = _group_states(state)
-    for group, mapping in enumerate(mappings):
-        given = options[group] if group < len(options) else {}
-        step = states.get(group, {}).get("step", given.get("step"))
-        yield OptimizerGroup(
-            _scalar(file, step), _number(given.get("weight_decay")), _number(given.get("lr")), tuple(mapping)
-        )
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) else None
-
-
-def _scalar(file: TorchFile, value: Any) -> float | None:
-    """Return a number, or the only element of a tensor if Python can read its dtype; otherwise None."""
-    if not isinstance(value, TensorNode) or math.prod(value.shape) != 1:
-        return _number(value)
-    code = {"F32": "<f", "F64": "<d", "I64": "<q", "I32": "<i"}.get(value.dtype)
-    record = file.records.get(value.storage)
-    if code is None or record is None:
-        return None
-    with file.path.open("rb") as stream:
-        stream.seek(record.offset + value.offset * DTYPE_BYTES[value.dtype])
-        return float(struct.unpack(code, stream.read(DTYPE_BYTES[value.dtype]))[0])
-
-
-def model_tensors(source: Source) -> Contents:
-    """Return every entry of a model-states file: tensors under `module` are weights, the rest `other`."""
-    file = read_torch_file(source.path)
-    return entry_contents(file, (_of_model(entry) for entry in flatten(file.tree)), source.place)
-
-
-def _of_model(entry: Leaf) -> tuple[Leaf, TensorRole]:
-    is_weight = entry.name.startswith("module.") and isinstance(entry.node, TensorNode)
-    return (replace(entry, name=entry.name.removeprefix("module.")), "weight") if is_weight else (entry, "other")

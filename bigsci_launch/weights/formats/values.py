@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,26 @@ from bigsci_launch.weights.objects.encode import encode, show
 
 # Longer contents are replaced by their digest.
 MAX_CONTENT = 64
+
+# Values that say which run or program wrote a file, or when, and nothing about the state in it.
+ABOUT_RUN: dict[str, re.Pattern[str]] = {
+    "dump": re.compile(r"__metadata__\.(?:step|when)"),
+    "model_states": re.compile(r"ds_version"),
+    "optimizer": re.compile(r"(?:optimizer_state_dict\.)?ds_version"),
+    "plain": re.compile(
+        r"args\.(?:save|load|iteration|ckpt_step|pretrained_checkpoint|data_cache_path|tensorboard_dir|wandb_\w+)"
+    ),
+}
+# What Megatron-LM writes next to the arguments of its command line.
+MEGATRON = "checkpoint_version"
+
+
+def mark_about_run(values: Sequence[StoredValue], file_format: str) -> tuple[StoredValue, ...]:
+    """Return the values of a file. Those about the run are marked: in a plain file, if Megatron-LM wrote it."""
+    pattern = ABOUT_RUN.get(file_format)
+    if pattern is None or (file_format == "plain" and not any(value.name == MEGATRON for value in values)):
+        return tuple(values)
+    return tuple(replace(value, is_about_run=bool(pattern.fullmatch(value.name))) for value in values)
 
 
 def value_of(name: str, place: Place, path: Path, node: Any) -> StoredValue:

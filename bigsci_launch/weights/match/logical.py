@@ -256,7 +256,7 @@ def shared_roles(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> tuple[
 
 
 def _roles(tensors: Sequence[StoredTensor]) -> set[TensorRole]:
-    return {tensor.role for tensor in tensors} - {"other"}
+    return {tensor.role for tensor in tensors} - {"other", "padding"}
 
 
 def as_weights(tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
