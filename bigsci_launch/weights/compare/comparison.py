@@ -65,7 +65,7 @@ class ValueDifference:
 class ComponentCounts:
     """What was compared in one part of a checkpoint. `differing` and `alone` count tensors, then values.
 
-    `alone` are those on one side only.
+    `alone` are those on one side only. `only_in` is the side that has this part, if the other has no such file.
     """
 
     name: Component
@@ -75,6 +75,7 @@ class ComponentCounts:
     alone: tuple[int, int]
     num_not_read: int
     num_unreadable: int
+    only_in: Literal["A", "B"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

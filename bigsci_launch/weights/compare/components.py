@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from bigsci_launch.weights.compare.comparison import ComponentCounts, Difference, ValueDifference
 from bigsci_launch.weights.files.sources import COMPONENTS, Component, Unreadable, Weights
@@ -17,13 +18,17 @@ class ComponentTally:
     """What a running comparison has compared in each component. It counts nothing if no side has several."""
 
     components: dict[Path, Component] = field(default_factory=dict)
+    only_in: dict[Component, Literal["A", "B"]] = field(default_factory=dict)
     tensors: Counter[Component] = field(default_factory=Counter)
     values: Counter[Component] = field(default_factory=Counter)
 
     @classmethod
     def of_sides(cls, a: Weights, b: Weights) -> ComponentTally:
-        sides = [{source.path: source.component for source in side.sources} for side in (a, b)]
-        return cls(sides[0] | sides[1]) if any(len(set(side.values())) > 1 for side in sides) else cls()
+        left, right = ({source.path: source.component for source in side.sources} for side in (a, b))
+        held_a, held_b = set(left.values()), set(right.values())
+        if len(held_a) <= 1 and len(held_b) <= 1:
+            return cls()
+        return cls(left | right, {**dict.fromkeys(held_a - held_b, "A"), **dict.fromkeys(held_b - held_a, "B")})
 
     def add_tensor(self, tensor: StoredTensor) -> None:
         if self.components:
@@ -69,6 +74,7 @@ class ComponentTally:
                 (tensors_alone[name], values_alone[name]),
                 entries[name],
                 files[name],
+                self.only_in.get(name),
             )
             for name in COMPONENTS
             if name in held

@@ -71,7 +71,8 @@ def _value_lines(comparison: Comparison) -> list[str]:
 def _component_line(counts: ComponentCounts) -> str:
     """Return the answer for one part of a checkpoint: `optimizer: 24 tensors and 12 values compared, all equal`."""
     compared = _tensors_and_values((counts.num_tensors, counts.num_values))
-    parts = [f"{compared} compared" if compared else "nothing compared"]
+    why = f" (only {counts.only_in} has it)" if counts.only_in else ""
+    parts = [f"{compared} compared" if compared else f"nothing compared{why}"]
     if any(counts.differing):
         verb = "differs" if sum(counts.differing) == 1 else "differ"
         parts.append(f"{_tensors_and_values(counts.differing)} {verb}")

@@ -143,7 +143,7 @@ def test_a_lost_component_is_on_one_side_only(name: str, lost: str, copied: Any,
     answer = diff(a, b)
     assert answer.code == 1
     (line,) = (line for line in answer.text.splitlines() if line.startswith(f"{lost.partition('.')[0]}: "))
-    assert line.startswith(f"{lost.partition('.')[0]}: nothing compared, ")
+    assert line.startswith(f"{lost.partition('.')[0]}: nothing compared (only A has it), ")
     assert line.endswith(" on one side only")
 
 
@@ -164,3 +164,15 @@ def test_each_component_has_a_line_after_the_headline(copied: Any, diff: Any) ->
 def test_one_model_is_equal_however_it_is_sharded(other: str, diff: Any) -> None:
     answer = diff(FOREIGN / "sharded/shards", FOREIGN / "sharded" / other)
     assert (answer.code, answer.text) == (0, "16 tensors compared (4.2 KiB), all equal, bit for bit.\n")
+
+
+@pytest.mark.parametrize("folder", ["pytorch_model_fsdp_0", "optimizer_0"])
+def test_a_change_in_a_folder_of_fsdp_is_never_equal(folder: str, copied: Any, diff: Any) -> None:
+    a, b = copied("fsdp-sharded")
+    file = b / folder / "__0_0.distcp"
+    data = file.read_bytes()
+    at = data.index(b"/data/0") + 100
+    file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    assert diff(a, b).code != 0
+    file.unlink()
+    assert diff(a, b).code == 4
