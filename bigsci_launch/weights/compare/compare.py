@@ -24,9 +24,10 @@ from bigsci_launch.weights.files.boxes import chunks_of
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, many_open_files
 from bigsci_launch.weights.files.sources import CheckpointMetadata, OptimizerGroup, Unreadable, Weights
 from bigsci_launch.weights.files.tensors import NotRead, Place, StoredTensor, TensorPair, UnreadableFile, has_numbers
+from bigsci_launch.weights.match.batches import PairBatch
 from bigsci_launch.weights.match.copies import is_copied, tied_pairs, tp_pairs
 from bigsci_launch.weights.match.logical import join_dp
-from bigsci_launch.weights.match.pairing import PairBatch, pair_weights
+from bigsci_launch.weights.match.pairing import Pairing, pair_weights
 from bigsci_launch.weights.match.sharding import ShardingHints
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class _Tally:
     value_differences: list[ValueDifference] = field(default_factory=list)
     not_read: list[NotRead] = field(default_factory=list)
     components: ComponentTally = field(default_factory=ComponentTally)
+    notes: list[str] = field(default_factory=list)
     places: dict[str, set[Place]] = field(default_factory=dict)
     # Keyed by names, because ranks of a stage have the same names: the places where all of these are known to be equal.
     equal_at: dict[tuple[str, ...], set[Place]] = field(default_factory=dict)
@@ -89,7 +91,7 @@ def compare_weights(
             hint="leave out --digests to compare the bytes",
         )
     with Work(files, selection, plan, report_progress=report_progress) as work:
-        for batch, compared in work.outcomes(pairing.batches):
+        for batch, compared in _outcomes(work, pairing):
             _note(batch, selection, tally)
             for outcome in compared:
                 _settle(outcome, tolerance, plan.sample, tally, files)
@@ -109,7 +111,7 @@ def compare_weights(
         places=_all_places(tally),
         groups_a=tally.groups_a,
         groups_b=tally.groups_b,
-        notes=(*pairing.notes, *tally.printed.notes(), *_asides(tally)),
+        notes=(*pairing.notes, *tally.notes, *tally.printed.notes(), *_asides(tally)),
         steps=(a.metadata.global_steps, b.metadata.global_steps),
         num_values=tally.num_values,
         value_differences=tuple(tally.value_differences),
@@ -131,6 +133,11 @@ def _asides(tally: _Tally) -> Iterator[str]:
     if tally.about_run:
         differing = "; ".join(f"{name} is {text}" for name, text in tally.about_run.items())
         yield f"about the run, not its state: {differing}"
+
+
+def _outcomes(work: Work, pairing: Pairing) -> Iterator[tuple[PairBatch, list[Compared]]]:
+    yield from work.outcomes(pairing.batches)
+    yield from work.outcomes(pairing.rest())
 
 
 def _all_places(tally: _Tally) -> dict[str, frozenset[Place]]:
@@ -174,6 +181,7 @@ def _require_something(a: Weights, b: Weights, tally: _Tally) -> None:
 
 def _note(batch: PairBatch, selection: Selection, tally: _Tally) -> None:
     tally.unreadable += batch.unreadable
+    tally.notes += (*map(str, batch.left_out), *batch.notes)
     equal = batch.equal if selection == EVERYTHING else tuple(filter(selection.takes, batch.equal))
     tally.num_compared += len(equal)
     tally.equal_at.setdefault(equal, set()).add(batch.place)

@@ -20,7 +20,8 @@ from bigsci_launch.weights.files.boxes import is_equal_by_chunks
 from bigsci_launch.weights.files.mapped import FilePool, equal_segments
 from bigsci_launch.weights.files.sources import Contents, Unreadable
 from bigsci_launch.weights.files.tensors import Segment, StoredTensor, TensorPair, UnreadableFile, cut_segments
-from bigsci_launch.weights.match.pairing import FilePair, PairBatch
+from bigsci_launch.weights.match.batches import PairBatch
+from bigsci_launch.weights.match.pairing import FilePair
 
 # Bytes that a thread compares at a time, so that many small tensors cost no more than one large tensor.
 PORTION_BYTES = 16 << 20

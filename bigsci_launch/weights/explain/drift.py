@@ -26,6 +26,7 @@ from bigsci_launch.weights.files.sources import OptimizerGroup, Unreadable, Weig
 from bigsci_launch.weights.files.tensors import NotRead, Place, StoredTensor, TensorRole, UnreadableFile
 from bigsci_launch.weights.formats.contents import read_contents
 from bigsci_launch.weights.match.copies import TIED, CopyPair, Relation, tied_pairs, tp_pairs
+from bigsci_launch.weights.match.entries import unwrapped_tensors
 from bigsci_launch.weights.match.logical import join_dp
 from bigsci_launch.weights.match.sharding import ShardingHints
 
@@ -76,8 +77,9 @@ def hold(weights: Weights, selection: Selection = EVERYTHING, report_progress: P
         except UnreadableFile as error:
             unreadable.append(Unreadable(error.path, error.why))
             continue
-        states = (tensor for tensor in contents.tensors if tensor.role != "padding")
-        tensors += (tensor for tensor in states if selection.takes(tensor.name, tensor.role))
+        states = [tensor for tensor in contents.tensors if tensor.role != "padding"]
+        held = unwrapped_tensors(states)
+        tensors += (tensor for tensor in held if selection.takes(tensor.name, tensor.role))
         not_read += (entry for entry in contents.not_read if selection.takes(entry.name, "other"))
         if contents.groups:
             groups[source.place] = contents.groups

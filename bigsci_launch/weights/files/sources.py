@@ -83,12 +83,16 @@ class OptimizerGroup:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The contents of one file: every entry is a tensor, a value, or not read; and an optimizer's parameter groups."""
+    """The contents of one file: every entry is a tensor, a value, or not read; and an optimizer's parameter groups.
+
+    `container` is the key of the dictionary with the parameters (`model`, `app.model`); empty if it is the file itself.
+    """
 
     tensors: tuple[StoredTensor, ...]
     groups: tuple[OptimizerGroup, ...] = ()
     values: tuple[StoredValue, ...] = ()
     not_read: tuple[NotRead, ...] = ()
+    container: str = ""
 
 
 @dataclass(frozen=True, slots=True)

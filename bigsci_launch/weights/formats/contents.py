@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from bigsci_launch.weights.files.sources import CheckpointMetadata, Contents, ShardIndex, Source
@@ -16,17 +15,15 @@ from bigsci_launch.weights.files.tensors import (
     TensorRole,
     UnreadableFile,
 )
+from bigsci_launch.weights.formats.containers import dotted, find_container, is_of_model, name_inside
 from bigsci_launch.weights.formats.deepspeed import layer_contents
 from bigsci_launch.weights.formats.safetensors_file import read_safetensors
-from bigsci_launch.weights.formats.torch_file import entry_contents, read_torch_file, walk_tensors
+from bigsci_launch.weights.formats.torch_file import entry_contents, read_torch_file
 from bigsci_launch.weights.formats.values import mark_about_run, value_of
 from bigsci_launch.weights.formats.zero import model_tensors, optimizer_tensors
 from bigsci_launch.weights.objects.flatten import Leaf, flatten
 from bigsci_launch.weights.objects.machine import BadPickle
 from bigsci_launch.weights.objects.nodes import TensorNode
-
-# Usual keys of the parameters' dictionary in files that contain more than the parameters.
-CONTAINERS = ("module", "model", "state_dict", "model_state_dict")
 
 # Metadata that every library for torch writes, or none.
 USUAL = ("format", "pt")
@@ -95,21 +92,19 @@ def _read_file(source: Source) -> Contents:
 def _unlike_index(contents: Contents, source: Source, index: ShardIndex) -> Iterator[NotRead]:
     """Yield what the index of a shard says about it that is not so."""
     held = {tensor.name for tensor in contents.tensors} | {entry.name for entry in contents.not_read}
-    listed = {plain_name(name) for name in index.shards[source.path.name]}
+    listed = index.shards[source.path.name]
     for name in sorted(listed - held):
         yield NotRead(name, "entry", index.path, f"it is not in {source.path.name}, where this index puts it")
-    files = {plain_name(name): file for name, file in index.files.items()} if held - listed else {}
     for name in sorted(tensor.name for tensor in contents.tensors if tensor.name not in listed):
-        puts = f"puts it in {files[name]}" if name in files else "does not list it"
+        puts = f"puts it in {index.files[name]}" if name in index.files else "does not list it"
         yield NotRead(name, "tensor", source.path, f"{index.path.name} {puts}")
 
 
 def _read_safetensors(source: Source) -> Contents:
     file = read_safetensors(source.path)
     place = _stated_place(file.metadata, source)
-    names = plain_names(tuple(file.entries))
     tensors = (
-        StoredTensor(names[name], "weight", place, entry.dtype, entry.shape, (entry.segment,))
+        StoredTensor(name, "weight", place, entry.dtype, entry.shape, (entry.segment,))
         for name, entry in file.entries.items()
     )
     values = (
@@ -121,23 +116,20 @@ def _read_safetensors(source: Source) -> Contents:
 
 
 def _read_torch(source: Source) -> Contents:
+    """Read a torch file. The parameters are named as if their container were the whole file."""
     file = read_torch_file(source.path)
-    inside = next((key for key in CONTAINERS if _is_container(file.tree, key)), None)
+    container = find_container(file.tree)
     entries = flatten(file.tree)
-    prefix = "" if inside is None else f"{inside}."
-    weights = [entry for entry in entries if isinstance(entry.node, TensorNode) and entry.name.startswith(prefix)]
-    names = plain_names([entry.name.removeprefix(prefix) for entry in weights])
+    inside = [name_inside(entry, container) for entry in entries]
+    outside = {entry.name for entry, name in zip(entries, inside, strict=True) if name is None}
     found: list[tuple[Leaf, TensorRole]] = []
-    for entry in entries:
-        is_weight = isinstance(entry.node, TensorNode) and entry.name.startswith(prefix)
-        name = names[entry.name.removeprefix(prefix)] if is_weight else entry.name
-        found.append((replace(entry, name=name), "weight" if is_weight else "other"))
-    return entry_contents(file, found, source.place)
-
-
-def _is_container(tree: object, key: str) -> bool:
-    inside = tree.get(key) if isinstance(tree, Mapping) else None
-    return isinstance(inside, Mapping) and any(True for _ in walk_tensors(inside))
+    for entry, name in zip(entries, inside, strict=True):
+        is_weight = name is not None and isinstance(entry.node, TensorNode) and is_of_model(file.tree, entry.path)
+        # A tensor's role distinguishes it from one of the same name outside; a value has none.
+        if name not in (None, entry.name) and (is_weight or name not in outside):
+            entry = replace(entry, name=name)
+        found.append((entry, "weight" if is_weight else "other"))
+    return replace(entry_contents(file, found, source.place), container=dotted(container))
 
 
 def _read_universal(source: Source) -> Contents:
@@ -195,17 +187,3 @@ _READERS = {
     "json": _read_json,
     "dcp": _read_dcp,
 }
-
-
-def plain_names(names: Sequence[str]) -> dict[str, str]:
-    """Return each name without the wrappers' prefixes (one `module.` per wrapper), unless two would become one."""
-    plain = {name: plain_name(name) for name in names}
-    counts = Counter(plain.values())
-    return {name: short if counts[short] == 1 else name for name, short in plain.items()}
-
-
-def plain_name(name: str) -> str:
-    """Return a parameter's name without the wrappers' prefixes (one `module.` per wrapper)."""
-    while name.startswith("module."):
-        name = name[len("module.") :]
-    return name

@@ -1,12 +1,14 @@
 """Joins shards into tensors of the whole model, so that sides with different topologies can be compared.
 
 Slices over dp (optimizer shards) are joined flat. Shards over tp are joined only if the two sides have different
-numbers of them, along the dimension in which their shapes agree with a common whole.
+numbers of them, along the dimension in which their shapes agree with a common whole. Weights over dp are replicas; they
+are joined only if no shard, but their whole, has the other side's shape.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -28,8 +30,10 @@ from bigsci_launch.weights.match.sharding import ShardingHints, is_replicated, m
 # Placeholder for an unknown shape: one dimension, so that a bias is recognized by its name alone.
 UNKNOWN = (0,)
 TensorKey = tuple[TensorRole, str]
-# The copies of a parameter by (pp, dp); each copy is a list of shards in tp order.
-Copies = dict[tuple[int | None, int | None], list[StoredTensor]]
+# Where a copy of a parameter is: pp, dp, and its number among the files that state the same place (or none).
+At = tuple[int | None, int | None, int]
+# The copies of a parameter; each copy is a list of shards in tp order.
+Copies = dict[At, list[StoredTensor]]
 
 
 def join_dp(tensors: Sequence[StoredTensor], metadata: CheckpointMetadata) -> list[StoredTensor]:
@@ -70,15 +74,12 @@ def pair_logically(
 
 def _by_key(tensors: Sequence[StoredTensor]) -> dict[TensorKey, Copies]:
     found: dict[TensorKey, Copies] = {}
-    seen: set[tuple[TensorKey, Place]] = set()
+    counts: Counter[tuple[TensorKey, Place]] = Counter()
     for tensor in tensors:
         key: TensorKey = (tensor.role, tensor.name)
-        if (key, tensor.place) in seen:
-            # Two files have this name at the same place, so only the file's name distinguishes them.
-            key = (tensor.role, f"{tensor.path.stem}: {tensor.name}")
-            tensor = replace(tensor, name=key[1])
-        seen.add((key, tensor.place))
-        found.setdefault(key, {}).setdefault((tensor.place.pp, tensor.place.dp), []).append(tensor)
+        at = (tensor.place.pp, tensor.place.dp, counts[key, tensor.place])
+        counts[key, tensor.place] += 1
+        found.setdefault(key, {}).setdefault(at, []).append(tensor)
     for copies in found.values():
         for parts in copies.values():
             parts.sort(key=lambda part: -1 if part.place.tp is None else part.place.tp)
@@ -86,24 +87,83 @@ def _by_key(tensors: Sequence[StoredTensor]) -> dict[TensorKey, Copies]:
 
 
 def _pair_copies(a: Copies, b: Copies, hints: ShardingHints, lost: list[StoredTensor]) -> Iterator[TensorPair]:
+    a, b = _joined_to_fit(a, b, hints)
     used = set()
     for at_b, copy_b in b.items():
-        at_a = next((at for at in a if _may_be_same(at, at_b)), next(iter(a)))
+        at_a = _counterpart(at_b, a)
         used.add(at_a)
         yield from _pair_shards(a[at_a], copy_b, hints, _merged(at_b, at_a), lost)
     for at_a, copy_a in a.items():
         if at_a not in used:
-            at_b = next((at for at in b if _may_be_same(at, at_a)), next(iter(b)))
+            at_b = _counterpart(at_a, b)
             yield from _pair_shards(copy_a, b[at_b], hints, _merged(at_a, at_b), lost)
 
 
-def _may_be_same(x: tuple[int | None, int | None], y: tuple[int | None, int | None]) -> bool:
-    return all(i == j or i is None or j is None for i, j in zip(x, y, strict=True))
+def _counterpart(at: At, others: Copies) -> At:
+    """Return the copy at the same place, as far as the places are known; otherwise the first copy."""
+    if at in others:
+        return at
+    alike = [other for other in others if _may_be_same(other, at)]
+    return next((other for other in alike if other[2] == at[2]), next(iter(alike or others)))
 
 
-def _merged(first: tuple[int | None, int | None], second: tuple[int | None, int | None]) -> Place:
-    pp, dp = (i if i is not None else j for i, j in zip(first, second, strict=True))
+def _may_be_same(x: At, y: At) -> bool:
+    return all(i == j or i is None or j is None for i, j in zip(x[:2], y[:2], strict=True))
+
+
+def _merged(first: At, second: At) -> Place:
+    pp, dp = (i if i is not None else j for i, j in zip(first[:2], second[:2], strict=True))
     return Place(pp=pp, dp=dp)
+
+
+def _joined_to_fit(a: Copies, b: Copies, hints: ShardingHints) -> tuple[Copies, Copies]:
+    """Join the shards over dp of one side or of both if that gives them one shape; otherwise return the sides."""
+    if _fit(a, b, hints):
+        return a, b
+    for x, y in itertools.product([a, *_joined_over_dp(a)], [b, *_joined_over_dp(b)]):
+        if _fit(x, y, hints):
+            return x, y
+    return a, b
+
+
+def _fit(a: Copies, b: Copies, hints: ShardingHints) -> bool:
+    """Whether each copy has the shape of its counterpart, or can form a common whole with it."""
+    pairs = [(a[_counterpart(at, a)], copy) for at, copy in b.items()]
+    pairs += [(copy, b[_counterpart(at, b)]) for at, copy in a.items()]
+    return all(
+        (len(x) == len(y) and all(map(_may_have_one_shape, x, y))) or common_whole(x, y, hints) is not None
+        for x, y in pairs
+    )
+
+
+def _joined_over_dp(copies: Copies) -> Iterator[Copies]:
+    """Yield the copies of each stage joined along each dimension, the first dimension first."""
+    stages: dict[int | None, list[At]] = {}
+    for at in sorted(copies, key=lambda at: (at[1] is not None, at[1] or 0, at[2])):
+        stages.setdefault(at[0], []).append(at)
+    parts = [part for copy in copies.values() for part in copy]
+    if len(copies) == len(stages) or not all(part.has_bytes for part in parts):
+        return
+    for dim in range(len(parts[0].shape)):
+        if all(_are_joinable(copies, held, dim) for held in stages.values()):
+            yield {
+                (pp, None, 0): [
+                    replace(join_tp(shards, dim, ShardingHints(), Place(pp)), place=Place(pp, shards[0].place.tp))
+                    for shards in zip(*(copies[at] for at in held), strict=True)
+                ]
+                for pp, held in stages.items()
+            }
+
+
+def _are_joinable(copies: Copies, held: Sequence[At], dim: int) -> bool:
+    """Whether the copies at some places have shards on the same tp ranks, which differ in length along `dim` only."""
+    if len({tuple(part.place.tp for part in copies[at]) for at in held}) != 1:
+        return False
+    for shards in zip(*(copies[at] for at in held), strict=True):
+        kinds = {(part.dtype, len(part.shape), part.shape[:dim], part.shape[dim + 1 :]) for part in shards}
+        if len(kinds) != 1:
+            return False
+    return True
 
 
 def _pair_shards(
@@ -206,6 +266,8 @@ def _wholes(parts: Sequence[StoredTensor], name: str, hints: ShardingHints) -> l
         return []
     found = [Whole(shape, None)] if len({part.shape for part in parts}) == 1 else []
     dims = range(len(shape))
+    if len({len(part.shape) for part in parts}) != 1:
+        return found
     for dim in reversed(dims) if matches(hints.by_row, name) else dims:
         others = {part.shape[:dim] + part.shape[dim + 1 :] for part in parts}
         if len(others) == 1:
@@ -242,21 +304,6 @@ def _halves(parts: Sequence[StoredTensor]) -> list[tuple[Segment, ...]]:
         for half in range(2)
         for part in parts
     ]
-
-
-def shared_roles(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> tuple[set[TensorRole], list[str]]:
-    """Return the roles that both sides have, and a note about the roles that only one side has."""
-    roles_a, roles_b = _roles(a), _roles(b)
-    notes = [
-        f"only {side} has {', '.join(sorted(only))}: not compared"
-        for side, only in (("A", roles_a - roles_b), ("B", roles_b - roles_a))
-        if only
-    ]
-    return roles_a & roles_b, notes
-
-
-def _roles(tensors: Sequence[StoredTensor]) -> set[TensorRole]:
-    return {tensor.role for tensor in tensors} - {"other", "padding"}
 
 
 def as_weights(tensors: Sequence[StoredTensor]) -> list[StoredTensor]:

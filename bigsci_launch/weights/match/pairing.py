@@ -2,59 +2,34 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from bigsci_launch.weights.files.sources import (
-    CheckpointMetadata,
-    Contents,
-    OptimizerGroup,
-    Source,
-    Unreadable,
-    Weights,
-)
-from bigsci_launch.weights.files.tensors import (
-    NOWHERE,
-    NotRead,
-    Place,
-    StoredTensor,
-    StoredValue,
-    TensorPair,
-    UnreadableFile,
-    ValuePair,
-)
+from bigsci_launch.weights.files.sources import CheckpointMetadata, Contents, Source, Unreadable, Weights
+from bigsci_launch.weights.files.tensors import StoredValue, TensorPair, UnreadableFile, ValuePair
 from bigsci_launch.weights.formats.contents import read_contents
 from bigsci_launch.weights.locate.locate import labels
-
-# Size of a batch whose pairs do not come from one file.
-PAIRS_AT_A_TIME = 256
-
-
-@dataclass(frozen=True, slots=True)
-class PairBatch:
-    """Pairs that are compared together. None on one side means that only the other side has the tensor.
-
-    `equal` names tensors at `place` that are already known to be equal. `not_read` are entries of either side that
-    cannot be compared. `owns_files`: no other batch needs its files.
-    """
-
-    title: str
-    pairs: tuple[TensorPair, ...] = ()
-    values: tuple[ValuePair, ...] = ()
-    not_read: tuple[NotRead, ...] = ()
-    unreadable: tuple[Unreadable, ...] = ()
-    groups: tuple[tuple[Place, tuple[OptimizerGroup, ...], tuple[OptimizerGroup, ...]], ...] = ()
-    equal: tuple[str, ...] = ()
-    place: Place = NOWHERE
-    owns_files: bool = True
+from bigsci_launch.weights.match.batches import (
+    LOST,
+    OUTSIDE,
+    PairBatch,
+    in_batches,
+    tensor_pairs,
+    value_pairs,
+)
+from bigsci_launch.weights.match.entries import by_kind, join
+from bigsci_launch.weights.match.leftovers import Leftovers, is_weights_only
 
 
 @dataclass(frozen=True, slots=True)
 class FilePair:
-    """Two files that are compared with each other and are not yet parsed. None: only the other side has it."""
+    """Two files that are compared with each other and are not yet parsed. None: only the other side has it.
+
+    What has no partner in the other file goes to `leftovers`, under the `number` of the pair. `why`: what is known
+    about a file that a side lacks.
+    """
 
     name: str
     a: Source | None
@@ -62,6 +37,9 @@ class FilePair:
     metadata_a: CheckpointMetadata
     metadata_b: CheckpointMetadata
     has_one_metadata: bool
+    leftovers: Leftovers
+    number: int
+    why: str | None = None
 
     @property
     def paths(self) -> tuple[Path, Path] | None:
@@ -83,9 +61,8 @@ class FilePair:
                 contents.append(read_contents(source, metadata) if source else Contents(()))
             except UnreadableFile as error:
                 unreadable.append(Unreadable(error.path, error.why))
-        if unreadable:
-            return PairBatch(self.name, unreadable=tuple(unreadable))
-        return self._paired(contents[0], contents[1])
+                contents.append(Contents(()))
+        return self._paired(contents[0], contents[1], tuple(unreadable))
 
     def read_twin(self, left: Contents) -> PairBatch | None:
         """Pair A's contents with those of B, whose file has the same bytes and is not parsed.
@@ -102,17 +79,28 @@ class FilePair:
         not_read = tuple(replace(entry, path=self.b.path) for entry in left.not_read)
         return self._paired(left, replace(left, not_read=not_read))
 
-    def _paired(self, left: Contents, right: Contents) -> PairBatch:
+    def _paired(self, left: Contents, right: Contents, unreadable: tuple[Unreadable, ...] = ()) -> PairBatch:
         source = self.a or self.b
         assert source is not None
-        groups = ((source.place, left.groups, right.groups),) if left.groups or right.groups else ()
+        whys = (LOST, LOST) if unreadable or self.why else self._reasons(left, right)
+        pairs, is_complete = self.leftovers.pair(self.number, left, right, whys)
+        has_groups = not unreadable and (left.groups or right.groups)
         return PairBatch(
             self.name,
-            tuple(pair_tensors(left.tensors, right.tensors)),
-            (*pair_values(left.values, right.values), *_other_places(left, right, source)),
+            tensor_pairs(pairs),
+            (*value_pairs(pairs), *_other_places(left, right, source)),
             (*left.not_read, *right.not_read),
-            groups=groups,
+            unreadable,
+            groups=((source.place, left.groups, right.groups),) if has_groups else (),
+            owns_files=is_complete,
         )
+
+    def _reasons(self, left: Contents, right: Contents) -> tuple[str | None, str | None]:
+        """Return why the other side lacks what is no parameter: it has parameters only, in another kind of file."""
+        is_one_kind = self.a and self.b and self.a.path.suffix == self.b.path.suffix
+        if not self.a or not self.b or (is_one_kind and left.container == right.container):
+            return None, None
+        return (OUTSIDE if is_weights_only(right) else None), (OUTSIDE if is_weights_only(left) else None)
 
 
 def _traits(source: Source) -> tuple[object, ...]:
@@ -123,9 +111,13 @@ def _traits(source: Source) -> tuple[object, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The pairs to compare, and notes about them for the answer."""
+    """The pairs to compare, and notes about them for the answer.
+
+    `rest` gives the batches of what no pair of files settles; it is called once all `batches` were read.
+    """
 
     batches: Iterator[PairBatch | FilePair]
+    rest: Callable[[], Iterator[PairBatch]]
     notes: tuple[str, ...] = ()
     is_by_file: bool = False
 
@@ -149,8 +141,13 @@ def _pair_sources(a: Weights, b: Weights) -> Pairing:
     is_cut_alike = a.layout == b.layout and a.topology == b.topology and not _are_other_models(a, b)
     if is_cut_alike and left.keys() & right.keys():
         names = list(dict.fromkeys([*left, *right]))
-        return Pairing(_by_file(a, b, left, right, names), notes, is_by_file=True)
-    return _by_name(a, b, notes)
+        leftovers = Leftovers()
+        pairs = _by_file(a, b, left, right, names, leftovers)
+        return Pairing(pairs, lambda: in_batches(*leftovers.finish()), notes, is_by_file=True)
+    from bigsci_launch.weights.match.by_name import pair_by_name
+
+    batches, about_names = pair_by_name(a, b)
+    return Pairing(batches, lambda: iter(()), (*notes, *about_names))
 
 
 def _are_other_models(a: Weights, b: Weights) -> bool:
@@ -160,19 +157,23 @@ def _are_other_models(a: Weights, b: Weights) -> bool:
 
 
 def _by_file(
-    a: Weights, b: Weights, left: dict[str, Source], right: dict[str, Source], names: Sequence[str]
+    a: Weights,
+    b: Weights,
+    left: dict[str, Source],
+    right: dict[str, Source],
+    names: Sequence[str],
+    leftovers: Leftovers,
 ) -> Iterator[PairBatch | FilePair]:
     metadata_a, metadata_b = _metadata_of_both(a, b)
     has_one_metadata = metadata_a == metadata_b
     lost = {item.path.stem for item in (*a.broken, *b.broken) if item.path.exists()}
-    for name in names:
+    for number, name in enumerate(names):
         source_a, source_b = left.get(name), right.get(name)
-        if (source_a is None or source_b is None) and name in lost:
-            continue
         if source_a and source_b and source_a.format == source_b.format == "digests":
             yield _digest_batch(name, source_a, source_b)
         else:
-            yield FilePair(name, source_a, source_b, metadata_a, metadata_b, has_one_metadata)
+            why = LOST if name in lost and not (source_a and source_b) else None
+            yield FilePair(name, source_a, source_b, metadata_a, metadata_b, has_one_metadata, leftovers, number, why)
 
 
 def _metadata_of_both(a: Weights, b: Weights) -> tuple[CheckpointMetadata, CheckpointMetadata]:
@@ -193,22 +194,9 @@ def _other_places(a: Contents, b: Contents, source: Source) -> Iterator[ValuePai
         yield left, right
 
 
-def pair_tensors(a: Sequence[StoredTensor], b: Sequence[StoredTensor]) -> Iterator[TensorPair]:
-    """Pair by role and name, in the order of `a`, then the tensors that only `b` has."""
-    right = {(tensor.role, tensor.name): tensor for tensor in b}
-    for tensor in a:
-        yield tensor, right.pop((tensor.role, tensor.name), None)
-    for tensor in right.values():
-        yield None, tensor
-
-
-def pair_values(a: Sequence[StoredValue], b: Sequence[StoredValue]) -> Iterator[ValuePair]:
-    """Pair by name, in the order of `a`, then the values that only `b` has."""
-    right = {value.name: value for value in b}
-    for value in a:
-        yield value, right.pop(value.name, None)
-    for value in right.values():
-        yield None, value
+def _paired_values(a: Sequence[StoredValue], b: Sequence[StoredValue]) -> tuple[ValuePair, ...]:
+    pairs, rest_a, rest_b = join(a, b, by_kind, by_kind)
+    return (*pairs, *((x, None) for x in rest_a), *((None, y) for y in rest_b))
 
 
 def _digest_batch(name: str, a: Source, b: Source) -> PairBatch:
@@ -219,7 +207,7 @@ def _digest_batch(name: str, a: Source, b: Source) -> PairBatch:
         left, right = read_two_digests(a.path, b.path)
     except UnreadableFile as error:
         return PairBatch(name, unreadable=(Unreadable(error.path, error.why),))
-    values = tuple(pair_values(digest_values(left), digest_values(right))) if left.others != right.others else ()
+    values = _paired_values(digest_values(left), digest_values(right)) if left.others != right.others else ()
     if left.entries is right.entries:
         return PairBatch(name, values=values, equal=tuple(left.entries), place=left.place)
     equal = tuple(name for name, entry in left.entries.items() if right.entries.get(name) == entry)
@@ -231,107 +219,3 @@ def _digest_batch(name: str, a: Source, b: Source) -> PairBatch:
     ]
     pairs += [(None, digest_tensor(right, name)) for name in right.entries if name not in left.entries]
     return PairBatch(name, tuple(pairs), values, equal=equal, place=left.place)
-
-
-def _by_name(a: Weights, b: Weights, notes: tuple[str, ...]) -> Pairing:
-    """Pair all tensors of both sides by name, because their files or topologies differ."""
-    from bigsci_launch.weights.match.logical import as_weights, pair_logically, shared_roles
-    from bigsci_launch.weights.match.sharding import ShardingHints
-
-    left, right = _everything(a), _everything(b)
-    held = {tensor.role for tensor in left.tensors} & {tensor.role for tensor in right.tensors} & {"weight", "fp32"}
-    tensors_a, tensors_b = left.tensors, right.tensors
-    if not held:
-        tensors_a, tensors_b = as_weights(tensors_a), as_weights(tensors_b)
-    roles, lacking = shared_roles(tensors_a, tensors_b)
-    are_alike = (
-        a.topology == b.topology and a.layout == b.layout and left.is_more_than_weights and right.is_more_than_weights
-    )
-    if are_alike:
-        roles = roles | {"other"}
-    else:
-        lacking += _left_out(left, right)
-    tensors_a, tensors_b = ([t for t in side if t.role in roles] for side in (tensors_a, tensors_b))
-    lost: list[StoredTensor] = []
-    hints = ShardingHints.of_metadata(a.metadata if a.metadata.universal_info else b.metadata)
-    pairs = list(pair_logically(tensors_a, tensors_b, hints, lost))
-    first = PairBatch(
-        "",
-        values=tuple(pair_values(left.values, right.values)) if are_alike else (),
-        not_read=(*left.not_read, *right.not_read),
-        unreadable=(*left.unreadable, *right.unreadable, *_cut_otherwise(lost)),
-        owns_files=False,
-    )
-    return Pairing(_cut(pairs, first), (*notes, *_topology_note(a, b), *lacking))
-
-
-def _left_out(a: Everything, b: Everything) -> Iterator[str]:
-    """Yield a note for each side that has entries which only a checkpoint of the same layout can have."""
-    for side, held in (("A", a), ("B", b)):
-        others = sum(tensor.role == "other" for tensor in held.tensors)
-        counted = ((others, "other tensor"), (len(held.values), "value"))
-        counts = [f"{number:,} {word}{'s' * (number != 1)}" for number, word in counted if number]
-        if counts:
-            yield f"{' and '.join(counts)} of {side}, outside the model's weights: not compared"
-
-
-def _cut_otherwise(lost: Sequence[StoredTensor]) -> Iterator[Unreadable]:
-    """Yield the files of digests or printed tensors whose shards the other side does not have."""
-    names: dict[Path, set[str]] = {}
-    for tensor in lost:
-        names.setdefault(tensor.path, set()).add(tensor.name)
-    for path, held in names.items():
-        known = "digests" if next(t for t in lost if t.path == path).digest is not None else "printed edges"
-        count = f"{len(held)} tensor{'s' if len(held) > 1 else ''}"
-        yield Unreadable(path, f"{known} of {count} that the other side stores in another form: not compared")
-
-
-def _topology_note(a: Weights, b: Weights) -> tuple[str, ...]:
-    if a.topology is None or b.topology is None or a.topology == b.topology:
-        return ()
-    return (f"A is {a.topology}, B is {b.topology}: shards are joined before comparison",)
-
-
-@dataclass(frozen=True, slots=True)
-class Everything:
-    """All entries of one side."""
-
-    tensors: list[StoredTensor]
-    values: list[StoredValue]
-    not_read: list[NotRead]
-    unreadable: list[Unreadable]
-
-    @property
-    def is_more_than_weights(self) -> bool:
-        return bool(self.values) or any(tensor.role == "other" for tensor in self.tensors)
-
-
-def _everything(weights: Weights) -> Everything:
-    from bigsci_launch.weights.match.logical import join_dp
-
-    found = Everything([], [], [], [])
-    for source in weights.sources:
-        try:
-            contents = read_contents(source, weights.metadata)
-        except UnreadableFile as error:
-            found.unreadable.append(Unreadable(error.path, error.why))
-            continue
-        found.tensors.extend(contents.tensors)
-        found.values.extend(contents.values)
-        found.not_read.extend(contents.not_read)
-    return replace(found, tensors=join_dp(found.tensors, weights.metadata), values=_told_apart(found.values))
-
-
-def _told_apart(values: Sequence[StoredValue]) -> list[StoredValue]:
-    """Return values with the file's name before theirs if several files have a value of that name."""
-    counts = Counter(value.name for value in values)
-    return [
-        value if counts[value.name] == 1 else replace(value, name=f"{value.path.name}: {value.name}")
-        for value in values
-    ]
-
-
-def _cut(pairs: Sequence[TensorPair], first: PairBatch) -> Iterator[PairBatch]:
-    yield first
-    for start in range(0, len(pairs), PAIRS_AT_A_TIME):
-        yield PairBatch("", tuple(pairs[start : start + PAIRS_AT_A_TIME]), owns_files=False)

@@ -1,0 +1,103 @@
+"""Finds the model's parameters in files that contain more than the parameters: `{"model": .., "optimizer": ..}`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bigsci_launch.weights.objects.flatten import Leaf, exact_name
+from bigsci_launch.weights.objects.nodes import DressedTensor, TensorNode
+
+# Usual keys of the parameters' dictionary.
+CONTAINERS = ("module", "model", "state_dict", "model_state_dict")
+# Dictionaries under such keys contain tensors, but no parameters of the model.
+NOT_A_MODEL = re.compile(r"optim|sched|scaler|rng|random|loop|callback|loader", re.IGNORECASE)
+MAX_DEPTH = 4
+# Dictionaries that are searched for one. A checkpoint's own are near its root.
+MAX_VISITS = 10_000
+Keys = tuple[Any, ...]
+
+
+def find_container(tree: Any) -> Keys:
+    """Return the keys that lead to the parameters' dictionary; none if the tree itself is one, or has none."""
+    level: list[tuple[Keys, Any]] = [((), tree)]
+    visits = 0
+    for _ in range(MAX_DEPTH):
+        for key in CONTAINERS:
+            for path, node in level:
+                if isinstance(node, Mapping) and key in node and _has_tensors(node[key]):
+                    return _innermost((*path, key), node[key])
+        if any(_holds_tensors(node) for _, node in level):
+            return ()
+        level = [((*path, key), inside) for path, node in level for key, inside in _dictionaries(node)]
+        visits += len(level)
+        if visits > MAX_VISITS:
+            return ()
+    return ()
+
+
+def _innermost(path: Keys, node: Any) -> Keys:
+    """Return the path of a container's only container: `{"model": {"state_dict": ..}}`."""
+    while len(path) < MAX_DEPTH and not _holds_tensors(node):
+        inside = [(key, held) for key, held in _dictionaries(node) if _has_tensors(held)]
+        if len(inside) != 1 or inside[0][0] not in CONTAINERS:
+            break
+        path, node = (*path, inside[0][0]), inside[0][1]
+    return path
+
+
+def _dictionaries(node: Any) -> list[tuple[str, Any]]:
+    held = node.items() if isinstance(node, Mapping) else ()
+    return [
+        (key, inside)
+        for key, inside in held
+        if isinstance(key, str) and isinstance(inside, Mapping) and not NOT_A_MODEL.search(key)
+    ]
+
+
+def _holds_tensors(node: Any) -> bool:
+    """Whether a dictionary itself, not one inside it, contains parameters."""
+    held = node.items() if isinstance(node, Mapping) else ()
+    return any(_is_tensor(value) and not NOT_A_MODEL.search(str(key)) for key, value in held)
+
+
+def _has_tensors(node: Any) -> bool:
+    """Whether a dictionary contains a tensor, at any depth."""
+    if not isinstance(node, Mapping):
+        return False
+    stack, visits = [node], 0
+    while stack and visits < MAX_VISITS:
+        for value in stack.pop().values():
+            visits += 1
+            if _is_tensor(value):
+                return True
+            if isinstance(value, Mapping):
+                stack.append(value)
+    return False
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, (TensorNode, DressedTensor))
+
+
+def is_of_model(tree: Any, path: Keys) -> bool:
+    """Whether a tensor of a file may be a parameter: it is neither in an optimizer's state nor in a random state."""
+    is_optimizer = isinstance(tree, Mapping) and "param_groups" in tree and "state" in tree
+    return not is_optimizer and not (len(path) > 1 and NOT_A_MODEL.search(str(path[0])))
+
+
+def name_inside(entry: Leaf, container: Keys) -> str | None:
+    """Return an entry's name as if its container were the whole file; None if it is not inside."""
+    if not container:
+        return entry.name
+    if entry.path[: len(container)] != container or len(entry.path) == len(container):
+        return None
+    prefix = dotted(container)
+    if entry.name.startswith(prefix):
+        return entry.name[len(prefix) :].removeprefix(".") or None
+    return entry.name.removeprefix(exact_name(container))
+
+
+def dotted(container: Sequence[Any]) -> str:
+    return ".".join(map(str, container))
