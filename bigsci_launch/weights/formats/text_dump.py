@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigsci_launch.weights.files.tensors import Place, Segment, StoredTensor, UnreadableFile, os_reason
-from bigsci_launch.weights.formats.torch_file import TORCH_DTYPES
+from bigsci_launch.weights.formats.torch_objects import TORCH_DTYPES
 
 ENTRY = re.compile(r"^([^\s=]+)=(?:Parameter containing:\s*)?tensor\(", re.MULTILINE)
 TOKEN = re.compile(r"\[|\]|\.\.\.|[-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?)|True|False")

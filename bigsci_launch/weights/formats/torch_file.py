@@ -6,7 +6,7 @@ Supports both containers: the zip of torch >= 1.6, and the older chain of pickle
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,47 +24,14 @@ from bigsci_launch.weights.files.tensors import (
     UnreadableFile,
     os_reason,
 )
+from bigsci_launch.weights.formats.torch_objects import TorchObjects
 from bigsci_launch.weights.formats.values import value_of
 from bigsci_launch.weights.formats.zip_file import inflate, read_zip
-from bigsci_launch.weights.objects.encode import NotPlain, show
+from bigsci_launch.weights.objects.encode import NotPlain
 from bigsci_launch.weights.objects.flatten import Leaf, flatten
 from bigsci_launch.weights.objects.machine import BadPickle, PickleMachine
-from bigsci_launch.weights.objects.nodes import DressedTensor, Named, Outside, StorageNode, TensorNode
+from bigsci_launch.weights.objects.nodes import Outside, StorageNode, TensorNode
 
-STORAGE_DTYPES = {
-    "DoubleStorage": "F64",
-    "FloatStorage": "F32",
-    "HalfStorage": "F16",
-    "BFloat16Storage": "BF16",
-    "LongStorage": "I64",
-    "IntStorage": "I32",
-    "ShortStorage": "I16",
-    "CharStorage": "I8",
-    "ByteStorage": "U8",
-    "BoolStorage": "BOOL",
-    "ComplexFloatStorage": "C64",
-    "ComplexDoubleStorage": "C128",
-    "UntypedStorage": "U8",
-}
-TORCH_DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-    "complex64": "C64",
-    "complex128": "C128",
-}
 ZIP_MAGIC = b"PK\x03\x04"
 # The pickle of torch's magic number, 0x1950a86a20f9469cfc6c, in protocol 2; later protocols begin otherwise.
 LEGACY_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -94,88 +61,6 @@ class TorchFile:
     path: Path
     tree: Any
     records: Mapping[str, StorageRecord]
-
-
-class _Rebuilder:
-    """Makes tensors and storages of what one pickle names; `widths` are the bytes per element of each storage."""
-
-    def __init__(self) -> None:
-        self.widths: dict[str, int] = {}
-
-    def refer(self, reference: Any) -> Any:
-        # ("storage", storage class, key, device, number of elements[, view]) in both containers.
-        if isinstance(reference, tuple) and len(reference) >= 5 and reference[0] == "storage":
-            dtype = _storage_dtype(reference[1])
-            if dtype is not None and isinstance(reference[2], (str, int)):
-                self.widths[str(reference[2])] = DTYPE_BYTES[dtype]
-                return StorageNode(dtype, str(reference[2]))
-        # ("module", class, source file, source): the older container has the source of each module's class.
-        if isinstance(reference, tuple) and len(reference) == 4 and reference[0] == "module":
-            return reference[1]
-        return Outside(show(reference))
-
-    def make(self, named: Named, args: tuple[Any, ...]) -> Any:
-        if named.module != "torch._utils" or named.name not in REBUILDERS:
-            return None
-        return REBUILDERS[named.name](*args) if len(args) >= NUM_ARGS[named.name] else None
-
-
-def _storage_dtype(named: Any) -> str | None:
-    is_torch = isinstance(named, Named) and named.module in ("torch", "torch.storage", "torch.cuda")
-    return STORAGE_DTYPES.get(named.name) if is_torch else None
-
-
-def _rebuild(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Any:
-    """`_rebuild_tensor_v2` has requires_grad, hooks and metadata (whether it is conjugated) after the strides."""
-    dtype = storage.dtype if isinstance(storage, StorageNode) else None
-    return _node(storage, dtype, offset, shape, strides, rest[2] if len(rest) > 2 else None)
-
-
-def _rebuild_with_dtype(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Any:
-    """`_rebuild_tensor_v3` has requires_grad, hooks, dtype and metadata after the strides."""
-    named = rest[2]
-    dtype = TORCH_DTYPES.get(named.name) if isinstance(named, Named) and named.module == "torch" else None
-    return _node(storage, dtype, offset, shape, strides, rest[3] if len(rest) > 3 else None)
-
-
-def _node(storage: Any, dtype: str | None, offset: Any, shape: Any, strides: Any, metadata: Any) -> Any:
-    if not isinstance(storage, StorageNode) or dtype is None or not _are_lengths((offset,), shape, strides):
-        return None
-    node = TensorNode(storage.key, dtype, offset, tuple(shape), tuple(strides))
-    return DressedTensor(node, {"metadata": metadata}) if metadata else node
-
-
-def _are_lengths(*series: Any) -> bool:
-    return all(isinstance(lengths, (list, tuple)) and all(type(n) is int for n in lengths) for lengths in series)
-
-
-def _first(tensor: Any, *rest: Any) -> Any:
-    return tensor
-
-
-def _with_attributes(tensor: Any, requires_grad: Any, hooks: Any, state: Any) -> Any:
-    if not isinstance(tensor, (TensorNode, DressedTensor)) or not state:
-        return tensor if not state else None
-    extras = tensor.extras if isinstance(tensor, DressedTensor) else {}
-    node = tensor.tensor if isinstance(tensor, DressedTensor) else tensor
-    return DressedTensor(node, {**extras, "attributes": state})
-
-
-# Whether a tensor requires gradients, and its hooks, are not compared: they are no part of the weights.
-REBUILDERS: dict[str, Callable[..., Any]] = {
-    "_rebuild_tensor": _rebuild,
-    "_rebuild_tensor_v2": _rebuild,
-    "_rebuild_tensor_v3": _rebuild_with_dtype,
-    "_rebuild_parameter": _first,
-    "_rebuild_parameter_with_state": _with_attributes,
-}
-NUM_ARGS = {
-    "_rebuild_tensor": 4,
-    "_rebuild_tensor_v2": 4,
-    "_rebuild_tensor_v3": 7,
-    "_rebuild_parameter": 1,
-    "_rebuild_parameter_with_state": 4,
-}
 
 
 def read_torch_file(path: Path) -> TorchFile:
@@ -223,7 +108,7 @@ def _read_zip(file: MappedFile, start: int, length: int) -> TorchFile:
     order = records.get(f"{folder}/byteorder")
     if order is not None and inflate(file, order, MAX_PICKLE_BYTES) != b"little":
         raise UnreadableFile(file.path, "written on a big-endian machine, which is not read")
-    rebuilder = _Rebuilder()
+    rebuilder = TorchObjects()
     pickled = inflate(file, records[f"{folder}/data.pkl"], MAX_PICKLE_BYTES)
     tree = PickleMachine(pickled, rebuilder.refer, rebuilder.make).run()
     prefix = f"{folder}/data/"
@@ -237,7 +122,7 @@ def _read_zip(file: MappedFile, start: int, length: int) -> TorchFile:
 
 def _read_legacy(file: MappedFile, at: int, end: int) -> TorchFile:
     begin, data = at, bytes(file.memory[at : min(end, at + MAX_PICKLE_BYTES)])
-    rebuilder, found = _Rebuilder(), []
+    rebuilder, found = TorchObjects(), []
     for _ in range(4):
         machine = PickleMachine(data, rebuilder.refer, rebuilder.make, start=at - begin)
         found.append(machine.run())
@@ -254,10 +139,13 @@ def _legacy_records(
     file: MappedFile, offset: int, end: int, keys: list[Any], widths: Mapping[str, int]
 ) -> Iterator[tuple[str, StorageRecord]]:
     for key in map(str, keys):
+        if key not in widths:
+            # Nobody knows how long it is, so what follows cannot be found either.
+            return
         if offset + 8 > end:
             raise UnreadableFile(file.path, f"truncated after {end:,} bytes: storage {key} is missing")
         (num_elements,) = struct.unpack_from("<q", file.memory, offset)
-        num_bytes = num_elements * widths.get(key, 1)
+        num_bytes = num_elements * widths[key]
         offset += 8
         if num_elements < 0 or offset + num_bytes > end:
             raise UnreadableFile(
@@ -279,26 +167,18 @@ def entry_contents(file: TorchFile, entries: Iterable[tuple[Leaf, TensorRole]], 
         node = _whole_storage(file, entry.node) if isinstance(entry.node, StorageNode) else entry.node
         try:
             if isinstance(node, TensorNode):
-                _require_plain_bytes(file, node)
                 tensors.append(stored(file, entry.name, role, place, node))
             else:
                 values.append(_value(file, entry, place))
-        except _NotComparable as error:
-            not_read.append(NotRead(entry.name, error.type, file.path, error.why))
+        except UnreadableFile as error:
+            not_read.append(NotRead(entry.name, _type_text(node), file.path, error.why))
     return Contents(tuple(tensors), values=tuple(values), not_read=tuple(not_read))
 
 
-class _NotComparable(Exception):
-    def __init__(self, type_: str, why: str) -> None:
-        super().__init__(why)
-        self.type = type_
-        self.why = why
-
-
-def _require_plain_bytes(file: TorchFile, node: TensorNode) -> None:
-    record = file.records.get(node.storage)
-    if record is not None and record.is_deflated:
-        raise _NotComparable(f"{node.dtype} {list(node.shape)}", "its record of the zip is compressed")
+def _type_text(node: Any) -> str:
+    if isinstance(node, TensorNode):
+        return f"{node.dtype} {list(node.shape)}"
+    return "a reference" if isinstance(node, Outside) else type(node).__name__.lower()
 
 
 def _whole_storage(file: TorchFile, node: StorageNode) -> TensorNode:
@@ -309,11 +189,11 @@ def _whole_storage(file: TorchFile, node: StorageNode) -> TensorNode:
 
 def _value(file: TorchFile, entry: Leaf, place: Place) -> StoredValue:
     if isinstance(entry.node, Outside):
-        raise _NotComparable("a reference", f"it is stored outside the file, at {entry.node.reference}")
+        raise UnreadableFile(file.path, f"it is stored outside the file, at {entry.node.reference}")
     try:
         return value_of(entry.name, place, file.path, entry.node)
     except NotPlain as error:
-        raise _NotComparable(type(entry.node).__name__.lower(), str(error)) from error
+        raise UnreadableFile(file.path, str(error)) from error
 
 
 def stored(file: TorchFile, name: str, role: TensorRole, place: Place, node: TensorNode) -> StoredTensor:
@@ -324,20 +204,25 @@ def stored(file: TorchFile, name: str, role: TensorRole, place: Place, node: Ten
     """
     record = file.records.get(node.storage)
     width = DTYPE_BYTES[node.dtype]
+    what = name or f"storage {node.storage}"
     if record is None:
-        raise UnreadableFile(file.path, f"the storage of {name or node.storage} is missing")
+        raise UnreadableFile(file.path, f"the storage of {what} is missing")
     if record.is_deflated:
-        raise UnreadableFile(file.path, f"the storage of {name or node.storage} is compressed")
+        raise UnreadableFile(file.path, f"the storage of {what} is compressed")
     if len(node.shape) != len(node.strides) or min(node.shape, default=0) < 0:
-        raise UnreadableFile(file.path, f"the shape of {name or node.storage} is impossible")
+        raise UnreadableFile(file.path, f"the shape of {what} is impossible")
     span = 1 + sum((length - 1) * stride for length, stride in zip(node.shape, node.strides, strict=True))
     if 0 in node.shape:
         span = 0
     if node.offset < 0 or min(node.strides, default=0) < 0 or (node.offset + span) * width > record.num_bytes:
-        raise UnreadableFile(file.path, f"the storage of {name or node.storage} is shorter than the tensor")
+        raise UnreadableFile(file.path, f"the storage of {what} is shorter than the tensor")
     segment = Segment(file.path, record.offset + node.offset * width, span * width)
     strides = None if _is_contiguous(node) else node.strides
-    return StoredTensor(name, role, place, node.dtype, node.shape, (segment,), strides)
+    dtype, shape = node.dtype, node.shape
+    if dtype == "F4_X2" and strides is None and shape:
+        # Two numbers an element, as torch counts them; other formats count numbers.
+        dtype, shape = "F4", (*shape[:-1], 2 * shape[-1])
+    return StoredTensor(name, role, place, dtype, shape, (segment,), strides)
 
 
 def _is_contiguous(node: TensorNode) -> bool:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.weights.files.tensors import Place, StoredValue
-from bigsci_launch.weights.objects.encode import encode, show
+from bigsci_launch.weights.objects.encode import encode
+from bigsci_launch.weights.objects.texts import show
 
 # Longer contents are replaced by their digest.
 MAX_CONTENT = 64

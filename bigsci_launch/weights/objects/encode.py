@@ -5,12 +5,12 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from bigsci_launch.weights.objects.arrays import Array, array_of
 from bigsci_launch.weights.objects.nodes import Dictionary, Elements, Instance, Named, OddKey
 
 # A value that no dictionary or list of a checkpoint comes near to.
 MAX_DEPTH = 200
 MAX_PARTS = 300_000
-SHOWN = 60
 
 
 class NotPlain(Exception):
@@ -48,10 +48,17 @@ class _Encoder:
         if isinstance(value, OddKey):
             return self.form(value.key, depth + 1)
         if isinstance(value, Instance):
+            array = array_of(value)
+            if array is not None:
+                return self._array(array, depth)
             parts = [value.made_by, value.args, value.kwargs, value.states, value.elements]
             forms = [self.form(part, depth + 1) for part in parts]
             return _joined(b"o", [*forms, self._pairs(value.items, depth)])
         raise NotPlain(f"it contains a {type(value).__name__}")
+
+    def _array(self, array: Array, depth: int) -> bytes:
+        forms = [self.form(part, depth + 1) for part in (array.made_by, array.dtype, array.shape)]
+        return _joined(b"a", [*forms, array.data])
 
     def _pairs(self, pairs: list[tuple[Any, Any]], depth: int) -> bytes:
         forms = [_joined(b":", [self.form(key, depth + 1), self.form(value, depth + 1)]) for key, value in pairs]
@@ -78,34 +85,3 @@ def _plain_form(value: Any) -> bytes | None:
     if isinstance(value, Named):
         return b"c" + str(value).encode("utf-8", "surrogatepass")
     return None
-
-
-def is_scalar(value: Any) -> bool:
-    """Whether a value is a single number, text, or name."""
-    return value is None or isinstance(value, (bool, int, float, str, bytes, Named))
-
-
-def show(value: Any) -> str:
-    """Return a value in at most `SHOWN` characters."""
-    if isinstance(value, Elements):
-        value = value.elements
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 4 * SHOWN:
-        return f"a number of {value.bit_length():,} bits"
-    if isinstance(value, (bytes, bytearray)):
-        return f"{len(value):,} bytes"
-    if isinstance(value, (list, tuple)) and value:
-        return (
-            f"{len(value):,} values"
-            if len(value) > 8 or not all(map(is_scalar, value))
-            else _short(f"[{', '.join(map(show, value))}]")
-        )
-    if isinstance(value, (list, tuple, dict)):
-        return "empty" if not value else f"{len(value):,} entries"
-    if isinstance(value, Instance):
-        return str(value.made_by)
-    return _short(value[: SHOWN * 2].__repr__() if isinstance(value, str) else str(value))
-
-
-def _short(text: str) -> str:
-    text = text.encode("ascii", "backslashreplace").decode() if not text.isprintable() else text
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bigsci_launch.weights.objects.encode import MAX_DEPTH, NotPlain, encode, is_scalar, show
+from bigsci_launch.weights.objects.arrays import is_numpy_value, objects_of
+from bigsci_launch.weights.objects.encode import MAX_DEPTH, NotPlain, encode
 from bigsci_launch.weights.objects.machine import BadPickle
 from bigsci_launch.weights.objects.nodes import (
     Dictionary,
@@ -27,20 +28,27 @@ from bigsci_launch.weights.objects.nodes import (
     TensorNode,
     is_attributes,
 )
+from bigsci_launch.weights.objects.texts import is_call, is_scalar, show
 
 # A series of this many numbers or more is one entry.
 LONG_SERIES = 17
 MAX_VISITS = 300_000
 # Longer keys are shown with a digest.
 MAX_SHOWN_BITS, MAX_SHOWN_LENGTH = 128, 40
+# Where torch.nn.Module keeps what it consists of.
+MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 Path = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A part of an object that is no item of it: an attribute, its class, an argument of the call that made it."""
+    """A part of an object that is no item of it: an attribute, its class, an argument of the call that made it.
+
+    Names of leaves leave it out if it `is_silent`: a tensor with attributes, the dictionaries inside a module.
+    """
 
     name: str
+    is_silent: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -106,6 +114,8 @@ def _leaves(tree: Any, name: str, max_visits: int) -> Iterator[Leaf]:
 
 
 def _joined(name: str, part: Any) -> str:
+    if isinstance(part, Attribute) and part.is_silent:
+        return name
     text = part if isinstance(part, str) else key_text(part)
     return f"{name}.{text}" if name and text else name or text
 
@@ -147,13 +157,35 @@ def _is_short(part: bytes | tuple[Any, ...]) -> bool:
 
 
 def _keyed(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Return a dictionary's entries; if keys are no text, with the leaf that says what they are."""
-    entries = [(key.key if isinstance(key, OddKey) else key, value) for key, value in pairs]
-    kinds = {type(key) for key, _ in entries}
+    """Return a dictionary's entries; if keys are no text, with the leaf that says what they are.
+
+    A key that contains a tensor (an optimizer's state has parameters as keys) is an entry itself, and has a number.
+    """
+    entries: list[tuple[Any, Any]] = []
+    for index, (key, value) in enumerate(pairs):
+        part = key.key if isinstance(key, OddKey) else key
+        if _has_tensor(part):
+            entries += [(Attribute(f"key {index}"), part), (Attribute(str(index)), value)]
+        else:
+            entries.append((part, value))
+    kinds = {type(key) for key, _ in entries if not isinstance(key, Attribute)}
     if kinds <= {str}:
         return entries
-    others = [key_text(key) for key, _ in entries if not isinstance(key, str)]
+    others = [key_text(key) for key, _ in entries if not isinstance(key, (str, Attribute))]
     return [*entries, (Attribute("(keys)"), kinds.pop().__name__ if len(kinds) == 1 else Elements(sorted(others)))]
+
+
+def _has_tensor(key: Any) -> bool:
+    """Whether a key is a tensor, or an object with one inside; nothing that is plain is looked into."""
+    if isinstance(key, (TensorNode, DressedTensor, StorageNode, Outside)):
+        return True
+    if not isinstance(key, (tuple, Instance, Elements)):
+        return False
+    try:
+        encode(key)
+    except NotPlain:
+        return True
+    return False
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:
@@ -167,16 +199,20 @@ def _children(node: Any) -> list[tuple[Any, Any]] | None:
         states = node.states if isinstance(node, Dictionary) else ()
         return [*_keyed(node.items()), *_states(states)] or None
     if isinstance(node, DressedTensor):
-        return [(Attribute(""), node.tensor), *((Attribute(name), extra) for name, extra in node.extras.items())]
+        return [
+            (Attribute("tensor", is_silent=True), node.tensor),
+            *((Attribute(name), extra) for name, extra in node.extras.items()),
+        ]
     if isinstance(node, Instance):
-        return _parts_of(node)
+        return None if is_numpy_value(node) or is_call(node) else _parts_of(node)
     return None
 
 
 def _parts_of(node: Instance) -> list[tuple[Any, Any]]:
+    node = objects_of(node) or node
     parts: list[tuple[Any, Any]] = [(Attribute("__class__"), node.made_by)]
     parts += [(Attribute(f"argument {index}"), value) for index, value in enumerate(node.args)]
-    parts += [(Attribute(f"argument {name}"), value) for name, value in node.kwargs.items()]
+    parts += [(Attribute(name), value) for name, value in node.kwargs.items()]
     parts += _states(tuple(node.states))
     parts += _keyed(node.items)
     return parts + list(enumerate(node.elements))
@@ -187,6 +223,11 @@ def _states(states: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
     for state in states:
         parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
         if all(part is None or is_attributes(part) for part in parts):
-            yield from ((Attribute(name), value) for part in parts for name, value in (part or {}).items())
+            yield from ((_attribute(name, value), value) for part in parts for name, value in (part or {}).items())
         else:
             yield Attribute("state"), state
+
+
+def _attribute(name: str, value: Any) -> Attribute:
+    # The names of a module's tensors are then those of its state dict.
+    return Attribute(name, is_silent=name in MODULE_PARTS and isinstance(value, dict) and bool(value))

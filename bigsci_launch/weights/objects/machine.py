@@ -274,6 +274,8 @@ def _named(module: str, name: str) -> Named:
     head, _, rest = module.partition(".")
     if head == "numpy" and (rest == "core" or rest.startswith("core.")):
         module = f"numpy._core{rest.removeprefix('core')}"
+    if module == "pathlib._local":
+        module = "pathlib"
     return Named(module, name)
 
 
