@@ -5,12 +5,14 @@ Supports both containers: the zip of torch >= 1.6, and the older chain of pickle
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.units import format_bytes
 from bigsci_launch.weights.files.mapped import MappedFile
 from bigsci_launch.weights.files.sources import Contents
 from bigsci_launch.weights.files.tensors import (
@@ -24,9 +26,16 @@ from bigsci_launch.weights.files.tensors import (
     UnreadableFile,
     os_reason,
 )
+from bigsci_launch.weights.formats.torch_archives import (
+    EXPORT_CONFIGS,
+    EXPORT_FORMAT,
+    SCRIPT_CONSTANTS,
+    exported_tensors,
+    with_constants,
+)
 from bigsci_launch.weights.formats.torch_objects import TorchObjects
 from bigsci_launch.weights.formats.values import value_of
-from bigsci_launch.weights.formats.zip_file import inflate, read_zip
+from bigsci_launch.weights.formats.zip_file import ZipRecord, inflate, read_zip
 from bigsci_launch.weights.objects.encode import NotPlain
 from bigsci_launch.weights.objects.flatten import Leaf, flatten
 from bigsci_launch.weights.objects.machine import BadPickle, PickleMachine
@@ -37,6 +46,17 @@ ZIP_MAGIC = b"PK\x03\x04"
 LEGACY_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 LEGACY_MAGIC = LEGACY_START[2:]
 MAX_LEGACY_START = 11 + len(LEGACY_MAGIC)
+# Records that say how the others are stored, or when they were.
+BOOKKEEPING = (
+    "version",
+    "byteorder",
+    ".format_version",
+    ".storage_alignment",
+    ".data/version",
+    ".data/serialization_id",
+    "archive_version",
+    EXPORT_FORMAT,
+)
 # Pickles of a checkpoint are small: names and shapes. Anything larger is not a checkpoint's pickle.
 MAX_PICKLE_BYTES = 64 << 20
 
@@ -55,12 +75,29 @@ class StorageRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherRecord:
+    """A record of a zip that no object refers to, such as the code of a TorchScript module; `key` as of a storage.
+
+    Without a `digest`, its bytes are compared where they are.
+    """
+
+    name: str
+    key: str
+    num_bytes: int
+    digest: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TorchFile:
-    """The contents of a `torch.save` file: the object, with a `TensorNode` for each tensor, and the storages."""
+    """The contents of a file that torch wrote: the object, with a `TensorNode` for each tensor, and the storages.
+
+    `others` are the records of its zip that are neither.
+    """
 
     path: Path
     tree: Any
     records: Mapping[str, StorageRecord]
+    others: tuple[OtherRecord, ...] = ()
 
 
 def read_torch_file(path: Path) -> TorchFile:
@@ -102,22 +139,58 @@ def read_torch_slice(file: MappedFile, start: int, length: int) -> TorchFile:
 def _read_zip(file: MappedFile, start: int, length: int) -> TorchFile:
     records = read_zip(file, start, length)
     # torch names every record after the file, as in `model/data.pkl`.
-    folder = next(iter(records), "").partition("/")[0]
-    if f"{folder}/data.pkl" not in records:
-        raise UnreadableFile(file.path, "a zip file, but torch.save did not write it (it has no data.pkl)")
-    order = records.get(f"{folder}/byteorder")
+    prefix = f"{next(iter(records), '').partition('/')[0]}/"
+    named = {name.removeprefix(prefix): record for name, record in records.items()}
+    if "data.pkl" not in named and EXPORT_FORMAT not in named:
+        raise UnreadableFile(file.path, "a zip file, but torch did not write it (it has no data.pkl)")
+    order = named.get("byteorder")
     if order is not None and inflate(file, order, MAX_PICKLE_BYTES) != b"little":
         raise UnreadableFile(file.path, "written on a big-endian machine, which is not read")
-    rebuilder = TorchObjects()
-    pickled = inflate(file, records[f"{folder}/data.pkl"], MAX_PICKLE_BYTES)
-    tree = PickleMachine(pickled, rebuilder.refer, rebuilder.make).run()
-    prefix = f"{folder}/data/"
+    tree, used = _read_exported(file, named) if "data.pkl" not in named else _read_pickles(file, named)
     storages = {
-        name.removeprefix(prefix): StorageRecord(record.offset, record.num_bytes, record.crc, record.is_deflated)
-        for name, record in records.items()
-        if name.startswith(prefix)
+        name.removeprefix("data/"): StorageRecord(record.offset, record.num_bytes, record.crc, record.is_deflated)
+        for name, record in named.items()
     }
-    return TorchFile(file.path, tree, storages)
+    others = {name: record for name, record in named.items() if name not in BOOKKEEPING and name not in used}
+    return TorchFile(file.path, tree, storages, tuple(_other_records(file, others)))
+
+
+def _read_pickles(file: MappedFile, named: Mapping[str, ZipRecord]) -> tuple[Any, set[str]]:
+    """Return what data.pkl describes, and the names of the records that this covers."""
+    objects, constants = TorchObjects(), TorchObjects("constants/")
+    tree = _unpickle(file, named["data.pkl"], objects)
+    used = {"data.pkl", *(f"data/{key}" for key in objects.keys)}
+    if SCRIPT_CONSTANTS in named:
+        tree = with_constants(tree, _unpickle(file, named[SCRIPT_CONSTANTS], constants))
+        used |= {SCRIPT_CONSTANTS, *constants.keys}
+    return tree, used
+
+
+def _unpickle(file: MappedFile, record: ZipRecord, objects: TorchObjects) -> Any:
+    return PickleMachine(inflate(file, record, MAX_PICKLE_BYTES), objects.refer, objects.make).run()
+
+
+def _read_exported(file: MappedFile, named: Mapping[str, ZipRecord]) -> tuple[Any, set[str]]:
+    configs = {
+        name: inflate(file, record, MAX_PICKLE_BYTES)
+        for name, record in named.items()
+        if name.endswith(tuple(EXPORT_CONFIGS.values()))
+    }
+    tree = exported_tensors(configs)
+    return tree, {f"data/{node.storage}" for node in tree.values()}
+
+
+def _other_records(file: MappedFile, others: Mapping[str, ZipRecord]) -> Iterator[OtherRecord]:
+    """Yield records that no object refers to, the small ones with their digest."""
+    left = MAX_PICKLE_BYTES
+    for name, record in others.items():
+        key = name.removeprefix("data/")
+        if record.num_bytes > left:
+            yield OtherRecord(name, key, record.num_bytes)
+            continue
+        left -= record.num_bytes
+        content = inflate(file, record, record.num_bytes)
+        yield OtherRecord(name, key, record.num_bytes, hashlib.sha256(content).digest())
 
 
 def _read_legacy(file: MappedFile, at: int, end: int) -> TorchFile:
@@ -172,6 +245,16 @@ def entry_contents(file: TorchFile, entries: Iterable[tuple[Leaf, TensorRole]], 
                 values.append(_value(file, entry, place))
         except UnreadableFile as error:
             not_read.append(NotRead(entry.name, _type_text(node), file.path, error.why))
+    for other in file.others:
+        name = f"record {other.name}"
+        if other.digest is not None:
+            size = format_bytes(other.num_bytes)
+            values.append(StoredValue(name, place, file.path, b"#" + other.digest, size))
+            continue
+        try:
+            tensors.append(stored(file, name, "other", place, _whole_storage(file, StorageNode("U8", other.key))))
+        except UnreadableFile as error:
+            not_read.append(NotRead(name, "a record", file.path, error.why))
     return Contents(tuple(tensors), values=tuple(values), not_read=tuple(not_read))
 
 

@@ -88,11 +88,12 @@ SPARSE_PARTS = {
 class TorchObjects:
     """Makes tensors and storages of what one pickle names; `widths` are the bytes per element of each storage.
 
-    A storage of unknown width has none. `prefix` is put before the keys of storages.
+    A storage of unknown width has none. `keys` are those of all storages; `prefix` is put before each.
     """
 
     def __init__(self, prefix: str = "") -> None:
         self.widths: dict[str, int] = {}
+        self.keys: set[str] = set()
         self._prefix = prefix
 
     def refer(self, reference: Any) -> Any:
@@ -107,6 +108,7 @@ class TorchObjects:
         return Outside(show(reference))
 
     def _storage(self, class_name: str, key: str) -> StorageNode:
+        self.keys.add(key)
         dtype = STORAGE_DTYPES.get(class_name)
         if dtype is None:
             return StorageNode(class_name, key)
@@ -120,6 +122,8 @@ class TorchObjects:
             return _with_class(Instance(args[0], args[2]) if made is None else made, args[1], args[3])
         if named == GET_LAYOUT and len(args) == 1 and isinstance(args[0], str):
             return Named("", args[0])
+        if named.module == "torch.jit._pickle" and named.name.startswith("build_") and len(args) == 1:
+            return args[0]
         if named.module != "torch._utils" or named.name not in REBUILDERS:
             return None
         least, rebuild = REBUILDERS[named.name]

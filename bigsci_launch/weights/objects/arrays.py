@@ -26,7 +26,7 @@ SHOWN_NUMBERS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class PickledArray:
     """An array of anything but Python objects: its class and dtype, and its elements in row-major order."""
 
     made_by: Named
@@ -35,7 +35,7 @@ class Array:
     data: bytes
 
 
-def array_of(node: Instance) -> Array | None:
+def array_of(node: Instance) -> PickledArray | None:
     """Return the array that an instance makes; None if it makes something else."""
     if node.items or node.elements or node.kwargs:
         return None
@@ -62,13 +62,13 @@ def objects_of(node: Instance) -> Instance | None:
     return Instance(node.args[0], kwargs=layout, elements=elements)
 
 
-def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> Array | None:
+def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> PickledArray | None:
     if isinstance(data, Instance) and data.made_by == Named("builtins", "bytearray"):
         data = data.args[0] if data.args and not data.states else None
     return _array(NDARRAY, dtype, shape, data, order, axes)
 
 
-def _array(made_by: Named, dtype: Any, shape: Any, data: Any, order: Any, axes: Any = None) -> Array | None:
+def _array(made_by: Named, dtype: Any, shape: Any, data: Any, order: Any, axes: Any = None) -> PickledArray | None:
     if not isinstance(data, bytes) or not _are_lengths(shape):
         return None
     count = math.prod(shape)
@@ -84,7 +84,7 @@ def _array(made_by: Named, dtype: Any, shape: Any, data: Any, order: Any, axes: 
     elif order != "C":
         return None
     ordered = data if order == "C" else _in_row_major_order(data, shape, strides)
-    return None if ordered is None else Array(made_by, dtype, tuple(shape), ordered)
+    return None if ordered is None else PickledArray(made_by, dtype, tuple(shape), ordered)
 
 
 def _are_lengths(lengths: Any) -> bool:
@@ -107,7 +107,7 @@ def _in_row_major_order(data: bytes, shape: Sequence[int], strides: Sequence[int
     return bytes(ordered)
 
 
-def array_text(array: Array) -> str:
+def array_text(array: PickledArray) -> str:
     """Return `array float32 [2, 3]`, with the numbers if they are few."""
     what = "array" if array.made_by == NDARRAY else str(array.made_by).removeprefix("numpy.")
     text = f"{what} {dtype_text(array.dtype)} {list(array.shape)}"

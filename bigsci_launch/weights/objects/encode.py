@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from bigsci_launch.weights.objects.arrays import Array, array_of
+from bigsci_launch.weights.objects.arrays import PickledArray, array_of
 from bigsci_launch.weights.objects.nodes import Dictionary, Elements, Instance, Named, OddKey
 
 # A value that no dictionary or list of a checkpoint comes near to.
@@ -56,7 +56,7 @@ class _Encoder:
             return _joined(b"o", [*forms, self._pairs(value.items, depth)])
         raise NotPlain(f"it contains a {type(value).__name__}")
 
-    def _array(self, array: Array, depth: int) -> bytes:
+    def _array(self, array: PickledArray, depth: int) -> bytes:
         forms = [self.form(part, depth + 1) for part in (array.made_by, array.dtype, array.shape)]
         return _joined(b"a", [*forms, array.data])
 
