@@ -44,6 +44,8 @@ PATH = click.Path(path_type=Path, readable=False)
 @click.option("--sample", metavar="SHARE", help="Read only a share of each tensor, such as 1%, for a first look.")
 @click.option("--journal", type=PATH, metavar="FILE", help="Note what is equal in FILE; do not read it again.")
 @click.option("--digests", is_flag=True, help="Compare the digests recorded when A and B were saved, not the bytes.")
+@click.option("--slurm", is_flag=True, help="Compare on a node of its own, through Slurm.")
+@click.option("--site", metavar="NAME", help="With --slurm: the site whose partition, account and time limit to use.")
 @click.option("--html", type=PATH, metavar="FILE", help="Write the answer as a page with a heat map over (pp, tp).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
@@ -60,6 +62,8 @@ def diff_weights(
     sample: str | None,
     journal: Path | None,
     digests: bool,
+    slurm: bool,
+    site: str | None,
     html: Path | None,
     as_json: bool,
 ) -> None:
@@ -88,10 +92,77 @@ def diff_weights(
     if not a and (jobs or sample or journal or digests):
         raise click.UsageError("--jobs, --sample, --journal and --digests are for A and B", ctx)
     selection = parse_selection(include, exclude)
+    if site and not slurm:
+        raise click.UsageError("--site is for --slurm", ctx)
+    if slurm:
+        ctx.exit(_on_node(ctx, site))
     wanted = _Wanted(jobs, None if sample is None else parse_share(ctx, sample), journal, digests)
     found = _audited(audit, selection) if audit else _compared(a, b, selection, tolerance, wanted) if a and b else None
     jump = _seam(seam) if seam else None
     _answer(ctx, found, jump, html, as_json)
+
+
+def _on_node(ctx: click.Context, site: str | None) -> int:
+    """Run this command on a node of its own, without the options that say so; return its exit code."""
+    import signal
+    import sys
+
+    from bigsci_launch.launch.foreground import interrupts_on
+    from bigsci_launch.scheduler.slurm import run_on_node
+
+    argv = [sys.executable, "-m", "bigsci_launch", "diff-weights", *_same_arguments(ctx)]
+    with interrupts_on(signal.SIGTERM, signal.SIGHUP):
+        return run_on_node(
+            argv,
+            name="bsl-diff-weights",
+            options=_placement(site) if site else {},
+            answers=(0, 1, 2, 4),
+            on_line=console.talk,
+        )
+
+
+def _same_arguments(ctx: click.Context) -> list[str]:
+    """Return the arguments of this call, in any order, without --slurm and --site."""
+    options: list[str] = []
+    sides: list[str] = []
+    for parameter in ctx.command.params:
+        value = ctx.params.get(parameter.name or "")
+        if parameter.name in ("slurm", "site") or value is None or value is False:
+            continue
+        if isinstance(parameter, click.Argument):
+            sides.append(str(value))
+        elif value is True:
+            options.append(parameter.opts[0])
+        elif parameter.multiple:
+            options += [f"{parameter.opts[0]}={each}" for each in value]
+        elif parameter.nargs > 1:
+            options += [parameter.opts[0], *map(str, value)]
+        else:
+            options.append(f"{parameter.opts[0]}={value}")
+    return [*options, "--", *sides]
+
+
+def _placement(name: str) -> dict[str, str | None]:
+    """Return srun's options for the nodes of a site.
+
+    Raises:
+        ConfigError: there is no such site, or it has no Slurm.
+    """
+    from bigsci_launch.config.site import load_site
+    from bigsci_launch.errors import ConfigError
+
+    site = load_site(name)
+    if site.is_local:
+        raise ConfigError(f"site {site.name} has no Slurm", hint="leave out --slurm to compare on this machine")
+    config = site.config
+    return {
+        "partition": config.default_partition,
+        "account": config.account,
+        "qos": config.qos,
+        "reservation": config.reservation,
+        "constraint": config.constraint,
+        "time": config.default_time_limit,
+    }
 
 
 def _require_sides(

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bigsci_launch.errors import SlurmRefused, SlurmUnavailable
 
@@ -29,6 +30,9 @@ _UNAVAILABLE = re.compile(
     r"|failed to fetch config|Could not find config file|If munged is up|Invalid authentication credential",
     re.IGNORECASE,
 )
+# What Slurm itself says on the stderr of a program that it runs: errors, and a remark that helps nobody.
+_ERROR = re.compile(r"(srun|slurmstepd)(-[^:]*)?: (error|fatal|Force Terminated)")
+_REMARK = "srun: cluster configuration lacks support for cpu binding"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ def run_slurm(
     environment = {**scrubbed_environment(os.environ), **(extra_environment or {})}
     completed = _run(tuple(argv), timeout_s, cwd, environment)
     if completed.returncode != 0:
-        if _UNAVAILABLE.search(completed.stderr):
+        if is_unavailable(completed):
             raise unavailable(completed, slurm_words(completed.stderr))
         if check:
             raise refused(completed)
@@ -87,6 +91,11 @@ def run_slurm(
 
 
 _LOCAL_HINT = "use `bsl submit --local` to run without it (`bsl cluster up` starts a small Slurm to try)"
+
+
+def is_unavailable(completed: Completed) -> bool:
+    """Whether a command failed because it found no cluster, as opposed to being refused."""
+    return _UNAVAILABLE.search(completed.stderr) is not None
 
 
 def unavailable(completed: Completed, why: str) -> SlurmUnavailable:
@@ -172,6 +181,41 @@ def stream_slurm(argv: Sequence[str], *, stdin: str, until: Callable[[], float],
         return words.read().decode("utf-8", "replace")
 
 
+def attach_slurm(argv: Sequence[str], *, on_line: Callable[[str], None]) -> Completed:
+    """Run a Slurm command whose program answers the user: its stdout is this process's own.
+
+    Lines on stderr are passed to `on_line` as they arrive, except Slurm's own errors, which are only in the result.
+    If this process is interrupted, the command is ended, and with it the program.
+
+    Raises:
+        SlurmUnavailable: the command is missing.
+    """
+    if not has_command(argv[0]):
+        raise SlurmUnavailable(f"{argv[0]}: command not found", hint="run on a machine with Slurm", argv=argv)
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        env=scrubbed_environment(os.environ),
+    )
+    kept: list[str] = []
+    try:
+        for line in process.stderr or ():
+            if _ERROR.match(line):
+                kept.append(line)
+            elif not line.startswith(_REMARK):
+                on_line(line.rstrip("\n"))
+        returncode = process.wait()
+    finally:
+        if process.poll() is None:
+            _end(process)
+        if process.stderr is not None:
+            process.stderr.close()
+    return Completed(tuple(argv), returncode, "", "".join(kept))
+
+
 def _pass_lines(process: subprocess.Popen[bytes], until: Callable[[], float], on_line: Callable[[str], None]) -> None:
     assert process.stdout is not None
     tail = b""
@@ -187,14 +231,14 @@ def _pass_lines(process: subprocess.Popen[bytes], until: Callable[[], float], on
                 on_line(line.decode("utf-8", "replace"))
 
 
-def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
+def _wait(process: subprocess.Popen[Any], timeout_s: float) -> int | None:
     try:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         return None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[Any]) -> None:
     """End `process`: TERM first, so that srun also ends its step."""
     process.terminate()
     if _wait(process, 2.0) is None:
