@@ -60,9 +60,8 @@ def test_the_answer_is_that_of_a_call_without_slurm(isolated_cluster: Any, folde
 def test_what_slurm_refuses_or_ends_is_no_answer(isolated_cluster: Any, folder: Path) -> None:
     """srun exits with 1 for its own errors, which would mean that the sides differ."""
     site = folder / "site.yaml"
-    site.write_text(
-        "description: x\nscheduler: slurm\nranks_per_node: 1\npartitions: {no: {}}\ndefault_partition: no\n"
-    )
+    partition = "partitions: {gone: {}}\ndefault_partition: gone\n"
+    site.write_text(f"description: a site\nscheduler: slurm\nranks_per_node: 1\n{partition}")
     sides = [str(folder / "a.safetensors"), str(folder / "same.safetensors")]
     refused = isolated_cluster.bsl("diff-weights", *sides, "--slurm", "--site", str(site))
     assert refused.returncode == 3
