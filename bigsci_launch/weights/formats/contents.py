@@ -19,7 +19,7 @@ from bigsci_launch.weights.formats.containers import dotted, find_container, is_
 from bigsci_launch.weights.formats.deepspeed import layer_contents
 from bigsci_launch.weights.formats.safetensors_file import read_safetensors
 from bigsci_launch.weights.formats.torch_file import entry_contents, read_torch_file
-from bigsci_launch.weights.formats.values import mark_about_run, value_of
+from bigsci_launch.weights.formats.values import mark_about_run, read_json_state, value_of
 from bigsci_launch.weights.formats.zero import model_tensors, optimizer_tensors
 from bigsci_launch.weights.objects.flatten import Leaf, flatten
 from bigsci_launch.weights.objects.machine import BadPickle
@@ -169,12 +169,6 @@ def _read_aside(source: Source) -> Contents:
     return entry_contents(file, ((entry, "other") for entry in flatten(file.tree, source.label)), source.place)
 
 
-def _read_json(source: Source) -> Contents:
-    from bigsci_launch.weights.formats.json_state import read_json_state
-
-    return read_json_state(source)
-
-
 def _read_dcp(source: Source) -> Contents:
     raise UnreadableFile(source.path, "torch.distributed.checkpoint wrote it, which is not read")
 
@@ -184,6 +178,6 @@ _READERS = {
     "text": _read_text,
     "digests": _read_digests,
     "aside": _read_aside,
-    "json": _read_json,
+    "json": read_json_state,
     "dcp": _read_dcp,
 }
