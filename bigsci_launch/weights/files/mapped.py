@@ -6,17 +6,70 @@ import ctypes
 import mmap
 import os
 import resource
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import BinaryIO
 
+from bigsci_launch.units import format_bytes
 from bigsci_launch.weights.files.tensors import Segment, UnreadableFile, os_reason
+
+# What is no regular file. Opening or reading it could wait for ever, or change something.
+KINDS = {
+    stat.S_IFIFO: "a fifo",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
 
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _libc.memcmp.restype = ctypes.c_int
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file for reading, without waiting for anybody who writes to it.
+
+    Raises:
+        UnreadableFile: it cannot be opened, or is no regular file.
+    """
+    try:
+        _require_regular(path, path.stat())
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        stream = os.fdopen(handle, "rb")
+        _require_regular(path, os.fstat(handle))
+    except OSError as error:
+        raise UnreadableFile(path, os_reason(error)) from error
+    except ValueError as error:
+        raise UnreadableFile(path, "no file can have this name") from error
+    return stream
+
+
+def _require_regular(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise UnreadableFile(
+            path, f"{KINDS.get(stat.S_IFMT(status.st_mode), 'of an unknown kind')}: not a regular file"
+        )
+
+
+def read_small_file(path: Path, limit: int) -> bytes:
+    """Return the bytes of a file that has at most `limit`.
+
+    Raises:
+        UnreadableFile: it cannot be read, is no regular file, or is larger.
+    """
+    try:
+        with open_file(path) as stream:
+            found = stream.read(limit + 1) if os.fstat(stream.fileno()).st_size <= limit else None
+    except OSError as error:
+        raise UnreadableFile(path, os_reason(error)) from error
+    if found is None or len(found) > limit:
+        raise UnreadableFile(path, f"larger than {format_bytes(limit)}, the most that is read of such a file")
+    return found
 
 
 class _Buffer(ctypes.Structure):
@@ -57,7 +110,7 @@ class MappedFile:
         self.path = path
         self.in_samples = in_samples
         try:
-            with path.open("rb") as stream:
+            with open_file(path) as stream:
                 self.status = os.fstat(stream.fileno())
                 self.memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
+from bigsci_launch.weights.files.json_text import shown
 from bigsci_launch.weights.files.sources import CheckpointMetadata, Contents, ShardIndex, Source
 from bigsci_launch.weights.files.tensors import (
     OPTIMIZER_ROLES,
@@ -12,6 +15,7 @@ from bigsci_launch.weights.files.tensors import (
     NotRead,
     Place,
     StoredTensor,
+    StoredValue,
     TensorRole,
     UnreadableFile,
 )
@@ -25,8 +29,13 @@ from bigsci_launch.weights.objects.flatten import Leaf, flatten
 from bigsci_launch.weights.objects.machine import BadPickle
 from bigsci_launch.weights.objects.nodes import TensorNode
 
+# Characters of a name. The longest that a model gives are some hundred.
+MAX_NAME = 4096
+
 # Metadata that every library for torch writes, or none.
 USUAL = ("format", "pt")
+
+AnyEntry = StoredTensor | StoredValue | NotRead
 
 
 def read_contents(source: Source, metadata: CheckpointMetadata) -> Contents:
@@ -36,7 +45,7 @@ def read_contents(source: Source, metadata: CheckpointMetadata) -> Contents:
         UnreadableFile: the file cannot be read, or its layout is that of no known version.
     """
     try:
-        contents = _read(source, metadata)
+        contents = _checked(_read(source, metadata), source.path)
         return replace(contents, values=mark_about_run(contents.values, source.format))
     except BadPickle as error:
         raise UnreadableFile(source.path, str(error)) from error
@@ -53,6 +62,40 @@ def _read(source: Source, metadata: CheckpointMetadata) -> Contents:
     if source.format == "layer":
         return layer_contents(_read_file(source), source, metadata)
     return _READERS.get(source.format, _read_file)(source)
+
+
+def _checked(contents: Contents, path: Path) -> Contents:
+    """Return contents whose names are different, and can be shown in a terminal.
+
+    Raises:
+        UnreadableFile: two entries have one name, so that one of them would not be compared; or a name is too long.
+    """
+    entries: list[AnyEntry] = [*contents.tensors, *contents.values, *contents.not_read]
+    if any(len(entry.name) > MAX_NAME for entry in entries):
+        raise UnreadableFile(path, f"the name of an entry has more than {MAX_NAME:,} characters")
+    keys = [(tensor.role, tensor.name, tensor.place) for tensor in contents.tensors]
+    for names in (keys, [value.name for value in contents.values]):
+        if len(set(names)) < len(names):
+            ((twice, _),) = Counter(names).most_common(1)
+            raise UnreadableFile(path, f"it has two entries called {shown(twice[1] if names is keys else twice)}")
+    if all(map(_is_showable, entries)):
+        return contents
+    return replace(
+        contents,
+        tensors=tuple(replace(tensor, name=_showable(tensor.name)) for tensor in contents.tensors),
+        values=tuple(replace(value, name=_showable(value.name)) for value in contents.values),
+        not_read=tuple(replace(entry, name=_showable(entry.name)) for entry in contents.not_read),
+    )
+
+
+def _is_showable(entry: AnyEntry) -> bool:
+    return entry.name.isprintable() and "\\" not in entry.name
+
+
+def _showable(name: str) -> str:
+    """Return a name without characters that would change what a terminal shows; two names never become one."""
+    is_showable = name.isprintable() and "\\" not in name
+    return name if is_showable else name.encode("unicode_escape", "surrogatepass").decode()
 
 
 def dump_place(source: Source) -> Place:
@@ -149,7 +192,7 @@ def _read_universal(source: Source) -> Contents:
 def _read_text(source: Source) -> Contents:
     from bigsci_launch.weights.formats.text_dump import read_text_dump
 
-    return Contents(read_text_dump(source.path, source.place))
+    return read_text_dump(source.path, source.place)
 
 
 def _read_digests(source: Source) -> Contents:

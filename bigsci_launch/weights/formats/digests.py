@@ -11,25 +11,25 @@ contains the tensor itself.
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from bigsci_launch.errors import BslError
 from bigsci_launch.topology import Coordinate
-from bigsci_launch.weights.files.mapped import FilePool
+from bigsci_launch.weights.files.json_text import BadJson, is_length, parse_json, shown
+from bigsci_launch.weights.files.mapped import FilePool, read_small_file
 from bigsci_launch.weights.files.tensors import (
-    DTYPE_BYTES,
+    MAX_DIMS,
     PLACE_AXES,
     Place,
     Segment,
     StoredTensor,
     StoredValue,
     UnreadableFile,
-    os_reason,
 )
 from bigsci_launch.weights.formats.values import value_of
 
@@ -40,6 +40,9 @@ NOT_COMPARED = ("schema_version", "algorithm", "step", "when", "tensors")
 # The key that precedes the entries in a file.
 ENTRIES = b'"tensors"'
 HASH_ELEMENTS = 4 << 20
+DIGEST = re.compile(r"[0-9a-f]{32}")
+# 200,000 tensors.
+MAX_DIGEST_FILE = 20 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ def read_digests(path: Path) -> DigestFile:
     Raises:
         UnreadableFile: the file is missing, is not JSON, or uses another algorithm.
     """
-    return _parse(path, _bytes_of(path))
+    return _parse(path, read_small_file(path, MAX_DIGEST_FILE))
 
 
 def read_two_digests(a: Path, b: Path) -> tuple[DigestFile, DigestFile]:
@@ -105,46 +108,58 @@ def read_two_digests(a: Path, b: Path) -> tuple[DigestFile, DigestFile]:
     Raises:
         UnreadableFile: as in `read_digests`.
     """
-    raw_a, raw_b = _bytes_of(a), _bytes_of(b)
+    raw_a, raw_b = (read_small_file(path, MAX_DIGEST_FILE) for path in (a, b))
     left = _parse(a, raw_a)
-    head, key, entries = raw_b.partition(ENTRIES)
-    if key and entries == raw_a.partition(ENTRIES)[2]:
-        with contextlib.suppress(UnreadableFile):  # other keys follow the entries: parse the whole text
-            return left, replace(_parse(b, head + ENTRIES + b": {}}"), entries=left.entries)
-    return left, _parse(b, raw_b)
-
-
-def _bytes_of(path: Path) -> bytes:
+    (head_a, _, entries_a), (head_b, key, entries_b) = raw_a.partition(ENTRIES), raw_b.partition(ENTRIES)
+    if not key or entries_a != entries_b:
+        return left, _parse(b, raw_b)
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UnreadableFile(path, os_reason(error)) from error
+        alone, right = (_parse(path, head + ENTRIES + b": {}}") for path, head in ((a, head_a), (b, head_b)))
+    except UnreadableFile:  # other keys follow the entries
+        return left, _parse(b, raw_b)
+    if replace(alone, entries=left.entries) != left:
+        return left, _parse(b, raw_b)
+    return left, replace(right, entries=left.entries)
 
 
 def _parse(path: Path, raw: bytes) -> DigestFile:
     try:
-        document = json.loads(raw)
-        algorithm, coordinate, entries = document["algorithm"], document["coordinate"], document["tensors"]
-        place = Place(pp=coordinate["pp"], tp=coordinate["tp"], dp=coordinate["dp"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UnreadableFile(path, f"not a digest file ({type(error).__name__}: {error})") from error
-    if not all(type(coordinate[axis]) is int and coordinate[axis] >= 0 for axis in PLACE_AXES):
-        raise UnreadableFile(path, f"states an impossible coordinate ({coordinate})")
+        document = parse_json(raw)
+    except BadJson as error:
+        raise UnreadableFile(path, f"not a digest file (it {error})") from error
+    if not isinstance(document, dict):
+        raise UnreadableFile(path, "not a digest file (it is not an object)")
+    algorithm, entries = document.get("algorithm"), document.get("tensors")
     if algorithm != ALGORITHM:
-        raise UnreadableFile(path, f"contains {algorithm} digests; only {ALGORITHM} is supported")
-    if not isinstance(entries, dict) or not _are_entries(entries.values()):
+        raise UnreadableFile(path, f"contains {shown(algorithm)} digests; only {ALGORITHM} is supported")
+    place = _place(path, document.get("coordinate"))
+    step, when = document.get("step"), document.get("when")
+    if not isinstance(entries, dict) or not all(map(_is_entry, entries.values())):
         raise UnreadableFile(path, "an entry is not [dtype, shape, digest]")
+    if type(step) not in (int, NoneType) or type(when) not in (str, NoneType):
+        raise UnreadableFile(path, "states an impossible step")
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise UnreadableFile(path, f"has schema version {version}; only {SCHEMA_VERSION} is supported")
+        raise UnreadableFile(path, f"has schema version {shown(version)}; only {SCHEMA_VERSION} is supported")
     others = {key: value for key, value in document.items() if key not in NOT_COMPARED}
-    return DigestFile(path, place, document.get("step"), document.get("when"), entries, others)
+    return DigestFile(path, place, step, when, entries, others)
 
 
-def _are_entries(entries: Iterable[Any]) -> bool:
-    return all(
-        type(entry) is list and len(entry) == 3 and entry[0] in DTYPE_BYTES and type(entry[1]) is list
-        for entry in entries
+def _place(path: Path, coordinate: Any) -> Place:
+    indices = {axis: coordinate.get(axis) for axis in PLACE_AXES} if isinstance(coordinate, dict) else {}
+    if len(indices) < len(PLACE_AXES) or not all(map(is_length, indices.values())):
+        raise UnreadableFile(path, f"states an impossible coordinate ({shown(coordinate)})")
+    return Place(**indices)
+
+
+def _is_entry(entry: Any) -> bool:
+    if type(entry) is not list or len(entry) != 3:
+        return False
+    dtype, shape, digest = entry
+    return (
+        (type(dtype) is str and dtype.isidentifier())
+        and (type(shape) is list and len(shape) <= MAX_DIMS and all(map(is_length, shape)))
+        and (type(digest) is str and DIGEST.fullmatch(digest) is not None)
     )
 
 

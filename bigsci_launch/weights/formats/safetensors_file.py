@@ -1,20 +1,27 @@
-"""Headers of safetensors files: names, dtypes, shapes and byte offsets. Standard library only."""
+"""Headers of safetensors files: names, dtypes, shapes and byte offsets. Standard library only.
+
+A header is held to all that the format demands: no key twice, and tensors that fill the rest of the file, each byte
+exactly once. The library itself refuses any other file.
+"""
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.units import format_bytes
+from bigsci_launch.weights.files.json_text import BadJson, is_length, parse_json, shown
 from bigsci_launch.weights.files.mapped import MappedFile
-from bigsci_launch.weights.files.tensors import Segment, UnreadableFile, has_numbers, stored_bytes
+from bigsci_launch.weights.files.tensors import MAX_DIMS, Segment, UnreadableFile, has_numbers, stored_bytes
 
-# The limit that the format itself sets.
-MAX_HEADER_BYTES = 100_000_000
+# The format allows 100 MB. 100,000 tensors need 15 MB.
+MAX_HEADER_BYTES = 20 << 20
+KEYS = {"dtype", "shape", "data_offsets"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,45 +52,80 @@ def read_safetensors(path: Path) -> SafetensorsFile:
         header, start = _header(file)
         size = len(file)
     metadata = header.pop("__metadata__", {})
-    try:
-        entries = {name: _entry(path, start, size, value) for name, value in header.items()}
-    except (KeyError, TypeError, ValueError) as error:
-        raise UnreadableFile(path, f"broken safetensors header ({error})") from error
-    return SafetensorsFile(path, entries, metadata if isinstance(metadata, dict) else {})
+    if not isinstance(metadata, dict) or not all(type(text) is str for text in metadata.values()):
+        raise UnreadableFile(path, "broken safetensors header (its metadata is not text)")
+    entries = {name: _entry(path, start, name, value) for name, value in header.items()}
+    _require_filled(path, start, size, [entry.segment for entry in entries.values()])
+    return SafetensorsFile(path, entries, metadata)
 
 
 def _header(file: MappedFile) -> tuple[dict[str, Any], int]:
     if len(file) < 8:
         raise UnreadableFile(file.path, f"not a safetensors file ({len(file)} bytes)")
     (length,) = struct.unpack_from("<Q", file.memory, 0)
-    if length > MAX_HEADER_BYTES:
-        raise UnreadableFile(file.path, f"not a safetensors file (its header would have {length:,} bytes)")
     if 8 + length > len(file):
-        raise UnreadableFile(file.path, f"truncated inside the header, after {len(file):,} bytes")
-    try:
-        header = json.loads(file.memory[8 : 8 + length])
-    except ValueError as error:
-        raise UnreadableFile(file.path, "not a safetensors file (its header is not JSON)") from error
-    if not isinstance(header, dict):
+        is_plausible = length <= 100_000_000 and file.memory[8:9] == b"{"
+        told = "truncated inside the header, after" if is_plausible else "not a safetensors file: its header ends after"
+        raise UnreadableFile(file.path, f"{told} {len(file):,} bytes")
+    if length > MAX_HEADER_BYTES:
+        raise UnreadableFile(file.path, f"its header is larger than {format_bytes(MAX_HEADER_BYTES)}")
+    if file.memory[8:9] != b"{":
         raise UnreadableFile(file.path, "not a safetensors file (its header is not an object)")
-    return header, 8 + length
+    try:
+        header = parse_json(file.memory[8 : 8 + length])
+    except BadJson as error:
+        raise UnreadableFile(file.path, f"not a safetensors file (its header {error})") from error
+    return dict(header), 8 + length
 
 
-def _entry(path: Path, start: int, size: int, value: Mapping[str, Any]) -> Entry:
-    dtype, shape = str(value["dtype"]), tuple(int(length) for length in value["shape"])
-    first, last = (int(offset) for offset in value["data_offsets"])
+def _entry(path: Path, start: int, name: str, value: Any) -> Entry:
+    if not isinstance(value, dict) or value.keys() != KEYS:
+        raise _broken(path, name, "it has not exactly a dtype, a shape and data_offsets")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not _are_lengths(shape) or len(shape) > MAX_DIMS:
+        raise _broken(path, name, "it has an impossible shape")
+    if not _are_lengths(offsets) or len(offsets) != 2:
+        raise _broken(path, name, "it has impossible data_offsets")
+    if type(dtype) is not str or not dtype.isidentifier():
+        raise _broken(path, name, "it has an impossible dtype")
+    first, last = offsets
     if not has_numbers(dtype):
-        shape = _shape_in_bytes(dtype, shape, last - first)
-    if first < 0 or last - first != stored_bytes(dtype, math.prod(shape)):
-        raise ValueError(f"{last - first} bytes for {dtype} {list(shape)}")
-    if start + last > size:
-        raise UnreadableFile(path, f"truncated: its header promises {start + last:,} bytes, but the file has {size:,}")
-    return Entry(dtype, shape, Segment(path, start + first, last - first))
+        shape = _shape_in_bytes(path, name, dtype, shape, last - first)
+    if last - first != stored_bytes(dtype, math.prod(shape)):
+        raise _broken(path, name, f"{last - first:,} bytes for {dtype} {shown(str(shape))}")
+    return Entry(dtype, tuple(shape), Segment(path, start + first, last - first))
 
 
-def _shape_in_bytes(dtype: str, shape: tuple[int, ...], num_bytes: int) -> tuple[int, ...]:
+def _shape_in_bytes(path: Path, name: str, dtype: str, shape: list[int], num_bytes: int) -> list[int]:
     """Return the shape of a tensor of unknown dtype in bytes: with the width of an element as its last dimension."""
     width, rest = divmod(num_bytes, max(1, math.prod(shape)))
     if rest:
-        raise ValueError(f"elements of the unknown dtype {dtype} share bytes")
-    return (*shape, width)
+        raise _broken(path, name, f"elements of the unknown dtype {shown(dtype)} share bytes")
+    return [*shape, width]
+
+
+def _are_lengths(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_length, value))
+
+
+def _broken(path: Path, name: str, why: str) -> UnreadableFile:
+    return UnreadableFile(path, f"broken safetensors header: {shown(name)}: {why}")
+
+
+def _require_filled(path: Path, start: int, size: int, segments: Iterable[Segment]) -> None:
+    """Require that the tensors fill the file from `start` to its end.
+
+    Raises:
+        UnreadableFile: two tensors overlap, there is a hole between two, or the file ends elsewhere.
+    """
+    ordered = sorted(segments, key=lambda segment: (segment.offset, segment.num_bytes))
+    ends = itertools.chain([start], (segment.offset + segment.num_bytes for segment in ordered))
+    for segment, end in zip(ordered, ends, strict=False):
+        if segment.offset != end:
+            what = "two tensors overlap" if segment.offset < end else "bytes between two tensors belong to none"
+            raise UnreadableFile(path, f"broken safetensors header: {what}")
+    last = ordered[-1].offset + ordered[-1].num_bytes if ordered else start
+    if last > size:
+        raise UnreadableFile(path, f"truncated: its header promises {last:,} bytes, but the file has {size:,}")
+    if last < size:
+        raise UnreadableFile(path, f"broken: {size - last:,} bytes follow its last tensor")

@@ -7,11 +7,14 @@ of a matrix. Equal texts prove only that.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigsci_launch.weights.files.tensors import Place, Segment, StoredTensor, UnreadableFile, os_reason
+from bigsci_launch.weights.files.json_text import shown
+from bigsci_launch.weights.files.mapped import open_file, read_small_file
+from bigsci_launch.weights.files.sources import Contents
+from bigsci_launch.weights.files.tensors import NotRead, Place, Segment, StoredTensor, UnreadableFile
 from bigsci_launch.weights.formats.torch_objects import TORCH_DTYPES
 
 ENTRY = re.compile(r"^([^\s=]+)=(?:Parameter containing:\s*)?tensor\(", re.MULTILINE)
@@ -20,6 +23,16 @@ DTYPE = re.compile(r"dtype=torch\.(\w+)")
 # debug-805-pp11-tp1-dp4-global369-after-iteration-377074.txt
 MOMENT = re.compile(r"(?:^|[-_])(\d+)[-_].*?(before|after)")
 START_BYTES = 4096
+# 10,000 matrices have 8 MB.
+MAX_BYTES = 16 << 20
+MAX_TENSORS = 100_000
+MAX_DEPTH = 64
+BRACKET = re.compile(r"\[|\]|\.\.\.")
+PRINTED = re.compile(r"[-+\w.,\s\[\]]*")
+# No number that torch prints has 32 characters, or four digits in its exponent.
+LONG_NUMBER = re.compile(r"[-+\w.]{32}|e[-+]?\d{4}")
+# What torch prints after the elements: `, device='cuda:1', dtype=torch.bfloat16,\n       requires_grad=True)`.
+END = re.compile(r"(?:,\s*\w+=(?:\([^()]*\)|[^\s,()]*))*\)")
 # Counters continue from this value after `...`; the closing bracket then shows how many elements follow the gap.
 AFTER_GAP = -(1 << 40)
 
@@ -36,9 +49,9 @@ class PrintedElement:
 def is_text_dump(path: Path) -> bool:
     """Whether a text file begins like such a dump."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as stream:
-            return ENTRY.search(stream.read(START_BYTES)) is not None
-    except OSError:
+        with open_file(path) as stream:
+            return ENTRY.search(stream.read(START_BYTES).decode("utf-8", "replace")) is not None
+    except (OSError, UnreadableFile):
         return False
 
 
@@ -48,35 +61,58 @@ def moment_of(stem: str) -> tuple[int, str] | None:
     return (int(match[1]), match[2]) if match else None
 
 
-def read_text_dump(path: Path, place: Place) -> tuple[StoredTensor, ...]:
+def read_text_dump(path: Path, place: Place) -> Contents:
     """Read the tensors of a dump. Their shapes are unknown.
 
     Raises:
         UnreadableFile: the file cannot be read, or contains no printed tensor.
     """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UnreadableFile(path, os_reason(error)) from error
+    text = read_small_file(path, MAX_BYTES).decode("utf-8", "replace")
     starts = list(ENTRY.finditer(text))
     if not starts:
         raise UnreadableFile(path, "contains no printed tensor")
+    if len(starts) > MAX_TENSORS:
+        raise UnreadableFile(path, f"contains more than {MAX_TENSORS:,} printed tensors")
     ends = [*(match.start() for match in starts[1:]), len(text)]
-    return tuple(
-        _tensor(path, place, match[1], text[match.end() : end]) for match, end in zip(starts, ends, strict=True)
-    )
+    tensors: list[StoredTensor] = []
+    not_read = list(_other_text(path, "the text before the first tensor", text[: starts[0].start()]))
+    for match, end in zip(starts, ends, strict=True):
+        name, body = match[1], text[match.end() : end]
+        while name.startswith("module."):
+            name = name[len("module.") :]
+        printed = _elements(path, name, body)
+        tail = END.match(body, len(printed))
+        if LONG_NUMBER.search(printed) or not PRINTED.fullmatch(printed) or tail is None or "size=" in tail[0]:
+            not_read.append(NotRead(name, "tensor", path, "it is not printed as a dense tensor is"))
+            continue
+        found = DTYPE.search(tail[0])
+        dtype = TORCH_DTYPES.get(found[1], found[1]) if found else "F32"
+        tensors.append(StoredTensor(name, "weight", place, dtype, (), (Segment(path, 0, 0),), printed=printed))
+        not_read += _other_text(path, f"the text after {name}", body[tail.end() :])
+    return Contents(tuple(tensors), not_read=tuple(not_read))
 
 
-def _tensor(path: Path, place: Place, name: str, body: str) -> StoredTensor:
-    while name.startswith("module."):
-        name = name[len("module.") :]
-    found = DTYPE.search(body)
-    dtype = TORCH_DTYPES.get(found[1], "F32") if found else "F32"
-    close = body.rfind("]")
-    printed = body[: close + 1] if close >= 0 else body.partition(",")[0].rstrip(")\n ")
-    if printed.count("[") != printed.count("]"):
-        raise UnreadableFile(path, f"truncated: the brackets of {name} do not match")
-    return StoredTensor(name, "weight", place, dtype, (), (Segment(path, 0, 0),), printed=printed)
+def _other_text(path: Path, name: str, text: str) -> Iterator[NotRead]:
+    if text.strip():
+        yield NotRead(name, "text", path, "it is no tensor as torch prints one")
+
+
+def _elements(path: Path, name: str, body: str) -> str:
+    """Return the text of an entry's elements.
+
+    Raises:
+        UnreadableFile: its brackets do not match, as in a file that was cut.
+    """
+    close = body.rfind("]") + 1
+    printed = body[:close] if close else re.split("[,)]", body, maxsplit=1)[0].rstrip()
+    depth = 0
+    for match in BRACKET.finditer(printed):
+        depth += {"[": 1, "]": -1}.get(match[0], 0)
+        if not 0 <= depth <= MAX_DEPTH or (match[0] == "..." and not depth):
+            raise UnreadableFile(path, f"the brackets of {shown(name)} are not those of a tensor")
+    if depth:
+        raise UnreadableFile(path, f"truncated: the brackets of {shown(name)} do not match")
+    return printed
 
 
 def printed_elements(tensor: StoredTensor) -> list[PrintedElement]:

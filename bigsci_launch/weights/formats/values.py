@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.units import format_bytes
+from bigsci_launch.weights.files.mapped import read_small_file
 from bigsci_launch.weights.files.sources import Contents, Source
-from bigsci_launch.weights.files.tensors import Place, StoredValue, UnreadableFile, os_reason
+from bigsci_launch.weights.files.tensors import Place, StoredValue, UnreadableFile
 from bigsci_launch.weights.objects.encode import encode
 from bigsci_launch.weights.objects.flatten import flatten
 from bigsci_launch.weights.objects.texts import show
@@ -64,13 +64,7 @@ def read_json_state(source: Source) -> Contents:
     Raises:
         UnreadableFile: the file cannot be read, or is not a JSON object.
     """
-    try:
-        with source.path.open("rb") as stream:
-            data = stream.read(MAX_STATE_BYTES + 1)
-    except OSError as error:
-        raise UnreadableFile(source.path, os_reason(error)) from error
-    if len(data) > MAX_STATE_BYTES:
-        raise UnreadableFile(source.path, f"it has more than {format_bytes(MAX_STATE_BYTES)}: not a trainer's state")
+    data = read_small_file(source.path, MAX_STATE_BYTES)
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.units import format_bytes
+from bigsci_launch.weights.files.json_text import BadJson, parse_json, shown
+from bigsci_launch.weights.files.mapped import open_file, read_small_file
 from bigsci_launch.weights.files.sources import ShardIndex, Unreadable
-from bigsci_launch.weights.files.tensors import UnreadableFile, os_reason
+from bigsci_launch.weights.files.tensors import UnreadableFile
 
 # model.safetensors.index.json; with a variant: diffusion_pytorch_model.safetensors.index.fp16.json.
 INDEX = re.compile(r".+\.index(?:\.[\w-]+)?\.json")
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")
-MAX_INDEX_BYTES = 64 << 20
+MAX_INDEX_BYTES = 20 << 20
 
 
 def is_index_name(name: str) -> bool:
@@ -32,24 +32,15 @@ def read_index(path: Path) -> ShardIndex:
         UnreadableFile: the file cannot be read, or is not such an index.
     """
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_INDEX_BYTES + 1)
-    except OSError as error:
-        raise UnreadableFile(path, os_reason(error)) from error
-    if len(data) > MAX_INDEX_BYTES:
-        raise UnreadableFile(path, f"not a shard index (it has more than {format_bytes(MAX_INDEX_BYTES)})")
-    try:
-        document = json.loads(data, object_pairs_hook=_without_repeats)
-    except _RepeatedKey as error:
-        raise UnreadableFile(path, f"not a shard index (it has {_shown(error.key)} twice)") from error
-    except (ValueError, RecursionError) as error:
-        raise UnreadableFile(path, "not a shard index (it is not JSON, or nested too deep)") from error
+        document = parse_json(read_small_file(path, MAX_INDEX_BYTES))
+    except BadJson as error:
+        raise UnreadableFile(path, f"not a shard index (it {error})") from error
     places = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(places, dict):
         raise UnreadableFile(path, "not a shard index (it has no weight_map)")
     for name, file in places.items():
         if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\0" in file:
-            why = f"for {_shown(name)} it names {_shown(file)}, no file next to it"
+            why = f"for {shown(name)} it names {shown(file)}, no file next to it"
             raise UnreadableFile(path, f"not a shard index ({why})")
     shards: dict[str, set[str]] = {}
     for name, file in places.items():
@@ -60,26 +51,6 @@ def read_index(path: Path) -> ShardIndex:
 def _total_size(metadata: Any) -> int | None:
     size = metadata.get("total_size") if isinstance(metadata, dict) else None
     return int(size) if isinstance(size, (int, float)) and 0 <= size < 1 << 63 else None
-
-
-class _RepeatedKey(Exception):
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.key = key
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise _RepeatedKey(key)
-        found[key] = value
-    return found
-
-
-def _shown(value: object) -> str:
-    text = value if isinstance(value, str) and value.isprintable() and value else ascii(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +124,7 @@ def _size_note(index: ShardIndex, shards: Sequence[Path]) -> Iterator[str]:
         return
     try:
         sizes = [_tensor_bytes(file) for file in shards]
-    except (OSError, struct.error):
+    except (OSError, UnreadableFile, struct.error):
         return  # the reader of the shard says what is wrong with it
     held, is_exact = sum(sizes), all(file.suffix == ".safetensors" for file in shards)
     if held < index.total_size or (is_exact and held != index.total_size):
@@ -166,6 +137,6 @@ def _tensor_bytes(file: Path) -> int:
     size = file.stat().st_size
     if file.suffix != ".safetensors":
         return size
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
         (header,) = struct.unpack("<Q", stream.read(8))
     return max(0, size - 8 - int(header))

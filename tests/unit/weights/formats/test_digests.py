@@ -136,7 +136,7 @@ def test_a_large_job_compares_in_a_second_of_cpu(tmp_path: Path, diff: Any) -> N
         tensors = {name: ["BF16", [3584, 14336], random.bytes(16).hex()] for name in names}
         for side in "ab":
             if side == "b" and rank == 200:
-                tensors = {**tensors, names[7]: ["BF16", [3584, 14336], "00"]}
+                tensors = {**tensors, names[7]: ["BF16", [3584, 14336], "00" * 16]}
             path = tmp_path / side / digests_name(rank)
             path.parent.mkdir(exist_ok=True)
             document = digest_document(tensors, rank=rank, coordinate=topology.coordinate(rank), step=20)

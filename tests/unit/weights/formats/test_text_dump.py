@@ -100,7 +100,7 @@ def test_what_torch_prints_is_read_back(
     value = (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale * 50).to(dtype)
     path = tmp_path_factory.mktemp("text") / "debug-1-pp0-tp0-dp0-after.txt"
     path.write_text(f"module.w={value}\nmodule.v={torch.nn.Parameter(torch.ones(3))}\n")
-    w, v = read_text_dump(path, Place(0, 0, 0))
+    w, v = read_text_dump(path, Place(0, 0, 0)).tensors
     assert (w.name, v.name, len(printed_elements(v))) == ("w", "v", 3)
     shown = printed_elements(w)
     assert shown
