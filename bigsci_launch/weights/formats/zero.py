@@ -188,7 +188,8 @@ def _group_states(state: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
 def _sliced(file: TorchFile, place: Place, flat: FlatState) -> list[StoredTensor] | None:
     """Return the parameters in a flat tensor, and its padding; None if it is not flat, or known to have none."""
     wholes = [stored(file, "", flat.role, place, node) for node in flat.nodes]
-    if not flat.pieces or any(whole.strides is not None for whole in wholes) or len({w.dtype for w in wholes}) != 1:
+    are_flat = all(len(whole.shape) == 1 and whole.strides is None for whole in wholes)
+    if not flat.pieces or not are_flat or len({whole.dtype for whole in wholes}) != 1:
         return None
     dtype = wholes[0].dtype
     segments = tuple(segment for whole in wholes for segment in whole.segments)

@@ -102,7 +102,8 @@ def pair_by_name(a: Weights, b: Weights) -> tuple[Iterator[PairBatch], tuple[str
     lost: list[StoredTensor] = []
     hints = ShardingHints.of_metadata(a.metadata if a.metadata.universal_info else b.metadata)
     pairs: list[EntryPair] = list(pair_logically(left.tensors, right.tensors, hints, lost))
-    pairs = [*_through_storages(pairs, left.seen.storages, right.seen.storages), *_pair_values(left, right)]
+    pairs = [*_through_storages(pairs, left.seen.storages, right.seen.storages)]
+    pairs += _pair_values(left, right, is_strict=is_strict)
     renamings = renaming_notes(left.seen.words, right.seen.words)
     about_storages = (*left.seen.storages.notes(), *right.seen.storages.notes())
     batches = in_batches(
@@ -208,11 +209,15 @@ def _through_storages(pairs: Sequence[EntryPair], a: Storages, b: Storages) -> I
             yield x, y
 
 
-def _pair_values(a: _Everything, b: _Everything) -> Iterator[EntryPair]:
-    """Pair values by name and place, otherwise by name. Each one of a name has a partner if the other side has one."""
+def _pair_values(a: _Everything, b: _Everything, *, is_strict: bool) -> Iterator[EntryPair]:
+    """Pair values by name and place; unless strict, a value may have its partner at another place, and share it."""
     pairs, rest_a, rest_b = join(a.values, b.values, _by_place, _by_place)
+    yield from pairs
+    if is_strict:
+        yield from (*((x, None) for x in rest_a), *((None, y) for y in rest_b))
+        return
     more, rest_a, rest_b = join(rest_a, rest_b, by_kind, by_kind)
-    yield from (*pairs, *more)
+    yield from more
     first_a, first_b = ({value.name: value for value in reversed(side.values)} for side in (a, b))
     yield from ((x, first_b.get(x.name)) for x in rest_a)
     yield from ((first_a.get(y.name), y) for y in rest_b)

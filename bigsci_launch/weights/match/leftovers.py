@@ -79,10 +79,9 @@ class Seen:
         about = is_about(entry)
         if about == ABOUT_MODULES and (self.words or other.words):
             return ABOUT_OTHER_MODULES
-        if about is not None and about not in other.about:
-            is_of_torch = about == ABOUT_MODULES
-            if SAFETENSORS in other.suffixes if is_of_torch else other.suffixes != {SAFETENSORS}:
-                return OUTSIDE
+        is_of_other_kind = (SAFETENSORS in other.suffixes) == (about == ABOUT_MODULES)
+        if about is not None and about not in other.about and is_of_other_kind:
+            return OUTSIDE
         return self.whys.get(id(entry))
 
 

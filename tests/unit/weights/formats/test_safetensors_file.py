@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bigsci_launch.weights.files.tensors import UnreadableFile
 from bigsci_launch.weights.formats.safetensors_file import read_safetensors
@@ -112,3 +113,13 @@ def test_a_rank_whose_dump_is_missing_is_a_difference(
             save_arrays(tmp_path / side / f"rank-{rank:04d}.safetensors", {"a": array}, metadata)
     assert diff(tmp_path / "a", tmp_path / "b").code == 1
     assert diff(tmp_path / "b", tmp_path / "a").code == 1
+
+
+def test_metadata_that_only_one_side_has_is_a_difference_in_a_folder_with_other_files(
+    tmp_path: Path, save_arrays: Callable[..., Path], diff: Callable[..., Any]
+) -> None:
+    arrays = {"a": np.arange(3, dtype=np.float32)}
+    for side, metadata in (("a", None), ("b", {"trained_by": "somebody"})):
+        save_arrays(tmp_path / side / "model.safetensors", arrays, metadata)
+        torch.save({"last_epoch": 3}, tmp_path / side / "scheduler.pt")
+    assert diff(tmp_path / "a", tmp_path / "b").code == 1

@@ -168,3 +168,22 @@ def test_hints_settle_what_shapes_leave_open(tmp_path: Path, save_arrays: Any) -
     mixed = [np.concatenate([square[:1], square[2:3]]), np.concatenate([square[1:2], square[3:4]])]
     joined = join_tp(shards("gated", mixed), 0, gated, Place())
     assert read_elements(joined, 0, 16, FilePool()).reshape(4, 4).tolist() == square.tolist()
+
+
+def test_a_value_that_one_rank_lacks_is_a_difference(tmp_path: Path, tiny: Any, diff: Any) -> None:
+    """The models then have other parameters, so that entries are paired by name; that of rank 1 is no partner."""
+    whole, lacking = (tiny(pp=1).write(tmp_path / side) for side in "ab")
+    states = torch.load(lacking / "mp_rank_00_model_states.pt", weights_only=False)
+    del states["param_shapes"][1]["1.ln.bias"]
+    torch.save(states, lacking / "mp_rank_00_model_states.pt")
+    assert diff(whole, lacking).code == 1
+
+
+def test_a_flat_tensor_in_another_shape_is_a_difference(tmp_path: Path, tiny: Any, diff: Any) -> None:
+    whole, reshaped = (tiny(dp=1).write(tmp_path / side) for side in "ab")
+    shard = reshaped / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    state = torch.load(shard, weights_only=False)
+    masters = state["optimizer_state_dict"]["single_partition_of_fp32_groups"]
+    masters[0] = masters[0].reshape(1, -1)
+    torch.save(state, shard)
+    assert diff(whole, reshaped).code == 1
