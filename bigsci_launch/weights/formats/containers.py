@@ -20,14 +20,21 @@ Keys = tuple[Any, ...]
 
 
 def find_container(tree: Any) -> Keys:
-    """Return the keys that lead to the parameters' dictionary; none if the tree itself is one, or has none."""
+    """Return the keys that lead to the parameters' dictionary; none if the tree itself is one, or has none or several.
+
+    The order of a dictionary does not matter: it may differ between two checkpoints with the same content.
+    """
     level: list[tuple[Keys, Any]] = [((), tree)]
     visits = 0
     for _ in range(MAX_DEPTH):
         for key in CONTAINERS:
-            for path, node in level:
-                if isinstance(node, Mapping) and key in node and _has_tensors(node[key]):
-                    return _innermost((*path, key), node[key])
+            found = [
+                ((*path, key), node[key])
+                for path, node in level
+                if isinstance(node, Mapping) and key in node and _has_tensors(node[key])
+            ]
+            if found:
+                return _innermost(*found[0]) if len(found) == 1 else ()
         if any(_holds_tensors(node) for _, node in level):
             return ()
         level = [((*path, key), inside) for path, node in level for key, inside in _dictionaries(node)]

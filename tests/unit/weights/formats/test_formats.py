@@ -182,3 +182,17 @@ def test_no_format_needs_torch_or_runs_what_a_pickle_names(written: Path, tiny: 
     printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert printed.strip() == "[1, 1, 1, 1, 1, 0, 1, 1] []"
     assert not victim.exists()
+
+
+def test_the_order_of_two_models_in_a_file_does_not_matter(tmp_path: Path, diff: Callable[..., Any]) -> None:
+    models = {
+        name: {"model": {"w": torch.full((2,), float(number))}} for number, name in enumerate(("actor", "critic"))
+    }
+    torch.save(models, tmp_path / "a.pt")
+    torch.save(dict(reversed(models.items())), tmp_path / "b.pt")
+    assert diff(tmp_path / "a.pt", tmp_path / "b.pt").code == 0
+    models["critic"]["model"]["w"][1] = 7
+    torch.save(models, tmp_path / "b.pt")
+    answer = diff(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert answer.code == 1
+    assert "critic.model.w" in answer.text
