@@ -23,7 +23,7 @@ from bigsci_launch.topology import Coordinate
 from bigsci_launch.train.guards.copies import TIED, Column, Violation
 from bigsci_launch.train.optimizer import group_by_shape, loss_scale
 from bigsci_launch.train.state.rng import capture_generators
-from bigsci_launch.weights.formats.digests import digest_bytes, digest_document, digest_entry
+from bigsci_launch.weights.formats.text.digests import digest_bytes, digest_document, digest_entry
 
 _INTEGERS = {2: torch.int16, 4: torch.int32}
 

@@ -47,7 +47,7 @@ from bigsci_launch.train.state.reshard import (
     shard_name,
     states_name,
 )
-from bigsci_launch.weights.formats.digests import digest_bytes, digest_document
+from bigsci_launch.weights.formats.text.digests import digest_bytes, digest_document
 
 ALIGNMENT = 2
 """DeepSpeed pads each flat group to a multiple of this many elements per dp rank (`nccl_start_alignment_factor`)."""

@@ -337,7 +337,7 @@ def is_equal(pair: TensorPair, files: FilePool) -> bool:
     if known is not None or a is None or b is None:
         return bool(known)
     if a.digest is not None or b.digest is not None:
-        from bigsci_launch.weights.formats.digests import digest_of
+        from bigsci_launch.weights.formats.text.digests import digest_of
 
         return digest_of(a, files) == digest_of(b, files)
     if a.chunks or b.chunks:

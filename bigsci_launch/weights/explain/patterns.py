@@ -97,7 +97,7 @@ def _sum_up(comparison: Comparison, matches: Iterable[PatternMatch]) -> Iterator
 def constant_of(tensor: StoredTensor, files: FilePool) -> float | None:
     """Return the value of every element if all have the same bits; None otherwise, and for an empty tensor."""
     if not tensor.has_shape:
-        from bigsci_launch.weights.formats.text_dump import printed_constant
+        from bigsci_launch.weights.formats.text.text_dump import printed_constant
 
         return printed_constant(tensor)
     parts = [chunk.tensor for chunk in chunks_of(tensor)]

@@ -23,7 +23,7 @@ from bigsci_launch.weights.formats.containers import dotted, find_container, is_
 from bigsci_launch.weights.formats.deepspeed import layer_contents
 from bigsci_launch.weights.formats.safetensors_file import read_safetensors
 from bigsci_launch.weights.formats.torch_file import entry_contents, read_torch_file
-from bigsci_launch.weights.formats.values import mark_about_run, read_json_state, value_of
+from bigsci_launch.weights.formats.values import mark_about_run, value_of
 from bigsci_launch.weights.formats.zero import model_tensors, optimizer_tensors
 from bigsci_launch.weights.objects.flatten import Leaf, flatten
 from bigsci_launch.weights.objects.machine import BadPickle
@@ -105,7 +105,7 @@ def dump_place(source: Source) -> Place:
         UnreadableFile: the file cannot be read.
     """
     if source.format == "digests":
-        from bigsci_launch.weights.formats.digests import read_digests
+        from bigsci_launch.weights.formats.text.digests import read_digests
 
         return read_digests(source.path).place
     if source.path.suffix == ".safetensors":
@@ -190,13 +190,13 @@ def _read_universal(source: Source) -> Contents:
 
 
 def _read_text(source: Source) -> Contents:
-    from bigsci_launch.weights.formats.text_dump import read_text_dump
+    from bigsci_launch.weights.formats.text.text_dump import read_text_dump
 
     return read_text_dump(source.path, source.place)
 
 
 def _read_digests(source: Source) -> Contents:
-    from bigsci_launch.weights.formats.digests import digest_tensor, read_digests
+    from bigsci_launch.weights.formats.text.digests import digest_tensor, read_digests
 
     file = read_digests(source.path)
     return Contents(tuple(digest_tensor(file, name) for name in file.entries))
@@ -212,6 +212,12 @@ def _read_aside(source: Source) -> Contents:
     return entry_contents(file, ((entry, "other") for entry in flatten(file.tree, source.label)), source.place)
 
 
+def _read_json(source: Source) -> Contents:
+    from bigsci_launch.weights.formats.text.json_state import read_json_state
+
+    return read_json_state(source)
+
+
 def _read_dcp(source: Source) -> Contents:
     raise UnreadableFile(source.path, "torch.distributed.checkpoint wrote it, which is not read")
 
@@ -221,6 +227,6 @@ _READERS = {
     "text": _read_text,
     "digests": _read_digests,
     "aside": _read_aside,
-    "json": read_json_state,
+    "json": _read_json,
     "dcp": _read_dcp,
 }

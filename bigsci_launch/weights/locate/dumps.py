@@ -39,7 +39,7 @@ def open_digests(listing: Listing, path: Path, side: SideName) -> Weights | None
 
 def open_texts(listing: Listing, path: Path, side: SideName) -> Weights | None:
     """Return a folder of printed tensors as weights; None if it has none."""
-    from bigsci_launch.weights.formats.text_dump import is_text_dump, moment_of
+    from bigsci_launch.weights.formats.text.text_dump import is_text_dump, moment_of
 
     files = [file for file in listing.others if file.suffix == ".txt" and is_text_dump(file)]
     if not files:

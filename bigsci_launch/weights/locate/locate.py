@@ -58,7 +58,7 @@ def _open_file(path: Path) -> Weights:
     if is_index_name(path.name):
         return _open_index(path)
     if path.suffix == ".txt":
-        from bigsci_launch.weights.formats.text_dump import is_text_dump
+        from bigsci_launch.weights.formats.text.text_dump import is_text_dump
 
         if is_text_dump(path):
             return Weights(path, "text dumps", (Source(path, "", "text", place_in_name(path.stem)),))

@@ -201,7 +201,7 @@ def _paired_values(a: Sequence[StoredValue], b: Sequence[StoredValue]) -> tuple[
 
 def _digest_batch(name: str, a: Source, b: Source) -> PairBatch:
     """Pair one rank's digests on both sides. Only tensors that differ become pairs."""
-    from bigsci_launch.weights.formats.digests import digest_tensor, digest_values, read_two_digests
+    from bigsci_launch.weights.formats.text.digests import digest_tensor, digest_values, read_two_digests
 
     try:
         left, right = read_two_digests(a.path, b.path)

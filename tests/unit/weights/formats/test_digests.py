@@ -16,7 +16,7 @@ import xxhash
 from bigsci_launch.file_names import digests_name
 from bigsci_launch.topology import Topology
 from bigsci_launch.weights.files.tensors import Place
-from bigsci_launch.weights.formats.digests import digest_document, digest_entry, read_digests
+from bigsci_launch.weights.formats.text.digests import digest_document, digest_entry, read_digests
 
 TOPOLOGY = Topology(tp=2, pp=2, dp=2)
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from bigsci_launch.file_names import digests_name
 from bigsci_launch.topology import Coordinate
-from bigsci_launch.weights.formats.digests import digest_document, digest_entry
+from bigsci_launch.weights.formats.text.digests import digest_document, digest_entry
 
 Tensors = dict[str, torch.Tensor]
 REPLICATED = ("ln.weight", "ln.bias", "down.bias")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigsci_launch.weights.files.tensors import Place
-from bigsci_launch.weights.formats.text_dump import printed_elements, read_text_dump
+from bigsci_launch.weights.formats.text.text_dump import printed_elements, read_text_dump
 
 TIED = "module.tied_modules.embed.word_embeddings"
 # The diff that showed BLOOM's engineers their two bugs: side a and side b, as printed.
