@@ -107,7 +107,7 @@ def pair_by_name(a: Weights, b: Weights) -> tuple[Iterator[PairBatch], tuple[str
     renamings = renaming_notes(left.seen.words, right.seen.words)
     about_storages = (*left.seen.storages.notes(), *right.seen.storages.notes())
     batches = in_batches(
-        shown(pairs),
+        shown(pairs, left.names | right.names),
         omitted,
         (*renamings, *about_storages),
         not_read=(*left.not_read, *right.not_read),

@@ -109,9 +109,9 @@ def unwrapped_tensors(tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
     return [renamed(tensor, short.get(tensor.name)) for tensor in tensors]
 
 
-def shown(pairs: Sequence[EntryPair]) -> list[EntryPair]:
-    """Return pairs with the names that the answer shows: without wrappers, unless two would have one name."""
-    short = shortened((entry.name for pair in pairs for entry in pair if entry), unwrapped)
+def shown(pairs: Sequence[EntryPair], names: Iterable[str]) -> list[EntryPair]:
+    """Return pairs with the names that the answer shows: without wrappers, unless two of `names` would become one."""
+    short = shortened(names, unwrapped)
     if not short:
         return list(pairs)
     return [(x and renamed(x, short.get(x.name)), y and renamed(y, short.get(y.name))) for x, y in pairs]

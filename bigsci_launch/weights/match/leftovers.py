@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,15 +25,15 @@ from bigsci_launch.weights.match.names import Renaming, renaming_notes, through_
 from bigsci_launch.weights.match.storages import SAFETENSORS, Storages
 
 # What torch says about the modules of a state dict, and what a .safetensors file says about itself.
-ABOUT_MODULES, ABOUT_FILE = "_metadata.", "__metadata__."
-ABOUT_OTHER_MODULES = "about modules that the other side does not have"
+ABOUT_MODULES, ABOUT_FILE = re.compile(r"(?:^|\.)_metadata(?:\..+)?\.version$"), re.compile(r"^__metadata__\.")
+MODULE_VERSIONS = "versions of modules that the other side does not state"
 
 
-def is_about(entry: StoredEntry) -> str | None:
+def is_about(entry: StoredEntry) -> re.Pattern[str] | None:
     """Return which kind of metadata a value belongs to; None for anything else."""
     if isinstance(entry, StoredTensor):
         return None
-    return next((kind for kind in (ABOUT_MODULES, ABOUT_FILE) if f".{kind}" in f".{entry.name}"), None)
+    return next((kind for kind in (ABOUT_MODULES, ABOUT_FILE) if kind.search(entry.name)), None)
 
 
 def is_weights_only(contents: Contents) -> bool:
@@ -46,7 +47,7 @@ class Seen:
 
     storages: Storages
     names: set[str] = field(default_factory=set)
-    about: set[str | None] = field(default_factory=set)
+    about: set[re.Pattern[str] | None] = field(default_factory=set)
     suffixes: set[str] = field(default_factory=set)
     # What this side's names have and the other side's lack.
     words: set[str] = field(default_factory=set)
@@ -78,7 +79,7 @@ class Seen:
         """Return why an entry without a partner is not compared; None: it differs."""
         about = is_about(entry)
         if about == ABOUT_MODULES and (self.words or other.words):
-            return ABOUT_OTHER_MODULES
+            return MODULE_VERSIONS
         is_of_other_kind = (SAFETENSORS in other.suffixes) == (about == ABOUT_MODULES)
         if about is not None and about not in other.about and is_of_other_kind:
             return OUTSIDE
@@ -101,7 +102,8 @@ class Leftovers:
         `number` gives the order of the pairs of files. `whys` says of either side why the other may lack its entries;
         None: those differ.
         """
-        pairs, rest_a, rest_b, renaming = pair_files(entries_of(a), entries_of(b))
+        entries_a, entries_b = entries_of(a), entries_of(b)
+        pairs, rest_a, rest_b, renaming = pair_files(entries_a, entries_b)
         is_complete = not rest_a and not rest_b
         with self._lock:
             self._a.see(a)
@@ -112,7 +114,7 @@ class Leftovers:
                 self._a.keep(number, a, rest_a, whys[0])
                 self._b.keep(number, b, rest_b, whys[1])
             self._note(pairs)
-        return shown(pairs), is_complete
+        return shown(pairs, (entry.name for entry in (*entries_a, *entries_b))), is_complete
 
     def _note(self, pairs: Iterable[tuple[StoredEntry, StoredEntry]]) -> None:
         for x, y in pairs:
@@ -136,7 +138,7 @@ class Leftovers:
             *self._a.storages.notes(),
             *self._b.storages.notes(),
         ]
-        return shown(pairs), [*left_out_a, *left_out_b], notes
+        return shown(pairs, self._a.names | self._b.names), [*left_out_a, *left_out_b], notes
 
     def _through_names(
         self, a: list[StoredEntry], b: list[StoredEntry]

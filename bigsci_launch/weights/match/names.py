@@ -70,16 +70,29 @@ def through_wrappers(names_a: Set[str], names_b: Set[str]) -> Renaming:
     return Renaming(new_a, {other: short for other, short in found.values()}, frozenset(words_a), frozenset(words_b))
 
 
-def through_prefix(weights_a: Set[str], weights_b: Set[str], names_a: Set[str], names_b: Set[str]) -> Renaming:
-    """Return new names for one side if a prefix leads from the parameters of the other side to its own.
+def through_prefix(parameters_a: Set[str], parameters_b: Set[str], names_a: Set[str], names_b: Set[str]) -> Renaming:
+    """Return new names if a prefix leads from the parameters of one side to those of the other, wrappers apart.
 
     `names_a` and `names_b` contain the parameters' names and those of everything else.
     """
-    if prefix := _common_prefix(weights_a, weights_b):
-        return Renaming(a=_without_prefix(names_a, names_b, prefix), words_a=frozenset([prefix]))
-    if prefix := _common_prefix(weights_b, weights_a):
-        return Renaming(b=_without_prefix(names_b, names_a, prefix), words_b=frozenset([prefix]))
-    return Renaming()
+    plain_a, plain_b = _plain(names_a), _plain(names_b)
+    held_a, held_b = {plain_a[name] for name in parameters_a}, {plain_b[name] for name in parameters_b}
+    new_a, new_b = plain_a, plain_b
+    words_a, words_b = (set(_wrappers_in(".".join(names))) for names in (parameters_a, parameters_b))
+    if prefix := _common_prefix(held_a, held_b):
+        new_a = _without_prefix(plain_a, set(plain_b.values()), prefix)
+        words_a.add(prefix)
+    elif prefix := _common_prefix(held_b, held_a):
+        new_b = _without_prefix(plain_b, set(plain_a.values()), prefix)
+        words_b.add(prefix)
+    else:
+        return Renaming()
+    return Renaming(new_a, new_b, frozenset(words_a - words_b), frozenset(words_b - words_a))
+
+
+def _plain(names: Set[str]) -> dict[str, str]:
+    short = shortened(names, unwrapped)
+    return {name: short.get(name, name) for name in names}
 
 
 def _common_prefix(longer: Set[str], shorter: Set[str]) -> str | None:
@@ -103,7 +116,7 @@ def _common_prefix(longer: Set[str], shorter: Set[str]) -> str | None:
     return prefixes[0] if is_shared else None
 
 
-def _without_prefix(names: Set[str], others: Set[str], prefix: str) -> dict[str, str]:
+def _without_prefix(plain: Mapping[str, str], others: Set[str], prefix: str) -> dict[str, str]:
     """Remove a prefix at the beginning of names; inside a name only if the other side then has it."""
 
     def shorten(name: str) -> str:
@@ -112,7 +125,8 @@ def _without_prefix(names: Set[str], others: Set[str], prefix: str) -> dict[str,
         short = name.replace(f".{prefix}", ".", 1)
         return short if short in others else name
 
-    return shortened(names, shorten)
+    short = shortened(plain.values(), shorten)
+    return {name: short.get(text, text) for name, text in plain.items()}
 
 
 def renaming_notes(words_a: Iterable[str], words_b: Iterable[str]) -> Iterator[str]:
