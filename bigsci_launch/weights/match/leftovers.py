@@ -36,11 +36,6 @@ def is_about(entry: StoredEntry) -> re.Pattern[str] | None:
     return next((kind for kind in (ABOUT_MODULES, ABOUT_FILE) if kind.search(entry.name)), None)
 
 
-def is_weights_only(contents: Contents) -> bool:
-    """Whether a file contains parameters, and nothing else that could be compared."""
-    return not contents.not_read and all(is_parameter(entry) or is_about(entry) for entry in entries_of(contents))
-
-
 @dataclass
 class Seen:
     """What the files of one side contained so far."""
@@ -95,12 +90,12 @@ class Leftovers:
         self._lock = Lock()
 
     def pair(
-        self, number: int, a: Contents, b: Contents, whys: tuple[str | None, str | None]
+        self, number: int, a: Contents, b: Contents, *, are_of_one_kind: bool, is_lost: bool
     ) -> tuple[list[EntryPair], bool]:
         """Pair the entries of two files; return the pairs, and whether they contain all entries.
 
-        `number` gives the order of the pairs of files. `whys` says of either side why the other may lack its entries;
-        None: those differ.
+        `number` gives the order of the pairs of files. If a file is one of parameters only, a file of another kind may
+        contain more. `is_lost`: one of the two could not be read.
         """
         entries_a, entries_b = entries_of(a), entries_of(b)
         pairs, rest_a, rest_b, renaming = pair_files(entries_a, entries_b)
@@ -111,8 +106,8 @@ class Leftovers:
             self._a.words |= renaming.words_a
             self._b.words |= renaming.words_b
             if not is_complete:
-                self._a.keep(number, a, rest_a, whys[0])
-                self._b.keep(number, b, rest_b, whys[1])
+                self._a.keep(number, a, rest_a, LOST if is_lost else _why(rest_b, are_of_one_kind))
+                self._b.keep(number, b, rest_b, LOST if is_lost else _why(rest_a, are_of_one_kind))
             self._note(pairs)
         return shown(pairs, (entry.name for entry in (*entries_a, *entries_b))), is_complete
 
@@ -164,6 +159,12 @@ class Leftovers:
             return Renaming()
         parameters_a, parameters_b = ({entry.name for entry in side if is_parameter(entry)} for side in (a, b))
         return through_prefix(parameters_a, parameters_b, {entry.name for entry in a}, {entry.name for entry in b})
+
+
+def _why(rest: Iterable[StoredEntry], are_of_one_kind: bool) -> str | None:
+    """Return why the other file's extras are not compared: this one, of another kind, has none of its own."""
+    has_extras = any(not is_parameter(entry) and is_about(entry) is None for entry in rest)
+    return None if are_of_one_kind or has_extras else OUTSIDE
 
 
 def _at_place(key: Callable[[StoredEntry], Hashable], entry: StoredEntry) -> Hashable:

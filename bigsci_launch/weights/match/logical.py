@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -63,9 +63,12 @@ def pair_logically(
     Tensors that cannot be compared are appended to `lost`: shards without bytes cannot be joined.
     """
     left, right = _by_key(a), _by_key(b)
+    shared = [(left[key], right[key]) for key in left.keys() & right.keys()]
+    are_cut = _are_cut_over_dp(shared, hints)
     for key in dict.fromkeys([*left, *right]):
         if key in left and key in right:
-            yield from _pair_copies(left[key], right[key], hints, lost)
+            copies = _joined_to_fit(left[key], right[key], hints, are_cut)
+            yield from _pair_copies(*copies, hints, lost)
         else:
             is_left = key in left
             for copy in (left if is_left else right)[key].values():
@@ -87,7 +90,6 @@ def _by_key(tensors: Sequence[StoredTensor]) -> dict[TensorKey, Copies]:
 
 
 def _pair_copies(a: Copies, b: Copies, hints: ShardingHints, lost: list[StoredTensor]) -> Iterator[TensorPair]:
-    a, b = _joined_to_fit(a, b, hints)
     used = set()
     for at_b, copy_b in b.items():
         at_a = _counterpart(at_b, a)
@@ -116,24 +118,52 @@ def _merged(first: At, second: At) -> Place:
     return Place(pp=pp, dp=dp)
 
 
-def _joined_to_fit(a: Copies, b: Copies, hints: ShardingHints) -> tuple[Copies, Copies]:
-    """Join the shards over dp of one side or of both if that gives them one shape; otherwise return the sides."""
-    if _fit(a, b, hints):
+def _are_cut_over_dp(copies: Iterable[tuple[Copies, Copies]], hints: ShardingHints) -> tuple[bool, bool]:
+    """Whether each side's copies over dp are shards: those of some parameter fit the other side only if joined."""
+    found = (False, False)
+    for a, b in copies:
+        joined = _joined_to_fit(a, b, hints, (False, False))
+        found = (found[0] or joined[0] is not a, found[1] or joined[1] is not b)
+    return found
+
+
+def _joined_to_fit(a: Copies, b: Copies, hints: ShardingHints, are_cut: tuple[bool, bool]) -> tuple[Copies, Copies]:
+    """Join the copies over dp of one side or of both if that gives them one shape; otherwise return the sides.
+
+    The copies of a side that is known to be cut over dp are joined even if they have one shape as they are.
+    """
+    if not any(are_cut) and _fit(a, b, hints, may_join_replicas=False):
         return a, b
-    for x, y in itertools.product([a, *_joined_over_dp(a)], [b, *_joined_over_dp(b)]):
-        if _fit(x, y, hints):
-            return x, y
+    sides = [
+        [*_joined_over_dp(side), side] if is_cut else [side, *_joined_over_dp(side)]
+        for side, is_cut in zip((a, b), are_cut, strict=True)
+    ]
+    for may_join_replicas in (False, True):
+        for x, y in itertools.product(*sides):
+            if _fit(x, y, hints, may_join_replicas=may_join_replicas):
+                return x, y
     return a, b
 
 
-def _fit(a: Copies, b: Copies, hints: ShardingHints) -> bool:
-    """Whether each copy has the shape of its counterpart, or can form a common whole with it."""
+def _fit(a: Copies, b: Copies, hints: ShardingHints, *, may_join_replicas: bool) -> bool:
+    """Whether each copy has the shape of its counterpart, or can form a common whole with it.
+
+    Unless `may_join_replicas`, parameters that every tp rank has whole by their names do not form one.
+    """
     pairs = [(a[_counterpart(at, a)], copy) for at, copy in b.items()]
     pairs += [(copy, b[_counterpart(at, b)]) for at, copy in a.items()]
-    return all(
-        (len(x) == len(y) and all(map(_may_have_one_shape, x, y))) or common_whole(x, y, hints) is not None
-        for x, y in pairs
-    )
+    return all(_fit_shards(x, y, hints, may_join_replicas=may_join_replicas) for x, y in pairs)
+
+
+def _fit_shards(
+    a: Sequence[StoredTensor], b: Sequence[StoredTensor], hints: ShardingHints, *, may_join_replicas: bool
+) -> bool:
+    if len(a) == len(b) and all(map(_may_have_one_shape, a, b)):
+        return True
+    whole = common_whole(a, b, hints)
+    if whole is None or whole.dim is None or may_join_replicas:
+        return whole is not None
+    return not is_replicated(a[0].name, [part.shape for part in max(a, b, key=len)], hints)
 
 
 def _joined_over_dp(copies: Copies) -> Iterator[Copies]:
@@ -186,21 +216,26 @@ def _pair_shards(
         unpadded = _without_padding(a, b, hints, place)
         yield from [unpadded] if unpadded else _pair_in_order(a, b, place)
     elif whole.dim is None:
-        for index in range(max(len(a), len(b))):
-            x, y = a[min(index, len(a) - 1)], b[min(index, len(b) - 1)]
-            tp = (x if len(a) >= len(b) else y).place.tp
-            yield replace(x, place=replace(place, tp=tp)), y
+        yield from _pair_each(a, b, place)
     else:
         yield join_tp(a, whole.dim, hints, place), join_tp(b, whole.dim, hints, place)
 
 
 def _pair_in_order(a: list[StoredTensor], b: list[StoredTensor], place: Place) -> Iterator[TensorPair]:
-    """Pair shards that form no common whole: the first ones if their shapes show it, otherwise all of them."""
+    """Pair shards that form no common whole. If not even the first ones have one shape, each has a partner."""
     if a[0].shape != b[0].shape:
-        yield replace(a[0], place=place), b[0]
+        yield from _pair_each(a, b, place)
         return
     for x, y in zip_longest(a, b):
         yield x and replace(x, place=replace(place, tp=x.place.tp)), y
+
+
+def _pair_each(a: list[StoredTensor], b: list[StoredTensor], place: Place) -> Iterator[TensorPair]:
+    """Pair each shard of both sides; the last one of the shorter side has several partners."""
+    for index in range(max(len(a), len(b))):
+        x, y = a[min(index, len(a) - 1)], b[min(index, len(b) - 1)]
+        tp = (x if len(a) >= len(b) else y).place.tp
+        yield replace(x, place=replace(place, tp=tp)), y
 
 
 def _without_padding(

@@ -12,23 +12,21 @@ from bigsci_launch.weights.files.tensors import StoredValue, TensorPair, Unreada
 from bigsci_launch.weights.formats.contents import read_contents
 from bigsci_launch.weights.locate.locate import labels
 from bigsci_launch.weights.match.batches import (
-    LOST,
-    OUTSIDE,
     PairBatch,
     in_batches,
     tensor_pairs,
     value_pairs,
 )
 from bigsci_launch.weights.match.entries import by_kind, join
-from bigsci_launch.weights.match.leftovers import Leftovers, is_weights_only
+from bigsci_launch.weights.match.leftovers import Leftovers
 
 
 @dataclass(frozen=True, slots=True)
 class FilePair:
     """Two files that are compared with each other and are not yet parsed. None: only the other side has it.
 
-    What has no partner in the other file goes to `leftovers`, under the `number` of the pair. `why`: what is known
-    about a file that a side lacks.
+    What has no partner in the other file goes to `leftovers`, under the `number` of the pair. `is_lost`: a side has
+    no such file, because it could not be read.
     """
 
     name: str
@@ -39,7 +37,7 @@ class FilePair:
     has_one_metadata: bool
     leftovers: Leftovers
     number: int
-    why: str | None = None
+    is_lost: bool = False
 
     @property
     def paths(self) -> tuple[Path, Path] | None:
@@ -82,8 +80,13 @@ class FilePair:
     def _paired(self, left: Contents, right: Contents, unreadable: tuple[Unreadable, ...] = ()) -> PairBatch:
         source = self.a or self.b
         assert source is not None
-        whys = (LOST, LOST) if unreadable or self.why else self._reasons(left, right)
-        pairs, is_complete = self.leftovers.pair(self.number, left, right, whys)
+        pairs, is_complete = self.leftovers.pair(
+            self.number,
+            left,
+            right,
+            are_of_one_kind=self._are_of_one_kind(left, right),
+            is_lost=bool(unreadable) or self.is_lost,
+        )
         has_groups = not unreadable and (left.groups or right.groups)
         return PairBatch(
             self.name,
@@ -95,12 +98,10 @@ class FilePair:
             owns_files=is_complete,
         )
 
-    def _reasons(self, left: Contents, right: Contents) -> tuple[str | None, str | None]:
-        """Return why the other side lacks what is no parameter: it has parameters only, in another kind of file."""
-        is_one_kind = self.a and self.b and self.a.path.suffix == self.b.path.suffix
-        if not self.a or not self.b or (is_one_kind and left.container == right.container):
-            return None, None
-        return (OUTSIDE if is_weights_only(right) else None), (OUTSIDE if is_weights_only(left) else None)
+    def _are_of_one_kind(self, left: Contents, right: Contents) -> bool:
+        if self.a is None or self.b is None:
+            return True
+        return self.a.path.suffix == self.b.path.suffix and left.container == right.container
 
 
 def _traits(source: Source) -> tuple[object, ...]:
@@ -172,8 +173,10 @@ def _by_file(
         if source_a and source_b and source_a.format == source_b.format == "digests":
             yield _digest_batch(name, source_a, source_b)
         else:
-            why = LOST if name in lost and not (source_a and source_b) else None
-            yield FilePair(name, source_a, source_b, metadata_a, metadata_b, has_one_metadata, leftovers, number, why)
+            is_lost = name in lost and not (source_a and source_b)
+            yield FilePair(
+                name, source_a, source_b, metadata_a, metadata_b, has_one_metadata, leftovers, number, is_lost
+            )
 
 
 def _metadata_of_both(a: Weights, b: Weights) -> tuple[CheckpointMetadata, CheckpointMetadata]:
