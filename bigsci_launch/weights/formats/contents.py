@@ -126,7 +126,7 @@ def _is_index(text: str) -> bool:
 
 
 def _read_file(source: Source) -> Contents:
-    contents = _read_safetensors(source) if source.path.suffix == ".safetensors" else _read_torch(source)
+    contents = _BY_SUFFIX.get(source.path.suffix, _read_torch)(source)
     if source.index is None:
         return contents
     return replace(contents, not_read=(*contents.not_read, *_unlike_index(contents, source, source.index)))
@@ -222,6 +222,19 @@ def _read_dcp(source: Source) -> Contents:
     raise UnreadableFile(source.path, "torch.distributed.checkpoint wrote it, which is not read")
 
 
+def _read_numpy(source: Source) -> Contents:
+    from bigsci_launch.weights.formats.arrays.numpy_file import read_numpy
+
+    return read_numpy(source.path, source.place)
+
+
+def _read_gguf(source: Source) -> Contents:
+    from bigsci_launch.weights.formats.arrays.gguf_file import read_gguf
+
+    return read_gguf(source.path, source.place)
+
+
+_BY_SUFFIX = {".safetensors": _read_safetensors, ".npy": _read_numpy, ".npz": _read_numpy, ".gguf": _read_gguf}
 _READERS = {
     "universal": _read_universal,
     "text": _read_text,

@@ -28,6 +28,7 @@ OUTSIDE = "outside the model's weights"
 OF_SINGLE_RANKS = "of single ranks, whose topology the other side does not have"
 PADDING = "between and behind parameters"
 LOST = "whose file could not be read on the other side"
+NOT_READ = "which could not be read on the other side"
 
 
 @dataclass(frozen=True, slots=True)

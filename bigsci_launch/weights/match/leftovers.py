@@ -10,7 +10,7 @@ from threading import Lock
 
 from bigsci_launch.weights.files.sources import Contents
 from bigsci_launch.weights.files.tensors import StoredTensor
-from bigsci_launch.weights.match.batches import LOST, OUTSIDE, EntryPair, LeftOut, StoredEntry, left_out
+from bigsci_launch.weights.match.batches import LOST, NOT_READ, OUTSIDE, EntryPair, LeftOut, StoredEntry, left_out
 from bigsci_launch.weights.match.entries import (
     by_kind,
     by_role,
@@ -43,6 +43,8 @@ class Seen:
     storages: Storages
     names: set[str] = field(default_factory=set)
     about: set[re.Pattern[str] | None] = field(default_factory=set)
+    # Entries that were not read: they are not missing.
+    lost: set[str] = field(default_factory=set)
     suffixes: set[str] = field(default_factory=set)
     # What this side's names have and the other side's lack.
     words: set[str] = field(default_factory=set)
@@ -53,6 +55,7 @@ class Seen:
 
     def see(self, contents: Contents) -> None:
         """Note the entries of a file."""
+        self.lost.update(entry.name for entry in contents.not_read)
         for entry in entries_of(contents):
             self.names.add(entry.name)
             self.about.add(is_about(entry))
@@ -72,6 +75,8 @@ class Seen:
 
     def why_alone(self, entry: StoredEntry, other: Seen) -> str | None:
         """Return why an entry without a partner is not compared; None: it differs."""
+        if entry.name in other.lost:
+            return NOT_READ
         about = is_about(entry)
         if about == ABOUT_MODULES and (self.words or other.words):
             return MODULE_VERSIONS
