@@ -53,13 +53,13 @@ def read_gguf(path: Path, place: Place) -> Contents:
     """
     with MappedFile(path) as file:
         try:
-            return _Reader(file, place).contents()
+            return _GgufHeader(file, place).contents()
         except struct.error as error:
             raise UnreadableFile(path, f"truncated inside its header, after {len(file):,} bytes") from error
 
 
-class _Reader:
-    """Reads one file from its first byte to the end of its header."""
+class _GgufHeader:
+    """The header of one file, read from its first byte to its last."""
 
     def __init__(self, file: MappedFile, place: Place) -> None:
         self._file = file

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from bigsci_launch.weights.compare.statistics import _chunk
+from bigsci_launch.weights.compare.compare import is_equal
+from bigsci_launch.weights.compare.statistics import _chunk, measure
+from bigsci_launch.weights.files.boxes import assemble
 from bigsci_launch.weights.files.elements import as_floats, read_elements
 from bigsci_launch.weights.files.mapped import FilePool
 from bigsci_launch.weights.files.small_floats import ordered_codes
-from bigsci_launch.weights.files.tensors import NOWHERE, Segment, StoredTensor
+from bigsci_launch.weights.files.tensors import NOWHERE, Chunk, Segment, StoredTensor
 
 CODES = np.arange(256, dtype=np.uint8)
 TORCH_FLOATS = {
@@ -84,6 +87,32 @@ def test_any_range_of_packed_elements_is_unpacked(tmp_path: Path, dtype: str, bi
     for start in range(24):
         for stop in range(start, 25):
             np.testing.assert_array_equal(read_elements(tensor, start, stop, files), codes[start:stop])
+
+
+@pytest.mark.parametrize("at", [None, 0, 7, 11])
+def test_packed_elements_in_boxes_are_compared_where_they_are(tmp_path: Path, at: int | None) -> None:
+    """A of [4, 6] halves of bytes in one piece, B of its columns 0 to 3 and 4 to 5, C of shorter rows."""
+    codes = np.random.default_rng(1).integers(0, 16, (4, 6)).astype(np.uint8)
+
+    def packed(elements: np.ndarray) -> bytes:
+        flat = elements.reshape(-1)
+        return bytes(flat[::2] | flat[1::2] << 4)
+
+    whole = bytearray(packed(codes))
+    if at is not None:
+        whole[at] ^= 1
+    (tmp_path / "a").write_bytes(whole)
+    (tmp_path / "b").write_bytes(packed(codes[:, :4]) + packed(codes[:, 4:]))
+    a = StoredTensor("w", "weight", NOWHERE, "F4", (4, 6), (Segment(tmp_path / "a", 0, 12),))
+    left = replace(a, shape=(4, 4), segments=(Segment(tmp_path / "b", 0, 8),))
+    right = replace(a, shape=(4, 2), segments=(Segment(tmp_path / "b", 8, 4),))
+    b = assemble(replace(a, segments=()), [Chunk((0, 0), left), Chunk((0, 4), right)])
+    rows = [replace(left, shape=(1, 4), segments=(Segment(tmp_path / "b", 2 * row, 2),)) for row in range(4)]
+    chunks = [Chunk((row, 0), rows[(row + (at is not None)) % 4]) for row in range(4)]
+    c = assemble(replace(a, segments=()), [*chunks, Chunk((0, 4), right)])
+    for x, y in ((a, b), (b, c), (c, b)):
+        assert is_equal((x, y), FilePool()) == (at is None)
+    assert measure(a, b, FilePool()).num_differing == (at is not None)
 
 
 @pytest.mark.parametrize("bits", [64, 63])
