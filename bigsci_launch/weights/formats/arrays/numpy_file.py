@@ -38,7 +38,7 @@ DTYPES = {
     **{f"<f{size}": f"F{8 * size}" for size in (2, 4, 8)},
     **{f"<c{size}": f"C{8 * size}" for size in (8, 16)},
 }
-Entry = StoredTensor | StoredValue | NotRead
+ArrayEntry = StoredTensor | StoredValue | NotRead
 
 
 def read_numpy(path: Path, place: Place) -> Contents:
@@ -56,7 +56,7 @@ def read_numpy(path: Path, place: Place) -> Contents:
     )
 
 
-def _of_zip(file: MappedFile, place: Place) -> Iterator[Entry]:
+def _of_zip(file: MappedFile, place: Place) -> Iterator[ArrayEntry]:
     for record in read_zip(file).values():
         name = record.name.removesuffix(".npy")
         if record.is_deflated:
@@ -68,7 +68,7 @@ def _of_zip(file: MappedFile, place: Place) -> Iterator[Entry]:
             yield NotRead(name, "array", file.path, error.why)
 
 
-def _array(file: MappedFile, name: str, start: int, length: int, place: Place) -> Iterator[Entry]:
+def _array(file: MappedFile, name: str, start: int, length: int, place: Place) -> Iterator[ArrayEntry]:
     header, begin = _header(file, start, length)
     dtype, shape, is_fortran = header["descr"], header["shape"], header["fortran_order"]
     if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
@@ -107,7 +107,7 @@ def _header(file: MappedFile, start: int, length: int) -> tuple[dict[str, object
     return header, start + first + size
 
 
-def _objects(file: MappedFile, name: str, begin: int, num_bytes: int, place: Place) -> Iterator[Entry]:
+def _objects(file: MappedFile, name: str, begin: int, num_bytes: int, place: Place) -> Iterator[ArrayEntry]:
     """Yield the parts of an array of Python objects, which is a pickle."""
     if num_bytes > MAX_OBJECTS:
         raise UnreadableFile(file.path, f"an array of objects has {num_bytes:,} bytes")
