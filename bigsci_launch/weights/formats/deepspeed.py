@@ -53,6 +53,17 @@ def locate_deepspeed(folder: Path, files: Sequence[Path], path: Path) -> Weights
     return Weights(path, "deepspeed", sources, topology, metadata, (*broken, *stale, *lost))
 
 
+def universal_states(files: Sequence[Path]) -> tuple[tuple[Source, ...], CheckpointMetadata]:
+    """Return the model-states files that a universal checkpoint keeps from its original, and what they say."""
+    states = [file for file in files if MODEL_STATES.fullmatch(file.name)]
+    trees, _ = _read_states(states)
+    sizes = [_mapping(tree.get("checkpoint_parallel_dimensions")).get("tp_degree") for tree in trees.values()]
+    tp_size = next((size for size in sizes if isinstance(size, int) and size > 0), _guess_tp(files))
+    dps = [int(match[1]) for file in states if (match := MODEL_STATES.fullmatch(file.name)) and match[1]]
+    zero = ZeroCut(num_ranks=max(dps) + 1) if dps else ZeroCut()
+    return tuple(deepspeed_source(file, tp_size) for file in states), _metadata(trees, tp_size, zero)
+
+
 def _read_states(files: Sequence[Path]) -> tuple[dict[int, Mapping[str, Any]], tuple[Unreadable, ...]]:
     """Return the state of each model-parallel rank, from the lowest dp rank whose file can be read."""
     trees: dict[int, Mapping[str, Any]] = {}

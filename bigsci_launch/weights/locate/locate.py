@@ -12,7 +12,7 @@ from bigsci_launch.errors import CheckpointError
 from bigsci_launch.file_names import is_digests_name, rank_of_name
 from bigsci_launch.weights.files.sources import OtherFile, Source, Weights
 from bigsci_launch.weights.files.tensors import Place, UnreadableFile, os_reason
-from bigsci_launch.weights.formats.deepspeed import is_deepspeed_name, locate_deepspeed
+from bigsci_launch.weights.formats.deepspeed import is_deepspeed_name, locate_deepspeed, universal_states
 from bigsci_launch.weights.locate.choice import SideName
 from bigsci_launch.weights.locate.dumps import open_digests, open_texts, place_in_name, rank_dumps, topology_of
 from bigsci_launch.weights.locate.index import check_shards, is_index_name, read_index
@@ -107,13 +107,17 @@ def _open_universal(listing: Listing, path: Path, side: SideName) -> Weights | N
     parameters = {file for file in listing.tensors if file.suffix == ".pt" and file.parent.parent.name == "zero"}
     if not any(file.name == "fp32.pt" for file in parameters):
         return None
+    states, metadata = universal_states(listing.tensors)
+    kept = {source.path for source in states}
     sources = [
         Source(file, f"{file.parent.name}/{file.stem}", "universal")
         if file in parameters
         else Source(file, Path(listing.label(file)).with_suffix("").as_posix(), "aside")
         for file in listing.tensors
+        if file not in kept
     ]
-    return Weights(path, "universal", (*sources, *_folders(listing), *_states(listing)))
+    everything = (*sources, *states, *_folders(listing), *_states(listing))
+    return Weights(path, "universal", everything, metadata=metadata)
 
 
 def _open_tensors(listing: Listing, path: Path, side: SideName) -> Weights | None:

@@ -28,6 +28,8 @@ from bigsci_launch.weights.match.logical import as_weights, join_dp, pair_logica
 from bigsci_launch.weights.match.names import renaming_notes, through_prefix, through_wrappers
 from bigsci_launch.weights.match.sharding import ShardingHints
 from bigsci_launch.weights.match.storages import Storages
+from bigsci_launch.weights.match.zero import is_of_zero
+from bigsci_launch.weights.match.zero.pair import ZeroSide, pair_zero
 
 # Layouts with a file for each rank: what is no parameter in such a file belongs to its rank.
 RANKED: tuple[WeightsLayout, ...] = ("deepspeed", "rank dumps", "text dumps", "digests")
@@ -91,19 +93,15 @@ def pair_by_name(a: Weights, b: Weights) -> tuple[Iterator[PairBatch], tuple[str
     """
     left, right = _everything(a, Storages("A")), _everything(b, Storages("B"))
     _rename_alike(left, right)
-    _cast_alike(left, right)
     omitted = [total for side in (left, right) for total in _drop_padding(side)]
-    omitted += [*_drop_lone_roles(left, right), *_drop_lone_roles(right, left)]
-    is_strict = (
-        a.topology == b.topology and a.layout == b.layout and left.is_more_than_weights and right.is_more_than_weights
-    )
-    omitted += [*_drop_of_single_ranks(left, right), *_drop_of_single_ranks(right, left)]
-    omitted += [*_drop_extras(left, right, is_strict=is_strict), *_drop_extras(right, left, is_strict=is_strict)]
-    lost: list[StoredTensor] = []
     hints = ShardingHints.of_metadata(a.metadata if a.metadata.universal_info else b.metadata)
-    pairs: list[EntryPair] = list(pair_logically(left.tensors, right.tensors, hints, lost))
-    pairs = [*_through_storages(pairs, left.seen.storages, right.seen.storages)]
-    pairs += _pair_values(left, right, is_strict=is_strict)
+    if is_of_zero(a, b):
+        found = pair_zero(_zero_side(left), _zero_side(right), hints)
+        pairs, lost = found.pairs, found.lost
+        omitted += found.omitted
+    else:
+        pairs, lost = _pair_entries(left, right, hints, omitted)
+    pairs = list(_through_storages(pairs, left.seen.storages, right.seen.storages))
     renamings = renaming_notes(left.seen.words, right.seen.words)
     about_storages = (*left.seen.storages.notes(), *right.seen.storages.notes())
     batches = in_batches(
@@ -114,6 +112,28 @@ def pair_by_name(a: Weights, b: Weights) -> tuple[Iterator[PairBatch], tuple[str
         unreadable=(*left.unreadable, *right.unreadable, *_cut_otherwise(lost)),
     )
     return batches, _topology_note(a, b)
+
+
+def _zero_side(side: _Everything) -> ZeroSide:
+    is_broken = bool(side.weights.broken or side.unreadable)
+    return ZeroSide(side.seen.storages.side, side.weights, side.parameters, side.extras, is_broken)
+
+
+def _pair_entries(
+    left: _Everything, right: _Everything, hints: ShardingHints, omitted: list[LeftOut]
+) -> tuple[list[EntryPair], list[StoredTensor]]:
+    """Pair what both sides have in the same roles; return the pairs, and tensors that cannot be joined."""
+    a, b = left.weights, right.weights
+    _cast_alike(left, right)
+    omitted += [*_drop_lone_roles(left, right), *_drop_lone_roles(right, left)]
+    is_strict = (
+        a.topology == b.topology and a.layout == b.layout and left.is_more_than_weights and right.is_more_than_weights
+    )
+    omitted += [*_drop_of_single_ranks(left, right), *_drop_of_single_ranks(right, left)]
+    omitted += [*_drop_extras(left, right, is_strict=is_strict), *_drop_extras(right, left, is_strict=is_strict)]
+    lost: list[StoredTensor] = []
+    pairs: list[EntryPair] = list(pair_logically(left.tensors, right.tensors, hints, lost))
+    return [*pairs, *_pair_values(left, right, is_strict=is_strict)], lost
 
 
 def _everything(weights: Weights, storages: Storages) -> _Everything:

@@ -46,6 +46,9 @@ def join_dp(tensors: Sequence[StoredTensor], metadata: CheckpointMetadata) -> li
         else:
             joined.append(tensor)
     for (role, name, pp, tp), pieces in slices.items():
+        if len({piece.dtype for piece in pieces}) > 1:
+            joined += pieces
+            continue
         ordered = sorted(pieces, key=lambda piece: piece.place.dp or 0)
         segments = tuple(segment for piece in ordered for segment in piece.segments)
         length = sum(piece.num_elements for piece in ordered)

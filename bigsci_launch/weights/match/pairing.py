@@ -152,9 +152,12 @@ def _pair_sources(a: Weights, b: Weights) -> Pairing:
 
 
 def _are_other_models(a: Weights, b: Weights) -> bool:
-    """Whether the sides have different parameters, so that ZeRO splits their flat shards at different places."""
+    """Whether ZeRO cuts the two sides differently: they have other parameters or groups, or are of two stages."""
+    zero_a, zero_b = a.metadata.zero, b.metadata.zero
+    if None not in (zero_a.stage, zero_b.stage) and zero_a.stage != zero_b.stage:
+        return True
     is_known = a.metadata.shapes.keys() == b.metadata.shapes.keys() and not (a.broken or b.broken)
-    return is_known and a.metadata.shapes != b.metadata.shapes
+    return is_known and (a.metadata.shapes != b.metadata.shapes or zero_a.groups != zero_b.groups)
 
 
 def _by_file(
