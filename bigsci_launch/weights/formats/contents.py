@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -59,6 +60,8 @@ def _read(source: Source, metadata: CheckpointMetadata) -> Contents:
         return optimizer_tensors(source, metadata)
     if source.format == "model_states":
         return model_tensors(source, metadata)
+    if source.format == "universal":
+        return _read_universal(source, metadata)
     if source.format == "layer":
         return layer_contents(_read_file(source), source, metadata)
     return _READERS.get(source.format, _read_file)(source)
@@ -175,8 +178,11 @@ def _read_torch(source: Source) -> Contents:
     return replace(entry_contents(file, found, source.place), container=dotted(container))
 
 
-def _read_universal(source: Source) -> Contents:
-    """Read a universal checkpoint's file: `param` of fp32.pt, exp_avg.pt or exp_avg_sq.pt; the rest is `other`."""
+def _read_universal(source: Source, metadata: CheckpointMetadata) -> Contents:
+    """Read a universal checkpoint's file: `param` of fp32.pt, exp_avg.pt or exp_avg_sq.pt; the rest is `other`.
+
+    A checkpoint made of stage 3 has flat tensors; they get the shapes of their parameters.
+    """
     file = read_torch_file(source.path)
     name = source.path.parent.name
     role: TensorRole | None = next((role for role in OPTIMIZER_ROLES if role == source.path.stem), None)
@@ -186,7 +192,14 @@ def _read_universal(source: Source) -> Contents:
             found.append((replace(entry, name=name), role))
         else:
             found.append((replace(entry, name=f"{source.label}.{entry.name}".rstrip(".")), "other"))
-    return entry_contents(file, found, source.place)
+    contents = entry_contents(file, found, source.place)
+    return replace(contents, tensors=tuple(_in_shape(tensor, metadata) for tensor in contents.tensors))
+
+
+def _in_shape(tensor: StoredTensor, metadata: CheckpointMetadata) -> StoredTensor:
+    shape = metadata.shapes.get(0, {}).get(tensor.name, tensor.shape)
+    is_flat = tensor.role in OPTIMIZER_ROLES and len(tensor.shape) == 1 and tensor.strides is None
+    return replace(tensor, shape=shape) if is_flat and math.prod(shape) == tensor.num_elements else tensor
 
 
 def _read_text(source: Source) -> Contents:
@@ -236,7 +249,6 @@ def _read_gguf(source: Source) -> Contents:
 
 _BY_SUFFIX = {".safetensors": _read_safetensors, ".npy": _read_numpy, ".npz": _read_numpy, ".gguf": _read_gguf}
 _READERS = {
-    "universal": _read_universal,
     "text": _read_text,
     "digests": _read_digests,
     "aside": _read_aside,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ EXPERT = re.compile(r"layer_(\d+)_expert_(\d+)_mp_rank_(\d+)_model_states\.pt")
 MODEL_STATES = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 EXPERT_OPTIMIZER = re.compile(r"expp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+UNIVERSAL_STATE = "optimizer_state.pt"
 # A layer with more experts than any model has.
 MAX_EXPERTS = 4096
 PATTERNS = (LAYER, EXPERT, MODEL_STATES, OPTIMIZER, EXPERT_OPTIMIZER)
@@ -59,8 +61,12 @@ def universal_states(files: Sequence[Path]) -> tuple[tuple[Source, ...], Checkpo
     trees, _ = _read_states(states)
     sizes = [_mapping(tree.get("checkpoint_parallel_dimensions")).get("tp_degree") for tree in trees.values()]
     tp_size = next((size for size in sizes if isinstance(size, int) and size > 0), _guess_tp(files))
+    stage = None
     dps = [int(match[1]) for file in states if (match := MODEL_STATES.fullmatch(file.name)) and match[1]]
-    zero = ZeroCut(num_ranks=max(dps) + 1) if dps else ZeroCut()
+    state = next((file for file in files if file.name == UNIVERSAL_STATE), None)
+    with suppress(UnreadableFile):
+        stage = zero_stage(read_torch_file(state).tree) if state else None
+    zero = ZeroCut(stage, max(dps) + 1 if dps else None)
     return tuple(deepspeed_source(file, tp_size) for file in states), _metadata(trees, tp_size, zero)
 
 
@@ -125,11 +131,9 @@ def _metadata(trees: Mapping[int, Mapping[str, Any]], tp_size: int, zero: ZeroCu
         if index % tp_size == 0:
             owned = [_shapes(group) for group in _groups(tree.get("param_shapes"))]
             groups[index // tp_size] = tuple(map(tuple, owned))
-            held = {
-                name: shape
-                for group in (*owned, _shapes(tree.get("frozen_param_shapes")))
-                for name, shape in group.items()
-            }
+            frozen = _shapes(tree.get("frozen_param_shapes"))
+            held = {name: shape for group in (*owned, frozen) for name, shape in group.items()}
+            held |= {name: held[source] for name, source in shared.items() if source in held}
             shapes[index // tp_size] = held | _expert_shapes(held, tree.get("num_experts"))
     first = next(iter(trees.values()), {})
     steps, skipped = first.get("global_steps"), first.get("skipped_steps")

@@ -33,6 +33,7 @@ from bigsci_launch.weights.objects.nodes import DressedTensor, Instance, TensorN
 
 EXPERT_NAME = re.compile(r"(.*\bdeepspeed_moe\.experts\.deepspeed_experts\.)(\d+)(\..*)")
 EXPERT_GROUP = re.compile(r"ep_size_(\d+)")
+LEFT_EMPTY = "(empty: its elements are in the shards of the optimizer)"
 MODULE, FROZEN = "module.", "frozen_param_fragments."
 
 
@@ -56,8 +57,10 @@ class FlatState:
 
 
 def zero_stage(tree: Any) -> int | None:
-    """Return the stage that a shard states."""
-    stage = _state(tree).get("zero_stage")
+    """Return the stage that a shard states, or a universal checkpoint's `optimizer_state.pt`."""
+    if not isinstance(tree, Mapping):
+        return None
+    stage = next((held["zero_stage"] for held in (_state(tree), tree) if "zero_stage" in held), None)
     if isinstance(stage, Instance) and stage.args:
         stage = stage.args[0]
     return stage if isinstance(stage, int) else None
@@ -299,7 +302,9 @@ def model_tensors(source: Source, metadata: CheckpointMetadata) -> Contents:
         elif is_tensor and entry.name.startswith(MODULE) and not _is_left_empty(entry.node, shape):
             found.append((replace(entry, name=entry.name.removeprefix(MODULE)), "weight"))
         else:
-            found.append((entry, "other"))
+            is_left = is_tensor and entry.name.startswith(MODULE)
+            name = f"{entry.name.removeprefix(MODULE)} {LEFT_EMPTY}" if is_left else entry.name
+            found.append((replace(entry, name=name), "other"))
     contents = entry_contents(file, found, source.place)
     return replace(contents, tensors=(*contents.tensors, *pieces))
 

@@ -19,7 +19,7 @@ FORMS: dict[Form, str] = {"fp32": "fp32 masters", "weight": "weights"}
 IN_ANOTHER_FORM = "{} of parameters that the other side has in another form only"
 ONLY_HERE = "{} of parameters, which the other side does not have"
 SIDES: tuple[ComparedSide, ComparedSide] = ("A", "B")
-Held = dict[str, dict[TensorRole, list[StoredTensor]]]
+ByForm = dict[str, dict[TensorRole, list[StoredTensor]]]
 
 
 @dataclass
@@ -67,14 +67,14 @@ def choose_forms(
     return forms
 
 
-def _by_name(tensors: Sequence[StoredTensor]) -> Held:
-    found: Held = {}
+def _by_name(tensors: Sequence[StoredTensor]) -> ByForm:
+    found: ByForm = {}
     for tensor in tensors:
         found.setdefault(tensor.name, {}).setdefault(tensor.role, []).append(tensor)
     return found
 
 
-def _lend(held: Held, other: Held, shared: Mapping[str, str]) -> None:
+def _lend(held: ByForm, other: ByForm, shared: Mapping[str, str]) -> None:
     """Give a parameter the master of the one whose tensor it shares, if the other side knows both by their names."""
     for name, source in shared.items():
         masters = held.get(source, {}).get("fp32")

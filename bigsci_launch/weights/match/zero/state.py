@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from bigsci_launch.file_names import rank_of_name
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.files.tensors import NOWHERE, StoredTensor, StoredValue, UnreadableFile
+from bigsci_launch.weights.formats.zero import LEFT_EMPTY
 from bigsci_launch.weights.match.batches import ComparedSide, EntryPair, StoredEntry
 
 OPTIMIZER_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt|optimizer_state\.pt")
@@ -74,13 +75,19 @@ def _gathered(
         key = key_of(entry)
         if isinstance(entry, StoredTensor) and FLAT.fullmatch(key):
             found.left_out.append((side, IN_PIECES, entry))
-        elif ABOUT_CUT.fullmatch(key) or FLAT.fullmatch(key) or entry.path.name in PARAMETER_FILES:
+        elif _is_about_cut(entry, key):
             found.left_out.append((side, OF_THE_CUT, entry))
         elif why_rank is not None and rank_of_name(entry.path.stem) is not None:
             found.left_out.append((side, why_rank, entry))
         else:
             held.setdefault(key, []).append(entry)
     return held
+
+
+def _is_about_cut(entry: StoredEntry, key: str) -> bool:
+    if entry.path.name in PARAMETER_FILES or key.endswith(LEFT_EMPTY):
+        return True
+    return bool(ABOUT_CUT.fullmatch(key) or FLAT.fullmatch(key))
 
 
 def key_of(entry: StoredEntry) -> str:
