@@ -80,6 +80,7 @@ def hold(weights: Weights, selection: Selection = EVERYTHING, report_progress: P
         states = [tensor for tensor in contents.tensors if tensor.role != "padding"]
         held = unwrapped_tensors(states)
         tensors += (tensor for tensor in held if selection.takes(tensor.name, tensor.role))
+        unreadable += contents.unreadable
         not_read += (entry for entry in contents.not_read if selection.takes(entry.name, "other"))
         if contents.groups:
             groups[source.place] = contents.groups

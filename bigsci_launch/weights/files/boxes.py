@@ -69,28 +69,44 @@ def run_in(whole: Numbers, offsets: Numbers, shape: Numbers) -> tuple[int, int] 
 
 def overlaps(a: StoredTensor, b: StoredTensor) -> Iterator[Overlap]:
     """Yield every box in which a chunk of `a` meets a chunk of `b`; the tensors have one shape."""
-    for left, right in meetings(chunks_of(a), chunks_of(b)):
-        shared = shared_box(left.offsets, left.tensor.shape, right.offsets, right.tensor.shape)
+    left, right = ({(chunk.offsets, chunk.tensor.shape): chunk for chunk in chunks_of(side)} for side in (a, b))
+    for at, other in meetings(list(left), list(right)):
+        shared = shared_box(*at, *other)
         if shared is not None:
-            yield Overlap(*shared, left, right)
+            yield Overlap(*shared, left[at], right[other])
 
 
-def meetings(a: Sequence[Chunk], b: Sequence[Chunk]) -> Iterator[tuple[Chunk, Chunk]]:
-    """Yield the pairs of chunks that may meet: those whose ranges overlap on the dim that tells most chunks apart."""
-    dims = range(len(a[0].offsets) if a else 0)
-    dim = max(dims, key=lambda dim: len({chunk.offsets[dim] for chunk in (*a, *b)}), default=None)
+def meetings(a: Sequence[Region], b: Sequence[Region]) -> Iterator[tuple[Region, Region]]:
+    """Yield the pairs of boxes that may meet: those whose ranges overlap on the dim that tells most boxes apart."""
+    dims = range(len(a[0][0]) if a else 0)
+    dim = max(dims, key=lambda dim: len({offsets[dim] for offsets, _ in (*a, *b)}), default=None)
     if dim is None:
         yield from itertools.product(a, b)
         return
-    waiting = sorted(b, key=lambda chunk: chunk.offsets[dim], reverse=True)
-    active: list[Chunk] = []
-    for chunk in sorted(a, key=lambda chunk: chunk.offsets[dim]):
-        first = chunk.offsets[dim]
-        last = first + chunk.tensor.shape[dim]
-        while waiting and waiting[-1].offsets[dim] < last:
+    waiting = sorted(b, key=lambda box: box[0][dim], reverse=True)
+    active: list[Region] = []
+    for box in sorted(a, key=lambda box: box[0][dim]):
+        first = box[0][dim]
+        last = first + box[1][dim]
+        while waiting and waiting[-1][0][dim] < last:
             active.append(waiting.pop())
-        active = [other for other in active if other.offsets[dim] + other.tensor.shape[dim] > first]
-        yield from ((chunk, other) for other in active if other.offsets[dim] < last)
+        active = [(offsets, shape) for offsets, shape in active if offsets[dim] + shape[dim] > first]
+        yield from ((box, other) for other in active if other[0][dim] < last)
+
+
+def hole_or_overlap(shape: Numbers, boxes: Sequence[Region]) -> str | None:
+    """Return what is wrong with boxes that should cover a whole exactly; None if they do."""
+    for offsets, size in boxes:
+        if any(first + n > length for first, n, length in zip(offsets, size, shape, strict=True)):
+            return f"the box {list(size)} at {list(offsets)} extends past its end"
+    kept = [(offsets, size) for offsets, size in boxes if 0 not in size]
+    for (at, size), (other, other_size) in meetings(kept, kept):
+        if (at, size) < (other, other_size) and shared_box(at, size, other, other_size) is not None:
+            return f"the boxes at {list(at)} and {list(other)} overlap"
+    covered = sum(math.prod(size) for _, size in kept)
+    if covered < math.prod(shape):
+        return f"no file has {math.prod(shape) - covered:,} of its {math.prod(shape):,} elements"
+    return None
 
 
 def shared_box(offsets_a: Numbers, shape_a: Numbers, offsets_b: Numbers, shape_b: Numbers) -> Region | None:

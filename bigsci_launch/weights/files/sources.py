@@ -83,9 +83,10 @@ class OptimizerGroup:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The contents of one file: every entry is a tensor, a value, or not read; and an optimizer's parameter groups.
+    """The contents of one source: every entry is a tensor, a value, or not read; and an optimizer's parameter groups.
 
     `container` is the key of the dictionary with the parameters (`model`, `app.model`); empty if it is the file itself.
+    `unreadable` are files of a source that has several.
     """
 
     tensors: tuple[StoredTensor, ...]
@@ -93,6 +94,7 @@ class Contents:
     values: tuple[StoredValue, ...] = ()
     not_read: tuple[NotRead, ...] = ()
     container: str = ""
+    unreadable: tuple[Unreadable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

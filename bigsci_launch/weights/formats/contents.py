@@ -20,7 +20,7 @@ from bigsci_launch.weights.files.tensors import (
     TensorRole,
     UnreadableFile,
 )
-from bigsci_launch.weights.formats.containers import dotted, find_container, is_of_model, name_inside
+from bigsci_launch.weights.formats.containers import with_roles
 from bigsci_launch.weights.formats.deepspeed import layer_contents
 from bigsci_launch.weights.formats.safetensors_file import read_safetensors
 from bigsci_launch.weights.formats.torch_file import entry_contents, read_torch_file
@@ -164,18 +164,9 @@ def _read_safetensors(source: Source) -> Contents:
 def _read_torch(source: Source) -> Contents:
     """Read a torch file. The parameters are named as if their container were the whole file."""
     file = read_torch_file(source.path)
-    container = find_container(file.tree)
-    entries = flatten(file.tree)
-    inside = [name_inside(entry, container) for entry in entries]
-    outside = {entry.name for entry, name in zip(entries, inside, strict=True) if name is None}
-    found: list[tuple[Leaf, TensorRole]] = []
-    for entry, name in zip(entries, inside, strict=True):
-        is_weight = name is not None and isinstance(entry.node, TensorNode) and is_of_model(file.tree, entry.path)
-        # A tensor's role distinguishes it from one of the same name outside; a value has none.
-        if name not in (None, entry.name) and (is_weight or name not in outside):
-            entry = replace(entry, name=name)
-        found.append((entry, "weight" if is_weight else "other"))
-    return replace(entry_contents(file, found, source.place), container=dotted(container))
+    # An optimizer of one of several ranks may have parts of its parameters only.
+    entries, container = with_roles(file.tree, flatten(file.tree), has_all=not source.place.is_known)
+    return replace(entry_contents(file, entries, source.place), container=container)
 
 
 def _read_universal(source: Source, metadata: CheckpointMetadata) -> Contents:
@@ -232,7 +223,9 @@ def _read_json(source: Source) -> Contents:
 
 
 def _read_dcp(source: Source) -> Contents:
-    raise UnreadableFile(source.path, "torch.distributed.checkpoint wrote it, which is not read")
+    from bigsci_launch.weights.formats.dcp.read import read_dcp
+
+    return read_dcp(source)
 
 
 def _read_numpy(source: Source) -> Contents:

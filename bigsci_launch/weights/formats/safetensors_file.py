@@ -49,8 +49,17 @@ def read_safetensors(path: Path) -> SafetensorsFile:
         UnreadableFile: the file is missing or truncated, or is not a safetensors file.
     """
     with MappedFile(path) as file:
-        header, start = _header(file)
-        size = len(file)
+        return read_safetensors_slice(file, 0)
+
+
+def read_safetensors_slice(file: MappedFile, begin: int) -> SafetensorsFile:
+    """Parse the header of the safetensors file that fills the rest of a larger file from byte `begin`.
+
+    Raises:
+        UnreadableFile: it is truncated, or is not a safetensors file.
+    """
+    path, size = file.path, len(file)
+    header, start = _header(file, begin)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(type(text) is str for text in metadata.values()):
         raise UnreadableFile(path, "broken safetensors header (its metadata is not text)")
@@ -59,23 +68,25 @@ def read_safetensors(path: Path) -> SafetensorsFile:
     return SafetensorsFile(path, entries, metadata)
 
 
-def _header(file: MappedFile) -> tuple[dict[str, Any], int]:
-    if len(file) < 8:
-        raise UnreadableFile(file.path, f"not a safetensors file ({len(file)} bytes)")
-    (length,) = struct.unpack_from("<Q", file.memory, 0)
-    if 8 + length > len(file):
-        is_plausible = length <= 100_000_000 and file.memory[8:9] == b"{"
+def _header(file: MappedFile, begin: int) -> tuple[dict[str, Any], int]:
+    """Return the header that begins at a byte of the file, and the byte at which it ends."""
+    if len(file) < begin + 8:
+        raise UnreadableFile(file.path, f"not a safetensors file ({len(file) - begin} bytes)")
+    (length,) = struct.unpack_from("<Q", file.memory, begin)
+    begin, end = begin + 8, begin + 8 + length
+    if end > len(file):
+        is_plausible = length <= 100_000_000 and file.memory[begin : begin + 1] == b"{"
         told = "truncated inside the header, after" if is_plausible else "not a safetensors file: its header ends after"
         raise UnreadableFile(file.path, f"{told} {len(file):,} bytes")
     if length > MAX_HEADER_BYTES:
         raise UnreadableFile(file.path, f"its header is larger than {format_bytes(MAX_HEADER_BYTES)}")
-    if file.memory[8:9] != b"{":
+    if file.memory[begin : begin + 1] != b"{":
         raise UnreadableFile(file.path, "not a safetensors file (its header is not an object)")
     try:
-        header = parse_json(file.memory[8 : 8 + length])
+        header = parse_json(file.memory[begin:end])
     except BadJson as error:
         raise UnreadableFile(file.path, f"not a safetensors file (its header {error})") from error
-    return dict(header), 8 + length
+    return dict(header), end
 
 
 def _entry(path: Path, start: int, name: str, value: Any) -> Entry:

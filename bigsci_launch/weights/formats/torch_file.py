@@ -59,6 +59,8 @@ BOOKKEEPING = (
 )
 # Pickles of a checkpoint are small: names and shapes. Anything larger is not a checkpoint's pickle.
 MAX_PICKLE_BYTES = 64 << 20
+# Records other than storages, such as the version, are checked against their checksums if they are small.
+SMALL_RECORD = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,9 @@ def _read_zip(file: MappedFile, start: int, length: int) -> TorchFile:
     if order is not None and inflate(file, order, MAX_PICKLE_BYTES) != b"little":
         raise UnreadableFile(file.path, "written on a big-endian machine, which is not read")
     tree, used = _read_exported(file, named) if "data.pkl" not in named else _read_pickles(file, named)
+    for record in records.values():
+        if record.num_bytes <= SMALL_RECORD and not record.name.startswith(f"{prefix}data/"):
+            inflate(file, record, SMALL_RECORD)
     storages = {
         name.removeprefix("data/"): StorageRecord(record.offset, record.num_bytes, record.crc, record.is_deflated)
         for name, record in named.items()

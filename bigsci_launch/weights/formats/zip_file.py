@@ -81,6 +81,9 @@ def inflate(file: MappedFile, record: ZipRecord, limit: int) -> bytes:
         )
     stored = file.memory[record.offset : record.offset + record.stored_bytes]
     if not record.is_deflated:
+        # torch can be told not to compute checksums; they are then 0.
+        if record.crc and zlib.crc32(stored) != record.crc:
+            raise UnreadableFile(file.path, f"record {record.name} is damaged: it does not match its checksum")
         return stored
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
@@ -186,6 +189,8 @@ class _Reader:
                 extra = directory[at + name_length : at + name_length + extra_length]
                 num_bytes, stored_bytes, header = self._wide(name, extra, (num_bytes, stored_bytes, header))
             at += name_length + extra_length + comment_length
+            if entry[13]:
+                self._refuse(f"damaged: record {_text(name)} is in another part of the zip")
             if flags & ENCRYPTED or method not in (STORED, DEFLATED):
                 how = "encrypted" if flags & ENCRYPTED else f"compressed by method {method}"
                 self._refuse(f"record {_text(name)} is {how}, which is not read")

@@ -12,12 +12,13 @@ from bigsci_launch.errors import CheckpointError
 from bigsci_launch.file_names import is_digests_name, rank_of_name
 from bigsci_launch.weights.files.sources import OtherFile, Source, Weights
 from bigsci_launch.weights.files.tensors import Place, UnreadableFile, os_reason
+from bigsci_launch.weights.formats.dcp.metadata import is_dcp_name
 from bigsci_launch.weights.formats.deepspeed import is_deepspeed_name, locate_deepspeed, universal_states
 from bigsci_launch.weights.locate.choice import SideName
 from bigsci_launch.weights.locate.dumps import open_digests, open_texts, place_in_name, rank_dumps, topology_of
 from bigsci_launch.weights.locate.index import check_shards, is_index_name, read_index
 from bigsci_launch.weights.locate.parts import STATE_FILES, component_of, is_plain_name, is_torch_file
-from bigsci_launch.weights.locate.walk import DCP_METADATA, DCP_SUFFIX, TENSOR_SUFFIXES, Listing, walk
+from bigsci_launch.weights.locate.walk import TENSOR_SUFFIXES, Listing, walk
 
 # Megatron-LM's mp_rank_00_001/model_optim_rng.pt: tp rank, pp rank.
 MEGATRON_FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
@@ -62,8 +63,9 @@ def _open_file(path: Path) -> Weights:
 
         if is_text_dump(path):
             return Weights(path, "text dumps", (Source(path, "", "text", place_in_name(path.stem)),))
-    if path.suffix == DCP_SUFFIX or path.name == DCP_METADATA:
-        raise CheckpointError(f"{path}: one file of a checkpoint in several", hint=f"name its folder, {path.parent}")
+    if is_dcp_name(path.name):
+        # One rank's file alone says neither what is in it nor where that belongs.
+        return Weights(path, "files", (Source(path.parent, "", "dcp"),))
     if path.suffix == ".nemo":
         raise CheckpointError(f"{path}: NeMo's archives are not read", hint="unpack it with tar, and name the folder")
     if is_torch_file(path):

@@ -11,6 +11,7 @@ from pathlib import Path
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.weights.files.sources import Unreadable
 from bigsci_launch.weights.files.tensors import os_reason
+from bigsci_launch.weights.formats.dcp.metadata import is_dcp_name
 from bigsci_launch.weights.locate.choice import SideName, choose_checkpoint, is_checkpoint_name, is_pointer
 
 TENSOR_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".torch", ".pt2", ".npy", ".npz", ".gguf")
@@ -18,8 +19,6 @@ TENSOR_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tor
 SKIPPED_FOLDERS = (".git", ".cache", "__pycache__", ".ipynb_checkpoints")
 MAX_ENTRIES = 200_000
 MAX_DEPTH = 32
-DCP_METADATA = ".metadata"
-DCP_SUFFIX = ".distcp"
 
 
 @dataclass
@@ -115,7 +114,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _sort_entries(folder: Path, entries: list[os.DirEntry[str]], found: Listing) -> Iterator[os.DirEntry[str]]:
     """Put each entry where it belongs in `found`; yield the folders."""
-    is_dcp = any(entry.name == DCP_METADATA or entry.name.endswith(DCP_SUFFIX) for entry in entries)
+    is_dcp = any(is_dcp_name(entry.name) for entry in entries)
     if is_dcp:
         found.dcp.append(folder)
     for entry in entries:
@@ -124,7 +123,7 @@ def _sort_entries(folder: Path, entries: list[os.DirEntry[str]], found: Listing)
         if _is_folder(entry):
             if entry.name not in SKIPPED_FOLDERS:
                 yield entry
-        elif is_dcp and (entry.name == DCP_METADATA or suffix == DCP_SUFFIX):
+        elif is_dcp_name(entry.name):
             continue
         elif not _is_file(entry):
             if suffix in TENSOR_SUFFIXES:

@@ -11,6 +11,7 @@ from bigsci_launch.weights.files.sources import Source, Unreadable, Weights, Wei
 from bigsci_launch.weights.files.tensors import NotRead, StoredTensor, StoredValue, TensorRole, UnreadableFile
 from bigsci_launch.weights.formats.contents import read_contents
 from bigsci_launch.weights.match.batches import (
+    NOT_READ,
     OF_SINGLE_RANKS,
     OUTSIDE,
     PADDING,
@@ -125,6 +126,7 @@ def _pair_entries(
     """Pair what both sides have in the same roles; return the pairs, and tensors that cannot be joined."""
     a, b = left.weights, right.weights
     _cast_alike(left, right)
+    omitted += [*_drop_not_read(left, right), *_drop_not_read(right, left)]
     omitted += [*_drop_lone_roles(left, right), *_drop_lone_roles(right, left)]
     is_strict = (
         a.topology == b.topology and a.layout == b.layout and left.is_more_than_weights and right.is_more_than_weights
@@ -150,6 +152,7 @@ def _everything(weights: Weights, storages: Storages) -> _Everything:
         found.tensors += contents.tensors
         found.values += contents.values
         found.not_read += contents.not_read
+        found.unreadable += contents.unreadable
     found.tensors = join_dp(found.tensors, weights.metadata)
     return found
 
@@ -184,6 +187,13 @@ def _cast_alike(a: _Everything, b: _Everything) -> None:
 
 def _drop_padding(side: _Everything) -> list[LeftOut]:
     return side.drop({id(tensor): PADDING for tensor in side.tensors if tensor.role == "padding"})
+
+
+def _drop_not_read(own: _Everything, other: _Everything) -> list[LeftOut]:
+    """Leave out tensors that the other side has too, but could not be read there."""
+    held = {by_kind(tensor) for tensor in other.tensors} if other.not_read else set()
+    lacking = (tensor for tensor in own.tensors if other.seen.could_not_read(tensor) and by_kind(tensor) not in held)
+    return own.drop({id(tensor): NOT_READ for tensor in lacking})
 
 
 def _drop_lone_roles(own: _Everything, other: _Everything) -> list[LeftOut]:

@@ -44,7 +44,7 @@ class Seen:
     names: set[str] = field(default_factory=set)
     about: set[re.Pattern[str] | None] = field(default_factory=set)
     # Entries that were not read: they are not missing.
-    lost: set[str] = field(default_factory=set)
+    not_read: set[str] = field(default_factory=set)
     suffixes: set[str] = field(default_factory=set)
     # What this side's names have and the other side's lack.
     words: set[str] = field(default_factory=set)
@@ -55,7 +55,7 @@ class Seen:
 
     def see(self, contents: Contents) -> None:
         """Note the entries of a file."""
-        self.lost.update(entry.name for entry in contents.not_read)
+        self.not_read |= {entry.name for entry in contents.not_read}
         for entry in entries_of(contents):
             self.names.add(entry.name)
             self.about.add(is_about(entry))
@@ -73,9 +73,14 @@ class Seen:
         """Return what has no partner, in the order of the files."""
         return [entry for number in sorted(self.lone) for entry in self.lone[number]]
 
+    def could_not_read(self, entry: StoredEntry) -> bool:
+        """Whether this side has an entry of the other side too, but its reader could not read it."""
+        titles = {entry.name, f"{entry.name} {entry.role}"} if isinstance(entry, StoredTensor) else {entry.name}
+        return not self.not_read.isdisjoint(titles)
+
     def why_alone(self, entry: StoredEntry, other: Seen) -> str | None:
         """Return why an entry without a partner is not compared; None: it differs."""
-        if entry.name in other.lost:
+        if other.could_not_read(entry):
             return NOT_READ
         about = is_about(entry)
         if about == ABOUT_MODULES and (self.words or other.words):

@@ -60,6 +60,7 @@ class FilePair:
             except UnreadableFile as error:
                 unreadable.append(Unreadable(error.path, error.why))
                 contents.append(Contents(()))
+        unreadable += (item for held in contents for item in held.unreadable)
         return self._paired(contents[0], contents[1], tuple(unreadable))
 
     def read_twin(self, left: Contents) -> PairBatch | None:

@@ -29,6 +29,7 @@ MAX_KEY_PARTS = 64
 # Larger numbers can be chosen so that all have one hash.
 MAX_KEY = 1 << 60
 MAX_DIGITS = 4300
+MAX_PROTOCOL = 5
 
 
 class BadPickle(Exception):
@@ -122,6 +123,14 @@ class PickleMachine:
         return found
 
     # Operations, in the order of pickletools.
+
+    def _protocol(self) -> None:
+        if self._number("<B") > MAX_PROTOCOL:
+            raise BadPickle("its pickle has a protocol that no Python has")
+
+    def _frame(self) -> None:
+        if self._number("<Q") > len(self._data) - self._at:
+            raise BadPickle("its pickle is truncated")
 
     def _int_line(self) -> None:
         text = self._line()
@@ -450,8 +459,8 @@ def _operations() -> list[Operation | None]:
         "o": M._object,
         0x81: M._new_object,
         0x92: M._new_object_with_keywords,
-        0x80: lambda m: m._take(1),
-        0x95: lambda m: m._take(8),
+        0x80: M._protocol,
+        0x95: M._frame,
         "P": M._persistent_line,
         "Q": M._persistent,
     }

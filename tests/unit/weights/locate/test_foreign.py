@@ -171,7 +171,9 @@ def test_a_change_in_a_folder_of_fsdp_is_never_equal(folder: str, copied: Any, d
     a, b = copied("fsdp-sharded")
     file = b / folder / "__0_0.distcp"
     data = file.read_bytes()
-    at = data.index(b"/data/0") + 100
+    # A storage begins after its name and its padding, whose length is between the two.
+    padding = data.index(b"/data/0FB") + len(b"/data/0FB")
+    at = padding + 2 + int.from_bytes(data[padding : padding + 2], "little")
     file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
     assert diff(a, b).code != 0
     file.unlink()
