@@ -277,6 +277,7 @@ def _tiny_module() -> Any:
 class Container:
     """One kind of checkpoint; `share` is how often it is drawn, and `more` names a file that is added to it.
 
+    A rank that is added is another topology, with which the same content may be equal.
     `has_keys`: entries are named by their keys, not by the files' names.
     """
 
@@ -292,8 +293,8 @@ CONTAINERS = {
     "folder": Container(plain_folder, 6, "g.pt"),
     "hugging face": Container(hugging_face, 5, "model-00003-of-00002.safetensors"),
     "trainer": Container(trainer, 4, "other.pt"),
-    "rank dumps": Container(rank_dumps, 4, "step-000020-after/rank-0002.safetensors"),
-    "digests": Container(digests, 3, "rank-0002.digests.json"),
+    "rank dumps": Container(rank_dumps, 4),
+    "digests": Container(digests, 3),
     "universal": Container(universal, 3, "zero/2.up.weight/fp32.pt", has_keys=False),
     "deepspeed": Container(deepspeed, 3, "layer_07-model_00-model_states.pt", has_keys=False),
 }
@@ -332,7 +333,7 @@ def change_files(container: str, files: Files, source: random.Random) -> tuple[C
 
 def _other_files(files: Files, source: random.Random, more: str) -> tuple[Change, Files]:
     name = source.choice([name for name in files if not name.endswith(".index.json")])
-    kind = source.choice(("file removed", "file added"))
+    kind = source.choice(("file removed", "file added")) if more else "file removed"
     if kind == "file removed":
         made = {other: part for other, part in files.items() if other != name}
     else:

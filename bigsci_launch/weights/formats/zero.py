@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -98,15 +99,19 @@ def optimizer_tensors(source: Source, metadata: CheckpointMetadata) -> Contents:
         flats, owners = list(_stage_3(source.place, state, metadata, num_ranks)), _owners(source.place, metadata)
     else:
         flats, owners = list(_stages_1_and_2(state)), [tuple(group) for group in _mappings(state)]
-    sliced: set[int] = set()
+    # A tensor that the shard also has under a name of no parameter is an entry of that name.
+    sliced: Counter[int] = Counter()
     tensors: list[StoredTensor] = []
     for flat in flats:
         if (found := _sliced(file, source.place, flat)) is not None:
             tensors += found
-            sliced |= set(map(id, flat.nodes))
-    rest: list[tuple[Leaf, TensorRole]] = [
-        (entry, "other") for entry in flatten(file.tree) if id(entry.node) not in sliced
-    ]
+            sliced.update(map(id, flat.nodes))
+    rest: list[tuple[Leaf, TensorRole]] = []
+    for entry in flatten(file.tree):
+        if sliced[id(entry.node)]:
+            sliced[id(entry.node)] -= 1
+        else:
+            rest.append((entry, "other"))
     others = entry_contents(file, rest, source.place)
     renaming = _experts(source.place, state, metadata)
     named = (replace(tensor, name=renaming.get(tensor.name, tensor.name)) for tensor in tensors)

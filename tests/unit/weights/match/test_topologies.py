@@ -187,3 +187,15 @@ def test_a_flat_tensor_in_another_shape_is_a_difference(tmp_path: Path, tiny: An
     masters[0] = masters[0].reshape(1, -1)
     torch.save(state, shard)
     assert diff(whole, reshaped).code == 1
+
+
+def test_a_flat_tensor_under_a_second_name_is_an_entry_of_that_name(tmp_path: Path, tiny: Any, diff: Any) -> None:
+    whole, more = (tiny(dp=1).write(tmp_path / side) for side in "ab")
+    shard = more / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    state = torch.load(shard, weights_only=False)
+    moments = state["optimizer_state_dict"]["base_optimizer_state"]["state"][0]
+    moments["twin"] = moments["exp_avg"]
+    torch.save(state, shard)
+    answer = diff(whole, more)
+    assert answer.code == 1
+    assert "twin" in answer.text
