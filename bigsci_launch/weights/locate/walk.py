@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from bigsci_launch.errors import CheckpointError
@@ -26,7 +27,7 @@ class Listing:
     """What is in a folder: `tensors` are files of tensors, `dcp` folders that torch.distributed.checkpoint wrote.
 
     `others` are all other files. `odd` are entries that cannot be opened. `home` is the only checkpoint in the folder
-    if everything is in it, otherwise the folder.
+    if everything is in it, otherwise the folder; it is known once everything is listed.
     """
 
     root: Path
@@ -36,9 +37,9 @@ class Listing:
     odd: list[Unreadable] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def home(self) -> Path:
-        held = [*(file.parent for file in self.tensors), *self.dcp]
+        held = {*(file.parent for file in self.tensors), *self.dcp}
         if not held:
             return self.root
         common = Path(os.path.commonpath(held))
