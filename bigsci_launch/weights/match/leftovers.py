@@ -83,10 +83,9 @@ class Seen:
         if other.could_not_read(entry):
             return NOT_READ
         about = is_about(entry)
-        if about == ABOUT_MODULES and (self.words or other.words):
+        if about == ABOUT_MODULES and (self.words or other.words or about not in other.about):
             return MODULE_VERSIONS
-        is_of_other_kind = (SAFETENSORS in other.suffixes) == (about == ABOUT_MODULES)
-        if about is not None and about not in other.about and is_of_other_kind:
+        if about == ABOUT_FILE and about not in other.about and SAFETENSORS not in other.suffixes:
             return OUTSIDE
         return self.whys.get(id(entry))
 
