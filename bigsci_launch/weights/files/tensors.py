@@ -54,8 +54,8 @@ DTYPE_BYTES = _Widths(
 # Dtypes whose elements share bytes: elements and bytes of the smallest whole group. They are read as one code a byte.
 PACKED_DTYPES = {"F4": (2, 1), "F6_E2M3": (4, 3), "F6_E3M2": (4, 3)}
 
-# Dimensions of one tensor. torch makes 64 at most where it counts.
-MAX_DIMS = 1000
+# Dimensions of one tensor, the most that every numpy has.
+MAX_DIMS = 32
 
 
 def has_numbers(dtype: str) -> bool:

@@ -27,8 +27,7 @@ from bigsci_launch.weights.formats.torch_file import entry_contents, read_torch_
 from bigsci_launch.weights.formats.values import mark_about_run, value_of
 from bigsci_launch.weights.formats.zero import model_tensors, optimizer_tensors
 from bigsci_launch.weights.objects.flatten import Leaf, flatten
-from bigsci_launch.weights.objects.machine import BadPickle
-from bigsci_launch.weights.objects.nodes import TensorNode
+from bigsci_launch.weights.objects.nodes import BadPickle, TensorNode
 
 # Characters of a name. The longest that a model gives are some hundred.
 MAX_NAME = 4096

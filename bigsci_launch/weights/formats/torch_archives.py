@@ -6,12 +6,11 @@ text. An exported program has its graph in models/model.json, and its tensors as
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from bigsci_launch.weights.objects.machine import BadPickle
-from bigsci_launch.weights.objects.nodes import Dictionary, Instance, TensorNode
+from bigsci_launch.weights.files.json_text import BadJson, parse_json
+from bigsci_launch.weights.objects.nodes import BadPickle, Dictionary, Instance, TensorNode
 
 SCRIPT_CONSTANTS = "constants.pkl"
 EXPORT_FORMAT = "archive_format"
@@ -64,12 +63,12 @@ def exported_tensors(configs: Mapping[str, bytes]) -> Dictionary:
         for name, text in configs.items():
             if name.startswith(folder) and name.endswith(suffix):
                 try:
-                    entries = json.loads(text)["config"]
+                    entries = parse_json(text)["config"]
                     for key, entry in entries.items():
                         node = _tensor(folder.removeprefix("data/"), entry)
                         if node is not None:
                             found[key if key not in found else f"{name}: {key}"] = node
-                except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+                except (AttributeError, BadJson, KeyError, TypeError, ValueError) as error:
                     raise BadPickle(f"{name} is not what torch writes ({type(error).__name__}: {error})") from error
     return found
 

@@ -6,17 +6,20 @@ Supports both containers: the zip of torch >= 1.6, and the older chain of pickle
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bigsci_launch.units import format_bytes
+from bigsci_launch.weights.files.json_text import is_length, shown
 from bigsci_launch.weights.files.mapped import MappedFile
 from bigsci_launch.weights.files.sources import Contents
 from bigsci_launch.weights.files.tensors import (
     DTYPE_BYTES,
+    MAX_DIMS,
     NotRead,
     Place,
     Segment,
@@ -38,8 +41,8 @@ from bigsci_launch.weights.formats.values import value_of
 from bigsci_launch.weights.formats.zip_file import ZipRecord, inflate, read_zip
 from bigsci_launch.weights.objects.encode import NotPlain
 from bigsci_launch.weights.objects.flatten import Leaf, flatten
-from bigsci_launch.weights.objects.machine import BadPickle, PickleMachine
-from bigsci_launch.weights.objects.nodes import Outside, StorageNode, TensorNode
+from bigsci_launch.weights.objects.machine import PickleMachine
+from bigsci_launch.weights.objects.nodes import BadPickle, Outside, StorageNode, TensorNode
 
 ZIP_MAGIC = b"PK\x03\x04"
 # The pickle of torch's magic number, 0x1950a86a20f9469cfc6c, in protocol 2; later protocols begin otherwise.
@@ -57,6 +60,10 @@ BOOKKEEPING = (
     "archive_version",
     EXPORT_FORMAT,
 )
+# Bytes of an older file that no storage is known to have.
+REST = "after the last storage"
+# A tensor that `Tensor.expand` made refers to each element many times. Up to so many elements, it is read as it is.
+MAX_REPEATED = 1 << 24
 # Pickles of a checkpoint are small: names and shapes. Anything larger is not a checkpoint's pickle.
 MAX_PICKLE_BYTES = 64 << 20
 # Records other than storages, such as the version, are checked against their checksums if they are small.
@@ -143,6 +150,8 @@ def _read_zip(file: MappedFile, start: int, length: int) -> TorchFile:
     # torch names every record after the file, as in `model/data.pkl`.
     prefix = f"{next(iter(records), '').partition('/')[0]}/"
     named = {name.removeprefix(prefix): record for name, record in records.items()}
+    if len({name.removeprefix("data/") for name in named}) < len(records):
+        raise UnreadableFile(file.path, "two of its records could be meant by one name")
     if "data.pkl" not in named and EXPORT_FORMAT not in named:
         raise UnreadableFile(file.path, "a zip file, but torch did not write it (it has no data.pkl)")
     order = named.get("byteorder")
@@ -210,27 +219,40 @@ def _read_legacy(file: MappedFile, at: int, end: int) -> TorchFile:
         raise UnreadableFile(file.path, "not a torch.save file (its list of storages is missing)")
     if system.get("little_endian") is False:
         raise UnreadableFile(file.path, "written on a big-endian machine, which is not read")
-    return TorchFile(file.path, tree, dict(_legacy_records(file, at, end, keys, rebuilder.widths)))
+    records, at = _legacy_records(file, at, end, _storage_keys(file, keys), rebuilder.widths)
+    if at == end:
+        return TorchFile(file.path, tree, records)
+    rest = OtherRecord(REST, REST, end - at)
+    return TorchFile(file.path, tree, {**records, REST: StorageRecord(at, end - at)}, (rest,))
+
+
+def _storage_keys(file: MappedFile, keys: list[Any]) -> list[str]:
+    if not all(isinstance(key, str) or type(key) is int for key in keys) or len(set(keys)) < len(keys):
+        raise UnreadableFile(file.path, "not a torch.save file (its list of storages is damaged)")
+    return [str(key) for key in keys]
 
 
 def _legacy_records(
-    file: MappedFile, offset: int, end: int, keys: list[Any], widths: Mapping[str, int]
-) -> Iterator[tuple[str, StorageRecord]]:
-    for key in map(str, keys):
+    file: MappedFile, offset: int, end: int, keys: Sequence[str], widths: Mapping[str, int]
+) -> tuple[dict[str, StorageRecord], int]:
+    """Return the storages, and where the last one ends."""
+    found: dict[str, StorageRecord] = {}
+    for key in keys:
         if key not in widths:
             # Nobody knows how long it is, so what follows cannot be found either.
-            return
+            break
         if offset + 8 > end:
-            raise UnreadableFile(file.path, f"truncated after {end:,} bytes: storage {key} is missing")
+            raise UnreadableFile(file.path, f"truncated after {end:,} bytes: storage {shown(key)} is missing")
         (num_elements,) = struct.unpack_from("<q", file.memory, offset)
         num_bytes = num_elements * widths[key]
         offset += 8
         if num_elements < 0 or offset + num_bytes > end:
             raise UnreadableFile(
-                file.path, f"truncated after {end:,} bytes: storage {key} extends past the end of the file"
+                file.path, f"truncated after {end:,} bytes: storage {shown(key)} extends past the end of the file"
             )
-        yield key, StorageRecord(offset, num_bytes)
+        found[key] = StorageRecord(offset, num_bytes)
         offset += num_bytes
+    return found, offset
 
 
 def walk_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, TensorNode]]:
@@ -245,7 +267,10 @@ def entry_contents(file: TorchFile, entries: Iterable[tuple[Leaf, TensorRole]], 
         node = _whole_storage(file, entry.node) if isinstance(entry.node, StorageNode) else entry.node
         try:
             if isinstance(node, TensorNode):
-                tensors.append(stored(file, entry.name, role, place, node))
+                core = without_repeats(node)
+                tensors.append(stored(file, entry.name, role, place, core))
+                if core is not node:
+                    values.append(value_of(f"{entry.name}.(expanded)", place, file.path, node.shape))
             else:
                 values.append(_value(file, entry, place))
         except UnreadableFile as error:
@@ -265,7 +290,7 @@ def entry_contents(file: TorchFile, entries: Iterable[tuple[Leaf, TensorRole]], 
 
 def _type_text(node: Any) -> str:
     if isinstance(node, TensorNode):
-        return f"{node.dtype} {list(node.shape)}"
+        return f"{node.dtype} {shown(str(list(node.shape)))}"
     return "a reference" if isinstance(node, Outside) else type(node).__name__.lower()
 
 
@@ -288,7 +313,8 @@ def stored(file: TorchFile, name: str, role: TensorRole, place: Place, node: Ten
     """Return a tensor of a torch file, with the location of its bytes.
 
     Raises:
-        UnreadableFile: its storage is missing, or shorter than the tensor.
+        UnreadableFile: its storage is missing, or shorter than the tensor; or the tensor repeats its elements so often
+            that they cannot all be read.
     """
     record = file.records.get(node.storage)
     width = DTYPE_BYTES[node.dtype]
@@ -297,13 +323,15 @@ def stored(file: TorchFile, name: str, role: TensorRole, place: Place, node: Ten
         raise UnreadableFile(file.path, f"the storage of {what} is missing")
     if record.is_deflated:
         raise UnreadableFile(file.path, f"the storage of {what} is compressed")
-    if len(node.shape) != len(node.strides) or min(node.shape, default=0) < 0:
-        raise UnreadableFile(file.path, f"the shape of {what} is impossible")
-    span = 1 + sum((length - 1) * stride for length, stride in zip(node.shape, node.strides, strict=True))
-    if 0 in node.shape:
-        span = 0
-    if node.offset < 0 or min(node.strides, default=0) < 0 or (node.offset + span) * width > record.num_bytes:
+    if len(node.shape) > MAX_DIMS:
+        raise UnreadableFile(file.path, f"{what} has {len(node.shape):,} dimensions, more than {MAX_DIMS}")
+    if len(node.shape) != len(node.strides) or not all(map(is_length, (node.offset, *node.shape, *node.strides))):
+        raise UnreadableFile(file.path, f"the layout of {what} is impossible")
+    span = _span(node)
+    if (node.offset + span) * width > record.num_bytes:
         raise UnreadableFile(file.path, f"the storage of {what} is shorter than the tensor")
+    if math.prod(node.shape) > max(span, MAX_REPEATED):
+        raise UnreadableFile(file.path, f"{what} repeats its elements too often: {math.prod(node.shape):,} of {span:,}")
     segment = Segment(file.path, record.offset + node.offset * width, span * width)
     strides = None if _is_contiguous(node) else node.strides
     dtype, shape = node.dtype, node.shape
@@ -311,6 +339,23 @@ def stored(file: TorchFile, name: str, role: TensorRole, place: Place, node: Ten
         # Two numbers an element, as torch counts them; other formats count numbers.
         dtype, shape = "F4", (*shape[:-1], 2 * shape[-1])
     return StoredTensor(name, role, place, dtype, shape, (segment,), strides)
+
+
+def _span(node: TensorNode) -> int:
+    """Return the number of elements of the storage from a tensor's first element to its last."""
+    if 0 in node.shape:
+        return 0
+    return 1 + sum((length - 1) * stride for length, stride in zip(node.shape, node.strides, strict=True))
+
+
+def without_repeats(node: TensorNode) -> TensorNode:
+    """Return a tensor without its dimensions' repetitions, if `Tensor.expand` made it far larger than its storage."""
+    if len(node.shape) != len(node.strides) or math.prod(node.shape) <= MAX_REPEATED:
+        return node
+    shape = tuple(
+        min(length, 1) if stride == 0 else length for length, stride in zip(node.shape, node.strides, strict=True)
+    )
+    return replace(node, shape=shape)
 
 
 def _is_contiguous(node: TensorNode) -> bool:

@@ -74,6 +74,8 @@ PLAIN_CLASSES = (
     Named("torch.nn.parameter", "Parameter"),
     Named("torch.nn.parameter", "Buffer"),
 )
+# Characters of the key of a storage, which is a number or an address.
+MAX_KEY_LENGTH = 256
 FROM_TYPE = (Named("torch._tensor", "_rebuild_from_type_v2"), Named("torch._tensor", "_rebuild_from_type"))
 GET_LAYOUT = Named("torch.serialization", "_get_layout")
 SPARSE_PARTS = {
@@ -100,12 +102,13 @@ class TorchObjects:
         # ("storage", storage class, key, device, number of elements[, view]) in both containers.
         if isinstance(reference, tuple) and len(reference) >= 5 and reference[0] == "storage":
             named, key = reference[1], reference[2]
-            if isinstance(named, Named) and named.module.startswith("torch") and isinstance(key, (str, int)):
+            is_storage = isinstance(named, Named) and named.module.startswith("torch")
+            if is_storage and isinstance(key, (str, int)) and len(str(key)) <= MAX_KEY_LENGTH:
                 return self._storage(named.name, f"{self._prefix}{key}")
         # ("module", class, source file, source): the older container has the source of each module's class.
         if isinstance(reference, tuple) and len(reference) == 4 and reference[0] == "module":
             return reference[1]
-        return Outside(show(reference))
+        return Outside(str(reference.made_by) if isinstance(reference, Instance) else show(reference))
 
     def _storage(self, class_name: str, key: str) -> StorageNode:
         self.keys.add(key)

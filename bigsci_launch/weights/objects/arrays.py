@@ -23,6 +23,8 @@ STRUCT_CODES |= {f"u{1 << n}": "BHIQ"[n] for n in range(4)}
 # An array with more rows than this keeps the order in which the pickle has it.
 MAX_ROWS = 1 << 16
 SHOWN_NUMBERS = 8
+# The most that numpy makes.
+MAX_DIMS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,9 @@ def _array(made_by: Named, dtype: Any, shape: Any, data: Any, order: Any, axes: 
 
 
 def _are_lengths(lengths: Any) -> bool:
-    return isinstance(lengths, (list, tuple)) and all(type(length) is int and length >= 0 for length in lengths)
+    if not isinstance(lengths, (list, tuple)) or len(lengths) > MAX_DIMS:
+        return False
+    return all(type(length) is int and 0 <= length < 1 << 63 for length in lengths)
 
 
 def _in_row_major_order(data: bytes, shape: Sequence[int], strides: Sequence[int]) -> bytes | None:

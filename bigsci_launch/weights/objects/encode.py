@@ -17,22 +17,22 @@ class NotPlain(Exception):
     """The value contains something that has no form: a tensor, an object outside the pickle, or itself."""
 
 
-def encode(value: Any) -> bytes:
+def encode(value: Any, max_parts: int = MAX_PARTS) -> bytes:
     """Return the form of a value. Kinds of sequence and of dictionary are alike; kinds of number are not.
 
     Raises:
         NotPlain: the value contains a tensor, refers to itself, or is nested too deep.
     """
-    return _Encoder().form(value, 0)
+    return _Encoder(max_parts).form(value, 0)
 
 
 class _Encoder:
-    def __init__(self) -> None:
-        self._parts = 0
+    def __init__(self, max_parts: int) -> None:
+        self._parts_left = max_parts
 
     def form(self, value: Any, depth: int) -> bytes:
-        self._parts += 1
-        if depth > MAX_DEPTH or self._parts > MAX_PARTS:
+        self._parts_left -= 1
+        if depth > MAX_DEPTH or self._parts_left < 0:
             raise NotPlain("it is nested too deep, or too large")
         plain = _plain_form(value)
         if plain is not None:

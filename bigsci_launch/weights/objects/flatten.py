@@ -15,8 +15,8 @@ from typing import Any
 
 from bigsci_launch.weights.objects.arrays import is_numpy_value, objects_of
 from bigsci_launch.weights.objects.encode import MAX_DEPTH, NotPlain, encode
-from bigsci_launch.weights.objects.machine import BadPickle
 from bigsci_launch.weights.objects.nodes import (
+    BadPickle,
     Dictionary,
     DressedTensor,
     Elements,
@@ -32,7 +32,10 @@ from bigsci_launch.weights.objects.texts import is_call, is_scalar, show
 
 # A series of this many numbers or more is one entry.
 LONG_SERIES = 17
-MAX_VISITS = 300_000
+# What a tree may cost: 1 for each part, more for long names, deep places and large values. 40,000 tensors cost 100,000.
+MAX_WORK = 200_000
+# Parts of a key that is shown.
+MAX_KEY_WORK = 1000
 # Longer keys are shown with a digest.
 MAX_SHOWN_BITS, MAX_SHOWN_LENGTH = 128, 40
 # Where torch.nn.Module keeps what it consists of.
@@ -63,13 +66,13 @@ class Leaf:
     node: Any
 
 
-def flatten(tree: Any, name: str = "", max_visits: int = MAX_VISITS) -> list[Leaf]:
+def flatten(tree: Any, name: str = "", max_work: int = MAX_WORK) -> list[Leaf]:
     """Return every leaf of a tree in the order of the file, under `name`. What occurs twice is listed twice.
 
     Raises:
-        BadPickle: the tree is nested too deep, or has more leaves than a checkpoint has.
+        BadPickle: the tree is nested too deep, or has more or larger leaves than a checkpoint has.
     """
-    entries = list(_leaves(tree, name, max_visits))
+    entries = list(_leaves(tree, name, max_work))
     counts = Counter(entry.name for entry in entries)
     if len(counts) == len(entries):
         return entries
@@ -84,21 +87,22 @@ def _told_apart(prefix: str, entries: Sequence[Leaf], counts: Counter[str]) -> I
         yield Leaf(name if taken[name] == 1 else f"{name} ({taken[name]})", entry.path, entry.node)
 
 
-def _leaves(tree: Any, name: str, max_visits: int) -> Iterator[Leaf]:
+def _leaves(tree: Any, name: str, max_work: int) -> Iterator[Leaf]:
     # An explicit stack, because trees may be deeper than Python recurses. None marks the end of a container.
     stack: list[tuple[str, Path, Any] | None] = [(name, (), tree)]
     above: list[int] = []
-    visits = 0
+    work = 0
     while stack:
         item = stack.pop()
         if item is None:
             above.pop()
             continue
-        visits += 1
-        if visits > max_visits:
-            raise BadPickle(f"its objects have more than {max_visits:,} parts")
         at, path, node = item
         children = _children(node)
+        long = len(path) // 8 + len(at) // 256
+        work += long + _work_of_leaf(node, max_work) if children is None else len(children) * (1 + long)
+        if work > max_work:
+            raise BadPickle("its objects have more or larger parts than a checkpoint's")
         if children is None:
             yield Leaf(at, path, node)
         elif id(node) in above:
@@ -111,6 +115,32 @@ def _leaves(tree: Any, name: str, max_visits: int) -> Iterator[Leaf]:
                 raise BadPickle(f"its objects are nested more than {MAX_DEPTH} deep")
             stack.append(None)
             stack += [(_joined(at, part), (*path, part), child) for part, child in reversed(children)]
+
+
+def _work_of_leaf(leaf: Any, most: int) -> int:
+    """Return how much work it is to encode a leaf, in which one object may occur many times; stops after `most`."""
+    work, waiting = 0, [leaf]
+    while waiting and work <= most:
+        node = waiting.pop()
+        work += 1
+        if isinstance(node, (str, bytes)):
+            work += len(node) >> 10
+        elif isinstance(node, int):
+            work += node.bit_length() >> 13
+        elif isinstance(node, (list, tuple, Elements)):
+            items = node.elements if isinstance(node, Elements) else node
+            work += len(items) >> 4
+            waiting += [item for item in items if not isinstance(item, (float, bool, type(None)))]
+        elif isinstance(node, dict):
+            waiting += [*node, *node.values()]
+            work += len(node)
+        elif isinstance(node, OddKey):
+            waiting.append(node.key)
+        elif isinstance(node, Instance):
+            parts = [node.args, list(node.kwargs.values()), node.states, node.elements, *node.items]
+            waiting += parts
+            work += len(parts)
+    return work
 
 
 def _joined(name: str, part: Any) -> str:
@@ -137,7 +167,7 @@ def key_text(part: Any) -> str:
     if isinstance(part, (bytes, tuple)) and _is_short(part):
         return repr(part)
     try:
-        digest = hashlib.sha256(encode(part)).hexdigest()[:16]
+        digest = hashlib.sha256(encode(part, MAX_KEY_WORK)).hexdigest()[:16]
     except NotPlain:
         digest = "not read"
     kind = "set" if isinstance(part, Elements) else show(part)
@@ -182,7 +212,7 @@ def _has_tensor(key: Any) -> bool:
     if not isinstance(key, (tuple, Instance, Elements)):
         return False
     try:
-        encode(key)
+        encode(key, MAX_KEY_WORK)
     except NotPlain:
         return True
     return False

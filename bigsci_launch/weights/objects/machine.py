@@ -7,33 +7,38 @@ pickle made, it needs no recursion, and it stops after a number of operations, s
 
 from __future__ import annotations
 
+import codecs
+import gc
+import re
 import struct
-from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from bigsci_launch.weights.objects.nodes import (
-    Dictionary,
-    DressedTensor,
-    Elements,
-    Instance,
-    Named,
-    OddKey,
-    StorageNode,
-    TensorNode,
+from bigsci_launch.weights.objects.effects import (
+    MAX_ARGUMENTS,
+    as_named,
+    copied,
+    extend,
+    make_builtin,
+    set_items,
+    with_state,
 )
+from bigsci_launch.weights.objects.nodes import BadPickle, Dictionary, Elements, Instance, Named
 
-# A pickle of so many operations describes 40,000 tensors. It takes the machine half a second and 200 MB.
+# A pickle of so many operations describes 35,000 tensors. It takes the machine half a second and 150 MB.
 MAX_OPERATIONS = 1_000_000
-MAX_KEY_PARTS = 64
-# Larger numbers can be chosen so that all have one hash.
-MAX_KEY = 1 << 60
+# One of so many operations may make an object that is larger than a list.
+OPERATIONS_PER_OBJECT = 4
+# Bytes that calls may copy: one object in the file can be the argument of many calls.
+MAX_COPIED = 64 << 20
+# Text with characters above U+00FF may need four times as much memory as in the file.
+MAX_WIDE_TEXT = 8 << 20
+WIDE = re.compile(rb"[\xc4-\xff]")
+MAX_LINE, LINE_BYTES = 16 << 20, 4096
+MAX_NUMBER_BYTES = 1 << 16
 MAX_DIGITS = 4300
 MAX_PROTOCOL = 5
-
-
-class BadPickle(Exception):
-    """The pickle is damaged, or larger than a reader accepts; the message says what is wrong."""
 
 
 def _no_object(named: Named, args: tuple[Any, ...]) -> Any:
@@ -64,6 +69,9 @@ class PickleMachine:
         self._stack: list[Any] = []
         self._marks: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
+        self._objects_left = max_operations // OPERATIONS_PER_OBJECT
+        self._copied_left = MAX_COPIED
+        self._wide_text_left = MAX_WIDE_TEXT
 
     @property
     def end(self) -> int:
@@ -76,7 +84,8 @@ class PickleMachine:
             BadPickle: the pickle is damaged or too large.
         """
         try:
-            return self._run()
+            with _without_collector():
+                return self._run()
         except (IndexError, KeyError, struct.error, UnicodeDecodeError, ValueError, TypeError) as error:
             raise BadPickle(f"damaged at byte {self._at:,} of its pickle ({type(error).__name__}: {error})") from error
 
@@ -103,12 +112,34 @@ class PickleMachine:
         return bytes(self._data[first:last])
 
     def _line(self) -> str:
+        return self._raw_line().decode("utf-8", "surrogateescape")
+
+    def _raw_line(self) -> bytes:
         first = self._at
-        last = first
-        while self._data[last] != 0x0A:
-            last += 1
-        self._at = last + 1
-        return bytes(self._data[first:last]).decode("utf-8", "surrogateescape")
+        for start in range(first, min(first + MAX_LINE, len(self._data)), LINE_BYTES):
+            found = bytes(self._data[start : start + LINE_BYTES]).find(b"\n")
+            if found >= 0:
+                self._at = start + found + 1
+                return bytes(self._data[first : self._at - 1])
+        raise BadPickle(f"its pickle has a line without an end, at byte {first:,}")
+
+    def _text(self, length: int, errors: str = "surrogatepass") -> None:
+        raw = self._take(length)
+        if not raw.isascii() and WIDE.search(raw):
+            self._wide_text_left -= length
+            if self._wide_text_left < 0:
+                raise BadPickle(f"its pickle has more than {MAX_WIDE_TEXT:,} bytes of text that is not Latin")
+        self._push(raw.decode("utf-8", errors))
+
+    def _long(self, length: int) -> None:
+        if length > MAX_NUMBER_BYTES:
+            raise BadPickle(f"its pickle has a number of {length:,} bytes")
+        self._push(int.from_bytes(self._take(length), "little", signed=True))
+
+    def _byte(self) -> int:
+        found = self._data[self._at]
+        self._at += 1
+        return found
 
     def _number(self, code: str) -> int:
         (found,) = struct.unpack(code, self._take(struct.calcsize(code)))
@@ -116,6 +147,12 @@ class PickleMachine:
 
     def _push(self, value: Any) -> None:
         self._stack.append(value)
+
+    def _push_object(self, made: Any) -> None:
+        self._objects_left -= 1
+        if self._objects_left < 0:
+            raise BadPickle(f"its pickle makes more than {self._max_operations // OPERATIONS_PER_OBJECT:,} objects")
+        self._stack.append(made)
 
     def _since_mark(self) -> list[Any]:
         found = self._stack
@@ -146,18 +183,17 @@ class PickleMachine:
         self._push(self._refer(self._stack.pop()))
 
     def _float_line(self) -> None:
-        self._push(float(self._line()))
+        self._push(float(_short_number(self._line())))
 
     def _string_line(self) -> None:
-        text = self._line()
-        if len(text) < 2 or text[0] != text[-1] or text[0] not in "'\"":
+        raw = self._raw_line()
+        if len(raw) < 2 or raw[:1] != raw[-1:] or raw[:1] not in (b"'", b'"'):
             raise BadPickle("a text of its pickle is not quoted")
-        self._push(text[1:-1].encode("latin-1", "replace").decode("unicode_escape"))
+        text, _ = codecs.escape_decode(raw[1:-1])
+        self._push(text.decode("utf-8", "surrogateescape"))
 
     def _unicode_line(self) -> None:
-        first = self._at
-        self._line()
-        self._push(bytes(self._data[first : self._at - 1]).decode("raw-unicode-escape"))
+        self._push(self._raw_line().decode("raw-unicode-escape"))
 
     def _mark(self) -> None:
         self._marks.append(self._stack)
@@ -189,38 +225,38 @@ class PickleMachine:
 
     def _append(self) -> None:
         value = self._stack.pop()
-        _extend(self._stack[-1], [value])
+        extend(self._stack[-1], [value])
 
     def _appends(self) -> None:
         values = self._since_mark()
-        _extend(self._stack[-1], values)
+        extend(self._stack[-1], values)
 
     def _dict(self) -> None:
         values = self._since_mark()
         made = Dictionary()
-        _set_items(made, values)
-        self._push(made)
+        set_items(made, values)
+        self._push_object(made)
 
     def _set_item(self) -> None:
         value, key = self._stack.pop(), self._stack.pop()
-        _set_items(self._stack[-1], [key, value])
+        set_items(self._stack[-1], [key, value])
 
     def _set_items(self) -> None:
         values = self._since_mark()
-        _set_items(self._stack[-1], values)
+        set_items(self._stack[-1], values)
 
     def _frozen_set(self) -> None:
-        self._push(Elements(self._since_mark()))
+        self._push_object(Elements(self._since_mark()))
 
     def _global_line(self) -> None:
         module = self._line()
-        self._push(_named(module, self._line()))
+        self._push(as_named(module, self._line()))
 
     def _stack_global(self) -> None:
         name, module = self._stack.pop(), self._stack.pop()
         if not isinstance(name, str) or not isinstance(module, str):
             raise BadPickle("its pickle names a class by something that is not text")
-        self._push(_named(module, name))
+        self._push(as_named(module, name))
 
     def _extension(self, code: str) -> None:
         self._push(Named("copyreg", f"extension {self._number(code)}"))
@@ -243,23 +279,31 @@ class PickleMachine:
 
     def _instance(self) -> None:
         module = self._line()
-        named = _named(module, self._line())
+        named = as_named(module, self._line())
         self._call(named, tuple(self._since_mark()), {})
 
     def _call(self, callee: Any, args: Any, kwargs: Any) -> None:
         if not isinstance(args, tuple) or not isinstance(kwargs, dict):
             raise BadPickle("its pickle makes a call without arguments")
+        self._copied_left -= copied(args, 0) + copied(kwargs, 0)
+        if self._copied_left < 0:
+            raise BadPickle("its pickle copies large objects many times")
         if not isinstance(callee, Named):
-            self._push(Instance(Named("", "the result of a call"), (callee, *args), kwargs))
+            self._push_object(Instance(Named("", "the result of a call"), (callee, *args), kwargs))
             return
-        made = None if kwargs else _make_builtin(callee, args)
-        if made is None and not kwargs:
+        is_plain = not kwargs and len(args) <= MAX_ARGUMENTS
+        made = make_builtin(callee, args) if is_plain else None
+        if made is None and is_plain:
             made = self._make(callee, args)
-        self._push(Instance(callee, args, dict(kwargs)) if made is None else made)
+        self._push_object(Instance(callee, args, dict(kwargs)) if made is None else made)
 
     def _build(self) -> None:
-        state = self._stack.pop()
-        self._stack[-1] = _with_state(self._stack[-1], state)
+        state, owner = self._stack.pop(), self._stack.pop()
+        made = with_state(owner, state)
+        if made is owner:
+            self._push(made)
+        else:
+            self._push_object(made)
 
     def _get(self, index: int) -> None:
         self._push(self._memo[index])
@@ -274,116 +318,26 @@ class PickleMachine:
         raise BadPickle("its pickle keeps buffers outside the file")
 
 
-def _named(module: str, name: str) -> Named:
-    """Return what a pickle names, by the name that newer versions of Python and numpy give it.
-
-    Protocols 0 to 2, torch's own among them, use the names of Python 2.
-    """
-    module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
-    head, _, rest = module.partition(".")
-    if head == "numpy" and (rest == "core" or rest.startswith("core.")):
-        module = f"numpy._core{rest.removeprefix('core')}"
-    if module == "pathlib._local":
-        module = "pathlib"
-    return Named(module, name)
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep Python from searching for cycles while a million objects are made, all of which are in use."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _decimal(text: str) -> int:
-    if len(text) > MAX_DIGITS:
-        raise BadPickle("its pickle has a number of more than 4,300 digits")
-    return int(text)
+    return int(_short_number(text))
 
 
-def _extend(owner: Any, values: list[Any]) -> None:
-    if isinstance(owner, list):
-        owner.extend(values)
-    elif isinstance(owner, (Instance, Elements)):
-        owner.elements.extend(values)
-    else:
-        raise BadPickle(f"its pickle appends to a {type(owner).__name__}")
-
-
-def _set_items(owner: Any, values: list[Any]) -> None:
-    pairs = zip(values[::2], values[1::2], strict=True)
-    if isinstance(owner, dict):
-        for key, value in pairs:
-            owner[key if is_plain_key(key) else OddKey(key)] = value
-    elif isinstance(owner, Instance):
-        owner.items.extend(pairs)
-    else:
-        raise BadPickle(f"its pickle sets items of a {type(owner).__name__}")
-
-
-def is_plain_key(key: Any) -> bool:
-    """Whether a key is a plain value or a small tuple of them, so that hashing it takes no time."""
-    if type(key) is int:
-        return abs(key) < MAX_KEY
-    if type(key) is not tuple:
-        return isinstance(key, (str, bytes, bool, float, Named, Instance, StorageNode, type(None)))
-    waiting, parts = [key], 0
-    while waiting:
-        parts += 1
-        part = waiting.pop()
-        if parts > MAX_KEY_PARTS:
-            return False
-        if type(part) is tuple:
-            waiting.extend(part[: MAX_KEY_PARTS + 1])
-        elif not is_plain_key(part):
-            return False
-    return True
-
-
-def _with_state(owner: Any, state: Any) -> Any:
-    """Return an object after its `__setstate__`. Attributes that are set on a function or class change nothing."""
-    if isinstance(owner, Instance):
-        owner.states.append(state)
-    elif isinstance(owner, Dictionary):
-        owner.states = (*owner.states, state)
-    elif isinstance(owner, DressedTensor):
-        owner.extras[f"state {len(owner.extras)}"] = state
-    elif isinstance(owner, TensorNode):
-        return DressedTensor(owner, {"state": state})
-    elif not isinstance(owner, Named):
-        return Instance(Named("", "an object with attributes"), (owner,), states=[state])
-    return owner
-
-
-def _bytearray(args: tuple[Any, ...]) -> Any:
-    """Return the description of a bytearray, which each protocol makes by another call; None for unknown arguments."""
-    if len(args) == 2 and isinstance(args[0], str) and args[1] in ("latin1", "latin-1"):
-        args = (args[0].encode("latin-1"),)
-    if len(args) > 1 or not isinstance(args[0] if args else b"", bytes):
-        return None
-    return Instance(Named("builtins", "bytearray"), args or (b"",))
-
-
-def _make_builtin(named: Named, args: tuple[Any, ...]) -> Any:
-    """Return what a call of a built-in container makes; None for any other call."""
-    module = named.module
-    first = args[0] if args else ()
-    if (module, named.name) == ("copyreg", "_reconstructor") and len(args) == 3 and isinstance(first, Named):
-        return Instance(first, () if args[2] is None else args[2:])
-    if (module, named.name) == ("_codecs", "encode") and len(args) == 2 and args[1] in ("latin1", "latin-1"):
-        return first.encode("latin-1") if isinstance(first, str) else None
-    if (module, named.name) == ("builtins", "bytes") and not args:
-        return b""
-    if (module, named.name) == ("builtins", "bytearray"):
-        return _bytearray(args)
-    if len(args) > 1 or not isinstance(first, (list, tuple)):
-        return None
-    if module == "builtins" and named.name in ("set", "frozenset"):
-        return Elements(list(first))
-    if module == "builtins" and named.name in ("list", "tuple"):
-        return list(first) if named.name == "list" else tuple(first)
-    if (module, named.name) == ("torch", "Size"):
-        return tuple(first)
-    if (module, named.name) in (("collections", "OrderedDict"), ("builtins", "dict")):
-        made = Dictionary()
-        if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in first):
-            return None
-        _set_items(made, [part for pair in first for part in pair])
-        return made
-    return None
+def _short_number(number: str) -> str:
+    if len(number) > MAX_DIGITS:
+        raise BadPickle(f"its pickle has a number of more than {MAX_DIGITS:,} digits")
+    return number
 
 
 Operation = Callable[[PickleMachine], Any]
@@ -398,27 +352,27 @@ def _operations() -> list[Operation | None]:
     table: dict[int | str, Operation] = {
         "I": M._int_line,
         "J": lambda m: m._push(m._number("<i")),
-        "K": lambda m: m._push(m._number("<B")),
+        "K": lambda m: m._push(m._byte()),
         "M": lambda m: m._push(m._number("<H")),
         "L": M._long_line,
-        0x8A: lambda m: m._push(int.from_bytes(m._take(m._number("<B")), "little", signed=True)),
-        0x8B: lambda m: m._push(int.from_bytes(m._take(m._number("<i")), "little", signed=True)),
+        0x8A: lambda m: m._long(m._byte()),
+        0x8B: lambda m: m._long(m._number("<i")),
         "S": M._string_line,
-        "T": lambda m: m._push(m._take(m._number("<i")).decode("utf-8", "surrogateescape")),
-        "U": lambda m: m._push(m._take(m._number("<B")).decode("utf-8", "surrogateescape")),
+        "T": lambda m: m._text(m._number("<i"), "surrogateescape"),
+        "U": lambda m: m._text(m._byte(), "surrogateescape"),
         "B": lambda m: m._push(m._take(m._number("<I"))),
-        "C": lambda m: m._push(m._take(m._number("<B"))),
+        "C": lambda m: m._push(m._take(m._byte())),
         0x8E: lambda m: m._push(m._take(m._number("<Q"))),
-        0x96: lambda m: m._push(Instance(Named("builtins", "bytearray"), (m._take(m._number("<Q")),))),
+        0x96: lambda m: m._push_object(Instance(Named("builtins", "bytearray"), (m._take(m._number("<Q")),))),
         0x97: M._out_of_band,
         0x98: M._out_of_band,
         "N": _constant(None),
         0x88: _constant(True),
         0x89: _constant(False),
         "V": M._unicode_line,
-        "X": lambda m: m._push(m._take(m._number("<I")).decode("utf-8", "surrogatepass")),
-        0x8C: lambda m: m._push(m._take(m._number("<B")).decode("utf-8", "surrogatepass")),
-        0x8D: lambda m: m._push(m._take(m._number("<Q")).decode("utf-8", "surrogatepass")),
+        "X": lambda m: m._text(m._number("<I")),
+        0x8C: lambda m: m._text(m._byte()),
+        0x8D: lambda m: m._text(m._number("<Q")),
         "F": M._float_line,
         "G": lambda m: m._push(struct.unpack(">d", m._take(8))[0]),
         "]": lambda m: m._push([]),
@@ -430,11 +384,11 @@ def _operations() -> list[Operation | None]:
         0x85: lambda m: m._last_as_tuple(1),
         0x86: lambda m: m._last_as_tuple(2),
         0x87: lambda m: m._last_as_tuple(3),
-        "}": lambda m: m._push(Dictionary()),
+        "}": lambda m: m._push_object(Dictionary()),
         "d": M._dict,
         "s": M._set_item,
         "u": M._set_items,
-        0x8F: lambda m: m._push(Elements([])),
+        0x8F: lambda m: m._push_object(Elements([])),
         0x90: M._appends,
         0x91: M._frozen_set,
         "0": M._pop,
@@ -442,10 +396,10 @@ def _operations() -> list[Operation | None]:
         "(": M._mark,
         "1": M._since_mark,
         "g": lambda m: m._get(_decimal(m._line())),
-        "h": lambda m: m._get(m._number("<B")),
+        "h": lambda m: m._get(m._byte()),
         "j": lambda m: m._get(m._number("<I")),
         "p": lambda m: m._put(_decimal(m._line())),
-        "q": lambda m: m._put(m._number("<B")),
+        "q": lambda m: m._put(m._byte()),
         "r": lambda m: m._put(m._number("<I")),
         0x94: M._memoize,
         0x82: lambda m: m._extension("<B"),

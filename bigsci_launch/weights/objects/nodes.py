@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+class BadPickle(Exception):
+    """The pickle is damaged, or larger than a reader accepts; the message says what is wrong."""
+
+
 @dataclass(frozen=True, slots=True)
 class Named:
     """A class or function that the pickle names. It is neither imported nor called."""

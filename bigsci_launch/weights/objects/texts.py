@@ -10,6 +10,8 @@ from bigsci_launch.weights.objects.nodes import Elements, Instance, Named, OddKe
 
 SHOWN = 60
 SHOWN_ITEMS = 8
+# Characters of one part of a path.
+MAX_PART = 4096
 # A call that is one value: at most this many arguments, and calls inside it to this depth.
 MAX_ARGUMENTS = 8
 MAX_CALLS = 4
@@ -45,7 +47,8 @@ def _text(value: Any, depth: int) -> str:
     if isinstance(value, (bytes, bytearray)):
         return f"{len(value):,} bytes"
     if isinstance(value, Elements):
-        value = sorted(value.elements, key=str) if all(map(is_scalar, value.elements)) else value.elements
+        is_short = len(value.elements) <= SHOWN_ITEMS and all(map(is_scalar, value.elements))
+        value = sorted(value.elements, key=lambda item: _text(item, 0)) if is_short else value.elements
     if isinstance(value, (list, tuple)) and value:
         if len(value) > SHOWN_ITEMS or not all(map(is_scalar, value)):
             return f"{len(value):,} values"
@@ -77,7 +80,7 @@ def _instance_text(node: Instance, depth: int) -> str:
 
 
 def _path_text(args: tuple[Any, ...]) -> str | None:
-    if not args or not all(isinstance(part, str) for part in args):
+    if not args or not all(isinstance(part, str) and len(part) <= MAX_PART for part in args):
         return None
     first: str = args[0]
     return first + "/" * (not first.endswith("/") and len(args) > 1) + "/".join(args[1:])

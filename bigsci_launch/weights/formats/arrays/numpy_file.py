@@ -23,8 +23,8 @@ from bigsci_launch.weights.formats.values import value_of
 from bigsci_launch.weights.formats.zip_file import read_zip
 from bigsci_launch.weights.objects.encode import NotPlain
 from bigsci_launch.weights.objects.flatten import flatten
-from bigsci_launch.weights.objects.machine import BadPickle, PickleMachine
-from bigsci_launch.weights.objects.nodes import Outside
+from bigsci_launch.weights.objects.machine import PickleMachine
+from bigsci_launch.weights.objects.nodes import BadPickle, Outside
 
 MAGIC = b"\x93NUMPY"
 # The limit that numpy sets for headers of files that nobody vouches for.

@@ -29,8 +29,8 @@ from bigsci_launch.weights.files.tensors import UnreadableFile
 from bigsci_launch.weights.formats.safetensors_file import SafetensorsFile, read_safetensors
 from bigsci_launch.weights.formats.torch_file import MAX_PICKLE_BYTES
 from bigsci_launch.weights.formats.torch_objects import TORCH_DTYPES
-from bigsci_launch.weights.objects.machine import MAX_OPERATIONS, BadPickle, PickleMachine
-from bigsci_launch.weights.objects.nodes import Instance, Named, Outside
+from bigsci_launch.weights.objects.machine import MAX_OPERATIONS, PickleMachine
+from bigsci_launch.weights.objects.nodes import BadPickle, Instance, Named, Outside
 from bigsci_launch.weights.objects.texts import show
 
 METADATA = ".metadata"

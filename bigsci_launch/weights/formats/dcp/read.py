@@ -46,8 +46,7 @@ from bigsci_launch.weights.formats.torch_file import (
 )
 from bigsci_launch.weights.formats.values import value_of
 from bigsci_launch.weights.objects.flatten import Leaf, flatten
-from bigsci_launch.weights.objects.machine import BadPickle
-from bigsci_launch.weights.objects.nodes import TensorNode
+from bigsci_launch.weights.objects.nodes import BadPickle, TensorNode
 
 OF_RANK = re.compile(r"__(\d+)_")
 
