@@ -12,7 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 from bigsci_launch.weights.files.tensors import DTYPE_BYTES
-from bigsci_launch.weights.objects.nodes import DressedTensor, Instance, Named, Outside, StorageNode, TensorNode
+from bigsci_launch.weights.objects.nodes import (
+    DressedTensor,
+    Instance,
+    Named,
+    Outside,
+    StorageNode,
+    TensorNode,
+    is_attributes,
+)
 from bigsci_launch.weights.objects.texts import show
 
 STORAGE_DTYPES = {
@@ -179,7 +187,7 @@ def _with_attributes(tensor: Any, requires_grad: Any, hooks: Any, state: Any) ->
 def _with_class(tensor: Any, class_: Any, state: Any) -> Any:
     """Return a tensor with a class of its own, and with what was set on it."""
     extras = {} if class_ in PLAIN_CLASSES else {"class": class_}
-    extras |= {"attributes": state} if state else {}
+    extras |= {"attributes": _attributes(state)} if state else {}
     if isinstance(tensor, TensorNode):
         return DressedTensor(tensor, extras) if extras else tensor
     if isinstance(tensor, DressedTensor):
@@ -187,6 +195,13 @@ def _with_class(tensor: Any, class_: Any, state: Any) -> Any:
     if isinstance(tensor, Instance) and not tensor.args:
         return Instance(tensor.made_by, kwargs={**tensor.kwargs, **extras})
     return _parts("tensor", content=tensor, **extras) if extras else tensor
+
+
+def _attributes(state: Any) -> Any:
+    """Return the attributes of a state of two parts, the second for `__slots__`, as one dictionary."""
+    if isinstance(state, tuple) and all(part is None or is_attributes(part) for part in state):
+        return {name: value for part in state for name, value in (part or {}).items()}
+    return state
 
 
 def _rebuild_quantized(storage: Any, offset: Any, shape: Any, strides: Any, quantizer: Any, *rest: Any) -> Any:

@@ -1,0 +1,60 @@
+"""The names under which the parts of objects are compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bigsci_launch.weights.formats.torch_file import read_torch_file, walk_tensors
+from bigsci_launch.weights.formats.torch_objects import TorchObjects
+from bigsci_launch.weights.objects.flatten import flatten
+from bigsci_launch.weights.objects.nodes import Instance, Named
+
+from .zoo import module, optimizer, save
+
+MESH = Named("torch.distributed.device_mesh", "DeviceMesh")
+
+
+def names(tree: Any) -> dict[str, Any]:
+    return {leaf.name: leaf.node for leaf in flatten(tree)}
+
+
+def test_a_module_has_the_names_of_its_state_dict(tmp_path: Path) -> None:
+    model = module()
+    path = save({"net": model}, tmp_path / "a.pt")
+    found = [name for name, _ in walk_tensors(read_torch_file(path).tree)]
+    assert found == [f"net.{name}" for name in model.state_dict()]
+
+
+def test_an_optimizers_parameters_are_keys_by_number(tmp_path: Path) -> None:
+    path = save(optimizer(), tmp_path / "a.pt")
+    found = [name for name, _ in walk_tensors(read_torch_file(path).tree)]
+    assert {"state.key 0", "state.0.exp_avg", "state.key 1", "param_groups.0.params.1"} <= set(found)
+
+
+def test_the_hash_that_a_mesh_keeps_is_left_out() -> None:
+    """Text hashes otherwise in every process, so no two meshes would be equal."""
+    states = [{"_hash": 7, "_mesh": [0, 1]}]
+    assert names(Instance(MESH, states=states)) == {"__class__": MESH, "_mesh.0": 0, "_mesh.1": 1}
+    foreign = Named("somewhere", "Digest")
+    assert names(Instance(foreign, states=states))["_hash"] == 7
+
+
+@pytest.mark.parametrize("state", [{"a": 1, "b": 2}, ({"a": 1}, {"b": 2}), (None, {"a": 1, "b": 2})])
+def test_attributes_have_one_name_wherever_python_keeps_them(state: Any) -> None:
+    inner = (Named("torch", "float32"), (2,), (1,), False)
+    rebuilt = TorchObjects().make(
+        Named("torch._tensor", "_rebuild_from_type_v2"),
+        (Named("torch._utils", "_rebuild_meta_tensor_no_storage"), Named("lib", "Weight"), inner, state),
+    )
+    assert {"attributes.a": 1, "attributes.b": 2, "class": Named("lib", "Weight")}.items() <= names(rebuilt).items()
+
+
+def test_a_tensor_in_a_set_is_not_read(tmp_path: Path, diff: Any) -> None:
+    path = save({"w": torch.ones(2), "odd": {torch.ones(3)}}, tmp_path / "a.pt")
+    answer = diff(path, path, "--json")
+    assert answer.code == 4
+    assert {entry["entry"] for entry in answer.document["not_read"]} == {"odd"}
