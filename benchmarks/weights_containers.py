@@ -8,17 +8,20 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save as pack_safetensors
+from torch.distributed.checkpoint.api import CheckpointException
 from weights_changes import Change, draw_change
 from weights_resaved import resaved
-from weights_sites import NoSuchChange
+from weights_sites import NoSuchChange, node_at
 from weights_trees import Draw
 
 ST_DTYPES = (
@@ -27,7 +30,7 @@ ST_DTYPES = (
     *(torch.bool, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu),
 )
 # The names of checkpoints that are one file, which is compared itself, not its folder.
-ONE = ("a.pt", "a.safetensors")
+ONE = ("a.pt", "a.safetensors", "a.npz")
 TENSOR_KINDS = ("bit", "dtype, same bits", "shape, same elements")
 ENTRY_KINDS = ("key renamed", "entry removed", "entry duplicated")
 # Not content: which rank wrote a dump is what pairs it, digests of two moments may be compared, and an index is only
@@ -130,7 +133,64 @@ class Document:
         return replace(change, kind=f"JSON: {change.kind}", is_local=False), Document(change.tree)
 
 
-Part = Pickled | Flat | Document
+@dataclass(frozen=True)
+class Distributed:
+    """A folder of torch.distributed.checkpoint, written by one process."""
+
+    tree: Any
+
+    def pack(self, path: Path, source: random.Random) -> None:
+        writer = dcp.FileSystemWriter(
+            path, single_file_per_rank=source.random() < 0.7, thread_count=source.choice((1, 2)), sync_files=False
+        )
+        try:
+            dcp.save(self.tree, storage_writer=writer, no_dist=True)
+        except CheckpointException as error:
+            raise NotSaved from error
+
+    def again(self, source: random.Random) -> Distributed:
+        return Distributed(resaved(self.tree, source))
+
+    def changed(self, source: random.Random) -> tuple[Change, Distributed]:
+        change = draw_change(self.tree, source)
+        # It saves leaves under dotted names; empty dictionaries and attributes of tensors are lost.
+        held, other = dict(_leaves(self.tree)), dict(_leaves(change.tree))
+        is_attribute = change.kind == "entry added" and isinstance(node_at(self.tree, change.path), torch.Tensor)
+        if is_attribute or (held.keys() == other.keys() and all(held[name] is other[name] for name in held)):
+            raise NoSuchChange
+        return change, Distributed(change.tree)
+
+
+def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if type(tree) is list and tree else None
+    if parts is None:
+        yield name, tree
+    else:
+        for key, part in parts:
+            yield from _leaves(part, f"{name}.{key}")
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """An .npz file."""
+
+    arrays: dict[str, Any]
+
+    def pack(self, path: Path, source: random.Random) -> None:
+        # Compressed arrays are not read, and what objects they contain is then not known.
+        has_objects = any(array.dtype == object for array in self.arrays.values())
+        save = np.savez_compressed if source.random() < 0.2 and not has_objects else np.savez
+        save(path, **{str(name): self.arrays[name] for name in source.sample(list(self.arrays), len(self.arrays))})
+
+    def again(self, source: random.Random) -> Arrays:
+        return self
+
+    def changed(self, source: random.Random) -> tuple[Change, Arrays]:
+        change = draw_change(self.arrays, source, (*TENSOR_KINDS, *ENTRY_KINDS))
+        return change, Arrays(change.tree)
+
+
+Part = Pickled | Flat | Document | Distributed | Arrays
 Files = dict[str, Part]
 
 
@@ -252,6 +312,16 @@ def universal(draw: Draw) -> Files:
     return made
 
 
+def distributed(draw: Draw) -> Files:
+    tree = {"model": flat_tensors(draw), "optimizer": draw.optimizer(), "step": draw.number(), "note": draw.text()}
+    tree["more"] = draw.random.choice((draw.rare, draw.elements, draw.array, draw.dense))()
+    return {"checkpoint": Distributed(tree)}
+
+
+def npz(draw: Draw) -> Files:
+    return {ONE[2]: Arrays({name: np.asarray(draw.array()) for name in draw.random.sample(("w", "b", "a.b", "é"), 3)})}
+
+
 def deepspeed(draw: Draw) -> Files:
     """A pipeline checkpoint with ZeRO-1's shards, as the tests make it."""
     made = _tiny_module().TinyCheckpoint(tp=draw.random.choice((1, 2)), pp=1, dp=draw.random.choice((1, 2)))
@@ -296,6 +366,8 @@ CONTAINERS = {
     "rank dumps": Container(rank_dumps, 4),
     "digests": Container(digests, 3),
     "universal": Container(universal, 3, "zero/2.up.weight/fp32.pt", has_keys=False),
+    "npz": Container(npz, 4),
+    "distributed": Container(distributed, 3),
     "deepspeed": Container(deepspeed, 3, "layer_07-model_00-model_states.pt", has_keys=False),
 }
 

@@ -69,6 +69,13 @@ def attributes(node: Any) -> dict[str, Any]:
     return {}
 
 
+def node_at(tree: Any, path: Path) -> Any:
+    """Return the node that a path leads to."""
+    for step in path:
+        tree = attributes(tree)[step.key] if step.kind == "attribute" else tree[step.key]
+    return tree
+
+
 def edited(tree: Any, path: Path, edit: Callable[[Any], Any]) -> Any:
     """Return a tree with one node replaced by `edit(node)`. Nothing of `tree` itself is changed."""
     if not path:
