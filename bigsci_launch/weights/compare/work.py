@@ -7,6 +7,7 @@ portions, so that the threads share one large file in the same way as many small
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -126,10 +127,14 @@ class Work:
         self._pool = ThreadPoolExecutor(plan.jobs)
 
     def __enter__(self) -> Work:
+        # Parsing makes millions of objects and hardly a cycle: looking for cycles often would cost a third of the time.
+        self._thresholds = gc.get_threshold()
+        gc.set_threshold(50_000, *self._thresholds[1:])
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._pool.shutdown(cancel_futures=True)
+        gc.set_threshold(*self._thresholds)
 
     def outcomes(self, found: Iterable[PairBatch | FilePair]) -> Iterator[tuple[PairBatch, list[Compared]]]:
         """Yield batches in order with their outcomes, while the threads work on later ones."""

@@ -56,10 +56,12 @@ class Seen:
     def see(self, contents: Contents) -> None:
         """Note the entries of a file."""
         self.not_read |= {entry.name for entry in contents.not_read}
+        paths = set()
         for entry in entries_of(contents):
             self.names.add(entry.name)
             self.about.add(is_about(entry))
-            self.suffixes.add(entry.path.suffix)
+            paths.add(entry.path)
+        self.suffixes.update(path.suffix for path in paths)
 
     def keep(self, number: int, contents: Contents, lone: list[StoredEntry], why: str | None) -> None:
         """Keep what has no partner in the other file of a pair; `why` it may have none anywhere."""
