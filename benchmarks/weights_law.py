@@ -114,7 +114,9 @@ def _texts(change: Change) -> list[str]:
     """Return texts, one of them in the name of the changed entry: its key, and for an element the key of its series."""
     steps = change.path[-2:] if change.path and change.path[-1].kind == "index" else change.path[-1:]
     is_plain = all(step.kind != "attribute" and type(step.key) in (str, int) for step in steps)
-    return [str(step.key) for step in steps] if is_plain and len(change.path) > 1 else [""]
+    # An answer shows text that no terminal can print, such as half a character, by its escape.
+    shown = [str(step.key).encode("utf-8", "backslashreplace").decode() for step in steps]
+    return shown if is_plain and len(change.path) > 1 else [""]
 
 
 def describe(found: Comparison) -> str:
