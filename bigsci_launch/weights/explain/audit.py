@@ -10,7 +10,7 @@ from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.weights.compare.compare import EVERYTHING
 from bigsci_launch.weights.compare.comparison import Comparison, Difference, Selection, WeightsFinding
 from bigsci_launch.weights.explain.drift import Holdings, compare_pairs, describe, hold, with_moments, with_source
-from bigsci_launch.weights.explain.health import broken_records, decayed_norms, lost_steps, non_finite
+from bigsci_launch.weights.explain.health import broken_records, decayed_norms, lost_steps, mixed_steps, non_finite
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool
 from bigsci_launch.weights.files.sources import Weights
 from bigsci_launch.weights.files.tensors import Place, StoredTensor
@@ -40,6 +40,7 @@ def audit_weights(
         *with_source(describe(differences, explained, files), source),
         *non_finite(holdings.tensors, files),
         *lost_steps(holdings.groups, weights.metadata),
+        *mixed_steps(holdings.steps, weights.metadata),
         *decayed_norms(holdings.groups),
     ]
     files.close_all()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.topology.words import agree
@@ -45,12 +46,16 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """All tensors of a checkpoint, its optimizer groups by place, and the files and entries that could not be read."""
+    """All tensors of a checkpoint, its optimizer groups by place, and the files and entries that could not be read.
+
+    `steps` are the steps that files state.
+    """
 
     tensors: tuple[StoredTensor, ...]
     groups: dict[Place, tuple[OptimizerGroup, ...]]
     unreadable: tuple[Unreadable, ...]
     not_read: tuple[NotRead, ...] = ()
+    steps: Mapping[Path, int] = field(default_factory=dict)
 
     _first: dict[tuple[TensorRole, str, Place], StoredTensor] = field(init=False, repr=False, compare=False)
 
@@ -71,6 +76,7 @@ def hold(weights: Weights, selection: Selection = EVERYTHING, report_progress: P
     groups: dict[Place, tuple[OptimizerGroup, ...]] = {}
     unreadable = list(weights.broken)
     not_read: list[NotRead] = []
+    steps: dict[Path, int] = {}
     for done, source in enumerate(weights.sources):
         try:
             contents = read_contents(source, weights.metadata)
@@ -84,8 +90,10 @@ def hold(weights: Weights, selection: Selection = EVERYTHING, report_progress: P
         not_read += (entry for entry in contents.not_read if selection.takes(entry.name, "other"))
         if contents.groups:
             groups[source.place] = contents.groups
+        if contents.step is not None:
+            steps[source.path] = contents.step
         report_progress(done + 1, source.label)
-    return Holdings(tuple(join_dp(tensors, weights.metadata)), groups, tuple(unreadable), tuple(not_read))
+    return Holdings(tuple(join_dp(tensors, weights.metadata)), groups, tuple(unreadable), tuple(not_read), steps)
 
 
 def copy_findings(weights: Weights, names: set[str], side: str) -> list[WeightsFinding]:

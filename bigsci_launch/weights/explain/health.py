@@ -21,6 +21,7 @@ from bigsci_launch.weights.formats.torch_file import TorchFile, read_torch_file,
 from bigsci_launch.weights.match.sharding import NORM
 
 CHECK_BYTES = 8 << 20
+ANOTHER_STEP = "shard of another step"
 
 
 def non_finite(tensors: Sequence[StoredTensor], files: FilePool) -> Iterator[WeightsFinding]:
@@ -92,10 +93,25 @@ def _crc(memory: memoryview, offset: int, length: int) -> int:
     return checksum
 
 
+def mixed_steps(steps: Mapping[Path, int], metadata: CheckpointMetadata) -> Iterator[WeightsFinding]:
+    """Yield the files that state another step than the checkpoint does."""
+    expected = metadata.global_steps
+    others = {path: step for path, step in steps.items() if expected is not None and step != expected}
+    for step in sorted(set(others.values())):
+        names = tuple(path.name for path, found in others.items() if found == step)
+        stated = f"{names_text(names)} {agree('is', len(names))} of step {step}"
+        claim = f"{stated}, the checkpoint's other files of step {expected}: they were not written together"
+        yield WeightsFinding(ANOTHER_STEP, (), (), claim)
+
+
 def lost_steps(
     groups: Mapping[Place, Sequence[OptimizerGroup]], metadata: CheckpointMetadata
 ) -> Iterator[WeightsFinding]:
-    """Yield shards whose optimizer step differs from the checkpoint's, or from that of the other shards."""
+    """Yield shards whose optimizer step differs from the checkpoint's, or from that of the other shards.
+
+    All dp ranks do the same steps. If only some of their shards are of another step, these were not written with the
+    others; otherwise the step was lost.
+    """
     found: dict[float | None, set[Place]] = {}
     for place, held in groups.items():
         for group in held:
@@ -105,6 +121,12 @@ def lost_steps(
         if expected is not None and step != expected:
             where = describe_places(places, set(groups), set(groups))
             shown = "missing" if step is None else f"{step:g}"
+            right = found.get(expected, set()) - places
+            whole = {(place.pp, place.tp) for place in right if place.dp is not None}
+            if whole and all((place.pp, place.tp) in whole for place in places):
+                claim = f"the optimizer's step is {shown} in some shards ({where}), {expected:g} in the others"
+                yield WeightsFinding(ANOTHER_STEP, (), tuple(places), f"{claim}: they were not written together")
+                continue
             claim = f"the optimizer's step is {shown}{f' ({where})' if where else ''}, the checkpoint's is {expected:g}"
             tail = ": lost on load, so Adam's bias correction restarted" if (step or 0) < expected else ""
             yield WeightsFinding(

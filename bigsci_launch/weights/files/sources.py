@@ -86,7 +86,7 @@ class Contents:
     """The contents of one source: every entry is a tensor, a value, or not read; and an optimizer's parameter groups.
 
     `container` is the key of the dictionary with the parameters (`model`, `app.model`); empty if it is the file itself.
-    `unreadable` are files of a source that has several.
+    `unreadable` are files of a source that has several. `step` is the number of steps done, if the file states it.
     """
 
     tensors: tuple[StoredTensor, ...]
@@ -95,6 +95,7 @@ class Contents:
     not_read: tuple[NotRead, ...] = ()
     container: str = ""
     unreadable: tuple[Unreadable, ...] = ()
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

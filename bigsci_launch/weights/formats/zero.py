@@ -311,7 +311,8 @@ def model_tensors(source: Source, metadata: CheckpointMetadata) -> Contents:
             name = f"{entry.name.removeprefix(MODULE)} {LEFT_EMPTY}" if is_left else entry.name
             found.append((replace(entry, name=name), "other"))
     contents = entry_contents(file, found, source.place)
-    return replace(contents, tensors=(*contents.tensors, *pieces))
+    step = file.tree.get("global_steps") if isinstance(file.tree, Mapping) else None
+    return replace(contents, tensors=(*contents.tensors, *pieces), step=step if isinstance(step, int) else None)
 
 
 def _is_left_empty(node: TensorNode, shape: tuple[int, ...] | None) -> bool:

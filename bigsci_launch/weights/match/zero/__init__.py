@@ -21,4 +21,5 @@ def is_of_zero(a: Weights, b: Weights) -> bool:
 
 def _are_cut_alike(a: Weights, b: Weights) -> bool:
     labels_a, labels_b = ({source.label for source in side.sources} for side in (a, b))
-    return a.layout == b.layout and a.topology == b.topology and labels_a == labels_b
+    is_alike = a.layout == b.layout and a.topology == b.topology and labels_a == labels_b
+    return is_alike and a.metadata.zero.stage == b.metadata.zero.stage

@@ -38,8 +38,7 @@ def choose_forms(
 ) -> Forms:
     """Choose the forms. `shared_a[name]` is the parameter of A whose master `name` uses too."""
     left, right = _by_name(a), _by_name(b)
-    _lend(left, right, shared_a)
-    _lend(right, left, shared_b)
+    _lend(left, right, shared_a, shared_b)
     forms = Forms()
     rounds: dict[tuple[Form, Form], tuple[list[StoredTensor], list[StoredTensor]]] = {}
     for name in dict.fromkeys([*left, *right]):
@@ -74,12 +73,20 @@ def _by_name(tensors: Sequence[StoredTensor]) -> ByForm:
     return found
 
 
-def _lend(held: ByForm, other: ByForm, shared: Mapping[str, str]) -> None:
-    """Give a parameter the master of the one whose tensor it shares, if the other side knows both by their names."""
-    for name, source in shared.items():
-        masters = held.get(source, {}).get("fp32")
-        if masters and name in other and "fp32" not in held.get(name, {}):
-            held.setdefault(name, {})["fp32"] = [replace(master, name=name) for master in masters]
+def _lend(a: ByForm, b: ByForm, shared_a: Mapping[str, str], shared_b: Mapping[str, str]) -> None:
+    """Give parameters the masters of those whose tensors they share, if the other side has or can be given some too."""
+    owned_a, owned_b = _lendable(a, shared_a), _lendable(b, shared_b)
+    names = (owned_a.keys() & (b.keys() | owned_b.keys())) | (owned_b.keys() & a.keys())
+    used = names & (a.keys() | b.keys())
+    for held, owned in ((a, owned_a), (b, owned_b)):
+        for name in used & owned.keys():
+            held.setdefault(name, {})["fp32"] = [replace(master, name=name) for master in owned[name]]
+
+
+def _lendable(held: ByForm, shared: Mapping[str, str]) -> dict[str, list[StoredTensor]]:
+    """Return the masters that parameters without one can be given."""
+    masters = {name: held.get(source, {}).get("fp32", []) for name, source in shared.items()}
+    return {name: found for name, found in masters.items() if found and "fp32" not in held.get(name, {})}
 
 
 def _as(tensors: Sequence[StoredTensor], role: TensorRole) -> list[StoredTensor]:

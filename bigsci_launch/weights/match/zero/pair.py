@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bigsci_launch.weights.files.sources import Weights
-from bigsci_launch.weights.files.tensors import StoredTensor
+from bigsci_launch.weights.files.tensors import OPTIMIZER_ROLES, StoredTensor, TensorRole
 from bigsci_launch.weights.match.batches import (
     OF_SINGLE_RANKS,
     OUTSIDE,
@@ -22,7 +22,7 @@ from bigsci_launch.weights.match.zero import DEEPSPEED
 from bigsci_launch.weights.match.zero.forms import choose_forms
 from bigsci_launch.weights.match.zero.state import pair_state
 
-INCOMPLETE = "of parameters whose other shards could not be read"
+INCOMPLETE = "of parameters with a shard that could not be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,23 @@ class ZeroPairs:
 def pair_zero(a: ZeroSide, b: ZeroSide, hints: ShardingHints) -> ZeroPairs:
     """Pair all entries of two sides; at least one is a DeepSpeed or universal checkpoint."""
     found = ZeroPairs()
-    left, right = _whole(a, found), _whole(b, found)
+    lacking = _incomplete(a) | _incomplete(b)
+    found.omitted += [
+        left_out(one.side, INCOMPLETE, tensor)
+        for one in (a, b)
+        for tensor in one.parameters
+        if (tensor.role, tensor.name) in lacking
+    ]
+    left, right = ([t for t in one.parameters if (t.role, t.name) not in lacking] for one in (a, b))
     forms = choose_forms(left, right, a.weights.metadata.shared, b.weights.metadata.shared)
     for xs, ys in forms.rounds:
         found.pairs += pair_logically(xs, ys, hints, found.lost)
     apart: list[tuple[ComparedSide, str, StoredEntry]] = [*forms.left_out]
     if a.weights.layout in DEEPSPEED and b.weights.layout in DEEPSPEED:
-        is_same = a.weights.topology == b.weights.topology
-        state = pair_state(a.extras, b.extras, why_rank=None if is_same else OF_SINGLE_RANKS)
+        one, other = a.weights, b.weights
+        is_same_stage = one.layout == other.layout and one.metadata.zero.stage == other.metadata.zero.stage
+        why_rank = None if one.topology == other.topology else OF_SINGLE_RANKS
+        state = pair_state(a.extras, b.extras, is_same_stage=is_same_stage, why_rank=why_rank)
         found.pairs += state.pairs
         apart += state.left_out
     else:
@@ -64,13 +73,15 @@ def pair_zero(a: ZeroSide, b: ZeroSide, hints: ShardingHints) -> ZeroPairs:
     return found
 
 
-def _whole(side: ZeroSide, found: ZeroPairs) -> list[StoredTensor]:
-    """Return the parameters without those that lack a shard."""
-    whole = []
+def _incomplete(side: ZeroSide) -> set[tuple[TensorRole, str]]:
+    """Return the parameters that lack a shard, by role and name, if a file could not be read."""
+    metadata = side.weights.metadata
+    held = {(tensor.role, tensor.name) for tensor in side.parameters}
+    names = {name for groups in metadata.zero.groups.values() for group in groups for name in group}
+    found: set[tuple[TensorRole, str]] = {(role, name) for role in OPTIMIZER_ROLES for name in names} - held
     for tensor in side.parameters:
-        shape = side.weights.metadata.shapes.get(tensor.place.pp or 0, {}).get(tensor.name)
-        if side.is_broken and shape is not None and tensor.role != "weight" and tensor.shape != shape:
-            found.omitted.append(left_out(side.side, INCOMPLETE, tensor))
-        else:
-            whole.append(tensor)
-    return whole
+        shape = metadata.shapes.get(tensor.place.pp or 0, {}).get(tensor.name)
+        if shape is not None and tensor.role != "weight" and tensor.shape != shape:
+            found.add((tensor.role, tensor.name))
+    found |= {("weight", name) for role, name in found if role == "fp32" and ("weight", name) not in held}
+    return found if side.is_broken else set()

@@ -28,6 +28,10 @@ ABOUT_CUT = re.compile(
 )
 # Files of one parameter in a universal checkpoint: what they contain next to the tensor says how to cut it.
 PARAMETER_FILES = ("fp32.pt", "exp_avg.pt", "exp_avg_sq.pt")
+# What DeepSpeed itself writes is the same on all ranks.
+OF_ALL_RANKS = re.compile(r"(?:optimizer|zero|lr_scheduler)\..*|global_steps|global_samples|skipped_steps")
+# What one stage of ZeRO writes and another does not.
+OF_STAGE = re.compile(r"zero\..*|optimizer\.(?!param_groups\.|step$).*")
 # Larger tensors of single ranks are not copies of one state.
 MAX_COPY_BYTES = 16 << 20
 
@@ -45,7 +49,9 @@ class PairedState:
     left_out: list[tuple[ComparedSide, str, StoredEntry]] = field(default_factory=list)
 
 
-def pair_state(a: Iterable[StoredEntry], b: Iterable[StoredEntry], *, why_rank: str | None) -> PairedState:
+def pair_state(
+    a: Iterable[StoredEntry], b: Iterable[StoredEntry], *, is_same_stage: bool, why_rank: str | None
+) -> PairedState:
     """Pair the entries of two sides that are no parameters.
 
     `why_rank` says why files of single ranks, such as random states, have no counterpart; None: they have one.
@@ -57,7 +63,7 @@ def pair_state(a: Iterable[StoredEntry], b: Iterable[StoredEntry], *, why_rank: 
         xs, ys = held_a.get(key, []), held_b.get(key, [])
         if xs and ys:
             _pair_copies(key, xs, ys, files, found)
-        elif key.startswith(("zero.", "optimizer.")):
+        elif not is_same_stage and OF_STAGE.fullmatch(key):
             found.left_out += [("A", OF_ITS_STAGE, x) for x in xs] + [("B", OF_ITS_STAGE, y) for y in ys]
         else:
             one_x, one_y = (_one_of(entries, files) for entries in (xs, ys))
@@ -119,10 +125,16 @@ def _pair_copies(
     one_x, one_y = _one_of(xs, files), _one_of(ys, files)
     if one_x and one_y:
         found.pairs.append((replace(one_x, name=key), replace(one_y, name=key)))
-    elif [x.place for x in xs] == [y.place for y in ys]:
-        found.pairs += [(replace(x, name=key), replace(y, name=key)) for x, y in zip(xs, ys, strict=True)]
-    else:
-        found.left_out += [("A", OF_RANKS, x) for x in xs] + [("B", OF_RANKS, y) for y in ys]
+        return
+    is_by_rank = [x.place for x in xs] == [y.place for y in ys]
+    pairs = list(zip(xs, ys, strict=is_by_rank))
+    if not is_by_rank and OF_ALL_RANKS.fullmatch(key):
+        pairs += [(x, ys[0]) for x in xs[len(ys) :]] + [(xs[0], y) for y in ys[len(xs) :]]
+    elif not is_by_rank:
+        # What the user's program adds may belong to each rank. Two topologies have the first rank in common.
+        pairs = pairs[:1]
+        found.left_out += [("A", OF_RANKS, x) for x in xs[1:]] + [("B", OF_RANKS, y) for y in ys[1:]]
+    found.pairs += [(replace(x, name=key), replace(y, name=key)) for x, y in pairs]
 
 
 def _one_of(entries: Sequence[StoredEntry], files: FilePool) -> StoredEntry | None:
