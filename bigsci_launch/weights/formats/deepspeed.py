@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from bigsci_launch.topology import Topology
 from bigsci_launch.weights.files.sources import CheckpointMetadata, Contents, Source, Unreadable, Weights, ZeroCut
@@ -28,6 +28,8 @@ from bigsci_launch.weights.formats.zero import global_expert, local_experts, par
 LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.(?:pt|safetensors)")
 EXPERT = re.compile(r"layer_(\d+)_expert_(\d+)_mp_rank_(\d+)_model_states\.pt")
 MODEL_STATES = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
+# A checkpoint that states more ranks is damaged: each rank has a file.
+MAX_RANKS = 1 << 20
 OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 EXPERT_OPTIMIZER = re.compile(r"expp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 UNIVERSAL_STATE = "optimizer_state.pt"
@@ -89,6 +91,10 @@ def _read_states(files: Sequence[Path]) -> tuple[dict[int, Mapping[str, Any]], t
     return trees, tuple(broken)
 
 
+def _is_size(value: Any) -> TypeGuard[int]:
+    return type(value) is int and value > 0
+
+
 def _zero_cut(files: Sequence[Path], trees: Mapping[int, Mapping[str, Any]]) -> ZeroCut:
     """Return how ZeRO cut the state, by its first shard that can be read."""
     for file in sorted(file for file in files if OPTIMIZER.fullmatch(file.name)):
@@ -106,7 +112,7 @@ def _topology(trees: Mapping[int, Mapping[str, Any]], files: Sequence[Path], zer
     for tree in trees.values():
         sizes = _mapping(tree.get("checkpoint_parallel_dimensions"))
         tp, pp, dp = sizes.get("tp_degree"), sizes.get("pp_degree"), tree.get("dp_world_size")
-        if isinstance(tp, int) and isinstance(pp, int) and isinstance(dp, int):
+        if _is_size(tp) and _is_size(pp) and _is_size(dp) and tp * pp * dp <= MAX_RANKS:
             # MiCS cuts the state among some of the dp ranks; the others hold the same.
             return Topology(tp=tp, pp=pp, dp=num_shards if num_shards == zero.num_ranks else dp)
     if not shards:

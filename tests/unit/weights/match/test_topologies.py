@@ -199,3 +199,14 @@ def test_a_flat_tensor_under_a_second_name_is_an_entry_of_that_name(tmp_path: Pa
     answer = diff(whole, more)
     assert answer.code == 1
     assert "twin" in answer.text
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 1 << 60])
+def test_an_impossible_topology_is_not_taken(size: int, tmp_path: Path, tiny: Any, diff: Any) -> None:
+    whole, odd = (tiny(dp=1).write(tmp_path / side) for side in "ab")
+    states = torch.load(odd / "mp_rank_00_model_states.pt", weights_only=False)
+    states["checkpoint_parallel_dimensions"]["pp_degree"] = size
+    torch.save(states, odd / "mp_rank_00_model_states.pt")
+    answer = diff(whole, odd)
+    assert answer.code == 1
+    assert "pp_degree" in answer.text
