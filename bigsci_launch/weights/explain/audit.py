@@ -9,6 +9,7 @@ from bigsci_launch.errors import CheckpointError
 from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.weights.compare.compare import EVERYTHING
 from bigsci_launch.weights.compare.comparison import Comparison, Difference, Selection, WeightsFinding
+from bigsci_launch.weights.explain.distributed import audit_distributed
 from bigsci_launch.weights.explain.drift import Holdings, compare_pairs, describe, hold, with_moments, with_source
 from bigsci_launch.weights.explain.health import broken_records, decayed_norms, lost_steps, mixed_steps, non_finite
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool
@@ -37,6 +38,7 @@ def audit_weights(
     explained, source = with_moments(holdings, weights, {difference.name for difference in differences})
     findings = [
         *broken_records(weights.sources),
+        *audit_distributed(weights.sources, holdings, files),
         *with_source(describe(differences, explained, files), source),
         *non_finite(holdings.tensors, files),
         *lost_steps(holdings.groups, weights.metadata),

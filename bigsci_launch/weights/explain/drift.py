@@ -24,7 +24,7 @@ from bigsci_launch.weights.explain.causes import Cause, CopyState, cause_of_cons
 from bigsci_launch.weights.explain.patterns import constant_of
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool
 from bigsci_launch.weights.files.sources import OptimizerGroup, Unreadable, Weights
-from bigsci_launch.weights.files.tensors import NotRead, Place, StoredTensor, TensorRole, UnreadableFile
+from bigsci_launch.weights.files.tensors import NotRead, Place, StoredTensor, StoredValue, TensorRole, UnreadableFile
 from bigsci_launch.weights.formats.contents import read_contents
 from bigsci_launch.weights.match.copies import TIED, CopyPair, Relation, tied_pairs, tp_pairs
 from bigsci_launch.weights.match.entries import unwrapped_tensors
@@ -46,7 +46,7 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """All tensors of a checkpoint, its optimizer groups by place, and the files and entries that could not be read.
+    """All tensors and values of a checkpoint, its optimizer groups by place, and what could not be read.
 
     `steps` are the steps that files state.
     """
@@ -56,6 +56,7 @@ class Holdings:
     unreadable: tuple[Unreadable, ...]
     not_read: tuple[NotRead, ...] = ()
     steps: Mapping[Path, int] = field(default_factory=dict)
+    values: tuple[StoredValue, ...] = ()
 
     _first: dict[tuple[TensorRole, str, Place], StoredTensor] = field(init=False, repr=False, compare=False)
 
@@ -77,6 +78,7 @@ def hold(weights: Weights, selection: Selection = EVERYTHING, report_progress: P
     unreadable = list(weights.broken)
     not_read: list[NotRead] = []
     steps: dict[Path, int] = {}
+    values: list[StoredValue] = []
     for done, source in enumerate(weights.sources):
         try:
             contents = read_contents(source, weights.metadata)
@@ -88,12 +90,15 @@ def hold(weights: Weights, selection: Selection = EVERYTHING, report_progress: P
         tensors += (tensor for tensor in held if selection.takes(tensor.name, tensor.role))
         unreadable += contents.unreadable
         not_read += (entry for entry in contents.not_read if selection.takes(entry.name, "other"))
+        values += (value for value in contents.values if selection.takes(value.name, "other"))
         if contents.groups:
             groups[source.place] = contents.groups
         if contents.step is not None:
             steps[source.path] = contents.step
         report_progress(done + 1, source.label)
-    return Holdings(tuple(join_dp(tensors, weights.metadata)), groups, tuple(unreadable), tuple(not_read), steps)
+    return Holdings(
+        tuple(join_dp(tensors, weights.metadata)), groups, tuple(unreadable), tuple(not_read), steps, tuple(values)
+    )
 
 
 def copy_findings(weights: Weights, names: set[str], side: str) -> list[WeightsFinding]:

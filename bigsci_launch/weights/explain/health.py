@@ -58,31 +58,36 @@ def broken_records(sources: Sequence[Source]) -> Iterator[WeightsFinding]:
         broken = list(pool.map(_broken_in, paths))
     for source, found in zip(paths, broken, strict=True):
         if found:
-            claim = (
-                f"{source.name}: the bytes of {names_text(found)} do not match the checksum written with them: they "
-                "were changed after they were saved"
-            )
             places = tuple({item.place for item in sources if item.path == source and item.place.is_known})
-            yield WeightsFinding("corrupted bytes", found, places, claim)
+            yield corrupted(source, found, places)
+
+
+def corrupted(path: Path, names: tuple[str, ...], places: tuple[Place, ...]) -> WeightsFinding:
+    """Return the finding that the bytes of some tensors of a file do not match their checksums."""
+    claim = (
+        f"{path.name}: the bytes of {names_text(names)} do not match the checksum written with them: they were changed "
+        "after they were saved"
+    )
+    return WeightsFinding("corrupted bytes", names, places, claim)
 
 
 def _broken_in(path: Path) -> tuple[str, ...]:
     try:
-        return _broken_names(read_torch_file(path))
+        file = read_torch_file(path)
+        with MappedFile(path) as mapped, memoryview(mapped.memory) as memory:
+            return broken_names(file, memory)
     except (UnreadableFile, OSError):
         return ()
 
 
-def _broken_names(file: TorchFile) -> tuple[str, ...]:
+def broken_names(file: TorchFile, memory: memoryview, name: str = "") -> tuple[str, ...]:
+    """Return the tensors whose bytes do not match their checksums; `name` is that of the whole object."""
     checked = {key: record for key, record in file.records.items() if record.crc is not None and not record.is_deflated}
-    with MappedFile(file.path) as mapped:
-        memory = memoryview(mapped.memory)
-        broken = {key for key, record in checked.items() if _crc(memory, record.offset, record.num_bytes) != record.crc}
-        memory.release()
+    broken = {key for key, record in checked.items() if _crc(memory, record.offset, record.num_bytes) != record.crc}
     if not broken or (len(broken) == len(checked) and len(checked) > 1):
         # torch can be configured not to compute checksums. All of them are then wrong and prove nothing.
         return ()
-    names = [name for name, node in walk_tensors(file.tree) if node.storage in broken]
+    names = [found for found, node in walk_tensors(file.tree, name) if node.storage in broken]
     return tuple(names) or ("a record that no tensor uses",)
 
 

@@ -111,11 +111,11 @@ class DcpMetadata:
     rest: Mapping[str, Any]
     broken: tuple[Unreadable, ...] = ()
 
-    def items(self) -> Iterator[Item]:
-        """Yield every item that a file should have."""
-        yield from (box.item for tensor in self.tensors for box in tensor.boxes if box.item is not None)
-        yield from (blob.item for blob in self.blobs if blob.item is not None)
-        yield from (item for _, item in self.unlisted)
+    def items(self) -> Iterator[tuple[str, Item]]:
+        """Yield every item that a file should have, with the name of its entry."""
+        yield from ((tensor.name, box.item) for tensor in self.tensors for box in tensor.boxes if box.item is not None)
+        yield from ((blob.name, blob.item) for blob in self.blobs if blob.item is not None)
+        yield from self.unlisted
 
 
 def is_dcp_name(name: str) -> bool:

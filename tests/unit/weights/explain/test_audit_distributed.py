@@ -1,0 +1,151 @@
+"""`bsl diff-weights --audit` of folders that torch.distributed.checkpoint wrote."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+NAMES = ("0.weight", "0.bias", "2.weight")
+
+
+def write(folder: Path, steps: dict[str, Any] | None = None, **more: Any) -> Path:
+    """Save the weights and moments of three parameters; each has made 10 steps, but for those in `steps`."""
+    generator = torch.Generator().manual_seed(1)
+    taken = {name: torch.tensor(10.0) for name in NAMES} | (steps or {})
+    state = {
+        "model": {name: torch.randn(6, 4, generator=generator) for name in NAMES},
+        "optimizer": {
+            "state": {name: {"exp_avg": torch.randn(6, 4, generator=generator), "step": taken[name]} for name in NAMES},
+            "param_groups": [{"lr": 0.1, "params": list(NAMES)}],
+        },
+        "train_state": {"step": torch.tensor(12)},
+        "seed": 7,
+        **more,
+    }
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, sync_files=False), no_dist=True)
+    return folder
+
+
+def place_of(folder: Path, name: str) -> Any:
+    """Return the entry of the metadata that says where a tensor or an object is."""
+    listed = pickle.loads((folder / ".metadata").read_bytes()).storage_data
+    return next(info for index, info in listed.items() if index.fqn == name)
+
+
+def flip(folder: Path, name: str, value: bytes) -> None:
+    """Flip one bit of the bytes `value` of an entry."""
+    info = place_of(folder, name)
+    path = folder / info.relative_path
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(value, info.offset, info.offset + info.length) + 1] ^= 4
+    path.write_bytes(raw)
+
+
+def findings(diff: Any, folder: Path) -> tuple[int, list[str]]:
+    answer = diff("--audit", folder, "--json")
+    return answer.code, [finding["claim"] for finding in answer.document["findings"]]
+
+
+def test_a_sound_checkpoint_has_no_finding(tmp_path: Path, diff: Any) -> None:
+    assert findings(diff, write(tmp_path / "a")) == (0, [])
+    assert diff("--audit", tmp_path / "a").code == 0
+
+
+def test_bytes_that_do_not_match_their_checksum(tmp_path: Path, diff: Any) -> None:
+    folder = write(tmp_path / "a", history=[torch.full((5,), 1.5), torch.full((5,), 2.5)])
+    weight = torch.load(open_entry(folder, "model.0.weight"))
+    flip(folder, "model.0.weight", weight.numpy().tobytes())
+    flip(folder, "history.1", torch.full((5,), 2.5).numpy().tobytes())
+    code, (claim,) = findings(diff, folder)
+    assert code == 1
+    assert claim.startswith("__0_0.distcp: the bytes of ")
+    assert "model.0.weight" in claim
+    assert "history.1" in claim
+    assert "do not match the checksum written with them" in claim
+
+
+def open_entry(folder: Path, name: str) -> Any:
+    info = place_of(folder, name)
+    return io.BytesIO((folder / info.relative_path).read_bytes()[info.offset : info.offset + info.length])
+
+
+def test_a_checkpoint_without_checksums_is_not_corrupted(tmp_path: Path, diff: Any) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        folder = write(tmp_path / "a")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert findings(diff, folder) == (0, [])
+
+
+def test_files_that_no_entry_uses_are_named_and_are_no_fault(tmp_path: Path, diff: Any) -> None:
+    folder = write(tmp_path / "a")
+    for name in ("__1_0.distcp", "__2_0.distcp", "__3.metadata"):
+        (folder / name).write_bytes(b"of an earlier save with more ranks")
+    code, (claim,) = findings(diff, folder)
+    assert code == 0
+    assert claim.startswith("__1_0.distcp, __2_0.distcp, __3.metadata are in the folder, but no entry of the metadata")
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (
+            {"0.bias": torch.tensor(3.0)},
+            "in optimizer.state, the step of 0.bias is 3, that of 2 other parameters 10: lost on load, or without a "
+            "gradient in some steps",
+        ),
+        (
+            {"0.bias": torch.tensor(11.0)},
+            "in optimizer.state, the step of 0.bias is 11, that of 2 other parameters 10",
+        ),
+        (
+            {"0.bias": 3, "0.weight": 10, "2.weight": 10},
+            "in optimizer.state, the step of 0.bias is 3, that of 2 other parameters 10: lost on load, or without a "
+            "gradient in some steps",
+        ),
+    ],
+    ids=["behind", "ahead", "plain numbers"],
+)
+def test_a_step_that_is_not_that_of_the_other_parameters(
+    tmp_path: Path, diff: Any, steps: dict[str, Any], said: str
+) -> None:
+    assert findings(diff, write(tmp_path / "a", steps)) == (1, [said])
+
+
+def test_steps_that_are_left_out_are_not_compared(tmp_path: Path, diff: Any) -> None:
+    folder = write(tmp_path / "a", {"0.bias": torch.tensor(3.0), "2.weight": 4})
+    assert diff("--audit", folder).code == 1
+    assert diff("--audit", folder, "--exclude", r"\.(0\.bias|2\.weight)\.step$").code == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: (folder / "__0_0.distcp").unlink(), "__0_0.distcp: missing, but listed in its metadata"),
+        (lambda folder: (folder / "__0_0.distcp").write_bytes(b""), "__0_0.distcp"),
+        (lambda folder: (folder / ".metadata").unlink(), ".metadata: missing"),
+        (lambda folder: drop_chunk(folder), "no file has 24 of its 24 elements"),
+    ],
+    ids=["missing file", "short file", "no metadata", "hole"],
+)
+def test_what_is_not_read_is_listed(tmp_path: Path, diff: Any, damage: Callable[[Path], Any], said: str) -> None:
+    folder = write(tmp_path / "a")
+    damage(folder)
+    answer = diff("--audit", folder)
+    assert answer.code == 4
+    assert said in answer.text
+
+
+def drop_chunk(folder: Path) -> None:
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    metadata.state_dict_metadata["model.0.weight"].chunks.clear()
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
