@@ -20,11 +20,13 @@ DTYPE = Named("numpy", "dtype")
 KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}
 STRUCT_CODES = {"f2": "e", "f4": "f", "f8": "d", "b1": "?", **{f"i{1 << n}": "bhiq"[n] for n in range(4)}}
 STRUCT_CODES |= {f"u{1 << n}": "BHIQ"[n] for n in range(4)}
-# An array with more rows than this keeps the order in which the pickle has it.
+# An array with more rows or wider elements than this keeps the order in which the pickle has it.
 MAX_ROWS = 1 << 16
+MAX_WIDTH = 1 << 8
 SHOWN_NUMBERS = 8
 # The most that numpy makes.
 MAX_DIMS = 64
+MAX_SHOWN_BYTES = 16 * SHOWN_NUMBERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +98,16 @@ def _are_lengths(lengths: Any) -> bool:
 
 
 def _in_row_major_order(data: bytes, shape: Sequence[int], strides: Sequence[int]) -> bytes | None:
-    if not data or math.prod(shape[:-1]) > MAX_ROWS:
-        return None if data else data
+    if not data:
+        return data
+    width = len(data) // math.prod(shape)
+    if math.prod(shape[:-1]) > MAX_ROWS or width > MAX_WIDTH:
+        return None
     starts = [
         sum(index * stride for index, stride in zip(at, strides[:-1], strict=True))
         for at in itertools.product(*map(range, shape[:-1]))
     ]
     length = (shape[-1] - 1) * strides[-1] + 1
-    width = len(data) // math.prod(shape)
     ordered = bytearray(len(data))
     for byte in range(width):
         lane = data[byte::width]
@@ -141,7 +145,7 @@ def dtype_text(dtype: Any) -> str:
         fields = dtype.states[0][3] if _is_dtype(dtype) and len(dtype.states[0]) > 3 else None
         return f"record of {len(fields)} fields" if isinstance(fields, tuple) else "of another dtype"
     order, kind, size = code
-    plain = kind in KINDS and size.isdigit()
+    plain = kind in KINDS and size.isascii() and size.isdecimal()
     name = "bool" if code[1:] == ("b", "1") else f"{KINDS.get(kind)}{8 * int(size)}" if plain else f"{kind}{size}"
     return f"big-endian {name}" if order == ">" else name
 
@@ -165,7 +169,7 @@ def _code(dtype: Any) -> tuple[str, str, str] | None:
 
 
 def _numbers(dtype: Any, data: bytes) -> tuple[Any, ...]:
-    code = _code(dtype)
+    code = _code(dtype) if len(data) <= MAX_SHOWN_BYTES else None
     letter = STRUCT_CODES.get(f"{code[1]}{code[2]}") if code else None
     if code is None or letter is None or len(data) % struct.calcsize(f"<{letter}"):
         return ()

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from .zoo import CONTAINERS, KINDS, write_all
+from .zoo import CONTAINERS, KINDS, RAMP, save, tied, write_all
 
 ROOT = Path(__file__).parents[4]
 
@@ -49,6 +50,23 @@ def test_any_change_is_named(saved_twice: tuple[Path, Path], diff: Callable[...,
     found = [entry["tensor"] for entry in document["different"]] + [entry["value"] for entry in document["values"]]
     unseen = [kind for kind in KINDS if not any(name_is_of(name, kind) for name in found)]
     assert not unseen
+
+
+def test_views_and_copies_of_one_content_are_equal(tmp_path: Path, diff: Callable[..., Any]) -> None:
+    """Tied, expanded and transposed tensors against copies of their own."""
+    views = {"tied": tied(), "expanded": RAMP[:1].expand(4, 6), "turned": RAMP.t(), "zero": torch.ones(()).expand(2, 0)}
+    copies = {
+        "tied": {name: {key: value.clone() for key, value in part.items()} for name, part in tied().items()},
+        "expanded": RAMP[:1].repeat(4, 1),
+        "turned": RAMP.t().contiguous(),
+        "zero": torch.ones(2, 0),
+    }
+    paths = [save(tree, tmp_path / f"{name}.pt") for name, tree in (("views", views), ("copies", copies))]
+    answer = diff(*paths)
+    assert answer.code == 0, answer.text
+    for name in ("expanded", "turned"):
+        changed = {**copies, name: copies[name] + (copies[name] == 3)}
+        assert diff(paths[0], save(changed, tmp_path / "changed.pt")).code == 1
 
 
 def name_is_of(name: str, kind: str) -> bool:
