@@ -6,6 +6,8 @@ import re
 
 LATEST = "latest"
 """The file in a folder of checkpoints that names the newest one. The name is DeepSpeed's."""
+CHECKPOINT_RECORD = "checkpoint.json"
+"""What bsl writes into a checkpoint about it: when it was saved, by which run, and which files it has."""
 
 _TAG = re.compile(r"global_step([0-9]+)")
 _DUMP = re.compile(r"step-([0-9]+)-(before|after)")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import CheckpointError
-from bigsci_launch.file_names import LATEST, digests_name, step_of_tag
+from bigsci_launch.file_names import CHECKPOINT_RECORD, LATEST, digests_name, step_of_tag
 from bigsci_launch.runs.layout import write_atomically
 
 SCHEMA_VERSION = 1
@@ -100,7 +100,7 @@ def is_checkpoint_name(path: Path) -> bool:
 
 def record_path(folder: Path) -> Path:
     """The file that describes the checkpoint in `folder`."""
-    return folder / "checkpoint.json"
+    return folder / CHECKPOINT_RECORD
 
 
 def digests_path(folder: Path, rank: int) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigsci_launch.file_names import CHECKPOINT_RECORD
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.files.sources import OtherFile, Weights
 from bigsci_launch.weights.files.tensors import NotRead, Segment, UnreadableFile
@@ -34,7 +35,7 @@ def compare_others(a: Weights, b: Weights) -> OtherFiles:
     are_folders = a.path.is_dir() and b.path.is_dir()
     for label in sorted(left.keys() | right.keys()):
         one, other = left.get(label), right.get(label)
-        if one and other and _are_equal(one.path, other.path, files):
+        if Path(label).name == CHECKPOINT_RECORD or (one and other and _are_equal(one.path, other.path, files)):
             continue
         present = one or other
         assert present is not None
