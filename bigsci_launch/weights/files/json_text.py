@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from typing import Any, NoReturn
 
@@ -11,6 +12,9 @@ from typing import Any, NoReturn
 MAX_WEIGHT = 1_800_000
 WEIGHTS = {b"{": 1, b"[": 1, b",": 1, b":": 2}
 MAX_DIGITS = 20
+# A text with characters above U+00FF needs four times as much memory as in the file.
+MAX_WIDE_BYTES = 8 << 20
+WIDE = re.compile(rb"[\xc4-\xff]")
 SHOWN = 60
 
 
@@ -24,6 +28,8 @@ def parse_json(data: bytes) -> Any:
     Raises:
         BadJson: it is not JSON, repeats a key, has numbers that are not finite, or has too many parts.
     """
+    if len(data) > MAX_WIDE_BYTES and WIDE.search(data):
+        raise BadJson(f"has more than {MAX_WIDE_BYTES:,} bytes, and characters that are not Latin")
     if sum(data.count(mark) * weight for mark, weight in WEIGHTS.items()) > MAX_WEIGHT:
         raise BadJson("has more parts than any checkpoint's")
     try:

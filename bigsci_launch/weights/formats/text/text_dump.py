@@ -67,12 +67,13 @@ def read_text_dump(path: Path, place: Place) -> Contents:
     Raises:
         UnreadableFile: the file cannot be read, or contains no printed tensor.
     """
-    text = read_small_file(path, MAX_BYTES).decode("utf-8", "replace")
+    raw = read_small_file(path, MAX_BYTES)
+    if raw.count(b"tensor(") > MAX_TENSORS:
+        raise UnreadableFile(path, f"contains more than {MAX_TENSORS:,} printed tensors")
+    text = raw.decode("utf-8", "replace")
     starts = list(ENTRY.finditer(text))
     if not starts:
         raise UnreadableFile(path, "contains no printed tensor")
-    if len(starts) > MAX_TENSORS:
-        raise UnreadableFile(path, f"contains more than {MAX_TENSORS:,} printed tensors")
     ends = [*(match.start() for match in starts[1:]), len(text)]
     tensors: list[StoredTensor] = []
     not_read = list(_other_text(path, "the text before the first tensor", text[: starts[0].start()]))

@@ -296,7 +296,6 @@ TORCH: dict[str, Write] = {
     "legacy: storage of 2**62 elements": lambda: legacy(WEIGHTS, data=struct.pack("<q", 2**62) + EIGHT),
     "legacy: storage cut": lambda: legacy(WEIGHTS, data=struct.pack("<q", 2)),
 }
-NUM_RECORDS = 70_000
 LARGE_TORCH: dict[str, Write] = {
     "200 MB of operations": lambda: torch_zip(b"\x80\x02" + b"N0" * (100 << 20) + b"N."),
     "62 MB of operations": lambda: torch_zip(b"\x80\x02" + b"N0" * (31 << 20) + b"N."),
@@ -304,15 +303,14 @@ LARGE_TORCH: dict[str, Write] = {
     "sets": lambda: torch_zip(b"\x80\x04(" + b"\x8f" * 990_000 + b"l."),
     "objects": lambda: torch_zip(b"\x80\x02ca\nb\nq\x010(" + b"h\x01)\x81" * 330_000 + b"l."),
     "marks": lambda: torch_zip(b"\x80\x02" + b"(" * 999_000 + b"."),
-    "numbers": lambda: torch_zip(b"\x80\x02(" + b"".join(map(number, range(1000, 950_000))) + b"l."),
+    "numbers": lambda: torch_zip(b"\x80\x02(" + number(1000) * 950_000 + b"l."),
     "tuples as keys of one hash": lambda: torch_zip(
-        b"\x80\x02}(" + b"".join(numbers((n, -n)) + b"N" for n in range(100_000)) + b"u."
+        b"\x80\x02}(" + b"".join(numbers((n, -n)) + b"N" for n in range(40_000)) + b"u."
     ),
     "numbers as keys of one hash": lambda: torch_zip(
-        b"\x80\x02}(" + b"".join(number((2**61 - 1) * n) + b"N" for n in range(1, 150_000)) + b"u."
+        b"\x80\x02}(" + b"".join(number((2**61 - 1) * n) + b"N" for n in range(1, 60_000)) + b"u."
     ),
-    "60 MB of text": lambda: torch_zip(tree(w=GOOD, s=text("\U0001f600".encode() + b"x" * 60_000_000))),
-    "300,000 records": lambda: zipped([("a/data.pkl", WEIGHTS), *((f"a/data/{n}", b"") for n in range(300_000))]),
+    "20 MB of text": lambda: torch_zip(tree(w=GOOD, s=text("\U0001f600".encode() + b"x" * 20_000_000))),
 }
 
 
@@ -371,7 +369,7 @@ TEXTS: dict[str, bytes] = {
     "number of 32 characters": b"w=tensor([1.000000000000000000000000000000])\n",
 }
 LARGE_TEXTS: dict[str, Write] = {
-    "line of 300 MB": lambda: b"w=tensor([" + b"1.0000, " * (300 << 17) + b"1.])\n",
+    "line of 64 MB": lambda: b"w=tensor([" + b"1.0000, " * (64 << 17) + b"1.])\n",
     "1,600,000 names": lambda: TEXT.encode() + b"a=tensor(\n" * 1_600_000,
 }
 SOUND: Mapping[str, bytes] = {
