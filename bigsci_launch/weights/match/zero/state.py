@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from bigsci_launch.file_names import rank_of_name
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool, equal_segments
 from bigsci_launch.weights.files.tensors import NOWHERE, StoredTensor, StoredValue, UnreadableFile
 from bigsci_launch.weights.formats.zero import LEFT_EMPTY
+from bigsci_launch.weights.locate.parts import component_of
 from bigsci_launch.weights.match.batches import ComparedSide, EntryPair, StoredEntry
 
 OPTIMIZER_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt|optimizer_state\.pt")
@@ -83,7 +83,7 @@ def _gathered(
             found.left_out.append((side, IN_PIECES, entry))
         elif _is_about_cut(entry, key):
             found.left_out.append((side, OF_THE_CUT, entry))
-        elif why_rank is not None and rank_of_name(entry.path.stem) is not None:
+        elif why_rank is not None and component_of(entry.path) == "random states":
             found.left_out.append((side, why_rank, entry))
         else:
             held.setdefault(key, []).append(entry)

@@ -323,3 +323,13 @@ def test_replicas_of_buffers_are_audited(edited: Any, diff: Any) -> None:
     changed = edited("stage3", "*rank_1_*_model_states.pt", lambda states: moved(states["module"]["scale"]))
     document = diff("--audit", changed, "--json").document
     assert [(entry["tensor"], entry["relation"]) for entry in document["different"]] == [("scale", "dp replicas")]
+
+
+def test_random_states_of_ranks_that_the_other_side_lacks_are_noted(written: Path, tmp_path: Path, diff: Any) -> None:
+    for name, num_ranks in (("stage2", 2), ("stage2-of4", 4)):
+        shutil.copytree(written / name, tmp_path / name)
+        for rank in range(num_ranks):
+            torch.save({"torch": torch.arange(rank, rank + 4)}, tmp_path / name / STEP / f"rng_rank_{rank:04d}.pt")
+    answer = diff(tmp_path / "stage2", tmp_path / "stage2-of4")
+    assert answer.code == 0, answer.text
+    assert "2 tensors of A, of single ranks, whose topology the other side does not have: not compared" in answer.text
