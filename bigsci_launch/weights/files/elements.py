@@ -22,7 +22,6 @@ from bigsci_launch.weights.files.tensors import (
     PACKED_DTYPES,
     Segment,
     StoredTensor,
-    UnreadableFile,
     cut_segments,
 )
 
@@ -78,11 +77,10 @@ def _contiguous(tensor: StoredTensor, start: int, stop: int, files: FilePool) ->
 
 
 def _view(tensor: StoredTensor, segment: Segment, files: FilePool) -> Array:
-    memory = files.get(segment.path).memory
-    if segment.offset + segment.num_bytes > len(memory):
-        raise UnreadableFile(segment.path, "shorter than a moment ago: another process is writing to it")
+    file = files.get(segment.path)
+    file.require(segment.offset + segment.num_bytes)
     dtype = stored_as(tensor.dtype)
-    return np.frombuffer(memory, dtype, segment.num_bytes // DTYPE_BYTES[tensor.dtype], segment.offset)
+    return np.frombuffer(file.memory, dtype, segment.num_bytes // DTYPE_BYTES[tensor.dtype], segment.offset)
 
 
 def _unpacked(tensor: StoredTensor, start: int, stop: int, files: FilePool) -> Array:

@@ -124,6 +124,15 @@ class MappedFile:
     def __len__(self) -> int:
         return len(self.memory)
 
+    def require(self, end: int) -> None:
+        """Require that the file still has `end` bytes: the system ends a program that reads a mapping past them.
+
+        Raises:
+            UnreadableFile: the file has become shorter.
+        """
+        if end > min(len(self.memory), self.memory.size()):
+            raise UnreadableFile(self.path, "shorter than a moment ago: another process is writing to it")
+
     def expect(self, offset: int, length: int) -> None:
         """Announce which bytes of a file that is read in samples are read next, so that they are read at once."""
         if self.in_samples:
@@ -273,7 +282,6 @@ def _equal_bytes(a: Segment, b: Segment, length: int, files: FilePool) -> bool:
 
 
 def _locate(segment: Segment, length: int, file: MappedFile) -> int:
-    if segment.offset + length > len(file):
-        raise UnreadableFile(segment.path, "shorter than a moment ago: another process is writing to it")
+    file.require(segment.offset + length)
     file.expect(segment.offset, length)
     return file.address + segment.offset

@@ -56,6 +56,18 @@ def test_a_file_that_became_shorter_is_named_not_read(tmp_path: Path) -> None:
         equal_segments(whole, whole, FilePool())
 
 
+def test_a_file_that_becomes_shorter_while_it_is_mapped_is_not_touched(tmp_path: Path) -> None:
+    """Without the check, the system would end this process."""
+    path = tmp_path / "w"
+    path.write_bytes(b"x" * 100_000)
+    files, whole = FilePool(), (Segment(path, 0, 100_000),)
+    assert equal_segments(whole, whole, files)
+    with path.open("r+b") as stream:
+        stream.truncate(0)
+    with pytest.raises(UnreadableFile, match="shorter than a moment ago"):
+        equal_segments(whole, whole, files)
+
+
 def test_a_pool_with_a_limit_holds_that_many_files(tmp_path: Path) -> None:
     paths = [tmp_path / str(number) for number in range(40)]
     for path in paths:
