@@ -23,8 +23,8 @@ from weights_writers import ROWS, Row
 
 from bigsci_launch.cli.main import bsl
 
-# Files that say what a model is, not what its weights are.
-ABOUT = re.compile(r"(?:config|generation_config|adapter_config)\.json|README.*")
+# Files that say what a model is or where it is, not what its weights are.
+ABOUT = re.compile(r"(?:config|generation_config|adapter_config)\.json|README.*|.*\.index\.json")
 INTRODUCTION = """\
 Each row is a small model in one format, written by the library that is named, or by a stand-in with the same files.
 
@@ -33,7 +33,9 @@ Each row is a small model in one format, written by the library that is named, o
 - *cut otherwise*: the same model in other files is equal;
 - *cut short*: each file in turn is cut to three fifths of its size, and to nothing; the answer names it, exit code 4;
 - *a file missing*: each file in turn is removed; never "equal". If an index or metadata requires the file, it is named
-  (exit code 4); otherwise the entries that it had are (exit code 1)."""
+  (exit code 4); otherwise the entries that it had are (exit code 1).
+
+`config.json` and shard indexes are left out of the last two: indexes are checked against the shards."""
 COLUMNS = ("format", "reads", "one flipped bit", "cut otherwise", "cut short", "a file missing")
 
 

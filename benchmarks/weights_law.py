@@ -49,6 +49,10 @@ CHANGES_A_ROUND = 6
 SAID = (("padding behind", "bit"), ("about the run", ""), ("names are compared without", "key renamed"))
 
 
+# Changes that may change all parts of an entry.
+WIDE = ("class", "type of a value")
+
+
 @dataclass(frozen=True)
 class Verdict:
     """One case: what was changed, where, and what is wrong with the answer ("" if nothing)."""
@@ -73,9 +77,8 @@ def compared(a: Path, b: Path) -> tuple[int, Comparison | None, str]:
 
 
 def names_in(found: Comparison) -> list[str]:
-    """Return the names of everything that differs or was not read."""
-    differences = [*found.differences, *found.value_differences]
-    return [difference.name for difference in differences]
+    """Return the names of everything that differs, as the answer shows them."""
+    return [*(one.title for one in found.differences), *(one.name for one in found.value_differences)]
 
 
 def judge_equal(a: Path, b: Path) -> tuple[int, str]:
@@ -107,7 +110,7 @@ def judge_change(a: Path, b: Path, change: Change) -> tuple[int, str]:
     if not any(text in name for text in _texts(change) for name in names):
         return code, f"does not name the entry: {describe(found)}"
     # A tensor of an odd kind has parts, and a class has arguments: all of them are in the entry.
-    is_one = len(names) == 1 or any(_begin_alike(names, text) for text in _texts(change))
+    is_one = len(names) == 1 or change.kind in WIDE or any(_begin_alike(names, text) for text in _texts(change))
     return code, "" if is_one else f"names {len(names)}: {describe(found)}"
 
 
@@ -119,11 +122,11 @@ def _begin_alike(names: Sequence[str], text: str) -> bool:
 
 def _texts(change: Change) -> list[str]:
     """Return texts, one of them in the name of the changed entry: its key, and for an element the key of its series."""
-    steps = change.path[-2:] if change.path and change.path[-1].kind == "index" else change.path[-1:]
-    is_plain = all(step.kind != "attribute" and type(step.key) in (str, int) for step in steps)
     # An answer shows text that no terminal can print, such as half a character, by its escape.
-    shown = [str(step.key).encode("utf-8", "backslashreplace").decode() for step in steps]
-    return shown if is_plain and len(change.path) > 1 else [""]
+    steps = change.path[-2:] if change.path and change.path[-1].kind == "index" else change.path[-1:]
+    are_plain = all(type(step.key) in (str, int) and str(step.key).isprintable() for step in steps)
+    is_named = are_plain and len(change.path) > 1 and all(step.kind != "attribute" for step in steps)
+    return [str(step.key) for step in steps] if is_named else [""]
 
 
 def describe(found: Comparison) -> str:

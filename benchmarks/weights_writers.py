@@ -6,6 +6,7 @@ import importlib.util
 import json
 import shutil
 import sys
+import tarfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from torch import nn
 
 from bigsci_launch.file_names import digests_name
 from bigsci_launch.topology import Coordinate
-from bigsci_launch.weights.formats.digests import digest_document, digest_entry
+from bigsci_launch.weights.formats.text.digests import digest_document, digest_entry
 
 TESTS = Path(__file__).parents[1] / "tests" / "unit" / "weights"
 FOREIGN = TESTS / "foreign"
@@ -36,13 +37,12 @@ class Row:
     """One format: `write(folder, is_changed)` writes the model, perhaps with one bit flipped, and returns its path.
 
     `named` is what the answer calls the tensor that has the flipped bit. `otherwise` writes the same model in other
-    files, or says why there are none. `formats` are the readers of its files, as `Source.format` has them.
+    files, or says why there are none.
     """
 
     name: str
     write: Write
     otherwise: Write | str
-    formats: tuple[str, ...]
     named: str = CHANGED
 
 
@@ -50,17 +50,20 @@ class Row:
 
 
 @cache
-def _tiny() -> Any:
-    spec = importlib.util.spec_from_file_location("weights_conftest", TESTS / "conftest.py")
+def _of_tests(path: str) -> Any:
+    """Return a module of the tests."""
+    name = f"weights_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, TESTS / path)
     assert spec is not None and spec.loader is not None
-    module = sys.modules["weights_conftest"] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.TinyCheckpoint
+    return module
 
 
 def model(is_changed: bool, *, tp: int = 1, pp: int = 1, dp: int = 1) -> Any:
     """Return the model on a topology; changed, its `CHANGED` has the sign of its first element flipped."""
-    made, whole = _tiny()(tp=tp, pp=pp, dp=dp), _tiny()(tp=1, pp=1, dp=1)
+    tiny = _of_tests("conftest.py").TinyCheckpoint
+    made, whole = tiny(tp=tp, pp=pp, dp=dp), tiny(tp=1, pp=1, dp=1)
     for (_, rank), tensors in made.state.items():
         for name, roles in tensors.items():
             for role, value in roles.items():
@@ -168,6 +171,20 @@ def npz(folder: Path, is_changed: bool) -> Path:
     return folder / "model.npz"
 
 
+def gguf(folder: Path, is_changed: bool) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    tests = _of_tests("formats/test_array_files.py")
+    w = tests.F32.copy()
+    w.view(np.uint32)[0, 1] ^= int(is_changed)
+    return Path(tests.write_gguf(folder / "model.gguf", w=w))
+
+
+def npz_otherwise(folder: Path, is_changed: bool) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: value.float() for name, value in weights(is_changed).items()}, folder / "model.safetensors")
+    return folder / "model.safetensors"
+
+
 # Folders.
 
 
@@ -260,12 +277,27 @@ def pipeline_otherwise(folder: Path, is_changed: bool) -> Path:
     return Path(model(is_changed, tp=1, pp=1, dp=4).write(folder))
 
 
-def universal(folder: Path, is_changed: bool) -> Path:
-    for name, roles in model(is_changed).state[0, 0].items():
-        for role, value in roles.items():
-            _saved(folder / "zero" / name / f"{role}.pt", {"param": value})
-        _saved(folder / "zero" / name / "step.pt", torch.tensor(20.0))
-    return folder
+def zero(name: str, shard: str, flats: str) -> Write:
+    """Return the writer of a checkpoint of the tests that DeepSpeed wrote; changed, a master in one shard is."""
+
+    def write(folder: Path, is_changed: bool) -> Path:
+        with tarfile.open(TESTS / "zero" / "checkpoints.tar.xz") as packed:
+            members = [member for member in packed.getmembers() if member.name.split("/")[0] == name]
+            packed.extractall(folder, members, filter="data")
+        steps = list((folder / name).glob("global_step*"))
+        if is_changed:
+            _flip_master(next((folder / name).glob(f"**/{shard}")), flats)
+        return steps[0] if steps else folder / name
+
+    return write
+
+
+def _flip_master(path: Path, flats: str) -> None:
+    tree = torch.load(path, weights_only=False)
+    held = tree["param"] if flats == "param" else tree["optimizer_state_dict"][flats][0]
+    with torch.no_grad():
+        held.view(torch.int32).view(-1)[0] ^= 1
+    torch.save(tree, path)
 
 
 def dumps(folder: Path, is_changed: bool, **topology: int) -> Path:
@@ -302,38 +334,35 @@ def printed(folder: Path, is_changed: bool) -> Path:
 
 
 IN_THE_TRAINER = "its other files belong to this run"
+SHARD, MASTERS = "*zero_pp_rank_0_mp_rank_00_optim_states.pt", "single_partition_of_fp32_groups"
 ROWS = (
-    Row("torch.save", torch_zip, safetensors, ("plain",)),
-    Row("torch.save before torch 1.6", torch_legacy, torch_zip, ("plain",)),
-    Row("torch.save, compressed by another program", torch_compressed, torch_zip, ("plain",)),
-    Row("TorchScript", torchscript, net_state, ("plain",), "up.weight"),
-    Row("torch.export", exported, net_state, ("plain",), "up.weight"),
-    Row("safetensors", safetensors, hugging_face, ("plain",)),
+    Row("torch.save", torch_zip, safetensors),
+    Row("torch.save before torch 1.6", torch_legacy, torch_zip),
+    Row("torch.save, compressed by another program", torch_compressed, torch_zip),
+    Row("TorchScript", torchscript, net_state, "up.weight"),
+    Row("torch.export", exported, net_state, "up.weight"),
+    Row("safetensors", safetensors, hugging_face),
     Row(
         "Hugging Face shards with an index",
         hugging_face,
         lambda folder, is_changed: hugging_face(folder, is_changed, 3),
-        ("plain",),
     ),
     Row(
         "Hugging Face Trainer",
         foreign("trainer", "model.safetensors", flip_safetensors("transformer.wte.weight")),
         IN_THE_TRAINER,
-        ("plain", "json"),
         "transformer.wte.weight",
     ),
     Row(
         "accelerate",
         foreign("accelerate", "model.safetensors", flip_safetensors("0.weight")),
         IN_THE_TRAINER,
-        ("plain",),
         "0.weight",
     ),
     Row(
         "accelerate, FSDP with full state dicts",
         foreign("fsdp-full", "pytorch_model_fsdp.bin", flip_record("data/0")),
         IN_THE_TRAINER,
-        ("plain",),
         "0.weight",
     ),
     Row(
@@ -344,23 +373,35 @@ ROWS = (
             flip_safetensors("base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"),
         ),
         "it is one file",
-        ("plain",),
         "lora_A.weight",
     ),
     Row(
         "Lightning",
         foreign("lightning", "epoch=0-step=4.ckpt", flip_record("data/0")),
         "it is one file",
-        ("plain",),
         "weight",
     ),
-    Row("torch.distributed.checkpoint", distributed, distributed_as_one, ("dcp",)),
-    Row("torch.distributed.checkpoint, safetensors storage", distributed_safetensors, safetensors, ("plain",)),
-    Row("Megatron-LM", megatron, "it does not say how shards are cut", ("plain",)),
-    Row("DeepSpeed pipeline", pipeline, pipeline_otherwise, ("layer", "model_states", "optimizer", "aside")),
-    Row("DeepSpeed universal", universal, pipeline, ("universal",)),
-    Row("dumps of ranks by `bsl train`", dumps, dumps_otherwise, ("dump",)),
-    Row("digests by `bsl train`", digests, dumps, ("digests",)),
-    Row("tensors as torch prints them", printed, dumps, ("text",)),
-    Row("npz", npz, "its dtypes are numpy's", ()),
+    Row("torch.distributed.checkpoint", distributed, distributed_as_one),
+    Row("torch.distributed.checkpoint, safetensors storage", distributed_safetensors, safetensors),
+    Row("Megatron-LM", megatron, "it does not say how shards are cut"),
+    Row("DeepSpeed pipeline", pipeline, pipeline_otherwise),
+    *(
+        Row(f"DeepSpeed ZeRO-{stage}", zero(f"stage{stage}", SHARD, flats), otherwise, "fp32")
+        for stage, flats, otherwise in (
+            (1, MASTERS, zero("stage2-of4", SHARD, MASTERS)),
+            (2, MASTERS, zero("stage3", SHARD, "fp32_flat_groups")),
+            (3, "fp32_flat_groups", zero("stage3-of4", SHARD, "fp32_flat_groups")),
+        )
+    ),
+    Row(
+        "DeepSpeed universal",
+        zero("stage2-universal", "fp32.pt", "param"),
+        zero("stage2", SHARD, MASTERS),
+        "fp32",
+    ),
+    Row("dumps of ranks by `bsl train`", dumps, dumps_otherwise),
+    Row("digests by `bsl train`", digests, dumps),
+    Row("tensors as torch prints them", printed, dumps),
+    Row("npz of numpy", npz, npz_otherwise),
+    Row("GGUF of llama.cpp", gguf, "it is one file", "w"),
 )
