@@ -8,7 +8,7 @@ Gradients depend on nothing but the parameter's name and the step, so every topo
     FOLDER/changed                   as dp2-tp2, but one element of one moment differs: [19, 5] of layers.1.up.weight
     FOLDER/whole.pt                  the full state
     FOLDER/rank-N/plain.pt           what `torch.save` writes on each rank of dp2-tp2: DTensors
-    FOLDER/rank-N/same.pt            the same, written again
+    FOLDER/rank-N/same.pt            the same, but for what every other process has in it: hashes
     FOLDER/rank-N/element.pt         the same, with another first local element of layers.0.down.weight
     FOLDER/rank-N/placement.pt       the same, with layers.0.norm.weight placed whole on every rank
 """
@@ -91,6 +91,8 @@ def save_dtensors(model: nn.Module) -> None:
     folder.mkdir()
     state = model.state_dict()
     torch.save(state, folder / "plain.pt")
+    spec = state["layers.0.norm.weight"]._spec
+    spec._hash, spec.mesh._hash = 1, 2
     torch.save(state, folder / "same.pt")
     norm = state["layers.0.norm.weight"]
     other = DTensor.from_local(norm.to_local(), norm.device_mesh, [Replicate()] * len(norm.placements))
