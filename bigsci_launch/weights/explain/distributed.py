@@ -76,7 +76,7 @@ def _unused_files(folder: Path, metadata: DcpMetadata) -> Iterator[WeightsFindin
     if unused:
         claim = (
             f"{names_text(unused)} {agree('is', len(unused))} in the folder, but no entry of the metadata uses "
-            f"{'it' if len(unused) == 1 else 'them'}: not read, and left by an earlier save, or the metadata is"
+            f"{'it' if len(unused) == 1 else 'them'}: not read, and probably left by an earlier save"
         )
         yield WeightsFinding("unused file", (), (), claim, is_fault=False)
 
