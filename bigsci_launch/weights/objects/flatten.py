@@ -57,6 +57,9 @@ class Attribute:
         return self.name
 
 
+OF_THE_PROCESS = (Attribute("_hash"), Attribute("_thread_id"))
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """One leaf of a tree: a `TensorNode`, `StorageNode`, `Outside`, or a value that `encode` takes."""
@@ -244,7 +247,7 @@ def _parts_of(node: Instance) -> list[tuple[Any, Any]]:
     parts += [(Attribute(f"argument {index}"), value) for index, value in enumerate(node.args)]
     parts += [(Attribute(name), value) for name, value in node.kwargs.items()]
     states = _states(tuple(node.states))
-    parts += states if not node.made_by.module.startswith("torch.") else _without_hash(states)
+    parts += states if not node.made_by.module.startswith("torch.") else _without_process(states)
     parts += _keyed(node.items)
     return parts + list(enumerate(node.elements))
 
@@ -259,9 +262,9 @@ def _states(states: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
             yield Attribute("state"), state
 
 
-def _without_hash(states: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-    """Leave out the hash that a mesh of torch keeps of itself: every process hashes text differently."""
-    return ((part, value) for part, value in states if part != Attribute("_hash"))
+def _without_process(states: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    """Leave out what a mesh of torch keeps of its process: its hash (text is hashed by a seed) and its thread."""
+    return ((part, value) for part, value in states if part not in OF_THE_PROCESS)
 
 
 def _attribute(name: str, value: Any) -> Attribute:
