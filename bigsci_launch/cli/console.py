@@ -18,13 +18,18 @@ from bigsci_launch.units import format_age, format_bytes
 
 
 def answer(text: str = "") -> None:
-    """Print a line of the answer on stdout, unchanged."""
-    click.echo(text)
+    """Print a line of the answer on stdout, unchanged but for what no encoding can print."""
+    click.echo(_printable(text))
 
 
 def talk(text: str) -> None:
     """Print a line of talk on stderr."""
-    click.echo(text, err=True)
+    click.echo(_printable(text), err=True)
+
+
+def _printable(text: str) -> str:
+    # Half a character can be in a file's name, and in what a damaged file says.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def answer_styled(text: str, style: dict[str, Any]) -> None:
@@ -78,7 +83,7 @@ def answer_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title
     # Click writes it: if the reader goes away, rich would exit with 1, which means that the answer is bad.
     with console.capture() as capture:
         console.print(table)
-    click.echo(capture.get(), nl=False)
+    click.echo(_printable(capture.get()), nl=False)
 
 
 def _least_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:

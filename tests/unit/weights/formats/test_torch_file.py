@@ -135,3 +135,11 @@ def test_a_tensor_that_leaves_its_storage_is_refused(tmp_path: Path) -> None:
 
         with pytest.raises(UnreadableFile):
             stored(file, name, "weight", NOWHERE, replace(node, **changes))
+
+
+def test_half_a_character_in_a_file_can_be_shown(tmp_path: Path, diff: Any) -> None:
+    for name, value in (("a.pt", 1), ("b.pt", 2)):
+        torch.save({"w": torch.ones(2), "\udc80": value, "text": f"\udc80{value}"}, tmp_path / name)
+    answer = diff(tmp_path / "a.pt", tmp_path / "b.pt")
+    assert answer.code == 1
+    assert "\\udc80" in answer.text
