@@ -1,4 +1,4 @@
-"""Measures `bsl diff-weights` beside `cmp` on one file and on many shards: equal, one flipped bit, all different.
+"""Measures `bsl diff-weights` against `cmp` on one file and on many shards: equal, one flipped bit, all different.
 
     python benchmarks/compare_shards.py [--folder DIR] [--gigabytes 1] [--shards 2000] [--rounds 5] [--jobs 1,2,4,8]
 
