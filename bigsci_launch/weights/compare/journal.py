@@ -55,7 +55,7 @@ class Journal:
             os.write(self._handle, key + b"\n")
 
     def key_of(self, portion: Sequence[Piece], files: FilePool) -> bytes | None:
-        """Return the digest of a portion; None if it has no bytes, or if a file may still be changing.
+        """Return the digest of a portion; None if it has no bytes, if they are compressed, or may still be changing.
 
         Raises:
             UnreadableFile: a file cannot be opened.
@@ -74,6 +74,8 @@ class Journal:
 
 
 def _identity(segment: Segment, files: FilePool) -> bytes | None:
+    if segment.inflated is not None:
+        return None
     found = files.get(segment.path).status
     if time.time() - max(found.st_mtime, found.st_ctime) < SETTLED_S:
         return None

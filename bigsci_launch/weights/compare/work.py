@@ -108,6 +108,8 @@ class _Same:
     def _covers_segment(self, a: Segment, b: Segment) -> bool:
         if (a.path, b.path) != self.paths or (a.offset, a.num_bytes) != (b.offset, b.num_bytes):
             return False
+        if a.inflated is not None or b.inflated is not None:
+            return False
         return all(self.portions[a.offset // self.step : -(-(a.offset + a.num_bytes) // self.step)])
 
 

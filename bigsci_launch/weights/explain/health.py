@@ -82,7 +82,7 @@ def _broken_in(path: Path) -> tuple[str, ...]:
 
 def broken_names(file: TorchFile, memory: memoryview, name: str = "") -> tuple[str, ...]:
     """Return the tensors whose bytes do not match their checksums; `name` is that of the whole object."""
-    checked = {key: record for key, record in file.records.items() if record.crc is not None and not record.is_deflated}
+    checked = {key: record for key, record in file.records.items() if record.crc is not None}
     broken = {key for key, record in checked.items() if _crc(memory, record.offset, record.num_bytes) != record.crc}
     if not broken or (len(broken) == len(checked) and len(checked) > 1):
         # torch can be configured not to compute checksums. All of them are then wrong and prove nothing.

@@ -115,8 +115,8 @@ def _is_constant(segment: Segment, first: Segment, width: int, files: FilePool) 
     """Whether all elements of a segment have the bits of the first element of the `first` segment."""
     if not equal_segments((replace(segment, num_bytes=width),), (replace(first, num_bytes=width),), files):
         return False
-    head = Segment(segment.path, segment.offset, segment.num_bytes - width)
-    shifted = Segment(segment.path, segment.offset + width, segment.num_bytes - width)
+    head = replace(segment, num_bytes=segment.num_bytes - width)
+    shifted = replace(head, offset=segment.offset + width)
     return equal_segments((head,), (shifted,), files)
 
 

@@ -77,7 +77,7 @@ def _contiguous(tensor: StoredTensor, start: int, stop: int, files: FilePool) ->
 
 
 def _view(tensor: StoredTensor, segment: Segment, files: FilePool) -> Array:
-    file = files.get(segment.path)
+    file = files.with_bytes(segment)
     file.require(segment.offset + segment.num_bytes)
     dtype = stored_as(tensor.dtype)
     return np.frombuffer(file.memory, dtype, segment.num_bytes // DTYPE_BYTES[tensor.dtype], segment.offset)

@@ -9,7 +9,7 @@ import resource
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO
@@ -103,14 +103,15 @@ def _address(mapping: mmap.mmap) -> int:
 class MappedFile:
     """A file mapped read-only; `address` is valid until `close`. An empty file is unreadable.
 
-    With `in_samples`, the kernel does not read ahead, except what `expect` announces.
+    With `in_samples`, the kernel does not read ahead, except what `expect` announces. Given an open `stream`, that file
+    is mapped, which was made of the one at `path`.
     """
 
-    def __init__(self, path: Path, *, in_samples: bool = False) -> None:
+    def __init__(self, path: Path, *, in_samples: bool = False, stream: BinaryIO | None = None) -> None:
         self.path = path
         self.in_samples = in_samples
         try:
-            with open_file(path) as stream:
+            with open_file(path) if stream is None else stream as stream:
                 self.status = os.fstat(stream.fileno())
                 self.memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
@@ -182,14 +183,25 @@ class FilePool:
         """
         return self._hold(path, 0).file
 
-    @contextmanager
-    def using(self, path: Path) -> Iterator[MappedFile]:
-        """Keep a file mapped while its bytes are used by their address.
+    def with_bytes(self, segment: Segment) -> MappedFile:
+        """Return the mapped file where the bytes of a segment are.
 
         Raises:
             UnreadableFile: the file cannot be opened, or is empty.
         """
-        held = self._hold(path, 1)
+        return self.get(segment.path) if segment.inflated is None else segment.inflated
+
+    @contextmanager
+    def using(self, segment: Segment) -> Iterator[MappedFile]:
+        """Keep a file mapped while the bytes of a segment are used by their address.
+
+        Raises:
+            UnreadableFile: the file cannot be opened, or is empty.
+        """
+        if segment.inflated is not None:
+            yield segment.inflated
+            return
+        held = self._hold(segment.path, 1)
         try:
             yield held.file
         finally:
@@ -273,11 +285,11 @@ def equal_segments(a: tuple[Segment, ...], b: tuple[Segment, ...], files: FilePo
 def _rest(segment: Segment, taken: int) -> list[Segment]:
     if segment.num_bytes == taken:
         return []
-    return [Segment(segment.path, segment.offset + taken, segment.num_bytes - taken)]
+    return [replace(segment, offset=segment.offset + taken, num_bytes=segment.num_bytes - taken)]
 
 
 def _equal_bytes(a: Segment, b: Segment, length: int, files: FilePool) -> bool:
-    with files.using(a.path) as left, files.using(b.path) as right:
+    with files.using(a) as left, files.using(b) as right:
         return bool(_libc.memcmp(_locate(a, length, left), _locate(b, length, right), length) == 0)
 
 

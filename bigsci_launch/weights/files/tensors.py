@@ -6,10 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.topology.words import name_box
+
+if TYPE_CHECKING:
+    from bigsci_launch.weights.files.mapped import MappedFile
 
 # `padding` is what a format puts between and behind parameters: it is no part of the state.
 TensorRole = Literal["weight", "fp32", "exp_avg", "exp_avg_sq", "other", "padding"]
@@ -101,11 +104,12 @@ NOWHERE = Place()
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A contiguous range of bytes in a file."""
+    """A contiguous range of bytes in a file; if they are compressed there, in the temporary file `inflated`."""
 
     path: Path
     offset: int
     num_bytes: int
+    inflated: MappedFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,7 @@ def cut_segments(segments: Sequence[Segment], first: int, last: int) -> tuple[Se
     for segment in segments:
         low, high = max(first, begin), min(last, begin + segment.num_bytes)
         if low < high:
-            found.append(Segment(segment.path, segment.offset + low - begin, high - low))
+            found.append(Segment(segment.path, segment.offset + low - begin, high - low, segment.inflated))
         begin += segment.num_bytes
     return tuple(found)
 

@@ -29,6 +29,7 @@ from bigsci_launch.weights.files.tensors import (
     UnreadableFile,
     os_reason,
 )
+from bigsci_launch.weights.formats.inflate import Inflated, inflate, inflate_records
 from bigsci_launch.weights.formats.torch_archives import (
     EXPORT_CONFIGS,
     EXPORT_FORMAT,
@@ -38,7 +39,7 @@ from bigsci_launch.weights.formats.torch_archives import (
 )
 from bigsci_launch.weights.formats.torch_objects import TorchObjects
 from bigsci_launch.weights.formats.values import value_of
-from bigsci_launch.weights.formats.zip_file import ZipRecord, inflate, read_zip
+from bigsci_launch.weights.formats.zip_file import ZipRecord, read_zip
 from bigsci_launch.weights.objects.encode import NotPlain
 from bigsci_launch.weights.objects.flatten import Leaf, flatten
 from bigsci_launch.weights.objects.machine import PickleMachine
@@ -68,19 +69,21 @@ MAX_REPEATED = 1 << 24
 MAX_PICKLE_BYTES = 64 << 20
 # Records other than storages, such as the version, are checked against their checksums if they are small.
 SMALL_RECORD = 1024
+PICKLES = ("data.pkl", SCRIPT_CONSTANTS)
 
 
 @dataclass(frozen=True, slots=True)
 class StorageRecord:
-    """Where a storage's bytes are in the file; `crc` comes from the zip directory, None in legacy files.
+    """Where a storage's bytes are in the file, or in the temporary file `inflated`; `lost` is why they are nowhere.
 
-    If it `is_deflated`, its bytes are not in the file as they are.
+    `crc` comes from the zip directory; None in legacy files, and if it was checked.
     """
 
     offset: int
     num_bytes: int
     crc: int | None = None
-    is_deflated: bool = False
+    inflated: MappedFile | None = None
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +164,23 @@ def _read_zip(file: MappedFile, start: int, length: int) -> TorchFile:
     for record in records.values():
         if record.num_bytes <= SMALL_RECORD and not record.name.startswith(f"{prefix}data/"):
             inflate(file, record, SMALL_RECORD)
-    storages = {
-        name.removeprefix("data/"): StorageRecord(record.offset, record.num_bytes, record.crc, record.is_deflated)
-        for name, record in named.items()
-    }
-    others = {name: record for name, record in named.items() if name not in BOOKKEEPING and name not in used}
-    return TorchFile(file.path, tree, storages, tuple(_other_records(file, others)))
+    unused = {name: record for name, record in named.items() if name not in BOOKKEEPING and name not in used}
+    others = tuple(_other_records(file, unused))
+    in_memory = {*BOOKKEEPING, *PICKLES, *(other.name for other in others if other.digest is not None)}
+    storages = {name: record for name, record in named.items() if name not in in_memory}
+    # A zip inside a file is one of many, and no library compresses these.
+    inflated = inflate_records(file, storages.values()) if length == len(file) else Inflated()
+    places = {name.removeprefix("data/"): _storage_record(record, inflated) for name, record in named.items()}
+    return TorchFile(file.path, tree, places, others)
+
+
+def _storage_record(record: ZipRecord, inflated: Inflated) -> StorageRecord:
+    if not record.is_deflated:
+        return StorageRecord(record.offset, record.num_bytes, record.crc)
+    offset = inflated.offsets.get(record.name)
+    if offset is None:
+        return StorageRecord(0, record.num_bytes, lost=inflated.lost.get(record.name, "it is compressed"))
+    return StorageRecord(offset, record.num_bytes, inflated=inflated.file)
 
 
 def _read_pickles(file: MappedFile, named: Mapping[str, ZipRecord]) -> tuple[Any, set[str]]:
@@ -321,8 +335,8 @@ def stored(file: TorchFile, name: str, role: TensorRole, place: Place, node: Ten
     what = name or f"storage {node.storage}"
     if record is None:
         raise UnreadableFile(file.path, f"the storage of {what} is missing")
-    if record.is_deflated:
-        raise UnreadableFile(file.path, f"the storage of {what} is compressed")
+    if record.lost:
+        raise UnreadableFile(file.path, record.lost)
     if len(node.shape) > MAX_DIMS:
         raise UnreadableFile(file.path, f"{what} has {len(node.shape):,} dimensions, more than {MAX_DIMS}")
     if len(node.shape) != len(node.strides) or not all(map(is_length, (node.offset, *node.shape, *node.strides))):
@@ -332,7 +346,7 @@ def stored(file: TorchFile, name: str, role: TensorRole, place: Place, node: Ten
         raise UnreadableFile(file.path, f"the storage of {what} is shorter than the tensor")
     if math.prod(node.shape) > max(span, MAX_REPEATED):
         raise UnreadableFile(file.path, f"{what} repeats its elements too often: {math.prod(node.shape):,} of {span:,}")
-    segment = Segment(file.path, record.offset + node.offset * width, span * width)
+    segment = Segment(file.path, record.offset + node.offset * width, span * width, record.inflated)
     strides = None if _is_contiguous(node) else node.strides
     dtype, shape = node.dtype, node.shape
     if dtype == "F4_X2" and strides is None and shape:

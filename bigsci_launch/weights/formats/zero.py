@@ -283,10 +283,13 @@ def _scalar(file: TorchFile, value: Any) -> float | None:
         return _number(value)
     code = {"F32": "<f", "F64": "<d", "I64": "<q", "I32": "<i"}.get(value.dtype)
     record = file.records.get(value.storage)
-    if code is None or record is None:
+    if code is None or record is None or record.lost:
         return None
+    at = record.offset + value.offset * DTYPE_BYTES[value.dtype]
+    if record.inflated is not None:
+        return float(struct.unpack_from(code, record.inflated.memory, at)[0])
     with file.path.open("rb") as stream:
-        stream.seek(record.offset + value.offset * DTYPE_BYTES[value.dtype])
+        stream.seek(at)
         return float(struct.unpack(code, stream.read(DTYPE_BYTES[value.dtype]))[0])
 
 

@@ -8,12 +8,10 @@ The format is PKWARE's APPNOTE.TXT 6.3.10, with its zip64 extension.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from bigsci_launch.units import format_bytes
 from bigsci_launch.weights.files.mapped import MappedFile
 from bigsci_launch.weights.files.tensors import UnreadableFile
 
@@ -67,32 +65,6 @@ def read_zip(file: MappedFile, start: int = 0, length: int | None = None) -> dic
     if not 0 <= start <= last <= len(file):
         raise UnreadableFile(file.path, f"truncated after {len(file):,} bytes: it should have {last:,}")
     return _Reader(file, start, last).records()
-
-
-def inflate(file: MappedFile, record: ZipRecord, limit: int) -> bytes:
-    """Return the bytes of a record of at most `limit` bytes.
-
-    Raises:
-        UnreadableFile: the record is larger, or is not the deflated data that the directory promises.
-    """
-    if record.num_bytes > limit:
-        raise UnreadableFile(
-            file.path, f"record {record.name} has {format_bytes(record.num_bytes)}, more than {format_bytes(limit)}"
-        )
-    stored = file.memory[record.offset : record.offset + record.stored_bytes]
-    if not record.is_deflated:
-        # torch can be told not to compute checksums; they are then 0.
-        if record.crc and zlib.crc32(stored) != record.crc:
-            raise UnreadableFile(file.path, f"record {record.name} is damaged: it does not match its checksum")
-        return stored
-    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-    try:
-        found = inflater.decompress(stored, record.num_bytes + 1)
-    except zlib.error as error:
-        raise UnreadableFile(file.path, f"record {record.name} is damaged ({error})") from error
-    if len(found) != record.num_bytes or not inflater.eof or zlib.crc32(found) != record.crc:
-        raise UnreadableFile(file.path, f"record {record.name} is damaged: it does not match its checksum")
-    return found
 
 
 class _Reader:

@@ -19,6 +19,7 @@ from bigsci_launch.weights.files.tensors import (
     UnreadableFile,
     stored_bytes,
 )
+from bigsci_launch.weights.formats.inflate import inflate_records
 from bigsci_launch.weights.formats.values import value_of
 from bigsci_launch.weights.formats.zip_file import read_zip
 from bigsci_launch.weights.objects.encode import NotPlain
@@ -57,18 +58,26 @@ def read_numpy(path: Path, place: Place) -> Contents:
 
 
 def _of_zip(file: MappedFile, place: Place) -> Iterator[ArrayEntry]:
-    for record in read_zip(file).values():
+    records = read_zip(file)
+    inflated = inflate_records(file, records.values())
+    for record in records.values():
         name = record.name.removesuffix(".npy")
-        if record.is_deflated:
-            yield NotRead(name, "array", file.path, "its record of the zip is compressed")
-            continue
         try:
-            yield from _array(file, name, record.offset, record.num_bytes, place)
+            if not record.is_deflated:
+                yield from _array(file, name, record.offset, record.num_bytes, place)
+            elif record.name in inflated.offsets:
+                yield from _array(file, name, inflated.offsets[record.name], record.num_bytes, place, inflated.file)
+            else:
+                yield NotRead(name, "array", file.path, inflated.lost[record.name])
         except UnreadableFile as error:
             yield NotRead(name, "array", file.path, error.why)
 
 
-def _array(file: MappedFile, name: str, start: int, length: int, place: Place) -> Iterator[ArrayEntry]:
+def _array(
+    file: MappedFile, name: str, start: int, length: int, place: Place, inflated: MappedFile | None = None
+) -> Iterator[ArrayEntry]:
+    """Yield the array that fills `length` bytes of a file from `start`, or of the temporary file `inflated`."""
+    file = inflated or file
     header, begin = _header(file, start, length)
     dtype, shape, is_fortran = header["descr"], header["shape"], header["fortran_order"]
     if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
@@ -85,7 +94,7 @@ def _array(file: MappedFile, name: str, start: int, length: int, place: Place) -
     if known is None:
         # Elements of a dtype that only numpy knows are compared byte by byte.
         shape, strides = (*shape, width), None if strides is None else [*(stride * width for stride in strides), 1]
-    segment = Segment(file.path, begin, num_bytes)
+    segment = Segment(file.path, begin, num_bytes, inflated)
     layout = None if strides is None or not num_bytes else tuple(strides)
     yield StoredTensor(name, "weight", place, known or f"{dtype}", shape, (segment,), layout)
 

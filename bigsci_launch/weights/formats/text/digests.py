@@ -186,7 +186,7 @@ def digest_of(tensor: StoredTensor, files: FilePool) -> str:
     hasher = _hasher()()
     if tensor.strides is None and not tensor.chunks:
         for segment in tensor.segments:
-            memory = memoryview(files.get(segment.path).memory)
+            memory = memoryview(files.with_bytes(segment).memory)
             hasher.update(memory[segment.offset : segment.offset + segment.num_bytes])
     else:
         from bigsci_launch.weights.files.elements import read_elements

@@ -220,7 +220,7 @@ ZIPS: dict[str, Write] = {
     "end without records": lambda: b"PK\x03\x04" + bytes(40) + FAKE_END,
     "zip without an end": lambda: torch_zip(WEIGHTS)[:-30],
     "pickle of 256 MB": lambda: bomb("a/data.pkl", 1 << 28),
-    "storage of 256 MB in 256 KB": lambda: bomb("a/data/0", 1 << 28),
+    "storage of 257 MiB in 257 KiB": lambda: bomb("a/data/0", 257 << 20),
     "byte order of 60 MB in 60 KB": lambda: bomb("a/byteorder", 60 << 20),
     "checksum of a compressed pickle": lambda: patched(
         raw := bomb("a/more", 1), raw.rindex(b"a/data.pkl") - 46 + 16, b"\1\2\3\4"
@@ -297,6 +297,7 @@ TORCH: dict[str, Write] = {
     "legacy: storage cut": lambda: legacy(WEIGHTS, data=struct.pack("<q", 2)),
 }
 LARGE_TORCH: dict[str, Write] = {
+    "storage of 256 MiB in 256 KiB": lambda: bomb("a/data/0", 256 << 20),
     "200 MB of operations": lambda: torch_zip(b"\x80\x02" + b"N0" * (100 << 20) + b"N."),
     "62 MB of operations": lambda: torch_zip(b"\x80\x02" + b"N0" * (31 << 20) + b"N."),
     "dictionaries": lambda: torch_zip(b"\x80\x02(" + b"}" * 990_000 + b"l."),

@@ -1,4 +1,4 @@
-"""Files of numpy and of llama.cpp: equal to themselves, every change named, whatever is compressed or cut said."""
+"""Files of numpy and of llama.cpp: equal to themselves, every change named, whatever is cut said."""
 
 from __future__ import annotations
 
@@ -67,14 +67,6 @@ def test_one_array_is_a_file_too(tmp_path: Path, diff: Any) -> None:
         np.save(tmp_path / f"{name}.npy", array)
     assert diff(tmp_path / "a.npy", tmp_path / "b.npy").code == 0
     assert diff(tmp_path / "a.npy", tmp_path / "c.npy").code == 1
-
-
-def test_compressed_arrays_are_not_read(tmp_path: Path, diff: Any) -> None:
-    for name in "ab":
-        np.savez_compressed(tmp_path / f"{name}.npz", w=np.zeros(900))
-    answer = diff(tmp_path / "a.npz", tmp_path / "b.npz", "--json")
-    assert answer.code == 4
-    assert {entry["entry"] for entry in answer.document["not_read"]} == {"w"}
 
 
 @given(st.data())
