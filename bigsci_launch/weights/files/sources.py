@@ -87,6 +87,7 @@ class Contents:
 
     `container` is the key of the dictionary with the parameters (`model`, `app.model`); empty if it is the file itself.
     `unreadable` are files of a source that has several. `step` is the number of steps done, if the file states it.
+    `is_program`: the file has a model's code and constants too, as TorchScript does.
     """
 
     tensors: tuple[StoredTensor, ...]
@@ -96,6 +97,7 @@ class Contents:
     container: str = ""
     unreadable: tuple[Unreadable, ...] = ()
     step: int | None = None
+    is_program: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from bigsci_launch.weights.files.tensors import (
 from bigsci_launch.weights.formats.containers import with_roles
 from bigsci_launch.weights.formats.deepspeed import layer_contents
 from bigsci_launch.weights.formats.safetensors_file import read_safetensors
+from bigsci_launch.weights.formats.torch_archives import with_constants_apart
 from bigsci_launch.weights.formats.torch_file import entry_contents, read_torch_file
 from bigsci_launch.weights.formats.values import mark_about_run, value_of
 from bigsci_launch.weights.formats.zero import model_tensors, optimizer_tensors
@@ -165,7 +166,9 @@ def _read_torch(source: Source) -> Contents:
     file = read_torch_file(source.path)
     # An optimizer of one of several ranks may have parts of its parameters only.
     entries, container = with_roles(file.tree, flatten(file.tree), has_all=not source.place.is_known)
-    return replace(entry_contents(file, entries, source.place), container=container)
+    if file.is_program:
+        entries = with_constants_apart(entries)
+    return replace(entry_contents(file, entries, source.place), container=container, is_program=file.is_program)
 
 
 def _read_universal(source: Source, metadata: CheckpointMetadata) -> Contents:

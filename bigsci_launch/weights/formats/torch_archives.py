@@ -6,10 +6,12 @@ text. An exported program has its graph in models/model.json, and its tensors as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bigsci_launch.weights.files.json_text import BadJson, parse_json
+from bigsci_launch.weights.files.tensors import TensorRole
+from bigsci_launch.weights.objects.flatten import Leaf
 from bigsci_launch.weights.objects.nodes import BadPickle, Dictionary, Instance, TensorNode
 
 SCRIPT_CONSTANTS = "constants.pkl"
@@ -48,6 +50,14 @@ def with_constants(tree: Any, constants: Any) -> Any:
         tree.states.append({SCRIPT_CONSTANTS: constants})
         return tree
     return Dictionary({"module": tree, SCRIPT_CONSTANTS: constants})
+
+
+def with_constants_apart(entries: Sequence[tuple[Leaf, TensorRole]]) -> list[tuple[Leaf, TensorRole]]:
+    """Return entries with the constants of the code as no weights, unless there are no others: the module is frozen."""
+    apart: list[tuple[Leaf, TensorRole]] = [
+        (entry, "other" if entry.path and str(entry.path[0]) == SCRIPT_CONSTANTS else role) for entry, role in entries
+    ]
+    return apart if any(role == "weight" for _, role in apart) else list(entries)
 
 
 def exported_tensors(configs: Mapping[str, bytes]) -> Dictionary:

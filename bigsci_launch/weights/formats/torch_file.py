@@ -103,13 +103,14 @@ class OtherRecord:
 class TorchFile:
     """The contents of a file that torch wrote: the object, with a `TensorNode` for each tensor, and the storages.
 
-    `others` are the records of its zip that are neither.
+    `others` are the records of its zip that are neither. `is_program`: it has a model's code too.
     """
 
     path: Path
     tree: Any
     records: Mapping[str, StorageRecord]
     others: tuple[OtherRecord, ...] = ()
+    is_program: bool = False
 
 
 def read_torch_file(path: Path) -> TorchFile:
@@ -171,7 +172,7 @@ def _read_zip(file: MappedFile, start: int, length: int) -> TorchFile:
     # A zip inside a file is one of many, and no library compresses these.
     inflated = inflate_records(file, storages.values()) if length == len(file) else Inflated()
     places = {name.removeprefix("data/"): _storage_record(record, inflated) for name, record in named.items()}
-    return TorchFile(file.path, tree, places, others)
+    return TorchFile(file.path, tree, places, others, SCRIPT_CONSTANTS in named or EXPORT_FORMAT in named)
 
 
 def _storage_record(record: ZipRecord, inflated: Inflated) -> StorageRecord:

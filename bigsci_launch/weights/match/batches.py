@@ -25,6 +25,7 @@ EntryPair = tuple[StoredEntry | None, StoredEntry | None]
 
 # Why entries that only one side can have are not compared.
 OUTSIDE = "outside the model's weights"
+OF_PROGRAM = "the code, options and constants of a program"
 OF_SINGLE_RANKS = "of single ranks, whose topology the other side does not have"
 PADDING = "of padding between and behind parameters"
 LOST = "whose file could not be read on the other side"

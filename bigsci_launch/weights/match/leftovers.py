@@ -10,7 +10,16 @@ from threading import Lock
 
 from bigsci_launch.weights.files.sources import Contents
 from bigsci_launch.weights.files.tensors import StoredTensor
-from bigsci_launch.weights.match.batches import LOST, NOT_READ, OUTSIDE, EntryPair, LeftOut, StoredEntry, left_out
+from bigsci_launch.weights.match.batches import (
+    LOST,
+    NOT_READ,
+    OF_PROGRAM,
+    OUTSIDE,
+    EntryPair,
+    LeftOut,
+    StoredEntry,
+    left_out,
+)
 from bigsci_launch.weights.match.entries import (
     by_kind,
     by_role,
@@ -117,8 +126,8 @@ class Leftovers:
             self._a.words |= renaming.words_a
             self._b.words |= renaming.words_b
             if not is_complete:
-                self._a.keep(number, a, rest_a, LOST if is_lost else _why(rest_b, are_of_one_kind))
-                self._b.keep(number, b, rest_b, LOST if is_lost else _why(rest_a, are_of_one_kind))
+                self._a.keep(number, a, rest_a, LOST if is_lost else _why(a, rest_b, are_of_one_kind))
+                self._b.keep(number, b, rest_b, LOST if is_lost else _why(b, rest_a, are_of_one_kind))
             self._note(pairs)
         return shown(pairs, (entry.name for entry in (*entries_a, *entries_b))), is_complete
 
@@ -172,10 +181,11 @@ class Leftovers:
         return through_prefix(parameters_a, parameters_b, {entry.name for entry in a}, {entry.name for entry in b})
 
 
-def _why(rest: Iterable[StoredEntry], are_of_one_kind: bool) -> str | None:
-    """Return why the other file's extras are not compared: this one, of another kind, has none of its own."""
-    has_extras = any(not is_parameter(entry) and is_about(entry) is None for entry in rest)
-    return None if are_of_one_kind or has_extras else OUTSIDE
+def _why(own: Contents, rest: Iterable[StoredEntry], are_of_one_kind: bool) -> str | None:
+    """Return why a file's extras are not compared: the other one, of another kind, has none (`rest`) of its own."""
+    if are_of_one_kind or any(not is_parameter(entry) and is_about(entry) is None for entry in rest):
+        return None
+    return OF_PROGRAM if own.is_program else OUTSIDE
 
 
 def _at_place(key: Callable[[StoredEntry], Hashable], entry: StoredEntry) -> Hashable:

@@ -102,6 +102,8 @@ class FilePair:
     def _are_of_one_kind(self, left: Contents, right: Contents) -> bool:
         if self.a is None or self.b is None:
             return True
+        if left.is_program != right.is_program:
+            return False
         return self.a.path.suffix == self.b.path.suffix and left.container == right.container
 
 

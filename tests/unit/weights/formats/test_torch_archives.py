@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 VALUES = torch.arange(6.0).reshape(2, 3)
 
@@ -94,6 +95,60 @@ def test_code_and_constants_are_compared(tmp_path: Path, script: Any, diff: Any)
         names = [entry["tensor"] for entry in document["different"]] + [entry["value"] for entry in document["values"]]
         assert any(name in found for found in names), names
     assert diff(a, changed_records(a, tmp_path / "b.pt", lambda name, data: data)).code == 0
+
+
+def as_state_dict(path: Path, module: Any) -> Path:
+    torch.save(module.state_dict(), path)
+    return path
+
+
+def test_a_script_has_the_weights_of_its_state_dict(tmp_path: Path, script: Any, diff: Any) -> None:
+    a, b = saved(script, tmp_path / "a.pt"), as_state_dict(tmp_path / "b.pt", script)
+    torch.save({"model": script.state_dict()}, tmp_path / "inside.pt")
+    save_file(script.state_dict(), tmp_path / "b.safetensors")
+    (tmp_path / "folder").mkdir()
+    save_file(script.state_dict(), tmp_path / "folder" / "model.safetensors")
+    for state in (b, tmp_path / "inside.pt", tmp_path / "b.safetensors", tmp_path / "folder"):
+        for first, second in ((a, state), (state, a)):
+            answer = diff(first, second, "--json")
+            assert (answer.code, answer.document["compared"]) == (0, 3)
+            assert any("values of " in note and note.endswith(": not compared") for note in answer.document["notes"])
+    code = "the code, options and constants of a program: not compared"
+    assert any(code in note for note in diff(a, b, "--json").document["notes"])
+
+    changed = Net()
+    changed.mean[1] += 1
+    (entry,) = diff(a, as_state_dict(tmp_path / "c.pt", changed), "--json").document["different"]
+    assert (entry["tensor"], entry["first_at"]) == ("mean", [1])
+
+
+def test_a_checkpoint_with_more_than_weights_differs_from_a_script(tmp_path: Path, script: Any, diff: Any) -> None:
+    a = saved(script, tmp_path / "a.pt")
+    torch.save({"model": script.state_dict(), "step": 5}, tmp_path / "b.pt")
+    assert diff(a, tmp_path / "b.pt").code == 1
+    assert diff(tmp_path / "b.pt", a).code == 1
+
+
+def test_tensors_of_the_code_are_no_weights(tmp_path: Path, diff: Any) -> None:
+    class Adds(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 3)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.layer(x * 5)  # traced, the number is a tensor
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(Adds(), torch.ones(1, 2))
+        frozen = torch.jit.freeze(traced.eval())
+    a, b = saved(traced, tmp_path / "a.pt"), as_state_dict(tmp_path / "b.pt", traced)
+    answer = diff(a, b, "--json")
+    assert (answer.code, answer.document["compared"]) == (0, 2)
+    assert any(note.startswith("1 tensor and ") for note in answer.document["notes"])
+    # The weights of a frozen module are such constants, and no longer have names.
+    answer = diff(saved(frozen, tmp_path / "frozen.pt"), b)
+    assert (answer.code, "constants.pkl.0" in answer.talk) == (4, True)
 
 
 def exported(path: Path, values: torch.Tensor = VALUES, graph: str = "{}", version: str = "0") -> Path:
