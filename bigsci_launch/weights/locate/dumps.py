@@ -38,13 +38,19 @@ def open_digests(listing: Listing, path: Path, side: SideName) -> Weights | None
 
 
 def open_texts(listing: Listing, path: Path, side: SideName) -> Weights | None:
-    """Return a folder of printed tensors as weights; None if it has none."""
+    """Return a folder of printed tensors as weights; None if it has none.
+
+    Next to such dumps, a file with the name of a rank's dump of such a moment is one too, whatever is left of it.
+    """
     from bigsci_launch.weights.formats.text.text_dump import is_text_dump, moment_of
 
-    files = [file for file in listing.others if file.suffix == ".txt" and is_text_dump(file)]
-    if not files:
+    texts = [file for file in listing.others if file.suffix == ".txt"]
+    dumps = {file: moment_of(file.stem) for file in texts if is_text_dump(file)}
+    if not dumps:
         return None
-    moments = {moment for file in files if (moment := moment_of(file.stem))}
+    named = {file for file in texts if place_in_name(file.stem).is_known and moment_of(file.stem) in dumps.values()}
+    files = [file for file in texts if file in dumps or file in named]
+    moments = {moment for moment in dumps.values() if moment}
     moment, notes = choose_moment(moments, side)
     chosen = [file for file in files if moment is None or moment_of(file.stem) == moment]
     listing.leave_out(files)

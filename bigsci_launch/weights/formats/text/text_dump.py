@@ -73,7 +73,7 @@ def read_text_dump(path: Path, place: Place) -> Contents:
     text = raw.decode("utf-8", "replace")
     starts = list(ENTRY.finditer(text))
     if not starts:
-        raise UnreadableFile(path, "contains no printed tensor")
+        raise UnreadableFile(path, "contains no printed tensor" if raw else "empty file")
     ends = [*(match.start() for match in starts[1:]), len(text)]
     tensors: list[StoredTensor] = []
     not_read = list(_other_text(path, "the text before the first tensor", text[: starts[0].start()]))

@@ -142,3 +142,20 @@ def test_an_unreadable_text_is_named(tmp_path: Path, diff: Any) -> None:
     answer = diff(tmp_path / "a", tmp_path / "b")
     assert answer.code == 4
     assert f"could not read {broken}: truncated: the brackets of w do not match" in answer.text
+
+
+def test_a_dump_that_was_cut_to_nothing_is_unreadable(tmp_path: Path, diff: Any) -> None:
+    """Its name says that it was a dump; a text of another name is none."""
+    dump(tmp_path / "a", "1", 5, "after", SIDE_A)
+    dump(tmp_path / "b", "2", 6, "before", SIDE_A)
+    for name in ("notes.txt", "log-pp0-tp0.txt"):
+        (tmp_path / "b" / name).write_text("")
+    answer = diff(tmp_path / "a", tmp_path / "b")
+    assert (answer.code, "log-pp0-tp0.txt (only in B), notes.txt (only in B)" in answer.text) == (0, True)
+    broken = next((tmp_path / "b").glob("*pp3-tp1-dp0*"))
+    for left, why in (("", "empty file"), ("mod", "contains no printed tensor")):
+        broken.write_text(left)
+        for first, second in (("a", "b"), ("b", "a")):
+            answer = diff(tmp_path / first, tmp_path / second)
+            assert (answer.code, f"could not read {broken}: {why}" in answer.text) == (4, True), answer.text
+            assert "missing" not in answer.text
