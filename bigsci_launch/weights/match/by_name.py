@@ -28,6 +28,7 @@ from bigsci_launch.weights.match.leftovers import Seen, is_about
 from bigsci_launch.weights.match.logical import as_weights, join_dp, pair_logically
 from bigsci_launch.weights.match.names import renaming_notes, through_prefix, through_wrappers
 from bigsci_launch.weights.match.sharding import ShardingHints
+from bigsci_launch.weights.match.single_ranks import of_single_ranks
 from bigsci_launch.weights.match.storages import Storages
 from bigsci_launch.weights.match.zero import is_of_zero
 from bigsci_launch.weights.match.zero.pair import ZeroSide, pair_zero
@@ -132,6 +133,7 @@ def _pair_entries(
         a.topology == b.topology and a.layout == b.layout and left.is_more_than_weights and right.is_more_than_weights
     )
     omitted += [*_drop_of_single_ranks(left, right), *_drop_of_single_ranks(right, left)]
+    omitted += _drop_of_other_ranks(left, right)
     omitted += [*_drop_extras(left, right, is_strict=is_strict), *_drop_extras(right, left, is_strict=is_strict)]
     lost: list[StoredTensor] = []
     pairs: list[EntryPair] = list(pair_logically(left.tensors, right.tensors, hints, lost))
@@ -210,6 +212,13 @@ def _drop_of_single_ranks(own: _Everything, other: _Everything) -> list[LeftOut]
     is_ranked = own.weights.layout in RANKED
     whys = {id(entry): OF_SINGLE_RANKS for entry in own.extras if is_ranked or entry.place.is_known}
     return own.drop(whys)
+
+
+def _drop_of_other_ranks(a: _Everything, b: _Everything) -> list[LeftOut]:
+    """Leave out what belongs to single ranks by its name, if the two sides have it for other ranks."""
+    out = of_single_ranks(a.entries, b.entries)
+    sides = zip((a, b), out, strict=True)
+    return [total for side, entries in sides for total in side.drop({id(entry): OF_SINGLE_RANKS for entry in entries})]
 
 
 def _drop_extras(own: _Everything, other: _Everything, *, is_strict: bool) -> list[LeftOut]:

@@ -12,6 +12,7 @@ from bigsci_launch.weights.files.tensors import StoredValue, TensorPair, Unreada
 from bigsci_launch.weights.formats.contents import read_contents
 from bigsci_launch.weights.locate.locate import labels
 from bigsci_launch.weights.match.batches import (
+    LeftOut,
     PairBatch,
     in_batches,
     tensor_pairs,
@@ -19,6 +20,7 @@ from bigsci_launch.weights.match.batches import (
 )
 from bigsci_launch.weights.match.entries import by_kind, join
 from bigsci_launch.weights.match.leftovers import Leftovers
+from bigsci_launch.weights.match.single_ranks import without_single_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,9 @@ class FilePair:
     def _paired(self, left: Contents, right: Contents, unreadable: tuple[Unreadable, ...] = ()) -> PairBatch:
         source = self.a or self.b
         assert source is not None
+        omitted: list[LeftOut] = []
+        if source.format == "dcp":
+            left, right, omitted = without_single_ranks(left, right)
         pairs, is_complete = self.leftovers.pair(
             self.number,
             left,
@@ -97,6 +102,7 @@ class FilePair:
             unreadable,
             groups=((source.place, left.groups, right.groups),) if has_groups else (),
             owns_files=is_complete,
+            left_out=tuple(omitted),
         )
 
     def _are_of_one_kind(self, left: Contents, right: Contents) -> bool:

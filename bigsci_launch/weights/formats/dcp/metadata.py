@@ -54,6 +54,15 @@ FIELDS = {
 }
 # A checkpoint has one box for each tensor and rank, so its metadata grows with its data.
 DATA_PER_OPERATION = 4096
+# What Megatron-core adds to the metadata: which rank wrote what. Nothing of the state is in it.
+PLANS = "all_local_plans"
+PLAN_CLASSES = (
+    "torch.distributed.checkpoint.planner.SavePlan",
+    "megatron.core.dist_checkpointing.strategies.torch.MCoreSavePlan",
+)
+WRITE_ITEM = "torch.distributed.checkpoint.planner.WriteItem"
+PLAN_FIELDS = {"items", "storage_data", "planner_data", "usable"}
+ITEM_FIELDS = {"index", "type", "bytes_io_data", "tensor_data"}
 DATA_PER_BYTE = 64
 
 
@@ -261,7 +270,7 @@ class _Parser:
             else:
                 tensors.append(_tensor(name, found, entry, storage))
         _require_origin(fields.get("storage_meta"))
-        known = FIELDS["Metadata"]
+        known = (*FIELDS["Metadata"], *((PLANS,) if _are_plans(fields.get(PLANS)) else ()))
         rest = {f"{self._path.name}.{name}": value for name, value in fields.items() if name not in known}
         unlisted = tuple((name, item) for (name, _), item in storage.items())
         return DcpMetadata(self._path, tuple(tensors), tuple(blobs), unlisted, rest)
@@ -322,6 +331,25 @@ def _require_origin(value: Any) -> None:
     words = [fields.get("save_id"), fields.get("load_id"), *(fields.get("modules") or ())]
     if not (where is None or isinstance(where, str) or is_path) or not all(isinstance(w, str | None) for w in words):
         raise _Strange("its storage_meta is not what torch writes")
+
+
+def _are_plans(value: Any) -> bool:
+    """Whether a field lists nothing but the plans by which the ranks saved, which say where bytes are, not which."""
+    return isinstance(value, list) and all(map(_is_plan, value))
+
+
+def _is_plan(value: Any) -> bool:
+    if (
+        not isinstance(value, Instance)
+        or str(value.made_by) not in PLAN_CLASSES
+        or value.attributes.keys() - PLAN_FIELDS
+    ):
+        return False
+    items = value.attributes.get("items")
+    return isinstance(items, list) and all(
+        isinstance(item, Instance) and str(item.made_by) == WRITE_ITEM and not item.attributes.keys() - ITEM_FIELDS
+        for item in items
+    )
 
 
 def _properties(value: Any) -> tuple[str, str]:
