@@ -12,13 +12,15 @@ from pathlib import Path
 from bigsci_launch.topology.words import agree
 from bigsci_launch.weights.compare.comparison import WeightsFinding, names_text
 from bigsci_launch.weights.explain.drift import Holdings
-from bigsci_launch.weights.explain.health import broken_names, corrupted
+from bigsci_launch.weights.explain.health import ANOTHER_STEP, broken_names, corrupted
 from bigsci_launch.weights.files.elements import as_floats, read_elements
 from bigsci_launch.weights.files.mapped import FilePool, MappedFile
 from bigsci_launch.weights.files.sources import Source
 from bigsci_launch.weights.files.tensors import StoredTensor, UnreadableFile
 from bigsci_launch.weights.formats.dcp.metadata import (
+    LAST_OF_MEGATRON,
     METADATA,
+    OF_MEGATRON,
     OF_RANK,
     DcpMetadata,
     Item,
@@ -29,6 +31,13 @@ from bigsci_launch.weights.formats.torch_file import ZIP_MAGIC, read_torch_slice
 
 # `optimizer.state.layers.0.weight.step`: the dictionary of the state, and the parameter.
 STEP = re.compile(r"((?:.*?\.)?state)\.(.+)\.step")
+# Megatron-core keeps it for each group of parameters: `common.optimizer.optimizer.param_groups.0.step`.
+STEP_OF_GROUP = re.compile(r"(.*\bparam_groups)\.(\d+)\.step")
+# The step that a folder's name states, and the value in it that states the same, as Megatron-LM and torchtitan save it.
+STATED_STEP = ((re.compile(r"iter_(\d{7,})"), "common.iteration"), (re.compile(r"step-(\d+)"), "train_state.step"))
+
+# `layers.1.mlp.experts.3.`, `local_experts.3.`: one of several experts, not one that gets every token.
+EXPERT = re.compile(r"(?:.*[._])?(?<!shared_)experts\.\d+\.")
 
 
 def audit_distributed(sources: Sequence[Source], holdings: Holdings, files: FilePool) -> Iterator[WeightsFinding]:
@@ -39,6 +48,8 @@ def audit_distributed(sources: Sequence[Source], holdings: Holdings, files: File
             metadata = read_dcp_metadata(folder)
             yield from _broken_items(metadata)
             yield from _unused_files(folder, metadata)
+        yield from _unfinished(folder)
+        yield from _another_step(folder, holdings, files)
         yield from _odd_steps(_steps_in(folder, holdings, files))
 
 
@@ -81,18 +92,54 @@ def _unused_files(folder: Path, metadata: DcpMetadata) -> Iterator[WeightsFindin
         yield WeightsFinding("unused file", (), (), claim, is_fault=False)
 
 
+def _unfinished(folder: Path) -> Iterator[WeightsFinding]:
+    """Yield a finding if Megatron-core did not write the last file of a save, without which it does not load any."""
+    if (folder / OF_MEGATRON).is_file() and not (folder / LAST_OF_MEGATRON).is_file():
+        claim = f"{LAST_OF_MEGATRON} is missing, which Megatron-core writes last: the save was not finished"
+        yield WeightsFinding("unfinished save", (), (), claim)
+
+
+def _another_step(folder: Path, holdings: Holdings, files: FilePool) -> Iterator[WeightsFinding]:
+    """Yield a finding if a checkpoint states another step than the name of its folder."""
+    for pattern, name in STATED_STEP:
+        match = pattern.fullmatch(folder.resolve().name)
+        if match is None:
+            continue
+        stated = [
+            _number(value.text) for value in holdings.values if value.name == name and value.path.parent == folder
+        ]
+        stated += [_scalar(tensor, files) for tensor in holdings.tensors if _is_step(tensor, name, folder)]
+        for step in stated:
+            if step is not None and step != int(match[1]):
+                claim = f"{name} is {step:g}, but the folder is {folder.resolve().name}: they were not written together"
+                yield WeightsFinding(ANOTHER_STEP, (), (), claim)
+
+
+def _is_step(tensor: StoredTensor, name: str, folder: Path) -> bool:
+    return tensor.name == name and tensor.path.parent == folder and tensor.num_elements == 1
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def _steps_in(folder: Path, holdings: Holdings, files: FilePool) -> Mapping[str, Mapping[str, float]]:
-    """Return the step of each parameter, for each optimizer with its state in a folder."""
+    """Return the step of each parameter, or group of parameters, for each optimizer with its state in a folder."""
     found: dict[str, dict[str, float]] = {}
     for tensor in holdings.tensors:
         match = STEP.fullmatch(tensor.name) if tensor.path.parent == folder and tensor.num_elements == 1 else None
         if match:
             found.setdefault(match[1], {})[match[2]] = _scalar(tensor, files)
     for value in holdings.values:
-        match = STEP.fullmatch(value.name) if value.path.parent == folder else None
-        if match:
-            with suppress(ValueError):
-                found.setdefault(match[1], {})[match[2]] = float(value.text)
+        if value.path.parent != folder:
+            continue
+        match = STEP.fullmatch(value.name) or STEP_OF_GROUP.fullmatch(value.name)
+        step = _number(value.text) if match else None
+        if match and step is not None:
+            found.setdefault(match[1], {})[match[2]] = step
     return found
 
 
@@ -102,15 +149,44 @@ def _scalar(tensor: StoredTensor, files: FilePool) -> float:
 
 
 def _odd_steps(steps: Mapping[str, Mapping[str, float]]) -> Iterator[WeightsFinding]:
-    """Yield a finding for each step that is not that of most parameters, or is smaller than that of as many."""
+    """Yield a finding for each step that is not that of most parameters, or is smaller than that of as many.
+
+    Experts to which no token was sent have no gradient, so their step may be smaller: that is no fault, if it is the
+    same for all parameters of an expert.
+    """
     for optimizer, held in steps.items():
-        counts = Counter(held.values())
+        experts = _experts(held)
+        counts = Counter(step for name, step in held.items() if name not in experts) or Counter(held.values())
         usual = max(counts, key=lambda step: (counts[step], step))
-        for odd in sorted(counts.keys() - {usual}):
-            names = tuple(name for name, step in held.items() if step == odd)
-            claim = (
-                f"in {optimizer}, the step of {names_text(names)} is {odd:g}, that of {counts[usual]} other "
-                f"{'parameter' if counts[usual] == 1 else 'parameters'} {usual:g}"
-            )
+        idle = {name: held[name] for name in experts if held[name] < usual}
+        if idle:
+            yield _of_idle_experts(optimizer, idle, usual)
+        for odd in sorted({step for name, step in held.items() if name not in idle} - {usual}):
+            names = tuple(name for name, step in held.items() if step == odd and name not in idle)
+            is_group = optimizer.endswith("param_groups")
+            kind = f"{'group' if is_group else 'parameter'}{'s' * (counts[usual] != 1)}"
+            which = f"{'group ' * is_group}{names_text(names)}"
+            claim = f"in {optimizer}, the step of {which} is {odd:g}, that of {counts[usual]} other {kind} {usual:g}"
             tail = ": lost on load, or without a gradient in some steps" if odd < usual else ""
             yield WeightsFinding("optimizer step differs", names, (), claim + tail)
+
+
+def _experts(steps: Mapping[str, float]) -> set[str]:
+    """Return the parameters of those experts whose parameters all have one step."""
+    found: dict[str, set[str]] = {}
+    for name in steps:
+        if match := EXPERT.match(name):
+            found.setdefault(match[0], set()).add(name)
+    alike = (names for names in found.values() if len({steps[name] for name in names}) == 1)
+    return {name for names in alike for name in names}
+
+
+def _of_idle_experts(optimizer: str, idle: Mapping[str, float], usual: float) -> WeightsFinding:
+    names = tuple(sorted(idle))
+    low, high = min(idle.values()), max(idle.values())
+    stated = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    claim = (
+        f"in {optimizer}, the step of {names_text(names)} is {stated}, that of other parameters {usual:g}: these are "
+        "experts, which do no step without a token"
+    )
+    return WeightsFinding("experts with fewer steps", names, (), claim, is_fault=False)

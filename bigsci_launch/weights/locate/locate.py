@@ -10,11 +10,13 @@ from pathlib import Path
 
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.file_names import is_digests_name, rank_of_name
-from bigsci_launch.weights.files.sources import OtherFile, Source, Weights
+from bigsci_launch.weights.files.json_text import BadJson, parse_json
+from bigsci_launch.weights.files.mapped import read_small_file
+from bigsci_launch.weights.files.sources import OtherFile, Source, Unreadable, Weights
 from bigsci_launch.weights.files.tensors import Place, UnreadableFile, os_reason
-from bigsci_launch.weights.formats.dcp.metadata import is_dcp_name
+from bigsci_launch.weights.formats.dcp.metadata import LAST_OF_MEGATRON, OF_MEGATRON, is_dcp_name
 from bigsci_launch.weights.formats.deepspeed import is_deepspeed_name, locate_deepspeed, universal_states
-from bigsci_launch.weights.locate.choice import SideName
+from bigsci_launch.weights.locate.choice import MAX_POINTER_BYTES, SideName
 from bigsci_launch.weights.locate.dumps import open_digests, open_texts, place_in_name, rank_dumps, topology_of
 from bigsci_launch.weights.locate.index import check_shards, is_index_name, read_index
 from bigsci_launch.weights.locate.parts import STATE_FILES, component_of, is_plain_name, is_torch_file
@@ -138,7 +140,23 @@ def _open_tensors(listing: Listing, path: Path, side: SideName) -> Weights | Non
     sources = [replace(source, index=sharding.lists.get(source.path)) for source in _sources(listing, kept)]
     listing.leave_out({index.path for index in sharding.lists.values()} | {item.path for item in sharding.broken})
     everything = (*sources, *_folders(listing), *_states(listing))
-    return Weights(path, "files", everything, topology_of(sources), broken=sharding.broken, notes=sharding.notes)
+    broken = (*sharding.broken, *_lost_of_megatron(listing))
+    return Weights(path, "files", everything, topology_of(sources), broken=broken, notes=sharding.notes)
+
+
+def _lost_of_megatron(listing: Listing) -> Iterator[Unreadable]:
+    """Yield the files that Megatron-core writes next to its tensors, where only its `metadata.json` is left."""
+    for folder in listing.dcp:
+        stated = folder / LAST_OF_MEGATRON
+        if stated in listing.others and folder / OF_MEGATRON not in listing.tensors:
+            try:
+                document = parse_json(read_small_file(stated, MAX_POINTER_BYTES))
+            except (BadJson, UnreadableFile, OSError):
+                continue
+            if isinstance(document, dict) and "sharded_backend" in document:
+                yield Unreadable(
+                    folder / OF_MEGATRON, f"missing, but {stated.name} is of Megatron-core, which writes it"
+                )
 
 
 def _open_deepspeed(listing: Listing, path: Path, folders: set[Path]) -> Weights:

@@ -35,6 +35,8 @@ from bigsci_launch.weights.objects.texts import show
 
 METADATA = ".metadata"
 DATA = ".distcp"
+# What Megatron-core writes next to it: the values that every rank has, and at the end, how the tensors are stored.
+OF_MEGATRON, LAST_OF_MEGATRON = "common.pt", "metadata.json"
 GET_LAYOUT = "torch.serialization._get_layout"
 OF_RANK = re.compile(r"__(\d+)\.metadata")
 SHARD = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
