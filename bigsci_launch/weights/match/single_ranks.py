@@ -5,6 +5,11 @@ Another topology has other ranks, so there is nothing to compare them with. Thei
     rng_state/shard_0.1_1.2       objects of Megatron-core: the place in a grid of ranks, and the size of the grid
     dataloader.dp_rank_1          the data loader of torchtitan, with `dataloader.world_size`
     rng (rank 3)                  what each rank saved under the same name
+
+The distributed optimizer of Megatron-core can save its flat buckets, whose parameters are cut and ordered by tp and pp.
+What is in which place is not saved, so buckets that are cut otherwise are not compared:
+
+    optimizer.distributed.dp_group_idx_1.gbuf_idx_0.dtype_(..).bucket_idx_0.exp_avg
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from bigsci_launch.weights.files.sources import Contents
-from bigsci_launch.weights.files.tensors import StoredValue
+from bigsci_launch.weights.files.tensors import NotRead, StoredTensor, StoredValue
 from bigsci_launch.weights.formats.dcp.read import OF_RANK
 from bigsci_launch.weights.match.batches import OF_SINGLE_RANKS, LeftOut, StoredEntry, left_out, summed
 from bigsci_launch.weights.match.entries import entries_of
@@ -27,18 +32,51 @@ NAMED_RANK = re.compile(r"(.+ \(rank )(\d+)\)(?:\..*)?", re.DOTALL)
 LOADER = re.compile(r"((?:.*\.)?dp_rank_)(\d+)(?:\..*)?", re.DOTALL)
 LOADERS = "world_size"
 MAX_RANKS = 1 << 20
+BUCKET = re.compile(r"(?:.*\.)?optimizer\.distributed\.dp_group_idx_\d+\..+", re.DOTALL)
+CUT_OTHERWISE = (
+    "a flat part of an optimizer, which the other side cuts otherwise: no file says where its parameters are"
+)
 
 Layout = tuple[int, ...]
 
 
 def without_single_ranks(a: Contents, b: Contents) -> tuple[Contents, Contents, list[LeftOut]]:
-    """Return contents without what belongs to single ranks of different topologies; and the counts of that."""
+    """Return contents without what belongs to single ranks of different topologies; and the counts of that.
+
+    Buckets of an optimizer that are cut otherwise are listed as not read.
+    """
     out_a, out_b = of_single_ranks(entries_of(a), entries_of(b))
+    a, b = _without_buckets(a, b, is_cut_otherwise=any("/shard_" in entry.name for entry in out_a))
     if not out_a and not out_b:
         return a, b, []
     counts = [left_out("A", OF_SINGLE_RANKS, entry) for entry in out_a]
     counts += [left_out("B", OF_SINGLE_RANKS, entry) for entry in out_b]
     return _without(a, out_a), _without(b, out_b), summed(counts)
+
+
+def _without_buckets(a: Contents, b: Contents, *, is_cut_otherwise: bool) -> tuple[Contents, Contents]:
+    buckets_a, buckets_b = ([entry for entry in entries_of(side) if _is_of_bucket(entry)] for side in (a, b))
+    shapes_a, shapes_b = (
+        {(entry.name, entry.shape) for entry in buckets if isinstance(entry, StoredTensor)}
+        for buckets in (buckets_a, buckets_b)
+    )
+    if not shapes_a or not shapes_b or (shapes_a == shapes_b and not is_cut_otherwise):
+        return a, b
+    return _with_not_read(a, buckets_a), _with_not_read(b, buckets_b)
+
+
+def _with_not_read(contents: Contents, buckets: Sequence[StoredEntry]) -> Contents:
+    not_read = (*contents.not_read, *map(_bucket_not_read, buckets))
+    return replace(_without(contents, buckets), not_read=not_read)
+
+
+def _is_of_bucket(entry: StoredEntry) -> bool:
+    return "dp_group_idx_" in entry.name and BUCKET.fullmatch(entry.name) is not None
+
+
+def _bucket_not_read(entry: StoredEntry) -> NotRead:
+    type_ = f"{entry.dtype} {list(entry.shape)}" if isinstance(entry, StoredTensor) else "a value"
+    return NotRead(entry.name, type_, entry.path, CUT_OTHERWISE)
 
 
 def _without(contents: Contents, entries: Iterable[StoredEntry]) -> Contents:
