@@ -33,8 +33,9 @@ from bigsci_launch.weights.formats.torch_file import ZIP_MAGIC, read_torch_slice
 STEP = re.compile(r"((?:.*?\.)?state)\.(.+)\.step")
 # Megatron-core keeps it for each group of parameters: `common.optimizer.optimizer.param_groups.0.step`.
 STEP_OF_GROUP = re.compile(r"(.*\bparam_groups)\.(\d+)\.step")
-# The step that a folder's name states, and the value in it that states the same, as Megatron-LM and torchtitan save it.
-STATED_STEP = ((re.compile(r"iter_(\d{7,})"), "common.iteration"), (re.compile(r"step-(\d+)"), "train_state.step"))
+# The step that a folder's name states, and the values in it that state the same: Megatron-LM's and torchtitan's.
+FOLDER_OF_STEP = re.compile(r"(?:iter_|step-)(\d+)")
+STATED_STEPS = ("common.iteration", "train_state.step")
 
 # `layers.1.mlp.experts.3.`, `local_experts.3.`: one of several experts, not one that gets every token.
 EXPERT = re.compile(r"(?:.*[._])?(?<!shared_)experts\.\d+\.")
@@ -101,22 +102,21 @@ def _unfinished(folder: Path) -> Iterator[WeightsFinding]:
 
 def _another_step(folder: Path, holdings: Holdings, files: FilePool) -> Iterator[WeightsFinding]:
     """Yield a finding if a checkpoint states another step than the name of its folder."""
-    for pattern, name in STATED_STEP:
-        match = pattern.fullmatch(folder.resolve().name)
-        if match is None:
-            continue
-        stated = [
-            _number(value.text) for value in holdings.values if value.name == name and value.path.parent == folder
-        ]
-        stated += [_scalar(tensor, files) for tensor in holdings.tensors if _is_step(tensor, name, folder)]
-        for step in stated:
-            if step is not None and step != int(match[1]):
-                claim = f"{name} is {step:g}, but the folder is {folder.resolve().name}: they were not written together"
-                yield WeightsFinding(ANOTHER_STEP, (), (), claim)
+    home = folder.resolve().name
+    match = FOLDER_OF_STEP.fullmatch(home)
+    if match is None:
+        return
+    values = [value for value in holdings.values if value.name in STATED_STEPS and value.path.parent == folder]
+    stated: list[tuple[str, float | None]] = [(value.name, _number(value.text)) for value in values]
+    stated += [(tensor.name, _scalar(tensor, files)) for tensor in holdings.tensors if _is_step(tensor, folder)]
+    for name, step in stated:
+        if step is not None and step != int(match[1]):
+            claim = f"{name} is {step:g}, but the folder is {home}: they were not written together"
+            yield WeightsFinding(ANOTHER_STEP, (), (), claim)
 
 
-def _is_step(tensor: StoredTensor, name: str, folder: Path) -> bool:
-    return tensor.name == name and tensor.path.parent == folder and tensor.num_elements == 1
+def _is_step(tensor: StoredTensor, folder: Path) -> bool:
+    return tensor.name in STATED_STEPS and tensor.path.parent == folder and tensor.num_elements == 1
 
 
 def _number(text: str) -> float | None:

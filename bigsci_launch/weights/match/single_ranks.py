@@ -37,7 +37,7 @@ CUT_OTHERWISE = (
     "a flat part of an optimizer, which the other side cuts otherwise: no file says where its parameters are"
 )
 
-Layout = tuple[int, ...]
+RankGrid = tuple[int, ...]
 
 
 def without_single_ranks(a: Contents, b: Contents) -> tuple[Contents, Contents, list[LeftOut]]:
@@ -115,14 +115,14 @@ def _loaders(family: str) -> str:
     return f"{family.removesuffix('dp_rank_')}{LOADERS}"
 
 
-def _layouts(entries: Sequence[StoredEntry], families: Sequence[str]) -> dict[str, Layout]:
+def _layouts(entries: Sequence[StoredEntry], families: Sequence[str]) -> dict[str, RankGrid]:
     """Return by family the grid of its ranks, or their number, where every rank has its entries."""
     texts = {entry.name: entry.text for entry in entries if isinstance(entry, StoredValue)}
     members: dict[str, set[str]] = {}
     for entry, family in zip(entries, families, strict=True):
         if family:
             members.setdefault(family, set()).add(entry.name)
-    found: dict[str, Layout] = {}
+    found: dict[str, RankGrid] = {}
     for family, names in members.items():
         if family.endswith("/shard_"):
             places, layout = _in_grid(names)
@@ -136,7 +136,7 @@ def _layouts(entries: Sequence[StoredEntry], families: Sequence[str]) -> dict[st
     return found
 
 
-def _in_grid(names: Iterable[str]) -> tuple[set[Layout], Layout]:
+def _in_grid(names: Iterable[str]) -> tuple[set[RankGrid], RankGrid]:
     """Return the places of objects in their grid, and the grid; it is empty if they have different ones."""
     places, grids = set(), set()
     for name in names:
@@ -147,7 +147,7 @@ def _in_grid(names: Iterable[str]) -> tuple[set[Layout], Layout]:
     return places, grids.pop() if len(grids) == 1 else ()
 
 
-def _all_places(layout: Layout) -> set[Layout]:
+def _all_places(layout: RankGrid) -> set[RankGrid]:
     return set(itertools.product(*map(range, layout)))
 
 

@@ -121,6 +121,44 @@ def test_a_step_that_is_not_that_of_the_other_parameters(
     assert findings(diff, write(tmp_path / "a", steps)) == (1, [said])
 
 
+def of_steps(folder: Path, steps: dict[str, float]) -> Path:
+    """Save nothing but the steps of parameters."""
+    state = {"optimizer": {"state": {name: {"step": torch.tensor(step)} for name, step in steps.items()}}}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, sync_files=False), no_dist=True)
+    return folder
+
+
+def experts(*steps: float, of: str = "layers.0.moe.experts") -> dict[str, float]:
+    return {f"{of}.{index}.{name}": step for index, step in enumerate(steps) for name in ("w1", "w2")}
+
+
+def test_experts_without_a_token_are_named_and_are_no_fault(tmp_path: Path, diff: Any) -> None:
+    folder = of_steps(tmp_path / "a", {"norm": 10.0, **experts(7.0, 7.0, 9.0, 10.0)})
+    code, (claim,) = findings(diff, folder)
+    assert code == 0
+    assert claim.startswith("in optimizer.state, the step of layers.0.moe.experts.0.w1, layers.0.moe.experts.0.w2, ")
+    assert claim.endswith("is 7 to 9, that of other parameters 10: these are experts, which do no step without a token")
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ({**experts(7.0), "norm": 10.0, "other": 10.0, "router": 7.0}, "the step of router is 7"),
+        ({**experts(11.0), "norm": 10.0}, "the step of layers.0.moe.experts.0.w1, layers.0.moe.experts.0.w2 is 11"),
+        ({**experts(10.0, 10.0), "layers.0.moe.experts.0.w2": 3.0, "norm": 10.0}, "layers.0.moe.experts.0.w2 is 3"),
+        ({**experts(3.0, of="mlp.shared_experts"), "norm": 10.0, "w": 10.0, "v": 10.0}, "mlp.shared_experts.0.w1"),
+        ({"moe.experts.w1": 3.0, "norm": 10.0, "w": 10.0}, "the step of moe.experts.w1 is 3"),
+    ],
+    ids=["not an expert", "ahead", "half an expert", "shared experts", "all experts in one"],
+)
+def test_other_odd_steps_next_to_experts_are_faults(
+    tmp_path: Path, diff: Any, steps: dict[str, float], said: str
+) -> None:
+    code, claims = findings(diff, of_steps(tmp_path / "a", steps))
+    assert code == 1
+    assert any(said in claim for claim in claims)
+
+
 def test_steps_that_are_left_out_are_not_compared(tmp_path: Path, diff: Any) -> None:
     folder = write(tmp_path / "a", {"0.bias": torch.tensor(3.0), "2.weight": 4})
     assert diff("--audit", folder).code == 1
