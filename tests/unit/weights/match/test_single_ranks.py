@@ -69,6 +69,7 @@ def test_other_ranks_are_left_out(a: list[StoredValue], b: list[StoredValue]) ->
         (loaders(2), loaders(2, stated=3)),
         (loaders(2), loaders(3)[1:]),
         (loaders(2), loaders(3)[:-1]),
+        (loaders(3), [*loaders(3)[1:3], value("dataloader.world_size", "2")]),
         (grid("0.0", "0.1", shape="1.2"), grid("0.0", shape="1.2")),
         (grid("0.0", "0.1", shape="1.2"), grid("0.0", "0.1", shape="1.3")),
         (grid("0", shape="1"), [value("rng_state/shard_0_1.0"), value("rng_state/shard_0_1.1")]),
