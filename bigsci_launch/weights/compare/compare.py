@@ -197,7 +197,7 @@ def _note(batch: PairBatch, selection: Selection, tally: _Tally) -> None:
             continue
         if value_a is not None and value_b is not None:
             tally.num_values += 1
-            tally.components.add_value(value)
+            tally.components.add_value((value_a, value_b))
         if is_differing:
             tally.value_differences.append(ValueDifference(value.name, value.place, value_a, value_b))
     for place, groups_a, groups_b in batch.groups:
@@ -214,7 +214,7 @@ def _settle(outcome: Compared, tolerance: float | None, sample: float | None, ta
     tally.printed.add(outcome.pair)
     if None not in outcome.pair:
         tally.num_compared += 1
-        tally.components.add_tensor(tensor)
+        tally.components.add_tensor(outcome.pair)
         tally.num_bytes += tensor.num_bytes if all(one and one.has_bytes for one in outcome.pair) else 0
     if outcome.is_equal:
         return

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 FOREIGN = Path(__file__).parents[1] / "foreign"
 FOLDERS = {
@@ -156,6 +158,32 @@ def test_each_component_has_a_line_after_the_headline(copied: Any, diff: Any) ->
         "random states: 1 tensor and 9 values compared, all equal",
         "other: 1 tensor and 1 value compared, all equal",
     ]
+
+
+def test_a_file_against_a_folder_is_counted_by_the_parts_of_the_folder(tmp_path: Path, diff: Any) -> None:
+    """What was compared is never in a line that says "nothing compared"."""
+    weights = {"a.weight": torch.randn(4, 4), "b.weight": torch.randn(3)}
+    state = {"state": {0: {"exp_avg": torch.randn(4, 4)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    save_file(weights, folder / "model.safetensors")
+    torch.save(state, folder / "optimizer.pt")
+    torch.save({"model": weights, "optimizer": state}, tmp_path / "both.pt")
+    torch.save({"optimizer": state}, tmp_path / "state.pt")
+    compared = "optimizer: 1 tensor and 3 values compared, all equal"
+    for file, first in (
+        (tmp_path / "both.pt", "weights: 2 tensors compared, all equal"),
+        (tmp_path / "state.pt", "weights: nothing compared, 2 tensors on one side only"),
+    ):
+        for sides in ((file, folder), (folder, file)):
+            lines = diff(*sides).text.splitlines()
+            assert [line for line in lines if line.startswith(("weights: ", "optimizer: "))] == [first, compared]
+    # By its name, the file is one of weights.
+    (folder / "model.safetensors").unlink()
+    torch.save({"last_epoch": 3}, folder / "scheduler.pt")
+    torch.save({"optimizer": state, "scheduler": {"last_epoch": 3}}, tmp_path / "state.pt")
+    lines = diff(tmp_path / "state.pt", folder).text.splitlines()
+    assert lines[1:] == [compared, "scheduler: 1 value compared, all equal"]
 
 
 @pytest.mark.parametrize(
