@@ -144,7 +144,7 @@ def name_inside(entry: Leaf, container: Keys) -> str | None:
         return None
     prefix = dotted(container)
     if entry.name.startswith(prefix):
-        return entry.name[len(prefix) :].removeprefix(".") or None
+        return entry.name[len(prefix) :].removeprefix(".")
     return entry.name.removeprefix(exact_name(container))
 
 

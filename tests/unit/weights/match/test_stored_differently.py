@@ -213,6 +213,13 @@ def test_every_container_of_a_file_is_compared(tmp_path: Path, diff: Any, key: s
         assert [entry["tensor"] for entry in document["different"]] == [f"{key}.{CHANGED}"]
 
 
+def test_a_parameter_with_an_empty_name_is_one_of_the_model(tmp_path: Path, diff: Any) -> None:
+    step, lone, other = {"a.b": 1}, torch.ones(3), torch.zeros(2)
+    torch.save({"module": {**step, "": lone}, "w": other}, tmp_path / "a.pt")
+    torch.save({"module": step, "w": other}, tmp_path / "b.pt")
+    assert diff(tmp_path / "a.pt", tmp_path / "b.pt").code == 1
+
+
 def test_wrappers_never_merge_two_tensors(tmp_path: Path, diff: Any) -> None:
     ones, zeros = torch.ones(3), torch.zeros(3)
     save(tmp_path / "both.pt", {"w": ones, "module.w": zeros})
