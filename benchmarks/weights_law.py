@@ -41,6 +41,7 @@ from weights_sites import NoSuchChange
 from bigsci_launch.errors import BslError
 from bigsci_launch.weights.compare.compare import compare_weights
 from bigsci_launch.weights.compare.comparison import Comparison
+from bigsci_launch.weights.formats.containers import CONTAINERS as PARAMETERS
 from bigsci_launch.weights.locate.locate import open_weights
 
 CHANGES_A_ROUND = 6
@@ -130,7 +131,10 @@ def _texts(change: Change) -> list[str]:
     """Return texts, one of them in the name of the changed entry: its key, and for an element the key of its series."""
     # An answer shows text that no terminal can print, such as half a character, by its escape.
     steps = change.path[-2:] if change.path and change.path[-1].kind == "index" else change.path[-1:]
-    are_plain = all(type(step.key) in (str, int) and str(step.key).isprintable() for step in steps)
+    # The parameters' container, such as `module`, is left out of names.
+    are_plain = all(
+        type(step.key) in (str, int) and str(step.key).isprintable() and step.key not in PARAMETERS for step in steps
+    )
     is_named = are_plain and len(change.path) > 1 and all(step.kind != "attribute" for step in steps)
     return [str(step.key) for step in steps] if is_named else [""]
 
