@@ -82,12 +82,12 @@ class _Begun:
 
 @dataclass(frozen=True, slots=True)
 class _Twins:
-    """Two files of one size whose bytes the threads compare, and the contents of A's (None if it is unreadable)."""
+    """Two files of one size whose bytes the threads compare, and the contents of A's."""
 
     files: FilePair
     paths: tuple[Path, Path]
     num_bytes: int
-    left: Contents | None
+    left: Contents | Unreadable
     portions: list[Future[_Found]]
 
 
@@ -166,11 +166,7 @@ class Work:
         starts = () if has_digest else range(0, num_bytes, step)
         pieces = [_range_piece(found.paths, start, min(step, num_bytes - start)) for start in starts]
         portions = self._started([[piece] for piece in pieces], set())
-        try:
-            left = found.read_a()
-        except UnreadableFile:
-            left = None
-        return _Twins(found, found.paths, num_bytes, left, portions)
+        return _Twins(found, found.paths, num_bytes, found.read_a(), portions)
 
     def _common_size(self, paths: tuple[Path, Path]) -> int | None:
         try:
@@ -231,14 +227,12 @@ class Work:
         if isinstance(begun, _Begun):
             return self._collected(begun)
         found = [self._noted(portion) for portion in begun.portions]
-        batch = None
-        if begun.left is not None and all(each.is_equal for each in found):
-            batch = begun.files.read_twin(begun.left)
+        batch = begun.files.read_twin(begun.left) if all(each.is_equal for each in found) else None
         if batch is None:
             # What is read again is counted then.
             self.extent.num_read -= sum(each.num_bytes for each in found if not each.is_equal)
             same = _Same(begun.paths, _portion_bytes(begun.num_bytes), tuple(each.is_equal for each in found))
-            return self._collected(self._cut(begun.files.read(), same))
+            return self._collected(self._cut(begun.files.read(begun.left), same))
         for path in begun.paths:
             self._files.close(path)
         if not begun.portions:

@@ -48,29 +48,27 @@ class FilePair:
             return None
         return (self.a.path, self.b.path) if _traits(self.a) == _traits(self.b) else None
 
-    def read_a(self) -> Contents:
-        """Parse A's file. Raises UnreadableFile."""
-        return read_contents(self.a, self.metadata_a) if self.a else Contents(())
+    def read_a(self) -> Contents | Unreadable:
+        """Parse A's file."""
+        return _parsed(self.a, self.metadata_a)
 
-    def read(self) -> PairBatch:
-        """Parse both files and pair their entries."""
-        unreadable = []
-        contents = []
-        for source, metadata in ((self.a, self.metadata_a), (self.b, self.metadata_b)):
-            try:
-                contents.append(read_contents(source, metadata) if source else Contents(()))
-            except UnreadableFile as error:
-                unreadable.append(Unreadable(error.path, error.why))
-                contents.append(Contents(()))
-        unreadable += (item for held in contents for item in held.unreadable)
-        return self._paired(contents[0], contents[1], tuple(unreadable))
+    def read(self, left: Contents | Unreadable | None = None) -> PairBatch:
+        """Parse both files and pair their entries; `left` is what `read_a` returned, if it was called."""
+        found = (left or self.read_a(), _parsed(self.b, self.metadata_b))
+        lost = [one for one in found if isinstance(one, Unreadable)]
+        contents = [Contents(()) if isinstance(one, Unreadable) else one for one in found]
+        lost += (item for held in contents for item in held.unreadable)
+        return self._paired(contents[0], contents[1], tuple(lost))
 
-    def read_twin(self, left: Contents) -> PairBatch | None:
+    def read_twin(self, left: Contents | Unreadable) -> PairBatch | None:
         """Pair A's contents with those of B, whose file has the same bytes and is not parsed.
 
         Returns None if the contents are not all inside the file, so that the same bytes prove nothing.
         """
         assert self.a is not None and self.b is not None
+        if isinstance(left, Unreadable):
+            both = (left, replace(left, path=self.b.path))
+            return self._paired(Contents(()), Contents(()), both) if left.path == self.a.path else None
         segments = [tensor.segments for tensor in left.tensors]
         paths = {entry.path for entry in left.values} | {entry.path for entry in left.not_read}
         paths |= {segment.path for each in segments for segment in each}
@@ -111,6 +109,13 @@ class FilePair:
         if left.is_program != right.is_program:
             return False
         return self.a.path.suffix == self.b.path.suffix and left.container == right.container
+
+
+def _parsed(source: Source | None, metadata: CheckpointMetadata) -> Contents | Unreadable:
+    try:
+        return read_contents(source, metadata) if source else Contents(())
+    except UnreadableFile as error:
+        return Unreadable(error.path, error.why)
 
 
 def _traits(source: Source) -> tuple[object, ...]:

@@ -91,6 +91,15 @@ def test_files_with_the_same_bytes_are_parsed_once(sides: Sides, diff: Any, monk
     document = diff(*sides, "--json").document
     assert document["compared"] == 2 * NUM_FILES
     assert {path.parent for path in parsed} == {sides[0]}
+    # Neither is a file parsed twice that differs, or that cannot be read.
+    flip(sides[1] / "model-3.safetensors", -1)
+    for side in sides:
+        flip(side / "model-4.safetensors", 3)
+    parsed.clear()
+    document = diff(*sides, "--json").document
+    assert {item["file"] for item in document["unreadable"]} == {str(side / "model-4.safetensors") for side in sides}
+    assert len(parsed) == NUM_FILES + 1
+    assert sides[1] / "model-3.safetensors" in parsed
 
 
 def test_the_same_bytes_in_a_shard_of_another_index_prove_nothing(sides: Sides, diff: Any) -> None:
