@@ -85,6 +85,8 @@ PLAIN_CLASSES = (
 # Characters of the key of a storage, which is a number or an address.
 MAX_KEY_LENGTH = 256
 FROM_TYPE = (Named("torch._tensor", "_rebuild_from_type_v2"), Named("torch._tensor", "_rebuild_from_type"))
+REBUILD_JAGGED = Named("torch.nested._internal.nested_tensor", "_rebuild_njt")
+JAGGED = Named("torch", "jagged tensor")
 GET_LAYOUT = Named("torch.serialization", "_get_layout")
 SPARSE_PARTS = {
     "sparse_coo": ("indices", "values", "size", "is_coalesced"),
@@ -131,6 +133,8 @@ class TorchObjects:
         if named in FROM_TYPE and len(args) == 4 and isinstance(args[0], Named) and isinstance(args[2], tuple):
             made = self.make(args[0], args[2])
             return _with_class(Instance(args[0], args[2]) if made is None else made, args[1], args[3])
+        if named == REBUILD_JAGGED and len(args) == 1 and is_attributes(args[0]):
+            return Instance(JAGGED, kwargs={key: part for key, part in args[0].items() if key != "requires_grad"})
         if named == GET_LAYOUT and len(args) == 1 and isinstance(args[0], str):
             return Named("", args[0])
         if named.module == "torch.jit._pickle" and named.name.startswith("build_") and len(args) == 1:
@@ -192,9 +196,25 @@ def _with_class(tensor: Any, class_: Any, state: Any) -> Any:
         return DressedTensor(tensor, extras) if extras else tensor
     if isinstance(tensor, DressedTensor):
         return DressedTensor(tensor.tensor, {**tensor.extras, **extras})
+    if isinstance(tensor, Instance) and tensor.made_by == JAGGED and is_attributes(extras.get("attributes")):
+        extras["attributes"] = _without_parts(extras["attributes"], tensor.kwargs)
     if isinstance(tensor, Instance) and not tensor.args:
         return Instance(tensor.made_by, kwargs={**tensor.kwargs, **extras})
     return _parts("tensor", content=tensor, **extras) if extras else tensor
+
+
+def _without_parts(attributes: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a jagged tensor without those that are its parts, which its constructor sets."""
+    return {
+        name: value
+        for name, value in attributes.items()
+        if not any(key in parts and _is_one(value, parts[key]) for key in (name, name.removeprefix("_")))
+    }
+
+
+def _is_one(a: Any, b: Any) -> bool:
+    """Whether two objects of a pickle are one, or equal numbers."""
+    return a is b or (type(a) is type(b) is int and a == b)
 
 
 def _attributes(state: Any) -> Any:

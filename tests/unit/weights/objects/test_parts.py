@@ -11,7 +11,7 @@ import torch
 from bigsci_launch.weights.formats.torch_file import read_torch_file, walk_tensors
 from bigsci_launch.weights.formats.torch_objects import TorchObjects
 from bigsci_launch.weights.objects.flatten import flatten
-from bigsci_launch.weights.objects.nodes import Instance, Named
+from bigsci_launch.weights.objects.nodes import Instance, Named, TensorNode
 
 from .zoo import module, optimizer, save
 
@@ -58,3 +58,34 @@ def test_a_tensor_in_a_set_is_not_read(tmp_path: Path, diff: Any) -> None:
     answer = diff(path, path, "--json")
     assert answer.code == 4
     assert {entry["entry"] for entry in answer.document["not_read"]} == {"odd"}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_jagged_tensor_has_each_of_its_parts_once(tmp_path: Path, diff: Any) -> None:
+    """Its pickle has them as arguments and as attributes."""
+
+    def jagged(last: float) -> Any:
+        made = torch.nested.nested_tensor([torch.ones(2), torch.tensor([1.0, 2.0, last])], layout=torch.jagged)
+        made.note = "kept"
+        return made
+
+    a, b = (save({"w": jagged(last)}, tmp_path / f"{last}.pt") for last in (3, 4))
+    held = names(read_torch_file(a).tree)
+    assert {name for name, node in held.items() if isinstance(node, TensorNode)} >= {"w.values", "w.offsets"}
+    assert not any(name.startswith(("w.attributes._values", "w.attributes._offsets")) for name in held)
+    assert held["w.attributes.note"] == "kept"
+    (entry,) = diff(a, b, "--json").document["different"]
+    assert (entry["tensor"], entry["first_at"]) == ("w.values", [4])
+
+
+def test_an_attribute_of_a_jagged_tensor_that_is_another_object_is_compared() -> None:
+    values, other = TensorNode("0", "F32", 0, (5,), (1,)), TensorNode("1", "F32", 0, (5,), (1,))
+    state = {"_values": other, "_offsets": values, "_ragged_idx": 2, "values": values}
+    parts = {"values": values, "offsets": values, "_ragged_idx": 1, "requires_grad": False}
+    rebuilt = TorchObjects().make(
+        Named("torch._tensor", "_rebuild_from_type_v2"),
+        (Named("torch.nested._internal.nested_tensor", "_rebuild_njt"), Named("lib", "Nested"), (parts,), state),
+    )
+    found = names(rebuilt)
+    assert {name for name in found if name.startswith("attributes")} == {"attributes._values", "attributes._ragged_idx"}
+    assert found["attributes._values"] == other
