@@ -171,6 +171,12 @@ def npz(folder: Path, is_changed: bool) -> Path:
     return folder / "model.npz"
 
 
+def npz_compressed(folder: Path, is_changed: bool) -> Path:
+    with np.load(npz(folder, is_changed)) as arrays:
+        np.savez_compressed(folder / "packed.npz", **arrays)
+    return folder / "packed.npz"
+
+
 def gguf(folder: Path, is_changed: bool) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tests = _of_tests("formats/test_array_files.py")
@@ -403,5 +409,6 @@ ROWS = (
     Row("digests by `bsl train`", digests, dumps),
     Row("tensors as torch prints them", printed, dumps),
     Row("npz of numpy", npz, npz_otherwise),
+    Row("npz of numpy, compressed", npz_compressed, npz),
     Row("GGUF of llama.cpp", gguf, "it is one file", "w"),
 )
