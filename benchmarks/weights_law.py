@@ -57,7 +57,7 @@ SAID = (
 
 
 # Changes that may change all parts of an entry.
-WIDE = ("class", "type of a value")
+WIDE = ("class", "type of a value", "shape, same elements")
 
 
 @dataclass(frozen=True)
