@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -124,7 +125,7 @@ def parse_selection(include: Sequence[str], exclude: Sequence[str]) -> Selection
     return Selection(tuple(compiled["--include"]), tuple(compiled["--exclude"]))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Comparison:
     """What was compared and what differs, in file order.
 
@@ -158,6 +159,11 @@ class Comparison:
     is_printed: bool = False
     is_audit: bool = False
     is_empty: bool = False
+
+    @cached_property
+    def all_places(self) -> set[Place]:
+        """Every place that has any of the tensors."""
+        return {place for places in self.places.values() for place in places}
 
     @property
     def is_other_step(self) -> bool:
@@ -195,8 +201,7 @@ def where_text(comparison: Comparison, differences: Iterable[Difference]) -> str
     """Describe the places of some differences, among all places that have these tensors."""
     chosen = list(differences)
     holders = {place for difference in chosen for place in comparison.places[difference.name]}
-    everywhere = {place for places in comparison.places.values() for place in places}
-    return describe_places({difference.place for difference in chosen}, holders, everywhere)
+    return describe_places({difference.place for difference in chosen}, holders, comparison.all_places)
 
 
 def with_finding(comparison: Comparison | None, finding: WeightsFinding) -> Comparison:
