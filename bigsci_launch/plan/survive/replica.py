@@ -1,0 +1,181 @@
+"""What pipelines of any number of nodes need and take, for the model of a run on its site.
+
+The prices are those of `bsl plan`: the same count of work and memory, weighed by the same calibration. A stage is one
+tensor-parallel group and never spans nodes, so that a lost node takes whole stages with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from bigsci_launch.errors import ConfigError
+from bigsci_launch.plan.price.calibration import Calibration
+from bigsci_launch.plan.price.memory import count_memory, is_out_of_memory, weigh_memory
+from bigsci_launch.plan.price.neighbours import point_of
+from bigsci_launch.plan.price.step_time import (
+    STEP_CONSTANT_S,
+    count_work,
+    drift_on,
+    layer_and_head_seconds,
+    rates_of,
+)
+from bigsci_launch.plan.shape.parameters import count_stage_parameters
+from bigsci_launch.plan.shape.setup import Setup
+from bigsci_launch.plan.survive.cut import CutModel, find_cut
+from bigsci_launch.plan.survive.schedule import StageTime
+from bigsci_launch.plan.survive.templates import Template
+from bigsci_launch.topology import Topology
+
+OPTIMIZER_BYTES = 12
+"""Bytes of one parameter's fp32 master and two fp32 moments: what a shard and its copies hold (ZeRO 1, AdamW)."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitBytes:
+    """Bytes of one unit that moves as a whole, over all tensor-parallel ranks: its weights and its optimizer state."""
+
+    name: str
+    weights: int
+    optimizer: int
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A run's model, cut into pipelines of nodes that tolerate `failures` lost nodes at the same time.
+
+    Memory is counted for the fewest replicas, `failures` + 1: then each shard of the optimizer is largest.
+    """
+
+    setup: Setup
+    calibration: Calibration
+    failures: int
+    node_memory_gib: float | None = None
+
+    def __post_init__(self) -> None:
+        tp, ranks = self.setup.topology.tp, self.setup.ranks_per_node
+        if ranks % tp:
+            raise ConfigError(
+                f"parallelism.tensor_parallel_size: {tp} ranks of a stage do not divide the {ranks} ranks of a node; a "
+                "stage that spans nodes is lost with any of them, and is not planned",
+                hint=f"a tensor_parallel_size that divides {ranks}",
+            )
+
+    @property
+    def stages_per_node(self) -> int:
+        return self.setup.ranks_per_node // self.setup.topology.tp
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro batches of a step, over all pipelines."""
+        return self.setup.global_batch_size // self.setup.micro_batch_size
+
+    @property
+    def most_nodes(self) -> int:
+        """The nodes of a pipeline in which every stage has one layer."""
+        return self.setup.shape.num_layers // self.stages_per_node
+
+    @cached_property
+    def cut_model(self) -> CutModel:
+        """Seconds of layers and messages, and the layers that fit a stage."""
+        work = count_work(self._uniform(1, 1), self.calibration.gpu)
+        layer, head = (seconds * self._factor for seconds in layer_and_head_seconds(work, self.calibration.constants))
+        # A forward pass is repeated when activations are recomputed; the head never is.
+        share = 1 / (4 if self.setup.recomputes_activations else 3)
+        body = StageTime(layer * share, layer * (1 - share))
+        last = StageTime(body.forward + head / 3, body.backward + head * 2 / 3)
+        return CutModel((*[body] * (self.setup.shape.num_layers - 1), last), self._most_layers, self._hop)
+
+    @cached_property
+    def _factor(self) -> float:
+        """How much slower than counted a step is: the drift of the cluster, and what measured neighbours say."""
+        found = self.calibration
+        drift_from = found.drift_from.toordinal() if found.drift_from else None
+        day = self.setup.day.toordinal() if self.setup.day else None
+        return drift_on(day, found.constants.drift, drift_from) * found.time_neighbours.look_up(point_of(self.setup))[0]
+
+    @cached_property
+    def _hop(self) -> float:
+        """Seconds of one message between stages. The planner's hop is a pair of them, there and back."""
+        work = count_work(self._uniform(2, 1), self.calibration.gpu)
+        return self._factor * sum(map(float.__mul__, work.hop, rates_of(self.calibration.constants))) / 2
+
+    def once_per_step(self, num_stages: int, num_pipelines: int) -> float:
+        """Return the seconds of a step outside the pipelines: gradients and weights between replicas, the optimizer."""
+        work = count_work(self._uniform(num_stages, num_pipelines), self.calibration.gpu)
+        reduced = sum(map(float.__mul__, work.step, rates_of(self.calibration.constants)))
+        return self._factor * (reduced + STEP_CONSTANT_S)
+
+    def _uniform(self, pp: int, dp: int) -> Setup:
+        topology = Topology(tp=self.setup.topology.tp, pp=pp, dp=dp)
+        return replace(self.setup, topology=topology, partition_method="uniform")
+
+    def _most_layers(self, stage: int, num_stages: int) -> int:
+        """Return how many layers fit into the GPUs of a stage; the need rises with each layer."""
+        setup = self._uniform(num_stages, self.failures + 1)
+        fits, too_many = 0, self.setup.shape.num_layers + 1
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            if self._is_too_much(setup, stage, middle):
+                too_many = middle
+            else:
+                fits = middle
+        return fits
+
+    def _is_too_much(self, setup: Setup, stage: int, num_layers: int) -> bool:
+        found = self.calibration
+        need, _ = weigh_memory(count_memory(setup, stage, num_layers), found.constants, found.gpu)
+        return is_out_of_memory(need, found.gpu, is_measured=bool(found.memory_neighbours.points))
+
+    @cached_property
+    def units(self) -> tuple[UnitBytes, ...]:
+        """Embedding, layers and final norm with their bytes over all tensor-parallel ranks, in the pipeline's order.
+
+        Untied, the head's own table belongs to the last unit; tied, the last stage has a copy of the first unit.
+        """
+        shape, tp = self.setup.shape, self.setup.topology.tp
+        # Stages of no layer isolate what precedes and follows the layers.
+        first, block, last = count_stage_parameters(shape, tp, (0, 1, 0))
+        table = shape.padded_vocab_size(tp) // tp * shape.hidden_size if shape.tied_embeddings else 0
+        names = ("embedding", *(f"layer {index}" for index in range(shape.num_layers)), "final norm")
+        counts = (
+            first.num_parameters,
+            *[block.num_parameters] * shape.num_layers,
+            last.num_parameters - table,
+        )
+        weight = self.setup.element_bytes
+        return tuple(
+            UnitBytes(name, tp * weight * count, tp * OPTIMIZER_BYTES * count)
+            for name, count in zip(names, counts, strict=True)
+        )
+
+    def host_gib(self, size: int) -> float:
+        """Return the host memory that a node of a pipeline of `size` nodes needs with `failures` + 1 pipelines: its own
+        shard of the optimizer as a snapshot, and the copies of `failures` others."""
+        total = sum(unit.optimizer for unit in self.units)
+        return total / size / 2**30
+
+    def template(self, size: int) -> Template | None:
+        """Return the pipeline of `size` nodes; None if the model does not fit it."""
+        num_stages = size * self.stages_per_node
+        if size > self.most_nodes or (self.node_memory_gib and self.host_gib(size) > self.node_memory_gib):
+            return None
+        cut = find_cut(self.cut_model, num_stages, 4 * num_stages)
+        return Template(size, cut.counts, self.cut_model) if cut else None
+
+    @cached_property
+    def fewest_nodes(self) -> int | None:
+        """n0: the fewest nodes that hold one replica; None if no number does."""
+        return next((size for size in range(1, self.most_nodes + 1) if self._holds_a_replica(size)), None)
+
+    def _holds_a_replica(self, size: int) -> bool:
+        num_stages = size * self.stages_per_node
+        if self.node_memory_gib and self.host_gib(size) > self.node_memory_gib:
+            return False
+        limits = [self._most_layers(stage, num_stages) for stage in range(num_stages)]
+        return min(limits) >= 1 and sum(limits) >= self.setup.shape.num_layers
+
+    def fits(self, counts: Sequence[int]) -> bool:
+        """Return whether stages with these layers fit into their GPUs."""
+        return all(layers <= self._most_layers(stage, len(counts)) for stage, layers in enumerate(counts))
