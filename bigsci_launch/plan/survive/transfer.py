@@ -297,7 +297,7 @@ class _Needs:
 
 
 def _need_weights(now: _Needs, unit: UnitBytes, holders: Nodes, targets: Nodes) -> None:
-    if not holders or not unit.weights:
+    if not holders:
         return
     have = set(holders)
     for target in targets:
@@ -348,12 +348,11 @@ def level_sources(pools: Mapping[Nodes, int], enough: int = 0) -> dict[Nodes, li
     """
     loads = dict.fromkeys((node for holders in pools for node in holders), 0)
     shares = {holders: [0] * len(holders) for holders in pools}
-    order = list(pools)
     for _ in range(MAX_ROUNDS):
         changed = False
-        for holders in order:
+        for holders, amount in pools.items():
             own = shares[holders]
-            poured = _pour(pools[holders], [loads[node] - sent for node, sent in zip(holders, own, strict=True)])
+            poured = _pour(amount, [loads[node] - sent for node, sent in zip(holders, own, strict=True)])
             if poured != own:
                 changed = True
                 for node, before, sent in zip(holders, own, poured, strict=True):
@@ -361,7 +360,6 @@ def level_sources(pools: Mapping[Nodes, int], enough: int = 0) -> dict[Nodes, li
                 shares[holders] = poured
         if not changed or max(loads.values()) <= enough:
             break
-        order.reverse()
     return shares
 
 

@@ -204,6 +204,13 @@ def test_refusals(before: Pipelines, after: Pipelines, lost: str, message: str) 
 def test_a_template_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="has 2 stages and 6 layers; it needs 4 stages and 6 layers"):
         plan(pipelines("ab"), pipelines("ab"), "", stages_per_node=2)
+    with pytest.raises(ValueError, match="has 2 stages and 5 layers; it needs 2 stages and 6 layers"):
+        plan_transfer(pipelines("ab"), pipelines("ab"), set(), {2: (3, 2)}, 1, MODEL, 1)
+
+
+def test_the_bytes_of_a_parameter() -> None:
+    """bf16 weights, and three fp32 values of state."""
+    assert UnitBytes.of("layer 0", 1000, 2) == UnitBytes("layer 0", 2000, 12_000)
 
 
 # --- Random layouts, checked byte by byte -------------------------------------------------------------------------
@@ -396,6 +403,15 @@ def test_sources_are_levelled(pools: dict[Nodes, int]) -> None:
     assert max(loads.values()) <= _fewest(pools) * 1.1 + len(loads)
 
 
+def test_levelling_ends_when_it_is_enough() -> None:
+    """One round leaves c with 8; more rounds level all three."""
+    pools: dict[Nodes, int] = {("a", "b"): 10, ("b", "c"): 10}
+    assert level_sources(pools, enough=8) == {("a", "b"): [5, 5], ("b", "c"): [2, 8]}
+    shares = level_sources(pools)
+    (a, first), (second, c) = shares["a", "b"], shares["b", "c"]
+    assert sorted((a, first + second, c)) == [6, 7, 7]
+
+
 def _small_layouts() -> Iterator[tuple[Pipelines, int]]:
     """Two to four pipelines of one to three nodes, with every f that they allow."""
     for sizes in ([1, 1], [2, 2], [1, 3], [3, 2], [2, 2, 2], [1, 2, 3], [3, 3, 1], [2, 1, 2, 3]):
@@ -425,7 +441,7 @@ PROGRAM = """
 from bigsci_launch.plan.survive.transfer import ModelBytes, UnitBytes, plan_transfer
 names = [f"node{index}" for index in range(12)]
 before = (*zip(names[:4:2], names[1:4:2]), tuple(names[4:7]), tuple(names[7:10]), tuple(names[10:]))
-lost = {names[1], names[5], names[8]}
+lost = {names[1], names[4], names[9]}
 left = [name for name in names if name not in lost]
 after = (tuple(left[:3]), tuple(left[3:6]), tuple(left[6:]))
 layers = tuple(UnitBytes(f"layer {index}", 1001, 7919) for index in range(6))
