@@ -184,6 +184,20 @@ def plan_transfer(
     return TransferPlan(now.sent(), afterwards.sent(), tuple(gone), min(failures, len(after) - 1))
 
 
+def in_old_order(before: Pipelines, after: Pipelines) -> Pipelines:
+    """Return the pipelines after a loss in the order of those that most of their nodes come from.
+
+    A pipeline that keeps its position keeps its interval: in other orders several times as many bytes may move.
+    """
+    position = {node: index for index, nodes in enumerate(before) for node in nodes}
+
+    def origin(nodes: Nodes) -> int:
+        origins = Counter(position.get(node, len(before)) for node in nodes)
+        return min(origins, key=lambda index: (-origins[index], index))
+
+    return tuple(sorted(after, key=origin))
+
+
 @dataclass(frozen=True, slots=True)
 class _Places:
     """The owners of a unit, one in every pipeline, and all nodes that have its weights."""

@@ -25,6 +25,7 @@ from bigsci_launch.plan.survive.transfer import (
     TransferPhase,
     TransferPlan,
     UnitBytes,
+    in_old_order,
     level_sources,
     plan_transfer,
 )
@@ -114,6 +115,20 @@ def test_a_new_owner_helps_to_make_the_copies() -> None:
     assert found.now.bytes_in == {"e": 60, "g": 60}
     assert found.afterwards.bytes_in == {"e": 60, "g": 60}
     assert found.afterwards.bytes_out == {"a": 40, "b": 40, "e": 40}
+
+
+def test_pipelines_in_their_old_order_move_fewer_bytes() -> None:
+    """The pipeline that lost a node is the smallest now. Sorted by size, it would take the first interval."""
+    before = pipelines("ab", "cd", "efg", "hij")
+    changed = reconfigure(before, {"i", "j", "f"}, [1, 2, 3], 1).pipelines
+    assert changed == pipelines("h", "ab", "cd", "eg")
+    assert in_old_order(before, changed) == pipelines("ab", "cd", "eg", "h")
+    moved = [plan(before, after, "ijf").now.num_bytes for after in (changed, in_old_order(before, changed))]
+    assert moved[1] < moved[0]
+
+
+def test_new_nodes_come_last_and_a_tie_goes_to_the_first() -> None:
+    assert in_old_order(pipelines("ab", "cd"), pipelines("xy", "c", "db")) == pipelines("db", "c", "xy")
 
 
 def test_two_dead_buddies_lose_the_shard_between_them() -> None:
