@@ -6,8 +6,8 @@ All of it is deterministic, so every rank finds the same composition from the sa
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bigsci_launch.plan.survive.templates import Template
@@ -30,20 +30,41 @@ class Composition:
 
 def compositions(num_nodes: int, sizes: Sequence[int], fewest_pipelines: int = 1) -> Iterator[Sizes]:
     """Yield every multiset of sizes that uses all nodes in at least `fewest_pipelines` pipelines."""
-    ordered = sorted(set(sizes))
-
-    def extend(left: int, first: int, chosen: Sizes) -> Iterator[Sizes]:
+    ordered = sorted(set(sizes), reverse=True)
+    most = _most_pipelines(num_nodes, ordered)
+    waiting: list[tuple[int, int, Sizes]] = []
+    if most[-1][num_nodes] >= fewest_pipelines:
+        waiting.append((num_nodes, len(ordered), ()))
+    while waiting:
+        left, count, chosen = waiting.pop()
         if left == 0:
-            if len(chosen) >= fewest_pipelines:
-                yield chosen
-            return
-        for index in range(first, len(ordered)):
-            size = ordered[index]
-            if size > left:
-                return
-            yield from extend(left - size, index, (*chosen, size))
+            yield chosen
+            continue
+        for index in range(count):
+            # What is left takes sizes no smaller than this one. Without looking ahead the search runs into dead ends.
+            rest = left - ordered[index]
+            if rest >= 0 and len(chosen) + 1 + most[index + 1][rest] >= fewest_pipelines:
+                waiting.append((rest, index + 1, (*chosen, ordered[index])))
 
-    yield from extend(num_nodes, 0, ())
+
+def most_nodes(num_nodes: int, sizes: Sequence[int], fewest_pipelines: int) -> int | None:
+    """Return how many of the nodes at least `fewest_pipelines` pipelines can use; None if they are too few."""
+    most = _most_pipelines(num_nodes, sorted(set(sizes)))[-1]
+    return next((nodes for nodes in range(num_nodes, -1, -1) if most[nodes] >= fewest_pipelines), None)
+
+
+def _most_pipelines(num_nodes: int, sizes: Sequence[int]) -> list[list[float]]:
+    """Return, for the first k sizes and every number of nodes, the most pipelines that use all of these nodes.
+
+    It is minus infinity where none do.
+    """
+    most = [[0.0] + [-math.inf] * num_nodes]
+    for size in sizes:
+        with_size = most[-1].copy()
+        for nodes in range(size, num_nodes + 1):
+            with_size[nodes] = max(with_size[nodes], with_size[nodes - size] + 1)
+        most.append(with_size)
+    return most
 
 
 def count_compositions(num_nodes: int, sizes: Sequence[int]) -> int:
@@ -66,10 +87,15 @@ def split_batch(templates: Sequence[Template], num_micro_batches: int) -> tuple[
     """
     if num_micro_batches < len(templates):
         raise ValueError(f"{num_micro_batches} micro batches cannot give {len(templates)} pipelines one each")
-    counts = [1] * len(templates)
-    heap = [(template.seconds(2), index) for index, template in enumerate(templates)]
+    # No split is faster than this, because a pipeline never does better than its rate, and up to here every pipeline
+    # gets what it finishes. Only the rest is given out one at a time.
+    seconds = num_micro_batches / sum(1 / template.seconds_per_micro_batch for template in templates)
+    counts = [max(1, template.most_micro_batches(seconds)) for template in templates]
+    if sum(counts) > num_micro_batches:
+        counts = [1] * len(templates)
+    heap = [(templates[index].seconds(count + 1), index) for index, count in enumerate(counts)]
     heapq.heapify(heap)
-    for _ in range(num_micro_batches - len(templates)):
+    for _ in range(num_micro_batches - sum(counts)):
         _, index = heap[0]
         counts[index] += 1
         heapq.heapreplace(heap, (templates[index].seconds(counts[index] + 1), index))
@@ -91,42 +117,58 @@ def price_composition(sizes: Sizes, templates: Mapping[int, Template], num_micro
 def compose(
     num_nodes: int, templates: Mapping[int, Template], num_micro_batches: int, fewest_pipelines: int
 ) -> Composition | None:
-    """Return the fastest composition of all nodes in at least `fewest_pipelines` pipelines; None if there is none."""
+    """Return the fastest composition of all nodes in at least `fewest_pipelines` pipelines; None if there is none.
+
+    Of more than MOST_COMPOSITIONS it is the one that finishes most micro batches a second.
+    """
     sizes = sorted(templates)
+    rates = {size: 1 / templates[size].seconds_per_micro_batch for size in sizes}
+    options: Iterable[Sizes]
     if count_compositions(num_nodes, sizes) <= MOST_COMPOSITIONS:
-        options = list(compositions(num_nodes, sizes, fewest_pipelines))
+        options = compositions(num_nodes, sizes, fewest_pipelines)
     else:
-        options = list(_of_highest_rate(num_nodes, templates, fewest_pipelines))
-    priced = [
-        price_composition(option, templates, num_micro_batches)
+        options = _largest_sum(num_nodes, rates, fewest_pipelines)
+        if all(len(option) > num_micro_batches for option in options):
+            options = _largest_sum(num_nodes, dict.fromkeys(sizes, -1.0), fewest_pipelines)
+    bounds = sorted(
+        (num_micro_batches / sum(map(rates.__getitem__, option)), option)
         for option in options
         if len(option) <= num_micro_batches
-    ]
-    return min(priced, key=lambda option: (option.seconds, option.sizes), default=None)
+    )
+    best = None
+    for bound, option in bounds:
+        # A pipeline never does better than its rate, so no later composition is faster.
+        if best is not None and bound > best.seconds:
+            break
+        found = price_composition(option, templates, num_micro_batches)
+        if best is None or (found.seconds, found.sizes) < (best.seconds, best.sizes):
+            best = found
+    return best
 
 
-def _of_highest_rate(num_nodes: int, templates: Mapping[int, Template], fewest_pipelines: int) -> Iterator[Sizes]:
-    """Yield the composition whose pipelines finish most micro batches a second, if there is any.
+def _largest_sum(num_nodes: int, values: Mapping[int, float], fewest_pipelines: int) -> list[Sizes]:
+    """Return the composition whose sizes' values have the largest sum, if there is any.
 
-    `best[k][n]` is the highest rate of k pipelines on n nodes, where the last k means that many or more.
+    `best[k][n]` is the largest sum of k pipelines on n nodes, where the last k means that many or more.
     """
-    rates = {size: 1 / template.seconds_per_micro_batch for size, template in sorted(templates.items())}
-    none = (-1.0, 0, 0)
+    none = (-math.inf, 0, 0)
     best = [[none] * (num_nodes + 1) for _ in range(fewest_pipelines + 1)]
     best[0][0] = (0.0, 0, 0)
     for nodes in range(1, num_nodes + 1):
-        for size, rate in rates.items():
+        for size, value in values.items():
+            if size > nodes:
+                continue
             for before in range(fewest_pipelines + 1):
-                known = best[before][nodes - size][0] if size <= nodes else -1.0
                 now = min(before + 1, fewest_pipelines)
-                if known >= 0 and known + rate > best[now][nodes][0]:
-                    best[now][nodes] = (known + rate, size, before)
-    if best[fewest_pipelines][num_nodes][0] < 0:
-        return
-    chosen: Counter[int] = Counter()
+                total = best[before][nodes - size][0] + value
+                if total > best[now][nodes][0]:
+                    best[now][nodes] = (total, size, before)
+    if best[fewest_pipelines][num_nodes] == none:
+        return []
+    chosen = []
     pipelines, nodes = fewest_pipelines, num_nodes
     while nodes:
         _, size, before = best[pipelines][nodes]
-        chosen[size] += 1
+        chosen.append(size)
         pipelines, nodes = before, nodes - size
-    yield tuple(sorted(chosen.elements()))
+    return [tuple(sorted(chosen))]

@@ -3,17 +3,18 @@
 Oobleck's rule (section 5.1) comes first, because it moves few nodes: a pipeline that still has a template's size keeps
 its nodes; one that has become too small borrows nodes from the largest; if no pipeline can lend, small ones merge. In
 6.6 % of random cases that rule ends with fewer than f + 1 replicas, or with a size that has no template, although a
-composition of the nodes exists. The nodes are then composed anew, and nodes keep their pipeline where they can.
+composition of the nodes exists. The nodes are then composed again, and as many as can keep their pipeline.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
 
-from bigsci_launch.plan.survive.compose import Sizes, compositions
+from bigsci_launch.plan.survive.compose import most_nodes
 
 Nodes = tuple[str, ...]
 Pipelines = tuple[Nodes, ...]
@@ -26,31 +27,41 @@ class TooFewNodes(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reconfiguration:
-    """The pipelines after a loss, smallest first; `failures_left` is the f that they still tolerate."""
+    """The pipelines after a loss, smallest first; `failures_left` is the f that they still tolerate.
+
+    Nodes are idle only where no composition of the templates' sizes uses them all.
+    """
 
     pipelines: Pipelines
     means: Means
     failures_left: int
+    idle: Nodes = ()
 
 
-def reconfigure(pipelines: Pipelines, lost: AbstractSet[str], sizes: Sequence[int], failures: int) -> Reconfiguration:
-    """Return the pipelines without the lost nodes; `sizes` are those of the templates, the smallest is n0.
+def reconfigure(
+    pipelines: Pipelines, lost: AbstractSet[str], sizes: Sequence[int], failures: int, joined: Nodes = ()
+) -> Reconfiguration:
+    """Return the pipelines without the lost and with the joined nodes.
 
-    As many replicas as `failures` + 1 are kept if the nodes suffice for them; otherwise as many as they suffice for.
+    `sizes` are those of the templates, the smallest is n0. As many replicas as `failures` + 1 are kept if the nodes
+    suffice for them; otherwise as many as they suffice for. The order of the pipelines does not matter.
 
     Raises:
         TooFewNodes: fewer than n0 nodes are left.
     """
     fewest = min(sizes)
-    left = [tuple(node for node in nodes if node not in lost) for nodes in pipelines]
-    num_nodes = sum(map(len, left))
+    ordered = sorted(pipelines, key=_size_and_name)
+    left = [tuple(node for node in nodes if node not in lost) for nodes in ordered]
+    num_nodes = sum(map(len, left)) + len(joined)
     if num_nodes < fewest:
         raise TooFewNodes(f"{num_nodes} nodes are left; one replica needs {fewest}")
     replicas = min(failures + 1, num_nodes // fewest)
     changed, means = by_rule(left, fewest)
-    if len(changed) < replicas or not {len(nodes) for nodes in changed} <= set(sizes):
-        changed, means = recompose(left, sizes, replicas), "recompose"
-    return Reconfiguration(tuple(sorted(changed, key=_size_and_first)), means, len(changed) - 1)
+    if joined or len(changed) < replicas or not {len(nodes) for nodes in changed} <= set(sizes):
+        changed, means = recompose(left, sizes, replicas, joined), "recompose"
+    used = {node for nodes in changed for node in nodes}
+    idle = tuple(node for nodes in (*left, joined) for node in nodes if node not in used)
+    return Reconfiguration(tuple(sorted(changed, key=_size_and_name)), means, len(changed) - 1, idle)
 
 
 def by_rule(left: Sequence[Nodes], fewest: int) -> tuple[list[Nodes], Means]:
@@ -83,42 +94,71 @@ def _with_one_merge(pipelines: list[Nodes], fewest: int) -> list[Nodes]:
     return [merged if index == first else nodes for index, nodes in enumerate(pipelines) if index != other]
 
 
-def recompose(left: Sequence[Nodes], sizes: Sequence[int], replicas: int) -> list[Nodes]:
-    """Return pipelines of template sizes that use every node in at least `replicas` pipelines, moving few nodes.
+def recompose(left: Sequence[Nodes], sizes: Sequence[int], replicas: int, joined: Nodes = ()) -> list[Nodes]:
+    """Return pipelines of template sizes that use every node in at least `replicas` pipelines, moving the fewest nodes.
 
-    Where no composition uses every node, the fewest nodes stay idle.
+    Of equal answers it takes one that changes the sizes of few pipelines. Where no composition uses every node, the
+    fewest nodes stay idle.
     """
-    num_nodes = sum(map(len, left))
-    for idle in range(num_nodes):
-        options = list(compositions(num_nodes - idle, sizes, replicas))
-        if options:
-            return min(
-                (_assign(left, option) for option in options), key=lambda option: (option.moved, option.nodes)
-            ).nodes
-    raise TooFewNodes(f"{num_nodes} nodes cannot form {replicas} pipelines")
-
-
-@dataclass(frozen=True, slots=True)
-class _Assignment:
-    moved: int
-    nodes: list[Nodes]
-
-
-def _assign(left: Sequence[Nodes], option: Sizes) -> _Assignment:
-    """Give every pipeline of `option` nodes: those of the old pipeline that fits best, then what others spare."""
     old = sorted((nodes for nodes in left if nodes), key=lambda nodes: (-len(nodes), nodes))
-    wanted = sorted(option, reverse=True)
-    kept = [nodes[:size] for nodes, size in zip(old, wanted, strict=False)]
-    kept += [()] * (len(wanted) - len(kept))
-    spare = [node for nodes, size in zip(old, wanted, strict=False) for node in nodes[size:]]
-    spare += [node for nodes in old[len(wanted) :] for node in nodes]
-    moved, found = 0, []
-    for nodes, size in zip(kept, wanted, strict=True):
-        taken, spare = spare[: size - len(nodes)], spare[size - len(nodes) :]
-        moved += len(taken)
-        found.append((*nodes, *taken))
-    return _Assignment(moved, found)
+    num_nodes = sum(map(len, old)) + len(joined)
+    used = most_nodes(num_nodes, sizes, replicas)
+    if used is None:
+        raise TooFewNodes(f"{num_nodes} nodes cannot form {replicas} pipelines")
+    wanted = nearest_sizes([len(nodes) for nodes in old], len(joined) - (num_nodes - used), sizes, replicas)
+    old += [()] * (len(wanted) - len(old))
+    spare = [node for nodes, size in zip(old, wanted, strict=True) for node in nodes[size:]] + list(joined)
+    found = []
+    for nodes, size in zip(old, wanted, strict=True):
+        taken, spare = spare[: max(0, size - len(nodes))], spare[max(0, size - len(nodes)) :]
+        if size:
+            found.append((*nodes[:size], *taken))
+    return found
 
 
-def _size_and_first(nodes: Nodes) -> tuple[int, str]:
-    return len(nodes), nodes[0]
+def nearest_sizes(old: Sequence[int], growth: int, sizes: Sequence[int], replicas: int) -> list[int]:
+    """Return the new size of each old pipeline, 0 for one that is given up, and then the sizes of new pipelines.
+
+    Together they have `growth` more nodes. The pipelines that grow take as few nodes as possible. There must be an
+    answer.
+    """
+    most_moved = max(1, growth)
+    while (found := _within(old, growth, sorted({0, *sizes}), replicas, most_moved)) is None:
+        most_moved *= 2
+    return found
+
+
+def _within(old: Sequence[int], growth: int, sizes: Sequence[int], replicas: int, most_moved: int) -> list[int] | None:
+    """Return the best answer in which at most `most_moved` nodes move; None if there is none.
+
+    A state is how many nodes the pipelines so far have grown by, and how many of them there are (up to `replicas`).
+    Only states from which the rest can still grow as needed within `most_moved` are kept, so they are few.
+    """
+    padded = [*old, *[0] * (most_moved // sizes[1])]
+    costs = {(0, 0): (0, 0)}
+    steps: list[dict[tuple[int, int], tuple[int, int, int]]] = []
+    for have in padded:
+        best: dict[tuple[int, int], tuple[int, int]] = {}
+        step: dict[tuple[int, int], tuple[int, int, int]] = {}
+        for (grown, count), (moved, changed) in costs.items():
+            lowest, highest = have + growth - grown - (most_moved - moved), have + most_moved - moved
+            for size in sizes[bisect_left(sizes, lowest) : bisect_right(sizes, highest)]:
+                state = (grown + size - have, min(replicas, count + (size > 0)))
+                cost = (moved + max(0, size - have), changed + (0 < have != size))
+                if state not in best or cost < best[state]:
+                    best[state], step[state] = cost, (grown, count, size)
+        costs = best
+        steps.append(step)
+    state = (growth, replicas)
+    if state not in costs:
+        return None
+    wanted = []
+    for step in reversed(steps):
+        grown, count, size = step[state]
+        wanted.append(size)
+        state = (grown, count)
+    return wanted[::-1]
+
+
+def _size_and_name(nodes: Nodes) -> tuple[int, Nodes]:
+    return len(nodes), nodes

@@ -26,19 +26,8 @@ from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.plan.survive.cut import CutModel, find_cut
 from bigsci_launch.plan.survive.schedule import StageTime
 from bigsci_launch.plan.survive.templates import Template
+from bigsci_launch.plan.survive.transfer import ModelBytes, UnitBytes
 from bigsci_launch.topology import Topology
-
-OPTIMIZER_BYTES = 12
-"""Bytes of one parameter's fp32 master and two fp32 moments: what a shard and its copies hold (ZeRO 1, AdamW)."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnitBytes:
-    """Bytes of one unit that moves as a whole, over all tensor-parallel ranks: its weights and its optimizer state."""
-
-    name: str
-    weights: int
-    optimizer: int
 
 
 @dataclass(frozen=True)
@@ -129,32 +118,24 @@ class Replica:
         return is_out_of_memory(need, found.gpu, is_measured=bool(found.memory_neighbours.points))
 
     @cached_property
-    def units(self) -> tuple[UnitBytes, ...]:
-        """Embedding, layers and final norm with their bytes over all tensor-parallel ranks, in the pipeline's order.
-
-        Untied, the head's own table belongs to the last unit; tied, the last stage has a copy of the first unit.
-        """
+    def model_bytes(self) -> ModelBytes:
+        """What moves between nodes, over all tensor-parallel ranks of a stage. Untied, the head has a table too."""
         shape, tp = self.setup.shape, self.setup.topology.tp
-        # Stages of no layer isolate what precedes and follows the layers.
-        first, block, last = count_stage_parameters(shape, tp, (0, 1, 0))
-        table = shape.padded_vocab_size(tp) // tp * shape.hidden_size if shape.tied_embeddings else 0
-        names = ("embedding", *(f"layer {index}" for index in range(shape.num_layers)), "final norm")
-        counts = (
-            first.num_parameters,
-            *[block.num_parameters] * shape.num_layers,
-            last.num_parameters - table,
-        )
-        weight = self.setup.element_bytes
-        return tuple(
-            UnitBytes(name, tp * weight * count, tp * OPTIMIZER_BYTES * count)
-            for name, count in zip(names, counts, strict=True)
-        )
+        # Stages without a layer isolate what precedes and what follows the layers.
+        first, block, last = (stage.num_parameters for stage in count_stage_parameters(shape, tp, (0, 1, 0)))
+        if shape.tied_embeddings:
+            last -= shape.padded_vocab_size(tp) // tp * shape.hidden_size
+
+        def unit(name: str, num_parameters: int) -> UnitBytes:
+            return UnitBytes.of(name, tp * num_parameters, self.setup.element_bytes)
+
+        layers = tuple(unit(f"layer {index}", block) for index in range(shape.num_layers))
+        return ModelBytes(unit("embedding", first), layers, unit("head", last), shape.tied_embeddings)
 
     def host_gib(self, size: int) -> float:
-        """Return the host memory that a node of a pipeline of `size` nodes needs with `failures` + 1 pipelines: its own
-        shard of the optimizer as a snapshot, and the copies of `failures` others."""
-        total = sum(unit.optimizer for unit in self.units)
-        return total / size / 2**30
+        """Return the host memory of a node of a pipeline of `size` nodes for what replaces lost state: its own shard as
+        a snapshot, and the copies of `failures` others. With `failures` + 1 pipelines that is one whole state."""
+        return sum(unit.state for unit in self.model_bytes.units) / size / 2**30
 
     def template(self, size: int) -> Template | None:
         """Return the pipeline of `size` nodes; None if the model does not fit it."""

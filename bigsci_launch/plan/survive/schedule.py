@@ -75,10 +75,31 @@ def simulate_step(stages: Sequence[StageTime], num_micro_batches: int, hop: floa
     return backward_done[0][-1]
 
 
-def fewest_seconds(stages: Sequence[StageTime], num_micro_batches: int) -> float:
-    """Return a bound that no schedule beats: a stage waits for those before it, works, and they finish after it."""
-    before, bound = 0.0, 0.0
-    for stage in stages:
-        bound = max(bound, before + num_micro_batches * stage.both)
-        before += stage.both
-    return bound
+def steady_seconds(stages: Sequence[StageTime], hop: float = 0.0) -> float:
+    """Return what one more micro batch adds to a long step.
+
+    That is the slowest cycle of the schedule. Stages i to j have j - i + 1 micro batches under way: one must have gone
+    down to j and back to i before stage i takes another. Without messages the slowest stage alone is the slowest cycle.
+    """
+    slowest = max(stage.both for stage in stages)
+    if hop:
+        for first in range(len(stages)):
+            seconds = stages[first].both
+            for count, stage in enumerate(stages[first + 1 :], start=2):
+                seconds += stage.both + 2 * hop
+                slowest = max(slowest, seconds / count)
+    return slowest
+
+
+def fewest_seconds(
+    stage: StageTime, at: int, num_stages: int, before: float, total: float, num_micro_batches: int
+) -> float:
+    """Return a bound on the step that holds because of the stage at `at`, whatever the stages after it are.
+
+    It waits for the stages before it (`before` seconds in both passes), works, and they finish after it. And when the
+    first micro batch comes back to it, it has at most num_stages - at forward passes behind it: the rest of its work
+    comes on top of one micro batch's way through all stages (`total` seconds).
+    """
+    more = num_micro_batches - 1
+    rest = more * stage.backward + max(0, more - (num_stages - 1 - at)) * stage.forward
+    return max(before + num_micro_batches * stage.both, total + rest)

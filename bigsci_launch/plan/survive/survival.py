@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.survive.compose import Composition, compose
@@ -14,16 +13,38 @@ from bigsci_launch.plan.survive.templates import Template, sufficient_sizes, usa
 LEAST_GAIN = 0.005
 """Mean gain of throughput, over all numbers of nodes, for which one more template is made."""
 
+MOST_TRIED = 24
+"""Numbers of nodes over which that mean is taken."""
+
+Choice = tuple[int, int]
+"""A tier's number of replicas, and a size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """The pipelines that fit if there are at least `replicas` of them; n0 is the fewest nodes of one.
+
+    The fewer the replicas are, the larger is each one's shard of the optimizer, so a pipeline may need more nodes.
+    """
+
+    replicas: int
+    fewest_nodes: int
+    templates: Mapping[int, Template]
+
+    def with_sizes(self, sizes: Iterable[int]) -> Tier:
+        return replace(self, templates={size: self.templates[size] for size in sorted(sizes)})
+
 
 @dataclass(frozen=True, slots=True)
 class OnNodes:
-    """What runs on a number of nodes: pipelines, and the seconds of a step, with gradients and optimizer.
+    """What runs on a number of nodes: pipelines of a tier, and the seconds of a step, with gradients and optimizer.
 
     `num_whole` is the number of whole replicas of the configured layout on these nodes, and `whole_seconds` their step;
     None if no replica is left, or if the shards of the optimizer no longer fit.
     """
 
     num_nodes: int
+    tier: Tier
     composition: Composition
     seconds: float
     num_whole: int
@@ -33,74 +54,49 @@ class OnNodes:
     def num_idle(self) -> int:
         return self.num_nodes - sum(self.composition.sizes)
 
-    @property
-    def failures_left(self) -> int:
-        """Nodes that may now fail at the same time and leave a whole replica."""
-        return len(self.composition.sizes) - 1
-
 
 @dataclass(frozen=True)
 class Survival:
-    """How a run survives lost nodes. `sizes` are the templates that it needs, `extra_sizes` those that only make it
-    faster; `on_nodes` has every number of nodes from all of them down to (f + 1) n0."""
+    """How a run survives lost nodes.
+
+    `sizes` are the templates that it needs, `extra_sizes` those that only make it faster. `tiers` begin with the fewest
+    replicas. `by_nodes` has every number of nodes on which anything runs.
+    """
 
     replica: Replica
     num_nodes: int
-    fewest_nodes: int
     sizes: tuple[int, ...]
-    extra_sizes: tuple[int, ...]
-    templates: Mapping[int, Template]
-    on_nodes: tuple[OnNodes, ...]
+    extra_sizes: tuple[Choice, ...]
+    tiers: tuple[Tier, ...]
+    by_nodes: Mapping[int, OnNodes]
 
     @property
     def failures(self) -> int:
         return self.replica.failures
 
     @property
+    def tier(self) -> Tier:
+        """The tier of f + 1 replicas, on which the guarantee rests."""
+        return next(tier for tier in self.tiers if tier.replicas == self.failures + 1)
+
+    @property
     def guaranteed_nodes(self) -> int:
         """(f + 1) n0: with fewer nodes, fewer failures are tolerated."""
-        return (self.failures + 1) * self.fewest_nodes
+        return (self.failures + 1) * self.tier.fewest_nodes
 
-    @cached_property
-    def by_nodes(self) -> dict[int, OnNodes]:
-        return {found.num_nodes: found for found in self.on_nodes}
+    def failures_left(self, num_pipelines: int) -> int:
+        """Return how many nodes may fail at the same time without any state being lost; more copies are not kept."""
+        return min(self.failures, num_pipelines - 1)
 
     def samples_per_second(self, num_nodes: int) -> float:
         """Return the throughput on a number of nodes, 0 where nothing runs."""
-        found = self.on(num_nodes)
+        found = self.by_nodes.get(min(num_nodes, self.num_nodes))
         return self.replica.setup.global_batch_size / found.seconds if found else 0.0
 
     def whole_samples_per_second(self, num_nodes: int) -> float:
         """Return the same with whole replicas of the configured layout."""
         _, seconds = whole_replicas(self.replica, min(num_nodes, self.num_nodes))
         return self.replica.setup.global_batch_size / seconds if seconds else 0.0
-
-    def on(self, num_nodes: int) -> OnNodes | None:
-        """Return what runs on a number of nodes; below (f + 1) n0 with fewer replicas, None if none fits."""
-        if num_nodes >= self.guaranteed_nodes:
-            return self.by_nodes[min(num_nodes, self.num_nodes)]
-        for failures in range(self.failures - 1, -1, -1):
-            fewer = self.with_failures(failures)
-            if fewer is not None and num_nodes >= fewer.guaranteed_nodes:
-                return fewer.by_nodes[num_nodes]
-        return None
-
-    def with_failures(self, failures: int) -> Survival | None:
-        """Return the plan for fewer replicas on the nodes below (f + 1) n0; None if they do not fit.
-
-        The fewer the replicas are, the larger is each shard of the optimizer, so a replica may need more nodes.
-        """
-        if failures not in self._fewer:
-            replica = replace(self.replica, failures=failures)
-            nodes = self.guaranteed_nodes - 1
-            fewest = replica.fewest_nodes
-            fits = fewest is not None and (failures + 1) * fewest <= nodes
-            self._fewer[failures] = plan_survival(replica, nodes) if fits else None
-        return self._fewer[failures]
-
-    @cached_property
-    def _fewer(self) -> dict[int, Survival | None]:
-        return {}
 
 
 def plan_survival(replica: Replica, num_nodes: int) -> Survival:
@@ -109,75 +105,142 @@ def plan_survival(replica: Replica, num_nodes: int) -> Survival:
     Raises:
         ConfigError: the nodes do not hold `failures` + 1 replicas.
     """
-    fewest = replica.fewest_nodes
-    if fewest is None or (replica.failures + 1) * fewest > num_nodes:
-        raise _too_few(replica, num_nodes)
-    largest = min(usable_sizes(fewest, replica.failures, num_nodes)[-1], replica.most_nodes)
-    made = {size: replica.template(size) for size in range(fewest, largest + 1)}
-    usable = {size: template for size, template in made.items() if template}
-    sizes = tuple(size for size in sufficient_sizes(fewest, replica.failures, num_nodes) if size in usable)
-    numbers = range(num_nodes, (replica.failures + 1) * fewest - 1, -1)
-    extra = _worth_having(replica, usable, sizes, numbers)
-    templates = {size: usable[size] for size in sorted({*sizes, *extra})}
-    on_nodes = tuple(_on(replica, templates, number) for number in numbers)
-    return Survival(replica, num_nodes, fewest, sizes, extra, templates, on_nodes)
+    need = replica.failures + 1
+    tiers = _tiers(replica, num_nodes)
+    tier = next((tier for tier in tiers if tier.replicas == need), None)
+    if tier is None:
+        raise _too_few(replica, num_nodes, tiers)
+    sizes = tuple(s for s in sufficient_sizes(tier.fewest_nodes, replica.failures, num_nodes) if s in tier.templates)
+    kept = [(need, size) for size in sizes]
+    # With fewer replicas than asked for, any template will do that runs at all.
+    kept += [(fewer.replicas, size) for fewer in tiers if fewer.replicas < need for size in fewer.templates]
+    planned = range(need * tier.fewest_nodes, num_nodes + 1)
+    tried = planned[:: -(-len(planned) // MOST_TRIED)]
+    extra = _worth_having(replica, tiers, kept, tried)
+    tiers = tuple(tier for tier in _chosen(tiers, [*kept, *extra]) if tier.templates)
+    by_nodes: dict[int, OnNodes] = {}
+    for number in range(1, num_nodes + 1):
+        found = best_on(replica, tiers, number)
+        before = by_nodes.get(number - 1)
+        if before and (found is None or before.seconds < found.seconds) and _keeps(before, found, need):
+            found = _with_one_idle(replica, before)
+        if found:
+            by_nodes[number] = found
+    return Survival(replica, num_nodes, sizes, extra, tiers, by_nodes)
 
 
-def _too_few(replica: Replica, num_nodes: int) -> ConfigError:
-    most = next((fewer for fewer in range(replica.failures - 1, -1, -1) if _holds(replica, fewer, num_nodes)), None)
-    fewest = replica.fewest_nodes
-    why = "no number of nodes holds a replica" if fewest is None else f"a replica needs {fewest} nodes"
+def _tiers(replica: Replica, num_nodes: int) -> tuple[Tier, ...]:
+    """Return a tier for f + 1 replicas, and for every number of replicas from which on fewer nodes hold one."""
+    found: list[Tier] = []
+    for replicas in _steps(lambda count: _fewest(replica, count), num_nodes, replica.failures + 1):
+        fewest = _fewest(replica, replicas)
+        most = num_nodes if replicas > replica.failures else _below_guarantee(replica, num_nodes)
+        if fewest is None or replicas * fewest > most:
+            continue
+        for_these = replace(replica, failures=replicas - 1)
+        made = {size: for_these.template(size) for size in _candidates(replica, fewest, replicas, most)}
+        found.append(Tier(replicas, fewest, {size: template for size, template in made.items() if template}))
+    return tuple(found)
+
+
+def _below_guarantee(replica: Replica, num_nodes: int) -> int:
+    """Return the most nodes on which fewer than f + 1 replicas are all that is left."""
+    fewest = _fewest(replica, replica.failures + 1)
+    return min(num_nodes, (replica.failures + 1) * fewest - 1) if fewest else num_nodes
+
+
+def _candidates(replica: Replica, fewest: int, replicas: int, num_nodes: int) -> range:
+    """Return sizes that may be worth a template. 2 n0 nodes can also be two pipelines, with fewer stages to fill."""
+    needed = sufficient_sizes(fewest, replicas - 1, num_nodes)[-1]
+    usable = usable_sizes(fewest, replicas - 1, num_nodes)[-1]
+    return range(fewest, min(usable, max(needed, 2 * fewest - 1), replica.most_nodes) + 1)
+
+
+def _fewest(replica: Replica, replicas: int) -> int | None:
+    return replace(replica, failures=replicas - 1).fewest_nodes
+
+
+def _steps(value: Callable[[int], int | None], last: int, always: int) -> list[int]:
+    """Return 1, `always`, and every number at which a value that never rises has fallen."""
+    found = {1, always}
+    waiting = [(1, always), (always, last)]
+    while waiting:
+        low, high = waiting.pop()
+        if high <= low or value(low) == value(high):
+            continue
+        if high - low == 1:
+            found.add(high)
+            continue
+        middle = (low + high) // 2
+        waiting += [(low, middle), (middle, high)]
+    return sorted(found)
+
+
+def _too_few(replica: Replica, num_nodes: int, tiers: Sequence[Tier]) -> ConfigError:
+    need = replica.failures + 1
+    fewest = _fewest(replica, need)
+    why = f"each needs {fewest} nodes" if fewest else "no number of nodes holds one"
+    possible = max((tier.replicas for tier in tiers if tier.replicas < need), default=0)
     return ConfigError(
-        f"--survive f={replica.failures}: {num_nodes} nodes do not hold {replica.failures + 1} replicas; {why}",
-        hint="more nodes, or a larger tensor_parallel_size" if most is None else f"--survive f={most} is possible",
+        f"--survive f={replica.failures}: {num_nodes} nodes do not hold {need} replicas; {why}",
+        hint=f"--survive f={possible - 1} is possible" if possible else "more nodes, or a larger tensor_parallel_size",
     )
 
 
-def _holds(replica: Replica, failures: int, num_nodes: int) -> bool:
-    fewest = replace(replica, failures=failures).fewest_nodes
-    return fewest is not None and (failures + 1) * fewest <= num_nodes
+def _chosen(tiers: Sequence[Tier], choices: Iterable[Choice]) -> tuple[Tier, ...]:
+    taken = {*choices}
+    return tuple(tier.with_sizes(size for replicas, size in taken if replicas == tier.replicas) for tier in tiers)
 
 
 def _worth_having(
-    replica: Replica, usable: Mapping[int, Template], sizes: Sequence[int], numbers: Sequence[int]
-) -> tuple[int, ...]:
-    """Return the sizes beyond the sufficient ones that raise the mean throughput by `LEAST_GAIN` or more each."""
-    best = _rates(replica, usable, numbers)
-    used = {size for composition, _ in best for size in composition.sizes}
-    chosen = [*sizes]
-    rate = _mean(_rates(replica, {size: usable[size] for size in chosen}, numbers))
-    while used - {*chosen}:
-        tried = {
-            size: _mean(_rates(replica, {each: usable[each] for each in sorted({*chosen, size})}, numbers))
-            for size in sorted(used - {*chosen})
-        }
-        size = max(tried, key=lambda each: (tried[each], -each))
-        if tried[size] < rate * (1 + LEAST_GAIN):
+    replica: Replica, tiers: Sequence[Tier], kept: Sequence[Choice], numbers: Sequence[int]
+) -> tuple[Choice, ...]:
+    """Return the sizes beyond those kept that raise the mean throughput by `LEAST_GAIN` or more each."""
+
+    def rate(choices: Iterable[Choice]) -> float:
+        some = _chosen(tiers, choices)
+        return sum(1 / found.seconds for number in numbers if (found := best_on(replica, some, number)))
+
+    best = [found for number in numbers if (found := best_on(replica, tiers, number))]
+    useful = {(found.tier.replicas, size) for found in best for size in found.composition.sizes}
+    chosen, now = [*kept], rate(kept)
+    while left := sorted(useful - {*chosen}):
+        tried = {choice: rate([*chosen, choice]) for choice in left}
+        choice = max(left, key=tried.__getitem__)
+        if tried[choice] < now * (1 + LEAST_GAIN):
             break
-        chosen.append(size)
-        rate = tried[size]
-    return tuple(sorted({*chosen} - {*sizes}))
+        chosen.append(choice)
+        now = tried[choice]
+    return tuple(sorted({*chosen} - {*kept}))
 
 
-def _rates(
-    replica: Replica, templates: Mapping[int, Template], numbers: Sequence[int]
-) -> list[tuple[Composition, float]]:
-    found = (_on(replica, templates, number) for number in numbers)
-    return [(each.composition, 1 / each.seconds) for each in found]
+def best_on(replica: Replica, tiers: Sequence[Tier], num_nodes: int) -> OnNodes | None:
+    """Return the fastest pipelines that use all nodes, with f + 1 replicas or as many as possible; None without any."""
+    need = replica.failures + 1
+    found = [each for tier in tiers if (each := _on(replica, tier, num_nodes))]
+    enough = [each for each in found if each.tier.replicas >= need]
+    if enough:
+        return min(enough, key=lambda each: each.seconds)
+    return max(found, key=lambda each: (each.tier.replicas, -each.seconds), default=None)
 
 
-def _mean(rates: Sequence[tuple[Composition, float]]) -> float:
-    return sum(rate for _, rate in rates) / len(rates)
+def _on(replica: Replica, tier: Tier, num_nodes: int) -> OnNodes | None:
+    if not tier.templates or num_nodes < tier.replicas * tier.fewest_nodes:
+        return None
+    found = compose(num_nodes, tier.templates, replica.num_micro_batches, tier.replicas)
+    if found is None:
+        return None
+    return OnNodes(num_nodes, tier, found, step_seconds(replica, found), *whole_replicas(replica, num_nodes))
 
 
-def _on(replica: Replica, templates: Mapping[int, Template], num_nodes: int) -> OnNodes:
-    """Return the fastest pipelines on a number of nodes; where no composition uses all of them, some stay idle."""
-    found = None
-    number = num_nodes
-    while found is None:
-        found = compose(number, templates, replica.num_micro_batches, replica.failures + 1)
-        number -= 1
-    return OnNodes(num_nodes, found, step_seconds(replica, found), *whole_replicas(replica, num_nodes))
+def _keeps(before: OnNodes, found: OnNodes | None, need: int) -> bool:
+    """Return whether one idle node costs no replica that is asked for."""
+    return found is None or before.tier.replicas >= min(need, found.tier.replicas)
+
+
+def _with_one_idle(replica: Replica, before: OnNodes) -> OnNodes:
+    count, seconds = whole_replicas(replica, before.num_nodes + 1)
+    return replace(before, num_nodes=before.num_nodes + 1, num_whole=count, whole_seconds=seconds)
 
 
 def step_seconds(replica: Replica, composition: Composition) -> float:

@@ -160,16 +160,19 @@ def plan_transfer(
     stages_per_node: int,
     model: ModelBytes,
     failures: int,
+    templates_after: Mapping[int, Counts] | None = None,
 ) -> TransferPlan:
     """Return who sends what to whom; `templates` are the layers of every stage by size, `failures` is f.
 
-    The order of the pipelines counts: it says which interval each of them holds.
+    The order of the pipelines counts: it says which interval each of them holds. `templates_after` are given if the
+    pipelines have other templates after the loss.
 
     Raises:
         ValueError: there is no pipeline, a lost node is in one afterwards, a node is used twice, or a pipeline has no
             template that fits the model.
     """
-    old, new = (_Layout.of(pipelines, templates, stages_per_node, model) for pipelines in (before, after))
+    old = _Layout.of(before, templates, stages_per_node, model)
+    new = _Layout.of(after, templates_after or templates, stages_per_node, model)
     dead = {node for nodes in after for node in nodes} & lost
     if dead:
         raise ValueError(f"{min(dead)} is lost, but is in a pipeline afterwards")
