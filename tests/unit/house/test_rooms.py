@@ -68,6 +68,7 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
         "price": {"shape"},
         "calibrate": {"shape", "price"},
         "choose": {"shape", "price"},
+        "survive": set(),
         "show": {"shape", "price", "choose"},
     },
 }
