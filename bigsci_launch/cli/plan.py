@@ -65,6 +65,9 @@ def plan() -> None:
 @click.option("--free", type=click.Choice(["layers", "heads"]), help="Try nearby layer counts or head counts too.")
 @click.option("--explain", is_flag=True, help="Compare the winner with the runner-up, term by term.")
 @click.option("--rejected", is_flag=True, help="Show how many layouts each rule refused, with an example.")
+@click.option("--survive", metavar="f=N", help="Plan for N nodes that fail at the same time, without a restart.")
+@click.option("--lose", metavar="NODE,...", help="Show what the loss of nodes does; with --survive, default f=1.")
+@click.option("--trace", type=FROM_FILE, metavar="FILE", help="Replay a trace of lost nodes; also f=1.")
 @click.option("--html", type=PATH, metavar="FILE", help="Write an HTML page with plots.")
 @JSON
 @click.pass_context
@@ -78,10 +81,20 @@ def search(
     free: Literal["layers", "heads"] | None,
     explain: bool,
     rejected: bool,
+    survive: str | None,
+    lose: str | None,
+    trace: Path | None,
     html: Path | None,
     as_json: bool,
 ) -> None:
     """Rank every legal layout of the run in CONFIG. Exit with 1 if none fits."""
+    if survive or lose or trace:
+        if free or explain or rejected:
+            raise click.UsageError(
+                "--survive, --lose and --trace rank no layouts: leave out --free, --explain and --rejected"
+            )
+        _survive(config, overrides, calibration, nodes, survive, lose, trace, html, as_json=as_json)
+        return
     from bigsci_launch.config.load import resolve_run
     from bigsci_launch.plan.choose.answer import calibration_of, find_plans
 
@@ -95,6 +108,53 @@ def search(
         _answer_text(answer, top, explain=explain, rejected=rejected)
     if answer.result is not None and not answer.result.plans:
         ctx.exit(1)
+
+
+def _survive(
+    config: Path,
+    overrides: tuple[str, ...],
+    calibration: Path | None,
+    nodes: str | None,
+    survive: str | None,
+    lose: str | None,
+    trace: Path | None,
+    html: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    from bigsci_launch.config.load import resolve_run
+    from bigsci_launch.plan.choose.answer import calibration_of
+    from bigsci_launch.plan.show import survival as words
+    from bigsci_launch.plan.survive.answer import answer_survival
+
+    run, site, _ = resolve_run(config, overrides)
+    found = calibration_of(site, calibration)
+    answer = answer_survival(run, site, found, nodes=nodes, survive=survive, lose=lose, trace=trace)
+    if html:
+        from bigsci_launch.pages import write_page
+        from bigsci_launch.plan.show.survival_page import render_survival
+
+        write_page(html, render_survival(answer))
+        console.talk(f"wrote {html}")
+    if as_json:
+        console.answer_json(words.survival_document(answer))
+        return
+    for line in words.head_lines(answer):
+        console.answer(line)
+    console.answer_table(words.TEMPLATE_COLUMNS, words.template_cells(answer.survival))
+    shown = words.shown_numbers(answer.survival)
+    console.answer_table(words.NODES_COLUMNS, words.nodes_cells(answer.survival, shown))
+    for line in words.expected_lines(answer):
+        console.answer(line)
+    if answer.node_mtbf_h:
+        console.answer_table(words.STRATEGY_COLUMNS, words.strategy_cells(answer))
+    if answer.trace:
+        console.answer(words.trace_line(answer))
+        console.answer_table(words.REPLAY_COLUMNS, words.replay_cells(answer))
+    if answer.loss:
+        for line in words.loss_lines(answer):
+            console.answer(line)
+        console.answer_table(words.LOSS_COLUMNS, words.loss_cells(answer.loss))
 
 
 def _answer_json(answer: Answer, top: int) -> None:

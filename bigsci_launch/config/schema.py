@@ -469,6 +469,9 @@ class SiteConfig(Section):
     node_mtbf_h: PositiveFloat | None = None
     """Mean hours between failures of one node. A job on n nodes fails n times as often."""
 
+    node_memory_gib: PositiveFloat | None = None
+    """Host memory of a node in GiB that a job may use. `bsl plan --survive` keeps copies of optimizer shards there."""
+
     allocation_ends: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None = None
     """Last day on which the account may use the cluster, YYYY-MM-DD."""
 

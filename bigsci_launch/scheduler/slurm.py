@@ -94,6 +94,20 @@ def query_nodes(hostlist: str, *, slurm_conf: Path | None = None) -> list[NodeIn
     return list({node.name: node for node in nodes if node is not None}.values())
 
 
+def partition_nodes(partition: str | None) -> list[str]:
+    """Return the nodes of a partition, or of the default one, as Slurm lists them: each machine once.
+
+    Raises:
+        SlurmUnavailable: Slurm does not answer.
+    """
+    where = ["-p", partition] if partition else []
+    completed = run_slurm(["sinfo", "-h", "-N", "-o", "%P %N", *where])
+    if completed.code != 0:
+        raise unavailable(completed, "its nodes are not known")
+    rows = (line.split() for line in completed.stdout.splitlines())
+    return list(dict.fromkeys(row[1] for row in rows if len(row) == 2 and (partition or row[0].endswith("*"))))
+
+
 def cancel_job(job_id: str) -> None:
     """Ask Slurm to end the job: TERM to its processes now, KILL after the site's KillWait.
 

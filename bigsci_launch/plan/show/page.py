@@ -40,7 +40,7 @@ WIDEST_SHOWN = 1.8
 # Setups that break only these rules still have stages, so they have a price to draw.
 _PRICED_RULES = ("batch", "ramp-up", "replica on nodes", "nodes")
 
-_STYLE = """
+STYLE = """
 table { border-collapse: collapse; font-size: 13px; } td, th { padding: 3px 9px; border-bottom: 1px solid var(--line);
   text-align: left; } td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 .wide { overflow-x: auto; } .pair { display: flex; flex-wrap: wrap; gap: 16px; }
@@ -67,7 +67,7 @@ def render_page(answer: Answer) -> str:
         parts.append("<p>The site has no GPU: time and memory are not predicted.</p>")
     else:
         parts += _sections(answer, answer.result, answer.calibration)
-    return pages.render_page(f"bsl plan: {request.name}", _STYLE, "\n".join(parts))
+    return pages.render_page(f"bsl plan: {request.name}", STYLE, "\n".join(parts))
 
 
 def _sections(answer: Answer, result: SearchResult, calibration: Calibration) -> list[str]:
@@ -79,17 +79,17 @@ def _sections(answer: Answer, result: SearchResult, calibration: Calibration) ->
     if result.plans or result.out_of_memory:
         parts += ["<h2>Time against memory</h2>", _KEY, _time_against_memory(answer, result, calibration)]
     if result.plans:
-        table = plan_table(result.plans[:SHOWN_PLANS], calibration, answer.request.configured)
-        parts += ["<h2>The best plans</h2>", _table(*table)]
+        columns, rows = plan_table(result.plans[:SHOWN_PLANS], calibration, answer.request.configured)
+        parts += ["<h2>The best plans</h2>", table(columns, rows)]
     for plan in shown:
         parts += _balance(plan, calibration)
     if shown:
         parts += _ramp(shown[0], answer.limits)
     if len(result.plans) > 1:
         best, other = result.plans[:2]
-        parts += ["<h2>The winner and the runner-up</h2>", _table(EXPLAIN_COLUMNS, explain_cells(best, other))]
+        parts += ["<h2>The winner and the runner-up</h2>", table(EXPLAIN_COLUMNS, explain_cells(best, other))]
         parts += [f"<p>{escape(line)}</p>" for line in explain_lines(best, other)]
-    return [*parts, "<h2>Refused</h2>", _table(REFUSED_COLUMNS, refused_cells(result))]
+    return [*parts, "<h2>Refused</h2>", table(REFUSED_COLUMNS, refused_cells(result))]
 
 
 _KEY = (
@@ -194,7 +194,8 @@ def _ramp(plan: Plan, limits: Limits) -> list[str]:
     ]
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table; a column whose name begins with `>` has numbers."""
     classes = [' class="number"' if column.startswith(">") else "" for column in columns]
     head = "".join(
         f"<th{attribute}>{escape(column.lstrip('>'))}</th>" for column, attribute in zip(columns, classes, strict=True)

@@ -138,7 +138,7 @@ def compose(
     best = None
     for bound, option in bounds:
         # A pipeline never does better than its rate, so no later composition is faster.
-        if best is not None and bound > best.seconds:
+        if best is not None and bound > best.seconds * (1 + 1e-9):
             break
         found = price_composition(option, templates, num_micro_batches)
         if best is None or (found.seconds, found.sizes) < (best.seconds, best.sizes):

@@ -157,6 +157,19 @@ class Replica:
         limits = [self._most_layers(stage, num_stages) for stage in range(num_stages)]
         return min(limits) >= 1 and sum(limits) >= self.setup.shape.num_layers
 
+    def with_replicas(self, count: int) -> Replica:
+        """Return the same for at least so many replicas."""
+        return replace(self, failures=count - 1)
+
+    def need_gib(self, counts: Sequence[int]) -> float:
+        """Return the GiB that a GPU of the fullest stage needs."""
+        setup = self._uniform(len(counts), self.failures + 1)
+        found = self.calibration
+        return max(
+            weigh_memory(count_memory(setup, stage, layers), found.constants, found.gpu)[0]
+            for stage, layers in enumerate(counts)
+        )
+
     def fits(self, counts: Sequence[int]) -> bool:
         """Return whether stages with these layers fit into their GPUs."""
         return all(layers <= self._most_layers(stage, len(counts)) for stage, layers in enumerate(counts))

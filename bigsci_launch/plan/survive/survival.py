@@ -55,7 +55,7 @@ class OnNodes:
         return self.num_nodes - sum(self.composition.sizes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Survival:
     """How a run survives lost nodes.
 
@@ -137,7 +137,7 @@ def _tiers(replica: Replica, num_nodes: int) -> tuple[Tier, ...]:
         most = num_nodes if replicas > replica.failures else _below_guarantee(replica, num_nodes)
         if fewest is None or replicas * fewest > most:
             continue
-        for_these = replace(replica, failures=replicas - 1)
+        for_these = replica.with_replicas(replicas)
         made = {size: for_these.template(size) for size in _candidates(replica, fewest, replicas, most)}
         found.append(Tier(replicas, fewest, {size: template for size, template in made.items() if template}))
     return tuple(found)
@@ -157,7 +157,7 @@ def _candidates(replica: Replica, fewest: int, replicas: int, num_nodes: int) ->
 
 
 def _fewest(replica: Replica, replicas: int) -> int | None:
-    return replace(replica, failures=replicas - 1).fewest_nodes
+    return replica.with_replicas(replicas).fewest_nodes
 
 
 def _steps(value: Callable[[int], int | None], last: int, always: int) -> list[int]:
@@ -259,7 +259,7 @@ def whole_replicas(replica: Replica, num_nodes: int) -> tuple[int, float | None]
     count = num_nodes * setup.ranks_per_node // per_replica
     if count == 0 or count > replica.num_micro_batches:
         return count, None
-    if not replace(replica, failures=count - 1).fits(setup.layers_per_stage):
+    if not replica.with_replicas(count).fits(setup.layers_per_stage):
         return count, None
     template = Template(1, setup.layers_per_stage, replica.cut_model)
     seconds = template.seconds(-(-replica.num_micro_batches // count))

@@ -31,7 +31,7 @@ MAY_USE: dict[str, set[str]] = {
     "weights": {"pages"},
     "runs": {"config", "scheduler"},
     "minicluster": {"scheduler"},
-    "plan": {"config", "pages", "runs"},
+    "plan": {"config", "pages", "runs", "scheduler"},
     "spy": {"config", "pages", "runs", "scheduler"},
     "launch": {"config", "plan", "runs", "scheduler"},
     "train": {"config", "data", "launch", "plan", "runs", "weights"},
@@ -68,8 +68,8 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
         "price": {"shape"},
         "calibrate": {"shape", "price"},
         "choose": {"shape", "price"},
-        "survive": set(),
-        "show": {"shape", "price", "choose"},
+        "survive": {"shape", "price", "choose"},
+        "show": {"shape", "price", "choose", "survive"},
     },
 }
 """The judge never touches a machine; calibrating and choosing never see each other."""
