@@ -7,14 +7,21 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigsci_launch.plan.survive.compose import compositions
-from bigsci_launch.plan.survive.reconfigure import Pipelines, TooFewNodes, by_rule, recompose, reconfigure
+from bigsci_launch.plan.survive.reconfigure import (
+    Pipelines,
+    TooFewNodes,
+    by_rule,
+    nearest_sizes,
+    recompose,
+    reconfigure,
+)
 from bigsci_launch.plan.survive.templates import sufficient_sizes, usable_sizes
 
 Numbers = list[list[int]]
@@ -196,6 +203,24 @@ def test_no_other_composition_moves_fewer_nodes(
     assert {len(nodes) for nodes in found} <= template_sizes
     assert fewest_moved(tuple(map(len, found))) == best
     assert moved <= best
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(0, 5), st.integers(1, 3))
+def test_of_equal_moves_few_sizes_change(old: list[int], growth: int, replicas: int) -> None:
+    sizes = (0, 2, 3, 5, 6)
+
+    def cost(wanted: tuple[int, ...]) -> tuple[int, int]:
+        pairs = list(zip(wanted, [*old, *[0] * len(wanted)], strict=False))
+        return sum(max(0, size - have) for size, have in pairs), sum(0 < have != size for size, have in pairs)
+
+    options = [
+        wanted
+        for wanted in product(sizes, repeat=len(old) + 3)
+        if sum(wanted) == sum(old) + growth and sum(size > 0 for size in wanted) >= replicas
+    ]
+    if options:
+        assert cost(tuple(nearest_sizes(old, growth, sizes[1:], replicas))) == min(map(cost, options))
 
 
 @settings(max_examples=150, deadline=None)
