@@ -4,11 +4,11 @@
 
 Two kinds of stages, because this machine may have fewer cores than stages:
 
-- *waiting* stages, up to four of them: every layer sleeps for a known time in its forward and in its backward pass, as a
-  host does that waits for its GPU. The engine, its messages and its schedule are real; nothing is fitted.
-- *computing* stages, two of them, one core each: the seconds of a layer, of embedding and head, and of the rest of a step
-  are taken from four runs of two ranks without a pipeline (two depths, two numbers of micro batches), and no run with a
-  pipeline is fitted. Forward passes are one third of a layer's time.
+- *waiting* stages, up to four of them: every layer sleeps for a known time in its forward and in its backward pass, as
+  a host does that waits for its GPU. The engine, its messages and its schedule are real; nothing is fitted.
+- *computing* stages, two of them, one core each: the seconds of a layer, of embedding and head, and of the rest of a
+  step are taken from four runs of two ranks without a pipeline (two depths, two numbers of micro batches), and no run
+  with a pipeline is fitted. Forward passes are one third of a layer's time.
 
 The error is the simulated step relative to the median of the measured ones, without the first two.
 """
@@ -171,7 +171,10 @@ def predict_waiting(case: Case) -> float:
 
 def table(measured: dict[Case, float], predicted: dict[Case, float]) -> tuple[list[str], list[float]]:
     """Return the rows of the table, and the errors."""
-    lines = ["| layers of the stages | micro batches | simulated, s | measured, s | error |", "|---|---:|---:|---:|---:|"]
+    lines = [
+        "| layers of the stages | micro batches | simulated, s | measured, s | error |",
+        "|---|---:|---:|---:|---:|",
+    ]
     errors = []
     for case, seconds in measured.items():
         error = predicted[case] / seconds - 1
@@ -199,8 +202,7 @@ def main() -> None:
         }
         costs = Costs.of(measure(folder, ALONE, 256, 2 * options.steps, waits=False))
         computing = measure(folder, (*COMPUTING, *COMPUTING_FEW), 256, 2 * options.steps, waits=False)
-    lines = [*__doc__.strip().split("\n\n", 1)]
-    parts = [f"# The simulated schedule against real steps\n\n{__doc__.strip()}\n"]
+    parts = [f"# The simulated schedule against real steps\n\n{(__doc__ or '').strip()}\n"]
     all_errors = []
     for title, measured, predicted in (
         ("Stages that wait", waiting, {case: predict_waiting(case) for case in waiting}),

@@ -102,7 +102,7 @@ def partition_nodes(partition: str | None) -> list[str]:
     """
     where = ["-p", partition] if partition else []
     completed = run_slurm(["sinfo", "-h", "-N", "-o", "%P %N", *where])
-    if completed.code != 0:
+    if completed.returncode != 0:
         raise unavailable(completed, "its nodes are not known")
     rows = (line.split() for line in completed.stdout.splitlines())
     return list(dict.fromkeys(row[1] for row in rows if len(row) == 2 and (partition or row[0].endswith("*"))))

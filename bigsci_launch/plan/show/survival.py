@@ -149,11 +149,15 @@ def expected_lines(answer: SurvivalAnswer) -> Iterator[str]:
 def strategy_cells(answer: SurvivalAnswer) -> list[tuple[str, ...]]:
     """Return a row for every strategy: shares of a run at full size without failures."""
     return [
-        (each.strategy, *(format_percent(share) for share in shares))
+        (each.strategy, *(_share(share) for share in shares))
         for each in answer.strategies
         if each.expected
         and (shares := (each.expected.effective_share, each.expected.paused_share, each.expected.stopped_share))
     ]
+
+
+def _share(share: float) -> str:
+    return "< 0.01 %" if 0 < share < 1e-4 else format_percent(share)
 
 
 def trace_line(answer: SurvivalAnswer) -> str:
@@ -164,7 +168,8 @@ def trace_line(answer: SurvivalAnswer) -> str:
     fewest = min(span.num_nodes for span in trace.spans)
     return (
         f"trace: {trace.num_nodes} nodes at the start, {added} additions and {len(trace.events) - added} removals in "
-        f"{trace.spans[-1].end / 3600:.1f} h, {fewest} nodes at the fewest"
+        f"{trace.spans[-1].end / 3600:.1f} h, {fewest} nodes at the fewest; shares are of {trace.most_nodes} nodes without "
+        "a failure"
     )
 
 
