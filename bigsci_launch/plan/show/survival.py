@@ -168,8 +168,8 @@ def trace_line(answer: SurvivalAnswer) -> str:
     fewest = min(span.num_nodes for span in trace.spans)
     return (
         f"trace: {trace.num_nodes} nodes at the start, {added} additions and {len(trace.events) - added} removals in "
-        f"{trace.spans[-1].end / 3600:.1f} h, {fewest} nodes at the fewest; shares are of {trace.most_nodes} nodes without "
-        "a failure"
+        f"{trace.spans[-1].end / 3600:.1f} h, {fewest} nodes at the fewest; shares are of {trace.most_nodes} nodes "
+        "without a failure"
     )
 
 
