@@ -275,6 +275,51 @@ num_out_of_memory | plans that do not fit
 out_of_memory | the best of them; fields as under `plans`
 refused[] | {rule, count, example, source}: layouts that a rule refused
 """,
+    "bsl plan --survive --json": """
+schema_version | 1
+run | name of the run
+site | name of the site
+num_nodes | nodes of the run
+failures | f: nodes that may fail at the same time without any state being lost
+fewest_nodes_of_a_replica | n0: nodes that hold one of f + 1 replicas
+guaranteed_nodes | (f + 1) n0: f is kept while so many nodes are left
+sufficient_sizes | sizes of templates, in nodes, that suffice from there on
+templates[].fewest_replicas | how many pipelines there must be, so that it fits into memory
+templates[].num_nodes | its nodes
+templates[].layers_per_stage | transformer layers of each stage
+templates[].is_needed | whether it is one of `sufficient_sizes`
+templates[].micro_batch_seconds | what one more micro batch adds to a step of a full pipeline
+templates[].need_gib | GiB that a GPU of the fullest stage needs
+templates[].host_gib | GiB of host memory that a node needs for shards and copies, with f + 1 pipelines
+on_nodes[].num_nodes | a number of nodes on which the run can continue, the largest first
+on_nodes[].pipelines | list of {num_nodes, micro_batches}
+on_nodes[].idle_nodes | nodes that no pipeline uses
+on_nodes[].step_seconds | predicted time of a step
+on_nodes[].samples_per_second | throughput
+on_nodes[].failures_left | nodes that may fail at the same time after that
+on_nodes[].whole_replicas | whole replicas of the configured layout on as many nodes
+on_nodes[].whole_replicas_step_seconds | predicted time of their step; null if they do not fit
+node_mtbf_h | mean hours between failures of one node; null if the site does not say
+horizon_h | hours over which `expected` is computed: the time limit of the run, or 24
+assumed_rebuild_s | seconds for new communicators, which are assumed
+strategies[].strategy | `templates` or `whole replicas`
+strategies[].expected | {effective_share, paused_share, stopped_share, num_losses}; null without `node_mtbf_h`
+strategies[].trace | {samples, seconds, effective_share, paused_s, stopped_s, num_changes}; null without `--trace`
+loss | what `--lose` does; null without it
+loss.lost | the lost nodes
+loss.means | `simple`, `borrow`, `merge` or `recompose`
+loss.before | nodes of each pipeline before the loss
+loss.after | nodes of each pipeline after it
+loss.idle | nodes that no pipeline uses after it
+loss.step_seconds_before | predicted time of a step before the loss
+loss.step_seconds | predicted time of a step after it
+loss.failures_left | nodes that may fail at the same time, once the copies are made
+loss.transfer_seconds | how long the next step waits for what moves
+loss.copies_seconds | how long the copies of shards take after that
+loss.links | list of {source, target, bytes}: what moves before the next step
+loss.copy_links | list of {source, target, bytes}: copies of shards
+loss.lost_state | list of {unit, kind, bytes}: what only a checkpoint has; `kind` is `weights` or `state`
+""",
     "bsl plan score --json": """
 schema_version | 1
 time | {num_rows, mean, median, p90}: error of seconds per step, in percent

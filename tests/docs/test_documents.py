@@ -31,6 +31,9 @@ ALONE = {
     "bsl config show --json": ["config show configs/demo.yaml --json"],
     "bsl config sites --json": ["config sites --json"],
     "bsl plan --json": ["plan configs/bloom-176b.yaml --top 1 --json"],
+    "bsl plan --survive --json": [
+        "plan configs/bloom-176b.yaml --lose node3,node9 --trace benchmarks/rows/gcp-a2-trace.csv --json"
+    ],
     "bsl plan score --json": [
         "plan predict benchmarks/rows/chronicle.csv --calibration slurm/calibrations/jean-zay-a100.json -o p.csv"
         " > /dev/null; bsl plan score p.csv --json"
@@ -119,5 +122,5 @@ def reporting(command: click.Command = bsl, path: str = "bsl") -> Iterator[str]:
 
 
 def test_every_command_that_reports_is_described_and_checked() -> None:
-    assert set(meanings.DOCUMENTS) == {*reporting(), "bsl submit --dry-run --json"}
+    assert set(meanings.DOCUMENTS) == {*reporting(), "bsl submit --dry-run --json", "bsl plan --survive --json"}
     assert set(meanings.DOCUMENTS) == {*ALONE, *AFTER_TUTORIAL}
