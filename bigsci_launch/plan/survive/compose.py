@@ -9,6 +9,7 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from bigsci_launch.plan.survive.templates import Template
 
@@ -87,19 +88,32 @@ def split_batch(templates: Sequence[Template], num_micro_batches: int) -> tuple[
     """
     if num_micro_batches < len(templates):
         raise ValueError(f"{num_micro_batches} micro batches cannot give {len(templates)} pipelines one each")
+    # Equal pipelines in a row get theirs at the same time, so they are counted as one.
+    runs = [(same[0], len(same)) for same in (list(group) for _, group in groupby(templates, key=id))]
     # No split is faster than this, because a pipeline never does better than its rate, and up to here every pipeline
     # gets what it finishes. Only the rest is given out one at a time.
-    seconds = num_micro_batches / sum(1 / template.seconds_per_micro_batch for template in templates)
-    counts = [max(1, template.most_micro_batches(seconds)) for template in templates]
-    if sum(counts) > num_micro_batches:
-        counts = [1] * len(templates)
-    heap = [(templates[index].seconds(count + 1), index) for index, count in enumerate(counts)]
+    seconds = num_micro_batches / sum(times / template.seconds_per_micro_batch for template, times in runs)
+    counts = [max(1, template.most_micro_batches(seconds)) for template, _ in runs]
+    rest = num_micro_batches - sum(count * times for count, (_, times) in zip(counts, runs, strict=True))
+    if rest < 0:
+        counts, rest = [1] * len(runs), num_micro_batches - len(templates)
+    heap = [
+        (template.seconds(count + 1), index)
+        for index, ((template, _), count) in enumerate(zip(runs, counts, strict=True))
+    ]
     heapq.heapify(heap)
-    for _ in range(num_micro_batches - sum(counts)):
+    while rest >= runs[heap[0][1]][1]:
         _, index = heap[0]
+        template, times = runs[index]
         counts[index] += 1
-        heapq.heapreplace(heap, (templates[index].seconds(counts[index] + 1), index))
-    return tuple(counts)
+        rest -= times
+        heapq.heapreplace(heap, (template.seconds(counts[index] + 1), index))
+    last = heap[0][1]
+    return tuple(
+        count + (index == last and place < rest)
+        for index, ((_, times), count) in enumerate(zip(runs, counts, strict=True))
+        for place in range(times)
+    )
 
 
 def price_composition(sizes: Sizes, templates: Mapping[int, Template], num_micro_batches: int) -> Composition:
@@ -110,7 +124,7 @@ def price_composition(sizes: Sizes, templates: Mapping[int, Template], num_micro
     """
     chosen = [templates[size] for size in sizes]
     split = split_batch(chosen, num_micro_batches)
-    seconds = max(template.seconds(count) for template, count in zip(chosen, split, strict=True))
+    seconds = max(templates[size].seconds(count) for size, count in {*zip(sizes, split, strict=True)})
     return Composition(sizes, split, seconds)
 
 

@@ -48,6 +48,8 @@ def expected_run(strategy: Strategy, num_nodes: int, node_mtbf_h: float, horizon
         if rate <= 0:
             continue
         hours = _hours(num_nodes, nodes, node_mtbf_h, horizon_h)
+        if hours <= NEGLIGIBLE * horizon_h:
+            continue
         pause_h = strategy.pause_s(nodes + 1, nodes) / 3600 if nodes < num_nodes else 0.0
         working = hours
         if pause_h > 0:

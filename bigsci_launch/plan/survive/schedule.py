@@ -8,6 +8,7 @@ and far off for few micro batches: with stages of 2, 1, 1 and 1 seconds and one 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,55 +25,71 @@ class StageTime:
         return self.forward + self.backward
 
 
+class Clock:
+    """Simulates steps of one pipeline; `hop` is a message between stages. Steps of different lengths share their start.
+
+    In row j every stage runs forward pass j and the backward pass that follows it, number j - (S - 1 - i) on stage i of
+    S, if there is one. Only the backward passes after the last row depend on how many micro batches there are.
+
+    Raises:
+        ValueError: there is no stage.
+    """
+
+    def __init__(self, stages: Sequence[StageTime], hop: float = 0.0) -> None:
+        if not stages:
+            raise ValueError("a step needs a stage and a micro batch")
+        self._forward = [stage.forward for stage in stages]
+        self._backward = [stage.backward for stage in stages]
+        self._hop = hop
+        self._rows = [array("d", [0.0] * len(stages))]
+
+    def seconds(self, num_micro_batches: int) -> float:
+        """Return the seconds from the first forward pass to the last backward pass.
+
+        Raises:
+            ValueError: there is no micro batch.
+        """
+        if num_micro_batches < 1:
+            raise ValueError("a step needs a stage and a micro batch")
+        if len(self._rows) <= num_micro_batches:
+            free = self._rows[-1].tolist()
+            while len(self._rows) <= num_micro_batches:
+                self._run_row(free, len(self._rows) - 1)
+                self._rows.append(array("d", free))
+        return self._drained(self._rows[num_micro_batches].tolist(), num_micro_batches)
+
+    def _run_row(self, free: list[float], row: int) -> None:
+        """Run a row; `free` is when each stage has finished the row before, and then this one."""
+        last, hop, ready = len(free) - 1, self._hop, 0.0
+        for stage, (forward, backward) in enumerate(zip(self._forward, self._backward, strict=True)):
+            done = free[stage]
+            done = (ready if ready > done else done) + forward
+            ready = done + hop
+            if stage == last:
+                done += backward
+            elif row + stage >= last:
+                # The next stage has run this backward pass in the row before.
+                returned = free[stage + 1] + hop
+                done = (returned if returned > done else done) + backward
+            free[stage] = done
+
+    def _drained(self, free: list[float], num_micro_batches: int) -> float:
+        """Return when the backward passes that are left after the last row are done: S - 1 - i of stage i, or all."""
+        last, hop, backwards = len(free) - 1, self._hop, self._backward
+        for row in range(1, last + 1):
+            for stage in range(max(0, last + 1 - num_micro_batches - row), last + 1 - row):
+                done, returned = free[stage], free[stage + 1] + hop
+                free[stage] = (returned if returned > done else done) + backwards[stage]
+        return free[0]
+
+
 def simulate_step(stages: Sequence[StageTime], num_micro_batches: int, hop: float = 0.0) -> float:
-    """Return the seconds from the first forward pass to the last backward pass; `hop` is a message between stages.
+    """Return the seconds of one step of a pipeline.
 
     Raises:
         ValueError: there is no stage or no micro batch.
     """
-    if not stages or num_micro_batches < 1:
-        raise ValueError("a step needs a stage and a micro batch")
-    num_stages, last = len(stages), len(stages) - 1
-    warm_ups = [min(last - stage, num_micro_batches) for stage in range(num_stages)]
-    forward_done: list[list[float]] = [[] for _ in stages]
-    backward_done: list[list[float]] = [[] for _ in stages]
-    free_at = [0.0] * num_stages
-    waiting = [0]
-    while waiting:
-        stage = waiting.pop()
-        forwards, backwards, free = forward_done[stage], backward_done[stage], free_at[stage]
-        arrived = forward_done[stage - 1] if stage else None
-        returned = backward_done[stage + 1] if stage < last else None
-        seconds, warm_up, begun = stages[stage], warm_ups[stage], len(forwards) + len(backwards)
-        while True:
-            done, back = len(forwards), len(backwards)
-            if done < num_micro_batches and done <= warm_up + back:
-                if arrived is None:
-                    ready = 0.0
-                elif done < len(arrived):
-                    ready = arrived[done] + hop
-                else:
-                    break
-                free = (ready if ready > free else free) + seconds.forward
-                forwards.append(free)
-            elif back < num_micro_batches:
-                if returned is None:
-                    ready = 0.0
-                elif back < len(returned):
-                    ready = returned[back] + hop
-                else:
-                    break
-                free = (ready if ready > free else free) + seconds.backward
-                backwards.append(free)
-            else:
-                break
-        free_at[stage] = free
-        if len(forwards) + len(backwards) > begun:
-            if stage:
-                waiting.append(stage - 1)
-            if stage < last:
-                waiting.append(stage + 1)
-    return backward_done[0][-1]
+    return Clock(stages, hop).seconds(num_micro_batches)
 
 
 def steady_seconds(stages: Sequence[StageTime], hop: float = 0.0) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bigsci_launch.plan.survive.cut import Counts, CutModel
-from bigsci_launch.plan.survive.schedule import simulate_step, steady_seconds
+from bigsci_launch.plan.survive.schedule import Clock, steady_seconds
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,12 @@ class Template:
 
     def _simulated(self, num_micro_batches: int) -> float:
         if num_micro_batches not in self._known:
-            self._known[num_micro_batches] = simulate_step(
-                self.model.stages(self.counts), num_micro_batches, self.model.hop
-            )
+            self._known[num_micro_batches] = self._clock.seconds(num_micro_batches)
         return self._known[num_micro_batches]
+
+    @cached_property
+    def _clock(self) -> Clock:
+        return Clock(self.model.stages(self.counts), self.model.hop)
 
     @cached_property
     def _known(self) -> dict[int, float]:
