@@ -88,7 +88,7 @@ def search(
     as_json: bool,
 ) -> None:
     """Rank every legal layout of the run in CONFIG. Exit with 1 if none fits."""
-    if survive or lose or trace:
+    if survive is not None or lose is not None or trace:
         if free or explain or rejected:
             raise click.UsageError(
                 "--survive, --lose and --trace rank no layouts: leave out --free, --explain and --rejected"
@@ -129,7 +129,10 @@ def _survive(
 
     run, site, _ = resolve_run(config, overrides)
     found = calibration_of(site, calibration)
-    answer = answer_survival(run, site, found, nodes=nodes, survive=survive, lose=lose, trace=trace)
+    with console.late_progress("planning", 100) as report_progress:
+        answer = answer_survival(
+            run, site, found, nodes=nodes, survive=survive, lose=lose, trace=trace, report_progress=report_progress
+        )
     if html:
         from bigsci_launch.pages import write_page
         from bigsci_launch.plan.show.survival_page import render_survival
@@ -149,7 +152,8 @@ def _survive(
     if answer.node_mtbf_h:
         console.answer_table(words.STRATEGY_COLUMNS, words.strategy_cells(answer))
     if answer.trace:
-        console.answer(words.trace_line(answer))
+        for line in words.trace_lines(answer):
+            console.answer(line)
         console.answer_table(words.REPLAY_COLUMNS, words.replay_cells(answer))
     if answer.loss:
         for line in words.loss_lines(answer):

@@ -32,6 +32,8 @@ from bigsci_launch.scheduler.job import (
 )
 
 SUBMIT_TIMEOUT_S = 120.0
+NAMES_TIMEOUT_S = 5.0
+"""Names of nodes are nice to have: nobody should wait for a controller that is down."""
 _NO_SUCH_JOB = re.compile(r"Invalid job id", re.IGNORECASE)
 
 
@@ -97,13 +99,13 @@ def query_nodes(hostlist: str, *, slurm_conf: Path | None = None) -> list[NodeIn
 def partition_nodes(partition: str | None) -> list[str]:
     """Return the nodes of a partition, or of the default one, as Slurm lists them: each machine once.
 
+    A partition that Slurm does not know has none.
+
     Raises:
-        SlurmUnavailable: Slurm does not answer.
+        SlurmUnavailable, SlurmRefused: as `run_slurm`.
     """
     where = ["-p", partition] if partition else []
-    completed = run_slurm(["sinfo", "-h", "-N", "-o", "%P %N", *where])
-    if completed.returncode != 0:
-        raise unavailable(completed, "its nodes are not known")
+    completed = run_slurm(["sinfo", "-h", "-N", "-o", "%P %N", *where], timeout_s=NAMES_TIMEOUT_S)
     rows = (line.split() for line in completed.stdout.splitlines())
     return list(dict.fromkeys(row[1] for row in rows if len(row) == 2 and (partition or row[0].endswith("*"))))
 

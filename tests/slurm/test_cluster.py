@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bigsci_launch.scheduler.slurm import partition_nodes
+
 pytestmark = pytest.mark.slurm
 
 
@@ -93,3 +95,8 @@ def _wait_until(condition, timeout_s: float) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(0.1)
+
+
+def test_a_partition_names_its_nodes_once_and_in_order(isolated_cluster):
+    assert partition_nodes("debug") == partition_nodes(None) == ["n0", "n1", "n2", "n3"]
+    assert partition_nodes("nope") == []

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from bigsci_launch.plan.shape.setup import describe_stages
-from bigsci_launch.plan.survive.answer import REBUILD_S, Compared, SurvivalAnswer
+from bigsci_launch.plan.survive.answer import REBUILD_S, ComparedStrategy, SurvivalAnswer
 from bigsci_launch.plan.survive.loss import Loss
 from bigsci_launch.plan.survive.survival import OnNodes, Survival, Tier
 from bigsci_launch.plan.survive.templates import Template
@@ -144,6 +144,9 @@ def expected_lines(answer: SurvivalAnswer) -> Iterator[str]:
         f"{mtbf / survival.num_nodes:.0f} h); each loss is assumed to cost {REBUILD_S:.0f} s for new communicators, "
         "which nobody has measured on this site, then what moves, and half a step"
     )
+    for each in answer.strategies:
+        if each.expected is None:
+            yield f"not compared: {each.strategy} cannot train on {_nodes(survival.num_nodes)}"
 
 
 def strategy_cells(answer: SurvivalAnswer) -> list[tuple[str, ...]]:
@@ -160,17 +163,20 @@ def _share(share: float) -> str:
     return "< 0.01 %" if 0 < share < 1e-4 else format_percent(share)
 
 
-def trace_line(answer: SurvivalAnswer) -> str:
-    """Return what the trace holds."""
+def trace_lines(answer: SurvivalAnswer) -> Iterator[str]:
+    """Yield what the trace holds, and who cannot train under it."""
     trace = answer.trace
     assert trace is not None
     added = sum(event.change == "add" for event in trace.events)
     fewest = min(span.num_nodes for span in trace.spans)
-    return (
+    yield (
         f"trace: {trace.num_nodes} nodes at the start, {added} additions and {len(trace.events) - added} removals in "
         f"{trace.spans[-1].end / 3600:.1f} h, {fewest} nodes at the fewest; shares are of {trace.most_nodes} nodes "
         "without a failure"
     )
+    for each in answer.strategies:
+        if each.replayed is None:
+            yield f"not replayed: {each.strategy} cannot train on {_nodes(trace.most_nodes)}"
 
 
 def replay_cells(answer: SurvivalAnswer) -> list[tuple[str, ...]]:
@@ -178,7 +184,7 @@ def replay_cells(answer: SurvivalAnswer) -> list[tuple[str, ...]]:
     return [_replay_row(each) for each in answer.strategies if each.replayed]
 
 
-def _replay_row(each: Compared) -> tuple[str, ...]:
+def _replay_row(each: ComparedStrategy) -> tuple[str, ...]:
     found = each.replayed
     assert found is not None
     return (
@@ -306,7 +312,7 @@ def _nodes_document(survival: Survival, found: OnNodes) -> dict[str, Any]:
     }
 
 
-def _strategy_document(compared: Compared) -> dict[str, Any]:
+def _strategy_document(compared: ComparedStrategy) -> dict[str, Any]:
     expected, replayed = compared.expected, compared.replayed
     return {
         "strategy": compared.strategy,

@@ -85,7 +85,7 @@ def _trace(answer: SurvivalAnswer) -> list[str]:
     rates = [(span.begin / 3600, rate(span.num_nodes)) for span in trace.spans]
     return [
         "<h2>The trace</h2>",
-        *_paragraphs([words.trace_line(answer)]),
+        *_paragraphs(words.trace_lines(answer)),
         stairs([*nodes, (ends, nodes[-1][1])], "hours", "nodes", "batch", limit=None),
         stairs([*rates, (ends, rates[-1][1])], "hours", "samples a second, pauses apart", "speed", limit=None),
         table(words.REPLAY_COLUMNS, words.replay_cells(answer)),

@@ -19,7 +19,8 @@ from bigsci_launch.plan.survive.expected import ExpectedRun, expected_run
 from bigsci_launch.plan.survive.loss import Loss, plan_loss
 from bigsci_launch.plan.survive.replica import Replica
 from bigsci_launch.plan.survive.survival import Survival, plan_survival
-from bigsci_launch.plan.survive.trace import FailureTrace, Replay, Strategy, parse_trace, replay
+from bigsci_launch.plan.survive.trace import HINT, FailureTrace, Replay, Strategy, parse_trace, replay
+from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.slurm import partition_nodes
 from bigsci_launch.units import parse_slurm_duration
@@ -33,7 +34,7 @@ DEFAULT_HORIZON_H = 24.0
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedStrategy:
     """A strategy with what it is expected to train, or has trained under a trace."""
 
     strategy: str
@@ -50,7 +51,7 @@ class SurvivalAnswer:
     survival: Survival
     node_mtbf_h: float | None
     horizon_h: float
-    strategies: tuple[Compared, ...]
+    strategies: tuple[ComparedStrategy, ...]
     trace: FailureTrace | None = None
     loss: Loss | None = None
 
@@ -72,8 +73,8 @@ def strategies_of(survival: Survival) -> tuple[Strategy, Strategy]:
 
 def _pause(survival: Survival, before: int, after: int, rate: float) -> float:
     """Return the seconds of a change: new communicators, what must move, and half a step that is done again."""
-    largest, smallest = max(before, after), min(before, after)
-    moved = _transfer_seconds(survival, min(largest, survival.num_nodes), largest - smallest)
+    largest, smallest = (min(number, survival.num_nodes) for number in (max(before, after), min(before, after)))
+    moved = _transfer_seconds(survival, largest, largest - smallest)
     return REBUILD_S + moved + _half_a_step(survival, rate)
 
 
@@ -84,7 +85,7 @@ def _half_a_step(survival: Survival, rate: float) -> float:
 @lru_cache(maxsize=4096)
 def _transfer_seconds(survival: Survival, num_nodes: int, num_lost: int) -> float:
     """Return the seconds of moving what the loss of the first nodes makes necessary; 0 if nothing can run after it."""
-    if num_nodes - num_lost not in survival.by_nodes or num_nodes not in survival.by_nodes:
+    if num_lost == 0 or num_nodes - num_lost not in survival.by_nodes or num_nodes not in survival.by_nodes:
         return 0.0
     nodes = [f"n{index:06d}" for index in range(num_nodes)]
     return plan_loss(survival, nodes, nodes[:num_lost]).transfer_seconds
@@ -92,10 +93,10 @@ def _transfer_seconds(survival: Survival, num_nodes: int, num_lost: int) -> floa
 
 def compare_strategies(
     survival: Survival, node_mtbf_h: float | None, horizon_h: float, trace: FailureTrace | None
-) -> tuple[Compared, ...]:
+) -> tuple[ComparedStrategy, ...]:
     """Return what each strategy is expected to train, if the site says how often nodes fail, and under the trace."""
     return tuple(
-        Compared(
+        ComparedStrategy(
             strategy.name,
             expected_run(strategy, survival.num_nodes, node_mtbf_h, horizon_h)
             if node_mtbf_h and strategy.samples_per_second(survival.num_nodes) > 0
@@ -117,6 +118,7 @@ def answer_survival(
     survive: str | None,
     lose: str | None,
     trace: Path | None,
+    report_progress: Progress = no_progress,
 ) -> SurvivalAnswer:
     """Return everything that is asked about losses; `survive` is `f=N`, `lose` a list of nodes as Slurm writes it.
 
@@ -127,16 +129,17 @@ def answer_survival(
     if calibration is None:
         raise ConfigError(f"site {site.name} has no GPU: memory is not predicted, so nothing is planned for losses")
     failures = parse_failures(survive)
+    lost = _hosts(lose) if lose is not None else []
     numbers = parse_nodes(nodes, config.slurm.nodes)
     num_nodes = numbers[-1]
-    survival = plan_survival(_replica(config, site, calibration, failures), num_nodes)
     read = read_trace(trace, num_nodes) if trace else None
+    replica = _replica(config, site, calibration, failures)
+    survival = plan_survival(replica, num_nodes, report_progress=report_progress)
     limit = config.slurm.time_limit
     horizon_h = parse_slurm_duration(limit) / 3600 if limit else DEFAULT_HORIZON_H
     mtbf = site.config.node_mtbf_h
     loss = None
-    if lose:
-        lost = _hosts(lose)
+    if lost:
         loss = plan_loss(survival, name_nodes(config, site, num_nodes, lost), lost)
     compared = compare_strategies(survival, mtbf, horizon_h, read)
     return SurvivalAnswer(config.run.name, site.name, survival, mtbf, horizon_h, compared, read, loss)
@@ -167,9 +170,15 @@ def _replica(config: RunConfig, site: Site, calibration: Calibration, failures: 
 
 def _hosts(text: str) -> list[str]:
     try:
-        return expand_hostlist(text)
+        found = expand_hostlist(text)
     except ValueError as problem:
-        raise ConfigError(f"--lose {text}: {problem}", hint="node3,node7 or node[3-7]") from problem
+        raise ConfigError(f"--lose {text}: {problem}", hint=_HOSTS) from problem
+    if not found:
+        raise ConfigError("--lose: no node is named", hint=_HOSTS)
+    return found
+
+
+_HOSTS = "node3,node7 or node[3-7]"
 
 
 def name_nodes(config: RunConfig, site: Site, num_nodes: int, lost: Sequence[str]) -> list[str]:
@@ -200,4 +209,7 @@ def read_trace(path: Path, num_nodes: int) -> FailureTrace:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
         raise DataError(f"{path}: {problem}") from problem
-    return parse_trace(text, str(path), num_nodes)
+    found = parse_trace(text, str(path), num_nodes)
+    if found.spans[-1].end <= 0:
+        raise DataError(f"{path}: all events are at second 0, so there is nothing to replay", hint=HINT)
+    return found

@@ -54,10 +54,15 @@ def plan_loss(survival: Survival, nodes: Sequence[str], lost: Sequence[str]) -> 
     """Return what losing nodes does to the pipelines that all nodes form.
 
     Raises:
-        ConfigError: a lost node is not one of the nodes, or what is left holds no replica.
+        ConfigError: a lost node is not one of the nodes, they are not planned for, or what is left holds no replica.
     """
     _require_known(nodes, lost)
-    found = survival.by_nodes[len(nodes)]
+    found = survival.by_nodes.get(len(nodes))
+    if found is None:
+        raise ConfigError(
+            f"--lose: the plan is for up to {survival.num_nodes} nodes, not for {len(nodes)} nodes",
+            hint=f"name at most {survival.num_nodes} nodes of the run",
+        )
     before = lay_out(found.composition.sizes, nodes)
     idle = tuple(node for node in nodes[sum(found.composition.sizes) :] if node not in lost)
     return _replan(survival, found, before, idle, tuple(dict.fromkeys(lost)))
@@ -123,6 +128,9 @@ def _reconfigured(survival: Survival, before: Pipelines, lost: set[str], idle: N
         try:
             changed = reconfigure(before, lost, tuple(tier.templates), tier.replicas - 1, idle)
         except TooFewNodes:
+            continue
+        if len(changed.pipelines) < tier.replicas:
+            # With larger shards of the optimizer than the tier's templates have room for.
             continue
         sizes = tuple(sorted(map(len, changed.pipelines)))
         priced = price_composition(sizes, tier.templates, survival.replica.num_micro_batches)

@@ -100,9 +100,17 @@ class Replica:
         topology = Topology(tp=self.setup.topology.tp, pp=pp, dp=dp)
         return replace(self.setup, topology=topology, partition_method="uniform")
 
+    def _replicas_of(self, pp: int, dp: int, micro_batches: int) -> Setup:
+        """Return `dp` replicas that have so many micro batches each."""
+        return replace(self._uniform(pp, dp), global_batch_size=micro_batches * self.setup.micro_batch_size * dp)
+
+    def _fullest(self, num_stages: int) -> Setup:
+        """Return f + 1 replicas with as many micro batches each as one of them can get: every other one has one."""
+        return self._replicas_of(num_stages, self.failures + 1, max(1, self.num_micro_batches - self.failures))
+
     def _most_layers(self, stage: int, num_stages: int) -> int:
         """Return how many layers fit into the GPUs of a stage; the need rises with each layer."""
-        setup = self._uniform(num_stages, self.failures + 1)
+        setup = self._fullest(num_stages)
         fits, too_many = 0, self.setup.shape.num_layers + 1
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
@@ -163,13 +171,31 @@ class Replica:
 
     def need_gib(self, counts: Sequence[int]) -> float:
         """Return the GiB that a GPU of the fullest stage needs."""
-        setup = self._uniform(len(counts), self.failures + 1)
+        setup = self._fullest(len(counts))
         found = self.calibration
         return max(
             weigh_memory(count_memory(setup, stage, layers), found.constants, found.gpu)[0]
             for stage, layers in enumerate(counts)
         )
 
-    def fits(self, counts: Sequence[int]) -> bool:
-        """Return whether stages with these layers fit into their GPUs."""
-        return all(layers <= self._most_layers(stage, len(counts)) for stage, layers in enumerate(counts))
+    def whole_seconds(self, count: int) -> float | None:
+        """Return the seconds of a step of so many replicas of the configured layout; None if they do not fit."""
+        if count not in self._whole:
+            self._whole[count] = self._price_whole(count) if 0 < count <= self.num_micro_batches else None
+        return self._whole[count]
+
+    def _price_whole(self, count: int) -> float | None:
+        counts, micro_batches = self._configured.counts, -(-self.num_micro_batches // count)
+        setup = self._replicas_of(len(counts), count, micro_batches)
+        if any(self._is_too_much(setup, stage, layers) for stage, layers in enumerate(counts)):
+            return None
+        return self._configured.seconds(micro_batches) + self.once_per_step(len(counts), count)
+
+    @cached_property
+    def _configured(self) -> Template:
+        """The configured layout. Its size does not matter."""
+        return Template(1, self.setup.layers_per_stage, self.cut_model)
+
+    @cached_property
+    def _whole(self) -> dict[int, float | None]:
+        return {}

@@ -9,6 +9,7 @@ from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.survive.compose import Composition, compose
 from bigsci_launch.plan.survive.replica import Replica
 from bigsci_launch.plan.survive.templates import Template, sufficient_sizes, usable_sizes
+from bigsci_launch.progress import Progress, no_progress
 
 LEAST_GAIN = 0.005
 """Mean gain of throughput, over all numbers of nodes, for which one more template is made."""
@@ -99,17 +100,24 @@ class Survival:
         return self.replica.setup.global_batch_size / seconds if seconds else 0.0
 
 
-def plan_survival(replica: Replica, num_nodes: int) -> Survival:
-    """Return how the run survives `replica.failures` lost nodes at the same time.
+def plan_survival(replica: Replica, num_nodes: int, *, report_progress: Progress = no_progress) -> Survival:
+    """Return how the run survives `replica.failures` lost nodes at the same time; progress is in percent.
 
     Raises:
-        ConfigError: the nodes do not hold `failures` + 1 replicas.
+        ConfigError: the nodes do not hold `failures` + 1 replicas, or the batch has too few micro batches for them.
     """
     need = replica.failures + 1
+    if need > replica.num_micro_batches:
+        raise ConfigError(
+            f"--survive f={replica.failures}: {replica.num_micro_batches} micro batches do not give "
+            f"{need} replicas one each",
+            hint="a larger training.global_batch_size, or a smaller f",
+        )
+    fewest = _fewest(replica, need)
+    if fewest is None or need * fewest > num_nodes:
+        raise _too_few(replica, num_nodes, fewest)
     tiers = _tiers(replica, num_nodes)
-    tier = next((tier for tier in tiers if tier.replicas == need), None)
-    if tier is None:
-        raise _too_few(replica, num_nodes, tiers)
+    tier = next(tier for tier in tiers if tier.replicas == need)
     sizes = tuple(s for s in sufficient_sizes(tier.fewest_nodes, replica.failures, num_nodes) if s in tier.templates)
     kept = [(need, size) for size in sizes]
     # With fewer replicas than asked for, any template will do that runs at all.
@@ -126,6 +134,7 @@ def plan_survival(replica: Replica, num_nodes: int) -> Survival:
             found = _with_one_idle(replica, before)
         if found:
             by_nodes[number] = found
+        report_progress(100 * number // num_nodes)
     return Survival(replica, num_nodes, sizes, extra, tiers, by_nodes)
 
 
@@ -176,15 +185,17 @@ def _steps(value: Callable[[int], int | None], last: int, always: int) -> list[i
     return sorted(found)
 
 
-def _too_few(replica: Replica, num_nodes: int, tiers: Sequence[Tier]) -> ConfigError:
+def _too_few(replica: Replica, num_nodes: int, fewest: int | None) -> ConfigError:
     need = replica.failures + 1
-    fewest = _fewest(replica, need)
     why = f"each needs {fewest} nodes" if fewest else "no number of nodes holds one"
-    possible = max((tier.replicas for tier in tiers if tier.replicas < need), default=0)
+    possible = [count for count in range(1, need) if count * (_fewest(replica, count) or num_nodes + 1) <= num_nodes]
     return ConfigError(
         f"--survive f={replica.failures}: {num_nodes} nodes do not hold {need} replicas; {why}",
-        hint=f"--survive f={possible - 1} is possible" if possible else "more nodes, or a larger tensor_parallel_size",
+        hint=f"--survive f={possible[-1] - 1} is possible" if possible else _REMEDY if fewest is None else "more nodes",
     )
+
+
+_REMEDY = "a larger parallelism.tensor_parallel_size, or a smaller training.micro_batch_size"
 
 
 def _chosen(tiers: Sequence[Tier], choices: Iterable[Choice]) -> tuple[Tier, ...]:
@@ -197,11 +208,20 @@ def _worth_having(
 ) -> tuple[Choice, ...]:
     """Return the sizes beyond those kept that raise the mean throughput by `LEAST_GAIN` or more each."""
 
+    known: dict[tuple[int, tuple[int, ...], int], OnNodes | None] = {}
+
+    def best_of(some: Sequence[Tier], number: int) -> OnNodes | None:
+        for tier in some:
+            key = (tier.replicas, tuple(tier.templates), number)
+            if key not in known:
+                known[key] = _on(replica, tier, number)
+        return _best(replica, [known[tier.replicas, tuple(tier.templates), number] for tier in some])
+
     def rate(choices: Iterable[Choice]) -> float:
         some = _chosen(tiers, choices)
-        return sum(1 / found.seconds for number in numbers if (found := best_on(replica, some, number)))
+        return sum(1 / found.seconds for number in numbers if (found := best_of(some, number)))
 
-    best = [found for number in numbers if (found := best_on(replica, tiers, number))]
+    best = [found for number in numbers if (found := best_of(tiers, number))]
     useful = {(found.tier.replicas, size) for found in best for size in found.composition.sizes}
     chosen, now = [*kept], rate(kept)
     while left := sorted(useful - {*chosen}):
@@ -216,8 +236,12 @@ def _worth_having(
 
 def best_on(replica: Replica, tiers: Sequence[Tier], num_nodes: int) -> OnNodes | None:
     """Return the fastest pipelines that use all nodes, with f + 1 replicas or as many as possible; None without any."""
+    return _best(replica, [_on(replica, tier, num_nodes) for tier in tiers])
+
+
+def _best(replica: Replica, options: Iterable[OnNodes | None]) -> OnNodes | None:
     need = replica.failures + 1
-    found = [each for tier in tiers if (each := _on(replica, tier, num_nodes))]
+    found = [each for each in options if each]
     enough = [each for each in found if each.tier.replicas >= need]
     if enough:
         return min(enough, key=lambda each: each.seconds)
@@ -255,12 +279,5 @@ def whole_replicas(replica: Replica, num_nodes: int) -> tuple[int, float | None]
     The batch need not divide by them, which favours them: DeepSpeed would take fewer.
     """
     setup = replica.setup
-    per_replica = setup.topology.tp * setup.topology.pp
-    count = num_nodes * setup.ranks_per_node // per_replica
-    if count == 0 or count > replica.num_micro_batches:
-        return count, None
-    if not replica.with_replicas(count).fits(setup.layers_per_stage):
-        return count, None
-    template = Template(1, setup.layers_per_stage, replica.cut_model)
-    seconds = template.seconds(-(-replica.num_micro_batches // count))
-    return count, seconds + replica.once_per_step(setup.topology.pp, count)
+    count = num_nodes * setup.ranks_per_node // (setup.topology.tp * setup.topology.pp)
+    return count, replica.whole_seconds(count)

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import combinations, pairwise
+from pathlib import Path
 
 import pytest
 
+from bigsci_launch.plan.price.calibration import Calibration, read_calibration
+from bigsci_launch.plan.price.constants import GpuModel
+from bigsci_launch.plan.shape.parameters import ModelShape
+from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.plan.survive.cut import CutModel
+from bigsci_launch.plan.survive.replica import Replica
 from bigsci_launch.plan.survive.schedule import StageTime
+from bigsci_launch.plan.survive.survival import Survival, plan_survival
 from bigsci_launch.plan.survive.templates import Template
+from bigsci_launch.topology import Topology
 
 LongestPath = Callable[..., float]
 
@@ -71,5 +80,37 @@ def one_stage() -> Callable[[float, int], Template]:
 
     def make(seconds: float, size: int) -> Template:
         return Template(size, (1,), CutModel((StageTime(seconds / 3, seconds * 2 / 3),), lambda stage, stages: 1))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def bloom_replica(bloom: Setup, root: Path) -> Replica:
+    """BLOOM on Jean Zay, f = 1."""
+    return Replica(bloom, read_calibration(root / "slurm/calibrations/jean-zay-a100.json"), 1)
+
+
+@pytest.fixture(scope="session")
+def bloom_plan(bloom_replica: Replica) -> Callable[[int], Survival]:
+    """Return what plans BLOOM on 48 nodes for f, once."""
+    return cache(lambda failures: plan_survival(replace(bloom_replica, failures=failures), 48))
+
+
+@pytest.fixture(scope="session")
+def toy_replica() -> Callable[..., Replica]:
+    """Return what makes a model of one stage to a node, of which 2 nodes hold f + 1 replicas."""
+
+    def make(
+        failures: int = 1, *, layers: int = 8, batch: int = 32, memory_gib: float = 8.6, ranks: int = 2
+    ) -> Replica:
+        setup = Setup(
+            shape=ModelShape(layers, 2048, 16, 8192, 512, 32000),
+            topology=Topology(tp=2, pp=2, dp=2),
+            micro_batch_size=1,
+            global_batch_size=batch,
+            ranks_per_node=ranks,
+            partition_method="uniform",
+        )
+        return Replica(setup, Calibration(gpu=GpuModel("toy", memory_gib, 312)), failures)
 
     return make
