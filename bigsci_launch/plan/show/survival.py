@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
+from bigsci_launch.plan.price.memory import TIGHT_SHARE
 from bigsci_launch.plan.shape.setup import describe_stages
 from bigsci_launch.plan.survive.answer import REBUILD_S, ComparedStrategy, SurvivalAnswer
 from bigsci_launch.plan.survive.loss import Loss
@@ -47,12 +47,37 @@ def head_lines(answer: SurvivalAnswer) -> Iterator[str]:
         f"{survival.replica.setup.ranks_per_node} ranks; {_other_tiers(survival)}"
     )
     sizes = ", ".join(map(str, survival.sizes))
-    extra = "; the others only raise the throughput" if survival.extra_sizes else ""
-    yield f"templates of {sizes} nodes suffice for every number of nodes{extra}"
+    extra = "; those of other tiers raise the throughput" if survival.extra_sizes else ""
+    yield f"templates of {sizes} nodes suffice for every number of nodes from {survival.guaranteed_nodes} on{extra}"
     if fewest < survival.guaranteed_nodes:
         yield f"below {survival.guaranteed_nodes} nodes f falls; below {fewest} the run stops"
     if survival.replica.node_memory_gib is None and failures:
         yield "the host memory of a node is not known (site.node_memory_gib): the copies of shards may not fit"
+    if failures:
+        yield _copies_line(survival)
+    if tight := _tight_sizes(survival):
+        yield f"tight, above {format_percent(TIGHT_SHARE)} of a GPU's memory: templates of {tight} nodes"
+
+
+def _copies_line(survival: Survival) -> str:
+    full, replica = survival.by_nodes[survival.num_nodes], survival.replica
+    num_bytes = replica.num_state_bytes * survival.failures / sum(full.composition.sizes)
+    seconds = num_bytes / (replica.calibration.constants.network_gb_per_s * 1e9)
+    return (
+        f"copies of shards: each node sends {format_bytes(num_bytes)} after each step, {seconds:.1f} s of "
+        f"{full.seconds:.1f} s unless they are sent while it computes; step times below leave them out"
+    )
+
+
+def _tight_sizes(survival: Survival) -> str:
+    limit = TIGHT_SHARE * survival.replica.calibration.gpu.memory_gib
+    tight = {
+        template.size
+        for tier in survival.tiers
+        for template in tier.templates.values()
+        if survival.replica.with_replicas(tier.replicas).need_gib(template.counts) > limit
+    }
+    return ", ".join(map(str, sorted(tight)))
 
 
 def _other_tiers(survival: Survival) -> str:
@@ -121,8 +146,8 @@ def _nodes_row(survival: Survival, found: OnNodes, full: float) -> tuple[str, ..
 
 
 def describe_sizes(sizes: Sequence[int]) -> str:
-    """`7 x 6, 1 x 5`: how many pipelines have how many nodes, the largest first."""
-    return ", ".join(f"{len(list(same))} x {size}" for size, same in groupby(sorted(sizes, reverse=True)))
+    """`6x7,5`: seven pipelines of 6 nodes and one of 5, as layers of stages are written."""
+    return describe_stages(tuple(sorted(sizes, reverse=True)))
 
 
 def _range(values: Sequence[int]) -> str:
@@ -144,6 +169,11 @@ def expected_lines(answer: SurvivalAnswer) -> Iterator[str]:
         f"{mtbf / survival.num_nodes:.0f} h); each loss is assumed to cost {REBUILD_S:.0f} s for new communicators, "
         "which nobody has measured on this site, then what moves, and half a step"
     )
+    if survival.failures == 0:
+        yield (
+            "with f 0 no copy of the optimizer's shards is kept: each loss goes back to a checkpoint, on average "
+            f"{format_age(answer.undone_s)} of work"
+        )
     for each in answer.strategies:
         if each.expected is None:
             yield f"not compared: {each.strategy} cannot train on {_nodes(survival.num_nodes)}"

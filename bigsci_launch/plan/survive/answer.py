@@ -51,31 +51,40 @@ class SurvivalAnswer:
     survival: Survival
     node_mtbf_h: float | None
     horizon_h: float
+    undone_s: float
     strategies: tuple[ComparedStrategy, ...]
     trace: FailureTrace | None = None
     loss: Loss | None = None
 
 
-def strategies_of(survival: Survival) -> tuple[Strategy, Strategy]:
-    """Return the plan and its rival: dropping whole replicas, which loses nothing but the step under way."""
+def strategies_of(survival: Survival, undone_s: float) -> tuple[Strategy, Strategy]:
+    """Return the plan and its rival: dropping whole replicas, which moves nothing.
+
+    `undone_s` is the work that is done again where state is lost, which only a checkpoint then has.
+    """
     by_templates = Strategy(
-        "templates",
-        survival.samples_per_second,
-        lambda before, after: _pause(survival, before, after, survival.samples_per_second(after)),
+        "templates", survival.samples_per_second, lambda before, after: _pause(survival, before, after, undone_s)
     )
     whole = Strategy(
         "whole replicas",
         survival.whole_samples_per_second,
-        lambda before, after: REBUILD_S + _half_a_step(survival, survival.whole_samples_per_second(after)),
+        lambda before, after: _whole_pause(survival, before, after, undone_s),
     )
     return by_templates, whole
 
 
-def _pause(survival: Survival, before: int, after: int, rate: float) -> float:
-    """Return the seconds of a change: new communicators, what must move, and half a step that is done again."""
+def _pause(survival: Survival, before: int, after: int, undone_s: float) -> float:
+    """Return the seconds of a change: new communicators, what must move, and the work that is done again."""
     largest, smallest = (min(number, survival.num_nodes) for number in (max(before, after), min(before, after)))
-    moved = _transfer_seconds(survival, largest, largest - smallest)
-    return REBUILD_S + moved + _half_a_step(survival, rate)
+    moved, is_lost = _moved(survival, largest, largest - smallest)
+    again = undone_s if is_lost and after < before else _half_a_step(survival, survival.samples_per_second(after))
+    return REBUILD_S + moved + again
+
+
+def _whole_pause(survival: Survival, before: int, after: int, undone_s: float) -> float:
+    if before - after > survival.failures:
+        return REBUILD_S + undone_s
+    return REBUILD_S + _half_a_step(survival, survival.whole_samples_per_second(after))
 
 
 def _half_a_step(survival: Survival, rate: float) -> float:
@@ -83,16 +92,27 @@ def _half_a_step(survival: Survival, rate: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _transfer_seconds(survival: Survival, num_nodes: int, num_lost: int) -> float:
-    """Return the seconds of moving what the loss of the first nodes makes necessary; 0 if nothing can run after it."""
+def _moved(survival: Survival, num_nodes: int, num_lost: int) -> tuple[float, bool]:
+    """Return the seconds of moving what the loss of the first nodes makes necessary, and whether it loses state.
+
+    Nothing moves if nothing can run after it.
+    """
     if num_lost == 0 or num_nodes - num_lost not in survival.by_nodes or num_nodes not in survival.by_nodes:
-        return 0.0
+        return 0.0, False
     nodes = [f"n{index:06d}" for index in range(num_nodes)]
-    return plan_loss(survival, nodes, nodes[:num_lost]).transfer_seconds
+    loss = plan_loss(survival, nodes, nodes[:num_lost])
+    return loss.transfer_seconds, bool(loss.transfer.lost)
+
+
+def mean_undone_s(survival: Survival, save_interval: int | None, horizon_h: float) -> float:
+    """Return the work since the last checkpoint: half an interval on average, or half the job if nothing is saved."""
+    if save_interval is None:
+        return horizon_h * 3600 / 2
+    return save_interval * survival.by_nodes[survival.num_nodes].seconds / 2
 
 
 def compare_strategies(
-    survival: Survival, node_mtbf_h: float | None, horizon_h: float, trace: FailureTrace | None
+    survival: Survival, node_mtbf_h: float | None, horizon_h: float, trace: FailureTrace | None, undone_s: float
 ) -> tuple[ComparedStrategy, ...]:
     """Return what each strategy is expected to train, if the site says how often nodes fail, and under the trace."""
     return tuple(
@@ -105,7 +125,7 @@ def compare_strategies(
             if trace and strategy.samples_per_second(min(trace.most_nodes, survival.num_nodes)) > 0
             else None,
         )
-        for strategy in strategies_of(survival)
+        for strategy in strategies_of(survival, undone_s)
     )
 
 
@@ -141,8 +161,9 @@ def answer_survival(
     loss = None
     if lost:
         loss = plan_loss(survival, name_nodes(config, site, num_nodes, lost), lost)
-    compared = compare_strategies(survival, mtbf, horizon_h, read)
-    return SurvivalAnswer(config.run.name, site.name, survival, mtbf, horizon_h, compared, read, loss)
+    undone_s = mean_undone_s(survival, config.checkpoint.save_interval, horizon_h)
+    compared = compare_strategies(survival, mtbf, horizon_h, read, undone_s)
+    return SurvivalAnswer(config.run.name, site.name, survival, mtbf, horizon_h, undone_s, compared, read, loss)
 
 
 def parse_failures(text: str | None) -> int:

@@ -34,13 +34,15 @@ from bigsci_launch.topology import Topology
 class Replica:
     """A run's model, cut into pipelines of nodes that tolerate `failures` lost nodes at the same time.
 
-    Memory is counted for the fewest replicas, `failures` + 1: then each shard of the optimizer is largest.
+    Memory is counted for the fewest replicas, `replicas` or else `failures` + 1: then each shard of the optimizer is
+    largest.
     """
 
     setup: Setup
     calibration: Calibration
     failures: int
     node_memory_gib: float | None = None
+    replicas: int | None = None
 
     def __post_init__(self) -> None:
         tp, ranks = self.setup.topology.tp, self.setup.ranks_per_node
@@ -50,6 +52,10 @@ class Replica:
                 "stage that spans nodes is lost with any of them, and is not planned",
                 hint=f"a tensor_parallel_size that divides {ranks}",
             )
+
+    @property
+    def fewest_replicas(self) -> int:
+        return self.replicas or self.failures + 1
 
     @property
     def stages_per_node(self) -> int:
@@ -105,8 +111,9 @@ class Replica:
         return replace(self._uniform(pp, dp), global_batch_size=micro_batches * self.setup.micro_batch_size * dp)
 
     def _fullest(self, num_stages: int) -> Setup:
-        """Return f + 1 replicas with as many micro batches each as one of them can get: every other one has one."""
-        return self._replicas_of(num_stages, self.failures + 1, max(1, self.num_micro_batches - self.failures))
+        """Return the fewest replicas, with as many micro batches each as one can get while every other one has one."""
+        count = self.fewest_replicas
+        return self._replicas_of(num_stages, count, max(1, self.num_micro_batches - count + 1))
 
     def _most_layers(self, stage: int, num_stages: int) -> int:
         """Return how many layers fit into the GPUs of a stage; the need rises with each layer."""
@@ -142,8 +149,15 @@ class Replica:
 
     def host_gib(self, size: int) -> float:
         """Return the host memory of a node of a pipeline of `size` nodes for what replaces lost state: its own shard as
-        a snapshot, and the copies of `failures` others. With `failures` + 1 pipelines that is one whole state."""
-        return sum(unit.state for unit in self.model_bytes.units) / size / 2**30
+        a snapshot, and the copies of others that its pipeline keeps. It is an average over the nodes."""
+        count = self.fewest_replicas
+        share = (1 + min(self.failures, count - 1)) / count
+        return share * self.num_state_bytes / size / 2**30
+
+    @cached_property
+    def num_state_bytes(self) -> int:
+        """Bytes of the optimizer's whole state."""
+        return sum(unit.state for unit in self.model_bytes.units)
 
     def template(self, size: int) -> Template | None:
         """Return the pipeline of `size` nodes; None if the model does not fit it."""
@@ -167,7 +181,7 @@ class Replica:
 
     def with_replicas(self, count: int) -> Replica:
         """Return the same for at least so many replicas."""
-        return replace(self, failures=count - 1)
+        return replace(self, replicas=count)
 
     def need_gib(self, counts: Sequence[int]) -> float:
         """Return the GiB that a GPU of the fullest stage needs."""

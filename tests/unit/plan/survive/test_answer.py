@@ -30,6 +30,9 @@ from bigsci_launch.plan.survive.replica import Replica
 from bigsci_launch.plan.survive.survival import Survival, plan_survival
 from bigsci_launch.plan.survive.trace import regular
 
+UNDONE_S = 5000.0
+"""Seconds of work since the last checkpoint."""
+
 
 @pytest.fixture(scope="module")
 def toy(toy_replica: Callable[..., Replica]) -> Survival:
@@ -43,8 +46,8 @@ def bloom_run(root: Path) -> tuple[RunConfig, Site]:
 
 
 def answer_of(survival: Survival, mtbf: float | None, **more: object) -> SurvivalAnswer:
-    compared = compare_strategies(survival, mtbf, 24.0, None)
-    return SurvivalAnswer("run", "site", survival, mtbf, 24.0, compared, **more)  # type: ignore[arg-type]
+    compared = compare_strategies(survival, mtbf, 24.0, None, UNDONE_S)
+    return SurvivalAnswer("run", "site", survival, mtbf, 24.0, UNDONE_S, compared, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("text", "failures"), [(None, 1), ("1", 1), ("f=2", 2), (" f=0 ", 0), ("f=12", 12)])
@@ -135,12 +138,12 @@ def test_whole_replicas_that_do_not_fit_at_full_size_have_no_row(
     answer = answer_of(toy, 1000.0)
     assert [row[0] for row in strategy_cells(answer)] == ["templates"]
     assert "not compared: whole replicas cannot train on 12 nodes" in list(expected_lines(answer))
-    compared = compare_strategies(toy, 1000.0, 24.0, regular(12, 3, 3600.0))
+    compared = compare_strategies(toy, 1000.0, 24.0, regular(12, 3, 3600.0), UNDONE_S)
     assert [each.strategy for each in compared if each.replayed] == ["templates"]
 
 
 def test_a_pause_is_communicators_transfer_and_half_a_step(toy: Survival) -> None:
-    strategy, _ = strategies_of(toy)
+    strategy, _ = strategies_of(toy, UNDONE_S)
     nodes = [f"n{index:06d}" for index in range(12)]
     loss = plan_loss(toy, nodes, nodes[:1])
     half = toy.by_nodes[11].seconds / 2
@@ -149,6 +152,20 @@ def test_a_pause_is_communicators_transfer_and_half_a_step(toy: Survival) -> Non
     full = REBUILD_S + toy.by_nodes[12].seconds / 2
     assert strategy.pause_s(15, 14) == pytest.approx(full)
     assert strategy.pause_s(14, 11) == pytest.approx(strategy.pause_s(12, 11))
+
+
+def test_a_loss_of_state_costs_the_work_since_the_checkpoint(
+    toy: Survival, toy_replica: Callable[..., Replica]
+) -> None:
+    without_copies = plan_survival(toy_replica(0), 12)
+    nodes = [f"n{index:06d}" for index in range(12)]
+    loss = plan_loss(without_copies, nodes, nodes[:1])
+    assert loss.transfer.lost and not plan_loss(toy, nodes, nodes[:1]).transfer.lost
+    for strategy in strategies_of(without_copies, UNDONE_S):
+        assert strategy.pause_s(12, 11) >= REBUILD_S + UNDONE_S
+    assert strategies_of(toy, UNDONE_S)[0].pause_s(12, 11) < UNDONE_S
+    answer = answer_of(without_copies, 1000.0)
+    assert any("goes back to a checkpoint, on average 1 h 23 min of work" in line for line in expected_lines(answer))
 
 
 @pytest.mark.parametrize(
@@ -179,9 +196,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_trace_below_n0_stops_the_run_and_is_said(toy: Survival) -> None:
     trace = regular(2, 1, 3600.0)
-    answer = replace(answer_of(toy, None), strategies=compare_strategies(toy, None, 24.0, trace), trace=trace)
+    answer = replace(answer_of(toy, None), strategies=compare_strategies(toy, None, 24.0, trace, UNDONE_S), trace=trace)
     assert replay_cells(answer) == []
     assert "not replayed: templates cannot train on 2 nodes" in list(trace_lines(answer))
-    some = compare_strategies(toy, None, 24.0, regular(12, 12, 3600.0))
+    some = compare_strategies(toy, None, 24.0, regular(12, 12, 3600.0), UNDONE_S)
     assert some[0].replayed is not None
     assert some[0].replayed.stopped_s > 0

@@ -18,7 +18,7 @@ from bigsci_launch.topology import Topology
 
 def is_too_much(replica: Replica, stage: int, num_stages: int, num_layers: int) -> bool:
     """Return whether a stage runs out of memory, as `bsl plan` decides it for f + 1 replicas."""
-    topology = Topology(tp=replica.setup.topology.tp, pp=num_stages, dp=replica.failures + 1)
+    topology = Topology(tp=replica.setup.topology.tp, pp=num_stages, dp=replica.fewest_replicas)
     found = replica.calibration
     terms = count_memory(replace(replica.setup, topology=topology), stage, num_layers)
     need, _ = weigh_memory(terms, found.constants, found.gpu)
@@ -135,3 +135,10 @@ def test_a_model_with_fewer_layers_than_a_node_has_stages_fits_no_node(bloom_rep
     shape = replace(bloom_replica.setup.shape, num_layers=1)
     tiny = replace(bloom_replica, setup=replace(bloom_replica.setup, shape=shape))
     assert (tiny.most_nodes, tiny.fewest_nodes, tiny.template(1)) == (0, None, None)
+
+
+def test_the_more_replicas_the_less_host_memory_each_needs(bloom_replica: Replica) -> None:
+    one_state = bloom_replica.num_state_bytes / 7 / 2**30
+    assert bloom_replica.host_gib(7) == pytest.approx(one_state), "f 1, two replicas: a shard and a copy of the other"
+    assert bloom_replica.with_replicas(8).host_gib(7) == pytest.approx(one_state / 4)
+    assert bloom_replica.with_replicas(1).host_gib(7) == pytest.approx(one_state), "no other replica, no copy"
