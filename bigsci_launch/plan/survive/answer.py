@@ -76,15 +76,18 @@ def strategies_of(survival: Survival, undone_s: float) -> tuple[Strategy, Strate
 def _pause(survival: Survival, before: int, after: int, undone_s: float) -> float:
     """Return the seconds of a change: new communicators, what must move, and the work that is done again."""
     largest, smallest = (min(number, survival.num_nodes) for number in (max(before, after), min(before, after)))
-    moved, is_lost = _moved(survival, largest, largest - smallest)
-    again = undone_s if is_lost and after < before else _half_a_step(survival, survival.samples_per_second(after))
-    return REBUILD_S + moved + again
+    moved = _transfer_seconds(survival, largest, largest - smallest)
+    return REBUILD_S + moved + _again(survival, before, after, survival.samples_per_second(after), undone_s)
 
 
 def _whole_pause(survival: Survival, before: int, after: int, undone_s: float) -> float:
-    if before - after > survival.failures:
-        return REBUILD_S + undone_s
-    return REBUILD_S + _half_a_step(survival, survival.whole_samples_per_second(after))
+    return REBUILD_S + _again(survival, before, after, survival.whole_samples_per_second(after), undone_s)
+
+
+def _again(survival: Survival, before: int, after: int, rate: float, undone_s: float) -> float:
+    """Return the seconds that are done again. More than f nodes lost at once count as lost state, wherever they are."""
+    before, after = (min(number, survival.num_nodes) for number in (before, after))
+    return undone_s if before - after > survival.failures else _half_a_step(survival, rate)
 
 
 def _half_a_step(survival: Survival, rate: float) -> float:
@@ -92,16 +95,12 @@ def _half_a_step(survival: Survival, rate: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _moved(survival: Survival, num_nodes: int, num_lost: int) -> tuple[float, bool]:
-    """Return the seconds of moving what the loss of the first nodes makes necessary, and whether it loses state.
-
-    Nothing moves if nothing can run after it.
-    """
+def _transfer_seconds(survival: Survival, num_nodes: int, num_lost: int) -> float:
+    """Return the seconds of moving what the loss of the first nodes makes necessary; 0 if nothing can run after it."""
     if num_lost == 0 or num_nodes - num_lost not in survival.by_nodes or num_nodes not in survival.by_nodes:
-        return 0.0, False
+        return 0.0
     nodes = [f"n{index:06d}" for index in range(num_nodes)]
-    loss = plan_loss(survival, nodes, nodes[:num_lost])
-    return loss.transfer_seconds, bool(loss.transfer.lost)
+    return plan_loss(survival, nodes, nodes[:num_lost]).transfer_seconds
 
 
 def mean_undone_s(survival: Survival, save_interval: int | None, horizon_h: float) -> float:
