@@ -13,6 +13,8 @@ class State(Enum):
     """What the job is doing, as far as the evidence tells."""
 
     HANG = "hang"
+    WAITING = "waiting"
+    """Ranks wait for others, and nothing shows yet whether those will come: it may be a hang, or take its time."""
     SLOW = "slow"
     PROGRESSING = "progressing"
     CRASHED = "crashed"

@@ -64,6 +64,12 @@ def operation_of(function: str, file: str) -> str | None:
     return function if function in _OPERATIONS else _SETUP.get(function)
 
 
+@lru_cache(maxsize=1 << 14)
+def may_communicate(function: str, file: str) -> bool:
+    """Whether ranks may communicate below this frame without a frame of Python."""
+    return bare_name(function) == "_engine_run_backward" and file.endswith("torch/autograd/graph.py")
+
+
 def bare_name(function: str) -> str:
     """Return the name without its class: Python 3.11 and newer show `PipelineEngine.train_batch`."""
     return function.rpartition(".")[2]

@@ -83,6 +83,9 @@ class Sample:
     sequences: Mapping[str, int] | None
     call_name: str = ""
     """The name of that system call, if known."""
+    thread_idle_s: Mapping[str, float] | None = None
+    socket_sent: int | None = None
+    socket_received: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +317,7 @@ def _parse_sample(document: Mapping[str, Any], previous: Sample | None) -> Sampl
         why=document.get("why"),
         sequences=recorder.get("last_sequence"),
         call_name=still.call_name if still else str(call.get("call") or ""),
+        thread_idle_s=document.get("thread_idle_s"),
     )
 
 

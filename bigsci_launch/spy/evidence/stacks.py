@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from bigsci_launch.spy.evidence.known_code import IDLE_FUNCTIONS, WRAPPER_FILES, bare_name, operation_of
+from bigsci_launch.spy.evidence.known_code import (
+    IDLE_FUNCTIONS,
+    WRAPPER_FILES,
+    bare_name,
+    may_communicate,
+    operation_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,11 @@ class ThreadStack:
         """The outermost communication that the thread is in: `all_gather_object` calls `all_gather`."""
         names = [name for frame in self.frames if (name := operation_of(frame.function, frame.file))]
         return names[-1] if names else None
+
+    @property
+    def may_communicate(self) -> bool:
+        """Whether a frame may communicate below Python: autograd that reduces gradients, compiled code, a device."""
+        return any(may_communicate(frame.function, frame.file) for frame in self.frames)
 
     def argument(self, *names: str) -> int | None:
         """Return the first of `names` among the numbers that the innermost communication was called with."""

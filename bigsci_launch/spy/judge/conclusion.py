@@ -4,10 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from enum import Enum
 
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology.words import agree, name_ranks_and_part
+
+
+class Strength(Enum):
+    """What a conclusion rests on, the weakest first. `confidence` is how often conclusions of this strength were right.
+
+    `benchmarks/hang_calibration.py` measures it on every recorded case.
+    """
+
+    NOTHING = "nothing", 0.2
+    GUESS = "a guess", 0.5
+    DERIVED = "derived from several facts", 0.75
+    AGREED = "two sources agree", 0.9
+    DIRECT = "a direct fact", 0.95
+
+    def __init__(self, words: str, confidence: float) -> None:
+        self.words, self.confidence = words, confidence
+
+    def raised(self, by: int) -> Strength:
+        """Return the strength `by` levels higher, or lower if negative. Never above DIRECT or below GUESS."""
+        levels = list(Strength)
+        return levels[max(1, min(levels.index(self) + by, len(levels) - 1))]
+
+    @property
+    def level(self) -> int:
+        return list(Strength).index(self)
+
+
+class Patience(Enum):
+    """How long a job must be seen to stand still before a conclusion may call it a hang, in seconds.
+
+    `asleep_s`: the rank that holds up the others has not run at all for that long. `late_s`: somebody has waited for it
+    for that long, whatever it does. None: no length of time is enough.
+    """
+
+    NONE = 0.0, 0.0
+    """Standing still is no part of the proof: a process that has ended or is stopped, recorded collectives."""
+    LOCAL = 10.0, 300.0
+    """It waits, without a time limit, for something on its own machine: a lock, a pipe, a thread, a child."""
+    ELSEWHERE = 30.0, 300.0
+    """It waits for something else: another machine, a file system, or what is not known."""
+    TIMER = 120.0, 900.0
+    """A timer will wake it."""
+    COMPUTES = None, 1800.0
+    """It runs: an endless loop looks like work. gloo and NCCL end a job after 10 to 30 minutes by themselves."""
+
+    def __init__(self, asleep_s: float | None, late_s: float) -> None:
+        self.asleep_s, self.late_s = asleep_s, late_s
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """Where to look first: a rank, and why. Not an accusation. Hit rates are known for each sort of `reason`."""
+
+    rank: int
+    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +94,16 @@ class KnownHang:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """The verdict. `confidence` goes from 0 to 1.
+    """The verdict.
 
     `claim` is the one sentence; `evidence` supports it, `missing` would make it more certain, `next` are commands.
+    `patience` is how long the job must have stood still for `claim` to be a hang. `look_first` are ranks in the order
+    in which an engineer would look at them; unlike `suspects`, they are not accused.
     """
 
     state: State
     claim: str
-    confidence: float
+    strength: Strength
     hang_class: HangClass | None = None
     suspects: tuple[Suspect, ...] = ()
     sides: tuple[Side, ...] = ()
@@ -52,6 +111,15 @@ class Conclusion:
     missing: tuple[str, ...] = ()
     next: tuple[str, ...] = ()
     signature: KnownHang | None = None
+    patience: Patience = Patience.ELSEWHERE
+    look_first: tuple[Pointer, ...] = ()
+    if_hang: Conclusion | None = None
+    """What would be concluded if the job were known to hang; None if it is, or if nothing suggests that it does."""
+
+    @property
+    def confidence(self) -> float:
+        """From 0 to 1: how often conclusions of this strength were right."""
+        return self.strength.confidence
 
 
 def name_with_part(evidence: Evidence, ranks: Collection[int]) -> str:

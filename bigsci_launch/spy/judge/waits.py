@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence.flight_recorder import Call
 from bigsci_launch.spy.evidence.groups import group_members, group_words, scope_of, scope_within, smallest_group
-from bigsci_launch.spy.evidence.known_code import POINT_TO_POINT, call_scope, operation_of
+from bigsci_launch.spy.evidence.known_code import LOCK_WAITS, POINT_TO_POINT, call_scope, operation_of
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack
+from bigsci_launch.spy.judge.facts import waits_in
 
 SETUP_OPERATIONS = ("init_process_group", "new_group")
 ROOT_INDICES = ("group_src", "group_dst")
@@ -199,7 +200,7 @@ def find_wait(seen: RankEvidence, evidence: Evidence) -> Wait | None:
     calls = seen.recorder.open_calls if seen.recorder else ()
     if operation in POINT_TO_POINT or operation in SETUP_OPERATIONS or (operation and not calls):
         return _wait_from_stack(seen, thread, operation, evidence)
-    if calls and (operation or waits_for_handle(seen)):
+    if calls and (operation or waits_for_handle(seen) is True):
         return _wait_from_call(seen, thread, calls[-1] if operation else calls[0], evidence)
     return None
 
@@ -209,23 +210,15 @@ def is_halted(seen: RankEvidence) -> bool:
     return seen.last is not None and seen.last.state in ("T", "t", "D")
 
 
-def waits_for_handle(seen: RankEvidence) -> bool:
-    """Whether a process without a communication on its stack may wait for one that it started earlier.
+def waits_for_handle(seen: RankEvidence) -> bool | None:
+    """Whether a process without a communication on its stack waits for one that it started earlier.
 
     `Work.wait()` is C++ and shows no frame. It sleeps on a futex, which nothing does that computes or does I/O. Without
     stacks, an unfinished collective is the best that is known.
     """
     if seen.last is None:
         return False
-    return seen.threads is None or seen.last.wchan.startswith("futex")
-
-
-def may_wait_for_handle(seen: RankEvidence) -> bool:
-    """`waits_for_handle` for the thread that decides, which may sleep elsewhere than the main thread."""
-    thread = seen.thread
-    if seen.last is None or thread is None or thread.tid == seen.pid:
-        return waits_for_handle(seen)
-    return seen.last.thread_waits.get(str(thread.tid), "futex").startswith("futex")
+    return True if seen.threads is None else waits_in(seen, LOCK_WAITS)
 
 
 def _wait_from_stack(seen: RankEvidence, thread: ThreadStack | None, operation: str | None, evidence: Evidence) -> Wait:

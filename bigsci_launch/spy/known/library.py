@@ -76,11 +76,15 @@ def read_signature(path: Path) -> Signature:
 
 
 def name_hang(evidence: Evidence, conclusion: Conclusion, library: Library) -> Conclusion:
-    """Return `conclusion` with the known hang that it matches, if any."""
-    signature = find_signature(evidence, conclusion, library.signatures)
+    """Return `conclusion` with the known hang that it matches, if any.
+
+    A job that may not hang is compared as if it did, but no remedy is given: it may cost a node or a job.
+    """
+    signature = find_signature(evidence, conclusion.if_hang or conclusion, library.signatures)
     if signature is None:
         return conclusion
-    known = KnownHang(signature.name, _one_line(signature.file.explanation), _one_line(signature.file.remedy))
+    remedy = _one_line(signature.file.remedy) if conclusion.if_hang is None else ""
+    known = KnownHang(signature.name, _one_line(signature.file.explanation), remedy)
     return replace(conclusion, signature=known)
 
 

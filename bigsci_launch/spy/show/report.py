@@ -150,7 +150,7 @@ def _known_hang(conclusion: Conclusion, page: _Folder) -> list[Items]:
     known = conclusion.signature
     if known is None:
         return []
-    texts = (("known", f"{known.name}: {known.explanation}"), ("remedy", known.remedy))
+    texts = [("known", f"{known.name}: {known.explanation}"), *([("remedy", known.remedy)] if known.remedy else [])]
     folder = _Folder(page.width)  # worth several lines, even where others are cut
     return [[folder.fold(name, text, "head", 3 if name == "remedy" else 2)] for name, text in texts]
 

@@ -14,6 +14,7 @@ import pytest
 
 from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.judge.facts import deciding_thread_ran
 from bigsci_launch.spy.look.collect import AGENT_MODULES
 
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -21,7 +22,32 @@ C10D = "/venv/torch/distributed/distributed_c10d.py"
 ENGINE = "/venv/deepspeed/runtime/pipe/engine.py"
 TENSOR = "/src/bigsci_launch/train/parallel/tensor.py"
 
+AN_HOUR_S = 3600.0
 Document = dict[str, Any]
+
+
+def an_hour_later(document: Document) -> Document:
+    """Return a recording as the kernel would show it an hour later: who did not run between the looks sleeps on.
+
+    Recordings are of jobs that had just begun to hang, and no verdict calls that a hang.
+    """
+    nodes = document.get("nodes", [document])
+    evidence = Bundle(document.get("collection", {}), tuple(nodes)).evidence()
+    asleep = {
+        (seen.node, seen.pid): str(seen.thread.tid if seen.thread else seen.pid)
+        for seen in evidence.ranks
+        if deciding_thread_ran(seen) is False
+    }
+    for node in nodes:
+        for rank in node["ranks"]:
+            if (node["node"], rank["pid"]) in asleep:
+                rank["samples"][-1]["thread_idle_s"] = {asleep[node["node"], rank["pid"]]: AN_HOUR_S}
+    return document
+
+
+@pytest.fixture(scope="session")
+def aged() -> Callable[[Document], Document]:
+    return an_hour_later
 
 
 def frames_of(text: str) -> list[Document]:
@@ -46,7 +72,9 @@ def rank_of(
     calls: str = "",
     **more: Any,
 ) -> Document:
-    """A rank with two samples. `stack` is one stack, or one per sample; None: it could not be read.
+    """A rank with two samples, an hour into a hang if it does not run.
+
+    `stack` is one stack, or one per sample; None: it could not be read.
 
     `calls` are recorded collectives, oldest first: letters are groups in `members`, `!` marks an unfinished one.
     """
@@ -60,6 +88,8 @@ def rank_of(
             thread = {"tid": 100 + rank, "name": "MainThread", "active": False, "owns_gil": owns_gil}
             sample["stack"] = {"threads": [{**thread, "frames": frames_of(text)}]}
         samples.append({**sample, **extra})
+    if len(samples) > 1 and cpu_ticks[0] == cpu_ticks[-1] and len(set(stacks)) == 1:
+        samples[-1].setdefault("thread_idle_s", {str(100 + rank): AN_HOUR_S})
     if calls:
         samples[-1]["recorder"] = recorder_of(calls, more.pop("members", {}))
     return {"rank": rank, "pid": 100 + rank, "step": "0", "samples": samples, **more}
@@ -123,7 +153,7 @@ def recorded() -> Callable[..., Evidence]:
     """`recorded("skip-1", "tp=2,dp=2")`: the evidence of a recorded hang; `without` drops keys of every sample."""
 
     def read(name: str, topology: str | None = None, without: Sequence[str] = ()) -> Evidence:
-        document = json.loads((RECORDINGS / f"{name}.json").read_text())
+        document = an_hour_later(json.loads((RECORDINGS / f"{name}.json").read_text()))
         for rank in document["ranks"]:
             for sample in rank["samples"]:
                 for key in without:

@@ -6,13 +6,15 @@ its peers), then the only rank that every circle of waits goes through, then bot
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 from bigsci_launch.spy.evidence.groups import group_words, is_scope
-from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Suspect, name_with_part
+from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect, name_with_part
 from bigsci_launch.spy.judge.rules.messages import (
+    conclude_news,
+    conclude_norm,
     conclude_places,
     conclude_roots,
     conclude_sides,
@@ -21,15 +23,8 @@ from bigsci_launch.spy.judge.rules.messages import (
     find_roots,
     sides_of,
 )
-from bigsci_launch.spy.judge.schedule.departure import (
-    Collective,
-    Departure,
-    Departures,
-    find_departures,
-    is_as_before,
-    peer_groups,
-)
-from bigsci_launch.spy.judge.schedule.rounds import find_missed
+from bigsci_launch.spy.judge.schedule.departure import Collective, Departure, Departures, peer_groups
+from bigsci_launch.spy.judge.schedule.mismatch import Mismatch
 from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, WaitGraph, recorded_members
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology.words import name_ranks
@@ -37,99 +32,75 @@ from bigsci_launch.topology.words import name_ranks
 MIN_GROUP_TO_STAND_ALONE = 3
 
 
-def judge_circle(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """The verdict when ranks wait in a circle, or disagree about a collective; else None."""
-    mismatch = find_mismatch(evidence, graph)
-    roots = find_roots(graph)
-    if not graph.endless and mismatch is None and roots is None:
+def _is_circle(case: Case) -> bool:
+    """Whether ranks wait in a circle, or disagree about a collective or its root."""
+    return bool(case.graph.endless) or case.mismatch is not None or find_roots(case.graph) is not None
+
+
+def departed(case: Case) -> Conclusion | None:
+    """Ranks wait in a circle, and recorders show who left the schedule that it and its peers have followed."""
+    if not _is_circle(case) or not case.departed.ranks:
         return None
-    departures = find_departures(evidence)
-    departed = _trusted(departures, evidence)
-    if not departed and mismatch is None and (missed := find_missed(evidence, graph)):
-        departures = replace(departures, from_past=missed, from_peers={})
-        departed = _trusted(departures, evidence)
-    if departed:
-        return _conclude_departed(evidence, graph, departures, departed, mismatch)
-    if mismatch is not None:
-        return _conclude_mismatch(evidence, mismatch, departures)
-    if roots is not None:
-        return conclude_roots(evidence, graph, roots)
-    return _conclude_unaccused(evidence, graph, departures)
+    return _conclude_departed(case, case.departed.departures, case.departed.ranks)
 
 
-def _conclude_unaccused(evidence: Evidence, graph: WaitGraph, departures: Departures) -> Conclusion:
-    """The verdict when no recorder says who left."""
-    certain = graph.certain_part()
-    unfinished = conclude_unfinished(evidence, certain)
-    if unfinished is not None:
-        return unfinished
-    alone = _stands_alone(evidence, graph) if graph.is_certain and not departures.compared else None
-    if alone is not None:
-        return _conclude_alone(evidence, graph, alone)
-    core = core_of(certain) or certain.open_ends()
-    if core:
-        return conclude_sides(evidence, certain, departures, core)
-    return conclude_places(evidence, graph)
+def operations_differ(case: Case) -> Conclusion | None:
+    """Members of a group issued different collectives under one number."""
+    return _conclude_mismatch(case) if case.mismatch is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """Ranks by what they think a collective is; `confirmed` are those whose own past says the same."""
-
-    opinions: Mapping[str, tuple[int, ...]]
-    confirmed: frozenset[int]
+def roots_differ(case: Case) -> Conclusion | None:
+    """Ranks are in one rooted collective and name different roots."""
+    roots = find_roots(case.graph)
+    return conclude_roots(case.evidence, case.graph, roots) if roots is not None else None
 
 
-def find_mismatch(evidence: Evidence, graph: WaitGraph) -> Mismatch | None:
-    """The first (group, number) that members disagree about, or None."""
-    by_rank = {seen.rank: seen for seen in evidence.ranks}
-    # One wait represents all ranks that are in the same collective.
-    calls = ((wait.call, wait.members) for wait in graph.waits.values() if wait.call)
-    waits = dict.fromkeys((call.token.group, call.sequence, members) for call, members in calls)
-    for group, sequence, members in waits:
-        found: dict[str, list[tuple[int, int]]] = {}
-        for member in members or ():
-            recorder = by_rank[member].recorder if member in by_rank else None
-            call = recorder.find(group, sequence) if recorder else None
-            if call is not None:
-                found.setdefault(" ".join(call.token.shape), []).append((member, call.position))
-        if len(found) > 1:
-            return _mismatch_of(found, by_rank)
-    return None
+def unfinished(case: Case) -> Conclusion | None:
+    """All members have reached a collective, some do not get out of it, and everybody else waits for these."""
+    return conclude_unfinished(case.evidence, case.graph.certain_part()) if case.graph.endless else None
 
 
-def _mismatch_of(found: Mapping[str, list[tuple[int, int]]], by_rank: Mapping[int, RankEvidence]) -> Mismatch:
-    confirmed = {
-        rank
-        for calls in found.values()
-        for rank, position in calls
-        if (recorder := by_rank[rank].recorder) and is_as_before(recorder.stream, position)
-    }
-    opinions = {what: tuple(sorted(rank for rank, _ in calls)) for what, calls in found.items()}
-    return Mismatch(opinions, frozenset(confirmed))
+def stands_alone(case: Case) -> Conclusion | None:
+    """Every circle of waits goes through one rank that is alone in its collective."""
+    graph = case.graph
+    if not graph.endless or not graph.is_certain or case.departed.departures.compared:
+        return None
+    alone = _stands_alone(case.evidence, graph)
+    return _conclude_alone(case.evidence, graph, alone) if alone is not None else None
 
 
-def _trusted(departures: Departures, evidence: Evidence) -> tuple[int, ...]:
-    """The ranks that departed, unless the two views contradict each other or most ranks departed.
-
-    A difference from the peers is enough on its own only if no rank has a past: then the majority is right.
-    """
-    past, peers = set(departures.from_past), set(departures.from_peers)
-    found = past & peers if past and peers else past
-    if not past and not departures.surprised and departures.is_whole:
-        found = peers
-    return tuple(sorted(found)) if len(found) * 2 <= evidence.world_size else ()
+def _core(case: Case) -> tuple[int, ...]:
+    certain = case.graph.certain_part()
+    return (core_of(certain) or certain.open_ends()) if case.graph.endless else ()
 
 
-def _conclude_departed(
-    evidence: Evidence,
-    graph: WaitGraph,
-    departures: Departures,
-    departed: tuple[int, ...],
-    mismatch: Mismatch | None,
-) -> Conclusion:
+def norms_differ(case: Case) -> Conclusion | None:
+    """Whole pipeline stages are in the gradient norm, and wait for stages that have left it."""
+    core = _core(case)
+    return conclude_norm(case.evidence, case.graph, sides_of(case.graph, core)) if core else None
+
+
+def new_collective(case: Case) -> Conclusion | None:
+    """Some ranks are in a collective that was never in the schedule, and the others are not."""
+    return conclude_news(case.evidence, case.graph, case.departed.departures) if _core(case) else None
+
+
+def each_other(case: Case) -> Conclusion | None:
+    """Ranks of known groups wait for each other."""
+    core = _core(case)
+    return conclude_sides(case.evidence, case.graph.certain_part(), core) if core else None
+
+
+def different_places(case: Case) -> Conclusion | None:
+    """Ranks wait in a circle, if the groups are what their places in the code suggest."""
+    return conclude_places(case.evidence, case.graph) if case.graph.endless else None
+
+
+def _conclude_departed(case: Case, departures: Departures, departed: tuple[int, ...]) -> Conclusion:
+    evidence, graph = case.evidence, case.graph
     first = departures.of(departed[0])
     agree = all(rank in departures.from_past and rank in departures.from_peers for rank in departed)
+    surprise = Strength.AGREED if first.rank in departures.from_past else Strength.DERIVED
     words = {rank: _departed_words(departures.of(rank), evidence, graph) for rank in departed}
     wait = graph.direct_waiter(first.rank)
     others = len(graph.waits.keys() - set(departed))
@@ -143,11 +114,12 @@ def _conclude_departed(
     return Conclusion(
         state=State.HANG,
         claim=claim,
-        confidence=0.95 if agree else 0.8 if first.rank in departures.from_past else 0.75,
-        hang_class=_class_of(first, departures, departed, mismatch),
+        strength=Strength.DIRECT if agree else surprise,
+        hang_class=_class_of(first, departures, departed, case.mismatch),
         suspects=tuple(Suspect(rank, words[rank]) for rank in departed),
         sides=sides_of(graph, tuple(graph.waits)),
         evidence=_departed_evidence(evidence, graph, departures, departed),
+        patience=Patience.NONE,
     )
 
 
@@ -220,12 +192,14 @@ def _departed_evidence(
     return tuple(lines)
 
 
-def _conclude_mismatch(evidence: Evidence, mismatch: Mismatch, departures: Departures) -> Conclusion:
+def _conclude_mismatch(case: Case) -> Conclusion:
     """The verdict when members of a group disagree, and no schedule says who is right.
 
     A minority is accused only if the past confirms what the others did and not what it did, or if nobody has a past:
     a majority can be wrong, and the past may support the few.
     """
+    evidence, mismatch, departures = case.evidence, case.mismatch, case.departed.departures
+    assert mismatch is not None
     by_size = sorted(mismatch.opinions.items(), key=lambda item: (len(item[1]), item[1]))
     few, many = by_size[0][1], [rank for _, ranks in by_size[1:] for rank in ranks]
     has_past = not mismatch.confirmed.isdisjoint(many) and mismatch.confirmed.isdisjoint(few)
@@ -238,12 +212,13 @@ def _conclude_mismatch(evidence: Evidence, mismatch: Mismatch, departures: Depar
     return Conclusion(
         state=State.HANG,
         claim=f"the ranks disagree about one collective: {what}",
-        confidence=0.6 if odd else 0.4,
+        strength=Strength.DERIVED if odd else Strength.GUESS,
         hang_class=HangClass.OPERATION_DIFFERS,
         suspects=tuple(Suspect(rank, f"issued {by_size[0][0]} where most issued {by_size[1][0]}") for rank in odd),
         sides=tuple(Side(ranks, operation) for operation, ranks in by_size),
         evidence=("the recorders hold different operations for the same group and number", *news),
         missing=("whether all ranks were meant to change here",) if news else ("more steps, to know the schedule",),
+        patience=Patience.NONE,
     )
 
 
@@ -272,7 +247,7 @@ def _conclude_alone(evidence: Evidence, graph: WaitGraph, rank: int) -> Conclusi
     return Conclusion(
         state=State.HANG,
         claim=f"{evidence.name(rank)} {words}",
-        confidence=0.55,
+        strength=Strength.DERIVED,
         hang_class=HangClass.LEFT_EARLY,
         suspects=(Suspect(rank, words),),
         sides=sides_of(graph, tuple(graph.waits)),

@@ -11,9 +11,10 @@ import re
 from collections.abc import Sequence
 
 from bigsci_launch.lost_peer import says_lost_peer
-from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side
-from bigsci_launch.spy.judge.waits import WaitGraph
+from bigsci_launch.spy.evidence.ranks import NOT_FOUND, Evidence, RankEvidence
+from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect
+from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology.words import agree, count_ranks, name_ranks
 
@@ -42,19 +43,80 @@ def words_of(seen: RankEvidence) -> str:
     return seen.error or (seen.failure.words if seen.failure else "")
 
 
-def judge_unaccused(evidence: Evidence, failed: Sequence[RankEvidence], graph: WaitGraph) -> Conclusion | None:
-    """The verdict on a crash that no rank can be accused of, or None if the first failure is a rank's own."""
-    first = in_order_of_failure(failed)[0]
-    if lost_peer(first):
-        return _conclude_lost(evidence, failed)
-    if not any(seen.exit or words_of(seen) for seen in failed):
-        return _judge_silent(evidence, failed, graph)
-    if first.exit is None or first.exit.signal != "SIGABRT":
+def gone_ranks(case: Case) -> list[RankEvidence]:
+    """Ranks whose process has ended, or that have none although every node answered."""
+    return [seen for seen in case.evidence.ranks if seen.is_gone or has_vanished(seen, case.evidence)]
+
+
+def has_vanished(seen: RankEvidence, evidence: Evidence) -> bool:
+    """Whether a rank has no process although every node answered and every process could be identified."""
+    return seen.unreached == NOT_FOUND and not seen.exit and not evidence.nodes_silent
+
+
+def failed_ranks(case: Case) -> list[RankEvidence]:
+    """Ranks that are gone and of which no record says that they ended well, the cause first."""
+    return in_order_of_failure([seen for seen in gone_ranks(case) if not (seen.exit and seen.exit.is_clean)])
+
+
+def all_ended_well(case: Case) -> Conclusion | None:
+    """Every rank has ended with exit code 0."""
+    if len(gone_ranks(case)) < case.evidence.world_size or failed_ranks(case) or not case.evidence.ranks:
+        return None
+    claim = f"all {case.evidence.world_size} ranks have ended with exit code 0"
+    return Conclusion(State.FINISHED, claim, Strength.DIRECT)
+
+
+def all_lost_a_peer(case: Case) -> Conclusion | None:
+    """Every rank that failed says that another one was gone."""
+    failed = failed_ranks(case)
+    return _conclude_lost(case.evidence, failed) if failed and lost_peer(failed[0]) else None
+
+
+def ended_in_silence(case: Case) -> Conclusion | None:
+    """No rank that ended left a record, as in a job that nobody prepared: they may have ended with exit code 0.
+
+    A single one is named by another rule, if others are in a collective. Of several, nobody knows which was first.
+    """
+    failed = failed_ranks(case)
+    if not failed or any(seen.exit or words_of(seen) for seen in failed) or (len(failed) == 1 and case.graph.waits):
+        return None
+    return _conclude_silent(case, failed)
+
+
+def aborted_on_size(case: Case) -> Conclusion | None:
+    """The rank that failed first was aborted by its backend, which received another amount of data than it expected."""
+    failed = failed_ranks(case)
+    first = failed[0] if failed else None
+    if first is None or lost_peer(first) or first.exit is None or first.exit.signal != "SIGABRT":
         return None
     words = words_of(first)
     if words and not OTHER_AMOUNT.search(words):
         return None
-    return _conclude_abort(evidence, failed, first, words)
+    return _conclude_abort(case.evidence, failed, first, words)
+
+
+def rank_ended(case: Case) -> Conclusion | None:
+    """A rank ended by itself, or ended while others wait for it."""
+    gone, failed, evidence = gone_ranks(case), failed_ranks(case), case.evidence
+    awaited = [seen for seen in gone if seen.rank in case.graph.roots]
+    if not (failed or awaited):
+        return None
+    first = (failed or awaited)[0]
+    stall = explain_stall(first)
+    others = evidence.world_size - len(gone)
+    claim = f"{evidence.name(first.rank)} {stall.words}"
+    if others:
+        claim += f"; {others} of {evidence.world_size} ranks still run, {len(case.graph.waits)} of them in a collective"
+    return Conclusion(
+        state=State.CRASHED if failed else State.HANG,
+        claim=claim,
+        strength=stall.strength,
+        hang_class=stall.hang_class,
+        suspects=(Suspect(first.rank, stall.words),),
+        evidence=tuple(f"{evidence.name(seen.rank)} {explain_stall(seen).words}" for seen in failed[1:4]),
+        missing=(stall.missing,) if stall.missing else (),
+        patience=Patience.NONE,
+    )
 
 
 def _conclude_lost(evidence: Evidence, failed: Sequence[RankEvidence]) -> Conclusion:
@@ -63,7 +125,7 @@ def _conclude_lost(evidence: Evidence, failed: Sequence[RankEvidence]) -> Conclu
     return Conclusion(
         state=State.CRASHED,
         claim=f"{name_ranks(ranks)} lost a peer and ended; none of them says why the first one failed",
-        confidence=0.4,
+        strength=Strength.GUESS,
         hang_class=HangClass.RANK_KILLED,
         sides=(Side(tuple(ranks), "lost a peer"),),
         evidence=tuple(f"{evidence.name(seen.rank)}: {words_of(seen)[:120]}" for seen in failed[:2]),
@@ -71,13 +133,8 @@ def _conclude_lost(evidence: Evidence, failed: Sequence[RankEvidence]) -> Conclu
     )
 
 
-def _judge_silent(evidence: Evidence, failed: Sequence[RankEvidence], graph: WaitGraph) -> Conclusion | None:
-    """The verdict when no rank that ended left a record, as in an unprepared job: they may have ended with exit code 0.
-
-    A single rank is accused, by the caller, if others are in a collective. Of several, nobody knows which was first.
-    """
-    if len(failed) == 1 and graph.waits:
-        return None
+def _conclude_silent(case: Case, failed: Sequence[RankEvidence]) -> Conclusion:
+    evidence, graph = case.evidence, case.graph
     ranks = tuple(sorted(seen.rank for seen in failed))
     were_seen = any(seen.samples for seen in failed)
     what = "ended, and nothing that was read says how" if were_seen else "no process that could be found"
@@ -89,7 +146,7 @@ def _judge_silent(evidence: Evidence, failed: Sequence[RankEvidence], graph: Wai
     return Conclusion(
         state=State.CRASHED if graph.waits else State.UNKNOWN,
         claim=f"{who} {agree('has', ranks)} {what}{left}{waits}",
-        confidence=0.5 if graph.waits else 0.3,
+        strength=Strength.GUESS if graph.waits else Strength.NOTHING,
         hang_class=HangClass.RANK_EXITED if graph.waits else None,
         sides=(Side(ranks, "ended"),),
         missing=("how they ended, if they were ever started: see the job's output",),
@@ -110,7 +167,7 @@ def _conclude_abort(evidence: Evidence, failed: Sequence[RankEvidence], first: R
         claim=f"{evidence.name(first.rank)} aborted first ({why}); {name_ranks(others)} then failed because it was gone"
         if others
         else f"{evidence.name(first.rank)} aborted: {why}",
-        confidence=0.7 if words else 0.4,
+        strength=Strength.DERIVED if words else Strength.GUESS,
         hang_class=HangClass.SIZE_DIFFERS if words else HangClass.RANK_CRASHED,
         sides=(Side((first.rank,), "aborted"), *((Side(others, "lost a peer"),) if others else ())),
         missing=(

@@ -12,21 +12,19 @@ from itertools import pairwise
 from bigsci_launch.spy.evidence.known_code import LOCK_WAITS, bare_name
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import Frame
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side
-from bigsci_launch.spy.judge.motion import frames_moved, is_busy
+from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength
+from bigsci_launch.spy.judge.facts import deciding_wait, frames_moved, is_busy
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology.words import agree, count_ranks, counted
 
-NO_REASON = HangClass.BLOCKED_IN_C
-"""The class of a rank when only its place is known."""
 
-
-def judge_phases(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """The verdict when most ranks are at one place outside any collective, for no reason of their own."""
-    by_rank = {seen.rank: seen for seen in evidence.ranks}
+def left_behind(case: Case) -> Conclusion | None:
+    """Most ranks are at one place outside any collective, for no reason of their own, and a few are still in one."""
+    evidence, graph, by_rank = case.evidence, case.graph, case.by_rank
     outside = [seen for seen in evidence.ranks if seen.rank not in graph.waits and seen.threads and not seen.is_gone]
     if not graph.waits or len(outside) * 2 <= evidence.world_size or not set(graph.roots) <= {x.rank for x in outside}:
         return None
@@ -43,7 +41,7 @@ def judge_phases(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     return Conclusion(
         state=State.HANG,
         claim=f"{still}; {gone_on}, and neither side makes progress",
-        confidence=0.5,
+        strength=Strength.GUESS,
         hang_class=HangClass.PHASES_SPLIT,
         sides=(*sides, Side(tuple(away), f"no collective, at {_site(outside[0])}")),
         evidence=_evidence(graph, are_complete),
@@ -74,8 +72,8 @@ def may_wait_for_device(seen: RankEvidence, graph: WaitGraph) -> bool:
         return False
     if is_busy(seen):
         return seen.rank not in graph.roots
-    wchan = seen.last.wchan.strip("0") if seen.last else ""
-    return (not wchan or wchan.startswith(LOCK_WAITS)) and explain_stall(seen).hang_class is NO_REASON
+    wait = deciding_wait(seen)
+    return (wait is None or wait.startswith(LOCK_WAITS)) and not explain_stall(seen).is_sign
 
 
 def _progress(inside: RankEvidence, outside: RankEvidence) -> str:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from bigsci_launch.spy.evidence.groups import group_words
 from bigsci_launch.spy.evidence.known_code import bare_name
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, name_and_verb, name_with_part
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength, name_and_verb, name_with_part
 from bigsci_launch.spy.judge.schedule.departure import Departures
 from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, Wait, WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
@@ -73,22 +73,18 @@ def name_sides(evidence: Evidence, sides: Sequence[Side]) -> str:
     return what + (f", and in {len(sides) - 2} more places" if len(sides) > 2 else "")
 
 
-def conclude_sides(evidence: Evidence, graph: WaitGraph, departures: Departures, core: tuple[int, ...]) -> Conclusion:
+def conclude_sides(evidence: Evidence, graph: WaitGraph, core: tuple[int, ...]) -> Conclusion:
     """The verdict when the ranks of `core` wait for each other, and the evidence fits each side."""
     sides = sides_of(graph, core)
-    return (
-        _conclude_norm(evidence, graph, sides)
-        or _conclude_news(evidence, graph, departures)
-        or Conclusion(
-            state=State.HANG,
-            claim=f"{name_ranks(core)} wait for each other, and the evidence does not say who left: "
-            + name_sides(evidence, sides),
-            confidence=0.4,
-            hang_class=class_of(graph, core),
-            sides=sides,
-            evidence=(f"{len(graph.waits)} of {evidence.world_size} ranks wait for them", *_chain(graph, core[0])),
-            missing=_missing(graph, core),
-        )
+    return Conclusion(
+        state=State.HANG,
+        claim=f"{name_ranks(core)} wait for each other, and the evidence does not say who left: "
+        + name_sides(evidence, sides),
+        strength=Strength.GUESS,
+        hang_class=class_of(graph, core),
+        sides=sides,
+        evidence=(f"{len(graph.waits)} of {evidence.world_size} ranks wait for them", *_chain(graph, core[0])),
+        missing=_missing(graph, core),
     )
 
 
@@ -110,7 +106,7 @@ def _missing(graph: WaitGraph, core: Collection[int]) -> tuple[str, ...]:
     return ("which of the sides departed from its schedule",)
 
 
-def _conclude_norm(evidence: Evidence, graph: WaitGraph, sides: Sequence[Side]) -> Conclusion | None:
+def conclude_norm(evidence: Evidence, graph: WaitGraph, sides: Sequence[Side]) -> Conclusion | None:
     """The verdict when stages disagree about how many all-reduces the gradient norm has.
 
     Seen in BLOOM's prequel and in DeepSpeed#1522.
@@ -133,7 +129,7 @@ def _conclude_norm(evidence: Evidence, graph: WaitGraph, sides: Sequence[Side]) 
         f"{name_and_verb(evidence, others, 'has')} {made_there}left the norm and {agree('is', others)} in "
         f"{there.where}: the stages disagree about the number of all-reduces in the norm, one for each parameter group "
         "of the optimizer",
-        confidence=0.75,
+        strength=Strength.DERIVED,
         hang_class=HangClass.PHASES_SPLIT,
         sides=tuple(sides),
         evidence=(
@@ -161,7 +157,7 @@ def _counts(wait: Wait, ranks: Sequence[RankEvidence]) -> tuple[int, ...]:
     return tuple({seen.recorder.last_sequence.get(group, 0) for seen in ranks if seen.recorder}) if group else ()
 
 
-def _conclude_news(evidence: Evidence, graph: WaitGraph, departures: Departures) -> Conclusion | None:
+def conclude_news(evidence: Evidence, graph: WaitGraph, departures: Departures) -> Conclusion | None:
     """The verdict when some ranks are in a collective that was never in the schedule, and the others go on.
 
     Some ranks may have missed a new phase, or some may have entered one by mistake: the evidence is the same.
@@ -179,7 +175,7 @@ def _conclude_news(evidence: Evidence, graph: WaitGraph, departures: Departures)
         claim=f"{name_and_verb(evidence, ranks, 'is in')} {_where(new)}, which "
         f"{name_and_verb(evidence, absent, 'has')} not reached; the evidence does not say whether it was left out or "
         "should not have been started",
-        confidence=0.5,
+        strength=Strength.GUESS,
         hang_class=hang_class,
         sides=sides_of(graph, tuple(graph.waits)),
         evidence=(
@@ -215,7 +211,7 @@ def conclude_places(evidence: Evidence, graph: WaitGraph) -> Conclusion:
     return Conclusion(
         state=State.HANG,
         claim=f"{how_many} wait in collectives, and none makes progress: {name_sides(evidence, sides)}",
-        confidence=0.3,
+        strength=Strength.NOTHING,
         sides=sides,
         evidence=(f"{still}none is outside a collective",),
         missing=("which ranks each collective goes over: without that, it is not known who waits for whom",),
@@ -256,7 +252,7 @@ def conclude_roots(evidence: Evidence, graph: WaitGraph, roots: Mapping[int, tup
     return Conclusion(
         state=State.HANG,
         claim=f"the ranks disagree about the root of {wait}: {what}{doubt}",
-        confidence=0.8 if is_known else 0.5,
+        strength=Strength.DERIVED if is_known else Strength.GUESS,
         hang_class=HangClass.ROOT_DIFFERS,
         sides=tuple(Side(ranks, f"{wait} with root {root}") for root, ranks in by_size),
         evidence=("each rank's stack shows the root as an argument of the call",),
@@ -283,7 +279,7 @@ def conclude_unfinished(evidence: Evidence, graph: WaitGraph) -> Conclusion | No
     return Conclusion(
         state=State.HANG,
         claim=f"{name_and_verb(evidence, inside, 'does')} not return from {_where(still)}{done}: {cause}",
-        confidence=0.4,
+        strength=Strength.GUESS,
         hang_class=HangClass.ROOT_DIFFERS if is_rooted else HangClass.LINK_DOWN,
         sides=sides_of(graph, tuple(graph.waits)),
         evidence=("all members have reached this collective", f"{len(graph.waits)} ranks wait for it, directly or not"),

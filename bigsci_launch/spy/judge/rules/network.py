@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence.kernel import Socket
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side
-from bigsci_launch.spy.judge.waits import WaitGraph
+from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology.words import name_ranks
 from bigsci_launch.units import format_bytes
@@ -65,12 +65,13 @@ def hosts_of_ranks(ranks: Iterable[RankEvidence]) -> Mapping[str, tuple[int, ...
     return {host: tuple(sorted(ranks)) for host, ranks in found.items()}
 
 
-def judge_network(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """The verdict when connections between ranks carry nothing; None if they do, or if it is not known.
+def link_carries_nothing(case: Case) -> Conclusion | None:
+    """Connections between the hosts of ranks retransmit in vain.
 
     The kernel acknowledges data even for a process that is stopped or asleep: if nobody does, the link has lost it. The
     other end must be a host whose ranks answered. If its node is gone, that silence is the verdict, not the network.
     """
+    evidence, graph = case.evidence, case.graph
     stuck = stuck_connections(evidence)
     hosts = hosts_of_ranks(evidence.ranks)
     pairs = {frozenset((each.here, each.there)) for each in stuck if each.there in hosts and each.here in hosts}
@@ -85,12 +86,13 @@ def judge_network(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     return Conclusion(
         state=State.HANG,
         claim=f"the network between {where} carries nothing: {stuck[0]}; no rank is to blame",
-        confidence=0.85 if len(stuck) > 1 else 0.7,
+        strength=Strength.AGREED if len(stuck) > 1 else Strength.DERIVED,
         hang_class=HangClass.LINK_DOWN,
         sides=sides,
         evidence=(*(str(each) for each in stuck[1:3]), _within_words(evidence, hosts)),
         missing=(f"whether small packets pass ({HangClass.LARGE_PACKETS_LOST}, a wrong MTU) or none at all",),
         next=(f"ping -c 3 {involved[-1]}; ping -c 3 -M do -s 8972 {involved[-1]}  # from {involved[0]}: small, large",),
+        patience=Patience.NONE,
     )
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bigsci_launch.spy.evidence.ranks import ELSEWHERE, NO_FILE, Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion
-from bigsci_launch.spy.judge.rules.async_wait import UNKNOWN_STATE, is_certain
-from bigsci_launch.spy.judge.rules.circle import judge_circle
+from bigsci_launch.spy.evidence.ranks import ELSEWHERE, NO_FILE, RankEvidence
+from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.conclusion import Conclusion, Strength
+from bigsci_launch.spy.judge.facts import UNKNOWN_STATE
+from bigsci_launch.spy.judge.rules.away import is_certain
+from bigsci_launch.spy.judge.rules.circle import departed
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.process import explain_stall
-from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import State
 from bigsci_launch.topology.words import agree, counted, name_ranks
 
@@ -25,37 +26,45 @@ WHERE_TO_LOOK = {
 }
 
 
-def judge_unseen(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """The verdict when all ranks that others wait for are of this kind; None if other gates decide."""
-    by_rank = {seen.rank: seen for seen in evidence.ranks}
-    roots = graph.roots
-    if not roots or not all(_is_unseen(by_rank[rank]) for rank in roots):
+def not_read_but_recorded(case: Case) -> Conclusion | None:
+    """Every rank that others wait for was not read, and the recorders of the others show who left the schedule."""
+    roots = _unseen_roots(case)
+    if not roots:
         return None
-    unseen = frozenset(roots)
-    seen_ranks = tuple(rank for rank in graph.ranks if rank not in unseen)
-    conclusion = judge_circle(evidence, replace(graph, ranks=seen_ranks))
-    if conclusion is not None and conclusion.suspects:
-        return conclusion
+    seen_ranks = tuple(rank for rank in case.graph.ranks if rank not in frozenset(roots))
+    conclusion = departed(Case(case.evidence, replace(case.graph, ranks=seen_ranks)))
+    return conclusion if conclusion is not None and conclusion.suspects else None
+
+
+def not_read(case: Case) -> Conclusion | None:
+    """Every rank that others wait for was not read, or was looked for nowhere."""
+    roots, by_rank = _unseen_roots(case), case.by_rank
     reason = next((by_rank[rank].unreached for rank in roots if by_rank[rank].was_out_of_reach), None)
-    if len(roots) == 1 and reason is None:
+    if not roots or (len(roots) == 1 and reason is None):
         return None
     they = "it is" if len(roots) == 1 else "they are"
-    waiting = counted(graph.waits, "waits")
+    waiting = counted(case.graph.waits, "waits")
     claim = f"{name_ranks(roots)} {agree('has', roots)} not reached the collectives that {waiting} in"
     return Conclusion(
         # Ranks that nobody looked at may be at work.
         state=State.UNKNOWN if reason == ELSEWHERE else State.HANG,
         claim=f"{claim}, and nothing that was read shows where {they}",
-        confidence=0.3,
-        sides=sides_of(graph, tuple(graph.waits)),
+        strength=Strength.NOTHING,
+        sides=sides_of(case.graph, tuple(case.graph.waits)),
         evidence=() if reason else ("none of their recorded collectives is still open",),
         missing=(WHERE_TO_LOOK[reason] if reason else NOT_LISTED,),
     )
 
 
-def _is_unseen(seen: RankEvidence) -> bool:
+def _unseen_roots(case: Case) -> tuple[int, ...]:
+    """The ranks that others wait for, if all of them are of this kind."""
+    roots = case.graph.roots
+    return roots if all(_is_unseen(case, case.by_rank[rank]) for rank in roots) else ()
+
+
+def _is_unseen(case: Case, seen: RankEvidence) -> bool:
     if seen.was_out_of_reach:
         return True
     if seen.recorder is None or seen.threads or seen.last is None:
         return False
-    return seen.last.state == UNKNOWN_STATE or not is_certain(explain_stall(seen), seen)
+    return seen.last.state == UNKNOWN_STATE or not is_certain(case, explain_stall(seen), seen)

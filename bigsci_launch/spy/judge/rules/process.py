@@ -1,8 +1,12 @@
-"""Why a rank that others wait for does not arrive: what its process says, outside any communication."""
+"""Why a rank that others wait for does not arrive: what its process says, outside any communication.
+
+Each way to explain it is a row of `STALL_RULES`. All are tried; of those that fit, the one counts that none beats.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence.known_code import (
@@ -19,35 +23,59 @@ from bigsci_launch.spy.evidence.known_code import (
 )
 from bigsci_launch.spy.evidence.ranks import NOT_FOUND, NOT_IDENTIFIED, Child, RankEvidence
 from bigsci_launch.spy.evidence.stacks import ThreadStack, is_idle, is_wrapper
-from bigsci_launch.spy.judge.motion import cpu_share, is_busy, switches_per_s
+from bigsci_launch.spy.judge.conclusion import Patience, Strength
+from bigsci_launch.spy.judge.facts import cpu_share, is_busy, kernel_wait, switches_per_s, waits_in
+from bigsci_launch.spy.judge.rule import beaten_names
 from bigsci_launch.spy.taxonomy import HangClass
 
 CRASH_SIGNALS = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
 POLL_CALLS = {7: "poll", 271: "ppoll"}
 STORM_PER_S = 200.0
 HANDLER_NAME = re.compile(r"(^|_)(on_)?(sig(nal|term|int|usr\d|hup)?|signal_handler|handler|handle_signal)(_|$)", re.I)
-SURE, LIKELY = 0.95, 0.85
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """`words` completes "rank 3 ..."; `missing` is what would make it more certain."""
+    """`words` completes "rank 3 ..."; `missing` is what would make it more certain.
+
+    `patience`: how long the rank must stand still before this is a hang. `is_sign`: the sign cannot come from a rank
+    that waits in a communication that no frame shows.
+    """
 
     rank: int
     hang_class: HangClass
     words: str
-    confidence: float
+    strength: Strength
     missing: str = ""
     next: str = ""
+    patience: Patience = Patience.ELSEWHERE
+    is_sign: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StallRule:
+    """One way to explain why a process does not arrive. `beats` names rules that say less where both fit."""
+
+    name: str
+    explain: Callable[[RankEvidence], Stall | None]
+    beats: tuple[str, ...]
+    source: str
+    shown_by: str
+    silent_on: str
 
 
 def explain_stall(seen: RankEvidence) -> Stall:
-    """Return what holds up the process, judged by the surest sign that it shows."""
-    for explain in _EXPLANATIONS:
-        stall = explain(seen)
-        if stall is not None:
-            return stall
-    return Stall(seen.rank, HangClass.BLOCKED_IN_C, f"waits in {seen.place}, outside any collective", 0.8)
+    """Return what holds up the process: of the rules that fit, what the one says that no other beats."""
+    order = beaten_names(tuple((rule.name, rule.beats) for rule in STALL_RULES))
+    found = {rule.name: stall for rule in STALL_RULES if (stall := rule.explain(seen)) is not None}
+    standing = [stall for name, stall in found.items() if not any(name in order[other] for other in found)]
+    return max(standing, key=lambda stall: stall.strength.level, default=_no_reason(seen))
+
+
+def _no_reason(seen: RankEvidence) -> Stall:
+    """What is said where only the place of the rank is known."""
+    words = f"waits in {seen.place}, outside any collective"
+    return Stall(seen.rank, HangClass.BLOCKED_IN_C, words, Strength.DERIVED, is_sign=False)
 
 
 def main_thread(seen: RankEvidence) -> ThreadStack | None:
@@ -63,11 +91,26 @@ def _ended(seen: RankEvidence) -> Stall | None:
         return None
     error = f" after {seen.error}" if seen.error else ""
     if seen.exit is None:
-        return Stall(seen.rank, HangClass.RANK_EXITED, f"has ended{error}: its process is gone", 0.8, "its exit status")
+        return Stall(
+            seen.rank,
+            HangClass.RANK_EXITED,
+            f"has ended{error}: its process is gone",
+            Strength.DERIVED,
+            "its exit status",
+            patience=Patience.NONE,
+        )
     if seen.exit.signal:
         hang_class = HangClass.RANK_CRASHED if seen.exit.signal in CRASH_SIGNALS else HangClass.RANK_KILLED
-        return Stall(seen.rank, hang_class, f"was killed by {seen.exit.signal}{error}", SURE)
-    return Stall(seen.rank, HangClass.RANK_EXITED, f"has ended with exit code {seen.exit.code}{error}", SURE)
+        return Stall(
+            seen.rank, hang_class, f"was killed by {seen.exit.signal}{error}", Strength.DIRECT, patience=Patience.NONE
+        )
+    return Stall(
+        seen.rank,
+        HangClass.RANK_EXITED,
+        f"has ended with exit code {seen.exit.code}{error}",
+        Strength.DIRECT,
+        patience=Patience.NONE,
+    )
 
 
 def _unreadable(seen: RankEvidence) -> Stall | None:
@@ -75,9 +118,17 @@ def _unreadable(seen: RankEvidence) -> Stall | None:
         return None
     if seen.unreached == NOT_FOUND:
         words = "has no process on any node: it has ended, or was never started"
-        return Stall(seen.rank, HangClass.RANK_EXITED, words, 0.7, f"how rank {seen.rank} ended: see the job's output")
+        return Stall(
+            seen.rank,
+            HangClass.RANK_EXITED,
+            words,
+            Strength.DERIVED,
+            f"how rank {seen.rank} ended: see the job's output",
+        )
     hang_class = HangClass.MEMORY_MAP_LOCKED if seen.unreached == NOT_IDENTIFIED else HangClass.NODE_LOST
-    return Stall(seen.rank, hang_class, f"was not reached: {seen.unreached}", 0.7, f"anything about rank {seen.rank}")
+    return Stall(
+        seen.rank, hang_class, f"was not reached: {seen.unreached}", Strength.GUESS, f"anything about rank {seen.rank}"
+    )
 
 
 def _stopped(seen: RankEvidence) -> Stall | None:
@@ -85,9 +136,16 @@ def _stopped(seen: RankEvidence) -> Stall | None:
         return None
     if seen.last.tracer_pid:
         words = f"is stopped under a debugger (tracer pid {seen.last.tracer_pid})"
-        return Stall(seen.rank, HangClass.PROCESS_STOPPED, words, SURE)
+        return Stall(seen.rank, HangClass.PROCESS_STOPPED, words, Strength.DIRECT, patience=Patience.NONE)
     words = f"is stopped (SIGSTOP or job control) in {seen.place}"
-    return Stall(seen.rank, HangClass.PROCESS_STOPPED, words, SURE, next=f"kill -CONT {seen.pid}  # on {seen.node}")
+    return Stall(
+        seen.rank,
+        HangClass.PROCESS_STOPPED,
+        words,
+        Strength.DIRECT,
+        next=f"kill -CONT {seen.pid}  # on {seen.node}",
+        patience=Patience.NONE,
+    )
 
 
 # ------------------------------------------------------------------------------------------- in the kernel
@@ -98,30 +156,30 @@ def _dumps_core(seen: RankEvidence) -> Stall | None:
         return None
     words = f"has crashed in {seen.place}, and its core is still being written"
     missing = "where the core goes: see /proc/sys/kernel/core_pattern"
-    return Stall(seen.rank, HangClass.CORE_BEING_WRITTEN, words, 0.9, missing)
+    return Stall(seen.rank, HangClass.CORE_BEING_WRITTEN, words, Strength.DIRECT, missing, patience=Patience.NONE)
 
 
 def _in_kernel(seen: RankEvidence) -> Stall | None:
     if seen.last is None or seen.last.state != "D" or any(sample.state != "D" for sample in seen.samples):
         return None
-    wchan = f" ({seen.last.wchan})" if seen.last.wchan.strip("0") else ""
+    wchan = f" ({wait})" if (wait := kernel_wait(seen)) else ""
     if seen.last.kill_pending:
         words = f"cannot die: it was killed and sleeps in the kernel{wchan} in {seen.place}"
         drain = f"scontrol update nodename={seen.node} state=drain reason=D-state"
-        return Stall(seen.rank, HangClass.UNKILLABLE, words, 0.9, next=drain)
-    if seen.threads is None and seen.last.wchan.startswith(MAP_LOCK_WAITS):
+        return Stall(seen.rank, HangClass.UNKILLABLE, words, Strength.DIRECT, next=drain, patience=Patience.NONE)
+    if seen.threads is None and waits_in(seen, MAP_LOCK_WAITS):
         words = f"waits in the kernel{wchan} for the lock of its own memory map: ps and py-spy hang on it too"
         instead = f"cat /proc/{seen.pid}/wchan  # on {seen.node}, and never ps"
-        return Stall(seen.rank, HangClass.MEMORY_MAP_LOCKED, words, LIKELY, next=instead)
+        return Stall(seen.rank, HangClass.MEMORY_MAP_LOCKED, words, Strength.AGREED, next=instead)
     words = f"is in uninterruptible sleep in the kernel{wchan}, in {seen.place}"
-    return Stall(seen.rank, _class_in_kernel(seen), words, 0.9, "the file or device behind the call")
+    return Stall(seen.rank, _class_in_kernel(seen), words, Strength.DIRECT, "the file or device behind the call")
 
 
 def _class_in_kernel(seen: RankEvidence) -> HangClass:
     assert seen.last is not None
-    if seen.last.wchan.startswith(FAULT_WAITS):
+    if waits_in(seen, FAULT_WAITS):
         return HangClass.PAGE_FAULT_NEVER_ENDS
-    if seen.last.wchan.startswith(DAEMON_WAITS):
+    if waits_in(seen, DAEMON_WAITS):
         return HangClass.KERNEL_SLEEP  # a request that cannot be interrupted is a file system's, not a device's
     return next((known.hang_class for known in KERNEL_WAITS if _waits_in(known, seen)), HangClass.KERNEL_SLEEP)
 
@@ -133,7 +191,7 @@ def _in_known_call(seen: RankEvidence) -> Stall | None:
 
 
 def _waits_in(known: KnownWait, seen: RankEvidence) -> bool:
-    return seen.last is not None and bool(known.wchan) and seen.last.wchan.startswith(known.wchan)
+    return bool(known.wchan) and waits_in(seen, known.wchan) is True
 
 
 # ------------------------------------------------------------------------------------------- children
@@ -150,7 +208,9 @@ def _held_by_child(seen: RankEvidence) -> Stall | None:
     words = f"waits in {seen.place} for its child process {child.pid} ({child.comm}, state {child.state}{wchan})"
     words += f", which is in {child.place}" if child.place else ""
     look = f"py-spy dump --pid {child.pid}  # on {seen.node}"
-    return Stall(seen.rank, _class_of_child(seen), words, LIKELY, "" if child.place else "the stack of the child", look)
+    patience = Patience.NONE if child.state in ("T", "t", "Z") else Patience.LOCAL
+    missing = "" if child.place else "the stack of the child"
+    return Stall(seen.rank, _class_of_child(seen), words, Strength.AGREED, missing, look, patience)
 
 
 def _class_of_child(seen: RankEvidence) -> HangClass:
@@ -161,7 +221,7 @@ def _class_of_child(seen: RankEvidence) -> HangClass:
 
 def may_wait_for_child(seen: RankEvidence) -> bool:
     """Whether the process waits in the kernel for a child, or is in code that waits for one."""
-    return (seen.last is not None and seen.last.wchan.startswith("do_wait")) or _passes(seen, CHILD_FILES)
+    return (waits_in(seen, ("do_wait",)) is True) or _passes(seen, CHILD_FILES)
 
 
 def _passes(seen: RankEvidence, files: tuple[str, ...]) -> bool:
@@ -191,10 +251,24 @@ def _holds_gil(seen: RankEvidence) -> Stall | None:
         return None
     words = f"sleeps in C code while it holds the GIL, called from {_innermost(holder)}"
     waiting = [thread for thread in seen.threads or () if thread is not holder and not is_idle(thread)]
-    if seen.last.wchan.startswith(LOCK_WAITS) and waiting:
+    if waits_in(seen, LOCK_WAITS) and waiting:
         words += f", and thread {waiting[0].label} waits to run"
-        return Stall(seen.rank, HangClass.GIL_DEADLOCK, words, LIKELY, "native frames (py-spy dump --native)")
-    return Stall(seen.rank, HangClass.BLOCKED_WITH_GIL, words, 0.9, "native frames (py-spy dump --native)")
+        return Stall(
+            seen.rank,
+            HangClass.GIL_DEADLOCK,
+            words,
+            Strength.AGREED,
+            "native frames (py-spy dump --native)",
+            patience=Patience.LOCAL,
+        )
+    return Stall(
+        seen.rank,
+        HangClass.BLOCKED_WITH_GIL,
+        words,
+        Strength.DIRECT,
+        "native frames (py-spy dump --native)",
+        patience=Patience.LOCAL,
+    )
 
 
 def _innermost(thread: ThreadStack) -> str:
@@ -210,7 +284,13 @@ def _is_ending(seen: RankEvidence) -> Stall | None:
     after = f" after {seen.failure.words}" if seen.failure else ""
     thread = f"thread {others[0].label} in {others[0].site}" if others else "a thread that has not ended"
     missing = "" if seen.failure else "why it exits: see its log"
-    return Stall(seen.rank, HangClass.EXIT_WAITS_FOR_THREAD, f"is exiting{after}, and waits for {thread}", 0.9, missing)
+    return Stall(
+        seen.rank,
+        HangClass.EXIT_WAITS_FOR_THREAD,
+        f"is exiting{after}, and waits for {thread}",
+        Strength.AGREED,
+        missing,
+    )
 
 
 def _is_shutdown(function: str, file: str) -> bool:
@@ -237,7 +317,7 @@ def _starved_of_batches(seen: RankEvidence) -> Stall | None:
     if feeder is not None and in_queue:
         words += f"; thread {feeder.label}, which may be the one that fills the queue, is in {feeder.site}"
     hang_class = HangClass.BATCH_THREAD_STUCK if in_queue else HangClass.DATA_LOADER_STUCK
-    return Stall(seen.rank, hang_class, f"{words}, outside any collective", LIKELY)
+    return Stall(seen.rank, hang_class, f"{words}, outside any collective", Strength.DERIVED)
 
 
 _PLUMBING = ("/threading.py", "/queue.py", "/selectors.py", "/connection.py", "/queues.py")
@@ -246,7 +326,7 @@ _PLUMBING = ("/threading.py", "/queue.py", "/selectors.py", "/connection.py", "/
 def _locked(seen: RankEvidence) -> Stall | None:
     """A lock of the process itself: wanted in a signal handler, or crossed with the lock of another thread."""
     main = main_thread(seen)
-    if main is None or seen.last is None or not seen.last.wchan.startswith(LOCK_WAITS) or is_idle(main):
+    if main is None or seen.last is None or not waits_in(seen, LOCK_WAITS) or is_idle(main):
         return None
     handler = next((frame for frame in main.frames if HANDLER_NAME.search(bare_name(frame.function))), None)
     if handler is not None:
@@ -254,14 +334,29 @@ def _locked(seen: RankEvidence) -> Stall | None:
             f"waits for a lock in {main.site}, apparently in a signal handler: the interrupted code may hold the lock"
         )
         missing = "whether the interrupted code holds that lock"
-        return Stall(seen.rank, HangClass.SIGNAL_HANDLER_LOCKED, words, 0.75, missing)
-    waits = seen.last.thread_waits
+        return Stall(
+            seen.rank,
+            HangClass.SIGNAL_HANDLER_LOCKED,
+            words,
+            Strength.DERIVED,
+            missing,
+            patience=Patience.LOCAL,
+            is_sign=False,
+        )
+    waits = seen.last.thread_waits or {}
     partners = [thread for thread in seen.threads or () if thread is not main and thread.frames and not is_idle(thread)]
     partner = next((each for each in partners if waits.get(str(each.tid), "").startswith(LOCK_WAITS)), None)
     if partner is None:
         return None
     words = f"waits for a lock in {main.site}, and its thread {partner.label} for one in {partner.site}"
-    return Stall(seen.rank, HangClass.THREAD_DEADLOCK, f"{words}: each may hold the other's", LIKELY)
+    return Stall(
+        seen.rank,
+        HangClass.THREAD_DEADLOCK,
+        f"{words}: each may hold the other's",
+        Strength.DERIVED,
+        patience=Patience.LOCAL,
+        is_sign=False,
+    )
 
 
 # ------------------------------------------------------------------------------------------- what is left
@@ -270,23 +365,41 @@ def _locked(seen: RankEvidence) -> Stall | None:
 def _busy(seen: RankEvidence) -> Stall | None:
     if not is_busy(seen):
         return None
-    words = f"computes in {seen.place} ({cpu_share(seen):.0%} of a core) and has not reached the collective"
+    words = f"computes in {seen.place} ({cpu_share(seen) or 0:.0%} of a core) and has not reached the collective"
     again = "bsl spy  # again in a minute"
-    return Stall(seen.rank, HangClass.PYTHON_NEVER_ENDS, words, 0.65, "whether it would end", next=again)
+    return Stall(
+        seen.rank,
+        HangClass.PYTHON_NEVER_ENDS,
+        words,
+        Strength.GUESS,
+        "whether it would end",
+        again,
+        Patience.COMPUTES,
+        is_sign=False,
+    )
 
 
 def _stormed(seen: RankEvidence) -> Stall | None:
     """A process that is woken again and again in one place, by a timer or a storm of signals."""
     rate = switches_per_s(seen)
-    if rate < STORM_PER_S or is_busy(seen):
+    if rate is None or rate < STORM_PER_S or is_busy(seen):
         return None
     words = f"is woken {rate:.0f} times per second in {seen.place} and makes no progress"
-    return Stall(seen.rank, HangClass.SIGNAL_STORM, words, 0.8, "which signal or timer wakes it")
+    return Stall(
+        seen.rank,
+        HangClass.SIGNAL_STORM,
+        words,
+        Strength.DERIVED,
+        "which signal or timer wakes it",
+        "",
+        Patience.COMPUTES,
+        is_sign=False,
+    )
 
 
 def _polls(seen: RankEvidence) -> Stall | None:
     """`poll` called straight from the caller's line: a library's own connection, such as that of torch's store."""
-    if seen.last is None or seen.last.call_number not in POLL_CALLS or not seen.last.wchan.startswith("poll_schedule"):
+    if seen.last is None or seen.last.call_number not in POLL_CALLS or not waits_in(seen, ("poll_schedule",)):
         return None
     thread = seen.thread
     if thread is None or not thread.frames or thread.frames[0] is not thread.site:
@@ -295,7 +408,7 @@ def _polls(seen: RankEvidence) -> Stall | None:
         return None
     words = f"waits for an answer to a request in {seen.place}, perhaps for a key of torch's store that nobody sets"
     missing = "native frames (py-spy dump --native): they would show the store"
-    return Stall(seen.rank, HangClass.STORE_KEY_MISSING, words, 0.7, missing)
+    return Stall(seen.rank, HangClass.STORE_KEY_MISSING, words, Strength.DERIVED, missing, is_sign=False)
 
 
 def _known(seen: RankEvidence) -> Stall | None:
@@ -306,7 +419,19 @@ def _known(seen: RankEvidence) -> Stall | None:
 def _of_known(known: KnownWait, seen: RankEvidence) -> Stall:
     call = f", {seen.last.system_call}" if seen.last and seen.last.system_call else ""
     words = f"{known.words} in {seen.place}{call}, outside any collective"
-    return Stall(seen.rank, known.hang_class, words, LIKELY)
+    strength = Strength.DIRECT if known in KERNEL_WAITS else Strength.AGREED
+    is_sign = bool(known.file or known.function) or known in KERNEL_WAITS
+    return Stall(seen.rank, known.hang_class, words, strength, patience=_patience_of(known), is_sign=is_sign)
+
+
+def _patience_of(known: KnownWait) -> Patience:
+    """How long such a wait may take by itself."""
+    if known.hang_class is HangClass.BREAKPOINT_FORGOTTEN:
+        return Patience.NONE
+    if known.wchan == ("hrtimer_nanosleep",) or known.hang_class is HangClass.BUILD_LOCK_STALE:
+        return Patience.TIMER
+    is_local = known.hang_class in (HangClass.FILE_LOCK_HELD, HangClass.OUTPUT_PIPE_FULL)
+    return Patience.LOCAL if is_local else Patience.ELSEWHERE
 
 
 def _fits(known: KnownWait, seen: RankEvidence, thread: ThreadStack | None) -> bool:
@@ -317,7 +442,27 @@ def _fits(known: KnownWait, seen: RankEvidence, thread: ThreadStack | None) -> b
     )
 
 
-_EXPLANATIONS = (
-    _ended, _unreadable, _stopped, _dumps_core, _in_kernel, _in_known_call, _held_by_child, _holds_gil, _is_ending,
-    _busy, _starved_of_batches, _locked, _stormed, _known, _polls,
-)  # fmt: skip
+def _rule(
+    explain: Callable[[RankEvidence], Stall | None], beats: str, source: str, shown_by: str, silent_on: str
+) -> StallRule:
+    name = explain.__name__.strip("_").replace("_", "-")
+    return StallRule(name, explain, tuple(beats.split()), source, shown_by, silent_on)
+
+
+STALL_RULES = (
+    _rule(_ended, "", "", "", ""),
+    _rule(_unreadable, "", "", "", ""),
+    _rule(_stopped, "holds-gil", "", "", ""),
+    _rule(_dumps_core, "in-kernel", "", "", ""),
+    _rule(_in_kernel, "in-known-call holds-gil", "", "", ""),
+    _rule(_in_known_call, "", "", "", ""),
+    _rule(_held_by_child, "starved-of-batches known", "", "", ""),
+    _rule(_holds_gil, "known", "", "", ""),
+    _rule(_is_ending, "", "", "", ""),
+    _rule(_busy, "", "", "", ""),
+    _rule(_starved_of_batches, "", "", "", ""),
+    _rule(_locked, "", "", "", ""),
+    _rule(_stormed, "known", "", "", ""),
+    _rule(_known, "", "", "", ""),
+    _rule(_polls, "", "", "", ""),
+)

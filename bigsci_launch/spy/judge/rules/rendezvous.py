@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from bigsci_launch.spy.evidence.known_code import bare_name
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Suspect
-from bigsci_launch.spy.judge.waits import WaitGraph
+from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength, Suspect
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology.words import agree, count_ranks, counted, name_ranks
 
@@ -28,22 +28,31 @@ def is_at_store(seen: RankEvidence) -> bool:
     return any(bare_name(frame.function) == function and frame.file.endswith(file) for frame in frames)
 
 
-def judge_rendezvous(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """The verdict when every rank is inside `init_process_group`; None if one is not.
+def _all_joining(case: Case) -> bool:
+    """Whether every rank is inside `init_process_group`.
 
     A rank that others wait for and that never arrived there is found like any other rank that stays away.
     """
-    if len(graph.waits) < evidence.world_size or not all(is_joining(seen) for seen in evidence.ranks):
-        return None
-    at_store = [seen for seen in evidence.ranks if is_at_store(seen)]
-    past = [seen for seen in evidence.ranks if not is_at_store(seen)]
-    if not at_store:
+    evidence = case.evidence
+    return len(case.graph.waits) >= evidence.world_size and all(is_joining(seen) for seen in evidence.ranks)
+
+
+def store_not_reached(case: Case) -> Conclusion | None:
+    """Every rank is inside `init_process_group`: some have reached the store, and others have not."""
+    at_store = [seen for seen in case.evidence.ranks if is_at_store(seen)]
+    past = [seen for seen in case.evidence.ranks if not is_at_store(seen)]
+    if not at_store or not past or not _all_joining(case):
         return None
     # Rank 0 waits there for the others. If all of them have connected, rank 0 itself does not find the store.
-    lost = [seen for seen in at_store if seen.rank != 0] or at_store
-    if not past:
-        return _conclude_nobody(evidence, at_store)
-    return _conclude_lost(evidence, lost, past)
+    return _conclude_lost(case.evidence, [seen for seen in at_store if seen.rank != 0] or at_store, past)
+
+
+def store_reached_by_nobody(case: Case) -> Conclusion | None:
+    """Every rank is still connecting to the store."""
+    at_store = [seen for seen in case.evidence.ranks if is_at_store(seen)]
+    if not at_store or len(at_store) < len(case.evidence.ranks) or not _all_joining(case):
+        return None
+    return _conclude_nobody(case.evidence, at_store)
 
 
 def _conclude_lost(evidence: Evidence, lost: Sequence[RankEvidence], past: Sequence[RankEvidence]) -> Conclusion:
@@ -55,7 +64,7 @@ def _conclude_lost(evidence: Evidence, lost: Sequence[RankEvidence], past: Seque
     return Conclusion(
         state=State.HANG,
         claim=f"{who} {agree(words, ranks)} (rank 0), which {counted(past, 'has')} reached",
-        confidence=0.85 if calling else 0.75,
+        strength=Strength.AGREED if calling else Strength.DERIVED,
         hang_class=HangClass.RENDEZVOUS_ELSEWHERE,
         suspects=tuple(Suspect(rank, words) for rank in ranks),
         sides=_sides(lost, past),
@@ -71,7 +80,7 @@ def _conclude_nobody(evidence: Evidence, at_store: Sequence[RankEvidence]) -> Co
     return Conclusion(
         state=State.HANG,
         claim=f"none of the {who} has found the others: all are still connecting to the store",
-        confidence=0.5,
+        strength=Strength.GUESS,
         hang_class=HangClass.RENDEZVOUS_ELSEWHERE,
         sides=_sides(at_store, ()),
         evidence=tuple(calling[:2]),

@@ -12,18 +12,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence.known_code import bare_name
-from bigsci_launch.spy.evidence.ranks import Child, Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Suspect
-from bigsci_launch.spy.judge.motion import (
+from bigsci_launch.spy.evidence.ranks import Child, RankEvidence
+from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.conclusion import Conclusion, Strength, Suspect
+from bigsci_launch.spy.judge.facts import (
     INNER_FRAMES,
     STARVED_SHARE,
-    bytes_per_s,
     cpu_share,
     faults_per_s,
+    file_bytes_per_s,
     is_busy,
     moves_bytes,
     named_frames,
     outer_frames_moved,
+    socket_growth,
     spins_in_native_code,
 )
 from bigsci_launch.spy.judge.rules.process import may_wait_for_child
@@ -51,7 +53,7 @@ class RankWork:
     rank: int
     hang_class: HangClass
     words: str
-    confidence: float
+    strength: Strength
     missing: str = ""
 
 
@@ -78,16 +80,21 @@ def _barrier_functions(graph: WaitGraph, ranks: Sequence[int]) -> frozenset[tupl
     return frozenset(found)
 
 
-def find_works(graph: WaitGraph, roots: Sequence[RankEvidence]) -> dict[int, RankWork]:
+def find_works(case: Case, roots: Sequence[RankEvidence]) -> dict[int, RankWork]:
     """For each rank of `roots` that shows progress, what it is doing."""
-    gatherings = find_gatherings(graph)
-    return {seen.rank: work for seen in roots if (work := find_work(seen, gatherings))}
+    gatherings = find_gatherings(case.graph)
+    return {seen.rank: work for seen in roots if (work := find_work(case, seen, gatherings))}
 
 
-def find_work(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork | None:
-    """What the rank is doing, or None if nothing shows that it makes progress."""
+def find_work(case: Case, seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork | None:
+    """What the rank is doing, or None if nothing shows that it makes progress.
+
+    Bytes that went to peers are no work of its own. Where it is not known how many did, only a rank counts that
+    certainly is in no communication.
+    """
+    are_its_own = socket_growth(seen) is not None or case.communicates(seen) is False
     return (
-        _moves_bytes(seen, gatherings)
+        (_moves_bytes(seen, gatherings) if are_its_own else None)
         or _fetches_pages(seen)
         or _child_computes(seen)
         or _is_meant(seen, gatherings)
@@ -96,14 +103,15 @@ def find_work(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork |
 
 
 def _moves_bytes(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork | None:
-    if not moves_bytes(seen):
+    rates = file_bytes_per_s(seen)
+    if rates is None or not moves_bytes(seen):
         return None
-    written, read = bytes_per_s(seen)
+    written, read = rates
     did = f"writes {format_bytes(round(written))}/s" if written >= read else f"reads {format_bytes(round(read))}/s"
-    is_reading = is_busy(seen) or read > written
+    is_reading = is_busy(seen) is True or read > written
     otherwise = HangClass.PREPARES_ALONE if is_reading else HangClass.SAVE_IN_PROGRESS
     hang_class = _class_of_phase(seen, gatherings) or otherwise
-    return RankWork(seen.rank, hang_class, f"{did} in {seen.place}", 0.85, "how much is left to do")
+    return RankWork(seen.rank, hang_class, f"{did} in {seen.place}", Strength.AGREED, "how much is left to do")
 
 
 def _fetches_pages(seen: RankEvidence) -> RankWork | None:
@@ -112,7 +120,7 @@ def _fetches_pages(seen: RankEvidence) -> RankWork | None:
     if not rate:
         return None
     words = f"fetches {rate:.0f} pages of mapped files per second in {seen.place}"
-    return RankWork(seen.rank, HangClass.PREPARES_ALONE, words, 0.75, "how much is left to read")
+    return RankWork(seen.rank, HangClass.PREPARES_ALONE, words, Strength.DERIVED, "how much is left to read")
 
 
 def _child_computes(seen: RankEvidence) -> RankWork | None:
@@ -122,7 +130,7 @@ def _child_computes(seen: RankEvidence) -> RankWork | None:
     if child is None:
         return None
     words = f"waits in {seen.place} for its child process {child.pid} ({child.comm}), which computes"
-    return RankWork(seen.rank, HangClass.COMPILER_AT_WORK, words, 0.8, f"whether process {child.pid} ends")
+    return RankWork(seen.rank, HangClass.COMPILER_AT_WORK, words, Strength.DERIVED, f"whether process {child.pid} ends")
 
 
 def busy_child(seen: RankEvidence) -> Child | None:
@@ -149,16 +157,16 @@ def _is_meant(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork |
     """A rank that computes while others are meant to wait for it."""
     if not is_busy(seen):
         return None
-    words = f"computes in {seen.place} ({cpu_share(seen):.0%} of a core)"
+    words = f"computes in {seen.place} ({cpu_share(seen) or 0:.0%} of a core)"
     if seen.heartbeat and seen.heartbeat.phase in MEANT_PHASES:
         words += f", in the phase {seen.heartbeat.phase!r} of step {seen.heartbeat.step}"
-        return RankWork(seen.rank, MEANT_PHASES[seen.heartbeat.phase], words, 0.7, "whether it will end")
+        return RankWork(seen.rank, MEANT_PHASES[seen.heartbeat.phase], words, Strength.DERIVED, "whether it will end")
     shared = _meant_function(seen, gatherings)
     if shared is None:
         return None
     hang_class = _class_of_phase(seen, gatherings) or HangClass.BARRIER_MEANT
     words += f"; the others wait in a barrier in {shared}"
-    return RankWork(seen.rank, hang_class, words, 0.6, "whether it will end")
+    return RankWork(seen.rank, hang_class, words, Strength.GUESS, "whether it will end")
 
 
 def _meant_function(seen: RankEvidence, gatherings: Sequence[Gathering]) -> str | None:
@@ -190,8 +198,10 @@ def _is_warming_up(seen: RankEvidence) -> RankWork | None:
     beat = seen.heartbeat
     if not is_busy(seen) or beat is None or beat.first_step is None or beat.step - beat.first_step >= FIRST_STEPS:
         return None
-    words = f"computes in {seen.place} ({cpu_share(seen):.0%} of a core), in step {beat.step}, soon after its start"
-    return RankWork(seen.rank, HangClass.WARM_UP, words, 0.6, "whether it will end")
+    words = (
+        f"computes in {seen.place} ({cpu_share(seen) or 0:.0%} of a core), in step {beat.step}, soon after its start"
+    )
+    return RankWork(seen.rank, HangClass.WARM_UP, words, Strength.GUESS, "whether it will end")
 
 
 def compute_alike(roots: Sequence[RankEvidence]) -> bool:
@@ -207,20 +217,19 @@ def compute_alike(roots: Sequence[RankEvidence]) -> bool:
     return shared > 0 and shared >= min(map(len, stacks)) - INNER_FRAMES
 
 
-def judge_work(
-    evidence: Evidence, graph: WaitGraph, roots: Sequence[RankEvidence], works: Mapping[int, RankWork]
-) -> Conclusion | None:
+def judge_work(case: Case, roots: Sequence[RankEvidence], works: Mapping[int, RankWork]) -> Conclusion | None:
     """The verdict when every rank that others wait for makes progress; None if one of them does not."""
     if len(works) == len(roots):
-        return conclude_work(evidence, graph, list(works.values()))
+        return conclude_work(case, list(works.values()))
     others = [seen for seen in roots if seen.rank not in works]
     if all(is_busy(seen) and outer_frames_moved(seen) for seen in others) or compute_alike(others):
-        return conclude_computing(evidence, [seen.rank for seen in roots])
+        return conclude_computing(case, [seen.rank for seen in roots])
     return None
 
 
-def conclude_computing(evidence: Evidence, ranks: Sequence[int]) -> Conclusion:
+def conclude_computing(case: Case, ranks: Sequence[int]) -> Conclusion:
     """The verdict when several ranks compute, as they do in every step."""
+    evidence = case.evidence
     if len(ranks) == evidence.world_size:
         words = f"all {count_ranks(ranks)} compute, and none is in a communication"
     else:
@@ -231,12 +240,14 @@ def conclude_computing(evidence: Evidence, ranks: Sequence[int]) -> Conclusion:
         doubt = "or wait for their devices: each stays in one place, in native code, without the GIL"
         missing = "what the devices do: native frames or a recorder would show it"
         again = "bsl spy  # again in a minute: if the places are the same, it is a hang"
-        return Conclusion(State.UNKNOWN, f"{words}, {doubt}", 0.3, missing=(missing,), next=(again,))
-    return Conclusion(State.PROGRESSING, words, 0.6, missing=("whether it takes longer than it should",))
+        return Conclusion(State.UNKNOWN, f"{words}, {doubt}", Strength.NOTHING, missing=(missing,), next=(again,))
+    return Conclusion(State.PROGRESSING, words, Strength.DERIVED, missing=("whether it takes longer than it should",))
 
 
-def conclude_work(evidence: Evidence, graph: WaitGraph, works: Sequence[RankWork]) -> Conclusion:
-    first, waiting = works[0], graph.leading_to(frozenset(work.rank for work in works))
+def conclude_work(case: Case, works: Sequence[RankWork]) -> Conclusion:
+    """The verdict when ranks that others wait for show progress."""
+    evidence = case.evidence
+    first, waiting = works[0], case.graph.leading_to(frozenset(work.rank for work in works))
     hang_classes = {work.hang_class for work in works}
     who = evidence.name(first.rank) if len(works) == 1 else name_ranks([work.rank for work in works])
     does, whom = (
@@ -247,7 +258,7 @@ def conclude_work(evidence: Evidence, graph: WaitGraph, works: Sequence[RankWork
     return Conclusion(
         state=State.SLOW,
         claim=claim,
-        confidence=min(work.confidence for work in works),
+        strength=min((work.strength for work in works), key=lambda strength: strength.level),
         hang_class=hang_classes.pop() if len(hang_classes) == 1 else None,
         suspects=named,
         evidence=tuple(f"{evidence.name(work.rank)} {work.words}" for work in works[1:4]),
@@ -256,11 +267,14 @@ def conclude_work(evidence: Evidence, graph: WaitGraph, works: Sequence[RankWork
     )
 
 
-def judge_leaving(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
-    """The verdict when the training has ended and ranks are on their way out: all that ended did so with code 0, and
-    nobody waits. Without the ranks' own record of their end, most must be gone, or all others at one place."""
-    alive = [seen for seen in evidence.ranks if not seen.is_gone]
-    if graph.waits or not alive or any(seen.is_gone and not _ended_well(seen) for seen in evidence.ranks):
+def leaving(case: Case) -> Conclusion | None:
+    """The training has ended and ranks are on their way out.
+
+    All that ended did so with code 0, and nobody waits. Without the ranks' own record of their end, most must be gone,
+    or all others at one place.
+    """
+    evidence, alive = case.evidence, case.alive
+    if case.graph.waits or not alive or any(seen.is_gone and not _ended_well(seen) for seen in evidence.ranks):
         return None
     says_so = all(seen.heartbeat is not None and seen.heartbeat.phase == END_PHASE for seen in alive)
     gone = len(evidence.ranks) - len(alive)
@@ -271,7 +285,7 @@ def judge_leaving(evidence: Evidence, graph: WaitGraph) -> Conclusion | None:
     return Conclusion(
         state=State.FINISHED,
         claim=f"the training has ended: {gone} of {evidence.world_size} ranks have ended with exit code 0, and {where}",
-        confidence=0.9 if says_so else 0.6,
+        strength=Strength.AGREED if says_so else Strength.GUESS,
         hang_class=HangClass.LEAVING,
         evidence=("the ranks' own records say that they have reached the end",) if says_so else (),
         missing=() if says_so else ("whether the remaining ranks have reached the end of their training",),

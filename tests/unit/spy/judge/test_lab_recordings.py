@@ -15,6 +15,8 @@ from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.taxonomy import HangClass
 
+from ..conftest import an_hour_later
+
 FOLDER = Path(__file__).parents[1] / "recordings" / "lab"
 Document = dict[str, Any]
 
@@ -42,8 +44,7 @@ EXPECTED: dict[str, tuple[str, str, set[int], set[int]]] = {
 
 
 def read(name: str) -> Document:
-    document: Document = json.loads((FOLDER / f"{name}.json").read_text())
-    return document
+    return an_hour_later(json.loads((FOLDER / f"{name}.json").read_text()))
 
 
 def judge_document(document: Document, topology: str | None = "recorded") -> Conclusion:

@@ -52,4 +52,4 @@ def test_one_rank_that_joins_does_not_tell_that_all_will(
     verdict = judge(make_evidence([make_rank(rank, stack) for rank, stack in enumerate(stacks)]))
     assert (verdict.state.value, verdict.confidence) == ("progressing", 0.5)
     assert verdict.claim == "the ranks are still connecting to each other: 1 of 4 ranks moved between the samples"
-    assert verdict.next == ("bsl spy  # again in a minute",)
+    assert verdict.next == ("bsl spy --settle 60  # look for longer",)

@@ -47,7 +47,8 @@ def test_the_verdict_on_four_gloo_ranks(recorded: Recorded, name: str, topology:
 def test_without_a_recorder_nobody_innocent_is_accused(recorded: Recorded, name: str, topology: str | None) -> None:
     state, _, guilty = VERDICTS[name]
     conclusion = judge(recorded(name, topology, without=("recorder",)))
-    assert conclusion.state.value == state, conclusion.claim
+    # Without numbers of collectives, nothing shows that the slow rank ever comes.
+    assert conclusion.state.value == ("waiting" if state == "slow" else state), conclusion.claim
     assert {suspect.rank for suspect in conclusion.suspects} <= set(guilty), conclusion.claim
 
 

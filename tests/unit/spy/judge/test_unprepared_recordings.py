@@ -16,6 +16,8 @@ from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.taxonomy import HangClass
 
+from ..conftest import an_hour_later
+
 UNPREPARED = Path(__file__).parents[1] / "recordings" / "unprepared"
 VERDICTS: dict[str, tuple[str, str | None, list[int]]] = {
     "H01-4-ranks-culprit-0": ("hang", None, []),
@@ -29,7 +31,7 @@ VERDICTS: dict[str, tuple[str, str | None, list[int]]] = {
 
 
 def judged(name: str, topology: bool = True) -> Conclusion:
-    document = json.loads((UNPREPARED / f"{name}.json").read_text())
+    document = an_hour_later(json.loads((UNPREPARED / f"{name}.json").read_text()))
     if not topology:
         document["collection"]["topology"] = None
     evidence = Bundle(document["collection"], tuple(document["nodes"])).evidence()
@@ -73,6 +75,6 @@ def test_who_waits_for_an_asynchronous_collective_is_shown_and_not_accused() -> 
     """Rank 0 skipped the collective; its peer, rank 2, is the only rank in `Work.wait()`."""
     conclusion = judged("async-4-ranks-culprit-0")
     assert conclusion.claim.startswith(
-        "rank 2 (n0, dp1 pp0 tp0) sleeps in reduce_behind_the_back (gloo_ranks.py:113), with no collective on the stack"
+        "rank 2 (n0, dp1 pp0 tp0) is in reduce_behind_the_back (gloo_ranks.py:113), with no collective on the stack"
     )
     assert [side.ranks for side in conclusion.sides] == [(0, 1, 3), (2,)]

@@ -24,6 +24,8 @@ from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.show.document import to_document
 from bigsci_launch.spy.show.report import to_lines
 
+from ..conftest import an_hour_later
+
 ZOO = Path(__file__).parents[1] / "recordings" / "zoo"
 NAME = re.compile(r"(.+)-(\d+)-ranks-culprit-(\d+)")
 RECORDINGS = sorted(path.stem for path in ZOO.glob("*.json"))
@@ -45,7 +47,7 @@ def parts_of(name: str) -> tuple[Reproduction, int, int]:
 
 def judged(name: str, change: Change = lambda document: None) -> Judgement:
     """Judge the verdict on recording `name`, after `change` to its documents."""
-    document = json.loads((ZOO / f"{name}.json").read_text())
+    document = an_hour_later(json.loads((ZOO / f"{name}.json").read_text()))
     change(document)
     evidence = Bundle(document["collection"], tuple(document["nodes"])).evidence()
     reproduction, num_ranks, culprit = parts_of(name)

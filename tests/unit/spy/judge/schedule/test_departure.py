@@ -150,10 +150,12 @@ def test_a_rank_without_peers_is_judged_by_its_past_alone(make_evidence: MakeEvi
 def test_from_recorders_alone_ranks_that_wait_for_a_message_are_not_accused(
     synthetic: ModuleType, cause: str, suspects: list[int]
 ) -> None:
-    """Earlier stages of the culprit's replica wait in a receive, which no recorder lists."""
+    """Earlier stages of the culprit's replica wait in a receive, which no recorder lists. One look accuses nobody."""
     bundle = synthetic.SyntheticJob(Topology(tp=2, pp=4, dp=2), culprit=9, cause=cause, ring=300).bundle()
     for rank in (rank for node in bundle.nodes for rank in node["ranks"]):
         rank["samples"] = [{"mono": 0.0, "state": "?", "recorder": rank["samples"][-1]["recorder"]}]
     conclusion = judge(bundle.evidence())
-    assert [suspect.rank for suspect in conclusion.suspects] == suspects, conclusion.claim
+    assert (conclusion.state.value, conclusion.suspects) == ("unknown", ())
+    accused = [pointer.rank for pointer in conclusion.look_first if pointer.reason == "accused"]
+    assert accused == suspects, conclusion.claim
     assert "outside any collective" not in conclusion.claim

@@ -1,8 +1,8 @@
-"""The last gate: what else supports the verdict, or contradicts it.
+"""The last step: what else supports the verdict, or contradicts it.
 
 First traceback in logs, kills for lack of memory, holders of file locks, stale lock files, stuck connections. It raises
-or lowers the confidence and adds lines, and it may decide between several classes. It never accuses a rank that the
-verdict has not accused, however loud its log.
+or lowers the strength by one level and adds lines. It never changes whom the verdict accuses, however loud a log, nor
+its class: `refine_class` decides between classes that the rule alone cannot tell apart.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from bigsci_launch.spy.evidence.kernel import FileLock
 from bigsci_launch.spy.evidence.known_code import bare_name
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.evidence.stacks import Frame
 from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.rules.failures import lost_peer
 from bigsci_launch.spy.judge.rules.network import stuck_connections
@@ -28,22 +29,17 @@ LEFT_CLASSES = (
     HangClass.LOCAL_DECISION,
 )
 """Classes that also fit a rank whose exception took it out of the schedule into a barrier of its own."""
-MAX_CONFIDENCE = 0.98
 SAME_MOMENT_S = 0.2
 """Exceptions this close in time are one event: the clocks of nodes agree no better."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clue:
-    """One thing that bears on the verdict. `weight` is from -1 to 1: positive supports it, negative contradicts it.
-
-    `hang_class` replaces the class of the verdict, if set.
-    """
+    """One thing that bears on the verdict. `weight`: 1 supports it, -1 contradicts it, 0 only belongs to it."""
 
     evidence: str = ""
     missing: str = ""
-    weight: float = 0.0
-    hang_class: HangClass | None = None
+    weight: int = 0
     next: str = ""
 
 
@@ -54,19 +50,29 @@ def corroborate(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
     accused = {suspect.rank for suspect in conclusion.suspects}
     suspects = [seen for seen in evidence.ranks if seen.rank in accused]
     clues = [clue for find in _SEARCHES for clue in find(conclusion, evidence, suspects)]
-    confidence = conclusion.confidence
-    for clue in clues:
-        room = MAX_CONFIDENCE - confidence if clue.weight > 0 else confidence
-        confidence += max(room, 0.0) * clue.weight
-    hang_class = next((clue.hang_class for clue in clues if clue.hang_class), conclusion.hang_class)
+    weights = [clue.weight for clue in clues]
+    by = -1 if -1 in weights else max(weights, default=0)
     return replace(
         conclusion,
-        confidence=round(confidence, 2),
-        hang_class=hang_class,
+        strength=conclusion.strength.raised(by) if by else conclusion.strength,
         evidence=_joined(conclusion.evidence, (clue.evidence for clue in clues)),
         missing=_joined(conclusion.missing, (clue.missing for clue in clues)),
         next=_joined(conclusion.next, (clue.next for clue in clues)),
     )
+
+
+def refine_class(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
+    """Return `conclusion` with the class that says why its suspect left the schedule, if its process shows that."""
+    accused = {suspect.rank for suspect in conclusion.suspects}
+    suspects = [seen for seen in evidence.ranks if seen.rank in accused]
+    if conclusion.state is not State.HANG or conclusion.hang_class not in LEFT_CLASSES:
+        return conclusion
+    if any(_destructor(seen) for seen in suspects):
+        return replace(conclusion, hang_class=HangClass.COLLECTIVE_IN_DESTRUCTOR)
+    first = [seen for seen in _first_failures(evidence) if seen.rank in accused]
+    if first and not _survived(first[0]):
+        return replace(conclusion, hang_class=HangClass.BARRIER_AFTER_EXCEPTION)
+    return conclusion
 
 
 def _joined(lines: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
@@ -77,36 +83,48 @@ def _joined(lines: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
 # --------------------------------------------------------------------------------------------------- exceptions
 
 
-def _first_exception(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
+def _failures(evidence: Evidence) -> list[RankEvidence]:
+    """Ranks that raised something by themselves."""
+    return [seen for seen in evidence.ranks if seen.failure and not lost_peer(seen)]
+
+
+def _first_failures(evidence: Evidence) -> list[RankEvidence]:
+    """The ranks that raised first; several if it was at the same moment."""
+    failed = _failures(evidence)
+    earliest = min((_time_of(seen) for seen in failed), default=0.0)
+    return [seen for seen in failed if _time_of(seen) - earliest <= SAME_MOMENT_S]
+
+
+def _first_exception(_conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
     """The first exception of the job: a suspect's own, or that of a rank that nothing else accuses."""
-    failed = [seen for seen in evidence.ranks if seen.failure and not lost_peer(seen)]
-    if not failed:
+    first = _first_failures(evidence)
+    if not first:
         return []
-    earliest = min(_time_of(seen) for seen in failed)
-    first = [seen for seen in failed if _time_of(seen) - earliest <= SAME_MOMENT_S]
     ranks = {seen.rank for seen in suspects}
     accused = [seen for seen in first if seen.rank in ranks]
     if accused:
-        return [_own_exception(conclusion, evidence, accused[0])]
+        return [_own_exception(evidence, accused[0])]
     said = _said(evidence, first[0])
     if not suspects:
         return [Clue(f"{said}: the first exception of the job", missing=_HANDLED)]
-    late = next((seen for seen in failed if seen.rank in ranks), None)
+    late = next((seen for seen in _failures(evidence) if seen.rank in ranks), None)
     if late is not None:
-        return [Clue(f"{said}: before the first exception of rank {late.rank}", weight=-0.2)]
-    return [Clue(f"{said}, and no suspect raised anything", missing=_HANDLED, weight=-0.1)]
+        return [Clue(f"{said}: before the first exception of rank {late.rank}", weight=-1)]
+    return [Clue(f"{said}, and no suspect raised anything", missing=_HANDLED, weight=-1)]
 
 
 _HANDLED = "whether that exception was handled"
 
 
-def _own_exception(conclusion: Conclusion, evidence: Evidence, seen: RankEvidence) -> Clue:
+def _survived(seen: RankEvidence) -> bool:
+    """Whether later records show that the rank continued after its exception."""
+    return seen.heartbeat is not None and _time_of(seen) < seen.heartbeat.time
+
+
+def _own_exception(evidence: Evidence, seen: RankEvidence) -> Clue:
     """A suspect's exception. It says little if later records show that the rank survived it."""
     said = f"{_said(evidence, seen)}: the first exception of the job"
-    if seen.heartbeat and _time_of(seen) < seen.heartbeat.time:
-        return Clue(f"{said}, and the rank continued after it", weight=0.1)
-    has_left = conclusion.state is State.HANG and conclusion.hang_class in LEFT_CLASSES
-    return Clue(said, weight=0.5, hang_class=HangClass.BARRIER_AFTER_EXCEPTION if has_left else None)
+    return Clue(f"{said}, and the rank continued after it") if _survived(seen) else Clue(said, weight=1)
 
 
 def _said(evidence: Evidence, seen: RankEvidence) -> str:
@@ -125,16 +143,17 @@ def _clock(time: float) -> str:
 
 def _called_by_collector(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
     """A suspect that entered a communication from `__del__`: no two ranks free an object at the same moment."""
-    if conclusion.hang_class not in LEFT_CLASSES:
+    if conclusion.hang_class is not HangClass.COLLECTIVE_IN_DESTRUCTOR:
         return []
-    for seen in suspects:
-        frames = seen.thread.frames if seen.thread and seen.thread.operation else ()
-        frame = next((frame for frame in frames if bare_name(frame.function) == "__del__"), None)
-        if frame is not None:
-            who = f"{evidence.name(seen.rank)} entered it from {frame}"
-            words = f"{who}: the garbage collector runs at a different time on each rank"
-            return [Clue(words, weight=0.5, hang_class=HangClass.COLLECTIVE_IN_DESTRUCTOR)]
-    return []
+    found = [(seen, frame) for seen in suspects if (frame := _destructor(seen))]
+    why = "the garbage collector runs at a different time on each rank"
+    return [Clue(f"{evidence.name(seen.rank)} entered it from {frame}: {why}", weight=1) for seen, frame in found[:1]]
+
+
+def _destructor(seen: RankEvidence) -> Frame | None:
+    """The `__del__` from which the rank entered its communication, or None."""
+    frames = seen.thread.frames if seen.thread and seen.thread.operation else ()
+    return next((frame for frame in frames if bare_name(frame.function) == "__del__"), None)
 
 
 # --------------------------------------------------------------------------------------------------- memory
@@ -151,7 +170,7 @@ def _memory_kills(conclusion: Conclusion, evidence: Evidence, suspects: list[Ran
         lost_a_process = _was_killed(seen) or _waits_for_killed(seen)
         times = "once" if events.num_kills == 1 else f"{events.num_kills} times"
         words = f"the kernel has killed a process for lack of memory {times} in {events.group} on {seen.node}"
-        found[words] = Clue(words, weight=0.5 if lost_a_process else 0.0)
+        found[words] = Clue(words, weight=1 if lost_a_process else 0)
     if not found and any(_was_killed(seen) for seen in suspects):
         node = next(seen.node for seen in suspects if _was_killed(seen))
         return [Clue(missing="who sent SIGKILL: lack of memory, or a person", next=_who_killed(node))]
@@ -193,7 +212,7 @@ def _held(lock: FileLock, evidence: Evidence) -> Clue:
     words = f"{lock}" + (f": that is {evidence.name(holder.rank)}" if holder else "")
     if not lock.holder:
         return Clue(missing="who holds the lock: a process on another node, or nobody any more")
-    return Clue(words, weight=0.7, next=f"ls -l /proc/{lock.holder}/fd  # on {lock.node}: who holds the lock")
+    return Clue(words, weight=1, next=f"ls -l /proc/{lock.holder}/fd  # on {lock.node}: who holds the lock")
 
 
 def _stale_lock_file(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
@@ -205,9 +224,9 @@ def _stale_lock_file(conclusion: Conclusion, evidence: Evidence, suspects: list[
     builder = next((seen for seen in near if _is_building(seen)), None)
     if builder is not None:
         words = f"{evidence.name(builder.rank)} is building right now: the lock may be its own, and will be released"
-        return [Clue(words, weight=-0.4)]
+        return [Clue(words, weight=-1)]
     words = "no rank on the node is building anything: the lock file is left over from a build that was killed"
-    return [Clue(words, missing="the path and the age of the lock file", weight=0.5, next=_FIND_LOCK)]
+    return [Clue(words, missing="the path and the age of the lock file", weight=1, next=_FIND_LOCK)]
 
 
 _FIND_LOCK = "find ${TORCH_EXTENSIONS_DIR:-~/.cache/torch_extensions} -name lock -mmin +10  # remove what is found"
@@ -230,7 +249,7 @@ def _connections(conclusion: Conclusion, evidence: Evidence, suspects: list[Rank
     stuck = stuck_connections(evidence)
     if stuck:
         missing = "whether the network works: connections between hosts retransmit in vain"
-        found.append(Clue(str(stuck[0]), missing=missing, weight=-0.3))
+        found.append(Clue(str(stuck[0]), missing=missing, weight=-1))
     return found if conclusion.state is not State.HANG else [*found, *_unread(evidence, suspects)]
 
 
@@ -241,7 +260,7 @@ def _unread(evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
         for socket in seen.sockets:
             if socket.is_unsent and socket.remote in ends:
                 deaf = evidence.name(ends[socket.remote].rank)
-                return [Clue(f"{deaf} does not read what rank {seen.rank} has sent it", weight=0.2)]
+                return [Clue(f"{deaf} does not read what rank {seen.rank} has sent it", weight=1)]
     return []
 
 

@@ -1,0 +1,133 @@
+"""Everything that rules look at, computed once: the evidence, who waits for whom, and which waits are not known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.evidence.stack_classes import StackClass, merge_stacks
+from bigsci_launch.spy.judge.facts import (
+    POLLING_PER_S,
+    deciding_wait,
+    is_busy,
+    sleeps_on_futex,
+    spins_in_native_code,
+    still_s,
+    stood_s,
+    switches_per_s,
+    waits_in_library,
+    was_seen_twice,
+)
+from bigsci_launch.spy.judge.schedule.mismatch import Departed, Mismatch, find_departed, find_mismatch
+from bigsci_launch.spy.judge.waits import WaitGraph, build_graph, is_halted
+
+POLL_WAITS = ("poll_schedule_timeout", "do_poll", "do_sys_poll", "do_select", "ep_poll", "do_epoll")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One look at a job, as rules see it. Values are computed when they are first asked for."""
+
+    evidence: Evidence
+    graph: WaitGraph
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> Case:
+        """Return the case of `evidence`."""
+        return cls(evidence, build_graph(evidence))
+
+    @cached_property
+    def by_rank(self) -> Mapping[int, RankEvidence]:
+        return {seen.rank: seen for seen in self.evidence.ranks}
+
+    @cached_property
+    def alive(self) -> tuple[RankEvidence, ...]:
+        return tuple(seen for seen in self.evidence.ranks if not seen.is_gone)
+
+    @cached_property
+    def classes(self) -> Sequence[StackClass]:
+        """Ranks by equal stack, the largest class first."""
+        return merge_stacks(self.evidence.ranks)
+
+    @cached_property
+    def mismatch(self) -> Mismatch | None:
+        """The first collective that members of its group disagree about."""
+        return find_mismatch(self.evidence, self.graph)
+
+    @cached_property
+    def departed(self) -> Departed:
+        """Who left its own schedule, or that of its peers, as far as recorders show it."""
+        return find_departed(self.evidence, self.graph, self.mismatch)
+
+    @cached_property
+    def roots(self) -> tuple[RankEvidence, ...]:
+        """Ranks that others wait for, that are in no communication that is seen, and that somebody looked at."""
+        return tuple(seen for rank in self.graph.roots if not (seen := self.by_rank[rank]).was_out_of_reach)
+
+    def communicates(self, seen: RankEvidence) -> bool | None:
+        """Whether the rank is in a communication: True if that is seen, False if it cannot be, None if it may be.
+
+        `Work.wait()`, a device, compiled code, MPI and autograd communicate without a frame of Python.
+        """
+        if seen.rank in self.graph.waits:
+            return True
+        if seen.is_gone or is_halted(seen):
+            return False
+        if not seen.threads:
+            return None
+        if self._shows_none(seen):
+            return False
+        if seen.thread is not None and seen.thread.may_communicate:
+            return None
+        if is_busy(seen):
+            return False if spins_in_native_code(seen) is False else None
+        if waits_in_library(seen):
+            return False
+        return self._sleeps_in_communication(seen)
+
+    def _sleeps_in_communication(self, seen: RankEvidence) -> bool | None:
+        wait = deciding_wait(seen)
+        if wait is None:
+            return None
+        if sleeps_on_futex(seen):
+            return None
+        if wait.startswith(POLL_WAITS):
+            return False if self.graph.waits else None  # torch's own waits are seen, or sleep on a futex
+        if wait.startswith("hrtimer_nanosleep"):
+            rate = switches_per_s(seen)
+            return None if rate is None or rate >= POLLING_PER_S else False
+        return False
+
+    def _shows_none(self, seen: RankEvidence) -> bool:
+        """Whether the recorder of the rank lists all that it is in, and lists nothing open. That of gloo does not list
+        messages between two ranks."""
+        return seen.recorder is not None and not seen.recorder.open_calls and not self.has_messages
+
+    @cached_property
+    def has_messages(self) -> bool:
+        """Whether some rank is in a point-to-point call."""
+        return any(wait.is_point_to_point for wait in self.graph.waits.values())
+
+    @cached_property
+    def was_seen_twice(self) -> bool:
+        """Whether there is a second look at the ranks that could be reached."""
+        looked = [seen for seen in self.evidence.ranks if seen.samples]
+        return bool(looked) and 2 * sum(was_seen_twice(seen) for seen in looked) >= len(looked)
+
+    def asleep_s(self, ranks: Sequence[int]) -> float:
+        """For how many seconds none of `ranks` has run; 0 where that is not known of one of them."""
+        return min((still_s(self.by_rank[rank]) or 0.0 for rank in ranks), default=0.0)
+
+    def late_s(self, ranks: Sequence[int]) -> float:
+        """For how many seconds somebody has waited for each of `ranks`: they have been late for at least that long."""
+        return min((self._awaited_s(rank) for rank in ranks), default=0.0)
+
+    def _awaited_s(self, rank: int) -> float:
+        waiting = [waiter for waiter, blockers in self.graph.blockers.items() if rank in blockers]
+        return max((stood_s(self.by_rank[waiter]) or 0.0 for waiter in waiting), default=0.0)
+
+    def stood_s(self, ranks: Sequence[int]) -> float:
+        """For how many seconds all of `ranks` have been where they are."""
+        return min((stood_s(self.by_rank[rank]) or 0.0 for rank in ranks), default=0.0)

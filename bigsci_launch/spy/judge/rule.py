@@ -1,0 +1,122 @@
+"""What a rule is, and how one of several that match is chosen.
+
+Every rule looks at every case. A rule may beat others, by name: that order is partial and has no circles. Rules that
+match, that nobody beats, and that accuse different ranks make sides: then nobody is accused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side
+from bigsci_launch.spy.taxonomy import State
+from bigsci_launch.topology.words import name_ranks
+
+CALM = (State.PROGRESSING, State.SLOW, State.FINISHED)
+"""States in which nobody has to act."""
+Match = Callable[[Case], "Conclusion | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One way to read a case. `match` returns its conclusion, or None where the rule does not apply.
+
+    `beats` names rules that say less where both match. `source` is why the rule holds. `shown_by` is a recording in
+    which it decides, `silent_on` a similar one in which it does not apply.
+    """
+
+    name: str
+    match: Match
+    beats: tuple[str, ...]
+    source: str
+    shown_by: str
+    silent_on: str
+
+    @property
+    def says(self) -> str:
+        """What the rule looks for: the first sentence of its function's documentation."""
+        return " ".join((self.match.__doc__ or "").split()).partition(". ")[0].rstrip(".")
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A rule on one case: its conclusion if it matches, and the names of matching rules that beat it."""
+
+    rule: Rule
+    conclusion: Conclusion | None
+    beaten_by: tuple[str, ...] = ()
+
+    @property
+    def decides(self) -> bool:
+        return self.conclusion is not None and not self.beaten_by
+
+
+def weigh(case: Case, rules: Sequence[Rule]) -> tuple[Weighed, ...]:
+    """Evaluate every rule on `case`."""
+    found = [(rule, rule.match(case)) for rule in rules]
+    matching = {rule.name for rule, conclusion in found if conclusion is not None}
+    order = beaten_names(tuple((rule.name, rule.beats) for rule in rules))
+    return tuple(
+        Weighed(rule, conclusion, tuple(name for name in matching if rule.name in order[name]) if conclusion else ())
+        for rule, conclusion in found
+    )
+
+
+@lru_cache(maxsize=8)
+def beaten_names(beats: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[str, frozenset[str]]:
+    """Return {name: every name that it beats, directly or through others}.
+
+    Raises:
+        ValueError: a rule beats itself through others, or beats one that does not exist.
+    """
+    direct = dict(beats)
+    found = {}
+    for name in direct:
+        reached: set[str] = set()
+        left = list(direct[name])
+        while left:
+            one = left.pop()
+            if one not in direct:
+                raise ValueError(f"rule {name!r} beats {one!r}, which does not exist")
+            if one not in reached:
+                reached.add(one)
+                left += direct[one]
+        if name in reached:
+            raise ValueError(f"rule {name!r} beats itself through others")
+        found[name] = frozenset(reached)
+    return found
+
+
+def resolve(weighed: Iterable[Weighed]) -> Conclusion | None:
+    """Return the conclusion that stands: the only one that nobody beats, or what is left of several.
+
+    Of several, those that raise no alarm count: a job of which a rule says that it makes progress is not called hung
+    because nobody has said which of the two knows more.
+    """
+    standing = [each.conclusion for each in weighed if each.conclusion is not None and not each.beaten_by]
+    standing = [one for one in standing if one.state in CALM] or standing
+    if not standing:
+        return None
+    strongest = max(standing, key=lambda conclusion: conclusion.strength.level)
+    accused = {tuple(suspect.rank for suspect in conclusion.suspects) for conclusion in standing if conclusion.suspects}
+    if len(accused) < 2:
+        return next((conclusion for conclusion in standing if conclusion.suspects), strongest)
+    return _as_sides(standing, strongest)
+
+
+def _as_sides(standing: Sequence[Conclusion], strongest: Conclusion) -> Conclusion:
+    """The verdict where rules accuse different ranks and none of them is known to be the better one."""
+    sides = [(tuple(suspect.rank for suspect in one.suspects), one.suspects[0].why) for one in standing if one.suspects]
+    words = "; ".join(f"{name_ranks(ranks)}: {why}" for ranks, why in sides)
+    states = {conclusion.state for conclusion in standing}
+    return replace(
+        strongest,
+        state=states.pop() if len(states) == 1 else State.UNKNOWN,
+        claim=f"the evidence points at different ranks, so nobody is accused: {words}",
+        hang_class=None,
+        suspects=(),
+        sides=tuple(Side(ranks, why) for ranks, why in sides),
+    )

@@ -1,0 +1,100 @@
+"""What is left where nobody stays away and nobody left a schedule: all are together, or all are elsewhere."""
+
+from __future__ import annotations
+
+from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength, Suspect
+from bigsci_launch.spy.judge.facts import is_busy
+from bigsci_launch.spy.judge.rules.away import certain_stalls
+from bigsci_launch.spy.judge.rules.messages import sides_of
+from bigsci_launch.spy.judge.rules.work import conclude_computing, find_works, judge_work
+from bigsci_launch.spy.taxonomy import State
+from bigsci_launch.topology.words import counted, name_ranks
+
+ODD_SHARE = 0.25
+"""Largest share of the ranks that may be called odd when no rank is in a collective."""
+
+
+def all_together(case: Case) -> Conclusion | None:
+    """Every rank is in a communication, and nobody is known to be missing from any of them."""
+    graph = case.graph
+    if not graph.waits or len(graph.waits) < len(case.alive):
+        return None
+    sides = sides_of(graph, tuple(graph.waits))
+    where = "; ".join(f"{name_ranks(side.ranks)} in {side.where}" for side in sides[:3])
+    return Conclusion(
+        state=State.HANG,
+        claim=f"every rank is in its collective and none is missing, yet none makes progress: {where}",
+        strength=Strength.GUESS,
+        sides=sides,
+        evidence=("no rank moved between the samples",) if case.was_seen_twice else (),
+        missing=(
+            "unacknowledged bytes on the connections between the nodes",
+            "the state of the devices",
+            *(() if graph.is_certain else ("which ranks each collective goes over: groups may not match",)),
+        ),
+        next=("ss -tin  # on the nodes: look for unacked bytes and retransmits",),
+    )
+
+
+def all_compute(case: Case) -> Conclusion | None:
+    """No rank communicates, and all that could be read compute."""
+    read = [seen for seen in case.evidence.ranks if seen.threads and not seen.is_gone]
+    if case.graph.waits or not read or not all(is_busy(seen) for seen in read):
+        return None
+    return conclude_computing(case, [seen.rank for seen in read])
+
+
+def one_place(case: Case) -> Conclusion | None:
+    """No rank communicates, and all that could be read are at one place."""
+    if case.graph.waits or len(case.classes) != 1:
+        return None
+    found = case.classes[0]
+    where = f"{found.frames[0]}"
+    all_are = f"all {counted(found.ranks, 'is')} in {where}, and none is in a collective"
+    claim = all_are if len(found.ranks) > 1 else f"the rank that was read is in {where}"
+    return Conclusion(State.UNKNOWN, claim, Strength.NOTHING, sides=(Side(found.ranks, where),))
+
+
+def in_places(case: Case) -> Conclusion | None:
+    """No rank communicates, and they are at different places."""
+    if case.graph.waits or len(case.classes) < 2:
+        return None
+    claim = f"the ranks are in {len(case.classes)} different places, none of them in a collective"
+    sides = tuple(Side(found.ranks, str(found.frames[0])) for found in case.classes)
+    return Conclusion(State.UNKNOWN, claim, Strength.NOTHING, sides=sides)
+
+
+def odd_ranks(case: Case) -> tuple[int, ...]:
+    """Ranks that are not at the place of the largest class, if they are few and no rank is in a communication."""
+    if case.graph.waits or len(case.classes) < 2:
+        return ()
+    odd = tuple(sorted(rank for found in case.classes[1:] for rank in found.ranks))
+    return odd if len(odd) <= ODD_SHARE * sum(len(found.ranks) for found in case.classes) else ()
+
+
+def odd_at_work(case: Case) -> Conclusion | None:
+    """No rank communicates, and the few that are elsewhere show progress."""
+    strays = [case.by_rank[rank] for rank in odd_ranks(case)]
+    return judge_work(case, strays, find_works(case, strays)) if strays else None
+
+
+def odd_one_out(case: Case) -> Conclusion | None:
+    """No rank communicates, and the few that are elsewhere are held up by something of their own."""
+    odd = odd_ranks(case)
+    stalls = certain_stalls(case, [case.by_rank[rank] for rank in odd])
+    if not stalls:
+        return None
+    most = f"{counted(case.classes[0].ranks, 'is')} in {case.classes[0].frames[0]}"
+    first = f"{case.evidence.name(stalls[0].rank)} {stalls[0].words}"
+    claim = first if len(odd) == 1 else f"{name_ranks(odd)} are not where the rest are: {first}"
+    return Conclusion(
+        state=State.HANG,
+        claim=f"{claim}; the other {most}",
+        strength=Strength.GUESS,
+        hang_class=stalls[0].hang_class,
+        suspects=tuple(Suspect(stall.rank, stall.words) for stall in stalls),
+        sides=tuple(Side(found.ranks, str(found.frames[0])) for found in case.classes),
+        evidence=("the only evidence is that they differ: no rank is in a collective that would show who waits",),
+        patience=stalls[0].patience,
+    )

@@ -1,0 +1,166 @@
+"""Ranks that others wait for and that wait in no communication themselves, as far as is known.
+
+Only a rank that cannot be in a communication is accused. `Work.wait()` is C++ and shows no frame: a rank in it sleeps
+on a futex. A call that waits for a device spins without the interpreter's lock, and shows none either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect, where_shared
+from bigsci_launch.spy.judge.facts import UNKNOWN_STATE, deciding_thread_ran, is_busy
+from bigsci_launch.spy.judge.rules.messages import sides_of
+from bigsci_launch.spy.judge.rules.process import Stall, explain_stall
+from bigsci_launch.spy.judge.rules.rendezvous import is_joining
+from bigsci_launch.spy.judge.rules.work import conclude_work, find_works, judge_work
+from bigsci_launch.spy.judge.waits import WaitGraph
+from bigsci_launch.spy.taxonomy import HangClass, State
+from bigsci_launch.topology.words import agree, count_ranks, counted, name_ranks
+
+
+def certain_stalls(case: Case, ranks: Sequence[RankEvidence]) -> list[Stall]:
+    """What holds up those of `ranks` that cannot be victims themselves."""
+    return [stall for seen in ranks if is_certain(case, stall := explain_stall(seen), seen)]
+
+
+def is_certain(case: Case, stall: Stall, seen: RankEvidence) -> bool:
+    """Whether `stall` proves that the rank holds up others, and is not what a victim shows too."""
+    if stall.is_sign:
+        return True
+    if not seen.threads:
+        # It may wait for a message, which gloo does not record. A dump alone shows the newest collective at least.
+        return seen.recorder is not None and seen.last is not None and seen.last.state == UNKNOWN_STATE
+    return case.communicates(seen) is False
+
+
+def all_at_work(case: Case) -> Conclusion | None:
+    """Every rank that others wait for shows progress: it moves bytes, a child computes, or it is meant to take long."""
+    roots = case.roots
+    return judge_work(case, roots, find_works(case, roots)) if roots else None
+
+
+def some_at_work(case: Case) -> Conclusion | None:
+    """Some ranks that others wait for show progress, and nothing certain is known of the rest."""
+    works = find_works(case, case.roots)
+    rest = [seen for seen in case.roots if seen.rank not in works]
+    if not works or certain_stalls(case, rest):
+        return None
+    return conclude_work(case, list(works.values()))
+
+
+def stays_away(case: Case) -> Conclusion | None:
+    """Ranks that others wait for are certainly in no communication, and their own process says what holds them."""
+    works = find_works(case, case.roots)
+    stalls = certain_stalls(case, [seen for seen in case.roots if seen.rank not in works])
+    if not stalls:
+        return None
+    graph, evidence = case.graph, case.evidence
+    if all(is_joining(case.by_rank[rank]) for rank in graph.waits):
+        stalls = [replace(stall, hang_class=HangClass.RENDEZVOUS_LATE) for stall in stalls]
+    waiting = graph.leading_to(frozenset(seen.rank for seen in case.roots))
+    many = len(stalls) > len(waiting)
+    strength = min((stall.strength for stall in stalls), key=lambda strength: strength.level)
+    patience = max((stall.patience for stall in stalls), key=lambda patience: patience.late_s)
+    return Conclusion(
+        state=State.HANG,
+        claim=_claim_away(evidence, graph, stalls, len(waiting)),
+        strength=strength.raised(-1) if many else strength,
+        hang_class=stalls[0].hang_class if len({stall.hang_class for stall in stalls}) == 1 else None,
+        suspects=tuple(Suspect(stall.rank, stall.words) for stall in stalls),
+        sides=sides_of(graph, tuple(graph.waits)),
+        evidence=_evidence_away(case, stalls),
+        missing=tuple(dict.fromkeys(stall.missing for stall in stalls if stall.missing)),
+        next=tuple(dict.fromkeys(stall.next for stall in stalls if stall.next)),
+        patience=patience,
+    )
+
+
+def _claim_away(evidence: Evidence, graph: WaitGraph, stalls: list[Stall], num_waiting: int) -> str:
+    first = stalls[0]
+    waiting = counted(num_waiting, "waits")
+    if len(stalls) == 1:
+        wait = graph.direct_waiter(first.rank)
+        waits = f"{waiting} for it" + (f", the first of them (rank {wait.rank}) in {wait}" if wait else "")
+        if wait and num_waiting == 1:
+            waits = f"rank {wait.rank} waits for it in {wait}"
+        return f"{evidence.name(first.rank)} {first.words}; {waits}"
+    who = name_ranks([stall.rank for stall in stalls])
+    shared = where_shared(evidence, [stall.rank for stall in stalls])
+    words = {stall.words for stall in stalls}
+    said = f"each {first.words}" if len(words) == 1 else f"rank {first.rank} {first.words}, the others are listed below"
+    return f"{who}{f' ({shared})' if shared else ''} stay away while {waiting} for them: {said}"
+
+
+def _evidence_away(case: Case, stalls: list[Stall]) -> tuple[str, ...]:
+    lines = []
+    for stall in stalls[:4]:
+        wait = case.graph.direct_waiter(stall.rank)
+        if wait is not None:
+            lines.append(f"{case.evidence.name(wait.rank)} waits in {wait}; rank {stall.rank} has not reached it")
+    if endless := case.graph.endless:
+        circle = f"{name_ranks(endless)} also {agree('waits', endless)} in a circle"
+        lines.append(f"{circle}, which this does not explain")
+    if case.was_seen_twice and all(deciding_thread_ran(seen) is False for seen in case.alive if seen.samples):
+        lines.append("no rank ran between the samples")
+    return tuple(lines)
+
+
+def may_be_victims(case: Case) -> Conclusion | None:
+    """Every rank that others wait for may be in a communication that no frame shows."""
+    roots = case.roots
+    works = find_works(case, roots)
+    if not roots or works or certain_stalls(case, roots) or not any(seen.threads for seen in roots):
+        return None
+    standing: dict[tuple[bool, str], list[int]] = {}
+    for seen in roots:
+        site = seen.thread.site if seen.thread else None
+        where = f"{site}, with no collective on the stack" if site else "no collective that a stack shows"
+        standing.setdefault((is_busy(seen) is True, where), []).append(seen.rank)
+    (spins, where), first = next(iter(standing.items()))
+    ranks = [seen.rank for seen in roots]
+    waiting = case.graph.leading_to(frozenset(ranks))
+    who = case.evidence.name(first[0]) if len(first) == 1 else name_ranks(first)
+    does = agree("spins" if spins else "is", first)
+    more = f" (and {count_ranks(ranks[len(first) :])} elsewhere)" if len(standing) > 1 else ""
+    call = "a device" if spins else "an asynchronous collective, or in compiled code"
+    sides = sides_of(case.graph, tuple(case.graph.waits))
+    return Conclusion(
+        state=State.HANG,
+        claim=f"{who} {does} in {where}{more}, and {counted(waiting, 'waits')} in collectives: a rank that waits for "
+        f"{call} looks the same, so it is not certain who holds up whom",
+        strength=Strength.GUESS,
+        sides=(*sides, *(Side(tuple(there), at) for (_, at), there in standing.items())),
+        evidence=tuple(
+            f"{name_ranks(there)}: {at}" + (", computing in one place without the GIL" if busy else "")
+            for (busy, at), there in list(standing.items())[:3]
+        ),
+        missing=("whether they wait for a collective started earlier: native frames or a recorder would show it",),
+        next=tuple(f"py-spy dump --native --pid {seen.pid}  # on {seen.node}" for seen in roots[:1] if seen.pid),
+        patience=Patience.COMPUTES if spins else Patience.ELSEWHERE,
+    )
+
+
+def cannot_be_read(case: Case) -> Conclusion | None:
+    """No stack could be read of any rank that others wait for."""
+    roots = case.roots
+    if not roots or any(seen.threads for seen in roots) or find_works(case, roots) or certain_stalls(case, roots):
+        return None
+    ranks = tuple(seen.rank for seen in roots)
+    waiting = case.graph.leading_to(frozenset(ranks))
+    who = case.evidence.name(ranks[0]) if len(ranks) == 1 else name_ranks(ranks)
+    whose, they = ("whose stack", "it waits") if len(ranks) == 1 else ("whose stacks", "they wait")
+    why = tuple(dict.fromkeys(seen.why_unreadable or "no stack" for seen in roots))
+    return Conclusion(
+        state=State.HANG,
+        claim=f"{counted(waiting, 'waits')} for {who}, {whose} could not be read ({why[0]}): "
+        f"whether {they} too is not known",
+        strength=Strength.GUESS,
+        hang_class=HangClass.RANK_UNREADABLE,
+        sides=(*sides_of(case.graph, tuple(case.graph.waits)), Side(ranks, "not read")),
+        evidence=tuple(f"{name_ranks(ranks)}: {words}" for words in why[:3]),
+        missing=("the stack: py-spy may lack the right to trace, may not be installed, or may need a second try",),
+    )

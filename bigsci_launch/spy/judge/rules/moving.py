@@ -1,0 +1,115 @@
+"""Jobs in which something was finished between the looks: they are healthy, or one rank holds up the others."""
+
+from __future__ import annotations
+
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.evidence.stacks import decisive_thread
+from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.conclusion import Conclusion, Strength, Suspect
+from bigsci_launch.spy.judge.facts import (
+    collectives_moved,
+    finished_something,
+    is_busy,
+    named_frames,
+    outer_frames_moved,
+)
+from bigsci_launch.spy.judge.rules.process import explain_stall
+from bigsci_launch.spy.judge.rules.rendezvous import is_joining
+from bigsci_launch.spy.taxonomy import HangClass, State
+
+LOOK_AGAIN = "bsl spy --settle 60  # look for longer"
+
+
+def nothing_found(case: Case) -> Conclusion | None:
+    """No rank was found at all."""
+    if any(seen.samples or seen.exit for seen in case.evidence.ranks):
+        return None
+    return Conclusion(State.UNKNOWN, "no rank was found, so nothing is known about what they do", Strength.NOTHING)
+
+
+def moving_ranks(case: Case) -> tuple[int, ...]:
+    """Return the ranks that finished something between the looks.
+
+    A rank that computes does not count while others wait: it may be the one that never ends. If nobody waits in a
+    communication, any change of the outer frames counts.
+    """
+    moved = [seen.rank for seen in case.alive if finished_something(seen)]
+    if moved or case.graph.waits:
+        return tuple(moved)
+    return tuple(seen.rank for seen in case.alive if outer_frames_moved(seen))
+
+
+def still_joining(case: Case) -> Conclusion | None:
+    """The ranks are connecting to each other, and some of them came on."""
+    moving = moving_ranks(case)
+    if not moving or not all(is_joining(seen) for seen in case.evidence.ranks):
+        return None
+    missing = "whether all will: a rank that is late, or looks elsewhere, shows once the others stop moving"
+    fact = _fact(case, moving)
+    return Conclusion(
+        state=State.PROGRESSING,
+        claim=f"the ranks are still connecting to each other: {fact}",
+        strength=Strength.GUESS,
+        evidence=(fact,),
+        missing=(missing,),
+        next=(LOOK_AGAIN,),
+    )
+
+
+def makes_progress(case: Case) -> Conclusion | None:
+    """Ranks finished collectives or left a communication between the looks."""
+    moving = moving_ranks(case)
+    if not moving:
+        return None
+    fact = _fact(case, moving)
+    counted = any(collectives_moved(seen) for seen in case.alive)
+    strength = Strength.AGREED if counted or len(moving) > 1 else Strength.DERIVED
+    return Conclusion(State.PROGRESSING, f"the job makes progress: {fact}", strength, evidence=(fact,))
+
+
+def _fact(case: Case, moving: tuple[int, ...]) -> str:
+    return f"{len(moving)} of {case.evidence.world_size} ranks moved between the samples"
+
+
+def one_is_late(case: Case) -> Conclusion | None:
+    """The job makes progress, and one rank was outside any communication, at one place, in every look."""
+    moving = moving_ranks(case)
+    slow = _straggler(case.evidence) if moving else None
+    if slow is None:
+        return None
+    words = f"is late: it {explain_stall(slow).words}, in every sample, while all others wait"
+    return Conclusion(
+        state=State.SLOW,
+        claim=f"the job makes progress, but {case.evidence.name(slow.rank)} {words}",
+        strength=Strength.DERIVED,
+        hang_class=HangClass.STRAGGLER_COMPUTES if is_busy(slow) else HangClass.STRAGGLER_SLEEPS,
+        suspects=(Suspect(slow.rank, words),),
+        evidence=(_fact(case, moving),),
+        missing=("more samples: run `bsl spy` again and see whether the same rank is late",),
+    )
+
+
+def _straggler(evidence: Evidence) -> RankEvidence | None:
+    """The one rank that was outside any communication in every sample, at one place, while all others were inside."""
+    outside = [
+        {seen.rank for seen in evidence.ranks if not _communicates(seen, index)}
+        for index in range(_num_looks(evidence))
+    ]
+    late = outside[0] if outside else set()
+    if len(late) != 1 or any(ranks != late for ranks in outside):
+        return None
+    seen = next(seen for seen in evidence.ranks if seen.rank in late)
+    if seen.thread is None or seen.thread.may_communicate:
+        return None
+    places = {frames[0].place for sample in seen.samples if (frames := named_frames(seen, sample))}
+    return seen if len(places) == 1 else None
+
+
+def _num_looks(evidence: Evidence) -> int:
+    return min((len(seen.samples) for seen in evidence.ranks), default=0)
+
+
+def _communicates(seen: RankEvidence, index: int) -> bool:
+    threads = seen.samples[index].threads
+    thread = decisive_thread(threads, seen.pid or 0) if threads else None
+    return thread is not None and thread.operation is not None

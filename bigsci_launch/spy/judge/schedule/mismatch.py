@@ -1,0 +1,78 @@
+"""Members of a group that disagree about one of its collectives, and the ranks whose departure can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.judge.schedule.departure import Departures, find_departures, is_as_before
+from bigsci_launch.spy.judge.schedule.rounds import find_missed
+from bigsci_launch.spy.judge.waits import WaitGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Ranks by what they think a collective is; `confirmed` are those whose own past says the same."""
+
+    opinions: Mapping[str, tuple[int, ...]]
+    confirmed: frozenset[int]
+
+
+def find_mismatch(evidence: Evidence, graph: WaitGraph) -> Mismatch | None:
+    """The first (group, number) that members disagree about, or None."""
+    by_rank = {seen.rank: seen for seen in evidence.ranks}
+    # One wait represents all ranks that are in the same collective.
+    calls = ((wait.call, wait.members) for wait in graph.waits.values() if wait.call)
+    waits = dict.fromkeys((call.token.group, call.sequence, members) for call, members in calls)
+    for group, sequence, members in waits:
+        found: dict[str, list[tuple[int, int]]] = {}
+        for member in members or ():
+            recorder = by_rank[member].recorder if member in by_rank else None
+            call = recorder.find(group, sequence) if recorder else None
+            if call is not None:
+                found.setdefault(" ".join(call.token.shape), []).append((member, call.position))
+        if len(found) > 1:
+            return _mismatch_of(found, by_rank)
+    return None
+
+
+def _mismatch_of(found: Mapping[str, list[tuple[int, int]]], by_rank: Mapping[int, RankEvidence]) -> Mismatch:
+    confirmed = {
+        rank
+        for calls in found.values()
+        for rank, position in calls
+        if (recorder := by_rank[rank].recorder) and is_as_before(recorder.stream, position)
+    }
+    opinions = {what: tuple(sorted(rank for rank, _ in calls)) for what, calls in found.items()}
+    return Mismatch(opinions, frozenset(confirmed))
+
+
+@dataclass(frozen=True, slots=True)
+class Departed:
+    """What the recorders show of a hang: all departures, and the ranks of whom it is believed."""
+
+    departures: Departures
+    ranks: tuple[int, ...]
+
+
+def find_departed(evidence: Evidence, graph: WaitGraph, mismatch: Mismatch | None) -> Departed:
+    """Return who left the common schedule, as far as the recorders show it."""
+    departures = find_departures(evidence)
+    departed = _trusted(departures, evidence)
+    if not departed and mismatch is None and (missed := find_missed(evidence, graph)):
+        departures = replace(departures, from_past=missed, from_peers={})
+        departed = _trusted(departures, evidence)
+    return Departed(departures, departed)
+
+
+def _trusted(departures: Departures, evidence: Evidence) -> tuple[int, ...]:
+    """The ranks that departed, unless the two views contradict each other or most ranks departed.
+
+    A difference from the peers is enough on its own only if no rank has a past: then the majority is right.
+    """
+    past, peers = set(departures.from_past), set(departures.from_peers)
+    found = past & peers if past and peers else past
+    if not past and not departures.surprised and departures.is_whole:
+        found = peers
+    return tuple(sorted(found)) if len(found) * 2 <= evidence.world_size else ()
