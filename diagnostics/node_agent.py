@@ -16,6 +16,8 @@ REQUEST is a JSON object; every key is optional:
   node             name of this node; default: SLURMD_NODENAME, else the host name
   py_spy           path of py-spy; default: next to this Python, then PATH
   samples, interval_s, py_spy_timeout_s, node_timeout_s   2, 1.0, 3.0, 20.0
+  settle_s         keep looking for this long after the first look, at intervals that double; it is added to
+                   node_timeout_s. Default 0: only while a rank runs on the spot, and at most `more_looks` (3) times
   native           true: also read native stacks, of processes that can be paused for a moment
   flight_recorder  "fork": get what torch recorded from processes that do not serve it, each through a fork of itself
   framed           print short lines `@bsl NODE INDEX COUNT BASE64(zlib(document))`, for shared streams; the document is
@@ -23,7 +25,8 @@ REQUEST is a JSON object; every key is optional:
 
 Each of a rank's `samples` has what the files of /proc said, the first at the beginning and each later one at least
 `interval_s` after the one before; `dump` is what py-spy printed at that time. Stacks are dumped again only if a thread
-of the process has run since: otherwise they are the same (`same_stack`).
+of the process has run since: otherwise they are the same (`same_stack`). The last sample also says how long threads
+have been asleep.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ if "__file__" in globals():
 
 from node_injection import PULL_TIMEOUT_S, may_pull, read_rank_pulled
 from node_kernel import child_ticks, find_locks, read_rank_kernel
+from node_motion import read_rank_motion
 from node_processes import ask_children, ask_one, read_safe, thread_times
 from node_ranks import find_ranks
 from node_recorder import (
@@ -75,11 +79,15 @@ if TYPE_CHECKING:
 
 AGENT_VERSION = 1
 FRAME_BYTES = 700  # srun forwards whole lines only while they are shorter than 1024 bytes
-DEFAULTS = {"samples": 2, "interval_s": 1.0, "py_spy_timeout_s": 3.0, "node_timeout_s": 20.0}
+DEFAULTS = {
+    "samples": 2, "interval_s": 1.0, "py_spy_timeout_s": 3.0, "node_timeout_s": 20.0, "settle_s": 0.0, "more_looks": 3,
+}  # fmt: skip
 RANKS_PER_READER = 4
 MAX_READERS = 4
 KERNEL_TIMEOUT_S = 1.0
 LOCKS_TIMEOUT_S = 0.5
+SHORTEST_INTERVAL_S = 0.5
+MORE_LOOKS_END_S = 5.5  # no further look starts if it would end later
 
 
 def start_sample(rank: Facts) -> Facts:
@@ -121,6 +129,7 @@ def add_at_the_end(ranks: list[Facts], request: Facts, deadline: float) -> None:
     This comes after the samples, in which the processes would otherwise seem to move.
     """
     alive = [rank for rank in ranks if rank["samples"][-1]["state"] not in ("gone", "Z")]
+    run_stage(("motion", all_ranks, read_rank_motion, KERNEL_TIMEOUT_S), alive, request, deadline)
     run_stage(("recorder file", has_recorder_file, read_rank_file, RECORDER_TIMEOUT_S + 0.5), alive, request, deadline)
     run_stage(("pulled recorder", may_pull, read_rank_pulled, PULL_TIMEOUT_S), alive, request, deadline)
     run_stage(("native stacks", may_dump_native, read_rank_native, NATIVE_TIMEOUT_S + 0.5), alive, request, deadline)
@@ -176,6 +185,57 @@ def next_samples(ranks: list[Facts], request: Facts, deadline: float) -> None:
         complete_samples([rank for rank, has_moved in zip(ranks, moved) if has_moved], request, deadline)
 
 
+def settle(ranks: list[Facts], request: Facts, deadline: float) -> None:
+    """Keep looking until `settle_s` after the first sample, at intervals that double."""
+    began = min((rank["samples"][0]["mono"] for rank in ranks), default=0.0)
+    for at in moments(request["settle_s"]):
+        latest = max((rank["samples"][-1]["mono"] for rank in ranks), default=0.0)
+        if began + at - latest >= SHORTEST_INTERVAL_S:
+            next_samples(ranks, dict(request, interval_s=began + at - latest), deadline)
+
+
+def moments(settle_s: float) -> list[float]:
+    """Return when to look, in seconds after the first sample: about 2, 4, 8, .. s, and at `settle_s`.
+
+    They are jittered, so that what changes at even intervals is not missed each time.
+    """
+    found, at = [], 2.0
+    while 1.5 * at < settle_s:
+        found.append(at * (0.9 + 0.2 * chance()))
+        at *= 2
+    return [*found, settle_s] if settle_s else []
+
+
+def chance() -> float:
+    """Return a random number from 0 to 1; the random module takes too long to import."""
+    return os.urandom(1)[0] / 255
+
+
+def look_more(ranks: list[Facts], request: Facts, deadline: float, began: float) -> None:
+    """Take up to `more_looks` further samples while a rank runs on the spot: it may move once in a while."""
+    took = 0.0
+    for _ in range(request["more_looks"]):
+        interval_s = SHORTEST_INTERVAL_S + chance()
+        looked = time.monotonic()
+        if not any(runs_on_the_spot(rank) for rank in ranks) or looked + interval_s + took > began + MORE_LOOKS_END_S:
+            return
+        next_samples(ranks, dict(request, interval_s=interval_s), deadline)
+        took = time.monotonic() - looked - interval_s
+
+
+def runs_on_the_spot(rank: Facts) -> bool:
+    """Whether a thread of the rank ran before each of its samples, and all of them show the same frames."""
+    dumps = [sample.get("dump") for sample in rank["samples"]]
+    return len(dumps) > 1 and None not in dumps and len({frames_alone(dump) for dump in dumps}) == 1
+
+
+def frames_alone(dump: str) -> str:
+    """Return py-spy's JSON without what changes while a thread stays where it is: whether it runs, or holds the GIL."""
+    for name in ("active", "owns_gil"):
+        dump = dump.replace(f'"{name}": true', f'"{name}": false')
+    return dump
+
+
 def wait_and_compare(rank: Facts, not_before: float, deadline: float) -> bool:
     """Take the safe files of a later sample. True if nothing is left to read: nothing ran, or nothing can be read."""
     wait_until(not_before, deadline)
@@ -208,8 +268,14 @@ def wait_until(moment: float, deadline: float) -> None:
 
 
 def drop_repetition(ranks: list[Facts]) -> None:
-    """Keep recorded collectives only in the last sample, and in those before only their counters."""
+    """Keep recorded collectives only in the last sample, and in those before only their counters; a dump only once."""
     for rank in ranks:
+        dump = None
+        for sample in rank["samples"]:
+            if dump is not None and sample.get("dump") == dump:
+                del sample["dump"]
+                sample["same_stack"] = True
+            dump = sample.get("dump") or (dump if sample.get("same_stack") else None)
         for before, after in zip(rank["samples"], rank["samples"][1:]):
             if "recorder" in before and "recorder" in after:
                 before["recorder"] = {"last_sequence": before["recorder"]["last_sequence"]}
@@ -227,8 +293,9 @@ def examine(request: Facts) -> Facts:
     host = os.uname().nodename
     node = request.get("node") or os.environ.get("SLURMD_NODENAME") or host
     request = dict(DEFAULTS, readers=min(MAX_READERS, len(os.sched_getaffinity(0))), **request)
-    alarm(int(request["node_timeout_s"]) + 5)  # ends this program, whatever happens below
-    deadline = began + request["node_timeout_s"]
+    limit_s = request["node_timeout_s"] + request["settle_s"]
+    alarm(int(limit_s) + 5)  # ends this program, whatever happens below
+    deadline = began + limit_s
     request["py_spy"] = find_py_spy(request)
     ranks, how, problems = find_ranks(request, node)
     ranks = [dict(rank, samples=[]) for rank in ranks]
@@ -236,6 +303,10 @@ def examine(request: Facts) -> Facts:
     locks = ask_one(lambda: [("locks", find_locks(all_pids(ranks)))], LOCKS_TIMEOUT_S)
     for _ in range(request["samples"] - 1):
         next_samples(ranks, request, deadline)
+    if request["settle_s"]:
+        settle(ranks, request, deadline)
+    elif request["samples"] > 1:
+        look_more(ranks, request, deadline, began)
     add_at_the_end(ranks, request, deadline)
     drop_repetition(ranks)
     return {

@@ -11,7 +11,7 @@ import os
 import time
 
 from node_processes import parents, parse_stat, read_safe, read_text
-from node_sockets import read_sockets, read_tables
+from node_sockets import MAX_DESCRIPTORS, read_socket_bytes, read_sockets, read_tables
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ MAX_WAITING_THREADS = 48
 MAX_LOCKS = 16
 MAX_PIPE_ENDS = 4
 PIPE_SEARCH_S = 0.3
+NO_FILES = ("/dev/", "/proc/", "/sys/", "/memfd:")
 # System calls that block, by architecture: those whose first argument is a file descriptor, and others.
 FD_CALLS = {
     "x86_64": {
@@ -87,14 +88,14 @@ def blocked_threads(pid: int, _known: Facts) -> list[Facts] | None:
     return found[:MAX_BLOCKED_THREADS] or None
 
 
-def thread_waits(pid: int, _known: Facts) -> dict[str, list[int]] | None:
-    """Return {kernel function: threads other than the main one that wait in it}, or None if there are none."""
+def thread_waits(pid: int, _known: Facts) -> dict[str, list[int]]:
+    """Return {kernel function: threads other than the main one that wait in it}; a thread that is missing may run."""
     found: dict[str, list[int]] = {}
     for name in os.listdir(f"/proc/{pid}/task")[:MAX_THREADS]:
         wait = read_text(f"/proc/{pid}/task/{name}/wchan") if name != str(pid) else None
         if wait and wait != "0":
             found.setdefault(wait, []).append(int(name))
-    return {wait: threads[:MAX_WAITING_THREADS] for wait, threads in found.items()} or None
+    return {wait: threads[:MAX_WAITING_THREADS] for wait, threads in found.items()}
 
 
 def read_children(pid: int, _known: Facts) -> list[Facts]:
@@ -182,6 +183,29 @@ def read_io(pid: int, _known: Facts) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if pair[0] in ("rchar", "wchar", "read_bytes", "write_bytes")}
 
 
+def read_file_bytes(pid: int, _known: Facts) -> int:
+    """Return the sum of the positions in the files that a process has open for writing: it changes as they grow.
+
+    Not all files move it: those that are mapped, or written at given positions (pwrite), do not.
+
+    Raises:
+        OSError, ValueError: its descriptors cannot be read.
+    """
+    names, total = os.listdir(f"/proc/{pid}/fd"), 0
+    if len(names) > MAX_DESCRIPTORS:
+        raise ValueError("too many open files")
+    for name in names:
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+            is_written = os.lstat(f"/proc/{pid}/fd/{name}").st_mode & 0o200  # the link's own, not the file's
+        except OSError:
+            continue  # it was closed just now
+        if is_written and target.startswith("/") and not target.startswith(NO_FILES):
+            _, _, position = (read_text(f"/proc/{pid}/fdinfo/{name}") or "").partition("pos:")
+            total += int(position.split()[0]) if position else 0
+    return total
+
+
 def read_memory_events(pid: int, known: Facts) -> Facts | None:
     """Return {cgroup, oom_kill, high, max}: how often memory ran short in the job step of this process."""
     for line in read_file(f"/proc/{pid}/cgroup").splitlines():
@@ -256,6 +280,8 @@ READERS = (
     ("children", read_children),
     ("system_call", read_system_call),
     ("io", read_io),
+    ("file_bytes", read_file_bytes),
+    ("socket_bytes", read_socket_bytes),
     ("memory_events", read_memory_events),
     ("sockets", read_sockets_of),
 )

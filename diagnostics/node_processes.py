@@ -49,13 +49,17 @@ def parse_stat(text: str) -> Facts:
 
 
 def parse_status(text: str) -> Facts:
-    """Parse the main thread's context switches, the tracer, and whether a core dump or a SIGKILL is pending."""
+    """Parse the main thread's context switches, the tracer, and whether a core dump or a SIGKILL is pending.
+
+    What the text does not say is None.
+    """
     field = dict(line.partition(":")[::2] for line in text.splitlines())
+    names = {
+        "voluntary": "voluntary_ctxt_switches", "involuntary": "nonvoluntary_ctxt_switches", "tracer_pid": "TracerPid",
+    }  # fmt: skip
     pending = int(field.get("SigPnd", "0"), 16) | int(field.get("ShdPnd", "0"), 16)
     return {
-        "voluntary": int(field.get("voluntary_ctxt_switches", 0)),
-        "involuntary": int(field.get("nonvoluntary_ctxt_switches", 0)),
-        "tracer_pid": int(field.get("TracerPid", 0)),
+        **{name: int(field[words]) if words in field else None for name, words in names.items()},
         "core_dumping": field.get("CoreDumping", "").strip() == "1",
         "kill_pending": bool(pending & 1 << (SIGKILL - 1)),
     }
@@ -73,17 +77,20 @@ def read_safe(pid: int) -> Facts:
     return facts
 
 
-def thread_times(pid: int) -> tuple[dict[str, int], int]:
+def thread_times(pid: int) -> tuple[dict[str, int], int | None]:
     """Return ({thread ID: nanoseconds on a CPU}, nanoseconds that all threads waited for a CPU).
 
-    A thread whose number has not changed has not moved.
+    A thread whose number has not changed has not moved. ({}, None) if it is not known: a kernel that does not count
+    shows zeros for every thread.
     """
     try:
         names = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        return {}, 0
+        return {}, None
     texts = {name: read_text(f"/proc/{pid}/task/{name}/schedstat") for name in names}
     pairs = {name: text.split() for name, text in texts.items() if text}
+    if not any(int(pair[0]) for pair in pairs.values()):
+        return {}, None
     return {name: int(pair[0]) for name, pair in pairs.items()}, sum(int(pair[1]) for pair in pairs.values())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from node_motion import exec_start, last_cpu, visit
 from node_processes import read_text
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
@@ -111,35 +112,19 @@ def read_rank_file(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tupl
 def last_run(pid: int) -> float | None:
     """Return the wall clock time when the main thread of a process was last on a CPU; None if it cannot be known.
 
-    Each CPU has a scheduler clock of its own: it leaves out the time that interrupts and a hypervisor took from that
-    CPU. So this thread reads its own clock on the CPU of the other one, where it must be allowed to run.
+    This thread reads the clock of the CPU of the other one, where it must be allowed to run (see node_motion.py).
     """
     allowed = os.sched_getaffinity(0)
+    cpu, ran = last_cpu(f"/proc/{pid}/stat"), exec_start(f"/proc/{pid}/sched")
     try:
-        os.sched_setaffinity(0, {last_cpu(pid)})
-        theirs, ours, now = exec_start(f"/proc/{pid}/sched"), exec_start("/proc/thread-self/sched"), time.time()
-        has_moved = last_cpu(pid) not in os.sched_getaffinity(0)
-    except (OSError, ValueError, IndexError):
-        return None
+        offset = None if cpu is None else visit(cpu)
     finally:
         os.sched_setaffinity(0, allowed)
-    if theirs is None or ours is None:
+    if not ran or offset is None:
         return None
-    return now if has_moved else now - (ours - theirs)
-
-
-def last_cpu(pid: int) -> int:
-    """Return the CPU that the main thread of a process last ran on: field 39 of /proc/PID/stat."""
-    return int((read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()[36])
-
-
-def exec_start(path: str) -> float | None:
-    """Return when a thread's run time was last updated, in seconds on the kernel scheduler's own clock."""
-    for line in (read_text(path) or "").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "se.exec_start":
-            return float(value) / 1000.0
-    return None
+    if last_cpu(f"/proc/{pid}/stat") != cpu:
+        return time.time()  # it has just run elsewhere
+    return time.time() - (time.monotonic() + offset - ran)
 
 
 def read_dump(path: str) -> Facts:

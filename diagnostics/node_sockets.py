@@ -1,13 +1,16 @@
-"""Reads TCP queues and retransmits of a process, for node_agent.py. Standard library only, Python 3.8 or newer.
+"""Reads TCP queues, retransmits and byte counts of a process, for node_agent.py. Standard library, Python 3.8 or newer.
 
-They come from /proc/PID/net/tcp and tcp6, matched with the inodes in /proc/PID/fd. Unacknowledged bytes in `tx`, with a
-running retransmit timer, are the sign of a broken link; `rx` is what the process has not read yet.
+Queues come from /proc/PID/net/tcp and tcp6, matched with the inodes in /proc/PID/fd. Unacknowledged bytes in `tx`, with
+a running retransmit timer, are the sign of a broken link; `rx` is what the process has not read yet. The byte counts
+come from the kernel's socket diagnostics (netlink), which answer any user about the sockets of the own network
+namespace.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 
 from node_processes import read_text
 
@@ -22,6 +25,13 @@ MAX_SOCKETS = 12
 MAX_QUIET = 4  # established, both queues empty: they only show who the peers are
 MAX_DESCRIPTORS = 4096
 MAX_TABLE_BYTES = 1 << 22
+DIAGNOSE_TIMEOUT_S = 0.5
+# linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h and linux/tcp.h.
+AF_NETLINK, SOCK_RAW, NETLINK_SOCK_DIAG = 16, 3, 4
+NLMSG_ERROR, NLMSG_DONE, SOCK_DIAG_BY_FAMILY, REQUEST_DUMP = 2, 3, 20, 0x301
+FAMILIES, IPPROTO_TCP, ESTABLISHED_ONLY = (2, 10), 6, 1 << 1
+INET_DIAG_INFO, QUEUES_AT, ATTRIBUTES_AT = 2, 56, 72
+LAST_SENT_AT, LAST_RECEIVED_AT, BYTES_AT, INFO_BYTES = 44, 52, 120, 136
 # include/net/tcp_states.h and Documentation/networking/proc_net_tcp.rst of the kernel.
 STATES = [
     "?", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT", "CLOSE", "CLOSE_WAIT",
@@ -116,3 +126,83 @@ def importance(facts: Facts) -> int:
     if "tx" in facts or "rx" in facts or facts["state"] not in ("ESTABLISHED", "LISTEN"):
         return 2
     return int(facts["state"] == "ESTABLISHED")
+
+
+def read_socket_bytes(pid: int, known: Facts) -> Facts | None:
+    """Return {sent, received, last_sent_s, last_received_s} over the established TCP connections of a process.
+
+    `sent` are the bytes that the process has given to them, and `received` those that it has taken from them, so far;
+    the others are the seconds since the latest byte, left out where there was none. None if the process is in another
+    network namespace. `known` caches the connections of this one.
+
+    Raises:
+        OSError, ValueError: the process or the connections cannot be read.
+    """
+    if os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net"):
+        return None
+    if len(os.listdir(f"/proc/{pid}/fd")) > MAX_DESCRIPTORS:
+        raise ValueError("too many open files")
+    if "connections" not in known:
+        known["connections"] = {row[0]: row for family in FAMILIES for row in diagnose(family)}
+    rows = [known["connections"][inode] for inode in set(socket_inodes(pid).values()) if inode in known["connections"]]
+    facts: Facts = {"sent": sum(row[1] for row in rows), "received": sum(row[2] for row in rows)}
+    for name, size, since in (("last_sent_s", 1, 3), ("last_received_s", 2, 4)):
+        ages = [row[since] for row in rows if row[size] > 1]  # the kernel counts an opened connection as one byte
+        facts.update({name: round(min(ages) / 1000, 1)} if ages else {})
+    return facts
+
+
+def diagnose(family: int) -> list[tuple[str, int, int, int, int]]:
+    """Return the established TCP connections of this network namespace.
+
+    [(inode, bytes sent, bytes received, milliseconds since the latest of each)], as their owner sees them.
+
+    Raises:
+        OSError: the kernel does not answer, or does not know these counts.
+    """
+    import struct
+    from _socket import socket
+
+    header = struct.pack("=IHHII", ATTRIBUTES_AT, SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 1, 0)
+    wanted = struct.pack("=BBBBI", family, IPPROTO_TCP, 1 << (INET_DIAG_INFO - 1), 0, ESTABLISHED_ONLY)
+    rows, until = [], time.monotonic() + DIAGNOSE_TIMEOUT_S
+    connection = socket(AF_NETLINK, SOCK_RAW, NETLINK_SOCK_DIAG)
+    try:
+        connection.settimeout(DIAGNOSE_TIMEOUT_S)
+        connection.send(header + wanted + bytes(ATTRIBUTES_AT - 16 - len(wanted)))
+        while time.monotonic() < until:
+            data, at = connection.recv(1 << 16), 0
+            while at < len(data):
+                size, kind = struct.unpack_from("=IH", data, at)
+                if kind == NLMSG_DONE:
+                    return rows
+                if kind == NLMSG_ERROR or size < ATTRIBUTES_AT + 16:
+                    raise OSError("the kernel has no socket diagnostics")
+                rows.append(parse_connection(data[at + 16 : at + size]))
+                at += (size + 3) & ~3
+    finally:
+        connection.close()
+    raise OSError(f"no full answer in {DIAGNOSE_TIMEOUT_S:g} s")
+
+
+def parse_connection(message: bytes) -> tuple[str, int, int, int, int]:
+    """Parse an inet_diag_msg with its tcp_info to (inode, sent, received, ms since the latest of each).
+
+    Bytes that wait in a queue were sent by the process already, but not received by it.
+
+    Raises:
+        OSError: there is no tcp_info, or it is that of a kernel before 4.1, which does not count bytes.
+    """
+    import struct
+
+    unread, unacked, _, inode = struct.unpack_from("=IIII", message, QUEUES_AT)
+    at = ATTRIBUTES_AT
+    while at + 4 <= len(message):
+        size, kind = struct.unpack_from("=HH", message, at)
+        if kind == INET_DIAG_INFO and size >= INFO_BYTES + 4:
+            acked, arrived = struct.unpack_from("=QQ", message, at + 4 + BYTES_AT)
+            (last_sent,) = struct.unpack_from("=I", message, at + 4 + LAST_SENT_AT)
+            (last_received,) = struct.unpack_from("=I", message, at + 4 + LAST_RECEIVED_AT)
+            return str(inode), acked + unacked, max(0, arrived - unread), last_sent, last_received
+        at += max(4, (size + 3) & ~3)
+    raise OSError("the kernel does not count the bytes of connections")

@@ -23,6 +23,11 @@ samples}; a sample holds
   system_call                              {number, call}; for calls on a file {name, fd, target} too, and `socket`, an
                                            entry as in `sockets`, or `other_ends` of a pipe: [{pid, comm, state}]
   io                                       {rchar, wchar, read_bytes, write_bytes} so far
+  file_bytes                               sum of the positions in files open for writing
+  socket_bytes                             {sent, received, last_sent_s, last_received_s}: bytes that the process has
+                                           given to and taken from its established TCP connections, and seconds since
+                                           the latest; not for processes in another network namespace
+  thread_idle_s                            {thread: seconds since it last ran}, in the last sample
   memory_events                            {cgroup, oom_kill, high, max}: counts of the step's control group
   sockets                                  {count, list: [{fd, local, remote, state, tx, rx, timer, retransmits}]}, TCP;
                                            busy ones first, zeros left out; timer: retransmit, zero window probe, ..

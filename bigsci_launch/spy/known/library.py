@@ -118,7 +118,7 @@ def _holds(condition: RankCondition, evidence: Evidence, conclusion: Conclusion)
 
 
 _TEXTS: tuple[tuple[str, Callable[[RankEvidence], list[str]]], ...] = (
-    ("wchan", lambda seen: [seen.last.wchan] if seen.last else []),
+    ("wchan", lambda seen: [seen.last.wchan] if seen.last and seen.last.wchan else []),
     ("call", lambda seen: [seen.last.system_call] if seen.last else []),
     ("child", lambda seen: [f"{child.comm} {child.state} {child.wchan}" for child in _children(seen)]),
     ("error", lambda seen: [str(error) for error in (seen.error, seen.failure) if error]),
@@ -142,11 +142,12 @@ def _shows(condition: RankCondition, seen: RankEvidence) -> bool:
 
 
 def _children(seen: RankEvidence) -> Sequence[Child]:
-    return seen.last.children if seen.last else ()
+    return (seen.last.children or ()) if seen.last else ()
 
 
 def _is_writing(seen: RankEvidence) -> bool:
-    return len(seen.samples) > 1 and seen.samples[-1].written_bytes > seen.samples[0].written_bytes
+    written = [sample.written_bytes for sample in (*seen.samples[:1], *seen.samples[1:][-1:])]
+    return len(written) == 2 and (written[1] or 0) > (written[0] or 0)
 
 
 def _is_without(pattern: str, seen: RankEvidence) -> bool:

@@ -35,7 +35,7 @@ MORE_TIME_S = 20.0
 MAX_NATIVE_FRAMES = 40
 PARTNER_ARGUMENTS = ("src", "dst", "group_src", "group_dst", "tag")
 AGENT_MODULES = (
-    "node_processes", "node_sockets", "node_kernel", "node_ranks", "node_recorder", "node_injection",
+    "node_processes", "node_sockets", "node_kernel", "node_motion", "node_ranks", "node_recorder", "node_injection",
     "node_stacks", "node_agent",
 )  # fmt: skip
 # The submitting machine's Python if the node has it, else the node's own: the agent needs no package.
@@ -120,16 +120,16 @@ def _world_size(topology: str | None) -> int | None:
 def unpack(document: dict[str, Any]) -> dict[str, Any]:
     """Return the agent's document with py-spy's text parsed into stacks; a stack that repeats is stored once."""
     for rank in document["ranks"]:
-        before: dict[str, Any] | None = None
+        shown: dict[str, Any] | None = None
         for sample in rank["samples"]:
             if "dump" in sample:
-                _unpack_dump(sample, before)
+                _unpack_dump(sample, shown)
             _unpack_children(sample)
             if "native_dump" in sample:
                 _unpack_native(sample)
             if "members" in sample.get("recorder", {}):
                 _compress_members(sample["recorder"])
-            before = sample
+            shown = sample.get("stack") or (shown if sample.get("same_stack") else None)
     return document
 
 
@@ -138,13 +138,14 @@ def _compress_members(recorder: dict[str, Any]) -> None:
     recorder["members"] = {group: compress_ranks(ranks) for group, ranks in recorder["members"].items()}
 
 
-def _unpack_dump(sample: dict[str, Any], before: Mapping[str, Any] | None) -> None:
+def _unpack_dump(sample: dict[str, Any], shown: Mapping[str, Any] | None) -> None:
+    """Parse the dump of a sample; `shown` is the stack of the sample before."""
     try:
         stack = {"threads": _read_dump(sample.pop("dump"))}
     except (ValueError, LookupError, TypeError) as error:
         sample["why"] = f"py-spy's output cannot be read: {error}"
         return
-    if before is not None and before.get("stack") == stack:
+    if shown == stack:
         sample["same_stack"] = True
     else:
         sample["stack"] = stack
@@ -211,7 +212,7 @@ def collect_here(target: Target) -> list[dict[str, Any]]:
     """Run the agent on this machine."""
     reader = WireReader()
     argv = [sys.executable, "-I", "-S", "-"]
-    limit_s = NODE_TIMEOUT_S + 10 + more_time(target)
+    limit_s = NODE_TIMEOUT_S + 10 + more_time(target) + settle_time(target)
     try:
         done = subprocess.run(
             argv, input=agent_program(target), capture_output=True, text=True, timeout=limit_s, check=False
@@ -234,7 +235,7 @@ def collect_step(target: Target, on_answer: AnswerCallback) -> tuple[list[dict[s
     reader = WireReader()
     silent: dict[str, str] = {}
     left, words, program = list(target.nodes), "", agent_program(target)
-    patience = Patience(len(target.nodes), STEP_TIMEOUT_S + more_time(target))
+    patience = Patience(len(target.nodes), STEP_TIMEOUT_S + more_time(target), settle_time(target))
     for _ in range(MAX_STEPS):
         if not left or time.monotonic() >= patience.until:
             break
@@ -260,19 +261,22 @@ def collect_step(target: Target, on_answer: AnswerCallback) -> tuple[list[dict[s
 
 
 class Patience:
-    """How long to wait for the nodes: once half have answered, the rest get little more time than those took."""
+    """How long to wait for the nodes: once half have answered, the rest get little more time than those took.
 
-    def __init__(self, num_nodes: int, limit_s: float) -> None:
-        self._num_nodes, self._is_cut = num_nodes, False
+    Every node takes `settle_s` seconds longer than it needs.
+    """
+
+    def __init__(self, num_nodes: int, limit_s: float, settle_s: float = 0.0) -> None:
+        self._num_nodes, self._is_cut, self._settle_s = num_nodes, False, settle_s
         self._began = time.monotonic()
-        self.until = self._began + limit_s
+        self.until = self._began + limit_s + settle_s
 
     def hear(self, num_answered: int) -> None:
         """Called at each answer."""
         if not self._is_cut and 2 * num_answered >= self._num_nodes:
             now = time.monotonic()
             self._is_cut = True
-            self.until = min(self.until, now + max(LATE_NODE_S, 2 * (now - self._began)))
+            self.until = min(self.until, now + max(LATE_NODE_S, 2 * (now - self._began - self._settle_s)))
 
     @property
     def seconds(self) -> float:
@@ -295,6 +299,11 @@ def _why_silent(node: str, reader: WireReader, words: str, patience: Patience) -
 def more_time(target: Target) -> float:
     """Return the extra seconds that a node gets for evidence that is read only on request."""
     return MORE_TIME_S if target.request.get("native") or target.request.get("flight_recorder") else 0.0
+
+
+def settle_time(target: Target) -> float:
+    """Return the seconds for which every node keeps looking before it answers."""
+    return float(target.request.get("settle_s") or 0.0)
 
 
 def no_answer(target: Target, silent: Mapping[str, str], words: str) -> CollectError:

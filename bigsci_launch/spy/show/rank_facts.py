@@ -38,7 +38,7 @@ def _facts(seen: RankEvidence, evidence: Evidence) -> Iterator[RankFact]:
         yield "signals", "SIGKILL is pending" if seen.last.kill_pending else ""
         yield "debugger", f"pid {seen.last.tracer_pid}" if seen.last.tracer_pid else ""
         yield "other threads", _thread_waits(seen)
-        yield from (("child", _child(child)) for child in seen.last.children[:MAX_ROWS])
+        yield from (("child", _child(child)) for child in (seen.last.children or ())[:MAX_ROWS])
     yield from (("tcp", _socket(socket)) for socket in seen.sockets[:MAX_ROWS])
     yield from (("lock", str(lock)) for lock in evidence.locks if lock.node == seen.node and seen.pid in lock.waiters)
     if seen.memory_events is not None and seen.memory_events.num_kills:
@@ -71,8 +71,8 @@ def _tensors(token: Token) -> str:
     return f"{token.types[1:-1]} {token.sizes[1:-1]}".replace("'", "")
 
 
-def _state(state: str, wchan: str) -> str:
-    where = f" in {wchan}" if wchan.strip("0") else ""
+def _state(state: str, wchan: str | None) -> str:
+    where = f" in {wchan}" if wchan and wchan != "0" else ""
     return f"{state}, {_STATES[state]}{where}" if state in _STATES else f"unknown{where}"
 
 
@@ -88,19 +88,25 @@ def _activity(seen: RankEvidence) -> str:
     if len(seen.samples) < 2:
         return "unknown: only one sample"
     first, last = seen.samples[0], seen.samples[-1]
+    ran = f"{cpu_share(seen):.0%} of a core" if last.cpu_ticks != first.cpu_ticks else ""
     changes = (
-        (f"{cpu_share(seen):.0%} of a core", last.cpu_ticks != first.cpu_ticks),
-        (f"{last.switches - first.switches} context switches", last.switches != first.switches),
-        (f"{last.read_bytes - first.read_bytes} bytes read", last.read_bytes > first.read_bytes),
-        (f"{last.written_bytes - first.written_bytes} bytes written", last.written_bytes > first.written_bytes),
+        ran,
+        _count(first.switches, last.switches, "context switches"),
+        _count(first.read_bytes, last.read_bytes, "bytes read"),
+        _count(first.written_bytes, last.written_bytes, "bytes written"),
     )
     seconds = f"in {last.mono - first.mono:.1f} s"
-    return f"{', '.join(words for words, is_so in changes if is_so) or 'none'} {seconds}"
+    return f"{', '.join(words for words in changes if words) or 'none'} {seconds}"
+
+
+def _count(before: int | None, after: int | None, words: str) -> str:
+    """Return `17 bytes read`, or nothing if the count has not grown, or is not known."""
+    return f"{after - before} {words}" if before is not None and after is not None and after > before else ""
 
 
 def _thread_waits(seen: RankEvidence) -> str:
     """Return `12 in futex_do_wait, 2 in do_epoll_wait`."""
-    counts = Counter(seen.last.thread_waits.values() if seen.last else ())
+    counts = Counter((seen.last.thread_waits or {}).values() if seen.last else ())
     return ", ".join(f"{count} in {place}" for place, count in counts.most_common(MAX_ROWS))
 
 
