@@ -24,7 +24,7 @@ Document = dict[str, Any]
 RANK_KEYS = ("rank", "pid", "world_size", "step")
 SAMPLE_KEYS = (
     "mono", "state", "wchan", "cpu_ticks", "voluntary", "involuntary", "tracer_pid", "kill_pending", "core_dumping",
-    "run_delay_ns", "major_faults", "io", "child_ticks", "same_stack", "why",
+    "run_delay_ns", "major_faults", "io", "file_bytes", "socket_bytes", "child_ticks", "same_stack", "why", "unread",
 )  # fmt: skip
 RECORD_KEYS = (
     "rank", "pid", "code", "signal", "time", "terminated", "clean_end", "type", "message", "place", "source", "phase",
@@ -134,12 +134,13 @@ def trim_sample(sample: Mapping[str, Any], threads: set[str]) -> Document:
         found["children"] = [trim_child(child) for child in sample["children"]]
     if call := sample.get("system_call"):
         found["system_call"] = pick(call, ("number", "name", "fd", "target", "socket", "other_ends"))
-    if "thread_times" in sample:
-        found["thread_times"] = {tid: time for tid, time in sample["thread_times"].items() if tid in threads}
+    for key in ("thread_times", "thread_idle_s"):
+        if key in sample:
+            found[key] = {tid: time for tid, time in sample[key].items() if tid in threads}
     waits = {
         wait: [tid for tid in tids if str(tid) in threads] for wait, tids in (sample.get("thread_waits") or {}).items()
     }
-    if any(waits.values()):
+    if "thread_waits" in sample:
         found["thread_waits"] = {wait: tids for wait, tids in waits.items() if tids}
     if sample.get("stack"):
         found["stack"] = {"threads": [trim_thread(thread) for thread in sample["stack"]["threads"]]}

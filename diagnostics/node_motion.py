@@ -28,18 +28,18 @@ CLOCK_ERROR_S = 2.0
 
 
 def read_rank_motion(rank: Facts, _request: Facts, known: Facts) -> Iterator[tuple[str, Any]]:
-    """Yield how long the threads have been asleep, and the bytes on connections if the sample has none yet."""
-    known.setdefault("until", time.monotonic() + VISITS_LIMIT_S)
-    idle = thread_idle(rank, known.setdefault("clocks", {}), known["until"])
-    if idle:
-        yield "thread_idle_s", idle
+    """Yield the bytes on connections if the sample has none yet, and how long the threads have been asleep."""
     if "socket_bytes" not in rank["samples"][-1]:
         try:
             found = read_socket_bytes(rank["pid"], known)
         except (OSError, ValueError):
-            return  # not known
+            found = None  # not known
         if found is not None:
             yield "socket_bytes", found
+    known.setdefault("until", time.monotonic() + VISITS_LIMIT_S)
+    idle = thread_idle(rank, known.setdefault("clocks", {}), known["until"])
+    if idle:
+        yield "thread_idle_s", idle
 
 
 def thread_idle(rank: Facts, clocks: Clocks, until: float) -> dict[str, float]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -131,6 +133,26 @@ def late_bytes(title: str, total: Callable[[], int], *, after_s: float = 2.0) ->
     """Like `late_progress`, for bytes: shows how many of `total()` are done, how fast, and the time left."""
     with _late(lambda num_done: _bytes(title, total(), num_done), after_s) as report_progress:
         yield report_progress
+
+
+@contextmanager
+def seconds_progress(title: str, total_s: float) -> Iterator[None]:
+    """Show how many of `total_s` seconds have passed, like `progress`, until the block ends."""
+    is_over = threading.Event()
+
+    def report_seconds(report_progress: Progress) -> None:
+        began = time.monotonic()
+        while not is_over.wait(min(1.0, total_s / 10)):
+            report_progress(min(int(time.monotonic() - began), math.ceil(total_s)), "s")
+
+    with progress(title, math.ceil(total_s)) as report_progress:
+        ticking = threading.Thread(target=report_seconds, args=(report_progress,), daemon=True)
+        ticking.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            ticking.join()
 
 
 @contextmanager

@@ -62,6 +62,12 @@ MARK_STYLES: dict[str, dict[str, Any]] = {
     metavar="tp=2,pp=2,dp=2",
     help="Sizes of the axes (tp, cp, ep, pp, dp), for a job that bsl did not submit.",
 )
+@click.option(
+    "--settle",
+    type=click.FloatRange(0, 600),
+    metavar="SECONDS",
+    help="Look for this long before calling anything a hang.",
+)
 @click.option("--native", is_flag=True, help="Read native stacks too; this pauses each process for a moment.")
 @click.option(
     "--flight-recorder",
@@ -83,6 +89,7 @@ def spy(
     pid: int | None,
     bundle: Path | None,
     topology: str | None,
+    settle: float | None,
     native: bool,
     flight_recorder: str | None,
     output: Path | None,
@@ -100,13 +107,14 @@ def spy(
     unstored: BslError | None = None
     _require_one_place(words, jobid, local or pid is not None, bundle)
     axes = _parse_topology(topology)
-    if bundle is not None and (native or flight_recorder):
-        raise click.UsageError("--native and --flight-recorder look at processes, --bundle at files")
+    if bundle is not None and (native or flight_recorder or settle is not None):
+        raise click.UsageError("--settle, --native and --flight-recorder look at processes, --bundle at files")
     if bundle is not None:
         evidence, conclusion = _judge(_open([bundle, *map(Path, words)]), axes)
     else:
         target = _find_target(run, jobid, local, pid)
-        target = replace(target, request={**target.request, "native": native, "flight_recorder": flight_recorder})
+        wanted = {"native": native, "flight_recorder": flight_recorder, "settle_s": settle or 0.0}
+        target = replace(target, request={**target.request, **wanted})
         found = _collect(target)
         if flight_recorder:
             _warn_of_missing_recorders(found)
@@ -177,6 +185,9 @@ def _find_target(run: str | None, jobid: str | None, local: bool, pid: int | Non
 def _collect(target: Target) -> Bundle:
     from bigsci_launch.spy.look.collect import collect
 
+    if settle_s := target.request["settle_s"]:
+        with console.seconds_progress("spy: looking", settle_s):
+            return collect(target)
     if not target.job_id:
         return collect(target)
     with console.progress("spy: nodes", len(target.nodes)) as report_progress:

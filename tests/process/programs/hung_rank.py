@@ -116,6 +116,46 @@ def hold_memory_map() -> None:
     libc.mprotect(ctypes.c_void_p(address), mmap.PAGESIZE, mmap.PROT_READ)
 
 
+def send_to_peer() -> None:
+    """Send 10 MB to the child process, which reads all of it."""
+    server = socket.create_server(("127.0.0.1", 0))
+    connection = socket.create_connection(server.getsockname())
+    peer, _ = server.accept()
+    if os.fork() == 0:
+        connection.close()
+        while peer.recv(1 << 16):
+            pass
+        time.sleep(300)
+    peer.close()
+    connection.sendall(b"x" * 10_000_000)
+    time.sleep(300)
+
+
+def save_state() -> None:
+    """Write 10 MB to a file."""
+    with open(f"{READY}.state", "wb") as file:  # noqa: PTH123
+        file.write(b"x" * 10_000_000)
+        file.flush()
+        time.sleep(300)
+
+
+def poll_queue() -> None:
+    """Poll, and change the place every three seconds."""
+    while True:
+        poll_first()
+        poll_second()
+
+
+def poll_first() -> None:
+    for _ in range(60):
+        time.sleep(0.05)
+
+
+def poll_second() -> None:
+    for _ in range(60):
+        time.sleep(0.05)
+
+
 READY = sys.argv[2]
 signal.alarm(120)
 with open(READY, "w") as fifo:  # noqa: PTH123

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from types import ModuleType
 from typing import Any
+
+import pytest
 
 Process = dict[str, Any]
 
@@ -123,3 +127,67 @@ def test_the_way_from_a_shell_to_this_program_holds_no_rank(agent: ModuleType) -
     """`bsl spy --pid $$` is below that shell, too."""
     above = {2: 1, 5: 2, 6: 5, 7: 6, 9: 2}
     assert agent.node_ranks.chain_to_root(7, above) == {7, 6, 5, 2, 1}
+
+
+def test_looks_while_settling(agent: ModuleType) -> None:
+    for settle_s, about in ((60, [2, 4, 8, 16, 32, 60]), (8, [2, 4, 8]), (3, [3]), (0, [])):
+        found = agent.moments(settle_s)
+        assert len(found) == len(about)
+        assert all(0.9 * want <= at <= 1.1 * want for at, want in zip(found, about, strict=True))
+        assert found[-1:] == about[-1:], "the last look is at the end"
+
+
+def dump_of(line: int, active: bool = True) -> str:
+    return (
+        f'[{{"os_thread_id": 7, "active": {str(active).lower()}, "owns_gil": false, "frames": [{{"line": {line}}}]}}]'
+    )
+
+
+def test_which_ranks_run_on_the_spot(agent: ModuleType) -> None:
+    def runs(*samples: Process) -> bool:
+        return bool(agent.runs_on_the_spot({"samples": list(samples)}))
+
+    assert runs({"dump": dump_of(5)}, {"dump": dump_of(5, active=False)})
+    assert not runs({"dump": dump_of(5)}, {"dump": dump_of(6)}), "it moved"
+    assert not runs({"dump": dump_of(5)}, {"same_stack": True}), "it did not run"
+    assert not runs({"why": "py-spy: no such process"}, {"why": "py-spy: no such process"}), "more looks show nothing"
+
+
+def test_a_dump_that_repeats_is_sent_once(agent: ModuleType) -> None:
+    ranks = [{"samples": [{"dump": "a"}, {"dump": "a"}, {"same_stack": True}, {"dump": "a"}, {"dump": "b"}]}]
+    agent.drop_repetition(ranks)
+    assert ranks[0]["samples"] == [{"dump": "a"}, *[{"same_stack": True}] * 3, {"dump": "b"}]
+
+
+def test_status_that_lacks_lines_is_not_known(agent: ModuleType) -> None:
+    found = agent.node_processes.parse_status("Name:\tx\n")
+    assert (found["voluntary"], found["involuntary"], found["tracer_pid"]) == (None, None, None)
+
+
+def test_a_kernel_that_counts_no_times_says_nothing(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent.node_processes, "read_text", lambda path, limit=0: "0 0 0\n")
+    assert agent.node_processes.thread_times(os.getpid()) == ({}, None)
+
+
+def test_an_age_that_contradicts_the_samples_is_not_known(agent: ModuleType) -> None:
+    samples = [{"mono": float(at), "thread_times": {"7": ran, "8": 1}} for at, ran in ((0, 1), (5, 2), (9, 2))]
+    assert agent.node_motion.longest_idle("7", samples, 10.0) == 10.0, "it ran after the sample at 0 s"
+    assert agent.node_motion.longest_idle("8", samples, 10.0) == float("inf")
+    samples[2]["thread_times"] = {"7": 3}
+    assert agent.node_motion.longest_idle("7", samples, 10.0) == 5.0
+
+
+def test_bytes_of_a_connection(agent: ModuleType) -> None:
+    info = bytearray(232)
+    struct.pack_into("=QQ", info, 120, 1000, 2000)
+    struct.pack_into("=III", info, 44, 1500, 0, 2500)
+
+    def message(info: bytes) -> bytes:
+        head = bytes(56) + struct.pack("=IIII", 30, 5, 0, 4711)
+        other = struct.pack("=HHI", 5, 8, 0)
+        return head + other + struct.pack("=HH", len(info) + 4, 2) + info
+
+    assert agent.node_sockets.parse_connection(message(bytes(info))) == ("4711", 1005, 1970, 1500, 2500)
+    for cut in (info[:104], b""):
+        with pytest.raises(OSError, match="does not count"):
+            agent.node_sockets.parse_connection(message(bytes(cut)))
