@@ -1,136 +1,27 @@
-"""What frames of known libraries mean: which only pass calls on, which communicate, and over which ranks.
+"""What frames of known libraries mean: which only pass calls on, which communicate, which wait and what for.
 
-Sources: torch 2.4 to 2.13 `distributed_c10d.py`; DeepSpeed 0.16 to 0.19 `runtime/pipe/engine.py`, `runtime/utils.py`,
-`runtime/bf16_optimizer.py`, `runtime/zero/stage_1_and_2.py`; Megatron-LM and Megatron-DeepSpeed `mpu`, `core`.
+The knowledge is content: one file per library in `diagnostics/known`, and in folders `known` on `$BSL_PATH`. It is read
+once, when this module is imported.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
+from pathlib import Path
 
+from bigsci_launch.config.document import read_document
+from bigsci_launch.config.problems import validate
+from bigsci_launch.content import content_folders, packaged
+from bigsci_launch.errors import ConfigError
+from bigsci_launch.spy.evidence.code_schema import ANY, KernelKind, KnownCodeFile, PhaseEntry, ScopeEntry
 from bigsci_launch.spy.taxonomy import HangClass
 
-WRAPPER_FILES = (
-    "torch/distributed/c10d_logger.py",
-    "torch/utils/_contextlib.py",
-    "torch/_dynamo/",
-    "torch/nn/modules/module.py",
-    "torch/autograd/",
-    "torch/_tensor.py",
-    "torch/_compile.py",
-    "deepspeed/comm/",
-    "deepspeed/utils/nvtx.py",
-    "deepspeed/utils/timer.py",
-    "/contextlib.py",
-    "/typing_extensions.py",
-    "<string>",
-)
-
-# The innermost frame of a thread that waits for another thread.
-IDLE_FUNCTIONS = (
-    ("wait", "/threading.py"),
-    ("_wait_for_tstate_lock", "/threading.py"),
-    ("join", "/threading.py"),
-    ("get", "/queue.py"),
-    ("_worker", "/concurrent/futures/thread.py"),
-)
-
-_OPERATIONS = frozenset(
-    {
-        "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single",
-        "all_reduce",
-        "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast",
-        "broadcast_object_list", "gather", "gather_object", "irecv", "isend", "monitored_barrier", "recv", "reduce",
-        "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send",
-        "_all_gather_base", "_reduce_scatter_base",
-    }
-)  # fmt: skip
-POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
-_SETUP = {
-    "new_group": "new_group",
-    "_new_process_group_helper": "new_group",
-    "init_process_group": "init_process_group",
-    "_store_based_barrier": "init_process_group",
-}
-
-
-@lru_cache(maxsize=1 << 14)  # few frames, many ranks
-def operation_of(function: str, file: str) -> str | None:
-    """Return the communication that a frame is, or None. Set-up calls count: they wait for all ranks too."""
-    if not file.endswith("torch/distributed/distributed_c10d.py"):
-        return None
-    function = bare_name(function)
-    return function if function in _OPERATIONS else _SETUP.get(function)
-
-
-@lru_cache(maxsize=1 << 14)
-def may_communicate(function: str, file: str) -> bool:
-    """Whether ranks may communicate below this frame without a frame of Python."""
-    return bare_name(function) == "_engine_run_backward" and file.endswith("torch/autograd/graph.py")
-
-
-def bare_name(function: str) -> str:
-    """Return the name without its class: Python 3.11 and newer show `PipelineEngine.train_batch`."""
-    return function.rpartition(".")[2]
-
-
-@dataclass(frozen=True, slots=True)
-class KnownCall:
-    """A known function that communicates, and over which ranks: the scope, as in `groups`."""
-
-    function: str
-    file: str
-    scope: str
-    operation: str | None = None
-
-
-# The first match counts. Frames are looked up one by one from the innermost.
-_KNOWN_CALLS = (
-    KnownCall("_exec_reduce_tied_grads", "pipe/engine.py", "tied"),
-    KnownCall("allreduce_tied_weight_gradients", "pipe/module.py", "tied"),
-    KnownCall("_synchronize_tied_weights", "pipe/module.py", "tied"),
-    KnownCall("_exec_send_activations", "pipe/engine.py", "next stage"),
-    KnownCall("_exec_recv_activations", "pipe/engine.py", "previous stage"),
-    KnownCall("_exec_send_grads", "pipe/engine.py", "previous stage"),
-    KnownCall("_exec_recv_grads", "pipe/engine.py", "next stage"),
-    KnownCall("_aggregate_total_loss", "pipe/engine.py", "dp", "all_reduce"),
-    KnownCall("_aggregate_total_loss", "pipe/engine.py", "pp", "broadcast"),
-    KnownCall("_bcast_pipe_scalar", "pipe/engine.py", "pp"),
-    KnownCall("_reduce_outputs", "pipe/engine.py", "dp"),
-    KnownCall("_exec_reduce_grads", "pipe/engine.py", "dp-cp"),
-    KnownCall("full", "runtime/utils.py", "tp"),
-    KnownCall("get_global_norm_of_tensors", "runtime/utils.py", "model"),
-    KnownCall("get_grad_norm_direct", "zero/stage_1_and_2.py", "model"),
-    KnownCall("all_gather_dp_groups", "runtime/utils.py", "dp-cp"),
-    KnownCall("all_gather_into_tensor_dp_groups", "runtime/utils.py", "dp-cp"),
-    KnownCall("allreduce_gradients", "runtime/engine.py", "dp-cp"),
-    KnownCall("buffered_allreduce_fallback", "runtime/engine.py", "dp-cp"),
-    KnownCall("average_tensor", "zero/stage_1_and_2.py", "dp-cp"),
-    KnownCall("reduce_ipg_grads", "zero/stage_1_and_2.py", "dp-cp"),
-    KnownCall("", "bigsci_launch/train/parallel/tensor.py", "tp"),
-    KnownCall("", "megatron/mpu/mappings.py", "tp"),
-    KnownCall("", "megatron/mpu/cross_entropy.py", "tp"),
-    KnownCall("", "megatron/mpu/data.py", "tp"),
-    KnownCall("", "megatron/core/tensor_parallel/mappings.py", "tp"),
-    KnownCall("", "megatron/core/tensor_parallel/data.py", "tp"),
-    KnownCall("", "megatron/core/tensor_parallel/layers.py", "tp"),
-    KnownCall("", "megatron/core/tensor_parallel/cross_entropy.py", "tp"),
-    KnownCall("recv_forward", "p2p_communication.py", "previous stage"),
-    KnownCall("recv_backward", "p2p_communication.py", "next stage"),
-    KnownCall("send_forward", "p2p_communication.py", "next stage"),
-    KnownCall("send_backward", "p2p_communication.py", "previous stage"),
-)
-
-
-@lru_cache(maxsize=1 << 14)
-def call_scope(function: str, file: str, operation: str) -> str | None:
-    """Return the scope of `operation` when called from this frame, or None if it is not known."""
-    function = bare_name(function)
-    for call in _KNOWN_CALLS:
-        if call.function in ("", function) and file.endswith(call.file) and call.operation in (None, operation):
-            return call.scope
-    return None
+CACHED = 1 << 14
+"""Answers that each question keeps: few frames, many ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,40 +38,294 @@ class KnownWait:
     wchan: tuple[str, ...] = ()
 
 
-KERNEL_WAITS = (
-    KnownWait(HangClass.FILE_LOCK_HELD, "waits for a file lock", wchan=(
-        "locks_lock_inode_wait", "flock_lock_inode_wait", "posix_lock")),
-    KnownWait(HangClass.OUTPUT_PIPE_FULL, "writes to a pipe that nobody reads", wchan=(
-        "anon_pipe_write", "pipe_write", "pipe_wait_writable")),
-    KnownWait(HangClass.FILE_SERVER_LOST, "waits for a file server", wchan=(
-        "rpc_wait_bit", "nfs_", "cl_sync_io_wait", "ptlrpc_")),
-    KnownWait(HangClass.DEVICE_SILENT, "waits for a device or a file system daemon that does not answer", wchan=(
-        "request_wait_answer", "fuse_", "nv_", "nvidia", "nvkms", "uvm_", "uverbs", "ib_uverbs", "mlx5_", "__rdma")),
-)  # fmt: skip
-"""Waits that the kernel function alone identifies."""
+@dataclass(frozen=True, slots=True)
+class KnownCode:
+    """The files in use, ordered by name; `problems` has a line for each file that cannot be used."""
 
-KNOWN_WAITS = (
-    KnownWait(HangClass.BUILD_LOCK_STALE, "waits for a build lock that nobody releases", function="wait",
-              file="file_baton.py"),
-    KnownWait(HangClass.BREAKPOINT_FORGOTTEN, "waits at a debugger prompt", function="interaction", file="/pdb.py"),
-    KnownWait(HangClass.BREAKPOINT_FORGOTTEN, "waits at a debugger prompt", function="cmdloop", file="/cmd.py"),
-    KnownWait(HangClass.BREAKPOINT_FORGOTTEN, "waits for a terminal", wchan=("n_tty_read",)),
-    KnownWait(HangClass.POOL_STUCK, "waits for a process pool", file="multiprocessing/pool.py"),
-    KnownWait(HangClass.CHILD_STUCK, "waits for a child process", wchan=("do_wait",)),
-    KnownWait(HangClass.NETWORK_CALL_UNANSWERED, "waits for the network", wchan=(
-        "wait_woken", "sk_wait_data", "inet_csk_acc", "inet_wait_for")),
-    KnownWait(HangClass.NETWORK_CALL_UNANSWERED, "waits for the network", file="/socket.py"),
-    KnownWait(HangClass.NETWORK_CALL_UNANSWERED, "waits for the network", file="/ssl.py"),
-    KnownWait(HangClass.NETWORK_CALL_UNANSWERED, "waits for the network", file="/urllib3/connectionpool.py"),
-    KnownWait(HangClass.BLOCKED_IN_C, "sleeps", wchan=("hrtimer_nanosleep",)),
-)  # fmt: skip
+    files: tuple[KnownCodeFile, ...]
+    problems: tuple[str, ...] = ()
 
-DATA_LOADER_FILES = ("torch/utils/data/dataloader.py",)
-CHILD_FILES = (*DATA_LOADER_FILES, "/subprocess.py", "multiprocessing/", "concurrent/futures/process.py")
+    def calls(self, key: str) -> CallTable:
+        """Return the functions that all files list under `key`."""
+        return CallTable.of(getattr(file, key) for file in self.files)
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """Return the files and patterns that all files list under `key`."""
+        return tuple(chain.from_iterable(getattr(file, key) for file in self.files))
+
+    def kernel_functions(self, kind: KernelKind) -> tuple[str, ...]:
+        """Return the beginnings of the kernel functions of this kind."""
+        return tuple(chain.from_iterable(file.kernel_functions.get(kind, ()) for file in self.files))
+
+
+@dataclass(frozen=True, slots=True)
+class CallTable:
+    """Functions of known files: for each name, the files that it is known in."""
+
+    files: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, listed: Iterable[Mapping[str, tuple[str, ...]]]) -> CallTable:
+        """Return the table of functions that are listed by file."""
+        found: dict[str, list[str]] = {}
+        for calls in listed:
+            for file, functions in calls.items():
+                for function in functions:
+                    found.setdefault(function, []).append(file)
+        return cls({function: tuple(files) for function, files in found.items()})
+
+    def has(self, function: str, file: str) -> bool:
+        """Whether the frame is one of these; `function` may be named with its class."""
+        files = (*self.files.get(bare_name(function), ()), *self.files.get(ANY, ()))
+        return any(is_file(file, known) for known in files)
+
+
+def read_known_code(own: Path | None = None) -> KnownCode:
+    """Read every file on the search path; one on `$BSL_PATH` replaces a packaged one of the same name.
+
+    An invalid file becomes a problem and is left out: it must not hide a verdict.
+    """
+    found: dict[str, KnownCodeFile | None] = {}
+    problems: list[str] = []
+    for folder in content_folders("known", own or packaged("diagnostics", "known")):
+        for path in sorted(folder.glob("*.yaml")):
+            if path.stem in found:
+                continue
+            try:
+                found[path.stem] = read_code_file(path)
+            except ConfigError as error:
+                found[path.stem] = None
+                problems.append("; ".join(str(problem) for problem in error.problems) or error.message)
+    return KnownCode(tuple(file for _, file in sorted(found.items()) if file), tuple(problems))
+
+
+def read_code_file(path: Path) -> KnownCodeFile:
+    """Read the file at `path`.
+
+    Raises:
+        ConfigError: the file cannot be read, or it is invalid; with all problems, each `file:line:column: key: text`.
+    """
+    content, problems = validate(KnownCodeFile, read_document(path))
+    if content is None:
+        raise ConfigError(f"{path}: {len(problems)} problems", problems=problems)
+    return content
+
+
+def bare_name(function: str) -> str:
+    """Return the name without its class: Python 3.11 and newer show `PipelineEngine.train_batch`."""
+    return function.rpartition(".")[2]
+
+
+def is_file(file: str, known: str) -> bool:
+    """Whether `file` is the one that a file of known code names: a folder, a beginning, or the end of its path."""
+    return _pattern(known).search(file) is not None
+
+
+@lru_cache(maxsize=CACHED)
+def _pattern(known: str) -> re.Pattern[str]:
+    if known == ANY:
+        return re.compile("")
+    if known.startswith("<"):
+        return re.compile("^" + re.escape(known))
+    parts = "[^/]*".join(map(re.escape, known.split("*")))
+    return re.compile(f"(?:^|/){parts}" + ("" if known.endswith("/") else "$"))
+
+
+_CODE = read_known_code()
+PROBLEMS = _CODE.problems
+"""Lines on files of known code that cannot be used, and were left out."""
+
+# ------------------------------------------------------------------------------------------- communication
+
+_COMMUNICATIONS = {
+    function: tuple(
+        (entry.file, entry.operation or function)
+        for file in _CODE.files
+        for entry in file.communications
+        if function in entry.functions
+    )
+    for function in {name for file in _CODE.files for entry in file.communications for name in entry.functions}
+}
+
+
+def _operations(kind: str) -> frozenset[str]:
+    entries = [entry for file in _CODE.files for entry in file.communications if entry.kind == kind]
+    return frozenset(entry.operation or function for entry in entries for function in entry.functions)
+
+
+POINT_TO_POINT = _operations("point-to-point")
+SET_UP_OPERATIONS = _operations("set-up")
+_SCOPES: tuple[ScopeEntry, ...] = tuple(entry for file in _CODE.files for entry in file.scopes)
+
+
+@lru_cache(maxsize=CACHED)
+def operation_of(function: str, file: str) -> str | None:
+    """Return the communication that a frame is, or None. Set-up calls count: they wait for all ranks too."""
+    known = _COMMUNICATIONS.get(bare_name(function), ())
+    return next((operation for place, operation in known if is_file(file, place)), None)
+
+
+@lru_cache(maxsize=CACHED)
+def call_scope(function: str, file: str, operation: str) -> str | None:
+    """Return the scope of `operation` when called from this frame, or None if it is not known."""
+    names = {bare_name(function), ANY}
+    for entry in _SCOPES:
+        fits = entry.operation in (None, operation) and not names.isdisjoint(entry.functions)
+        if fits and is_file(file, entry.file):
+            return entry.scope
+    return None
+
+
+# ------------------------------------------------------------------------------------------- what a frame shows
+
+
+def _table(key: str) -> Callable[[str, str], bool]:
+    """Return the question whether a frame is listed under `key`."""
+    return lru_cache(maxsize=CACHED)(_CODE.calls(key).has)
+
+
+_is_idle, _may_communicate = _table("idle"), _table("may_communicate")
+_is_launcher, _is_helper, _is_server = _table("launchers"), _table("helpers"), _table("servers")
+_is_norm, _is_at_store, _is_joining = _table("norms"), _table("store"), _table("joining")
+_is_shutdown, _is_start_of_child = _table("shutdown"), _table("starts_of_children")
+_is_known_handler, _is_no_phase = _table("signal_handlers"), _table("no_phase")
+_HANDLER_NAMES = tuple(re.compile(pattern, re.IGNORECASE) for pattern in _CODE.names("signal_handler_names"))
+
+
+def is_idle_call(function: str, file: str) -> bool:
+    """Whether a thread whose innermost frame this is waits for another thread of its process, or for a task."""
+    return _is_idle(function, file)
+
+
+def may_communicate(function: str, file: str) -> bool:
+    """Whether native or compiled code that this function calls may communicate without a Python frame of its own.
+
+    Ask it of the innermost frame of a thread that is no wrapper; `ThreadStack.native_call` does.
+    """
+    return _may_communicate(function, file)
+
+
+def is_launcher(function: str, file: str) -> bool:
+    """Whether this is a frame of a process that starts ranks, watches them or serves them.
+
+    A forked child begins with the frames of its parent: leave those out (`own_frames` does).
+    """
+    return _is_launcher(function, file)
+
+
+def is_helper(function: str, file: str) -> bool:
+    """Whether this is a frame of a process that works for one rank, such as a worker of a data loader."""
+    return _is_helper(function, file)
+
+
+def is_server(function: str, file: str) -> bool:
+    """Whether the function waits for requests or tasks: nothing is wrong with a thread that stays in it."""
+    return _is_server(function, file)
+
+
+def is_norm(function: str, file: str) -> bool:
+    """Whether the function communicates once for each parameter group of the optimizer."""
+    return _is_norm(function, file)
+
+
+def is_at_store(function: str, file: str) -> bool:
+    """Whether a rank in this function is still connecting to the store; rank 0 waits there as its server."""
+    return _is_at_store(function, file)
+
+
+def is_joining_call(function: str, file: str) -> bool:
+    """Whether ranks look for each other in this function, at the start."""
+    return _is_joining(function, file)
+
+
+def is_shutdown(function: str, file: str) -> bool:
+    """Whether the interpreter waits in this function for its threads, before it exits."""
+    return _is_shutdown(function, file)
+
+
+def is_start_of_child(function: str, file: str) -> bool:
+    """Whether this is the outermost own frame of a forked process: what is outside it belongs to the parent."""
+    return _is_start_of_child(function, file)
+
+
+@lru_cache(maxsize=CACHED)
+def is_signal_handler(function: str, file: str = "") -> bool:
+    """Whether the function is a known signal handler, or has a name that people give to one."""
+    name = bare_name(function)
+    return _is_known_handler(function, file) or any(pattern.search(name) for pattern in _HANDLER_NAMES)
+
+
+# ------------------------------------------------------------------------------------------- phases
+
+_PHASES: tuple[PhaseEntry, ...] = tuple(entry for file in _CODE.files for entry in file.phases)
+_PHASES_BY_CALL = tuple((CallTable.of([entry.calls]), entry.hang_class) for entry in _PHASES if entry.calls)
+_PHASES_BY_NAME = tuple((re.compile(entry.names, re.I), entry.hang_class) for entry in _PHASES if entry.names)
+
+
+@lru_cache(maxsize=CACHED)
+def phase_of(function: str, file: str) -> HangClass | None:
+    """Return the class of the work that the function does, if others may be meant to wait for it, or None.
+
+    Known functions come first, then names that people use in their own programs, in the order of the file.
+    """
+    if _is_no_phase(function, file):
+        return None
+    known = (hang_class for calls, hang_class in _PHASES_BY_CALL if calls.has(function, file))
+    named = (hang_class for pattern, hang_class in _PHASES_BY_NAME if pattern.search(function))
+    return next(chain(known, named), None)
+
+
+# ------------------------------------------------------------------------------------------- files
+
+_WRAPPERS = _CODE.names("wrappers")
+_PLUMBING = _CODE.names("plumbing")
+
+
+@lru_cache(maxsize=CACHED)
+def is_wrapper_file(file: str) -> bool:
+    """Whether the functions of the file only pass calls on."""
+    return any(is_file(file, known) for known in _WRAPPERS)
+
+
+@lru_cache(maxsize=CACHED)
+def is_plumbing_file(file: str) -> bool:
+    """Whether the file waits on behalf of its callers: queues, locks, connections."""
+    return any(is_file(file, known) for known in _PLUMBING)
+
+
+def _part(known: str) -> str:
+    """Return `known` as a text that its paths end with or contain: a lone name must not be the end of another."""
+    return known if "/" in known else f"/{known}"
+
+
+DATA_LOADER_FILES = tuple(map(_part, _CODE.names("data_loader_files")))
+CHILD_FILES = (*DATA_LOADER_FILES, *map(_part, _CODE.names("child_files")))
 """A thread in one of these may wait for a process below its own."""
 
-MAP_LOCK_WAITS = ("__vma_start_write", "down_write", "down_read", "rwsem_down", "do_mprotect_pkey", "mmap_lock")
+# ------------------------------------------------------------------------------------------- waits
+
+KERNEL_WAITS = tuple(
+    KnownWait(entry.hang_class, entry.words, wchan=entry.kernel) for file in _CODE.files for entry in file.kernel_waits
+)
+"""Waits that the kernel function alone identifies."""
+
+
+def _known_waits() -> Iterable[KnownWait]:
+    for entry in sorted((entry for file in _CODE.files for entry in file.waits), key=lambda entry: entry.order):
+        if entry.kernel:
+            yield KnownWait(entry.hang_class, entry.words, wchan=entry.kernel)
+        for file, functions in entry.calls.items():
+            for function in functions:
+                yield KnownWait(entry.hang_class, entry.words, "" if function == ANY else function, _part(file))
+
+
+KNOWN_WAITS = tuple(_known_waits())
+
+MAP_LOCK_WAITS = _CODE.kernel_functions("map_lock")
 """Kernel functions in which a thread waits for the lock of its process's memory map."""
-FAULT_WAITS = ("filemap_", "folio_wait", "wait_on_page", "do_page_fault", "handle_mm_fault", "do_user_addr_fault")
-DAEMON_WAITS = ("request_wait_answer", "fuse_")
-LOCK_WAITS = ("futex",)
+FAULT_WAITS = _CODE.kernel_functions("page_fault")
+DAEMON_WAITS = _CODE.kernel_functions("daemon")
+LOCK_WAITS = _CODE.kernel_functions("lock")
+CHILD_WAITS = _CODE.kernel_functions("child")
+POLL_WAITS = _CODE.kernel_functions("poll")
+SLEEP_WAITS = _CODE.kernel_functions("sleep")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from bigsci_launch.spy.evidence.known_code import (
-    IDLE_FUNCTIONS,
-    WRAPPER_FILES,
     bare_name,
+    is_idle_call,
+    is_start_of_child,
+    is_wrapper_file,
     may_communicate,
     operation_of,
 )
@@ -71,11 +71,6 @@ class ThreadStack:
         names = [name for frame in self.frames if (name := operation_of(frame.function, frame.file))]
         return names[-1] if names else None
 
-    @property
-    def may_communicate(self) -> bool:
-        """Whether a frame may communicate below Python: autograd that reduces gradients, compiled code, a device."""
-        return any(may_communicate(frame.function, frame.file) for frame in self.frames)
-
     def argument(self, *names: str) -> int | None:
         """Return the first of `names` among the numbers that the innermost communication was called with."""
         frame = next((frame for frame in self.frames if operation_of(frame.function, frame.file)), None)
@@ -87,6 +82,22 @@ class ThreadStack:
         """The innermost frame that is neither a wrapper nor the communication library: where the work is."""
         frames = [frame for frame in self.named_frames if operation_of(frame.function, frame.file) is None]
         return frames[0] if frames else (self.named_frames[0] if self.frames else None)
+
+    @property
+    def native_call(self) -> Frame | None:
+        """The innermost call, wrappers left out, if native code below it may communicate without a frame; else None."""
+        for frame in self.frames:
+            if may_communicate(frame.function, frame.file):
+                return frame
+            if not is_wrapper(frame):
+                return None
+        return None
+
+    @property
+    def own_frames(self) -> tuple[Frame, ...]:
+        """The frames without those that a forked process has from its parent."""
+        starts = (index for index, frame in enumerate(self.frames) if is_start_of_child(frame.function, frame.file))
+        return self.frames[: next(starts, len(self.frames)) + 1]
 
     @property
     def label(self) -> str:
@@ -120,12 +131,7 @@ def _with_folder(file: str) -> str:
 
 def is_wrapper(frame: Frame) -> bool:
     """Whether the frame only passes a call on, as plumbing of torch, DeepSpeed and the interpreter does."""
-    return _is_plumbing(frame.file)
-
-
-@lru_cache(maxsize=1 << 14)
-def _is_plumbing(file: str) -> bool:
-    return file.startswith("<frozen ") or any(part in file for part in WRAPPER_FILES)
+    return is_wrapper_file(frame.file)
 
 
 def decisive_thread(threads: Sequence[ThreadStack], pid: int) -> ThreadStack | None:
@@ -155,4 +161,4 @@ def is_idle(thread: ThreadStack) -> bool:
     if not thread.frames:
         return True
     innermost = thread.frames[0]
-    return any(bare_name(innermost.function) == name and innermost.file.endswith(file) for name, file in IDLE_FUNCTIONS)
+    return is_idle_call(innermost.function, innermost.file)

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from bigsci_launch.config.section import Section
-from bigsci_launch.spy.taxonomy import HangClass, State
+from bigsci_launch.spy.evidence.code_schema import ClassId, Pattern
+from bigsci_launch.spy.taxonomy import State
 
 MAX_SENTENCE = 280
 """Longest explanation or remedy that fits on two lines of the report, in characters."""
 
 
-def _compile(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"not a regular expression: {error}") from error
-    return text
-
-
-# How both are written in a file, and in the reference of its keys.
+# How it is written in a file, and in the reference of its keys.
 StateName = Annotated[State, WithJsonSchema({"enum": [state.value for state in State]})]
-ClassId = Annotated[HangClass, BeforeValidator(HangClass.parse), WithJsonSchema({"type": "string"})]
-Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compile)]
 Sentence = Annotated[str, Field(min_length=1, max_length=MAX_SENTENCE)]
 
 

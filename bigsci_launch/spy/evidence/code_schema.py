@@ -1,0 +1,208 @@
+"""The keys of a file `known/NAME.yaml`: what frames of one library, and functions of the kernel, mean."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+
+from bigsci_launch.config.section import Section
+from bigsci_launch.spy.taxonomy import HangClass
+
+ANY = "*"
+"""Stands for every function of a file."""
+
+
+def _compile(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+    return text
+
+
+def _bare(text: str) -> str:
+    if "." in text:
+        raise ValueError("must be the bare name, without its class")
+    return text
+
+
+Word = Annotated[str, Field(min_length=1)]
+ClassId = Annotated[HangClass, BeforeValidator(HangClass.parse), WithJsonSchema({"type": "string"})]
+Pattern = Annotated[Word, AfterValidator(_compile)]
+FunctionName = Annotated[Word, AfterValidator(_bare)]
+FunctionNames = Annotated[tuple[FunctionName, ...], Field(min_length=1)]
+Calls = dict[Word, FunctionNames]
+KernelKind = Literal["lock", "map_lock", "page_fault", "daemon", "child", "poll", "sleep"]
+
+
+class CommunicationEntry(Section):
+    """Functions that communicate: while a thread is in one, it waits for other ranks."""
+
+    file: Word
+    """Required. The file that they are in."""
+
+    functions: FunctionNames
+    """Required. Their names."""
+
+    operation: Word | None = None
+    """What they do, in torch's words. Without it, each function has the name of its operation."""
+
+    kind: Literal["collective", "point-to-point", "set-up"] = "collective"
+    """`point-to-point` has one partner; `set-up` makes a group, for which its ranks wait, too."""
+
+
+class ScopeEntry(Section):
+    """Functions that communicate over a known group. The first entry that fits a frame counts."""
+
+    file: Word
+    """Required. The file that they are in."""
+
+    functions: FunctionNames
+    """Required. Their names; `"*"` is every function of the file."""
+
+    scope: Word
+    """Required. Axes such as `tp` or `dp-cp`, or `model`, `tied`, `next stage`, `previous stage`."""
+
+    operation: Word | None = None
+    """The communication that this is true of; without it, any."""
+
+
+class KernelWaitEntry(Section):
+    """A wait that the kernel function alone identifies."""
+
+    hang_class: ClassId
+    """Required. The class of a hang in it."""
+
+    words: Word
+    """Required. Completes the sentence `rank 3 ...`."""
+
+    kernel: Annotated[tuple[Word, ...], Field(min_length=1)]
+    """Required. Beginnings of the names of kernel functions."""
+
+
+class WaitEntry(Section):
+    """A known place in which a process waits outside any communication: in kernel functions, or in calls."""
+
+    hang_class: ClassId
+    """Required. The class of a hang in it."""
+
+    words: Word
+    """Required. Completes the sentence `rank 3 ...`."""
+
+    order: int
+    """Required. Waits are tried in ascending order over all files, and the first that fits counts."""
+
+    kernel: tuple[Word, ...] = ()
+    """Beginnings of the names of kernel functions."""
+
+    calls: Calls = {}  # noqa: RUF012
+    """Functions, by file."""
+
+    @model_validator(mode="after")
+    def _says_where(self) -> WaitEntry:
+        if bool(self.kernel) == bool(self.calls):
+            raise ValueError("must have either kernel or calls")
+        return self
+
+
+class PhaseEntry(Section):
+    """Work for which others may be meant to wait: saving, evaluating, preparing data, compiling."""
+
+    hang_class: ClassId
+    """Required. The class of a job that waits for it."""
+
+    calls: Calls = {}  # noqa: RUF012
+    """Functions that do it, by file."""
+
+    names: Pattern | None = None
+    """Pattern of names that people give to such functions in their own programs, upper or lower case. It is asked
+    after the calls of all files."""
+
+    @model_validator(mode="after")
+    def _says_where(self) -> PhaseEntry:
+        if bool(self.names) == bool(self.calls):
+            raise ValueError("must have either calls or names")
+        return self
+
+
+class KnownCodeFile(Section):
+    """What frames mean. A function is named without its class. A file is the end of a path, whole names only
+    (`torch/autograd/graph.py`); one that ends in `/` is a folder anywhere in a path, and one that begins with `<` is
+    the beginning of a name that is no path (`<frozen `). A `*` in a name stands for any letters, and a lone `"*"` for
+    every file."""
+
+    sources: Annotated[tuple[Word, ...], Field(min_length=1)]
+    """Required. The versions that were read, and where."""
+
+    wrappers: tuple[Word, ...] = ()
+    """Files whose functions only pass calls on."""
+
+    idle: Calls = {}  # noqa: RUF012
+    """Innermost calls of a thread that waits for another thread of its process, or for a task."""
+
+    communications: tuple[CommunicationEntry, ...] = ()
+    """Functions that communicate."""
+
+    scopes: tuple[ScopeEntry, ...] = ()
+    """Functions that communicate over a known group."""
+
+    may_communicate: Calls = {}  # noqa: RUF012
+    """Functions that call native or compiled code which communicates, or waits for it, without a Python frame of its
+    own. This is asked of the innermost frame of a thread, wrappers left out: whatever calls Python again has a frame
+    below it."""
+
+    waits: tuple[WaitEntry, ...] = ()
+    """Known places in which a process waits outside any communication."""
+
+    kernel_waits: tuple[KernelWaitEntry, ...] = ()
+    """Waits that the kernel function alone identifies."""
+
+    kernel_functions: dict[KernelKind, tuple[Word, ...]] = {}  # noqa: RUF012
+    """Beginnings of the names of kernel functions, by what a thread waits for in them."""
+
+    phases: tuple[PhaseEntry, ...] = ()
+    """Work for which others may be meant to wait."""
+
+    no_phase: Calls = {}  # noqa: RUF012
+    """Functions whose names only sound like such work."""
+
+    signal_handler_names: tuple[Pattern, ...] = ()
+    """Patterns of names that people give to signal handlers, upper or lower case."""
+
+    signal_handlers: Calls = {}  # noqa: RUF012
+    """Functions that are signal handlers, whatever their names."""
+
+    norms: Calls = {}  # noqa: RUF012
+    """Functions that communicate once for each parameter group of the optimizer."""
+
+    store: Calls = {}  # noqa: RUF012
+    """Functions in which a rank connects to the store of the rendezvous."""
+
+    joining: Calls = {}  # noqa: RUF012
+    """Functions in which ranks look for each other at the start."""
+
+    shutdown: Calls = {}  # noqa: RUF012
+    """Functions in which the interpreter waits for its threads before it exits."""
+
+    servers: Calls = {}  # noqa: RUF012
+    """Functions that wait for requests or tasks: nothing is wrong with a thread that stays in one."""
+
+    launchers: Calls = {}  # noqa: RUF012
+    """Functions of processes that start ranks, watch them or serve them, and are none themselves."""
+
+    helpers: Calls = {}  # noqa: RUF012
+    """Functions of processes that work for one rank, such as the workers of a data loader."""
+
+    starts_of_children: Calls = {}  # noqa: RUF012
+    """The outermost own function of a process that was forked: what is outside it belongs to the parent."""
+
+    child_files: tuple[Word, ...] = ()
+    """Files in which a thread may wait for a process below its own."""
+
+    data_loader_files: tuple[Word, ...] = ()
+    """Files of data loaders with worker processes."""
+
+    plumbing: tuple[Word, ...] = ()
+    """Files that wait on behalf of their callers: queues, locks, connections. Who called them says what for."""
