@@ -165,10 +165,13 @@ def _judge(found: Bundle, axes: str | None) -> tuple[Evidence, Conclusion]:
 
 
 def _recognise(evidence: Evidence, conclusion: Conclusion) -> Conclusion:
-    """Return `conclusion` with the known hang that it matches. An unusable signature is reported and left out."""
+    """Return `conclusion` with the known hang that it matches. Unusable files are reported and left out."""
+    from bigsci_launch.spy.evidence import known_code
     from bigsci_launch.spy.known.library import name_hang, read_library
 
     library = read_library()
+    for problem in known_code.PROBLEMS:
+        console.talk(f"warning: known code left out: {problem}")
     for problem in library.problems:
         console.talk(f"warning: signature left out: {problem}")
     return name_hang(evidence, conclusion, library)

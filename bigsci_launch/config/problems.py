@@ -24,6 +24,7 @@ _WORDS = {
     "bool_type": "must be true or false",
     "string_type": "must be text",
     "list_type": "must be a list, such as [1, 2]",
+    "tuple_type": "must be a list, such as [1, 2]",
     "dict_type": "must be a section with keys below it",
     "model_type": "must be a section with keys below it",
     "greater_than": "must be greater than {gt}",

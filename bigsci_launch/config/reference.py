@@ -139,6 +139,9 @@ def _type(schema: Schema, root: Schema) -> str:
         return " or ".join(f"`{value}`" for value in schema["enum"])
     if schema.get("type") == "array":
         return f"list of: {_type(schema['items'], root)}"
+    values = schema.get("additionalProperties")
+    if isinstance(values, dict) and values.get("type") == "array":
+        return f"names, each with a {_type(values, root)}"
     words = {"integer": "whole number", "number": "number", "boolean": "`true` or `false`", "null": "`null`"}
     limits = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
     shown = " and ".join(f"{sign} {schema[key]:g}" for key, sign in limits.items() if key in schema)

@@ -19,6 +19,7 @@ from bigsci_launch import errors
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.config.reference import config_reference, keys_reference
 from bigsci_launch.runs import events, layout
+from bigsci_launch.spy.evidence.code_schema import KnownCodeFile
 from bigsci_launch.spy.known.library import read_signature
 from bigsci_launch.spy.known.schema import SignatureFile
 
@@ -96,6 +97,14 @@ def signature_page() -> str:
     return "\n".join([NOTE, "# Keys of a signature\n", introduction, keys_reference(SignatureFile)])
 
 
+def known_code_page() -> str:
+    introduction = (
+        "The keys of a file in `diagnostics/known/` ([how to add one](../how-to/add-a-framework.md)). Wrong files are\n"
+        "reported on stderr with line and key, and left out.\n"
+    )
+    return "\n".join([NOTE, "# Keys of known code\n", introduction, keys_reference(KnownCodeFile)])
+
+
 def known_hangs_page() -> str:
     introduction = (
         "The hangs that `bsl spy` recognises, from `diagnostics/signatures/`. Each has a file that says what to look\n"
@@ -130,6 +139,7 @@ def pages() -> dict[str, str]:
         "environment.md": environment_page(),
         "json.md": json_page(),
         "signature.md": signature_page(),
+        "known-code.md": known_code_page(),
         "known-hangs.md": known_hangs_page(),
     }
 

@@ -97,7 +97,7 @@ class WaitEntry(Section):
     kernel: tuple[Word, ...] = ()
     """Beginnings of the names of kernel functions."""
 
-    calls: Calls = {}  # noqa: RUF012
+    calls: Calls = {}
     """Functions, by file."""
 
     @model_validator(mode="after")
@@ -113,7 +113,7 @@ class PhaseEntry(Section):
     hang_class: ClassId
     """Required. The class of a job that waits for it."""
 
-    calls: Calls = {}  # noqa: RUF012
+    calls: Calls = {}
     """Functions that do it, by file."""
 
     names: Pattern | None = None
@@ -128,10 +128,13 @@ class PhaseEntry(Section):
 
 
 class KnownCodeFile(Section):
-    """What frames mean. A function is named without its class. A file is the end of a path, whole names only
-    (`torch/autograd/graph.py`); one that ends in `/` is a folder anywhere in a path, and one that begins with `<` is
-    the beginning of a name that is no path (`<frozen `). A `*` in a name stands for any letters, and a lone `"*"` for
-    every file."""
+    """What frames mean.
+
+    A function is named without its class; `"*"` is every function of a file. A file is the end of a path, whole names
+    only (`torch/autograd/graph.py`). One that ends in `/` is a folder anywhere in a path, and one that begins with `<`
+    is the beginning of a name that is no path (`<frozen `). A `*` in a file stands for any letters but `/`, and a lone
+    `"*"` for every file.
+    """
 
     sources: Annotated[tuple[Word, ...], Field(min_length=1)]
     """Required. The versions that were read, and where."""
@@ -139,7 +142,7 @@ class KnownCodeFile(Section):
     wrappers: tuple[Word, ...] = ()
     """Files whose functions only pass calls on."""
 
-    idle: Calls = {}  # noqa: RUF012
+    idle: Calls = {}
     """Innermost calls of a thread that waits for another thread of its process, or for a task."""
 
     communications: tuple[CommunicationEntry, ...] = ()
@@ -148,7 +151,7 @@ class KnownCodeFile(Section):
     scopes: tuple[ScopeEntry, ...] = ()
     """Functions that communicate over a known group."""
 
-    may_communicate: Calls = {}  # noqa: RUF012
+    may_communicate: Calls = {}
     """Functions that call native or compiled code which communicates, or waits for it, without a Python frame of its
     own. This is asked of the innermost frame of a thread, wrappers left out: whatever calls Python again has a frame
     below it."""
@@ -159,43 +162,46 @@ class KnownCodeFile(Section):
     kernel_waits: tuple[KernelWaitEntry, ...] = ()
     """Waits that the kernel function alone identifies."""
 
-    kernel_functions: dict[KernelKind, tuple[Word, ...]] = {}  # noqa: RUF012
+    kernel_functions: dict[KernelKind, tuple[Word, ...]] = {}
     """Beginnings of the names of kernel functions, by what a thread waits for in them."""
 
     phases: tuple[PhaseEntry, ...] = ()
     """Work for which others may be meant to wait."""
 
-    no_phase: Calls = {}  # noqa: RUF012
+    no_phase: Calls = {}
     """Functions whose names only sound like such work."""
 
     signal_handler_names: tuple[Pattern, ...] = ()
     """Patterns of names that people give to signal handlers, upper or lower case."""
 
-    signal_handlers: Calls = {}  # noqa: RUF012
+    signal_handlers: Calls = {}
     """Functions that are signal handlers, whatever their names."""
 
-    norms: Calls = {}  # noqa: RUF012
+    no_signal_handlers: Calls = {}
+    """Functions whose names only sound like signal handlers."""
+
+    norms: Calls = {}
     """Functions that communicate once for each parameter group of the optimizer."""
 
-    store: Calls = {}  # noqa: RUF012
+    store: Calls = {}
     """Functions in which a rank connects to the store of the rendezvous."""
 
-    joining: Calls = {}  # noqa: RUF012
+    joining: Calls = {}
     """Functions in which ranks look for each other at the start."""
 
-    shutdown: Calls = {}  # noqa: RUF012
+    shutdown: Calls = {}
     """Functions in which the interpreter waits for its threads before it exits."""
 
-    servers: Calls = {}  # noqa: RUF012
+    servers: Calls = {}
     """Functions that wait for requests or tasks: nothing is wrong with a thread that stays in one."""
 
-    launchers: Calls = {}  # noqa: RUF012
+    launchers: Calls = {}
     """Functions of processes that start ranks, watch them or serve them, and are none themselves."""
 
-    helpers: Calls = {}  # noqa: RUF012
+    helpers: Calls = {}
     """Functions of processes that work for one rank, such as the workers of a data loader."""
 
-    starts_of_children: Calls = {}  # noqa: RUF012
+    starts_of_children: Calls = {}
     """The outermost own function of a process that was forked: what is outside it belongs to the parent."""
 
     child_files: tuple[Word, ...] = ()

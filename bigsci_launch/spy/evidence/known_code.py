@@ -75,9 +75,13 @@ class CallTable:
         return cls({function: tuple(files) for function, files in found.items()})
 
     def has(self, function: str, file: str) -> bool:
-        """Whether the frame is one of these; `function` may be named with its class."""
-        files = (*self.files.get(bare_name(function), ()), *self.files.get(ANY, ()))
-        return any(is_file(file, known) for known in files)
+        """Whether the frame is one of these; `function` may be named with its class.
+
+        A module that is being imported (`<module>`) is in none of its functions.
+        """
+        name = bare_name(function)
+        anywhere = () if name == "<module>" else self.files.get(ANY, ())
+        return any(is_file(file, known) for known in (*self.files.get(name, ()), *anywhere))
 
 
 def read_known_code(own: Path | None = None) -> KnownCode:
@@ -86,8 +90,9 @@ def read_known_code(own: Path | None = None) -> KnownCode:
     An invalid file becomes a problem and is left out: it must not hide a verdict.
     """
     found: dict[str, KnownCodeFile | None] = {}
-    problems: list[str] = []
-    for folder in content_folders("known", own or packaged("diagnostics", "known")):
+    own = own or packaged("diagnostics", "known")
+    problems = [] if any(own.glob("*.yaml")) else [f"{own}: no file, so no frame of a library is known"]
+    for folder in content_folders("known", own):
         for path in sorted(folder.glob("*.yaml")):
             if path.stem in found:
                 continue
@@ -188,7 +193,11 @@ _is_idle, _may_communicate = _table("idle"), _table("may_communicate")
 _is_launcher, _is_helper, _is_server = _table("launchers"), _table("helpers"), _table("servers")
 _is_norm, _is_at_store, _is_joining = _table("norms"), _table("store"), _table("joining")
 _is_shutdown, _is_start_of_child = _table("shutdown"), _table("starts_of_children")
-_is_known_handler, _is_no_phase = _table("signal_handlers"), _table("no_phase")
+_is_known_handler, _is_no_handler, _is_no_phase = (
+    _table("signal_handlers"),
+    _table("no_signal_handlers"),
+    _table("no_phase"),
+)
 _HANDLER_NAMES = tuple(re.compile(pattern, re.IGNORECASE) for pattern in _CODE.names("signal_handler_names"))
 
 
@@ -252,7 +261,8 @@ def is_start_of_child(function: str, file: str) -> bool:
 def is_signal_handler(function: str, file: str = "") -> bool:
     """Whether the function is a known signal handler, or has a name that people give to one."""
     name = bare_name(function)
-    return _is_known_handler(function, file) or any(pattern.search(name) for pattern in _HANDLER_NAMES)
+    is_named_so = any(pattern.search(name) for pattern in _HANDLER_NAMES) and not _is_no_handler(function, file)
+    return is_named_so or _is_known_handler(function, file)
 
 
 # ------------------------------------------------------------------------------------------- phases

@@ -80,6 +80,18 @@ def test_a_wheel_has_known_hangs_without_their_recordings(wheel: Path, sdist: Pa
     assert files_below(wheel / signatures) == {path for path in here if "recording" not in path.parts}
 
 
+def test_wheel_and_sdist_have_what_is_known_of_frames(wheel: Path, sdist: Path, tmp_path: Path) -> None:
+    known = "bigsci_launch/assets/diagnostics/known"
+    here = files_below(ROOT / "diagnostics" / "known")
+    assert here == files_below(wheel / known) == files_below(sdist / known)
+    probe = "from bigsci_launch.spy.evidence import known_code as k; print(len(k._CODE.files), k.PROBLEMS)"
+    environment = {**os.environ, "PYTHONPATH": str(wheel)}
+    done = subprocess.run(
+        [sys.executable, "-c", probe], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == (f"{len(here)} ()\n", "")
+
+
 def test_an_installed_wheel_reads_the_library(wheel: Path, tmp_path: Path) -> None:
     recording = ROOT / "diagnostics" / "signatures" / "stale-build-lock" / "recording"
     command = [sys.executable, "-m", "bigsci_launch", "spy", "--bundle", str(recording), "--json"]
