@@ -297,7 +297,7 @@ def examine(request: Facts) -> Facts:
     alarm(int(limit_s) + 5)  # ends this program, whatever happens below
     deadline = began + limit_s
     request["py_spy"] = find_py_spy(request)
-    ranks, how, problems = find_ranks(request, node)
+    ranks, others, how, problems = find_ranks(request, node)
     ranks = [dict(rank, samples=[]) for rank in ranks]
     first_samples(ranks, request, deadline)
     locks = ask_one(lambda: [("locks", find_locks(all_pids(ranks)))], LOCKS_TIMEOUT_S)
@@ -319,6 +319,7 @@ def examine(request: Facts) -> Facts:
         "py_spy": request["py_spy"],
         "problems": problems,
         "locks": locks.get("locks", []),
+        "others": others,
         "ranks": ranks,
         "wall_s": round(time.monotonic() - began, 3),
         "cpu_s": round(sum(os.times()[:4]), 3),

@@ -1,16 +1,38 @@
 """Finds the processes of a node that are ranks, for node_agent.py. Standard library only, Python 3.8 or newer.
 
 The sources, in this order: PID files of the launcher; `scontrol listpids`; cgroup.procs; the environment of all
-processes; the descendants of a launcher. Never ps, pgrep or /proc/PID/cmdline: they block on a process whose memory map
-is locked. A rank is a record {rank, pid, source, step, world_size, ...}.
+processes; the descendants of a launcher. Never ps or pgrep: they block on a process whose memory map is locked. A rank
+is a record {rank, pid, source, step, world_size, ...}. Its `source` says what numbers it (node_numbers.py); `order of
+start` means that it was only counted. What is no rank is an entry {pid, comm, role, why} of `others`.
 """
 
 from __future__ import annotations
 
 import os
-import time
 
-from node_processes import ask_children, ask_one, descendants, parents, parse_stat, read_text, run_program
+from node_identity import (
+    DUMP_VARIABLES,
+    LOCAL_SIZE_VARIABLES,
+    SIZE_VARIABLES,
+    depth_of,
+    first_number,
+    identify,
+    is_python,
+    role_of,
+)
+from node_numbers import (
+    GUESS,
+    STORE,
+    candidates,
+    choose,
+    claims_of,
+    environment_of,
+    is_settled,
+    store_server,
+    tell_others,
+)
+from node_peek import peek
+from node_processes import ask_one, descendants, parents, read_text, run_program
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -21,32 +43,27 @@ if TYPE_CHECKING:
     Known = dict[int, Facts]
     Row = tuple[int, str, "int | None"]
     Tasks = dict[int, tuple[str, "int | None"]]
-    Found = tuple[list[Facts], str, list[str]]
+    Claim = tuple[int, int, str, "int | None"]
+    # The ranks, who is none, how they were found, problems.
+    Found = tuple[list[Facts], list[Facts], str, list[str]]
 
-RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-LOCAL_SIZE_VARIABLES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-OTHER_VARIABLES = ("SLURM_JOB_ID", "SLURMD_NODENAME", "BSL_RUN_DIR", "BSL_ATTEMPT")
-# Where torch writes the dumps of its flight recorder: a prefix, to which it appends the rank.
-DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 PID_FILES_TIMEOUT_S = 5.0
-IDENTIFY_TIMEOUT_S = 1.0
 LISTPIDS_TIMEOUT_S = 5.0
 
 
 def find_ranks(request: Facts, node: str) -> Found:
-    """Return the ranks of this node, how they were found, and problems on the way."""
+    """Return the ranks of this node, who is no rank, how they were found, and problems on the way."""
     problems: list[str] = []
     job_id, launcher_pid = request.get("job_id"), request.get("launcher_pid")
     if request.get("pid_files"):
         ranks = from_pid_files(request["pid_files"], node, None if job_id else os.uname().nodename, problems)
         if ranks or not job_id:
-            return ranks, "pid files", problems
+            return ranks, [], "pid files", problems
     if job_id:
-        return from_job(job_id, node, problems)
+        return from_job(job_id, node, request, problems)
     if launcher_pid:
-        return from_launcher(launcher_pid, problems)
-    return [], "nothing", problems
+        return from_launcher(launcher_pid, request, problems)
+    return [], [], "nothing", problems
 
 
 def from_pid_files(folder: str, node: str, host: str | None, problems: list[str]) -> list[Facts]:
@@ -67,7 +84,7 @@ def read_pid_files(folder: str, node: str, host: str | None) -> Iterator[tuple[s
     yield "files", [each for each in documents if each and (each["node"] == node or (host and each["host"] == host))]
 
 
-def from_job(job_id: str, node: str, problems: list[str]) -> Found:
+def from_job(job_id: str, node: str, request: Facts, problems: list[str]) -> Found:
     """Return the ranks of a Slurm job on this node, whether `bsl` submitted it or not."""
     rows, how = list_tasks(job_id, node, problems), "scontrol listpids"
     if not rows:
@@ -77,7 +94,8 @@ def from_job(job_id: str, node: str, problems: list[str]) -> Found:
     own_step = os.environ.get("SLURM_STEP_ID")
     tasks = {pid: (step, task) for pid, step, task in rows if step not in (own_step, "extern")}
     known = identify(sorted(tasks), problems)
-    return assign_ranks(known, spread_tasks(known, tasks)), how, problems
+    ranks, others = number_ranks(known, spread_tasks(known, tasks), None, request)
+    return ranks, others, how, problems
 
 
 def spread_tasks(known: Known, tasks: Tasks) -> Tasks:
@@ -96,15 +114,16 @@ def spread_tasks(known: Known, tasks: Tasks) -> Tasks:
     return spread
 
 
-def from_launcher(launcher_pid: int, problems: list[str]) -> Found:
-    """Return the ranks among the descendants of a launcher, numbered by it, else in the order of their start.
+def from_launcher(launcher_pid: int, request: Facts, problems: list[str]) -> Found:
+    """Return the ranks among a launcher and its descendants.
 
     The ancestors of this process are not ranks: it may have been started from the same shell.
     """
     above = parents()
     pids = {launcher_pid} | (descendants(launcher_pid, above) - chain_to_root(os.getpid(), above))
     known = identify(sorted(pids), problems)
-    return assign_ranks(known, {}) or count_ranks(launcher_pid, known), f"descendants of {launcher_pid}", problems
+    ranks, others = number_ranks(known, {}, launcher_pid, request)
+    return ranks, others, f"descendants of {launcher_pid}", problems
 
 
 def chain_to_root(pid: int, above: dict[int, int]) -> set[int]:
@@ -170,100 +189,60 @@ def list_environment(job_id: str, node: str) -> list[Row]:
     ]
 
 
-def identify(pids: list[int], problems: list[str]) -> Known:
-    """Return {pid: {comm, ppid, start_ticks, exe, env}}; `env` is empty if the environment cannot be read."""
-    found = ask_children(pids, read_identities, IDENTIFY_TIMEOUT_S, 1, time.monotonic() + 5 * IDENTIFY_TIMEOUT_S)
-    known: Known = {}
-    for pid in pids:
-        stat = read_text(f"/proc/{pid}/stat")
-        identity = found.get(pid, {}).get("identity")
-        if identity is None and stat:
-            problems.append(f"pid {pid}: its environment cannot be read")
-        if stat:
-            known[pid] = dict(parse_stat(stat), **(identity or {"exe": "", "env": {}}))
-    return known
+def number_ranks(
+    known: Known, tasks: Tasks, launcher_pid: int | None, request: Facts
+) -> tuple[list[Facts], list[Facts]]:
+    """Return the ranks among processes, and who is none. Looks into them only if their environment does not tell."""
+    claims = claims_of(known, tasks, {})
+    chosen, peeks = choose(known, tasks, claims), {}
+    if not is_settled(known, claims, set(chosen.values())):
+        unclear = [pid for pid in known if is_python(known[pid]) and not role_of(known[pid])]
+        unclear.sort(key=lambda pid: (depth_of(pid, known), known[pid]["start_ticks"], pid))
+        peeks = peek(unclear, request)
+        claims = claims_of(known, tasks, peeks)
+        chosen = choose(known, tasks, claims)
+    ranks = records_of(known, tasks, claims, chosen, peeks)
+    if not ranks:
+        ranks = count_ranks(launcher_pid, known, peeks)
+    names = {rank["pid"]: name_of(rank) for rank in ranks}
+    return ranks, tell_others(known, names, peeks)
 
 
-def read_identities(pids: list[int]) -> Iterator[tuple[int, str, Any]]:
-    """Yield program and environment of each process, for a reader."""
-    for pid in pids:
-        yield pid, "identity", exe_and_environment(pid)
-        yield pid, "done", True
-
-
-def exe_and_environment(pid: int) -> Facts:
-    """Return the program and the few variables that number ranks. May block on a process whose memory map is locked."""
-    try:
-        exe = os.readlink(f"/proc/{pid}/exe")
-    except OSError:
-        exe = ""
-    wanted = RANK_VARIABLES + SIZE_VARIABLES + LOCAL_SIZE_VARIABLES + OTHER_VARIABLES + DUMP_VARIABLES
-    pairs = (entry.partition("=")[::2] for entry in (read_text(f"/proc/{pid}/environ", 1 << 20) or "").split("\0"))
-    return {"exe": exe, "env": {name: value for name, value in pairs if name in wanted}}
-
-
-def is_python(process: Facts) -> bool:
-    """Whether the program looks like a Python interpreter (torch renames its main thread)."""
-    program = os.path.basename(process["exe"])
-    return bool(program.startswith("python") or process["comm"].startswith(("python", "pt_main")))
-
-
-def leader(group: list[int], known: Known) -> int:
-    """Return the process of `group` that is the rank: the topmost Python below any wrappers, else the topmost."""
-    pythons = {pid for pid in group if is_python(known[pid])} or set(group)
-    return min((known[pid]["start_ticks"], pid) for pid in pythons if not has_ancestor(pid, pythons, known))[1]
-
-
-def has_ancestor(pid: int, group: set[int], known: Known) -> bool:
-    """Whether a process of `group` is an ancestor of `pid`."""
-    seen = {pid}
-    while pid in known and known[pid]["ppid"] not in seen:
-        pid = known[pid]["ppid"]
-        seen.add(pid)
-        if pid in group:
-            return True
-    return False
-
-
-def first_number(env: dict[str, str], names: tuple[str, ...]) -> int | None:
-    """Return the first of the variables `names` that is a number, or None."""
-    return next((int(env[name]) for name in names if env.get(name, "").isdigit()), None)
+def name_of(rank: Facts) -> str:
+    """Return what to call a rank: `rank 3`, or `process 4711` if its number means nothing."""
+    return f"process {rank['pid']}" if rank["source"] == GUESS else f"rank {rank['rank']}"
 
 
 def assign_ranks(known: Known, tasks: Tasks) -> list[Facts]:
-    """Return which process is which rank. `tasks` gives {pid: (step, global task ID or None)}.
-
-    A rank variable in the environment wins: tasks may then be launchers (one torchrun per node). Without one, each
-    task is a rank.
-    """
-    by_rank: dict[tuple[Any, int], list[int]] = {}
-    by_task: dict[tuple[Any, int], list[int]] = {}
-    for pid, process in known.items():
-        step, task = tasks.get(pid, (None, None))
-        rank = first_number(process["env"], RANK_VARIABLES)
-        if rank is not None:
-            by_rank.setdefault((step, rank), []).append(pid)
-        elif task is not None:
-            by_task.setdefault((step, task), []).append(pid)
-    launchers = {tasks[pid] for group in by_rank.values() for pid in group if pid in tasks}
-    groups = [("environment", key, group) for key, group in by_rank.items()]
-    groups += [("task id", key, group) for key, group in by_task.items() if key not in launchers]
-    return sorted((as_rank(*group, known) for group in groups), key=lambda rank: (str(rank["step"]), rank["rank"]))
+    """Return which process is which rank, without looking into them. `tasks`: {pid: (step, global task ID or None)}."""
+    claims = claims_of(known, tasks, {})
+    return records_of(known, tasks, claims, choose(known, tasks, claims), {})
 
 
-def as_rank(source: str, key: tuple[Any, int], group: list[int], known: Known) -> Facts:
+def records_of(
+    known: Known, tasks: Tasks, claims: dict[int, Claim], chosen: dict[tuple[Any, int], int], peeks: Known
+) -> list[Facts]:
+    """Return the records of the ranks that were chosen, in order."""
+    ranks = [as_rank(key, pid, claims[pid], environment_of(pid, known, peeks)) for key, pid in chosen.items()]
+    for rank in ranks:
+        size = rank["world_size"]
+        if size is not None and (size <= rank["rank"] or size < sum(each["step"] == rank["step"] for each in ranks)):
+            rank["world_size"] = None  # it speaks of something else, such as nodes
+    return sorted(ranks, key=lambda rank: (str(rank["step"]), rank["rank"]))
+
+
+def as_rank(key: tuple[Any, int], pid: int, claim: Claim, env: dict[str, str]) -> Facts:
     """Return the record of one rank; `key` is (step, rank)."""
-    pid = leader(group, known)
-    env = known[pid]["env"]
     prefixes = [env[name] for name in DUMP_VARIABLES if env.get(name)]
     dumps = {"recorder_files": [f"{prefix}{key[1]}" for prefix in prefixes]} if prefixes else {}
+    size = claim[3] if claim[3] is not None else first_number(env, SIZE_VARIABLES)
     return {
         **dumps,
         "rank": key[1],
         "pid": pid_of_run(key[1], env) or pid,
-        "source": source,
+        "source": claim[2],
         "step": key[0],
-        "world_size": first_number(env, SIZE_VARIABLES),
+        "world_size": size,
         "local_world_size": first_number(env, LOCAL_SIZE_VARIABLES),
         "attempt": attempt_of_run(env),
     }
@@ -292,10 +271,19 @@ def read_pid(path: str) -> int | None:
     return pid if isinstance(pid, int) else None
 
 
-def count_ranks(launcher_pid: int, known: Known) -> list[Facts]:
-    """Return the ranks of a launcher that numbers none: its Python children in the order of their start, or itself."""
-    below = {pid for pid in known if pid != launcher_pid and is_python(known[pid])}
-    tops = sorted((known[pid]["start_ticks"], pid) for pid in below if not has_ancestor(pid, below, known))
-    pids = [pid for _, pid in tops] or [pid for pid in (launcher_pid,) if pid in known]
-    nothing = {"source": "order of start", "step": None, "world_size": None, "attempt": None}
-    return [dict(nothing, rank=rank, pid=pid) for rank, pid in enumerate(pids)]
+def count_ranks(launcher_pid: int | None, known: Known, peeks: Known | None = None) -> list[Facts]:
+    """Return the processes that may be ranks, none of which is known by its number, in the order of their start.
+
+    The one that serves the store is rank 0 all the same.
+    """
+    peeks = peeks or {}
+    pids = candidates(known, launcher_pid, peeks)
+    if not pids and launcher_pid in known and not role_of(known[launcher_pid]):
+        pids = [launcher_pid]
+    first = store_server(pids, peeks) if len(pids) > 1 else None
+    pids.sort(key=lambda pid: pid != first)
+    sizes = {first_number(environment_of(pid, known, peeks), SIZE_VARIABLES) for pid in pids}
+    size = sizes.pop() if len(sizes) == 1 else None
+    size = size if size is not None and size >= len(pids) else None
+    nothing = {"step": None, "world_size": size, "attempt": None}
+    return [dict(nothing, rank=rank, pid=pid, source=STORE if pid == first else GUESS) for rank, pid in enumerate(pids)]

@@ -28,8 +28,9 @@ def recorder_folder(rank: Facts, request: Facts) -> str | None:
 
 
 def has_recorder(rank: Facts, request: Facts) -> bool:
-    """Whether to ask the rank: the job serves its collectives, and it has not failed to answer before."""
-    return bool(recorder_folder(rank, request)) and "recorder_why" not in rank["samples"][0]
+    """Whether to ask the rank: the job serves its collectives by number, and it has not failed to answer before."""
+    is_numbered = rank.get("source") != "order of start"
+    return is_numbered and bool(recorder_folder(rank, request)) and "recorder_why" not in rank["samples"][0]
 
 
 def read_rank_recorder(rank: Facts, request: Facts, _known: Facts) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,198 @@
+"""Looks into processes for what numbers them, for node_agent.py. Standard library only, Python 3.8 or newer.
+
+Three things say which rank a process is, where its first environment does not: the arguments of functions that are
+still on its stack (torch's spawn, `init_process_group`, a training function that is called with rank and world size),
+the environment that it has set for itself since, and its connections: the one that serves the store is rank 0.
+"""
+
+from __future__ import annotations
+
+import time
+
+from node_environment import environment_now
+from node_identity import WANTED
+from node_processes import ask_children, run_program
+from node_sockets import read_tables, socket_inodes
+
+TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    Facts = dict[str, Any]
+
+PEEK_TIMEOUT_S = 1.5
+PEEK_STACK_S = 1.0
+TIME_FOR_ALL_S = 4.0
+MAX_PEEKS = 48
+RANK_NAMES = (
+    "rank", "global_rank", "world_rank", "my_rank", "process_id", "process_index", "process_idx", "proc_id",
+    "worker_rank",
+)  # fmt: skip
+SIZE_NAMES = (
+    "world_size", "nprocs", "num_processes", "num_procs", "n_procs", "nproc", "num_ranks", "size",
+)  # fmt: skip
+# Functions that make the calling process a member of the world, by a part of their file.
+JOINING = {
+    "torch/distributed/distributed_c10d.py": ("init_process_group", "_create_process_group"),
+    "torch/distributed/rendezvous.py": ("_create_c10d_store",),
+    "jax/_src/distributed.py": ("initialize", "State.initialize"),
+}  # fmt: skip
+# Functions that only helpers of a rank run, and functions in which a launcher waits for the ranks.
+HELPING = {
+    "torch/utils/data/_utils/worker.py": ("_worker_loop", "a worker of a data loader"),
+    "multiprocessing/pool.py": ("worker", "a worker of a pool"),
+    "concurrent/futures/process.py": ("_process_worker", "a worker of a pool"),
+    "multiprocessing/managers.py": ("_run_server", "a manager of Python's multiprocessing"),
+    "multiprocessing/resource_tracker.py": ("main", "Python's resource tracker"),
+    "multiprocessing/forkserver.py": ("main", "Python's fork server"),
+}  # fmt: skip
+STARTING = {
+    "torch/multiprocessing/spawn.py": ("join", "start_processes"),
+    "torch/distributed/elastic/agent/server/api.py": ("run", "_invoke_run"),
+}  # fmt: skip
+WAITING = {
+    "multiprocessing/process.py": ("join",),
+    "multiprocessing/connection.py": ("wait",),
+    "subprocess.py": ("wait", "communicate", "run", "call", "check_call"),
+}  # fmt: skip
+OF_A_GROUP = "/torch/distributed/"  # its functions speak of ranks within any group
+SPAWN_FILE, SPAWN_FUNCTION = "torch/multiprocessing/spawn.py", "_wrap"
+
+
+def peek(pids: list[int], request: Facts) -> dict[int, Facts]:
+    """Return what was found in each process: {pid: {env, connections, frames}}; what could not be read is missing."""
+    deadline = time.monotonic() + TIME_FOR_ALL_S
+    pids = pids[:MAX_PEEKS]
+
+    def read(part: list[int]) -> Iterator[tuple[int, str, Any]]:
+        known: Facts = {}
+        for pid in part:
+            env = environment_now(pid, WANTED, known)
+            if env is not None:
+                yield pid, "env", env
+            yield pid, "connections", read_connections(pid, known)
+            yield pid, "done", True
+
+    def read_stacks(part: list[int]) -> Iterator[tuple[int, str, Any]]:
+        for pid in part:
+            frames = read_arguments(pid, request)
+            if frames is not None:
+                yield pid, "frames", frames
+            yield pid, "done", True
+
+    found = ask_children(pids, read, PEEK_TIMEOUT_S, 1, deadline)
+    if request.get("py_spy"):
+        workers = min(request.get("readers", 2), len(pids))
+        for pid, facts in ask_children(pids, read_stacks, PEEK_TIMEOUT_S, workers, deadline).items():
+            found.setdefault(pid, {}).update(facts)
+    return {pid: facts for pid, facts in found.items() if pid is not None}
+
+
+def read_connections(pid: int, known: Facts) -> Facts:
+    """Return {serves: ports that the process listens on, ends: {inode: [local address, remote address]}}."""
+    try:
+        inodes, table = set(socket_inodes(pid).values()), read_tables(pid, known)
+    except OSError:
+        return {"serves": {}, "ends": {}}
+    sockets = {inode: table[inode] for inode in inodes if inode in table}
+    return {
+        "serves": {inode: port_of(each["local"]) for inode, each in sockets.items() if each["state"] == "LISTEN"},
+        "ends": {
+            inode: [each["local"], each["remote"]] for inode, each in sockets.items() if each["state"] == "ESTABLISHED"
+        },
+    }
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def read_arguments(pid: int, request: Facts) -> Facts | None:
+    """Return what the arguments of functions on the stacks of a process say, or None if they cannot be read."""
+    import json
+
+    argv = [request["py_spy"], "dump", "--json", "--locals", "--nonblocking", "--pid", str(pid)]
+    for _ in range(2):
+        status, output, _errors = run_program(argv, PEEK_STACK_S, {"RUST_BACKTRACE": "0"})
+        if status == 0:
+            return arguments_of(json.loads(output), pid)
+        if status is None:
+            break
+    return None
+
+
+def arguments_of(threads: list[Facts], pid: int) -> Facts:
+    """Return what numbers a process in py-spy's dump: {spawned, joined, named, helps, starts, waits}.
+
+    spawned: index given by torch's spawn. joined: [rank, size] given to torch or JAX. named: [[file, function,
+    variable, rank, size, whether it is an argument]] of other functions, outermost first. helps: what helper it is.
+    starts, waits: whether the main thread started ranks with torch, or waits for children of any kind.
+    """
+    threads = sorted(threads, key=lambda thread: thread.get("os_thread_id") != pid)
+    found: Facts = {"named": []}
+    for index, thread in enumerate(threads):
+        frames = own_frames(thread["frames"])
+        for frame in frames:
+            take_frame(frame, found, is_main=index == 0)
+        facts = [named_rank(frame) for frame in reversed(frames) if OF_A_GROUP not in frame["filename"]]
+        found["named"] += [fact for fact in facts if fact]
+    return found
+
+
+def own_frames(frames: list[Facts]) -> list[Facts]:
+    """Return the frames, innermost first, without those that a forked process has from its parent."""
+    for at, frame in enumerate(frames):
+        if short_name(frame) == "_bootstrap" and frame["filename"].endswith("multiprocessing/process.py"):
+            return frames[:at]
+    return frames
+
+
+def short_name(frame: Facts) -> str:
+    """Return the name of the function without that of its class."""
+    return str(frame["name"]).rpartition(".")[2]
+
+
+def take_frame(frame: Facts, found: Facts, is_main: bool) -> None:
+    """Put what a frame of a known function says into `found`. The innermost one wins."""
+    name, file = short_name(frame), frame["filename"]
+    if name == SPAWN_FUNCTION and file.endswith(SPAWN_FILE):
+        index = numbers_of(frame).get("i")
+        if index is not None:
+            found.setdefault("spawned", index[0])
+    if is_in(JOINING, name, file) or is_in(JOINING, frame["name"], file):
+        fact = named_rank(frame)
+        if fact:
+            found.setdefault("joined", fact[3:5])
+    for part, (function, what) in HELPING.items():
+        if name == function and file.endswith(part):
+            found.setdefault("helps", what)
+    if is_main and is_in(STARTING, name, file):
+        found["starts"] = True
+    if is_main and is_in(WAITING, name, file):
+        found["waits"] = True
+
+
+def is_in(table: dict[str, tuple[str, ...]], name: str, file: str) -> bool:
+    """Whether the table has the function, by the end of its file's path."""
+    return any(name in functions and file.endswith(part) for part, functions in table.items())
+
+
+def numbers_of(frame: Facts) -> dict[str, tuple[int, bool]]:
+    """Return the variables of a frame that are numbers: {name: (value, whether it is an argument)}."""
+    return {
+        each["name"]: (int(each["repr"]), bool(each["arg"]))
+        for each in frame.get("locals") or ()
+        if str(each.get("repr") or "").isdigit()
+    }
+
+
+def named_rank(frame: Facts) -> list[Any] | None:
+    """Return [file, function, variable, rank, size, whether both are arguments] of a frame that has both, or None."""
+    numbers = numbers_of(frame)
+    rank = next((name for name in RANK_NAMES if name in numbers), None)
+    size = next((name for name in SIZE_NAMES if name in numbers), None)
+    if rank is None or size is None or numbers[rank][0] >= numbers[size][0]:
+        return None
+    is_argument = numbers[rank][1]
+    return [frame["filename"], frame["name"], rank, numbers[rank][0], numbers[size][0], is_argument]
