@@ -118,8 +118,10 @@ def is_python(process: Facts) -> bool:
 
 
 def role_of(process: Facts) -> Role | None:
-    """Return what a process is if it is no rank for certain, by its program: ("launcher", why) or ("helper", why)."""
+    """Return (role, why) of a process that is certainly no rank: `launcher`, `helper` or `ended`. Else None."""
     comm = process["comm"]
+    if process.get("state") == "Z":
+        return "ended", "it has ended, and its parent has not taken notice"
     if comm in SHELLS or comm in WRAPPERS:
         return "launcher", f"{comm} only starts other programs"
     if comm.startswith(LAUNCHERS):

@@ -317,7 +317,7 @@ def tell_others(known: Known, ranks: dict[int, Any], peeks: dict[int, Facts]) ->
             role, why = explain_other(pid, known, ranks, peeks)
             if role:
                 found.append({"pid": pid, "comm": process["comm"], "role": role, "why": why})
-    found.sort(key=lambda each: ("unknown", "launcher", "helper").index(each["role"]))
+    found.sort(key=lambda each: ("unknown", "launcher", "ended", "helper").index(each["role"]))
     return found[:MAX_OTHERS]
 
 

@@ -123,6 +123,9 @@ def from_launcher(launcher_pid: int, request: Facts, problems: list[str]) -> Fou
     pids = {launcher_pid} | (descendants(launcher_pid, above) - chain_to_root(os.getpid(), above))
     known = identify(sorted(pids), problems)
     ranks, others = number_ranks(known, {}, launcher_pid, request)
+    starting = [other for other in others if other["role"] == "launcher"]
+    if starting and not ranks:
+        problems.append(f"no rank was found yet below {starting[-1]['comm']} (process {starting[-1]['pid']})")
     return ranks, others, f"descendants of {launcher_pid}", problems
 
 
@@ -201,11 +204,19 @@ def number_ranks(
         peeks = peek(unclear, request)
         claims = claims_of(known, tasks, peeks)
         chosen = choose(known, tasks, claims)
-    ranks = records_of(known, tasks, claims, chosen, peeks)
-    if not ranks:
-        ranks = count_ranks(launcher_pid, known, peeks)
+    ranks = records_of(known, tasks, claims, chosen, peeks) or count_ranks(launcher_pid, known, peeks)
+    add_ages(ranks, known)
     names = {rank["pid"]: name_of(rank) for rank in ranks}
     return ranks, tell_others(known, names, peeks)
+
+
+def add_ages(ranks: list[Facts], known: Known) -> None:
+    """Add to each rank how many seconds ago it began."""
+    uptime = (read_text("/proc/uptime") or "").split()
+    for rank in ranks:
+        if uptime and rank["pid"] in known:
+            began = known[rank["pid"]]["start_ticks"] / os.sysconf("SC_CLK_TCK")
+            rank["age_s"] = round(float(uptime[0]) - began, 2)
 
 
 def name_of(rank: Facts) -> str:

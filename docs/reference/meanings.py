@@ -169,10 +169,18 @@ world_size | ranks in all
 coverage.ranks_read | number of ranks whose stacks were read
 coverage.ranks_unreadable | list of {rank, node, why}
 coverage.nodes_silent | list of {node, why}
+coverage.numbering | whether the numbers of the ranks are `known`, `partly known` or `guessed`
+coverage.problems | what could not be done on the nodes
+ranks[].rank | its number; an index in this document only, if `numbered_by` is `order of start`
+ranks[].name | what to call it: `rank 3`, or `process 4711` if its number is not known
+ranks[].node | its node
+ranks[].pid | its process, or null
+ranks[].numbered_by | what says which rank it is, such as `environment`; `order of start` if nothing does
+others[] | {node, pid, comm, role, why}: processes that are no ranks; role: `launcher`, `helper`, `ended`, `unknown`
 verdict.state | `hang`, `slow`, `progressing`, `crashed`, `finished` or `unknown`
 verdict.class | class of the hang, such as `H01` ([classes](../how-to/hang-lab.md#the-names))
 verdict.signature | name of the [known hang](../how-to/add-a-signature.md) that it matches, or null
-verdict.suspects[] | {rank, node, pid, coordinate, why}; empty if the evidence accuses nobody
+verdict.suspects[] | {rank, node, pid, numbered_by, coordinate, why}; empty if the evidence accuses nobody
 verdict.sides[] | {ranks, where}: who waits where
 verdict.confidence | 0 to 1
 verdict.claim | the answer, in one sentence

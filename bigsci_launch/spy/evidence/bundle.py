@@ -7,10 +7,12 @@ BUNDLE/
   report.txt           the same for people
 
 `may_lack_ranks` says that files of other tools were read, which may not exist for every rank.
-A node's document: {node, host, time, found_by, py_spy, problems, locks, ranks, ..}. Its `locks` are file locks for
-which a rank or a child of one waits, or which it holds against others: [{kind, mode, file, holder, holder_comm,
-holder_state, path, waiters}], pids, 0 where the kernel does not know. A rank is {rank, pid, source, step, world_size,
-samples}; a sample holds
+A node's document: {node, host, time, found_by, py_spy, problems, locks, others, ranks, ..}. Its `others` are processes
+of the job that are no ranks: [{pid, comm, role, why}]; role: `launcher`, `helper`, `ended`, `unknown`. Its `locks` are
+file locks for which a rank or a child of one waits, or which it holds against others: [{kind, mode, file, holder,
+holder_comm, holder_state, path, waiters}], pids, 0 where the kernel does not know. A rank is {rank, pid, source, step,
+world_size, age_s, samples}; `source` says what numbers it (numbering.py), `age_s` how many seconds ago it began. A
+sample holds
 
   state, wchan, cpu_ticks, voluntary, ..   from the files that can always be read
   thread_times, run_delay_ns               nanoseconds on a CPU per thread; nanoseconds that threads waited for one

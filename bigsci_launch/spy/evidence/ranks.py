@@ -19,10 +19,19 @@ from bigsci_launch.spy.evidence.kernel import (
     parse_memory_events,
     parse_sockets,
 )
+from bigsci_launch.spy.evidence.numbering import (
+    NumberedBy,
+    Numbering,
+    OtherProcess,
+    list_processes,
+    numbering_of,
+    parse_others,
+    parse_source,
+)
 from bigsci_launch.spy.evidence.run_facts import Exit, Failure, Heartbeat, RunRecords
 from bigsci_launch.spy.evidence.stacks import ThreadStack, decisive_thread, parse_threads
-from bigsci_launch.topology import Coordinate, Topology
-from bigsci_launch.topology.words import name_part
+from bigsci_launch.topology import Coordinate, Topology, compress_ranks
+from bigsci_launch.topology.words import count_ranks, name_part, name_ranks
 
 GONE_STATES = ("gone", "Z", "X")
 FILES = "files"
@@ -30,7 +39,11 @@ FILES = "files"
 NOT_FOUND = "no process was found for it"
 NOT_IDENTIFIED = "it is none of the processes that could be identified"
 ELSEWHERE = "no process was found for it below --pid, where only some of the ranks were started"
+NOT_STARTED = "no process was found for it, and the others began only a moment ago"
 NO_FILE = "no file holds it"
+YOUNG_S = 3.0
+"""Ranks are started one after the other: while the youngest is younger than this, others may be about to begin."""
+TOPOLOGY_UNUSED = "coordinates are left out: which process is which rank is not known"
 UNREADABLE = "its environment cannot be read"
 """What the node agent says about a process that it could not identify: it may be any rank."""
 
@@ -117,6 +130,7 @@ class RankEvidence:
     heartbeat: Heartbeat | None = None
     sockets: tuple[Socket, ...] = ()
     memory_events: MemoryEvents | None = None
+    numbered_by: NumberedBy = NumberedBy.UNKNOWN
 
     @property
     def last(self) -> Sample | None:
@@ -173,45 +187,90 @@ class Evidence:
     problems: tuple[str, ...]
     """What the node agents could not do, each with the name of its node."""
     locks: tuple[FileLock, ...] = ()
+    others: tuple[OtherProcess, ...] = ()
+    """Processes of the job that are no ranks."""
+
+    @property
+    def numbering(self) -> Numbering:
+        """Whether the numbers of the ranks that were found are known. If not, a number means nothing by itself."""
+        return numbering_of([seen.numbered_by for seen in self.ranks if seen.pid is not None])
+
+    def is_numbered(self, rank: int) -> bool:
+        """Whether the number of `rank` is known. Where processes were only counted, any may be one that is missing."""
+        if rank >= len(self.ranks):
+            return True
+        seen = self.ranks[rank]
+        return seen.numbered_by.is_known and (seen.pid is not None or self.numbering is Numbering.KNOWN)
 
     def coordinate(self, rank: int) -> Coordinate | None:
-        """Return the coordinate of `rank`, or None if the topology is not known."""
-        known = self.topology is not None and rank < self.topology.world_size
+        """Return the coordinate of `rank`, or None if the topology or the number is not known."""
+        known = self.topology is not None and rank < self.topology.world_size and self.is_numbered(rank)
         return self.topology.coordinate(rank) if known and self.topology else None
 
     def part(self, ranks: Collection[int]) -> str:
         """Which part of the grid `ranks` are: `pp3 tp0-1`. Empty where there is nothing to say."""
-        return name_part(ranks, self.topology) if self.topology else ""
+        return name_part(ranks, self.topology) if self.topology and all(map(self.is_numbered, ranks)) else ""
 
     def name(self, rank: int) -> str:
-        """Return `rank 5 (n2, dp0 pp1 tp1)`: the name of a rank in every sentence."""
+        """Return `rank 5 (n2, dp0 pp1 tp1)` or `process 4711 (n2)`: the name of a rank in every sentence."""
         # Every rank of the world is there, in order.
         node = self.ranks[rank].node if rank < len(self.ranks) else ""
         parts = [part for part in (node, str(self.coordinate(rank) or "")) if part]
-        return f"rank {rank} ({', '.join(parts)})" if parts else f"rank {rank}"
+        name = self.short_name(rank)
+        return f"{name} ({', '.join(parts)})" if parts else name
+
+    def short_name(self, rank: int) -> str:
+        """Return `rank 5` or `process 4711`."""
+        return self.names((rank,))
+
+    def names(self, ranks: Collection[int]) -> str:
+        """Return `ranks 3-5`, `processes 4711, 4712 and 2 more`, or both."""
+        numbered = [rank for rank in ranks if self.is_numbered(rank)]
+        pids = [self.ranks[rank].pid for rank in ranks if not self.is_numbered(rank)]
+        if pids == [None]:
+            counted = "a process that was not found"
+        else:
+            counted = f"{'process' if len(pids) == 1 else 'processes'} {list_processes(pids)}"
+        return " and ".join(([name_ranks(numbered)] if numbered else []) + ([counted] if pids else []))
+
+    def list_names(self, ranks: Collection[int]) -> str:
+        """Return `3-5`, or `4711, 4712 and 2 more`: the names without the noun."""
+        if all(map(self.is_numbered, ranks)):
+            return compress_ranks(ranks)
+        if any(map(self.is_numbered, ranks)):
+            return self.names(ranks)
+        return list_processes([self.ranks[rank].pid for rank in ranks])
+
+    def count(self, ranks: Collection[int]) -> str:
+        """Return `3 ranks`, or `3 processes` if the number of one of them is not known."""
+        words = count_ranks(ranks)
+        if all(map(self.is_numbered, ranks)):
+            return words
+        return "1 process" if len(ranks) == 1 else words.replace("ranks", "processes")
 
 
 def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, Any]]) -> Evidence:
     """Return the evidence in the documents of a bundle: `collection`, and one document per node that answered."""
     nodes = sorted(nodes, key=lambda node: str(node["node"]))
     problems = tuple(f"{node['node']}: {problem}" for node in nodes for problem in node.get("problems", []))
-    why_missing = _why_missing(nodes, problems)
     records = RunRecords(collection)
+
+    found = _found_ranks(nodes, records)
+    is_counted = any(not seen.numbered_by.is_known for seen in found.values())
+    world_size = _world_size(collection, nodes, found)
+    why_missing = _why_missing(nodes, problems, found, world_size)
 
     def unreached(record: Mapping[str, Any]) -> RankEvidence:
         return _unreached_rank(record, collection, why_missing, records)
 
-    found: dict[int, RankEvidence] = {}
-    steps = _largest_steps_first(nodes)
-    for node in nodes:
-        for document in sorted(node.get("ranks", []), key=lambda rank: steps.index(rank.get("step"))):
-            found.setdefault(int(document["rank"]), _parse_rank(document, node, records))
     for record in collection.get("expected", []):
         found.setdefault(int(record["rank"]), unreached(record))
-    world_size = _world_size(collection, nodes, found)
+    world_size = max([world_size, *(rank + 1 for rank in found)], default=0)
     for rank in range(world_size):
         found.setdefault(rank, unreached({"rank": rank}))
     topology = collection.get("topology")
+    if topology and is_counted:
+        topology, problems = None, (*problems, TOPOLOGY_UNUSED)
     return Evidence(
         job=collection.get("job"),
         world_size=world_size,
@@ -220,16 +279,51 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         nodes_silent=tuple((str(silent["node"]), str(silent["why"])) for silent in collection.get("nodes_silent", [])),
         problems=problems,
         locks=tuple(lock for node in nodes for lock in parse_locks(node)),
+        others=tuple(other for node in nodes for other in parse_others(node)),
     )
 
 
-def _why_missing(nodes: Sequence[Mapping[str, Any]], problems: Sequence[str]) -> str:
+def _found_ranks(nodes: Sequence[Mapping[str, Any]], records: RunRecords) -> dict[int, RankEvidence]:
+    """Return the ranks that were found. Processes that were only counted, on each node, get numbers that are free."""
+    found: dict[int, RankEvidence] = {}
+    counted: list[RankEvidence] = []
+    steps = _largest_steps_first(nodes)
+    for node in nodes:
+        for document in sorted(node.get("ranks", []), key=lambda rank: steps.index(rank.get("step"))):
+            seen = _parse_rank(document, node, records)
+            if seen.numbered_by.is_known:
+                found.setdefault(seen.rank, seen)
+            else:
+                counted.append(seen)
+    free = (number for number in range(len(found) + len(counted)) if number not in found)
+    for seen, number in zip(counted, list(free), strict=False):
+        found[number] = replace(seen, rank=number)
+    return found
+
+
+def _why_missing(
+    nodes: Sequence[Mapping[str, Any]], problems: Sequence[str], found: Mapping[int, RankEvidence], world_size: int
+) -> str:
     """Why nothing is known about a rank that none of `nodes` reports, although all of them answered."""
     if any(UNREADABLE in problem for problem in problems):
         return NOT_IDENTIFIED
+    if not all(seen.numbered_by.is_known for seen in found.values()):
+        return NOT_IDENTIFIED
+    if any(other.role == "unknown" for node in nodes for other in parse_others(node)):
+        return NOT_IDENTIFIED
     if any(node.get("found_by") == FILES for node in nodes):
         return NO_FILE
-    return ELSEWHERE if _is_one_launcher_of_several(nodes) else NOT_FOUND
+    if _is_one_launcher_of_several(nodes) or _is_minor_part(nodes, found, world_size):
+        return ELSEWHERE
+    ages = [rank["age_s"] for node in nodes for rank in node.get("ranks", []) if rank.get("age_s") is not None]
+    return NOT_STARTED if ages and min(ages) < YOUNG_S else NOT_FOUND
+
+
+def _is_minor_part(nodes: Sequence[Mapping[str, Any]], found: Mapping[int, RankEvidence], world_size: int) -> bool:
+    """Whether less than half of the world was found below a launcher, all in one piece: others may have the rest."""
+    is_below = any(str(node.get("found_by")).startswith("descendants") for node in nodes)
+    is_one_piece = bool(found) and max(found) - min(found) + 1 == len(found)
+    return is_below and is_one_piece and 2 * len(found) < world_size
 
 
 def _is_one_launcher_of_several(nodes: Iterable[Mapping[str, Any]]) -> bool:
@@ -294,6 +388,7 @@ def _parse_rank(document: Mapping[str, Any], node: Mapping[str, Any], records: R
         **records.of(int(document["rank"])),
         sockets=parse_sockets(document["samples"]),
         memory_events=parse_memory_events(document["samples"]),
+        numbered_by=parse_source(document.get("source"), node.get("found_by") == FILES),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stack_classes import merge_stacks
 from bigsci_launch.spy.judge.conclusion import Conclusion, Suspect
 
@@ -24,7 +24,14 @@ def to_document(evidence: Evidence, conclusion: Conclusion) -> dict[str, Any]:
                 {"rank": seen.rank, "node": seen.node, "why": seen.why_unreadable} for seen in unreadable
             ],
             "nodes_silent": [{"node": node, "why": why} for node, why in evidence.nodes_silent],
+            "numbering": evidence.numbering.value,
+            "problems": list(evidence.problems),
         },
+        "ranks": [_rank(seen, evidence) for seen in evidence.ranks],
+        "others": [
+            {"node": other.node, "pid": other.pid, "comm": other.comm, "role": other.role, "why": other.why}
+            for other in evidence.others
+        ],
         "verdict": {
             "state": conclusion.state.value,
             "class": str(conclusion.hang_class) if conclusion.hang_class else None,
@@ -51,6 +58,17 @@ def to_document(evidence: Evidence, conclusion: Conclusion) -> dict[str, Any]:
     }
 
 
+def _rank(seen: RankEvidence, evidence: Evidence) -> dict[str, Any]:
+    """Return who a rank is. `rank` identifies it in this document; outside, only what `numbered_by` makes it."""
+    return {
+        "rank": seen.rank,
+        "name": evidence.short_name(seen.rank),
+        "node": seen.node,
+        "pid": seen.pid,
+        "numbered_by": seen.numbered_by.value,
+    }
+
+
 def _suspect(suspect: Suspect, evidence: Evidence) -> dict[str, Any]:
     seen = next(seen for seen in evidence.ranks if seen.rank == suspect.rank)
     coordinate = evidence.coordinate(suspect.rank)
@@ -58,6 +76,7 @@ def _suspect(suspect: Suspect, evidence: Evidence) -> dict[str, Any]:
         "rank": suspect.rank,
         "node": seen.node,
         "pid": seen.pid,
+        "numbered_by": seen.numbered_by.value,
         "coordinate": coordinate.as_dict() if coordinate else None,
         "why": suspect.why,
     }

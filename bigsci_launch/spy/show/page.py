@@ -21,8 +21,8 @@ from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.waits import WaitGraph, build_graph
 from bigsci_launch.spy.show.rank_facts import RankFact, facts_of
 from bigsci_launch.spy.show.suspects import merge_suspects, name_group
-from bigsci_launch.topology import AXES, AXIS_NAMES, Topology, compress_ranks
-from bigsci_launch.topology.words import count_ranks, name_ranks
+from bigsci_launch.topology import AXES, AXIS_NAMES, Topology
+from bigsci_launch.topology.words import count_ranks
 
 Size = Literal["small", "medium", "large"]
 COLOURS = 8
@@ -79,7 +79,7 @@ def render_page(evidence: Evidence, conclusion: Conclusion) -> str:
         conclusion=conclusion,
         num_read=sum(1 for seen in evidence.ranks if seen.threads),
         suspects=[(found, name_group(evidence, found.ranks)) for found in merge_suspects(conclusion.suspects)],
-        classes=[_class_row(index, found) for index, found in enumerate(classes)],
+        classes=[_class_row(index, found, evidence) for index, found in enumerate(classes)],
         unread=_unread(evidence),
         grid=make_grid(evidence, conclusion, classes),
         data=Markup(_dump(_details(evidence, conclusion))),
@@ -97,12 +97,12 @@ def _letter(index: int) -> str:
     return LETTERS[index] if index < len(LETTERS) else "*"
 
 
-def _class_row(index: int, found: StackClass) -> dict[str, Any]:
+def _class_row(index: int, found: StackClass, evidence: Evidence) -> dict[str, Any]:
     return {
         "style": f"k{min(index, COLOURS)}",
         "mark": _letter(index),
-        "count": count_ranks(found.ranks),
-        "ranks": compress_ranks(found.ranks),
+        "count": evidence.count(found.ranks),
+        "ranks": evidence.list_names(found.ranks),
         "first": found.ranks[0],
         "nodes": compress_hostlist(node for node in found.nodes if node),
         "thread": "" if found.thread == "MainThread" else found.thread,
@@ -116,7 +116,7 @@ def _unread(evidence: Evidence) -> list[tuple[str, str, int]]:
     for seen in evidence.ranks:
         if seen.why_unreadable or seen.is_gone:
             reasons.setdefault(seen.why_unreadable or f"it has ended: {seen.exit or 'gone'}", []).append(seen.rank)
-    return [(why, name_ranks(ranks), ranks[0]) for why, ranks in reasons.items()]
+    return [(why, evidence.names(ranks), ranks[0]) for why, ranks in reasons.items()]
 
 
 def make_grid(evidence: Evidence, conclusion: Conclusion, classes: Sequence[StackClass]) -> Grid:
@@ -171,7 +171,11 @@ def _cell(seen: RankEvidence, evidence: Evidence, number: int | None, suspects: 
         style, mark, what = "unread", "?", "not read"
     where = (seen.node, str(evidence.coordinate(seen.rank) or ""), what)
     return RankCell(
-        seen.rank, style, mark, " · ".join((f"rank {seen.rank}", *filter(None, where))), seen.rank in suspects
+        seen.rank,
+        style,
+        mark,
+        " · ".join((evidence.short_name(seen.rank), *filter(None, where))),
+        seen.rank in suspects,
     )
 
 
@@ -179,7 +183,7 @@ def _details(evidence: Evidence, conclusion: Conclusion) -> dict[str, Any]:
     """Return what the page shows about each selected rank. Values that several ranks share are stored once."""
     graph = build_graph(evidence)
     whys = {suspect.rank: suspect.why for suspect in conclusion.suspects}
-    waits, ranks = _WaitWords(graph), {}
+    waits, ranks = _WaitWords(graph, evidence), {}
     stacks: dict[tuple[ThreadStack, ...], int] = {}
     tables: dict[tuple[RankFact, ...], int] = {}
     for seen in evidence.ranks:
@@ -224,12 +228,12 @@ def _frame(frame: Frame) -> list[Any]:
 class _WaitWords:
     """What each rank waits for, in words; ranks that wait for the same ranks share one value."""
 
-    def __init__(self, graph: WaitGraph) -> None:
+    def __init__(self, graph: WaitGraph, evidence: Evidence) -> None:
         self._graph = graph
         self._said: dict[int, tuple[RankFact, ...]] = {}
         self._awaited: dict[int, int] = {}
         for blockers, ranks in graph.meetings:
-            absent = (("not there yet", name_ranks(blockers)),) if blockers else ()
+            absent = (("not there yet", evidence.names(blockers)),) if blockers else ()
             self._said[id(blockers)] = (("waits in", str(graph.waits[ranks[0]])), *absent)
             for blocker in blockers:
                 self._awaited[blocker] = self._awaited.get(blocker, 0) + len(ranks)

@@ -13,14 +13,13 @@ from typing import Literal
 
 from bigsci_launch.scheduler.hostlist import compress_hostlist
 from bigsci_launch.spy.evidence.known_code import operation_of
+from bigsci_launch.spy.evidence.numbering import Numbering, list_processes
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.evidence.stack_classes import StackClass, merge_stacks
 from bigsci_launch.spy.evidence.stacks import Frame
 from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.show.grid import MEANINGS, class_letter, make_text_grid, rank_marks
 from bigsci_launch.spy.show.suspects import merge_suspects, name_group
-from bigsci_launch.topology import compress_ranks
-from bigsci_launch.topology.words import count_ranks, name_ranks
 
 LineRole = Literal["bad", "good", "head", "plain", "muted", "grid"]
 MAX_LINES = 40
@@ -132,12 +131,17 @@ def _summary(evidence: Evidence, conclusion: Conclusion) -> str:
         conclusion.state.value,
         f"class {conclusion.hang_class}" if conclusion.hang_class else "",
         f"confidence {conclusion.confidence:.2f}",
-        f"{read} of {evidence.world_size} ranks read",
+        f"{read} of {evidence.world_size} {_noun(evidence)} read",
         f"{len(nodes)} of {len(nodes) + len(evidence.nodes_silent)} nodes answered",
         f"job {evidence.job}" if evidence.job else "",
         str(evidence.topology or ""),
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _noun(evidence: Evidence) -> str:
+    """`ranks`, or `processes` where nothing says which of them is which rank."""
+    return "processes" if evidence.numbering is Numbering.GUESSED else "ranks"
 
 
 def _items(name: str, items: Sequence[str], page: _Folder) -> Items:
@@ -175,7 +179,7 @@ def _classes(
         lines += _one_class(index, classes[index], evidence, bool(suspects.intersection(classes[index].ranks)), page)
     if len(shown) < len(classes):
         rest = [rank for index, found in enumerate(classes) if index not in shown for rank in found.ranks]
-        lines.append(Line(page.cut(f"{len(classes) - len(shown)} more classes: {name_ranks(rest)}"), "muted"))
+        lines.append(Line(page.cut(f"{len(classes) - len(shown)} more classes: {evidence.names(rest)}"), "muted"))
     return lines
 
 
@@ -189,7 +193,7 @@ def _most_telling(classes: Sequence[StackClass], suspects: set[int], count: int)
 
 
 def _one_class(index: int, found: StackClass, evidence: Evidence, suspected: bool, page: _Folder) -> list[Line]:
-    head = f"{class_letter(index)} {count_ranks(found.ranks)}: {compress_ranks(found.ranks)}"
+    head = f"{class_letter(index)} {evidence.count(found.ranks)}: {evidence.list_names(found.ranks)}"
     nodes = compress_hostlist(node for node in found.nodes if node)
     where = [nodes, evidence.part(found.ranks)]
     thread = f"thread {found.thread}" if found.thread != "MainThread" else ""
@@ -215,6 +219,10 @@ def _unreadable(evidence: Evidence, page: _Folder) -> Items:
             reasons.setdefault(seen.why_unreadable, []).append(seen.rank)
     by_number = sorted(reasons.items(), key=lambda item: -len(item[1]))[:MAX_ITEMS]
     lines += [f"not read: {name_group(evidence, tuple(ranks))}: {why}" for why, ranks in by_number]
+    strangers = [other for other in evidence.others if other.role == "unknown"]
+    if strangers:
+        pids = list_processes([other.pid for other in strangers])
+        lines.append(f"not identified: {'process' if len(strangers) == 1 else 'processes'} {pids}: {strangers[0].why}")
     return [[Line(page.cut(line), "bad")] for line in lines]
 
 

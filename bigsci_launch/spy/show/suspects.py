@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.conclusion import Suspect, where_shared
-from bigsci_launch.topology.words import name_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +26,8 @@ def merge_suspects(suspects: Iterable[Suspect]) -> tuple[SuspectGroup, ...]:
 
 
 def name_group(evidence: Evidence, ranks: tuple[int, ...]) -> str:
-    """Return `rank 5 (n2, dp0 pp1 tp1)` or `ranks 96-103 (node n12, pp3)`."""
+    """Return `rank 5 (n2, dp0 pp1 tp1)`, `ranks 96-103 (node n12, pp3)`, or `processes 4711 and 4712`."""
     if len(ranks) == 1:
         return evidence.name(ranks[0])
     shared = where_shared(evidence, ranks)
-    return f"{name_ranks(ranks)}{f' ({shared})' if shared else ''}"
+    return f"{evidence.names(ranks)}{f' ({shared})' if shared else ''}"

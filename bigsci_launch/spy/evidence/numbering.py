@@ -1,0 +1,89 @@
+"""How the ranks of a job got their numbers, and what to call a process whose number is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+MAX_LISTED = 3
+
+
+class NumberedBy(Enum):
+    """What says that a process is the rank with its number. The values are those of the node agent's `source`."""
+
+    PID_FILE = "pid file"
+    FRAMES = "frames"
+    """Arguments of functions on its stack, such as torch's spawn or `init_process_group`."""
+    STORE = "store"
+    """It serves the store to all others, which makes it rank 0."""
+    ENVIRONMENT_NOW = "environment now"
+    """Variables that the process has set for itself since it began."""
+    ENVIRONMENT = "environment"
+    TASK = "task id"
+    ARGUMENTS = "arguments"
+    FILES = "files"
+    """Files of other tools."""
+    COUNTED = "order of start"
+    """Nothing: the processes were only counted. The number means nothing outside of one document."""
+    UNKNOWN = "unknown"
+    """A document of an earlier version, which numbered processes by files, environment or task."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the number is that of the rank in its own program."""
+        return self is not NumberedBy.COUNTED
+
+
+class Numbering(Enum):
+    """Whether the numbers of all ranks that were found are known."""
+
+    KNOWN = "known"
+    PARTLY = "partly known"
+    GUESSED = "guessed"
+
+
+def parse_source(source: object, is_from_files: bool) -> NumberedBy:
+    """Return what numbers a rank, from the `source` of its document."""
+    if is_from_files:
+        return NumberedBy.FILES
+    return next((each for each in NumberedBy if each.value == source), NumberedBy.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherProcess:
+    """A process of the job that is no rank. `role` is `launcher`, `helper`, `ended` or `unknown`; `why` says why."""
+
+    node: str
+    pid: int
+    comm: str
+    role: str
+    why: str
+
+
+def parse_others(node: Mapping[str, Any]) -> list[OtherProcess]:
+    """Return the processes of a node's document that are no ranks."""
+    return [
+        OtherProcess(str(node["node"]), int(other["pid"]), str(other["comm"]), str(other["role"]), str(other["why"]))
+        for other in node.get("others") or []
+    ]
+
+
+def numbering_of(found: Sequence[NumberedBy]) -> Numbering:
+    """Return how much of the numbering is known, from what numbers each rank that was found."""
+    num_known = sum(each.is_known for each in found)
+    if num_known == len(found):
+        return Numbering.KNOWN
+    return Numbering.PARTLY if num_known else Numbering.GUESSED
+
+
+def list_processes(pids: Sequence[int | None]) -> str:
+    """`4711, 4712 and 2 more`; processes that were not found are `2 not found`."""
+    known = sorted(pid for pid in pids if pid is not None)
+    words = [str(pid) for pid in known]
+    if len(words) > MAX_LISTED:
+        words = [*words[: MAX_LISTED - 1], f"{len(words) - MAX_LISTED + 1} more"]
+    if len(known) < len(pids):
+        words.append(f"{len(pids) - len(known)} not found")
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1] if words else "") if part)
