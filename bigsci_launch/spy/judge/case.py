@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from bigsci_launch.spy.evidence.known_code import POLL_WAITS, SLEEP_WAITS
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stack_classes import StackClass, merge_stacks
 from bigsci_launch.spy.judge.facts import (
@@ -22,8 +23,6 @@ from bigsci_launch.spy.judge.facts import (
 )
 from bigsci_launch.spy.judge.schedule.mismatch import Departed, Mismatch, find_departed, find_mismatch
 from bigsci_launch.spy.judge.waits import WaitGraph, build_graph, is_halted
-
-POLL_WAITS = ("poll_schedule_timeout", "do_poll", "do_sys_poll", "do_select", "ep_poll", "do_epoll")
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Case:
             return None
         if self._shows_none(seen):
             return False
-        if seen.thread is not None and seen.thread.may_communicate:
+        if seen.thread is not None and seen.thread.native_call is not None:
             return None
         if is_busy(seen):
             return False if spins_in_native_code(seen) is False else None
@@ -95,7 +94,7 @@ class Case:
             return None
         if wait.startswith(POLL_WAITS):
             return False if self.graph.waits else None  # torch's own waits are seen, or sleep on a futex
-        if wait.startswith("hrtimer_nanosleep"):
+        if wait.startswith(SLEEP_WAITS):
             rate = switches_per_s(seen)
             return None if rate is None or rate >= POLLING_PER_S else False
         return False

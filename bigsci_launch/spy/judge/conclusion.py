@@ -124,6 +124,8 @@ class Conclusion:
 
 def name_with_part(evidence: Evidence, ranks: Collection[int]) -> str:
     """`ranks 4-5 (dp0 pp1)`: the ranks, and which part of the grid they are."""
+    if not all(map(evidence.is_numbered, ranks)):
+        return evidence.names(ranks)
     return name_ranks_and_part(ranks, evidence.topology)
 
 

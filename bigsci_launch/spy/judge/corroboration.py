@@ -109,7 +109,7 @@ def _first_exception(_conclusion: Conclusion, evidence: Evidence, suspects: list
         return [Clue(f"{said}: the first exception of the job", missing=_HANDLED)]
     late = next((seen for seen in _failures(evidence) if seen.rank in ranks), None)
     if late is not None:
-        return [Clue(f"{said}: before the first exception of rank {late.rank}", weight=-1)]
+        return [Clue(f"{said}: before the first exception of {evidence.short_name(late.rank)}", weight=-1)]
     return [Clue(f"{said}, and no suspect raised anything", missing=_HANDLED, weight=-1)]
 
 
@@ -197,7 +197,7 @@ def _lock_holders(conclusion: Conclusion, evidence: Evidence, suspects: list[Ran
     """Who holds the file lock for which a suspect, or a child of it, waits."""
     found = []
     for seen in suspects:
-        pids = {seen.pid, *(child.pid for child in (seen.last.children if seen.last else ()))}
+        pids = {seen.pid, *(child.pid for child in ((seen.last.children or ()) if seen.last else ()))}
         for lock in evidence.locks:
             if lock.node == seen.node and pids & set(lock.waiters):
                 found.append(_held(lock, evidence))
@@ -260,7 +260,7 @@ def _unread(evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
         for socket in seen.sockets:
             if socket.is_unsent and socket.remote in ends:
                 deaf = evidence.name(ends[socket.remote].rank)
-                return [Clue(f"{deaf} does not read what rank {seen.rank} has sent it", weight=1)]
+                return [Clue(f"{deaf} does not read what {evidence.short_name(seen.rank)} has sent it", weight=1)]
     return []
 
 

@@ -5,7 +5,14 @@ None is never read as False. A rule that accuses somebody asks for `is False` or
 
 from __future__ import annotations
 
-from bigsci_launch.spy.evidence.known_code import LOCK_WAITS, bare_name, operation_of
+from bigsci_launch.spy.evidence.known_code import (
+    CHILD_FILES,
+    LOCK_WAITS,
+    is_idle_call,
+    is_plumbing_file,
+    is_server,
+    operation_of,
+)
 from bigsci_launch.spy.evidence.ranks import RankEvidence, Sample
 from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack, decisive_thread
 
@@ -296,15 +303,11 @@ def spins_in_native_code(seen: RankEvidence) -> bool | None:
 
 
 def waits_in_library(seen: RankEvidence) -> bool:
-    """Whether the innermost frame is the standard library's, or the interpreter's own wait: no communication below."""
-    thread = seen.thread
-    if thread is None or not thread.frames:
-        return False
-    file = thread.frames[0].file
-    return file.endswith(_LIBRARY_FILES) or "/multiprocessing/" in file or bare_name(thread.frames[0].function) == "?"
-
-
-_LIBRARY_FILES = (
-    "/threading.py", "/queue.py", "/selectors.py", "/socket.py", "/ssl.py", "/subprocess.py", "/pdb.py", "/cmd.py",
-    "/concurrent/futures/_base.py", "/concurrent/futures/thread.py", "/socketserver.py", "/http/client.py",
-)  # fmt: skip
+    """Whether the innermost frame is a wait of the standard library: no communication of ranks is below it."""
+    frames = seen.thread.frames if seen.thread else ()
+    return bool(frames) and (
+        is_plumbing_file(frames[0].file)
+        or is_server(frames[0].function, frames[0].file)
+        or is_idle_call(frames[0].function, frames[0].file)
+        or any(part in frames[0].file for part in CHILD_FILES)
+    )

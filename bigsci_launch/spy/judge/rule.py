@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.case import Case
 from bigsci_launch.spy.judge.conclusion import Conclusion, Side
 from bigsci_launch.spy.taxonomy import State
-from bigsci_launch.topology.words import name_ranks
 
 CALM = (State.PROGRESSING, State.SLOW, State.FINISHED)
 """States in which nobody has to act."""
@@ -90,7 +90,7 @@ def beaten_names(beats: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[str,
     return found
 
 
-def resolve(weighed: Iterable[Weighed]) -> Conclusion | None:
+def resolve(weighed: Iterable[Weighed], evidence: Evidence) -> Conclusion | None:
     """Return the conclusion that stands: the only one that nobody beats, or what is left of several.
 
     Of several, those that raise no alarm count: a job of which a rule says that it makes progress is not called hung
@@ -104,13 +104,13 @@ def resolve(weighed: Iterable[Weighed]) -> Conclusion | None:
     accused = {tuple(suspect.rank for suspect in conclusion.suspects) for conclusion in standing if conclusion.suspects}
     if len(accused) < 2:
         return next((conclusion for conclusion in standing if conclusion.suspects), strongest)
-    return _as_sides(standing, strongest)
+    return _as_sides(standing, strongest, evidence)
 
 
-def _as_sides(standing: Sequence[Conclusion], strongest: Conclusion) -> Conclusion:
+def _as_sides(standing: Sequence[Conclusion], strongest: Conclusion, evidence: Evidence) -> Conclusion:
     """The verdict where rules accuse different ranks and none of them is known to be the better one."""
     sides = [(tuple(suspect.rank for suspect in one.suspects), one.suspects[0].why) for one in standing if one.suspects]
-    words = "; ".join(f"{name_ranks(ranks)}: {why}" for ranks, why in sides)
+    words = "; ".join(f"{evidence.names(ranks)}: {why}" for ranks, why in sides)
     states = {conclusion.state for conclusion in standing}
     return replace(
         strongest,

@@ -17,7 +17,6 @@ from bigsci_launch.spy.judge.pointers import look_first
 from bigsci_launch.spy.judge.rule import Weighed, resolve, weigh
 from bigsci_launch.spy.judge.table import RULES
 from bigsci_launch.spy.taxonomy import State
-from bigsci_launch.topology.words import name_ranks
 
 ASK_RECORDER = "bsl spy --flight-recorder=fork  # torch's record of collectives shows who left"
 ONE_LOOK = "a second look at the ranks: one look cannot tell whether they are stuck"
@@ -40,7 +39,7 @@ def deliberate(evidence: Evidence) -> Judgment:
     """Return the verdict on `evidence`, with every rule as it was weighed."""
     case = Case.of(evidence)
     weighed = weigh(case, RULES)
-    found = resolve(weighed) or Conclusion(
+    found = resolve(weighed, evidence) or Conclusion(
         State.UNKNOWN, "the evidence does not say what the ranks wait for", Strength.NOTHING
     )
     conclusion = corroborate(refine_class(found, evidence), evidence)
@@ -121,7 +120,7 @@ def _complete(conclusion: Conclusion, case: Case) -> Conclusion:
     missing = list(conclusion.missing)
     unreadable = [seen.rank for seen in evidence.ranks if seen.why_unreadable]
     if unreadable:
-        missing.append(f"the stacks of {name_ranks(unreadable)}")
+        missing.append(f"the stacks of {evidence.names(unreadable)}")
         missing += evidence.problems[:2]
     if conclusion.state in (State.HANG, State.WAITING, State.UNKNOWN):
         if not any(seen.recorder for seen in evidence.ranks):

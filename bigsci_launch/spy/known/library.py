@@ -80,7 +80,7 @@ def name_hang(evidence: Evidence, conclusion: Conclusion, library: Library) -> C
 
     A job that may not hang is compared as if it did, but no remedy is given: it may cost a node or a job.
     """
-    signature = find_signature(evidence, conclusion.if_hang or conclusion, library.signatures)
+    signature = find_signature(evidence, conclusion, library.signatures)
     if signature is None:
         return conclusion
     remedy = _one_line(signature.file.remedy) if conclusion.if_hang is None else ""
@@ -99,8 +99,8 @@ def find_signature(evidence: Evidence, conclusion: Conclusion, signatures: Seque
 
 
 def matches(signature: Signature, evidence: Evidence, conclusion: Conclusion) -> bool:
-    """Whether every condition of `signature` is true."""
-    when = signature.file.when
+    """Whether every condition of `signature` is true of the job, or would be if it were known to hang."""
+    when, conclusion = signature.file.when, conclusion.if_hang or conclusion
     if conclusion.state not in when.states or (when.classes and conclusion.hang_class not in when.classes):
         return False
     return all(_holds(condition, evidence, conclusion) for condition in when.ranks)

@@ -82,6 +82,7 @@ def rank_of(
     samples, extra = [], more.pop("sample", {})
     for index, text in enumerate(stacks):
         sample: Document = {"mono": float(index), "state": state, "wchan": wchan, "cpu_ticks": cpu_ticks[index]}
+        sample["voluntary"] = 5
         if text is None:
             sample["why"] = "py-spy gave no answer in 3 s"
         else:

@@ -9,7 +9,7 @@ from bigsci_launch.spy.judge.rules.away import certain_stalls
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.work import conclude_computing, find_works, judge_work
 from bigsci_launch.spy.taxonomy import State
-from bigsci_launch.topology.words import counted, name_ranks
+from bigsci_launch.topology.words import counted
 
 ODD_SHARE = 0.25
 """Largest share of the ranks that may be called odd when no rank is in a collective."""
@@ -21,7 +21,7 @@ def all_together(case: Case) -> Conclusion | None:
     if not graph.waits or len(graph.waits) < len(case.alive):
         return None
     sides = sides_of(graph, tuple(graph.waits))
-    where = "; ".join(f"{name_ranks(side.ranks)} in {side.where}" for side in sides[:3])
+    where = "; ".join(f"{case.evidence.names(side.ranks)} in {side.where}" for side in sides[:3])
     return Conclusion(
         state=State.HANG,
         claim=f"every rank is in its collective and none is missing, yet none makes progress: {where}",
@@ -87,7 +87,7 @@ def odd_one_out(case: Case) -> Conclusion | None:
         return None
     most = f"{counted(case.classes[0].ranks, 'is')} in {case.classes[0].frames[0]}"
     first = f"{case.evidence.name(stalls[0].rank)} {stalls[0].words}"
-    claim = first if len(odd) == 1 else f"{name_ranks(odd)} are not where the rest are: {first}"
+    claim = first if len(odd) == 1 else f"{case.evidence.names(odd)} are not where the rest are: {first}"
     return Conclusion(
         state=State.HANG,
         claim=f"{claim}; the other {most}",

@@ -19,7 +19,7 @@ from bigsci_launch.spy.judge.rules.rendezvous import is_joining
 from bigsci_launch.spy.judge.rules.work import conclude_work, find_works, judge_work
 from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology.words import agree, count_ranks, counted, name_ranks
+from bigsci_launch.topology.words import agree, count_ranks, counted
 
 
 def certain_stalls(case: Case, ranks: Sequence[RankEvidence]) -> list[Stall]:
@@ -84,25 +84,32 @@ def _claim_away(evidence: Evidence, graph: WaitGraph, stalls: list[Stall], num_w
     waiting = counted(num_waiting, "waits")
     if len(stalls) == 1:
         wait = graph.direct_waiter(first.rank)
-        waits = f"{waiting} for it" + (f", the first of them (rank {wait.rank}) in {wait}" if wait else "")
+        waits = f"{waiting} for it" + (
+            f", the first of them ({evidence.short_name(wait.rank)}) in {wait}" if wait else ""
+        )
         if wait and num_waiting == 1:
-            waits = f"rank {wait.rank} waits for it in {wait}"
+            waits = f"{evidence.short_name(wait.rank)} waits for it in {wait}"
         return f"{evidence.name(first.rank)} {first.words}; {waits}"
-    who = name_ranks([stall.rank for stall in stalls])
+    who = evidence.names([stall.rank for stall in stalls])
     shared = where_shared(evidence, [stall.rank for stall in stalls])
     words = {stall.words for stall in stalls}
-    said = f"each {first.words}" if len(words) == 1 else f"rank {first.rank} {first.words}, the others are listed below"
+    said = (
+        f"each {first.words}"
+        if len(words) == 1
+        else f"{evidence.short_name(first.rank)} {first.words}, the others are listed below"
+    )
     return f"{who}{f' ({shared})' if shared else ''} stay away while {waiting} for them: {said}"
 
 
 def _evidence_away(case: Case, stalls: list[Stall]) -> tuple[str, ...]:
-    lines = []
+    lines, evidence = [], case.evidence
     for stall in stalls[:4]:
         wait = case.graph.direct_waiter(stall.rank)
         if wait is not None:
-            lines.append(f"{case.evidence.name(wait.rank)} waits in {wait}; rank {stall.rank} has not reached it")
+            has_not = f"{evidence.short_name(stall.rank)} has not reached it"
+            lines.append(f"{evidence.name(wait.rank)} waits in {wait}; {has_not}")
     if endless := case.graph.endless:
-        circle = f"{name_ranks(endless)} also {agree('waits', endless)} in a circle"
+        circle = f"{case.evidence.names(endless)} also {agree('waits', endless)} in a circle"
         lines.append(f"{circle}, which this does not explain")
     if case.was_seen_twice and all(deciding_thread_ran(seen) is False for seen in case.alive if seen.samples):
         lines.append("no rank ran between the samples")
@@ -123,7 +130,7 @@ def may_be_victims(case: Case) -> Conclusion | None:
     (spins, where), first = next(iter(standing.items()))
     ranks = [seen.rank for seen in roots]
     waiting = case.graph.leading_to(frozenset(ranks))
-    who = case.evidence.name(first[0]) if len(first) == 1 else name_ranks(first)
+    who = case.evidence.name(first[0]) if len(first) == 1 else case.evidence.names(first)
     does = agree("spins" if spins else "is", first)
     more = f" (and {count_ranks(ranks[len(first) :])} elsewhere)" if len(standing) > 1 else ""
     call = "a device" if spins else "an asynchronous collective, or in compiled code"
@@ -135,7 +142,7 @@ def may_be_victims(case: Case) -> Conclusion | None:
         strength=Strength.GUESS,
         sides=(*sides, *(Side(tuple(there), at) for (_, at), there in standing.items())),
         evidence=tuple(
-            f"{name_ranks(there)}: {at}" + (", computing in one place without the GIL" if busy else "")
+            f"{case.evidence.names(there)}: {at}" + (", computing in one place without the GIL" if busy else "")
             for (busy, at), there in list(standing.items())[:3]
         ),
         missing=("whether they wait for a collective started earlier: native frames or a recorder would show it",),
@@ -151,7 +158,7 @@ def cannot_be_read(case: Case) -> Conclusion | None:
         return None
     ranks = tuple(seen.rank for seen in roots)
     waiting = case.graph.leading_to(frozenset(ranks))
-    who = case.evidence.name(ranks[0]) if len(ranks) == 1 else name_ranks(ranks)
+    who = case.evidence.name(ranks[0]) if len(ranks) == 1 else case.evidence.names(ranks)
     whose, they = ("whose stack", "it waits") if len(ranks) == 1 else ("whose stacks", "they wait")
     why = tuple(dict.fromkeys(seen.why_unreadable or "no stack" for seen in roots))
     return Conclusion(
@@ -161,6 +168,6 @@ def cannot_be_read(case: Case) -> Conclusion | None:
         strength=Strength.GUESS,
         hang_class=HangClass.RANK_UNREADABLE,
         sides=(*sides_of(case.graph, tuple(case.graph.waits)), Side(ranks, "not read")),
-        evidence=tuple(f"{name_ranks(ranks)}: {words}" for words in why[:3]),
+        evidence=tuple(f"{case.evidence.names(ranks)}: {words}" for words in why[:3]),
         missing=("the stack: py-spy may lack the right to trace, may not be installed, or may need a second try",),
     )

@@ -27,7 +27,6 @@ from bigsci_launch.spy.judge.schedule.departure import Collective, Departure, De
 from bigsci_launch.spy.judge.schedule.mismatch import Mismatch
 from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, WaitGraph, recorded_members
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology.words import name_ranks
 
 MIN_GROUP_TO_STAND_ALONE = 3
 
@@ -108,7 +107,7 @@ def _conclude_departed(case: Case, departures: Departures, departed: tuple[int, 
     if len(departed) > 1:
         rest = ", ".join(evidence.name(rank) for rank in departed[1:])
         claim += f"; so did {rest}"
-    whom = "it" if len(departed) == 1 else f"rank {first.rank}"
+    whom = "it" if len(departed) == 1 else evidence.short_name(first.rank)
     claim += f"; {evidence.name(wait.rank)} waits for {whom}, and {others}" if wait is not None else f"; {others}"
     claim += f" of {evidence.world_size} ranks wait in total"
     return Conclusion(
@@ -181,14 +180,17 @@ def _departed_evidence(
         if rank in departures.from_past:
             departure = departures.from_past[rank]
             due, did = _expected_words(departure, evidence), _did_words(departure, evidence, graph)
-            lines.append(f"in earlier steps rank {rank} issued {due} here; now it issued {did}")
+            lines.append(f"in earlier steps {evidence.short_name(rank)} issued {due} here; now it issued {did}")
         if rank in departures.from_peers:
-            lines.append(f"no other rank with the same part in the schedule did the same as rank {rank}")
+            lines.append(
+                f"no other rank with the same part in the schedule did the same as {evidence.short_name(rank)}"
+            )
         wait = graph.direct_waiter(rank)
         if wait is not None and wait.call is not None:
             seen = next(seen for seen in evidence.ranks if seen.rank == rank)
             count = seen.recorder.last_sequence.get(wait.call.token.group, 0) if seen.recorder else 0
-            lines.append(f"rank {wait.rank} is in {wait}; rank {rank} has issued only {count} there")
+            waits, late = evidence.short_name(wait.rank), evidence.short_name(rank)
+            lines.append(f"{waits} is in {wait}; {late} has issued only {count} there")
     return tuple(lines)
 
 
@@ -208,7 +210,7 @@ def _conclude_mismatch(case: Case) -> Conclusion:
     odd = few if is_odd and len(by_size) == 2 else ()
     what = "; ".join(f"{name_with_part(evidence, ranks)} issued {operation}" for operation, ranks in by_size)
     new = [ranks for _, ranks in by_size if set(ranks) <= departures.surprised]
-    news = tuple(f"{name_ranks(ranks)} had never issued this at that point before, the others had" for ranks in new)
+    news = tuple(f"{evidence.names(ranks)} had never issued this at that point before, the others had" for ranks in new)
     return Conclusion(
         state=State.HANG,
         claim=f"the ranks disagree about one collective: {what}",

@@ -16,7 +16,7 @@ from bigsci_launch.spy.judge.case import Case
 from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology.words import agree, count_ranks, name_ranks
+from bigsci_launch.topology.words import agree, count_ranks
 
 OTHER_AMOUNT = re.compile(r"EnforceNotMet|enforce fail at.*(preamble|nbytes|length)", re.IGNORECASE)
 AMOUNTS = re.compile(r"(\d+) vs\.? (\d+)")
@@ -124,7 +124,7 @@ def _conclude_lost(evidence: Evidence, failed: Sequence[RankEvidence]) -> Conclu
     ranks = [seen.rank for seen in failed]
     return Conclusion(
         state=State.CRASHED,
-        claim=f"{name_ranks(ranks)} lost a peer and ended; none of them says why the first one failed",
+        claim=f"{evidence.names(ranks)} lost a peer and ended; none of them says why the first one failed",
         strength=Strength.GUESS,
         hang_class=HangClass.RANK_KILLED,
         sides=(Side(tuple(ranks), "lost a peer"),),
@@ -139,7 +139,7 @@ def _conclude_silent(case: Case, failed: Sequence[RankEvidence]) -> Conclusion:
     were_seen = any(seen.samples for seen in failed)
     what = "ended, and nothing that was read says how" if were_seen else "no process that could be found"
     num_left, waiting = len(evidence.ranks) - len(ranks), count_ranks(graph.waits)
-    some = name_ranks(ranks) if num_left else f"all {len(ranks)} ranks"
+    some = evidence.names(ranks) if num_left else f"all {len(ranks)} ranks"
     who = evidence.name(ranks[0]) if len(ranks) == 1 else some
     left = f"; {num_left} of {evidence.world_size} ranks still run" if num_left else ""
     waits = f", {waiting} in a collective" if graph.waits else ", none of them in a collective" if num_left else ""
@@ -162,11 +162,10 @@ def _conclude_abort(evidence: Evidence, failed: Sequence[RankEvidence], first: R
         if words
         else "gloo aborts the rank that receives a different amount of data than it expects"
     )
+    who, after = evidence.name(first.rank), f"{evidence.names(others)} then failed because it was gone"
     return Conclusion(
         state=State.CRASHED,
-        claim=f"{evidence.name(first.rank)} aborted first ({why}); {name_ranks(others)} then failed because it was gone"
-        if others
-        else f"{evidence.name(first.rank)} aborted: {why}",
+        claim=f"{who} aborted first ({why}); {after}" if others else f"{who} aborted: {why}",
         strength=Strength.DERIVED if words else Strength.GUESS,
         hang_class=HangClass.SIZE_DIFFERS if words else HangClass.RANK_CRASHED,
         sides=(Side((first.rank,), "aborted"), *((Side(others, "lost a peer"),) if others else ())),

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from bigsci_launch.spy.evidence.groups import group_words
-from bigsci_launch.spy.evidence.known_code import bare_name
+from bigsci_launch.spy.evidence.known_code import bare_name, is_norm
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength, name_and_verb, name_with_part
 from bigsci_launch.spy.judge.schedule.departure import Departures
@@ -18,11 +18,9 @@ from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, Wait, WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology import Topology, compress_ranks
 from bigsci_launch.topology.parts import part_of
-from bigsci_launch.topology.words import agree, name_ranks
+from bigsci_launch.topology.words import agree
 
 ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather"})
-# In these, DeepSpeed's ZeRO makes one all-reduce for each parameter group of the optimizer.
-NORM_FUNCTIONS = ("get_grad_norm_direct", "get_grad_norm_from_groups", "scaled_global_norm")
 MAX_TOLD_ALONE = 4
 
 
@@ -78,7 +76,7 @@ def conclude_sides(evidence: Evidence, graph: WaitGraph, core: tuple[int, ...]) 
     sides = sides_of(graph, core)
     return Conclusion(
         state=State.HANG,
-        claim=f"{name_ranks(core)} wait for each other, and the evidence does not say who left: "
+        claim=f"{evidence.names(core)} wait for each other, and the evidence does not say who left: "
         + name_sides(evidence, sides),
         strength=Strength.GUESS,
         hang_class=class_of(graph, core),
@@ -148,7 +146,7 @@ def _are_whole_stages(ranks: Collection[int], topology: Topology | None) -> bool
 
 def _is_in_norm(seen: RankEvidence) -> bool:
     frames = seen.thread.frames if seen.thread else ()
-    return any(frame.function.rpartition(".")[2] in NORM_FUNCTIONS for frame in frames)
+    return any(is_norm(frame.function, frame.file) for frame in frames)
 
 
 def _counts(wait: Wait, ranks: Sequence[RankEvidence]) -> tuple[int, ...]:
@@ -179,7 +177,7 @@ def conclude_news(evidence: Evidence, graph: WaitGraph, departures: Departures) 
         hang_class=hang_class,
         sides=sides_of(graph, tuple(graph.waits)),
         evidence=(
-            f"{name_ranks(ranks)} had never done this before at that point, {name_ranks(absent)} "
+            f"{evidence.names(ranks)} had never done this before at that point, {evidence.names(absent)} "
             f"{agree('continues', absent)} as before",
         )
         if departures.surprised

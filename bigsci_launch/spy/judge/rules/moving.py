@@ -99,7 +99,7 @@ def _straggler(evidence: Evidence) -> RankEvidence | None:
     if len(late) != 1 or any(ranks != late for ranks in outside):
         return None
     seen = next(seen for seen in evidence.ranks if seen.rank in late)
-    if seen.thread is None or seen.thread.may_communicate:
+    if seen.thread is None or seen.thread.native_call is not None:
         return None
     places = {frames[0].place for sample in seen.samples if (frames := named_frames(seen, sample))}
     return seen if len(places) == 1 else None

@@ -10,7 +10,6 @@ from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.case import Case
 from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology.words import name_ranks
 from bigsci_launch.units import format_bytes
 
 
@@ -80,7 +79,7 @@ def link_carries_nothing(case: Case) -> Conclusion | None:
     involved = sorted({host for pair in pairs for host in pair})
     common = [host for host in involved if all(host in pair for pair in pairs)]
     sides = tuple(Side(hosts[host], f"host {host}") for host in involved)
-    where = " and ".join(f"{name_ranks(side.ranks)} ({side.where})" for side in sides[:2])
+    where = " and ".join(f"{evidence.names(side.ranks)} ({side.where})" for side in sides[:2])
     if len(involved) > 2:
         where = f"host {common[0]} and {len(involved) - 1} others" if len(common) == 1 else f"{len(involved)} hosts"
     return Conclusion(

@@ -17,7 +17,7 @@ from bigsci_launch.spy.judge.rules.circle import departed
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.taxonomy import State
-from bigsci_launch.topology.words import agree, counted, name_ranks
+from bigsci_launch.topology.words import agree, counted
 
 NOT_LISTED = "their stacks: they may wait for messages from each other, which recorders do not list"
 WHERE_TO_LOOK = {
@@ -44,7 +44,7 @@ def not_read(case: Case) -> Conclusion | None:
         return None
     they = "it is" if len(roots) == 1 else "they are"
     waiting = counted(case.graph.waits, "waits")
-    claim = f"{name_ranks(roots)} {agree('has', roots)} not reached the collectives that {waiting} in"
+    claim = f"{case.evidence.names(roots)} {agree('has', roots)} not reached the collectives that {waiting} in"
     return Conclusion(
         # Ranks that nobody looked at may be at work.
         state=State.UNKNOWN if reason == ELSEWHERE else State.HANG,

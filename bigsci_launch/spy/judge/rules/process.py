@@ -5,7 +5,6 @@ Each way to explain it is a row of `STALL_RULES`. All are tried; of those that f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +19,9 @@ from bigsci_launch.spy.evidence.known_code import (
     MAP_LOCK_WAITS,
     KnownWait,
     bare_name,
+    is_plumbing_file,
+    is_shutdown,
+    is_signal_handler,
 )
 from bigsci_launch.spy.evidence.ranks import NOT_FOUND, NOT_IDENTIFIED, Child, RankEvidence
 from bigsci_launch.spy.evidence.stacks import ThreadStack, is_idle, is_wrapper
@@ -31,7 +33,6 @@ from bigsci_launch.spy.taxonomy import HangClass
 CRASH_SIGNALS = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
 POLL_CALLS = {7: "poll", 271: "ppoll"}
 STORM_PER_S = 200.0
-HANDLER_NAME = re.compile(r"(^|_)(on_)?(sig(nal|term|int|usr\d|hup)?|signal_handler|handler|handle_signal)(_|$)", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +124,11 @@ def _unreadable(seen: RankEvidence) -> Stall | None:
             HangClass.RANK_EXITED,
             words,
             Strength.DERIVED,
-            f"how rank {seen.rank} ended: see the job's output",
+            "how it ended: see the job's output",
         )
     hang_class = HangClass.MEMORY_MAP_LOCKED if seen.unreached == NOT_IDENTIFIED else HangClass.NODE_LOST
     return Stall(
-        seen.rank, hang_class, f"was not reached: {seen.unreached}", Strength.GUESS, f"anything about rank {seen.rank}"
+        seen.rank, hang_class, f"was not reached: {seen.unreached}", Strength.GUESS, "anything about what it does"
     )
 
 
@@ -235,9 +236,9 @@ def _in_data_loader(seen: RankEvidence) -> bool:
 
 def _stuck_child(seen: RankEvidence) -> Child | None:
     """A child that is stopped, dead or in the kernel; else one that waits for a lock and did not run."""
-    children = seen.last.children if seen.last else ()
+    children = (seen.last.children or ()) if seen.last else ()
     halted = next((child for child in children if child.state in ("T", "t", "D", "Z")), None)
-    times = {child.pid: child.cpu_ticks for child in seen.samples[0].children} if seen.samples else {}
+    times = {child.pid: child.cpu_ticks for child in seen.samples[0].children or ()} if seen.samples else {}
     idle = (child for child in children if child.state == "S" and times.get(child.pid) == child.cpu_ticks)
     return halted or next((child for child in idle if child.wchan.startswith(LOCK_WAITS)), None)
 
@@ -278,7 +279,7 @@ def _innermost(thread: ThreadStack) -> str:
 def _is_ending(seen: RankEvidence) -> Stall | None:
     """An interpreter that is exiting, and waits for a thread or an executor that does not end."""
     main = main_thread(seen)
-    if main is None or not any(_is_shutdown(frame.function, frame.file) for frame in main.frames):
+    if main is None or not any(is_shutdown(frame.function, frame.file) for frame in main.frames):
         return None
     others = [thread for thread in seen.threads or () if thread is not main and thread.frames and not is_idle(thread)]
     after = f" after {seen.failure.words}" if seen.failure else ""
@@ -293,13 +294,6 @@ def _is_ending(seen: RankEvidence) -> Stall | None:
     )
 
 
-def _is_shutdown(function: str, file: str) -> bool:
-    name = bare_name(function)
-    return (name == "_shutdown" and file.endswith("/threading.py")) or (
-        name == "_python_exit" and "concurrent/futures/" in file
-    )
-
-
 def _starved_of_batches(seen: RankEvidence) -> Stall | None:
     """A main thread that waits for its data loader, or for a queue that another thread of the process should fill."""
     main = main_thread(seen)
@@ -310,7 +304,7 @@ def _starved_of_batches(seen: RankEvidence) -> Stall | None:
     )
     if not in_queue and not _in_data_loader(seen):
         return None
-    own = (frame for frame in main.frames if not is_wrapper(frame) and not frame.file.endswith(_PLUMBING))
+    own = (frame for frame in main.frames if not is_wrapper(frame) and not is_plumbing_file(frame.file))
     asking = next(own, None)
     words = f"waits in {asking} for a batch" if asking else "waits for a batch"
     feeder = seen.thread if seen.thread is not main else None
@@ -320,15 +314,12 @@ def _starved_of_batches(seen: RankEvidence) -> Stall | None:
     return Stall(seen.rank, hang_class, f"{words}, outside any collective", Strength.DERIVED)
 
 
-_PLUMBING = ("/threading.py", "/queue.py", "/selectors.py", "/connection.py", "/queues.py")
-
-
 def _locked(seen: RankEvidence) -> Stall | None:
     """A lock of the process itself: wanted in a signal handler, or crossed with the lock of another thread."""
     main = main_thread(seen)
     if main is None or seen.last is None or not waits_in(seen, LOCK_WAITS) or is_idle(main):
         return None
-    handler = next((frame for frame in main.frames if HANDLER_NAME.search(bare_name(frame.function))), None)
+    handler = next((frame for frame in main.frames if is_signal_handler(frame.function, frame.file)), None)
     if handler is not None:
         words = (
             f"waits for a lock in {main.site}, apparently in a signal handler: the interrupted code may hold the lock"

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bigsci_launch.spy.evidence.known_code import bare_name
+from bigsci_launch.spy.evidence.known_code import is_at_store, is_joining_call
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.case import Case
 from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength, Suspect
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology.words import agree, count_ranks, counted, name_ranks
-
-STORE_FRAME = ("_create_c10d_store", "torch/distributed/rendezvous.py")
-"""Where a rank connects to the store; rank 0 also waits there, as its server, until all others have connected."""
+from bigsci_launch.topology.words import agree, count_ranks, counted
 
 
 def is_joining(seen: RankEvidence) -> bool:
-    """Whether the rank is inside `init_process_group`."""
+    """Whether the rank is inside `init_process_group`, or what other frameworks call it."""
     frames = seen.thread.frames if seen.thread else ()
-    return any(bare_name(frame.function) == "init_process_group" for frame in frames)
+    return any(is_joining_call(frame.function, frame.file) for frame in frames)
 
 
-def is_at_store(seen: RankEvidence) -> bool:
+def connects_to_store(seen: RankEvidence) -> bool:
     """Whether the rank is still connecting to the store."""
     frames = seen.thread.frames if seen.thread else ()
-    function, file = STORE_FRAME
-    return any(bare_name(frame.function) == function and frame.file.endswith(file) for frame in frames)
+    return any(is_at_store(frame.function, frame.file) for frame in frames)
 
 
 def _all_joining(case: Case) -> bool:
@@ -39,8 +35,8 @@ def _all_joining(case: Case) -> bool:
 
 def store_not_reached(case: Case) -> Conclusion | None:
     """Every rank is inside `init_process_group`: some have reached the store, and others have not."""
-    at_store = [seen for seen in case.evidence.ranks if is_at_store(seen)]
-    past = [seen for seen in case.evidence.ranks if not is_at_store(seen)]
+    at_store = [seen for seen in case.evidence.ranks if connects_to_store(seen)]
+    past = [seen for seen in case.evidence.ranks if not connects_to_store(seen)]
     if not at_store or not past or not _all_joining(case):
         return None
     # Rank 0 waits there for the others. If all of them have connected, rank 0 itself does not find the store.
@@ -49,7 +45,7 @@ def store_not_reached(case: Case) -> Conclusion | None:
 
 def store_reached_by_nobody(case: Case) -> Conclusion | None:
     """Every rank is still connecting to the store."""
-    at_store = [seen for seen in case.evidence.ranks if is_at_store(seen)]
+    at_store = [seen for seen in case.evidence.ranks if connects_to_store(seen)]
     if not at_store or len(at_store) < len(case.evidence.ranks) or not _all_joining(case):
         return None
     return _conclude_nobody(case.evidence, at_store)
@@ -59,7 +55,7 @@ def _conclude_lost(evidence: Evidence, lost: Sequence[RankEvidence], past: Seque
     ranks = tuple(seen.rank for seen in lost)
     words = "does not reach the store of the rendezvous"
     where = "where it looks: MASTER_ADDR and MASTER_PORT of that rank, and its network interface"
-    who = evidence.name(ranks[0]) if len(ranks) == 1 else name_ranks(ranks)
+    who = evidence.name(ranks[0]) if len(ranks) == 1 else evidence.names(ranks)
     calling = [line for seen in lost if (line := calling_in_vain(seen))]
     return Conclusion(
         state=State.HANG,

@@ -7,11 +7,10 @@ what it does, or its own record names such a phase), or if several ranks do the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bigsci_launch.spy.evidence.known_code import bare_name
+from bigsci_launch.spy.evidence.known_code import bare_name, phase_of
 from bigsci_launch.spy.evidence.ranks import Child, RankEvidence
 from bigsci_launch.spy.judge.case import Case
 from bigsci_launch.spy.judge.conclusion import Conclusion, Strength, Suspect
@@ -31,7 +30,7 @@ from bigsci_launch.spy.judge.facts import (
 from bigsci_launch.spy.judge.rules.process import may_wait_for_child
 from bigsci_launch.spy.judge.waits import WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.topology.words import agree, count_ranks, counted, name_ranks
+from bigsci_launch.topology.words import agree, count_ranks, counted
 from bigsci_launch.units import format_bytes
 
 MEANT_PHASES = {
@@ -137,9 +136,9 @@ def busy_child(seen: RankEvidence) -> Child | None:
     """A process below the rank that used the CPU between the samples, or wanted to while others held the cores."""
     if len(seen.samples) < 2 or seen.last is None:
         return None
-    before = {child.pid: child for child in seen.samples[0].children}
+    before = {child.pid: child for child in seen.samples[0].children or ()}
     elapsed_s = max(seen.last.mono - seen.samples[0].mono, 1e-3)
-    for child in seen.last.children:
+    for child in seen.last.children or ():
         earlier = before.get(child.pid)
         if earlier is None:
             continue
@@ -178,18 +177,15 @@ def _meant_function(seen: RankEvidence, gatherings: Sequence[Gathering]) -> str 
     return bare_name(min(function for functions in around for function, _ in functions or ()))
 
 
-_SAVE, _EVALUATE = re.compile("save|checkpoint|dump|serialize", re.I), re.compile("eval|valid", re.I)
-
-
 def _class_of_phase(seen: RankEvidence, gatherings: Sequence[Gathering]) -> HangClass | None:
     """The class of what the rank does, from its record or from the names of its calls."""
     if seen.heartbeat and seen.heartbeat.phase in MEANT_PHASES:
         return MEANT_PHASES[seen.heartbeat.phase]
-    names = [frame.function for frame in seen.thread.named_frames[:4]] if seen.thread else []
-    if any(_SAVE.search(name) for name in names):
-        return HangClass.SAVE_IN_PROGRESS
-    if any(_EVALUATE.search(name) for name in names):
-        return HangClass.BARRIER_MEANT
+    frames = seen.thread.named_frames[:4] if seen.thread else ()
+    phases = [phase for frame in frames if (phase := phase_of(frame.function, frame.file))]
+    for phase in (HangClass.SAVE_IN_PROGRESS, HangClass.BARRIER_MEANT):
+        if phase in phases:
+            return phase
     return HangClass.PREPARES_ALONE if _meant_function(seen, gatherings) else None
 
 
@@ -234,7 +230,7 @@ def conclude_computing(case: Case, ranks: Sequence[int]) -> Conclusion:
         words = f"all {count_ranks(ranks)} compute, and none is in a communication"
     else:
         them = "it" if len(ranks) == 1 else "them"
-        words = f"{name_ranks(ranks)} {agree('computes', ranks)}, and the others wait for {them}"
+        words = f"{evidence.names(ranks)} {agree('computes', ranks)}, and the others wait for {them}"
     there = set(ranks)
     if all(seen.recorder is None and spins_in_native_code(seen) for seen in evidence.ranks if seen.rank in there):
         doubt = "or wait for their devices: each stays in one place, in native code, without the GIL"
@@ -249,9 +245,11 @@ def conclude_work(case: Case, works: Sequence[RankWork]) -> Conclusion:
     evidence = case.evidence
     first, waiting = works[0], case.graph.leading_to(frozenset(work.rank for work in works))
     hang_classes = {work.hang_class for work in works}
-    who = evidence.name(first.rank) if len(works) == 1 else name_ranks([work.rank for work in works])
+    who = evidence.name(first.rank) if len(works) == 1 else evidence.names([work.rank for work in works])
     does, whom = (
-        (first.words, "it") if len(works) == 1 else (f"make progress (rank {first.rank} {first.words})", "them")
+        (first.words, "it")
+        if len(works) == 1
+        else (f"make progress ({evidence.short_name(first.rank)} {first.words})", "them")
     )
     claim = f"no hang so far: {who} {does}, and {counted(waiting, 'waits')} for {whom}"
     named = () if hang_classes == {HangClass.WARM_UP} else tuple(Suspect(work.rank, work.words) for work in works)
