@@ -12,12 +12,22 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import CollectError
 from bigsci_launch.scheduler.job import format_comment
 from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.flight_recorder import parse_recorder
-from bigsci_launch.spy.look.collect import WireReader, agent_program, collect, missing_recorders, unpack
+from bigsci_launch.spy.look.collect import (
+    LATE_NODE_S,
+    Patience,
+    WireReader,
+    agent_program,
+    collect,
+    missing_recorders,
+    unpack,
+)
 from bigsci_launch.spy.look.target import Target, find_target
 
 
@@ -206,3 +216,29 @@ def test_ranks_whose_recorder_could_not_be_had_are_counted_by_the_reason() -> No
     }
     document = {"node": "n1", "ranks": [{"rank": rank, "samples": each} for rank, each in samples.items()]}
     assert missing_recorders(Bundle({}, (document,))) == {why: [0, 2]}
+
+
+def test_a_stack_that_never_changes_is_stored_once() -> None:
+    samples = [{"dump": py_spy_text(3)}, {"same_stack": True}, {"dump": py_spy_text(3)}, {"why": "x"}]
+    samples.append({"dump": py_spy_text(3)})
+    found = unpack({"ranks": [{"samples": samples}]})["ranks"][0]["samples"]
+    assert [sorted(sample) for sample in found] == [["stack"], ["same_stack"], ["same_stack"], ["why"], ["stack"]]
+
+
+def test_every_node_gets_the_time_that_it_is_asked_to_look_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    patience = Patience(4, 40.0, settle_s=60.0)
+    assert patience.until == 200.0
+    now = 165.0
+    patience.hear(1)
+    assert patience.until == 200.0
+    patience.hear(2)
+    assert patience.until == 165.0 + LATE_NODE_S, "they needed 5 s more"
+
+
+def test_settling_looks_at_processes_and_not_at_files() -> None:
+    done = CliRunner().invoke(bsl, ["spy", "--settle", "5", "--bundle", "somewhere"])
+    assert done.exit_code == 2
+    assert "--settle, --native and --flight-recorder look at processes, --bundle at files" in done.stderr
+    assert CliRunner().invoke(bsl, ["spy", "--settle", "601"]).exit_code == 2
