@@ -9,7 +9,8 @@ from __future__ import annotations
 
 VARIABLES = {
     "BSL_RUNS": "Folder in which `bsl` looks up runs by name; default: `runs` in the current folder.",
-    "BSL_PATH": "Folders, separated by colons: site files of your own in `sites/`, known hangs in `signatures/`, known code in `known/`.",
+    "BSL_PATH": "Folders, separated by colons: site files of your own in `sites/`, known hangs in `signatures/`, "
+    "known code in `known/`.",
     "BSL_CLUSTER_DIR": "Directory of the cluster of `bsl cluster`; default: `~/.bsl-cluster`. Its path must be short.",
     "XDG_STATE_HOME": "`bsl spy` stores evidence of jobs without a run in its `bsl/spy/`; default: `~/.local/state`.",
     "BSL_DEBUG": "`1`: an error shows its traceback instead of one line.",

@@ -28,25 +28,25 @@ def _bare(text: str) -> str:
     return text
 
 
-Word = Annotated[str, Field(min_length=1)]
+ListedText = Annotated[str, Field(min_length=1)]
 ClassId = Annotated[HangClass, BeforeValidator(HangClass.parse), WithJsonSchema({"type": "string"})]
-Pattern = Annotated[Word, AfterValidator(_compile)]
-FunctionName = Annotated[Word, AfterValidator(_bare)]
+Pattern = Annotated[ListedText, AfterValidator(_compile)]
+FunctionName = Annotated[ListedText, AfterValidator(_bare)]
 FunctionNames = Annotated[tuple[FunctionName, ...], Field(min_length=1)]
-Calls = dict[Word, FunctionNames]
+Calls = dict[ListedText, FunctionNames]
 KernelKind = Literal["lock", "map_lock", "page_fault", "daemon", "child", "poll", "sleep"]
 
 
 class CommunicationEntry(Section):
     """Functions that communicate: while a thread is in one, it waits for other ranks."""
 
-    file: Word
+    file: ListedText
     """Required. The file that they are in."""
 
     functions: FunctionNames
     """Required. Their names."""
 
-    operation: Word | None = None
+    operation: ListedText | None = None
     """What they do, in torch's words. Without it, each function has the name of its operation."""
 
     kind: Literal["collective", "point-to-point", "set-up"] = "collective"
@@ -56,16 +56,16 @@ class CommunicationEntry(Section):
 class ScopeEntry(Section):
     """Functions that communicate over a known group. The first entry that fits a frame counts."""
 
-    file: Word
+    file: ListedText
     """Required. The file that they are in."""
 
     functions: FunctionNames
     """Required. Their names; `"*"` is every function of the file."""
 
-    scope: Word
+    scope: ListedText
     """Required. Axes such as `tp` or `dp-cp`, or `model`, `tied`, `next stage`, `previous stage`."""
 
-    operation: Word | None = None
+    operation: ListedText | None = None
     """The communication that this is true of; without it, any."""
 
 
@@ -75,10 +75,10 @@ class KernelWaitEntry(Section):
     hang_class: ClassId
     """Required. The class of a hang in it."""
 
-    words: Word
+    words: ListedText
     """Required. Completes the sentence `rank 3 ...`."""
 
-    kernel: Annotated[tuple[Word, ...], Field(min_length=1)]
+    kernel: Annotated[tuple[ListedText, ...], Field(min_length=1)]
     """Required. Beginnings of the names of kernel functions."""
 
 
@@ -88,13 +88,13 @@ class WaitEntry(Section):
     hang_class: ClassId
     """Required. The class of a hang in it."""
 
-    words: Word
+    words: ListedText
     """Required. Completes the sentence `rank 3 ...`."""
 
     order: int
     """Required. Waits are tried in ascending order over all files, and the first that fits counts."""
 
-    kernel: tuple[Word, ...] = ()
+    kernel: tuple[ListedText, ...] = ()
     """Beginnings of the names of kernel functions."""
 
     calls: Calls = {}
@@ -136,10 +136,10 @@ class KnownCodeFile(Section):
     `"*"` for every file.
     """
 
-    sources: Annotated[tuple[Word, ...], Field(min_length=1)]
+    sources: Annotated[tuple[ListedText, ...], Field(min_length=1)]
     """Required. The versions that were read, and where."""
 
-    wrappers: tuple[Word, ...] = ()
+    wrappers: tuple[ListedText, ...] = ()
     """Files whose functions only pass calls on."""
 
     idle: Calls = {}
@@ -162,7 +162,7 @@ class KnownCodeFile(Section):
     kernel_waits: tuple[KernelWaitEntry, ...] = ()
     """Waits that the kernel function alone identifies."""
 
-    kernel_functions: dict[KernelKind, tuple[Word, ...]] = {}
+    kernel_functions: dict[KernelKind, tuple[ListedText, ...]] = {}
     """Beginnings of the names of kernel functions, by what a thread waits for in them."""
 
     phases: tuple[PhaseEntry, ...] = ()
@@ -204,11 +204,11 @@ class KnownCodeFile(Section):
     starts_of_children: Calls = {}
     """The outermost own function of a process that was forked: what is outside it belongs to the parent."""
 
-    child_files: tuple[Word, ...] = ()
+    child_files: tuple[ListedText, ...] = ()
     """Files in which a thread may wait for a process below its own."""
 
-    data_loader_files: tuple[Word, ...] = ()
+    data_loader_files: tuple[ListedText, ...] = ()
     """Files of data loaders with worker processes."""
 
-    plumbing: tuple[Word, ...] = ()
+    plumbing: tuple[ListedText, ...] = ()
     """Files that wait on behalf of their callers: queues, locks, connections. Who called them says what for."""
