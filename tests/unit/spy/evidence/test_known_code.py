@@ -313,5 +313,7 @@ def test_a_rank_that_waits_in_a_framework_is_seen_to_wait_for_others(case: str) 
     assert thread.operation or thread.native_call, [str(frame) for frame in thread.frames]
 
 
-def test_a_rank_that_came_late_is_not() -> None:
+def test_a_rank_that_came_late_or_imports_a_module_is_not() -> None:
     assert not may_communicate("late", "/src/prog.py")
+    assert may_communicate("redistribute", "/venv/torch/distributed/tensor/_api.py")
+    assert not may_communicate("<module>", "/venv/torch/distributed/tensor/_api.py")
