@@ -78,7 +78,7 @@ def claims_of_environment(free: list[int], known: Known, peeks: dict[int, Facts]
         env = environment_of(pid, known, peeks)
         rank, place = first_number(env, RANK_VARIABLES), first_number(env, ("LOCAL_RANK",))
         source = SOURCES[ENVIRONMENT] if first_number(known[pid]["env"], RANK_VARIABLES) == rank else NOW
-        if rank is not None:
+        if rank is not None and (place is None or not is_only_inherited(pid, free, known, peeks)):
             claims[pid] = (ENVIRONMENT, rank, source, first_number(env, SIZE_VARIABLES))
         elif place is not None:
             local[pid] = (place, first_number(env, ("NODE_RANK", "GROUP_RANK")) or 0)
@@ -89,6 +89,16 @@ def claims_of_environment(free: list[int], known: Known, peeks: dict[int, Facts]
         number = node * (first_number(env, LOCAL_SIZE_VARIABLES) or per_node) + place
         claims.setdefault(pid, (ENVIRONMENT, number, source, first_number(env, SIZE_VARIABLES)))
     return claims
+
+
+def is_only_inherited(pid: int, free: list[int], known: Known, peeks: dict[int, Facts]) -> bool:
+    """Whether a process has the rank of one above it, but another LOCAL_RANK: its launcher has set only that."""
+    above = next((each for each in ancestors(pid, known) if each in free), None)
+    if above is None:
+        return False
+    mine, theirs = environment_of(pid, known, peeks), environment_of(above, known, peeks)
+    is_same = first_number(mine, RANK_VARIABLES) == first_number(theirs, RANK_VARIABLES)
+    return is_same and first_number(mine, ("LOCAL_RANK",)) != first_number(theirs, ("LOCAL_RANK",))
 
 
 def claims_of_tasks(free: list[int], known: Known, tasks: Tasks) -> Claims:
