@@ -70,7 +70,8 @@ HELPER_WORDS = {
     "bin/tensorboard": "tensorboard", "tensorboard.main": "tensorboard",
     "ray/dashboard": "Ray's dashboard", "ray/_private/log_monitor": "Ray's log monitor",
     "ray/autoscaler": "Ray's monitor", "ray/_private/runtime_env": "Ray's agent",
-    "ray::IDLE": "an idle worker of Ray", "ray/util/client": "Ray's client server",
+    "ray::Dashboard": "Ray's dashboard", "ray::RuntimeEnv": "Ray's agent", "ray::IDLE": "an idle worker of Ray",
+    "ray/util/client": "Ray's client server",
     "ray/_private/workers/default_worker": "a worker of Ray that runs nothing yet",
     "ray/_private/workers/setup_worker": "a worker of Ray that runs nothing yet",
 }  # fmt: skip

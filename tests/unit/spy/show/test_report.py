@@ -118,8 +118,11 @@ def test_the_suspects_class_is_shown_even_when_it_is_the_smallest(
 def test_the_document_has_the_keys_that_were_promised(recorded: Callable[..., Evidence]) -> None:
     evidence = recorded("skip-1", "tp=2,dp=2")
     document = to_document(evidence, judge(evidence))
-    assert list(document) == ["schema_version", "job", "world_size", "coverage", "verdict", "classes"]
-    assert list(document["coverage"]) == ["ranks_read", "ranks_unreadable", "nodes_silent"]
+    keys = ["schema_version", "job", "world_size", "coverage", "ranks", "others", "verdict", "classes"]
+    assert list(document) == keys
+    assert list(document["coverage"]) == [
+        "ranks_read", "ranks_unreadable", "nodes_silent", "numbering", "problems",
+    ]  # fmt: skip
     assert list(document["verdict"]) == [
         "state", "class", "signature", "suspects", "sides", "confidence", "claim", "evidence", "missing", "next",
     ]  # fmt: skip
@@ -129,6 +132,7 @@ def test_the_document_has_the_keys_that_were_promised(recorded: Callable[..., Ev
             "rank": 1,
             "node": "n0",
             "pid": evidence.ranks[1].pid,
+            "numbered_by": evidence.ranks[1].numbered_by.value,
             "coordinate": {"pp": 0, "tp": 1, "dp": 0},
             "why": document["verdict"]["suspects"][0]["why"],
         }
