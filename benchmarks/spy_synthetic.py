@@ -142,7 +142,8 @@ class SyntheticJob:
         call = {"number": 7 if place == "loader" else 202}
         first: Document = {"mono": 3782.87 + rank / 1e4, **safe, "system_call": call, "children": []}
         first["stack"] = {"threads": [_thread(pid, "MainThread", place)]}
-        last: Document = {"mono": first["mono"] + 1.0, **safe, "same_stack": True}
+        asleep = {"thread_idle_s": {str(pid): 600.0}}
+        last: Document = {"mono": first["mono"] + 1.0, **safe, "same_stack": True, **asleep}
         if self.ring:
             first["recorder"] = {"last_sequence": self.last_sequence(rank)}
             last["recorder"] = self.recorder(rank)

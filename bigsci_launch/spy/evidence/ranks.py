@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from bigsci_launch.spy.evidence.flight_recorder import Recorder, parse_recorder
@@ -112,7 +113,7 @@ class Sample:
     """Sum of the positions in the files open for writing: it changes as they grow, but not with all ways to write."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RankEvidence:
     """All that was seen of one rank. A rank without samples was not reached, and `unreached` says why."""
 
@@ -136,12 +137,12 @@ class RankEvidence:
     def last(self) -> Sample | None:
         return self.samples[-1] if self.samples else None
 
-    @property
+    @cached_property
     def threads(self) -> tuple[ThreadStack, ...] | None:
         """The newest stacks."""
         return next((sample.threads for sample in reversed(self.samples) if sample.threads is not None), None)
 
-    @property
+    @cached_property
     def thread(self) -> ThreadStack | None:
         """The thread that decides, in the newest sample that has stacks."""
         return decisive_thread(self.threads, self.pid or 0) if self.threads else None
@@ -152,7 +153,7 @@ class RankEvidence:
         thread = self.thread
         return str(thread.site) if thread and thread.site else "a place that its stack does not show"
 
-    @property
+    @cached_property
     def is_gone(self) -> bool:
         """Whether the process has ended."""
         return self.exit is not None or (self.last is not None and self.last.state in GONE_STATES)

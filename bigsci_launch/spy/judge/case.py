@@ -12,7 +12,9 @@ from bigsci_launch.spy.evidence.stack_classes import StackClass, merge_stacks
 from bigsci_launch.spy.judge.facts import (
     POLLING_PER_S,
     deciding_wait,
+    finished_something,
     is_busy,
+    outer_frames_moved,
     sleeps_on_futex,
     spins_in_native_code,
     still_s,
@@ -59,6 +61,18 @@ class Case:
     def departed(self) -> Departed:
         """Who left its own schedule, or that of its peers, as far as recorders show it."""
         return find_departed(self.evidence, self.graph, self.mismatch)
+
+    @cached_property
+    def moving(self) -> tuple[int, ...]:
+        """Ranks that finished something between the looks.
+
+        A rank that computes does not count while others wait: it may be the one that never ends. If nobody waits in a
+        communication, any change of the outer frames counts.
+        """
+        moved = tuple(seen.rank for seen in self.alive if finished_something(seen))
+        if moved or self.graph.waits:
+            return moved
+        return tuple(seen.rank for seen in self.alive if outer_frames_moved(seen))
 
     @cached_property
     def roots(self) -> tuple[RankEvidence, ...]:

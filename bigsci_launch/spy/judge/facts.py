@@ -221,8 +221,12 @@ def collectives_moved(seen: RankEvidence) -> bool | None:
 
 def frames_moved(seen: RankEvidence) -> bool | None:
     """Whether the deciding thread was at different places, including lines, in different samples."""
-    stacks = [named_frames(seen, sample) for sample in seen.samples if sample.threads]
-    return len(set(stacks)) > 1 if len(stacks) > 1 else None
+    with_stacks = [sample for sample in seen.samples if sample.threads]
+    if len(with_stacks) < 2:
+        return None
+    if all(sample.threads is with_stacks[0].threads for sample in with_stacks):
+        return False
+    return len({named_frames(seen, sample) for sample in with_stacks}) > 1
 
 
 def outer_frames_moved(seen: RankEvidence) -> bool | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from bigsci_launch.spy.evidence.flight_recorder import Call
 from bigsci_launch.spy.evidence.groups import group_members, group_words, scope_of, scope_within, smallest_group
@@ -67,7 +68,7 @@ class Wait:
         return f"{self.operation}{number} of {group_words(self.scope, self.members)}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WaitGraph:
     """`waits` per waiting rank; `blockers` are the ranks that have not joined a waiting rank."""
 
@@ -75,13 +76,13 @@ class WaitGraph:
     blockers: Mapping[int, frozenset[int]]
     ranks: tuple[int, ...]
 
-    @property
+    @cached_property
     def roots(self) -> tuple[int, ...]:
         """Ranks that others wait for and that wait in no communication themselves."""
         awaited = frozenset().union(*(blockers for blockers, _ in self.meetings))
         return tuple(rank for rank in self.ranks if rank in awaited and rank not in self.waits)
 
-    @property
+    @cached_property
     def meetings(self) -> tuple[tuple[frozenset[int], tuple[int, ...]], ...]:
         """(blockers, the ranks that wait for them), grouped because thousands of ranks wait in few places."""
         found: dict[int, tuple[frozenset[int], list[int]]] = {}
@@ -105,7 +106,7 @@ class WaitGraph:
                 not_seen.clear()
         return frozenset(found)
 
-    @property
+    @cached_property
     def is_certain(self) -> bool:
         """Whether the group of every wait is known: only then is it certain who waits for whom."""
         return all(wait.members is not None for wait in self.waits.values())
@@ -124,7 +125,7 @@ class WaitGraph:
         rest = self.waits.keys() - set(ends) - self.leading_to(frozenset(ends))
         return () if rest else ends
 
-    @property
+    @cached_property
     def endless(self) -> tuple[int, ...]:
         """Ranks in a circle: their waits lead neither to a root nor to a rank whose peers are unknown."""
         unknown = {rank for rank, wait in self.waits.items() if wait.members is None and not self.blockers[rank]}

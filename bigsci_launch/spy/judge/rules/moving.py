@@ -8,10 +8,8 @@ from bigsci_launch.spy.judge.case import Case
 from bigsci_launch.spy.judge.conclusion import Conclusion, Strength, Suspect
 from bigsci_launch.spy.judge.facts import (
     collectives_moved,
-    finished_something,
     is_busy,
     named_frames,
-    outer_frames_moved,
 )
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.judge.rules.rendezvous import is_joining
@@ -27,21 +25,9 @@ def nothing_found(case: Case) -> Conclusion | None:
     return Conclusion(State.UNKNOWN, "no rank was found, so nothing is known about what they do", Strength.NOTHING)
 
 
-def moving_ranks(case: Case) -> tuple[int, ...]:
-    """Return the ranks that finished something between the looks.
-
-    A rank that computes does not count while others wait: it may be the one that never ends. If nobody waits in a
-    communication, any change of the outer frames counts.
-    """
-    moved = [seen.rank for seen in case.alive if finished_something(seen)]
-    if moved or case.graph.waits:
-        return tuple(moved)
-    return tuple(seen.rank for seen in case.alive if outer_frames_moved(seen))
-
-
 def still_joining(case: Case) -> Conclusion | None:
     """The ranks are connecting to each other, and some of them came on."""
-    moving = moving_ranks(case)
+    moving = case.moving
     if not moving or not all(is_joining(seen) for seen in case.evidence.ranks):
         return None
     missing = "whether all will: a rank that is late, or looks elsewhere, shows once the others stop moving"
@@ -58,7 +44,7 @@ def still_joining(case: Case) -> Conclusion | None:
 
 def makes_progress(case: Case) -> Conclusion | None:
     """Ranks finished collectives or left a communication between the looks."""
-    moving = moving_ranks(case)
+    moving = case.moving
     if not moving:
         return None
     fact = _fact(case, moving)
@@ -73,7 +59,7 @@ def _fact(case: Case, moving: tuple[int, ...]) -> str:
 
 def one_is_late(case: Case) -> Conclusion | None:
     """The job makes progress, and one rank was outside any communication, at one place, in every look."""
-    moving = moving_ranks(case)
+    moving = case.moving
     slow = _straggler(case.evidence) if moving else None
     if slow is None:
         return None
