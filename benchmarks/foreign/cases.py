@@ -1,0 +1,8 @@
+"""The table of foreign programs of the torch family."""
+
+from __future__ import annotations
+
+from foreign.case import ForeignCase
+from foreign.cases_ddp import CASES as DDP
+
+CASES: tuple[ForeignCase, ...] = (*DDP,)

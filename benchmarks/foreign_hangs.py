@@ -1,0 +1,252 @@
+"""Asks `bsl spy` about programs that it was not built on, and scores what it says.
+
+    python benchmarks/foreign_hangs.py --results foreign.jsonl --bundles foreign-bundles --jobs 2
+    python benchmarks/foreign_hangs.py --rejudge foreign-bundles --results again.jsonl
+
+Each case of the table (`foreign/cases.py`, `foreign/cases_more.py`) is started in a fresh folder, and `bsl spy --local`
+is asked about it twice, at two random moments, as its user would ask: nothing in the program was prepared for it. What
+is true at that moment is known from how the program was written, and from the lines that it writes to its diary. A case
+that is already in --results is not repeated. --rejudge judges the kept evidence with the current engine, in seconds.
+
+Exits with 1 if a question ended in a wrong accusation, a false alarm, a miss, or a healthy job called slow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import importlib.util
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from foreign.case import ForeignCase, Truth, truth_of
+from foreign.cases import CASES
+from foreign.field import POLL_S, Running, Setup, started
+from foreign.scoring import HARMFUL, figures, line_of, outcome, read_answer, summary
+
+from bigsci_launch.spy.evidence.bundle import read_bundle
+from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.show.document import to_document
+
+Row = dict[str, Any]
+BSL = Path(sys.executable).parent / "bsl"
+ASK_LIMIT_S = 240.0
+GAP_S = {"ending": (0.0, 2.0)}
+USUAL_GAP_S = (1.0, 8.0)
+
+
+class NotReached(Exception):
+    """A program did not reach its state."""
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Score `bsl spy` on programs that it was not built on.")
+    parser.add_argument("--only", default="*", help="names of cases, or patterns, with commas (default: all)")
+    parser.add_argument("--list", action="store_true", help="list the cases and exit")
+    parser.add_argument("--jobs", type=int, default=1, help="cases that run at a time")
+    parser.add_argument("--results", type=Path, default=Path("foreign.jsonl"))
+    parser.add_argument("--bundles", type=Path, help="folder to keep the evidence in")
+    parser.add_argument("--rejudge", type=Path, metavar="BUNDLES", help="judge kept evidence again, run nothing")
+    parser.add_argument("--python", default=sys.executable, help="interpreter of the programs")
+    parser.add_argument("--interpreter", action="append", default=[], metavar="NAME=PATH", help="one more, by name")
+    parser.add_argument("--site", type=Path, help="folder of extra packages for the programs")
+    parser.add_argument("--settle", type=float, help="passed to `bsl spy`, seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def all_cases() -> tuple[ForeignCase, ...]:
+    """Every case of the table.
+
+    Raises:
+        ValueError: two cases have the same name.
+    """
+    cases = CASES
+    if importlib.util.find_spec("foreign.cases_more"):
+        cases += importlib.import_module("foreign.cases_more").CASES
+    names = [case.name for case in cases]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two cases have the same name: {sorted(name for name in names if names.count(name) > 1)}")
+    return cases
+
+
+def main() -> None:
+    options = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that programs end with this process
+    patterns = options.only.split(",")
+    cases = [case for case in all_cases() if any(fnmatch.fnmatch(case.name, pattern) for pattern in patterns)]
+    if options.list:
+        for case in cases:
+            print(f"{case.name:40s} {case.framework:12s} {case.launcher:12s} {case.state:12s} {case.moment}")
+        return
+    if options.rejudge:
+        rows = [row for case in cases for row in judge_again(case, options.rejudge)]
+        options.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        rows = run_missing(cases, options)
+    print(summary(rows))
+    sys.exit(1 if any(row["outcome"] in HARMFUL for row in rows) else 0)
+
+
+def run_missing(cases: list[ForeignCase], options: argparse.Namespace) -> list[Row]:
+    """Run the cases that are not in the results yet; return all rows of these cases."""
+    names = {case.name for case in cases}
+    rows = [json.loads(line) for line in options.results.read_text().splitlines()] if options.results.exists() else []
+    rows = [row for row in rows if row["case"] in names]
+    known = {row["case"] for row in rows}
+    interpreters = {"": options.python, **dict(pair.split("=", 1) for pair in options.interpreter)}
+    setup = Setup(interpreters, options.site.resolve() if options.site else None)
+    writing = threading.Lock()
+    todo = [case for case in cases if case.name not in known and can_run(case, setup)]
+    with options.results.open("a") as results, ThreadPoolExecutor(options.jobs) as pool:
+        futures = {pool.submit(run_case, case, setup, options): case for case in todo}
+        for future in as_completed(futures):
+            try:
+                found = future.result()
+            except NotReached as error:
+                print(f"NOT REACHED: {futures[future].name}: {error}", flush=True)
+                continue
+            with writing:
+                rows += found
+                results.write("".join(json.dumps(row) + "\n" for row in found))
+                results.flush()
+            for row in found:
+                print(line_of(row), flush=True)
+    return rows
+
+
+def can_run(case: ForeignCase, setup: Setup) -> bool:
+    """Whether everything that a case needs is there; says what is not."""
+    missing = [need for need in case.needs if need.startswith("command:") and not shutil.which(need.split(":")[1])]
+    modules = [need for need in case.needs if not need.startswith("command:")]
+    if case.interpreter not in setup.interpreters:
+        missing.append(f"--interpreter {case.interpreter}=PATH")
+    elif modules:
+        test = f"import importlib.util as u, sys; sys.exit(' '.join(n for n in {modules} if not u.find_spec(n)))"
+        environment = {"PYTHONPATH": str(setup.site)} if setup.site else {}
+        done = subprocess.run([setup.interpreters[case.interpreter], "-c", test], env=environment, capture_output=True)
+        missing += done.stderr.decode().split() if done.returncode else []
+    if missing:
+        print(f"{case.name}: skipped, needs {', '.join(missing)}", flush=True)
+    return not missing
+
+
+def run_case(case: ForeignCase, setup: Setup, options: argparse.Namespace) -> list[Row]:
+    """Start one program, ask twice, end it; return both questions with their scores.
+
+    Raises:
+        NotReached: the program did not reach its state.
+    """
+    dice = random.Random(f"{options.seed} {case.name}")
+    with (
+        tempfile.TemporaryDirectory(prefix="foreign-", ignore_cleanup_errors=True) as scratch,
+        started(case, setup, Path(scratch) / case.name) as running,
+    ):
+        rows = []
+        for number, at_s in enumerate(moments(running, dice), 1):
+            time.sleep(max(0.0, at_s - time.time()))
+            rows.append(ask(running, number, options, Path(scratch)))
+        return rows
+
+
+def moments(running: Running, dice: random.Random) -> Any:
+    """Yield the times of both questions, in seconds of the clock; the second is chosen after the first is answered.
+
+    Raises:
+        NotReached: the program did not reach its state.
+    """
+    case = running.case
+    if case.moment in ("starting", "random"):
+        first, second = sorted(dice.uniform(*case.between_s) for _ in range(2))
+        yield running.began_s + first
+        yield running.began_s + second
+        return
+    yield wait_for_sign(running) + case.settle_s + dice.uniform(*case.between_s)
+    yield time.time() + dice.uniform(*GAP_S.get(case.moment, USUAL_GAP_S))
+
+
+def wait_for_sign(running: Running) -> float:
+    until = running.began_s + running.case.limit_s
+    while time.time() < until:
+        reached_s = running.reached_s()
+        if reached_s is not None:
+            return reached_s
+        if running.launcher.poll() is not None:
+            raise NotReached(f"the launcher ended with {running.launcher.returncode}: {running.output()[-1500:]}")
+        time.sleep(POLL_S)
+    raise NotReached(f"not within {running.case.limit_s:g} s: {running.output()[-1500:]}")
+
+
+def ask(running: Running, number: int, options: argparse.Namespace, scratch: Path) -> Row:
+    """Ask `bsl spy` once and score its answer."""
+    case, began_s = running.case, time.time()
+    folder = (options.bundles.resolve() if options.bundles else scratch / "bundles") / case.name / f"ask-{number}"
+    command = [str(BSL), "spy", "--local", "--pid", str(running.launcher.pid), "--json", "--output", str(folder)]
+    command += ["--settle", f"{options.settle:g}"] if options.settle is not None else []
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_LIMIT_S, check=False)
+        said, error = done.stdout, done.stderr[-500:]
+    except subprocess.TimeoutExpired:
+        said, error = "", f"no answer in {ASK_LIMIT_S:g} s"
+    phase = phase_of(running, began_s, time.time())
+    pids = running.pids()
+    facts = {"case": case.name, "ask": number, "phase": phase, "pids": pids, "asked_s": began_s - running.began_s}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "truth.json").write_text(json.dumps(facts) + "\n")
+    (folder / "diary.txt").write_text("".join(f"{each.at_s:.3f} {each.words}\n" for each in running.diary()[-400:]))
+    row = scored(case, number, phase, pids, json.loads(said) if said.strip() else None)
+    seconds = {"asked_s": round(began_s - running.began_s, 1), "seconds": round(time.time() - began_s, 1)}
+    return {**row, **seconds, **({"error": error} if row["answer"] is None else {})}
+
+
+def phase_of(running: Running, began_s: float, ended_s: float) -> str:
+    """Return whether the state had been reached when a question was asked: "before", "reached" or "between"."""
+    case = running.case
+    if case.moment == "starting":
+        return "reached"
+    reached_s = running.reached_s()
+    if reached_s is None or reached_s > ended_s:
+        return "before"
+    return "reached" if reached_s + case.settle_s <= began_s + POLL_S else "between"
+
+
+def scored(case: ForeignCase, number: int, phase: str, pids: dict[int, int], document: Any) -> Row:
+    """Return one question with its score; `document` is that of `bsl spy --json`, None if it gave none."""
+    truth: Truth = truth_of(case, phase, pids)
+    row: Row = {"case": case.name, "framework": case.framework, "launcher": case.launcher, "ask": number,
+                "phase": phase, "truth": truth.document(), "answer": None}  # fmt: skip
+    if document is None:
+        return {**row, "outcome": "unanswered" if phase != "between" else "not scored"}
+    answer = read_answer(document, pids)
+    row["answer"] = answer.document()
+    if phase == "between":
+        return {**row, "outcome": "not scored"}
+    return {**row, "outcome": outcome(truth, answer), "figures": figures(truth, answer)}
+
+
+def judge_again(case: ForeignCase, bundles: Path) -> list[Row]:
+    """Return the questions about a case whose evidence was kept, with the current engine's answers."""
+    rows = []
+    for folder in sorted((bundles / case.name).glob("ask-*")):
+        facts = json.loads((folder / "truth.json").read_text())
+        pids = {int(pid): rank for pid, rank in facts["pids"].items()}
+        document = None
+        if (folder / "collection.json").exists():
+            evidence = read_bundle(folder).evidence()
+            document = to_document(evidence, judge(evidence))
+        rows.append(scored(case, facts["ask"], facts["phase"], pids, document))
+    return rows
+
+
+if __name__ == "__main__":
+    main()
