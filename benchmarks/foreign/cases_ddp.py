@@ -98,7 +98,7 @@ CASES: tuple[ForeignCase, ...] = (
     spawn("steps", "fork", **HEALTHY),
     spawn("heavy-steps", "spawn", "heavy", **{**HEALTHY, "sign": "step 3 "}),
     spawn("uneven", "spawn", "uneven", culprits=(1,), classes=("H02", "H03", "H10", "H12")),
-    spawn("lock", "fork", "lock", culprits=(2,), classes=("H34",)),
+    spawn("lock", "fork", "lock", culprits=(2,)),
     spawn("stopped", "spawn", "stopped", culprits=(3,), classes=("H55",)),
     spawn("backoff", "spawn", "backoff", culprits=(0,), state="slow", classes=("H100",)),
     spawn("uneven-random", "fork", "uneven", culprits=(2,), classes=("H02", "H03", "H10", "H12"), moment="random",
