@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import functools
 import importlib.util
 import json
 import random
@@ -132,13 +133,19 @@ def can_run(case: ForeignCase, setup: Setup) -> bool:
     if case.interpreter not in setup.interpreters:
         missing.append(f"--interpreter {case.interpreter}=PATH")
     elif modules:
-        test = f"import importlib.util as u, sys; sys.exit(' '.join(n for n in {modules} if not u.find_spec(n)))"
-        environment = {"PYTHONPATH": str(setup.site)} if setup.site else {}
-        done = subprocess.run([setup.interpreters[case.interpreter], "-c", test], env=environment, capture_output=True)
-        missing += done.stderr.decode().split() if done.returncode else []
+        missing += missing_modules(setup.interpreters[case.interpreter], tuple(modules), setup.site)
     if missing:
         print(f"{case.name}: skipped, needs {', '.join(missing)}", flush=True)
     return not missing
+
+
+@functools.cache
+def missing_modules(python: str, modules: tuple[str, ...], site: Path | None) -> tuple[str, ...]:
+    """Return those of `modules` that an interpreter does not find."""
+    test = f"import importlib.util as u, sys; sys.exit(' '.join(n for n in {modules!r} if not u.find_spec(n)))"
+    environment = {"PYTHONPATH": str(site)} if site else {}
+    done = subprocess.run([python, "-c", test], env=environment, capture_output=True, check=False)
+    return tuple(done.stderr.decode().split()) if done.returncode else ()
 
 
 def run_case(case: ForeignCase, setup: Setup, options: argparse.Namespace) -> list[Row]:

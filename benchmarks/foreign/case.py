@@ -49,7 +49,7 @@ class ForeignCase:
     sign_count: int = 1
     settle_s: float = 5.0
     between_s: tuple[float, float] = (0.0, 4.0)
-    limit_s: float = 150.0
+    limit_s: float = 200.0
     needs: tuple[str, ...] = ("torch",)
     environment: tuple[tuple[str, str], ...] = ()
     interpreter: str = ""

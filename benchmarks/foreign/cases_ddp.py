@@ -23,9 +23,7 @@ def torchrun(name: str, program: str, words: str = "", state: str = "hang", **mo
 
 def digits(name: str, trouble: str, who: int = 0, words: str = "", **more: Any) -> ForeignCase:
     """digits.py under torchrun, where `who` is in trouble."""
-    return torchrun(
-        name, "digits.py", f"--trouble={trouble} --who={who} {words}", **{"culprits": (who,), **more}
-    )
+    return torchrun(name, "digits.py", f"--trouble={trouble} --who={who} {words}", **{"culprits": (who,), **more})
 
 
 def own(name: str, options: str, words: str, state: str = "hang", **more: Any) -> ForeignCase:

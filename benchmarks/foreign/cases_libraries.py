@@ -38,7 +38,7 @@ def rollouts(name: str, plot: str, who: int, seconds: float, **more: Any) -> For
 
 def accelerate(name: str, words: str = "", state: str = "hang", **more: Any) -> ForeignCase:
     command = (
-        "{python}", "-m", "accelerate.commands.launch", "--cpu", "--num_processes={world_size}", "--num_machines=1",
+        "{python}", "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes={world_size}", "--num_machines=1",
         "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port={port}", "{program}", *words.split(),
     )  # fmt: skip
     return ForeignCase(f"accelerate-{name}", "accelerate", "accelerate", "accelerated.py", command, state,
@@ -52,14 +52,14 @@ def lightning(name: str, strategy: str, words: str = "", state: str = "hang", **
 
 
 def zero(name: str, stage: int, event: str = "", state: str = "hang", **more: Any) -> ForeignCase:
-    words = f"--stage={stage} --event={event} --victim={{culprit}}"
+    words = f"--stage={stage} --accident={event} --victim={{culprit}}"
     return torchrun(name, "zero_train.py", words, state, framework=f"zero{stage}", needs=ZERO, **more)
 
 
 def deepspeed(name: str, stage: int, event: str = "", state: str = "hang", **more: Any) -> ForeignCase:
     command = (
         "{python}", "-m", "deepspeed.launcher.runner", "--num_gpus={world_size}", "--master_port={port}", "{program}",
-        f"--stage={stage}", f"--event={event}", "--victim={culprit}",
+        f"--stage={stage}", f"--accident={event}", "--victim={culprit}",
     )  # fmt: skip
     return ForeignCase(f"deepspeed-{name}", f"zero{stage}", "deepspeed", "zero_train.py", command, state,
                        needs=ZERO, environment=(("DS_ACCELERATOR", "cpu"),), **more)  # fmt: skip
@@ -71,7 +71,7 @@ CASES: tuple[ForeignCase, ...] = (
     library("fsdp2", "saves-async", "async-save", **HEALTHY),
     library("fsdp2", "starting", state="progressing", moment="starting", between_s=(1.0, 12.0)),
     library("fsdp2", "forward-skipped", "skip-forward", culprits=(2,), classes=("H01", "H03")),
-    library("fsdp2", "clips-alone", "clip-alone", culprits=(1,), classes=("H01", "H03", "H22")),
+    library("fsdp2", "norm-alone", "sample-alone", culprits=(1,), classes=("H01", "H03", "H22")),
     library("fsdp2", "slow-batch", "slow-batch", state="slow", culprits=(3,), classes=("H100",)),
     library("fsdp2", "save-fails", "save-throws", culprits=(2,), classes=("H65", "H47")),
     mesh("steps", "tp", "", "", **HEALTHY),

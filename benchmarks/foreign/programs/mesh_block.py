@@ -56,13 +56,14 @@ def main():
     mesh = init_device_mesh("cpu", (2, int(os.environ["WORLD_SIZE"]) // 2), mesh_dim_names=names)
     net = build(mesh, options.kind)
     sgd = torch.optim.SGD(net.parameters(), lr=0.01)
+    everyone = dist.new_group()
     batch = 0
     while True:
         mine = rank in odd and batch == 6
         if mine and options.what:
             note("struck", rank)
             if options.what == "skips":
-                dist.barrier()
+                dist.barrier(group=everyone)
             if options.what == "reads":
                 os.read(os.pipe()[0], 1)
             if options.what == "slow":

@@ -60,7 +60,7 @@ def write_state(lm, options, mine):
             print("not saved:", error, flush=True)
             threading.Event().wait()
     if options.case == "async-save":
-        return dcp.async_save(state, checkpoint_id="state")
+        return dcp.async_save(state, checkpoint_id="state", process_group=options.saving)
     return dcp.save(state, checkpoint_id="state")
 
 
@@ -79,17 +79,17 @@ def main():
         fully_shard(block, mesh=mesh)
     fully_shard(lm, mesh=mesh)
     optimizer = torch.optim.AdamW(lm.parameters())
+    options.saving, whole = dist.new_group(), dist.new_group()
     mine, pending = rank == options.odd, None
     for update in range(10**9):
         if update == 5:
             if mine:
                 note("struck", rank)
             if mine and options.case == "skip-forward":
-                time.sleep(1)
-                dist.barrier()
-            if mine and options.case == "clip-alone":
-                nn.utils.clip_grad_norm_(lm.parameters(), 1.0).full_tensor()
-                sum(p.full_tensor().norm() for p in lm.parameters())
+                dist.barrier(group=whole)
+            if mine and options.case == "sample-alone":
+                largest = torch.stack([p.to_local().abs().max() for p in lm.parameters()]).max()
+                dist.all_reduce(largest, dist.ReduceOp.MAX, group=whole)
             if mine and options.case == "slow-batch":
                 for _ in range(60):
                     time.sleep(5)

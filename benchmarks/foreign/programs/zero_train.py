@@ -23,16 +23,16 @@ def loop(engine, rank, options):
     done = 0
     mutex = threading.Lock()
     while True:
-        if done == 5 and rank == options.victim and options.event:
+        if done == 5 and rank == options.victim and options.accident:
             note("struck", rank)
-            if options.event == "mutex":
+            if options.accident == "mutex":
                 mutex.acquire()
                 mutex.acquire()
-            if options.event == "save-alone":
+            if options.accident == "save-alone":
                 engine.save_checkpoint("out")
-            if options.event == "barrier-alone":
+            if options.accident == "barrier-alone":
                 deepspeed.comm.barrier()
-            if options.event == "license":
+            if options.accident == "license":
                 door = socket.create_server(("127.0.0.1", 0))
                 door.accept()
         rows = torch.randn(4, 48)
@@ -47,7 +47,7 @@ def loop(engine, rank, options):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--stage", type=int, default=1)
-    parser.add_argument("--event", default="")
+    parser.add_argument("--accident", default="")
     parser.add_argument("--victim", type=int, default=-1)
     parser.add_argument("--local_rank", type=int, default=0)
     arguments = parser.parse_args()
