@@ -24,11 +24,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from foreign.case import ForeignCase, Truth, truth_of
 from foreign.cases import CASES
@@ -107,22 +106,28 @@ def run_missing(cases: list[ForeignCase], options: argparse.Namespace) -> list[R
     known = {row["case"] for row in rows}
     interpreters = {"": options.python, **dict(pair.split("=", 1) for pair in options.interpreter)}
     setup = Setup(interpreters, options.site.resolve() if options.site else None)
-    writing = threading.Lock()
     todo = [case for case in cases if case.name not in known and can_run(case, setup)]
     with options.results.open("a") as results, ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(run_case, case, setup, options): case for case in todo}
-        for future in as_completed(futures):
-            try:
-                found = future.result()
-            except NotReached as error:
-                print(f"NOT REACHED: {futures[future].name}: {error}", flush=True)
-                continue
-            with writing:
-                rows += found
-                results.write("".join(json.dumps(row) + "\n" for row in found))
-                results.flush()
-            for row in found:
-                print(line_of(row), flush=True)
+        try:
+            for future in as_completed(futures):
+                rows += keep(futures[future], future, results)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)  # those that run end their programs first
+    return rows
+
+
+def keep(case: ForeignCase, future: Future[list[Row]], results: IO[str]) -> list[Row]:
+    """Write down the questions about one case; none if the program did not reach its state."""
+    try:
+        rows = future.result()
+    except NotReached as error:
+        print(f"NOT REACHED: {case.name}: {error}", flush=True)
+        return []
+    results.write("".join(json.dumps(row) + "\n" for row in rows))
+    results.flush()
+    for row in rows:
+        print(line_of(row), flush=True)
     return rows
 
 

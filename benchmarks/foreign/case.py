@@ -15,10 +15,10 @@ MOMENTS = ("steady", "starting", "ending", "random")
 class ForeignCase:
     """A program, its launcher and its true state.
 
-    `command` is a template: {python} {program} {programs} {culprit} {port} {world_size} {folder} are replaced;
-    `program` is a file in the folder {programs}. `culprits` are the ranks that an engineer would call guilty once he knows everything; where the
-    evidence is symmetric there are none, and `involved` is the smaller side, or both. `classes` are the ids that are
-    exactly right, `also` further states that count as right.
+    `command` is a template: {python} {program} {programs} {culprit} {port} {world_size}
+    {folder} are replaced; `program` is a file in the folder {programs}. `culprits` are the ranks that an engineer would
+    call guilty once he knows everything; where the evidence is symmetric there are none, and `involved` is the smaller
+    side, or both. `classes` are the ids that are exactly right, `also` further states that count as right.
 
     The program appends lines to the file $FOREIGN_LOG: `TIME WORDS`. The state is reached when `sign`, a regular
     expression, has matched the beginning of the WORDS of `sign_count` lines, and `settle_s` seconds have passed.

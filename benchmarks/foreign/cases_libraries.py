@@ -38,8 +38,9 @@ def rollouts(name: str, plot: str, who: int, seconds: float, **more: Any) -> For
 
 def accelerate(name: str, words: str = "", state: str = "hang", **more: Any) -> ForeignCase:
     command = (
-        "{python}", "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes={world_size}", "--num_machines=1",
-        "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port={port}", "{program}", *words.split(),
+        "{python}", "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes={world_size}",
+        "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no",
+        "--main_process_port={port}", "{program}", *words.split(),
     )  # fmt: skip
     return ForeignCase(f"accelerate-{name}", "accelerate", "accelerate", "accelerated.py", command, state,
                        needs=("torch", "accelerate"), **more)  # fmt: skip
@@ -89,7 +90,7 @@ CASES: tuple[ForeignCase, ...] = (
     lightning("steps-spawn", "ddp_spawn", **HEALTHY),
     lightning("steps-fork", "ddp_fork", **HEALTHY),
     lightning("starting", "ddp", state="progressing", moment="starting", between_s=(2.0, 20.0)),
-    lightning("logs-alone", "ddp", "--incident=log-alone --place=1", culprits=(1,), classes=("H01", "H03")),
+    lightning("barrier-alone", "ddp", "--incident=barrier --place=1", culprits=(1,), classes=("H01", "H03")),
     lightning("latch", "ddp", "--incident=latch --place=3", culprits=(3,)),
     lightning("latch-spawn", "ddp_spawn", "--incident=latch --place=0", culprits=(0,)),
     lightning("uploads", "ddp", "--incident=upload --place=0", state="slow", culprits=(0,), classes=("H51", "H100")),
@@ -132,7 +133,7 @@ CASES: tuple[ForeignCase, ...] = (
     groups("objects", "objects", "3", culprits=(3,), classes=("H12",)),
     groups("watched", "watched", "2", culprits=(2,), classes=("H31",)),
     groups("operation", "operation", "6", world_size=8, culprits=(6,), classes=("H03",)),
-    groups("shapes", "shapes", "1", culprits=(1,), classes=("H16", "H04"), also=("crashed",)),
+    groups("order-differs", "shapes", "1", state="progressing"),
     groups("member-loads", "late", "1", state="slow", culprits=(1,), classes=("H51",)),
     groups("scatter", "scatter", "0", culprits=(0,), classes=("H03", "H01")),
 )  # fmt: skip

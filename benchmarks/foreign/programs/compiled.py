@@ -23,6 +23,7 @@ class Mixer(torch.nn.Module):
 rank = int(os.environ["RANK"])
 note("hello", rank)
 dist.init_process_group("gloo")
+side = dist.new_group()
 net = torch.compile(DistributedDataParallel(Mixer()))
 sgd = torch.optim.SGD(net.parameters(), lr=0.01)
 count = 0
@@ -36,5 +37,4 @@ while True:
         note(f"step {count}", rank)
     if sys.argv[1] == "breaks" and count == 6 and rank == 2:
         note("struck", rank)
-        dist.all_reduce(torch.zeros(1))
-        dist.all_reduce(torch.zeros(1))
+        dist.all_reduce(torch.zeros(1), group=side)

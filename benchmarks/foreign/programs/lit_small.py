@@ -33,8 +33,7 @@ class AutoEncoder(L.LightningModule):
                 with LATCH:
                     LATCH.wait()
         loss = (self.code(rows) - rows).pow(2).mean()
-        if is_here and self.incident == "log-alone":
-            self.log("worst", loss, sync_dist=True, on_step=True)
+        if is_here and self.incident == "barrier":
             self.trainer.strategy.barrier()
         return loss
 
@@ -47,7 +46,7 @@ class Upload(L.Callback):
 
     def on_train_batch_end(self, trainer, module, *rest):
         if module.incident == "upload" and module.count == 7 and module.global_rank == module.place:
-            for part in range(100):
+            for _ in range(100):
                 with open("samples.bin", "ab") as sent:
                     sent.write(bytes(10000))
                 time.sleep(2.5)

@@ -27,7 +27,7 @@ class Images(Dataset):
         if quirk == "slow-decode":
             time.sleep(0.3)
         if index == 90 and self.rank == self.options.at and quirk in ("decoder", "stopped", "fifo", "remote"):
-            note("struck", 100 + self.rank)
+            note("struck", self.rank)
             if quirk == "decoder":
                 DECODER.acquire()
                 DECODER.acquire()

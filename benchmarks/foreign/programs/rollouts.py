@@ -21,10 +21,9 @@ def generate(policy, seconds):
 
 
 def ask_reward_model():
-    with socket.create_server(("127.0.0.1", 0)) as quiet:
-        with socket.create_connection(quiet.getsockname()) as question:
-            question.sendall(b"score")
-            return question.recv(8)
+    with socket.create_server(("127.0.0.1", 0)) as quiet, socket.create_connection(quiet.getsockname()) as question:
+        question.sendall(b"score")
+        return question.recv(8)
 
 
 def learn(policy, optimizer, tokens):
@@ -54,8 +53,7 @@ def main(plot, actor, seconds):
             learn(policy, optimizer, tokens)
         if episode == 4 and plot == "again" and rank == actor:
             note("struck", rank)
-            dist.broadcast(torch.zeros(7), src=0)
-            dist.broadcast(torch.zeros(7), src=0)
+            dist.broadcast(tokens, src=0)
         dist.broadcast(tokens, src=0)
         learn(policy, optimizer, tokens)
         if episode < 10 or episode % 50 == 0:

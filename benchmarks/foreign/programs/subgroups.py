@@ -77,11 +77,10 @@ def swapped_use(rank, size, it_is_me):
 
 
 def object_missing(rank, size, it_is_me):
+    other = dist.new_group()
     if it_is_me:
         note("struck", rank)
-        dist.all_reduce(torch.ones(1))
-        time.sleep(1)
-        dist.barrier()
+        dist.barrier(group=other)
     names = [None] * size
     dist.all_gather_object(names, {"rank": rank})
 
@@ -103,15 +102,16 @@ def odd_operation(rank, size, it_is_me):
 
 
 def shape_order(rank, size, it_is_me):
-    """Parameters are reduced in the order of a set on one rank."""
-    sizes = [3_000_000, 10, 2_000_000]
+    """Parameters of one shape are reduced in another order on one rank: wrong numbers, and no hang."""
+    names = ["weight", "bias", "scale"]
     if it_is_me:
         note("struck", rank)
-        sizes.sort()
-    for number in sizes:
-        dist.all_reduce(torch.ones(number))
-    for _ in range(10**9):
-        dist.all_reduce(torch.ones(10))
+        names.sort()
+    tables = {name: torch.full((300_000,), float(len(name))) for name in names}
+    while True:
+        for name in names:
+            dist.all_reduce(tables[name])
+            tables[name] /= size
 
 
 def late_member(rank, size, it_is_me):
