@@ -3,7 +3,7 @@
     python benchmarks/foreign_hangs.py --results foreign.jsonl --bundles foreign-bundles --jobs 2
     python benchmarks/foreign_hangs.py --rejudge foreign-bundles --results again.jsonl
 
-Each case of the table (`foreign/cases.py`, `foreign/cases_more.py`) is started in a fresh folder, and `bsl spy --local`
+Each case of the table (`foreign/table.py`) is started in a fresh folder, and `bsl spy --local`
 is asked about it twice, at two random moments, as its user would ask: nothing in the program was prepared for it. What
 is true at that moment is known from how the program was written, and from the lines that it writes to its diary. A case
 that is already in --results is not repeated. --rejudge judges the kept evidence with the current engine, in seconds.
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import functools
-import importlib.util
 import json
 import random
 import shutil
@@ -30,9 +29,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from foreign.case import ForeignCase, Truth, truth_of
-from foreign.cases import CASES
 from foreign.field import POLL_S, Running, Setup, started
 from foreign.scoring import HARMFUL, figures, line_of, outcome, read_answer, summary
+from foreign.table import all_cases
 
 from bigsci_launch.spy.evidence.bundle import read_bundle
 from bigsci_launch.spy.judge.verdict import judge
@@ -40,7 +39,7 @@ from bigsci_launch.spy.show.document import to_document
 
 Row = dict[str, Any]
 BSL = Path(sys.executable).parent / "bsl"
-ASK_LIMIT_S = 240.0
+ASK_LIMIT_S = 400.0
 GAP_S = {"ending": (0.0, 2.0)}
 USUAL_GAP_S = (1.0, 8.0)
 
@@ -63,21 +62,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--settle", type=float, help="passed to `bsl spy`, seconds")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
-
-
-def all_cases() -> tuple[ForeignCase, ...]:
-    """Every case of the table.
-
-    Raises:
-        ValueError: two cases have the same name.
-    """
-    cases = CASES
-    if importlib.util.find_spec("foreign.cases_more"):
-        cases += importlib.import_module("foreign.cases_more").CASES
-    names = [case.name for case in cases]
-    if len(set(names)) < len(names):
-        raise ValueError(f"two cases have the same name: {sorted(name for name in names if names.count(name) > 1)}")
-    return cases
 
 
 def main() -> None:

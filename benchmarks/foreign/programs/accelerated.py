@@ -45,7 +45,7 @@ def training_function(options):
                 if options.mode == "gather-alone":
                     report_samples(accelerator, output.detach())
                 if options.mode == "evaluate":
-                    run_evaluation(300)
+                    run_evaluation(900)
                 if options.mode == "wait":
                     accelerator.wait_for_everyone()
                 if options.mode == "prompt":

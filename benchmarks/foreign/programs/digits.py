@@ -97,7 +97,7 @@ def hand_in(rank, mine):
     if mine:
         note("struck", rank)
         with open("uploaded.log", "ab") as copy:
-            for _ in range(400):
+            for _ in range(2200):
                 copy.write(os.urandom(65536))
                 copy.flush()
                 time.sleep(0.4)
@@ -114,7 +114,7 @@ def metrics(args, rank, mine):
 def validate_on_first(args, rank, mine):
     if mine:
         weights = torch.randn(256, 256)
-        until = time.time() + 240
+        until = time.time() + 900
         batch = 0
         while time.time() < until:
             weights = torch.tanh(weights @ weights)
@@ -202,7 +202,7 @@ def ask_service(args, rank, mine):
 
 
 def retry(args, rank, mine):
-    attempts = 12 if mine else 0
+    attempts = 45 if mine else 0
     while attempts:
         attempts -= 1
         try:
@@ -213,7 +213,7 @@ def retry(args, rank, mine):
 
 def poll(args, rank, mine):
     if mine:
-        until = time.time() + 200
+        until = time.time() + 900
         while not os.path.exists("dataset.ready") and time.time() < until:
             time.sleep(3)
     dist.barrier()
@@ -223,7 +223,7 @@ class Blocks(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
-        for _ in range(600):
+        for _ in range(2600):
             self.wfile.write(b"x" * 65536)
             time.sleep(0.35)
 
@@ -251,7 +251,7 @@ def fetch(args, rank, mine):
 
 def build_index(args, rank, mine):
     if mine:
-        until, table = time.time() + 240, {}
+        until, table = time.time() + 900, {}
         number = 0
         while time.time() < until:
             number += 1
@@ -262,7 +262,7 @@ def build_index(args, rank, mine):
 def save_blocks(args, rank, mine):
     if mine:
         with open("model.pt", "wb") as checkpoint:
-            for _ in range(500):
+            for _ in range(1800):
                 checkpoint.write(os.urandom(262144))
                 checkpoint.flush()
                 os.fsync(checkpoint.fileno())
@@ -276,7 +276,7 @@ def serve(args, rank, mine):
         port = server.getsockname()[1]
 
         def visitor():
-            for _ in range(900):
+            for _ in range(3000):
                 with socket.create_connection(("127.0.0.1", port)) as client:
                     client.sendall(b"predict")
                     client.recv(10)
@@ -284,7 +284,7 @@ def serve(args, rank, mine):
 
         threading.Thread(target=visitor, daemon=True).start()
         model = Digits(64)
-        for _ in range(900):
+        for _ in range(3000):
             client, _ = server.accept()
             with client:
                 client.recv(100)

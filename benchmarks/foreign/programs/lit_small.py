@@ -46,7 +46,7 @@ class Upload(L.Callback):
 
     def on_train_batch_end(self, trainer, module, *rest):
         if module.incident == "upload" and module.count == 7 and module.global_rank == module.place:
-            for _ in range(100):
+            for _ in range(360):
                 with open("samples.bin", "ab") as sent:
                     sent.write(bytes(10000))
                 time.sleep(2.5)

@@ -67,7 +67,7 @@ def main():
             if options.what == "reads":
                 os.read(os.pipe()[0], 1)
             if options.what == "slow":
-                for _ in range(100):
+                for _ in range(220):
                     time.sleep(4)
         if options.what == "swap" and batch == 6:
             sync_counters(mesh, mine)

@@ -36,7 +36,7 @@ class Images(Dataset):
             if quirk == "fifo":
                 os.read(os.pipe()[0], 100)
             if quirk == "remote":
-                for _ in range(60):
+                for _ in range(180):
                     time.sleep(5)
         with DECODER:
             return torch.full((48,), float(index % 7)) + (get_worker_info().id if get_worker_info() else 0)

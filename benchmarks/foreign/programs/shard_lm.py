@@ -91,7 +91,7 @@ def main():
                 largest = torch.stack([p.to_local().abs().max() for p in lm.parameters()]).max()
                 dist.all_reduce(largest, dist.ReduceOp.MAX, group=whole)
             if mine and options.case == "slow-batch":
-                for _ in range(60):
+                for _ in range(180):
                     time.sleep(5)
             if options.case == "save-throws":
                 write_state(lm, options, mine)

@@ -51,7 +51,7 @@ class Stage:
             if self.options.flaw == "queue":
                 queue.Queue().get()
             if self.options.flaw == "slow":
-                for _ in range(100):
+                for _ in range(300):
                     time.sleep(3)
             if self.options.flaw == "extra":
                 dist.send(torch.zeros(4_000_000), (self.place + 1) % (self.last + 1), tag=77)

@@ -120,7 +120,7 @@ def late_member(rank, size, it_is_me):
     if it_is_me:
         note("struck", rank)
         with open("/dev/urandom", "rb") as source, open("table.bin", "wb") as table:
-            for _ in range(2000):
+            for _ in range(9000):
                 table.write(source.read(100_000))
                 table.seek(0)
                 time.sleep(0.1)
