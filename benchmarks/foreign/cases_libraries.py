@@ -74,7 +74,7 @@ CASES: tuple[ForeignCase, ...] = (
     library("fsdp2", "forward-skipped", "skip-forward", culprits=(2,), classes=("H01", "H03")),
     library("fsdp2", "norm-alone", "sample-alone", culprits=(1,), classes=("H01", "H03", "H22")),
     library("fsdp2", "slow-batch", "slow-batch", state="slow", culprits=(3,), classes=("H100",)),
-    library("fsdp2", "save-fails", "save-throws", culprits=(2,), classes=("H65", "H47")),
+    library("fsdp2", "save-fails", "save-throws", culprits=(2,), classes=("H65", "H47", "H10")),
     mesh("steps", "tp", "", "", **HEALTHY),
     mesh("steps", "hsdp", "", "", **HEALTHY),
     mesh("skips", "tp", "skips", "3", culprits=(3,), classes=("H01", "H03")),
