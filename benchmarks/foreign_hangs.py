@@ -177,7 +177,7 @@ def wait_for_sign(running: Running) -> float:
         reached_s = running.reached_s()
         if reached_s is not None:
             return reached_s
-        if running.launcher.poll() is not None:
+        if running.launcher.poll() is not None and not running.told.exists():
             raise NotReached(f"the launcher ended with {running.launcher.returncode}: {running.output()[-1500:]}")
         time.sleep(POLL_S)
     raise NotReached(f"not within {running.case.limit_s:g} s: {running.output()[-1500:]}")
@@ -187,7 +187,7 @@ def ask(running: Running, number: int, options: argparse.Namespace, scratch: Pat
     """Ask `bsl spy` once and score its answer."""
     case, began_s = running.case, time.time()
     folder = (options.bundles.resolve() if options.bundles else scratch / "bundles") / case.name / f"ask-{number}"
-    command = [str(BSL), "spy", "--local", "--pid", str(running.launcher.pid), "--json", "--output", str(folder)]
+    command = [str(BSL), "spy", *running.whom(), "--json", "--output", str(folder)]
     command += ["--settle", f"{options.settle:g}"] if options.settle is not None else []
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_LIMIT_S, check=False)

@@ -18,7 +18,7 @@ from foreign.case import ForeignCase
 
 PROGRAMS = Path(__file__).parent / "programs"
 MARK = "FOREIGN_RUN"
-KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER")
+KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "SLURM_CONF")
 POLL_S = 0.2
 
 
@@ -62,6 +62,15 @@ class Running:
         """The rank of each process that wrote one down."""
         found = re.finditer(r"rank (\d+) pid (\d+)$", "\n".join(entry.words for entry in self.diary()), re.MULTILINE)
         return {int(match[2]): int(match[1]) for match in found}
+
+    @property
+    def told(self) -> Path:
+        """Where a launcher writes by what it is to be asked about: arguments of `bsl spy`, such as a Slurm job's id."""
+        return self.folder / "ask.txt"
+
+    def whom(self) -> list[str]:
+        """The arguments of `bsl spy` that name this program: the launcher's process, unless it tells otherwise."""
+        return self.told.read_text().split() if self.told.exists() else ["--local", "--pid", str(self.launcher.pid)]
 
     def output(self) -> str:
         return (self.folder / "output.txt").read_text(errors="replace")
