@@ -110,9 +110,9 @@ def clip_gradients(model):
 
 
 def log_statistics(rank):
-    value = torch.ones(1)
-    dist.all_reduce(value, group=parallel_state.get_tensor_model_parallel_group())
-    return value
+    """Write the statistics of a tensor-parallel group when all of it is there."""
+    dist.barrier(group=parallel_state.get_tensor_model_parallel_group())
+    print(f"statistics of rank {rank}", flush=True)
 
 
 def disturb(trouble, rank):
