@@ -15,6 +15,7 @@ PICKS = {
     "compile": ("compiled.py", "{what} 4"),
 }
 ZERO = ("torch", "deepspeed")
+ZERO_ENVIRONMENT = (("DS_ACCELERATOR", "cpu"), ("TORCH_EXTENSIONS_DIR", "{folder}/extensions"))
 
 
 def library(framework: str, name: str, what: str = "", words: str = "", **more: Any) -> ForeignCase:
@@ -54,7 +55,8 @@ def lightning(name: str, strategy: str, words: str = "", state: str = "hang", **
 
 def zero(name: str, stage: int, event: str = "", state: str = "hang", **more: Any) -> ForeignCase:
     words = f"--stage={stage} --accident={event} --victim={{culprit}}"
-    return torchrun(name, "zero_train.py", words, state, framework=f"zero{stage}", needs=ZERO, **more)
+    return torchrun(name, "zero_train.py", words, state, framework=f"zero{stage}", needs=ZERO,
+                    environment=ZERO_ENVIRONMENT, **more)  # fmt: skip
 
 
 def deepspeed(name: str, stage: int, event: str = "", state: str = "hang", **more: Any) -> ForeignCase:
@@ -63,7 +65,7 @@ def deepspeed(name: str, stage: int, event: str = "", state: str = "hang", **mor
         f"--stage={stage}", f"--accident={event}", "--victim={culprit}",
     )  # fmt: skip
     return ForeignCase(f"deepspeed-{name}", f"zero{stage}", "deepspeed", "zero_train.py", command, state,
-                       needs=ZERO, environment=(("DS_ACCELERATOR", "cpu"),), **more)  # fmt: skip
+                       needs=ZERO, environment=ZERO_ENVIRONMENT, **more)  # fmt: skip
 
 
 CASES: tuple[ForeignCase, ...] = (
