@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bigsci_launch.spy.evidence.bundle import Bundle
     from bigsci_launch.spy.evidence.ranks import Evidence
     from bigsci_launch.spy.judge.conclusion import Conclusion
+    from bigsci_launch.spy.judge.verdict import Judgment
     from bigsci_launch.spy.look.target import Target
 
 EXIT_FOUND, EXIT_INCOMPLETE = 1, 4
@@ -81,6 +82,7 @@ MARK_STYLES: dict[str, dict[str, Any]] = {
 )
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the answer as a page to explore.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON document.")
+@click.option("--why", is_flag=True, help="Print how every rule of the verdict was weighed.")
 @click.option("--exit-code", is_flag=True, help="Exit with 1 if a hang or a crash is found.")
 def spy(
     words: tuple[str, ...],
@@ -95,6 +97,7 @@ def spy(
     output: Path | None,
     html: Path | None,
     as_json: bool,
+    why: bool,
     exit_code: bool,
 ) -> None:
     """Read the stacks of all ranks of RUN (a name or a directory; default: the run submitted last) and say who waits
@@ -110,7 +113,7 @@ def spy(
     if bundle is not None and (native or flight_recorder or settle is not None):
         raise click.UsageError("--settle, --native and --flight-recorder look at processes, --bundle at files")
     if bundle is not None:
-        evidence, conclusion = _judge(_open([bundle, *map(Path, words)]), axes)
+        evidence, judgment = _judge(_open([bundle, *map(Path, words)]), axes)
     else:
         target = _find_target(run, jobid, local, pid)
         wanted = {"native": native, "flight_recorder": flight_recorder, "settle_s": settle or 0.0}
@@ -118,9 +121,10 @@ def spy(
         found = _collect(target)
         if flight_recorder:
             _warn_of_missing_recorders(found)
-        evidence, conclusion = _judge(found, axes)
-        unstored = _store(_with_topology(found, axes), evidence, conclusion, target, output)
-    _show(evidence, conclusion, as_json)
+        evidence, judgment = _judge(found, axes)
+        unstored = _store(_with_topology(found, axes), evidence, judgment.conclusion, target, output)
+    conclusion = judgment.conclusion
+    _show(evidence, judgment, as_json, why)
     if html is not None:
         _write_page(evidence, conclusion, html)
     if unstored is not None:
@@ -151,8 +155,8 @@ def _open(paths: list[Path]) -> Bundle:
     return open_evidence(paths)
 
 
-def _judge(found: Bundle, axes: str | None) -> tuple[Evidence, Conclusion]:
-    from bigsci_launch.spy.judge.verdict import judge
+def _judge(found: Bundle, axes: str | None) -> tuple[Evidence, Judgment]:
+    from bigsci_launch.spy.judge.verdict import deliberate
 
     evidence = found.evidence(axes)
     if axes is not None and evidence.topology and evidence.topology.world_size != evidence.world_size:
@@ -161,7 +165,8 @@ def _judge(found: Bundle, axes: str | None) -> tuple[Evidence, Conclusion]:
             f"--topology: {axes} is {size} ranks, but the job has {evidence.world_size}",
             hint="leave out --topology: the verdict is the same, only without coordinates",
         )
-    return evidence, _recognise(evidence, judge(evidence))
+    judgment = deliberate(evidence)
+    return evidence, replace(judgment, conclusion=_recognise(evidence, judgment.conclusion))
 
 
 def _recognise(evidence: Evidence, conclusion: Conclusion) -> Conclusion:
@@ -238,18 +243,22 @@ def _write_page(evidence: Evidence, conclusion: Conclusion, path: Path) -> None:
     console.talk(f"page: {path}")
 
 
-def _show(evidence: Evidence, conclusion: Conclusion, as_json: bool) -> None:
-    from bigsci_launch.spy.show.document import to_document
+def _show(evidence: Evidence, judgment: Judgment, as_json: bool, why: bool) -> None:
+    from bigsci_launch.spy.show.document import rules_document, to_document
     from bigsci_launch.spy.show.report import to_lines
+    from bigsci_launch.spy.show.why import to_why_lines
 
+    conclusion = judgment.conclusion
     if as_json:
-        console.answer_json(to_document(evidence, conclusion))
+        console.answer_json(to_document(evidence, conclusion) | ({"rules": rules_document(judgment)} if why else {}))
         return
     for line in to_lines(evidence, conclusion, console.terminal_width()):
         if line.role == "grid":
             console.answer_spans(_colour_marks(line.text))
         else:
             console.answer_styled(line.text, STYLES.get(line.role, {}))
+    for text in to_why_lines(judgment) if why else ():
+        console.answer_styled(text, {})
 
 
 def _colour_marks(text: str) -> list[tuple[str, dict[str, Any]]]:

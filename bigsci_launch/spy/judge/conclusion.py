@@ -58,13 +58,30 @@ class Patience(Enum):
         self.asleep_s, self.late_s = asleep_s, late_s
 
 
+class Reason(Enum):
+    """Why to look at a rank. `hit_rate` is how often the first rank with that reason was the right one, of the cases in
+    which it came first: measured by `benchmarks/hang_calibration.py`; None where there were too few."""
+
+    ACCUSED = "accused", None
+    DEPARTED = "its recorded collectives differ", None
+    AWAITED = "others wait for it", None
+    AWAITED_MAYBE = "others wait for it, and it may wait itself", None
+    IN_EACH_CIRCLE = "every circle of waits goes through it", None
+    ODD_ONE_OUT = "the odd one out", None
+    ODD_STACK = "its stack differs from most", None
+    NOT_READ = "it could not be read", None
+
+    def __init__(self, words: str, hit_rate: float | None) -> None:
+        self.words, self.hit_rate = words, hit_rate
+
+
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Where to look first: a rank, and why. Not an accusation. Hit rates are known for each sort of `reason`."""
+    """Where to look first: a rank, why, and which sort of reason that is. Not an accusation."""
 
     rank: int
     why: str
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigsci_launch.spy.judge.case import Case
-from bigsci_launch.spy.judge.conclusion import Conclusion, Pointer
+from bigsci_launch.spy.judge.conclusion import Conclusion, Pointer, Reason
 from bigsci_launch.spy.judge.facts import is_busy, outer_frames_moved
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.process import explain_stall
@@ -26,7 +26,7 @@ def look_first(case: Case, conclusion: Conclusion) -> tuple[Pointer, ...]:
 
 def _pointers(case: Case, conclusion: Conclusion) -> Iterator[Pointer]:
     for suspect in conclusion.suspects:
-        yield Pointer(suspect.rank, suspect.why, "accused")
+        yield Pointer(suspect.rank, suspect.why, Reason.ACCUSED)
     yield from _departed(case)
     yield from _awaited(case)
     yield from _alone_in_circle(case)
@@ -39,7 +39,9 @@ def _departed(case: Case) -> Iterator[Pointer]:
     """Ranks whose recorder shows that they left their own schedule, or that of their peers."""
     if case.graph.endless or case.mismatch is not None:
         for rank in case.departed.departures.ranks:
-            yield Pointer(rank, "its recorded collectives differ from its own past, or from its peers'", "departed")
+            yield Pointer(
+                rank, "its recorded collectives differ from its own past, or from its peers'", Reason.DEPARTED
+            )
 
 
 def _awaited(case: Case) -> Iterator[Pointer]:
@@ -47,7 +49,7 @@ def _awaited(case: Case) -> Iterator[Pointer]:
     then those that stand alone."""
     classes = {rank: len(found.ranks) for found in case.classes for rank in found.ranks}
     roots = sorted(
-        (seen for seen in case.roots),
+        case.roots,
         key=lambda seen: (
             case.communicates(seen) is not False,
             not explain_stall(seen).is_sign,
@@ -59,7 +61,8 @@ def _awaited(case: Case) -> Iterator[Pointer]:
     )
     for seen in roots:
         stall = explain_stall(seen)
-        reason = "awaited" if case.communicates(seen) is False or stall.is_sign else "awaited, perhaps waiting itself"
+        is_out = case.communicates(seen) is False or stall.is_sign
+        reason = Reason.AWAITED if is_out else Reason.AWAITED_MAYBE
         yield Pointer(seen.rank, f"others wait for it: it {stall.words}", reason)
 
 
@@ -76,7 +79,7 @@ def _smallest_sides(case: Case) -> Iterator[Pointer]:
     if len(sides) > 1:
         for side in sides[:-1]:
             for rank in side.ranks:
-                yield Pointer(rank, f"the odd one out: it is in {side.where}", "odd one out")
+                yield Pointer(rank, f"the odd one out: it is in {side.where}", Reason.ODD_ONE_OUT)
 
 
 def _odd_stacks(case: Case) -> Iterator[Pointer]:
@@ -84,10 +87,10 @@ def _odd_stacks(case: Case) -> Iterator[Pointer]:
     if len(case.classes) > 1:
         for found in sorted(case.classes[1:], key=lambda found: len(found.ranks)):
             for rank in found.ranks:
-                yield Pointer(rank, f"the odd one out: it is in {found.frames[0]}", "odd stack")
+                yield Pointer(rank, f"the odd one out: it is in {found.frames[0]}", Reason.ODD_STACK)
 
 
 def _unread(case: Case) -> Iterator[Pointer]:
     for seen in case.evidence.ranks:
         if seen.why_unreadable and not seen.was_out_of_reach:
-            yield Pointer(seen.rank, f"it could not be read: {seen.why_unreadable}", "not read")
+            yield Pointer(seen.rank, f"it could not be read: {seen.why_unreadable}", Reason.NOT_READ)

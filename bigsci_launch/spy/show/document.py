@@ -6,7 +6,8 @@ from typing import Any
 
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stack_classes import merge_stacks
-from bigsci_launch.spy.judge.conclusion import Conclusion, Suspect
+from bigsci_launch.spy.judge.conclusion import Conclusion, Pointer, Suspect
+from bigsci_launch.spy.judge.verdict import Judgment
 
 SCHEMA_VERSION = 1
 
@@ -37,6 +38,7 @@ def to_document(evidence: Evidence, conclusion: Conclusion) -> dict[str, Any]:
             "class": str(conclusion.hang_class) if conclusion.hang_class else None,
             "signature": conclusion.signature.name if conclusion.signature else None,
             "suspects": [_suspect(suspect, evidence) for suspect in conclusion.suspects],
+            "look_first": [_pointer(pointer, evidence) for pointer in conclusion.look_first],
             "sides": [{"ranks": list(side.ranks), "where": side.where} for side in conclusion.sides],
             "confidence": conclusion.confidence,
             "claim": conclusion.claim,
@@ -80,3 +82,31 @@ def _suspect(suspect: Suspect, evidence: Evidence) -> dict[str, Any]:
         "coordinate": coordinate.as_dict() if coordinate else None,
         "why": suspect.why,
     }
+
+
+def _pointer(pointer: Pointer, evidence: Evidence) -> dict[str, Any]:
+    seen = next(seen for seen in evidence.ranks if seen.rank == pointer.rank)
+    return {
+        "rank": pointer.rank,
+        "node": seen.node,
+        "pid": seen.pid,
+        "numbered_by": seen.numbered_by.value,
+        "reason": pointer.reason.words,
+        "hit_rate": pointer.reason.hit_rate,
+        "why": pointer.why,
+    }
+
+
+def rules_document(judgment: Judgment) -> list[dict[str, Any]]:
+    """Return every rule of the verdict as it was weighed on this job."""
+    return [
+        {
+            "rule": weighed.rule.name,
+            "looks_for": weighed.rule.says,
+            "matches": weighed.conclusion is not None,
+            "decides": weighed.decides,
+            "beaten_by": list(weighed.beaten_by),
+            "claim": weighed.conclusion.claim if weighed.conclusion else None,
+        }
+        for weighed in judgment.weighed
+    ]

@@ -17,7 +17,7 @@ from bigsci_launch.spy.evidence.numbering import Numbering, list_processes
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.evidence.stack_classes import StackClass, merge_stacks
 from bigsci_launch.spy.evidence.stacks import Frame
-from bigsci_launch.spy.judge.conclusion import Conclusion
+from bigsci_launch.spy.judge.conclusion import Conclusion, Pointer
 from bigsci_launch.spy.show.grid import MEANINGS, class_letter, make_text_grid, rank_marks
 from bigsci_launch.spy.show.suspects import merge_suspects, name_group
 
@@ -25,6 +25,7 @@ LineRole = Literal["bad", "good", "head", "plain", "muted", "grid"]
 MAX_LINES = 40
 MAX_FRAMES = 4
 MAX_ITEMS = 4
+MAX_POINTERS = 3
 MAX_WIDTH = 180
 MAX_RUNS = 8
 """A list of more ranges of ranks is cut: `0-7,12-39,44-71,...`. The JSON document lists all of them."""
@@ -64,6 +65,7 @@ def to_lines(evidence: Evidence, conclusion: Conclusion, width: int | None = Non
         _items("missing", conclusion.missing, page),
         _items("next", conclusion.next, page),
         _items("suspects", _suspects(evidence, conclusion), page),
+        _items("look at", _look_first(evidence, conclusion), page),
     ]
     after = _unreadable(evidence, page)
     classes = merge_stacks(evidence.ranks)
@@ -157,6 +159,19 @@ def _known_hang(conclusion: Conclusion, page: _Folder) -> list[Items]:
     texts = [("known", f"{known.name}: {known.explanation}"), *([("remedy", known.remedy)] if known.remedy else [])]
     folder = _Folder(page.width)  # worth several lines, even where others are cut
     return [[folder.fold(name, text, "head", 3 if name == "remedy" else 2)] for name, text in texts]
+
+
+def _look_first(evidence: Evidence, conclusion: Conclusion) -> list[str]:
+    """Return where to look where nobody is accused: at most three ranks, with the reason of each."""
+    if conclusion.suspects:
+        return []
+    return [_pointed(evidence, pointer) for pointer in conclusion.look_first[:MAX_POINTERS]]
+
+
+def _pointed(evidence: Evidence, pointer: Pointer) -> str:
+    rate = pointer.reason.hit_rate
+    known = f" (in such cases right {rate:.0%} of the time)" if rate is not None else ""
+    return f"{evidence.name(pointer.rank)}: {pointer.why}{known}"
 
 
 def _suspects(evidence: Evidence, conclusion: Conclusion) -> list[str]:

@@ -15,6 +15,7 @@ from bigsci_launch.errors import EvidenceError
 from bigsci_launch.spy.inputs.flight_recorder import rank_of
 from bigsci_launch.spy.inputs.gather import open_evidence, read_file
 from bigsci_launch.spy.inputs.reading import Found
+from bigsci_launch.spy.judge.conclusion import Reason
 from bigsci_launch.spy.judge.verdict import judge
 
 
@@ -77,7 +78,7 @@ def test_a_rank_whose_file_is_missing_is_not_accused_for_that(tmp_path: Path, ab
     conclusion = judge(evidence)
     assert (evidence.world_size, evidence.ranks[absent].unreached) == (4, "no file holds it")
     assert (conclusion.state.value, conclusion.suspects) == ("unknown", ()), "a dump is one look"
-    assert absent not in [pointer.rank for pointer in conclusion.look_first if pointer.reason == "accused"]
+    assert absent not in [pointer.rank for pointer in conclusion.look_first if pointer.reason is Reason.ACCUSED]
 
 
 def test_a_rank_without_a_file_is_known_of_by_its_group(tmp_path: Path) -> None:

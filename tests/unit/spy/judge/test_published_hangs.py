@@ -11,6 +11,7 @@ import pytest
 
 from bigsci_launch.spy.evidence.bundle import Bundle, read_bundle
 from bigsci_launch.spy.inputs.gather import open_evidence
+from bigsci_launch.spy.judge.conclusion import Reason
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.known.library import name_hang, read_library
 from bigsci_launch.spy.taxonomy import HangClass
@@ -74,7 +75,7 @@ def test_one_sentence_says_what_took_days(rebuilt: dict[str, tuple[Bundle, str]]
         conclusion = name_hang(evidence, judge(evidence), library)
         assert (conclusion.state.value, conclusion.suspects) == ("unknown", ()), "py-spy's text is one look"
         assert conclusion.claim.startswith("if this job hangs: ")
-        assert [one.rank for one in conclusion.look_first if one.reason == "accused"] == suspects
+        assert [one.rank for one in conclusion.look_first if one.reason is Reason.ACCUSED] == suspects
         assert conclusion.signature is not None
         assert conclusion.signature.name == signature
         for part in parts:

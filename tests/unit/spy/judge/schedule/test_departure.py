@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.judge.conclusion import Reason
 from bigsci_launch.spy.judge.schedule.departure import Collective, PeerView, find_departures, find_surprises
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.topology import Topology
@@ -156,6 +157,6 @@ def test_from_recorders_alone_ranks_that_wait_for_a_message_are_not_accused(
         rank["samples"] = [{"mono": 0.0, "state": "?", "recorder": rank["samples"][-1]["recorder"]}]
     conclusion = judge(bundle.evidence())
     assert (conclusion.state.value, conclusion.suspects) == ("unknown", ())
-    accused = [pointer.rank for pointer in conclusion.look_first if pointer.reason == "accused"]
+    accused = [pointer.rank for pointer in conclusion.look_first if pointer.reason is Reason.ACCUSED]
     assert accused == suspects, conclusion.claim
     assert "outside any collective" not in conclusion.claim
