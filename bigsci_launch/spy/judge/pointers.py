@@ -68,9 +68,8 @@ def _awaited(case: Case) -> Iterator[Pointer]:
 
 def _alone_in_circle(case: Case) -> Iterator[Pointer]:
     for rank in case.graph.breaking_ranks() if case.graph.endless else ():
-        yield Pointer(
-            rank, f"every circle of waits goes through it: it is in {case.graph.waits[rank]}", "in each circle"
-        )
+        why = f"every circle of waits goes through it: it is in {case.graph.waits[rank]}"
+        yield Pointer(rank, why, Reason.IN_EACH_CIRCLE)
 
 
 def _smallest_sides(case: Case) -> Iterator[Pointer]:
