@@ -377,7 +377,7 @@ def _unreached_rank(
 def _parse_rank(document: Mapping[str, Any], node: Mapping[str, Any], records: RunRecords) -> RankEvidence:
     samples: list[Sample] = []
     for sample in document["samples"]:
-        samples.append(_parse_sample(sample, samples[-1] if samples else None))
+        samples.append(_parse_sample(sample, samples[-1] if samples else None, int(document.get("pid") or 0)))
     recorders = [sample["recorder"] for sample in document["samples"] if "stream" in sample.get("recorder", {})]
     return RankEvidence(
         rank=int(document["rank"]),
@@ -393,9 +393,9 @@ def _parse_rank(document: Mapping[str, Any], node: Mapping[str, Any], records: R
     )
 
 
-def _parse_sample(document: Mapping[str, Any], previous: Sample | None) -> Sample:
+def _parse_sample(document: Mapping[str, Any], previous: Sample | None, pid: int) -> Sample:
     stack = document.get("stack")
-    threads = parse_threads(stack["threads"]) if stack else None
+    threads = parse_threads(stack["threads"], pid) if stack else None
     if document.get("same_stack") and previous is not None:
         threads = previous.threads
     still = previous if _is_still(document) else None
@@ -484,7 +484,7 @@ def _parse_children(document: Mapping[str, Any], still: Sample | None) -> tuple[
 
 
 def _place_of_child(child: Mapping[str, Any]) -> str:
-    threads = parse_threads((child.get("stack") or {}).get("threads") or [])
+    threads = parse_threads((child.get("stack") or {}).get("threads") or [], int(child["pid"]))
     thread = decisive_thread(threads, int(child["pid"]))
     return str(thread.site) if thread and thread.site else ""
 

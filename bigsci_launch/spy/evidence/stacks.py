@@ -18,6 +18,8 @@ from bigsci_launch.spy.evidence.known_code import (
     operation_of,
 )
 
+MAIN = "MainThread"
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -47,7 +49,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """The frames of one thread at one moment. `tid` is the kernel's number; that of the main thread is the pid."""
+    """The frames of one thread at one moment.
+
+    `tid` is the kernel's number; that of the main thread is the pid. It is 0 if it is not known, as in old Pythons.
+    """
 
     tid: int
     name: str | None
@@ -105,11 +110,11 @@ class ThreadStack:
         return (self.name or "MainThread").rstrip("0123456789-_ ") or "MainThread"
 
 
-def parse_threads(documents: Sequence[Mapping[str, Any]]) -> tuple[ThreadStack, ...]:
-    """Parse threads as the node agent writes them."""
+def parse_threads(documents: Sequence[Mapping[str, Any]], pid: int) -> tuple[ThreadStack, ...]:
+    """Parse threads as the node agent writes them. py-spy does not know their numbers before Python 3.11."""
     return tuple(
         ThreadStack(
-            tid=int(thread["tid"]),
+            tid=int(thread["tid"] or (pid if thread.get("name") == MAIN else 0)),
             name=thread.get("name"),
             owns_gil=bool(thread.get("owns_gil")),
             active=bool(thread.get("active")),

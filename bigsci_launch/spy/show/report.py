@@ -17,7 +17,7 @@ from bigsci_launch.spy.evidence.numbering import Numbering, list_processes
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.evidence.stack_classes import StackClass, merge_stacks
 from bigsci_launch.spy.evidence.stacks import Frame
-from bigsci_launch.spy.judge.conclusion import Conclusion, Pointer
+from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.show.grid import MEANINGS, class_letter, make_text_grid, rank_marks
 from bigsci_launch.spy.show.suspects import merge_suspects, name_group
 
@@ -162,16 +162,14 @@ def _known_hang(conclusion: Conclusion, page: _Folder) -> list[Items]:
 
 
 def _look_first(evidence: Evidence, conclusion: Conclusion) -> list[str]:
-    """Return where to look where nobody is accused: at most three ranks, with the reason of each."""
-    if conclusion.suspects:
+    """Return where to look where nobody is accused, in one line: the first rank with its reason, then two more."""
+    if conclusion.suspects or not conclusion.look_first:
         return []
-    return [_pointed(evidence, pointer) for pointer in conclusion.look_first[:MAX_POINTERS]]
-
-
-def _pointed(evidence: Evidence, pointer: Pointer) -> str:
-    rate = pointer.reason.hit_rate
-    known = f" (in such cases right {rate:.0%} of the time)" if rate is not None else ""
-    return f"{evidence.name(pointer.rank)}: {pointer.why}{known}"
+    first, *rest = conclusion.look_first
+    rate = first.reason.hit_rate
+    known = f"; such a first look was right in {rate:.0%} of the measured cases" if rate is not None else ""
+    others = "".join(f", then {evidence.short_name(pointer.rank)}" for pointer in rest[: MAX_POINTERS - 1])
+    return [f"{evidence.name(first.rank)} first{others}: {first.why}{known}"]
 
 
 def _suspects(evidence: Evidence, conclusion: Conclusion) -> list[str]:

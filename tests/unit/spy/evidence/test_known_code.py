@@ -307,7 +307,7 @@ STACKS = json.loads((RECORDINGS / "frameworks" / "stacks.json").read_text())
 @pytest.mark.parametrize("case", STACKS)
 def test_a_rank_that_waits_in_a_framework_is_seen_to_wait_for_others(case: str) -> None:
     """Stacks of rank 0 where rank 1 came late: each shows a communication, or native code that may hold one."""
-    threads = parse_threads(STACKS[case])
+    threads = parse_threads(STACKS[case], 0)
     thread = decisive_thread(threads, threads[0].tid)
     assert thread is not None
     assert thread.operation or thread.native_call, [str(frame) for frame in thread.frames]

@@ -58,4 +58,11 @@ def test_the_main_thread_decides_otherwise() -> None:
 
 def test_thread_labels_do_not_differ_from_rank_to_rank() -> None:
     assert thread(1, name="autograd-3").label == thread(1, name="autograd-11").label == "autograd"
-    assert parse_threads([{"tid": 1, "name": None, "frames": []}])[0].label == "MainThread"
+    assert parse_threads([{"tid": 1, "name": None, "frames": []}], 1)[0].label == "MainThread"
+
+
+def test_a_main_thread_without_a_number_is_that_of_the_process() -> None:
+    """py-spy does not know the numbers of threads of Python 3.8 to 3.10."""
+    names = ("MainThread", "worker")
+    threads = parse_threads([{"tid": None, "name": name, "frames": []} for name in names], 4711)
+    assert [thread.tid for thread in threads] == [4711, 0]
