@@ -75,8 +75,19 @@ class Case:
         return tuple(seen.rank for seen in self.alive if outer_frames_moved(seen))
 
     @cached_property
+    def outsiders(self) -> tuple[RankEvidence, ...]:
+        """Ranks that certainly are in no communication while each of the others is in one, or may be: at most half.
+
+        Where no stack shows a communication, they are the ones that the others may wait for.
+        """
+        found = tuple(seen for seen in self.alive if seen.samples and self.communicates(seen) is False)
+        return found if 2 * len(found) <= len(self.alive) else ()
+
+    @cached_property
     def roots(self) -> tuple[RankEvidence, ...]:
         """Ranks that others wait for, that are in no communication that is seen, and that somebody looked at."""
+        if not self.graph.waits:
+            return self.outsiders
         return tuple(seen for rank in self.graph.roots if not (seen := self.by_rank[rank]).was_out_of_reach)
 
     def communicates(self, seen: RankEvidence) -> bool | None:
@@ -139,6 +150,8 @@ class Case:
 
     def _awaited_s(self, rank: int) -> float:
         waiting = [waiter for waiter, blockers in self.graph.blockers.items() if rank in blockers]
+        if not self.graph.waits:
+            waiting = [seen.rank for seen in self.alive if seen not in self.outsiders]
         return max((stood_s(self.by_rank[waiter]) or 0.0 for waiter in waiting), default=0.0)
 
     def stood_s(self, ranks: Sequence[int]) -> float:

@@ -22,6 +22,7 @@ QUEUED_SHARE = 0.1
 """Minimum CPU share of a process starved of cores; threads that only wait use less."""
 MOVED_BYTES = 65536
 """Minimum between two samples that counts as work. Less may be a log, or a thread that writes heartbeats."""
+CARRIED_BYTES = 16384
 MOVED_PAGES = 16
 INNER_FRAMES = 2
 """Innermost frames that are ignored: they change even in a loop that goes nowhere."""
@@ -147,6 +148,12 @@ def socket_growth(seen: RankEvidence) -> tuple[int, int] | None:
     sent = _growth(seen.samples[0].socket_sent, seen.samples[-1].socket_sent)
     received = _growth(seen.samples[0].socket_received, seen.samples[-1].socket_received)
     return None if sent is None or received is None else (max(sent, 0), max(received, 0))
+
+
+def carries_data(seen: RankEvidence) -> bool | None:
+    """Whether its connections carried more between the samples than programs exchange to see who is alive."""
+    growth = socket_growth(seen)
+    return None if growth is None else sum(growth) >= CARRIED_BYTES
 
 
 def moves_bytes(seen: RankEvidence) -> bool | None:
@@ -304,6 +311,12 @@ def spins_in_native_code(seen: RankEvidence) -> bool | None:
     if busy is None or held is None:
         return None
     return busy and frames_moved(seen) is not True and not held
+
+
+def waits_for_work(seen: RankEvidence) -> bool:
+    """Whether the thread that decides waits for requests or tasks: nothing is wrong if none come."""
+    frames = seen.thread.frames if seen.thread else ()
+    return any(is_server(frame.function, frame.file) for frame in frames)
 
 
 def waits_in_library(seen: RankEvidence) -> bool:

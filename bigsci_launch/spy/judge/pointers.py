@@ -28,10 +28,13 @@ def _pointers(case: Case, conclusion: Conclusion) -> Iterator[Pointer]:
     for suspect in conclusion.suspects:
         yield Pointer(suspect.rank, suspect.why, Reason.ACCUSED)
     yield from _departed(case)
-    yield from _awaited(case)
+    yield from _awaited(case, certain=True)
+    if len(case.roots) <= len(case.graph.waits):
+        yield from _awaited(case, certain=False)
     yield from _alone_in_circle(case)
     yield from _smallest_sides(case)
     yield from _odd_stacks(case)
+    yield from _awaited(case, certain=False)
     yield from _unread(case)
 
 
@@ -44,7 +47,7 @@ def _departed(case: Case) -> Iterator[Pointer]:
             )
 
 
-def _awaited(case: Case) -> Iterator[Pointer]:
+def _awaited(case: Case, *, certain: bool) -> Iterator[Pointer]:
     """Ranks that others wait for and that are in no communication that is seen: those that certainly are in none first,
     then those that stand alone."""
     classes = {rank: len(found.ranks) for found in case.classes for rank in found.ranks}
@@ -62,6 +65,8 @@ def _awaited(case: Case) -> Iterator[Pointer]:
     for seen in roots:
         stall = explain_stall(seen)
         is_out = case.communicates(seen) is False or stall.is_sign
+        if is_out is not certain:
+            continue
         reason = Reason.AWAITED if is_out else Reason.AWAITED_MAYBE
         yield Pointer(seen.rank, f"others wait for it: it {stall.words}", reason)
 
@@ -75,8 +80,9 @@ def _alone_in_circle(case: Case) -> Iterator[Pointer]:
 def _smallest_sides(case: Case) -> Iterator[Pointer]:
     """The ranks of the smallest side, where the sides differ in size: the odd one out."""
     sides = sides_of(case.graph, tuple(case.graph.waits))
-    if len(sides) > 1:
-        for side in sides[:-1]:
+    outside = len(case.alive) - len(case.graph.waits)
+    for side in sides if outside else sides[:-1]:
+        if 2 * len(side.ranks) <= len(case.alive):
             for rank in side.ranks:
                 yield Pointer(rank, f"the odd one out: it is in {side.where}", Reason.ODD_ONE_OUT)
 

@@ -31,6 +31,8 @@ RULES = (
     _rule(moving.still_joining, "makes-progress"),
     _rule(moving.one_is_late, "makes-progress"),
     _rule(moving.makes_progress, "leaving not-read stays-away may-be-victims departed"),
+    _rule(moving.data_flows, "all-at-work odd-at-work all-compute one-place in-places"),
+    _rule(moving.most_moved, "all-compute one-place in-places"),
     _rule(work.leaving, "one-place"),
     _rule(network.link_carries_nothing, "not-read stays-away unfinished"),
     _rule(left_behind.left_behind, "may-be-victims"),

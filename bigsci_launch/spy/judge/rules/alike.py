@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bigsci_launch.spy.judge.case import Case
 from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength, Suspect
-from bigsci_launch.spy.judge.facts import is_busy
+from bigsci_launch.spy.judge.facts import deciding_thread_ran, is_busy, waits_for_work
 from bigsci_launch.spy.judge.rules.away import certain_stalls
 from bigsci_launch.spy.judge.rules.messages import sides_of
-from bigsci_launch.spy.judge.rules.work import conclude_computing, find_works, judge_work
+from bigsci_launch.spy.judge.rules.work import busy_child, conclude_computing, find_works, judge_work
 from bigsci_launch.spy.taxonomy import State
 from bigsci_launch.topology.words import counted
 
@@ -51,6 +51,8 @@ def one_place(case: Case) -> Conclusion | None:
         return None
     found = case.classes[0]
     where = f"{found.frames[0]}"
+    if _stands_still(case):
+        return _conclude_still(case, (Side(found.ranks, where),))
     all_are = f"all {counted(found.ranks, 'is')} in {where}, and none is in a collective"
     claim = all_are if len(found.ranks) > 1 else f"the rank that was read is in {where}"
     return Conclusion(State.UNKNOWN, claim, Strength.NOTHING, sides=(Side(found.ranks, where),))
@@ -60,9 +62,32 @@ def in_places(case: Case) -> Conclusion | None:
     """No rank communicates, and they are at different places."""
     if case.graph.waits or len(case.classes) < 2:
         return None
-    claim = f"the ranks are in {len(case.classes)} different places, none of them in a collective"
     sides = tuple(Side(found.ranks, str(found.frames[0])) for found in case.classes)
+    if _stands_still(case):
+        return _conclude_still(case, sides)
+    claim = f"the ranks are in {len(case.classes)} different places, none of them in a collective"
     return Conclusion(State.UNKNOWN, claim, Strength.NOTHING, sides=sides)
+
+
+def _stands_still(case: Case) -> bool:
+    """Whether no rank ran between the looks, and none of them only waits for requests or for a child that works."""
+    alive = [seen for seen in case.alive if seen.samples]
+    return bool(alive) and all(
+        deciding_thread_ran(seen) is False and not waits_for_work(seen) and busy_child(seen) is None for seen in alive
+    )
+
+
+def _conclude_still(case: Case, sides: tuple[Side, ...]) -> Conclusion:
+    where = "; ".join(f"{case.evidence.names(side.ranks)} in {side.where}" for side in sides[:3])
+    return Conclusion(
+        state=State.HANG,
+        claim=f"no rank runs, and no stack shows a collective that they wait in: {where}",
+        strength=Strength.GUESS,
+        sides=sides,
+        evidence=("no rank ran between the samples",),
+        missing=("what they wait for: native frames or a recorder would show it",),
+        next=tuple(f"py-spy dump --native --pid {seen.pid}  # on {seen.node}" for seen in case.alive[:1] if seen.pid),
+    )
 
 
 def odd_ranks(case: Case) -> tuple[int, ...]:

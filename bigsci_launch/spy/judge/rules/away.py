@@ -59,7 +59,7 @@ def stays_away(case: Case) -> Conclusion | None:
     if not stalls:
         return None
     graph, evidence = case.graph, case.evidence
-    if all(is_joining(case.by_rank[rank]) for rank in graph.waits):
+    if graph.waits and all(is_joining(case.by_rank[rank]) for rank in graph.waits):
         stalls = [replace(stall, hang_class=HangClass.RENDEZVOUS_LATE) for stall in stalls]
     waiting = graph.leading_to(frozenset(seen.rank for seen in case.roots))
     many = len(stalls) > len(waiting)
@@ -81,7 +81,7 @@ def stays_away(case: Case) -> Conclusion | None:
 
 def _claim_away(evidence: Evidence, graph: WaitGraph, stalls: list[Stall], num_waiting: int) -> str:
     first = stalls[0]
-    waiting = counted(num_waiting, "waits")
+    waiting = counted(num_waiting, "waits") if num_waiting else "the others may wait"
     if len(stalls) == 1:
         wait = graph.direct_waiter(first.rank)
         waits = f"{waiting} for it" + (

@@ -7,13 +7,18 @@ from bigsci_launch.spy.evidence.stacks import decisive_thread
 from bigsci_launch.spy.judge.case import Case
 from bigsci_launch.spy.judge.conclusion import Conclusion, Strength, Suspect
 from bigsci_launch.spy.judge.facts import (
+    callers_moved,
+    carries_data,
     collectives_moved,
     is_busy,
     named_frames,
+    socket_growth,
 )
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.judge.rules.rendezvous import is_joining
+from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS
 from bigsci_launch.spy.taxonomy import HangClass, State
+from bigsci_launch.units import format_bytes
 
 LOOK_AGAIN = "bsl spy --settle 60  # look for longer"
 
@@ -55,6 +60,34 @@ def makes_progress(case: Case) -> Conclusion | None:
 
 def _fact(case: Case, moving: tuple[int, ...]) -> str:
     return f"{len(moving)} of {case.evidence.world_size} ranks moved between the samples"
+
+
+def data_flows(case: Case) -> Conclusion | None:
+    """Data moves over the connections of most ranks.
+
+    Ranks that look for each other poll their store all the time: what those exchange does not count.
+    """
+    flowing = [seen for seen in case.alive if carries_data(seen) and not _looks_for_others(case, seen)]
+    if len(flowing) < 2 or 2 * len(flowing) <= len(case.alive):
+        return None
+    carried = sum(sum(socket_growth(seen) or ()) for seen in flowing)
+    moved = f"{case.evidence.count([seen.rank for seen in flowing])} of {len(case.alive)}"
+    fact = f"the connections of {moved} carried {format_bytes(carried)} between the samples"
+    return Conclusion(State.PROGRESSING, f"the job makes progress: {fact}", Strength.DERIVED, evidence=(fact,))
+
+
+def _looks_for_others(case: Case, seen: RankEvidence) -> bool:
+    wait = case.graph.waits.get(seen.rank)
+    return wait is not None and wait.operation in (*SETUP_OPERATIONS, "monitored_barrier")
+
+
+def most_moved(case: Case) -> Conclusion | None:
+    """Most ranks were at different places in different looks."""
+    moved = [seen.rank for seen in case.alive if callers_moved(seen)]
+    if 2 * len(moved) <= len(case.alive):
+        return None
+    fact = f"{case.evidence.count(moved)} of {len(case.alive)} were at other places between the samples"
+    return Conclusion(State.PROGRESSING, f"the job makes progress: {fact}", Strength.GUESS, evidence=(fact,))
 
 
 def one_is_late(case: Case) -> Conclusion | None:

@@ -20,6 +20,7 @@ from bigsci_launch.spy.evidence.known_code import (
     KnownWait,
     bare_name,
     is_plumbing_file,
+    is_server,
     is_shutdown,
     is_signal_handler,
 )
@@ -402,6 +403,17 @@ def _polls(seen: RankEvidence) -> Stall | None:
     return Stall(seen.rank, HangClass.STORE_KEY_MISSING, words, Strength.DERIVED, missing, is_sign=False)
 
 
+def _serves(seen: RankEvidence) -> Stall | None:
+    """A process that waits for requests: as long as nobody asks, it has nothing to do."""
+    frames = seen.thread.frames if seen.thread else ()
+    server = next((frame for frame in frames if is_server(frame.function, frame.file)), None)
+    if server is None or seen.last is None or seen.last.state in ("T", "t", "D"):
+        return None
+    words = f"waits for requests in {server}, called from {seen.place}, outside any collective"
+    missing = "whether somebody should have asked"
+    return Stall(seen.rank, HangClass.BLOCKED_IN_C, words, Strength.GUESS, missing, patience=Patience.COMPUTES)
+
+
 def _known(seen: RankEvidence) -> Stall | None:
     known = next((known for known in KNOWN_WAITS if _fits(known, seen, seen.thread)), None)
     return _of_known(known, seen) if known else None
@@ -454,6 +466,7 @@ STALL_RULES = (
     _rule(_starved_of_batches, "", "", "", ""),
     _rule(_locked, "", "", "", ""),
     _rule(_stormed, "known", "", "", ""),
+    _rule(_serves, "known polls stormed", "", "", ""),
     _rule(_known, "", "", "", ""),
     _rule(_polls, "", "", "", ""),
 )

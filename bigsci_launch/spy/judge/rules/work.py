@@ -16,8 +16,11 @@ from bigsci_launch.spy.judge.case import Case
 from bigsci_launch.spy.judge.conclusion import Conclusion, Strength, Suspect
 from bigsci_launch.spy.judge.facts import (
     INNER_FRAMES,
+    MOVED_BYTES,
     STARVED_SHARE,
     cpu_share,
+    deciding_thread_ran,
+    elapsed_s,
     faults_per_s,
     file_bytes_per_s,
     is_busy,
@@ -91,9 +94,11 @@ def find_work(case: Case, seen: RankEvidence, gatherings: Sequence[Gathering]) -
     Bytes that went to peers are no work of its own. Where it is not known how many did, only a rank counts that
     certainly is in no communication.
     """
-    are_its_own = socket_growth(seen) is not None or case.communicates(seen) is False
+    is_outside = case.communicates(seen) is False
+    are_its_own = socket_growth(seen) is not None or is_outside
     return (
         (_moves_bytes(seen, gatherings) if are_its_own else None)
+        or (_exchanges_data(seen, gatherings) if is_outside else None)
         or _fetches_pages(seen)
         or _child_computes(seen)
         or _is_meant(seen, gatherings)
@@ -110,6 +115,17 @@ def _moves_bytes(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWor
     is_reading = is_busy(seen) is True or read > written
     otherwise = HangClass.PREPARES_ALONE if is_reading else HangClass.SAVE_IN_PROGRESS
     hang_class = _class_of_phase(seen, gatherings) or otherwise
+    return RankWork(seen.rank, hang_class, f"{did} in {seen.place}", Strength.AGREED, "how much is left to do")
+
+
+def _exchanges_data(seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork | None:
+    """A rank that sends or receives while it is in no communication: a download, an upload, a service."""
+    sent, received = socket_growth(seen) or (0, 0)
+    if sent + received < MOVED_BYTES or deciding_thread_ran(seen) is not True:
+        return None
+    rate = format_bytes(round(max(sent, received) / max(elapsed_s(seen), 1e-3)))
+    did = f"sends {rate}/s" if sent >= received else f"receives {rate}/s"
+    hang_class = _class_of_phase(seen, gatherings) or HangClass.PREPARES_ALONE
     return RankWork(seen.rank, hang_class, f"{did} in {seen.place}", Strength.AGREED, "how much is left to do")
 
 
@@ -251,7 +267,8 @@ def conclude_work(case: Case, works: Sequence[RankWork]) -> Conclusion:
         if len(works) == 1
         else (f"make progress ({evidence.short_name(first.rank)} {first.words})", "them")
     )
-    claim = f"no hang so far: {who} {does}, and {counted(waiting, 'waits')} for {whom}"
+    waits = counted(waiting, "waits") if waiting else "the others may wait"
+    claim = f"no hang so far: {who} {does}, and {waits} for {whom}"
     named = () if hang_classes == {HangClass.WARM_UP} else tuple(Suspect(work.rank, work.words) for work in works)
     return Conclusion(
         state=State.SLOW,
