@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bigsci_launch.spy.judge.case import Case
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength, Suspect
+from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect
 from bigsci_launch.spy.judge.facts import deciding_thread_ran, is_busy, waits_for_work
 from bigsci_launch.spy.judge.rules.away import certain_stalls
 from bigsci_launch.spy.judge.rules.messages import sides_of
@@ -79,6 +79,8 @@ def _stands_still(case: Case) -> bool:
 
 def _conclude_still(case: Case, sides: tuple[Side, ...]) -> Conclusion:
     where = "; ".join(f"{case.evidence.names(side.ranks)} in {side.where}" for side in sides[:3])
+    # Where no call is known to communicate, they may be meant to sleep.
+    is_known = any(seen.thread is not None and seen.thread.native_call is not None for seen in case.alive)
     return Conclusion(
         state=State.HANG,
         claim=f"no rank runs, and no stack shows a collective that they wait in: {where}",
@@ -87,6 +89,7 @@ def _conclude_still(case: Case, sides: tuple[Side, ...]) -> Conclusion:
         evidence=("no rank ran between the samples",),
         missing=("what they wait for: native frames or a recorder would show it",),
         next=tuple(f"py-spy dump --native --pid {seen.pid}  # on {seen.node}" for seen in case.alive[:1] if seen.pid),
+        patience=Patience.ELSEWHERE if is_known else Patience.TIMER,
     )
 
 

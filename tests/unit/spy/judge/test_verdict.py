@@ -223,7 +223,8 @@ def test_one_of_many_that_sleep_at_another_line_may_be_a_victim(
     """No stack shows a collective, because all wait for handles. The odd one out is not accused for that."""
     stacks = ["backward@/src/loop.py:3", *["optimizer_step@/src/loop.py:7"] * 7]
     conclusion = judge(make_evidence([make_rank(rank, stack) for rank, stack in enumerate(stacks)]))
-    assert (conclusion.state.value, suspects(conclusion)) == ("unknown", [])
+    assert (conclusion.state.value, suspects(conclusion)) == ("hang", []), "nobody has run for an hour"
+    assert conclusion.look_first[0].rank == 0
 
 
 def exits(*codes: int | str | None, told: tuple[int, ...] = ()) -> list[dict[str, Any]]:
@@ -288,7 +289,10 @@ def test_one_of_many_plain_processes_stands_elsewhere(make_evidence: MakeEvidenc
 def test_plain_processes_in_many_places_accuse_nobody(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
     ranks = [make_rank(rank, f"work@/src/p.py:{rank % 2}", **SLEEPING) for rank in range(8)]
     conclusion = judge(make_evidence(ranks))
-    assert (conclusion.state.value, suspects(conclusion)) == ("unknown", [])
+    assert (conclusion.state.value, suspects(conclusion)) == ("hang", []), "nobody has run for an hour"
+    for rank in ranks:
+        rank["samples"][-1]["thread_idle_s"] = {str(rank["pid"]): 60.0}
+    assert judge(make_evidence(ranks)).state.value == "waiting", "a timer may wake them"
 
 
 def test_a_rank_without_a_process_has_ended(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:

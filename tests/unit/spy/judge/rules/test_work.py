@@ -258,7 +258,8 @@ def test_all_say_that_they_have_come_to_the_end(make_evidence: MakeEvidence, mak
     beats = [{"rank": rank, "phase": "end", "step": 9, "time": 1.0} for rank in range(4)]
     assert judge(make_evidence(ranks, heartbeats=beats)).state.value == "finished"
     beats[2]["phase"] = "step"
-    assert judge(make_evidence(ranks, heartbeats=beats)).state.value == "unknown"
+    conclusion = judge(make_evidence(ranks, heartbeats=beats))
+    assert (conclusion.state.value, conclusion.suspects) == ("hang", ()), "nobody has run for an hour"
 
 
 def test_a_rank_that_is_late_for_the_rendezvous(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
