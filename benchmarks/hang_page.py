@@ -106,7 +106,7 @@ def said(rows: Sequence[Row]) -> str:
 
 
 def mark(judgement: Judgement) -> str:
-    return "" if judgement is Judgement.RIGHT else "**" if judgement.is_harmful else "*"
+    return "" if judgement.is_right else "**" if judgement.is_harmful else "*"
 
 
 def peers_said(rows: Sequence[Row], peer: str) -> str:

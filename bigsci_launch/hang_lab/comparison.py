@@ -26,7 +26,7 @@ class JudgedVerdict:
 
     @property
     def is_right(self) -> bool:
-        return self.judgement is Judgement.RIGHT
+        return self.judgement.is_right
 
     def lines(self) -> list[str]:
         confidence = f" (confidence {self.verdict.confidence:.2f})" if self.verdict.confidence is not None else ""

@@ -17,12 +17,18 @@ class Judgement(Enum):
     """How good a verdict is, best first. The last two must never happen."""
 
     RIGHT = "right"
+    TOO_EARLY = "too early to say, points at the right rank"
     OTHER_CLASS = "other class"
     NOBODY_NAMED = "nobody named"
     UNKNOWN = "unknown"
     OTHER_STATE = "other state"
     FALSE_ALARM = "false alarm"
     WRONG_ACCUSATION = "wrong accusation"
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the verdict is right as far as it goes: a hang that has just begun may only be called a wait."""
+        return self in (Judgement.RIGHT, Judgement.TOO_EARLY)
 
     @property
     def is_harmful(self) -> bool:
@@ -39,6 +45,7 @@ class Verdict:
     suspects: RankSet
     claim: str
     confidence: float | None = None
+    look_first: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         named = f", {name_ranks(self.suspects)}" if self.suspects else ", nobody accused"
@@ -54,6 +61,7 @@ def read_verdict(document: Mapping[str, Any]) -> Verdict:
         suspects=frozenset(suspect["rank"] for suspect in verdict["suspects"]),
         claim=verdict["claim"],
         confidence=verdict["confidence"],
+        look_first=tuple(pointer["rank"] for pointer in verdict["look_first"]),
     )
 
 
@@ -66,6 +74,8 @@ def judge(verdict: Verdict, reproduction: Reproduction, culprit: int, topology: 
         return Judgement.FALSE_ALARM
     if verdict.state is State.UNKNOWN:
         return Judgement.UNKNOWN
+    if verdict.state is State.WAITING:
+        return _judge_waiting(verdict, reproduction, allowed)
     if verdict.state not in reproduction.states:
         return Judgement.OTHER_STATE
     if reproduction.must_accuse and verdict.suspects != allowed:
@@ -74,6 +84,16 @@ def judge(verdict: Verdict, reproduction: Reproduction, culprit: int, topology: 
     if verdict.hang_class not in reproduction.classes and (verdict.hang_class or reproduction.is_hang):
         return Judgement.OTHER_CLASS
     return Judgement.RIGHT
+
+
+def _judge_waiting(verdict: Verdict, reproduction: Reproduction, allowed: RankSet) -> Judgement:
+    """How good it is to say only that ranks wait: right of a slow job, and too early to say more of a hang."""
+    if State.SLOW in reproduction.states:
+        return Judgement.RIGHT
+    if not reproduction.is_hang:
+        return Judgement.UNKNOWN
+    points_right = not reproduction.must_accuse or set(verdict.look_first[:1]) <= allowed
+    return Judgement.TOO_EARLY if points_right else Judgement.NOBODY_NAMED
 
 
 def expectation(reproduction: Reproduction, culprit: int, topology: Topology) -> str:

@@ -178,12 +178,13 @@ ranks[].node | its node
 ranks[].pid | its process, or null
 ranks[].numbered_by | what says which rank it is, such as `environment`; `order of start` if nothing does
 others[] | {node, pid, comm, role, why}: processes that are no ranks; role: `launcher`, `helper`, `ended`, `unknown`
-verdict.state | `hang`, `slow`, `progressing`, `crashed`, `finished` or `unknown`
+verdict.state | `hang`, `waiting`, `slow`, `progressing`, `crashed`, `finished` or `unknown`
 verdict.class | class of the hang, such as `H01` ([classes](../how-to/hang-lab.md#the-names))
 verdict.signature | name of the [known hang](../how-to/add-a-signature.md) that it matches, or null
 verdict.suspects[] | {rank, node, pid, numbered_by, coordinate, why}; empty if the evidence accuses nobody
 verdict.sides[] | {ranks, where}: who waits where
-verdict.confidence | 0 to 1
+verdict.look_first[] | {rank, node, pid, numbered_by, reason, hit_rate, why}: where to look, in order; accuses nobody
+verdict.confidence | 0 to 1: how often verdicts that rest on as much were right
 verdict.claim | the answer, in one sentence
 verdict.evidence | what supports it
 verdict.missing | evidence that could not be had

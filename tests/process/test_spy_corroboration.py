@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bigsci_launch.hang_lab.catalogue import find_reproduction
-from bigsci_launch.hang_lab.judgement import Judgement, judge, read_verdict
+from bigsci_launch.hang_lab.judgement import judge, read_verdict
 from bigsci_launch.hang_lab.needs import missing_need
 from bigsci_launch.hang_lab.nursery import Nursery, open_nursery
 from bigsci_launch.hang_lab.runner import Trial, reproduce
@@ -34,7 +34,8 @@ def look(nursery: Nursery) -> Look:
             pytest.skip(f"{name} {reason}")
         with reproduce(Trial(reproduction, 4, culprit), nursery=nursery) as standing:
             document = spy(standing.run.path)
-            assert judge(read_verdict(document), reproduction, culprit, standing.topology) is Judgement.RIGHT, document
+            judgement = judge(read_verdict(document), reproduction, culprit, standing.topology)
+            assert judgement.is_right, document
         found: dict[str, Any] = document["verdict"]
         return found
 

@@ -73,8 +73,9 @@ def test_a_skipped_collective_in_a_job_that_nobody_prepared(spy: Spy) -> None:
 
 def test_a_rank_in_its_data_loader_without_any_preparation(spy: Spy) -> None:
     document = spy("loader", 1)
-    assert (document["verdict"]["state"], document["verdict"]["class"]) == ("hang", "H31")
-    assert named(document) == [(1, {"pp": 0, "tp": 1, "dp": 0})]
+    assert (document["verdict"]["state"], document["verdict"]["class"]) == ("waiting", "H31"), "it has just begun"
+    assert named(document) == []
+    assert document["verdict"]["look_first"][0]["rank"] == 1
     assert "load_batch (gloo_ranks.py:" in document["verdict"]["claim"]
 
 

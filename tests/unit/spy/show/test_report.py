@@ -124,7 +124,8 @@ def test_the_document_has_the_keys_that_were_promised(recorded: Callable[..., Ev
         "ranks_read", "ranks_unreadable", "nodes_silent", "numbering", "problems",
     ]  # fmt: skip
     assert list(document["verdict"]) == [
-        "state", "class", "signature", "suspects", "look_first", "sides", "confidence", "claim", "evidence", "missing", "next",
+        "state", "class", "signature", "suspects", "look_first", "sides", "confidence", "claim", "evidence", "missing",
+        "next",
     ]  # fmt: skip
     assert document["schema_version"] == 1
     assert document["verdict"]["suspects"] == [
