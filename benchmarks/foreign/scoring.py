@@ -66,7 +66,7 @@ def _rank_of(each: Mapping[str, Any], pids: Mapping[int, int]) -> int:
     """A number of a rank is taken as it is printed; what is called a process is looked up among the true ranks."""
     rank, pid = each.get("rank"), each.get("pid")
     called = str(each.get("name") or each.get("called") or "")
-    if rank is None or each.get("is_process") or called.startswith("process"):
+    if rank is None or each.get("numbered_by") == "order of start" or called.startswith("process"):
         return pids.get(pid, -1) if pid is not None else -1
     return int(rank)
 

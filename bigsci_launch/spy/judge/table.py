@@ -27,7 +27,7 @@ RULES = (
     _rule(failures.all_lost_a_peer, "rank-ended"),
     _rule(failures.ended_in_silence, "rank-ended"),
     _rule(failures.aborted_on_size, "rank-ended"),
-    _rule(failures.rank_ended, "stays-away cannot-be-read may-be-victims one-place"),
+    _rule(failures.rank_ended, "stays-away cannot-be-read may-be-victims one-place in-places"),
     _rule(moving.still_joining, "makes-progress"),
     _rule(moving.one_is_late, "makes-progress"),
     _rule(moving.makes_progress, "leaving not-read stays-away may-be-victims departed"),

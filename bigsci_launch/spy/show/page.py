@@ -17,7 +17,7 @@ from bigsci_launch.scheduler.hostlist import compress_hostlist
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stack_classes import StackClass, merge_stacks
 from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack, is_wrapper
-from bigsci_launch.spy.judge.conclusion import Conclusion
+from bigsci_launch.spy.judge.conclusion import Conclusion, Pointer
 from bigsci_launch.spy.judge.waits import WaitGraph, build_graph
 from bigsci_launch.spy.show.rank_facts import RankFact, facts_of
 from bigsci_launch.spy.show.suspects import merge_suspects, name_group
@@ -79,6 +79,7 @@ def render_page(evidence: Evidence, conclusion: Conclusion) -> str:
         conclusion=conclusion,
         num_read=sum(1 for seen in evidence.ranks if seen.threads),
         suspects=[(found, name_group(evidence, found.ranks)) for found in merge_suspects(conclusion.suspects)],
+        look_first=[] if conclusion.suspects else _pointers(evidence, conclusion),
         classes=[_class_row(index, found, evidence) for index, found in enumerate(classes)],
         unread=_unread(evidence),
         grid=make_grid(evidence, conclusion, classes),
@@ -86,6 +87,11 @@ def render_page(evidence: Evidence, conclusion: Conclusion) -> str:
         script=Markup(script),
     )
     return pages.render_page(f"bsl spy: {conclusion.claim}", style, body)
+
+
+def _pointers(evidence: Evidence, conclusion: Conclusion) -> list[tuple[Pointer, str]]:
+    """Return where to look where nobody is accused, each with its name."""
+    return [(pointer, evidence.name(pointer.rank)) for pointer in conclusion.look_first]
 
 
 def _dump(document: Any) -> str:

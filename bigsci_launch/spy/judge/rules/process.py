@@ -128,9 +128,10 @@ def _unreadable(seen: RankEvidence) -> Stall | None:
             "how it ended: see the job's output",
         )
     hang_class = HangClass.MEMORY_MAP_LOCKED if seen.unreached == NOT_IDENTIFIED else HangClass.NODE_LOST
-    return Stall(
-        seen.rank, hang_class, f"was not reached: {seen.unreached}", Strength.GUESS, "anything about what it does"
-    )
+    words, missing = f"was not reached: {seen.unreached}", "anything about what it does"
+    # A node that answers nobody is a sign. A process that could not be identified is none: it may be any rank.
+    is_sign = seen.unreached != NOT_IDENTIFIED
+    return Stall(seen.rank, hang_class, words, Strength.GUESS, missing, is_sign=is_sign)
 
 
 def _stopped(seen: RankEvidence) -> Stall | None:

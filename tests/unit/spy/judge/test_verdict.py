@@ -307,11 +307,8 @@ def test_a_process_that_nobody_could_identify_may_be_that_rank(
     ranks = waiting(make_rank, range(3))
     problems = ["pid 9: its environment cannot be read"]
     conclusion = judge(make_evidence(ranks, world_size=4, problems=problems))
-    assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == (
-        "hang",
-        HangClass.MEMORY_MAP_LOCKED,
-        [3],
-    )
+    assert (conclusion.state.value, suspects(conclusion)) == ("hang", []), "it may be another rank"
+    assert conclusion.look_first[0].rank == 3
     assert "n1: pid 9: its environment cannot be read" in conclusion.missing
 
 
