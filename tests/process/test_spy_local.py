@@ -38,6 +38,15 @@ def launcher(launch: Any) -> int:
     return pid
 
 
+@pytest.fixture(scope="module")
+def stopped(launch: Any) -> int:
+    """A launcher with a rank that is stopped, which is a hang at first sight."""
+    places = ["wait_for_peers", "wait_for_peers", "wait_for_peers", "stop_here"]
+    pid = launch("hung_rank.py", [f"{place} {{ready}}" for place in places]).pid
+    assert isinstance(pid, int)
+    return pid
+
+
 def test_ranks_of_another_launcher(launcher: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "here").mkdir()
@@ -61,7 +70,8 @@ def test_json_and_the_stored_bundle_say_the_same(launcher: int, tmp_path: Path) 
     again = bsl("spy", "--bundle", "evidence", "--json", cwd=tmp_path)
     assert json.loads(again.stdout) == json.loads(live.stdout)
     document = json.loads(live.stdout)
-    assert [suspect["rank"] for suspect in document["verdict"]["suspects"]] == [3]
+    assert (document["verdict"]["state"], document["verdict"]["suspects"]) == ("waiting", []), "it has just begun"
+    assert document["verdict"]["look_first"][0]["rank"] == 3
     assert document["world_size"] == document["coverage"]["ranks_read"] == 4
     assert json.loads((tmp_path / "evidence" / "verdict.json").read_text()) == document
 
@@ -74,11 +84,11 @@ def test_the_answer_is_given_also_where_the_evidence_cannot_be_stored(launcher: 
     assert done.stderr.startswith("error: file: the evidence cannot be stored")
 
 
-def test_a_home_that_takes_nothing_costs_a_line(launcher: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_takes_nothing_costs_a_line(stopped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uses a file instead of a folder, because root may write to read-only folders."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    done = bsl("spy", "--pid", str(launcher), "--exit-code", cwd=tmp_path)
+    done = bsl("spy", "--pid", str(stopped), "--exit-code", cwd=tmp_path)
     assert done.stdout.startswith("rank 3 (")
     assert done.returncode == 1, "the exit code is that of the answer"
     (line,) = done.stderr.splitlines()
@@ -102,9 +112,10 @@ def test_bsl_is_no_rank_of_the_shell_that_it_was_typed_in(tmp_path: Path) -> Non
     assert json.loads(done.stdout)["world_size"] == 2, done.stderr
 
 
-def test_a_hang_may_be_an_exit_code(launcher: int, tmp_path: Path) -> None:
-    words = ("spy", "--pid", str(launcher), "--output", "e")
-    assert bsl(*words, "--exit-code", cwd=tmp_path).returncode == 1
+def test_a_hang_may_be_an_exit_code(stopped: int, launcher: int, tmp_path: Path) -> None:
+    for pid, code in ((stopped, 1), (launcher, 0)):
+        words = ("spy", "--pid", str(pid), "--output", "e")
+        assert bsl(*words, "--exit-code", cwd=tmp_path).returncode == code
 
 
 @pytest.fixture
@@ -140,7 +151,7 @@ def test_a_local_run_by_name_by_default_and_as_the_only_one(local_run: Path) -> 
         document = json.loads(done.stdout)
         assert document["job"] == "stuck"
         assert document["coverage"]["ranks_read"] == 4
-        suspect = document["verdict"]["suspects"][0]
+        suspect = document["verdict"]["look_first"][0]
         assert (suspect["rank"], suspect["coordinate"]) == (2, {"pp": 0, "tp": 0, "dp": 1})
         assert "load_batch" in suspect["why"]
     assert len(list((local_run / "spy").iterdir())) >= 1, "the evidence of a run is stored with the run"

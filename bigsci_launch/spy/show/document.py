@@ -72,29 +72,24 @@ def _rank(seen: RankEvidence, evidence: Evidence) -> dict[str, Any]:
 
 
 def _suspect(suspect: Suspect, evidence: Evidence) -> dict[str, Any]:
-    seen = next(seen for seen in evidence.ranks if seen.rank == suspect.rank)
-    coordinate = evidence.coordinate(suspect.rank)
+    return {**_who(suspect.rank, evidence), "why": suspect.why}
+
+
+def _who(rank: int, evidence: Evidence) -> dict[str, Any]:
+    seen = next(seen for seen in evidence.ranks if seen.rank == rank)
+    coordinate = evidence.coordinate(rank)
     return {
-        "rank": suspect.rank,
+        "rank": rank,
         "node": seen.node,
         "pid": seen.pid,
         "numbered_by": seen.numbered_by.value,
         "coordinate": coordinate.as_dict() if coordinate else None,
-        "why": suspect.why,
     }
 
 
 def _pointer(pointer: Pointer, evidence: Evidence) -> dict[str, Any]:
-    seen = next(seen for seen in evidence.ranks if seen.rank == pointer.rank)
-    return {
-        "rank": pointer.rank,
-        "node": seen.node,
-        "pid": seen.pid,
-        "numbered_by": seen.numbered_by.value,
-        "reason": pointer.reason.words,
-        "hit_rate": pointer.reason.hit_rate,
-        "why": pointer.why,
-    }
+    reason = {"reason": pointer.reason.words, "hit_rate": pointer.reason.hit_rate}
+    return {**_who(pointer.rank, evidence), **reason, "why": pointer.why}
 
 
 def rules_document(judgment: Judgment) -> list[dict[str, Any]]:

@@ -1,0 +1,123 @@
+"""Writes docs/explanation/foreign-programs.md: what `bsl spy` said about programs that it was not built on.
+
+    python benchmarks/foreign_page.py --table ROWS.jsonl... --held-out ROWS.jsonl --before ROWS.jsonl... --write
+
+ROWS are results of `benchmarks/foreign_hangs.py`. Without --write, the page is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from foreign.scoring import OUTCOMES  # noqa: E402
+
+PAGE = HERE.parent / "docs" / "explanation" / "foreign-programs.md"
+FIGURES = (
+    ("state_right", "state right"),
+    ("ranks_right", "ranks right, of hangs and crashes"),
+    ("class_right", "exact class"),
+    ("top1", "the first rank to look at is guilty"),
+    ("top3", "one of the first three is"),
+    ("unnamed", "hangs with a culprit in which nobody is named"),
+)
+SETTLED_S = 40.0
+"""Questions that took longer looked for 40 s."""
+Row = dict[str, Any]
+INTRODUCTION = """# Programs that `bsl spy` was not built on
+
+Every program in this table was written for it, without the package: as users of these frameworks write them, in their
+own words, started by their own launchers. Some are healthy, some are slow, some hang; what is true is known by
+construction. Each is asked about twice, at random moments: at once, and with `--settle 40`. A hang that has just begun
+is called `waiting`, which counts as undecided here, although the rank to look at is named.
+
+`benchmarks/foreign_hangs.py` runs the table, `benchmarks/foreign_page.py` writes this page.
+"""
+
+
+def read(paths: Sequence[Path]) -> list[Row]:
+    rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    return [row for row in rows if row["outcome"] != "not scored"]
+
+
+def share(rows: Sequence[Row], name: str) -> str:
+    found = [row["figures"][name] for row in rows if row.get("figures") and row["figures"][name] is not None]
+    return f"{sum(found)} of {len(found)} ({sum(found) / len(found):.0%})" if found else "-"
+
+
+def table(columns: Sequence[tuple[str, Sequence[Row]]]) -> list[str]:
+    counts = [Counter(row["outcome"] for row in rows) for _, rows in columns]
+    lines = [f"| | {' | '.join(name for name, _ in columns)} |", f"|---|{'---|' * len(columns)}"]
+    lines.append(f"| programs | {' | '.join(str(len({row['case'] for row in rows})) for _, rows in columns)} |")
+    lines.append(f"| questions | {' | '.join(str(len(rows)) for _, rows in columns)} |")
+    for outcome in OUTCOMES:
+        if outcome != "not scored" and any(count[outcome] for count in counts):
+            lines.append(f"| {outcome} | {' | '.join(str(count[outcome]) for count in counts)} |")
+    for name, words in FIGURES:
+        lines.append(f"| {words} | {' | '.join(share(rows, name) for _, rows in columns)} |")
+    return lines
+
+
+def by_framework(rows: Sequence[Row]) -> list[str]:
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row["framework"]].append(row)
+    lines = [
+        "| framework | programs | questions | right | undecided | nobody named | other |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for framework, theirs in sorted(found.items()):
+        counts = Counter(row["outcome"] for row in theirs)
+        named = [counts[name] for name in ("right", "undecided", "nobody named")]
+        cells = [len({row["case"] for row in theirs}), len(theirs), *named, len(theirs) - sum(named)]
+        lines.append(f"| {framework} | {' | '.join(map(str, cells))} |")
+    return lines
+
+
+def exceptions(rows: Sequence[Row]) -> list[str]:
+    """Every answer that is neither right nor undecided."""
+    lines = ["| program | truth | answer | outcome |", "|---|---|---|---|"]
+    for row in rows:
+        if row["outcome"] not in ("right", "undecided"):
+            truth, answer = row["truth"], row["answer"] or {}
+            guilty = ",".join(map(str, truth["culprits"] or truth["involved"]))
+            first = ",".join(map(str, answer.get("look_first", ())[:3]))
+            said = (
+                f"{answer.get('state')} {answer.get('class') or ''}, accused {answer.get('suspects')}, look at {first}"
+            )
+            lines.append(f"| {row['case']} | {truth['state']} {guilty} | {said} | {row['outcome']} |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("--table", "--held-out", "--before"):
+        parser.add_argument(name, nargs="*", type=Path, default=[])
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    rows, held_out, before = read(options.table), read(options.held_out), read(options.before)
+    first = [row for row in rows if row["ask"] == 1]
+    settled = [row for row in rows if row["ask"] == 2 and row["seconds"] > SETTLED_S]
+    columns = [("the engine before", before), ("all", rows), ("asked at once", first), ("looked for 40 s", settled)]
+    lines = [INTRODUCTION, "## The table\n", *table([each for each in columns if each[1]]), ""]
+    lines += ["## By framework\n", *by_framework(rows), "", "## Neither right nor undecided\n", *exceptions(rows), ""]
+    if held_out:
+        lines += ["## Held out\n", "Written by another hand, run once after the engine was frozen, as it came out.\n"]
+        lines += [*table([("held out", held_out)]), "", *exceptions(held_out), ""]
+    text = "\n".join(lines)
+    if options.write:
+        PAGE.write_text(text, encoding="utf-8")
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
