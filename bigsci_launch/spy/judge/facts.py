@@ -212,6 +212,12 @@ def still_s(seen: RankEvidence) -> float | None:
     return elapsed_s(seen) if deciding_thread_ran(seen) is False and frames_moved(seen) is not True else None
 
 
+def may_be_at_work(seen: RankEvidence) -> bool:
+    """Whether it moves bytes, or was seen twice and yet nothing tells whether it ran: that is not to stand still."""
+    is_unknown = deciding_thread_ran(seen) is None and is_busy(seen) is None and still_s(seen) is None
+    return moves_bytes(seen) is True or (was_seen_twice(seen) and is_unknown)
+
+
 def stood_s(seen: RankEvidence) -> float | None:
     """For how many seconds the rank has been at one place: as long as it slept, else between the looks."""
     still = still_s(seen)

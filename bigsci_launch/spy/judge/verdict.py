@@ -12,7 +12,7 @@ from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.case import Case
 from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Strength
 from bigsci_launch.spy.judge.corroboration import corroborate, refine_class
-from bigsci_launch.spy.judge.facts import moves_bytes
+from bigsci_launch.spy.judge.facts import may_be_at_work
 from bigsci_launch.spy.judge.pointers import look_first
 from bigsci_launch.spy.judge.rule import Weighed, resolve, weigh
 from bigsci_launch.spy.judge.table import RULES
@@ -93,8 +93,8 @@ def _has_stood_still(case: Case, conclusion: Conclusion) -> bool:
     patience, ranks = conclusion.patience, _ranks_in_question(case, conclusion)
     if patience is Patience.NONE:
         return True
-    if any(moves_bytes(case.by_rank[rank]) for rank in ranks if rank not in case.graph.waits):
-        return False  # whatever it is that it reads or writes
+    if any(may_be_at_work(case.by_rank[rank]) for rank in ranks if rank not in case.graph.waits):
+        return False
     asleep = case.asleep_s(ranks)
     if patience.asleep_s is not None and asleep >= patience.asleep_s:
         return True
