@@ -68,6 +68,14 @@ def without_second_look(document: Document) -> None:
                 sample.update({key: last[key] for key in ("thread_idle_s",) if key in last})
 
 
+def only_recorders(document: Document) -> None:
+    """Dumps of flight recorders alone, as files that torch left behind."""
+    for node in document["nodes"]:
+        for rank in node["ranks"]:
+            held = [sample["recorder"] for sample in rank["samples"] if "recorder" in sample]
+            rank["samples"] = [{"mono": 0.0, "state": "?", "recorder": recorder} for recorder in held[-1:]]
+
+
 LESS: dict[str, Change] = {
     "recorded collectives": without_samples("recorder"),
     "sockets": without_samples("sockets"),
@@ -80,6 +88,7 @@ LESS: dict[str, Change] = {
     "states": without_states,
     "sleeping times": without_samples("thread_idle_s"),
     "a second look": without_second_look,
+    "anything but recorders": only_recorders,
     "stacks": without_samples("stack", "same_stack"),
 }
 """What may be missing, by name."""

@@ -1,0 +1,202 @@
+"""The smallest evidence on which rules match that no recording shows: `test: NAME` in a table is the case NAME here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bigsci_launch.spy.evidence.bundle import Bundle
+from bigsci_launch.spy.evidence.ranks import Evidence
+
+from ..conftest import Document, rank_of
+
+WORLD = "all_reduce@c10d:10 < step@/src/train.py:5"
+TENSOR = "all_reduce@c10d:1 < all_reduce@tensor:33 < step@/src/loop.py:5"
+HANDLE = "optimizer_step@/src/loop.py:7 < step@/src/loop.py:4"
+SPIN = "tokenise@/src/data.py:7 < get_batch@/src/data.py:3 < train@/src/train.py:9"
+PEERS = "wait_for_peers@/src/p.py:4 < main@/src/p.py:9"
+LOADER = "next@/src/data.py:3 < step@/src/loop.py:4"
+SERVER = "serve_forever@/usr/lib/python3.11/socketserver.py:9 < main@/src/p.py:3"
+INIT = "init_process_group@c10d:1899 < main@/src/train.py:2"
+JOINING = f"_new_process_group_helper@c10d:2169 < {INIT}"
+AT_STORE = f"_create_c10d_store@/venv/torch/distributed/rendezvous.py:199 < {INIT}"
+LOST = "[pair.cc:553] Connection closed by peer [10.0.0.3]:23436. This is typically caused by a remote worker crashing."
+BUSY: Document = {"state": "R", "wchan": "0", "cpu_ticks": (0, 95), "owns_gil": True}
+SLEEPING: Document = {"wchan": "hrtimer_nanosleep"}
+POLLING: Document = {"wchan": "poll_schedule_timeout"}
+
+
+def job(ranks: Sequence[Document], topology: str | None = None, **collection: Any) -> Evidence:
+    node = {"node": "n0", "clock_ticks_per_s": 100, "ranks": list(ranks)}
+    return Bundle({"topology": topology, **collection}, (node,) if ranks else ()).evidence()
+
+
+def writing(rank: Document, num_bytes: int = 3_000_000) -> Document:
+    for index, sample in enumerate(rank["samples"]):
+        sample["io"] = {"wchar": 1 + index * num_bytes, "rchar": 1}
+        sample["thread_times"] = {str(rank["pid"]): 5 + index}
+    return rank
+
+
+def flowing(rank: Document, num_bytes: int = 60_000) -> Document:
+    """Data of a rank's connections: more than the store exchanges, less than what counts as work."""
+    for index, sample in enumerate(rank["samples"]):
+        sample["socket_bytes"] = {"sent": 1 + index * num_bytes, "received": 1}
+    return rank
+
+
+def woken(rank: Document, times: int = 1000) -> Document:
+    for index, sample in enumerate(rank["samples"]):
+        sample["voluntary"] = 5 + index * times
+    return rank
+
+
+def moving(stack: str) -> list[str]:
+    return [f"forward@/src/m.py:3 < {stack}", stack]
+
+
+def nothing_there() -> Evidence:
+    return job([], world_size=4)
+
+
+def all_lost_a_peer() -> Evidence:
+    ended = [{"rank": rank, "node": "n0", "pid": 9, "code": 1, "signal": None, "time": 1.0} for rank in (0, 1)]
+    errors = [{"rank": rank, "node": "n0", "type": "RuntimeError", "message": LOST, "time": 0.0} for rank in (0, 1)]
+    return job([], world_size=2, exits=ended, errors=errors)
+
+
+def one_died_and_one_may_wait() -> Evidence:
+    exits = [{"rank": 3, "node": "n0", "pid": 9, "code": None, "signal": "SIGKILL", "time": 1.0}]
+    ranks = [rank_of(0, TENSOR), rank_of(1, HANDLE), rank_of(2, HANDLE)]
+    return job(ranks, "tp=2,dp=2", world_size=4, exits=exits)
+
+
+def one_joined_meanwhile() -> Evidence:
+    stacks = [AT_STORE, JOINING, JOINING, [AT_STORE, JOINING]]
+    return job([rank_of(rank, stack) for rank, stack in enumerate(stacks)])
+
+
+def looks_for_the_others_elsewhere() -> Evidence:
+    return job([rank_of(rank, AT_STORE if rank == 0 else JOINING, **POLLING) for rank in range(4)])
+
+
+def nobody_reaches_the_store() -> Evidence:
+    return job([rank_of(rank, AT_STORE, **POLLING) for rank in range(4)])
+
+
+def an_answer_over_a_dead_link() -> Evidence:
+    lost = {"tx": 48_720, "timer": "retransmit", "retransmits": 5}
+    ends = {
+        0: {"local": "10.0.0.1:50", "remote": "10.0.0.1:51"},
+        1: {"local": "10.0.0.1:52", "remote": "10.0.0.2:60", **lost},
+        2: {"local": "10.0.0.2:60", "remote": "10.0.0.1:52"},
+        3: {"local": "10.0.0.2:61", "remote": "10.0.0.2:62"},
+    }
+    sockets = {rank: {"count": 1, "list": [{**end, "state": "ESTABLISHED", "fd": 9}]} for rank, end in ends.items()}
+    ranks = [rank_of(rank, WORLD, sample={"sockets": held}) for rank, held in sockets.items() if rank < 3]
+    asks = rank_of(3, "recv_into@/usr/lib/python3.11/socket.py:7 < get_tag@/src/x.py:1", **POLLING,
+                   sample={"sockets": sockets[3]})  # fmt: skip
+    return job([*ranks, asks])
+
+
+def two_write_unread() -> Evidence:
+    """Without a stack, with recorders that list nothing open, and with bytes that grow."""
+    members = {"w": range(4)}
+    inside = [rank_of(rank, WORLD, calls="w w!", members=members) for rank in (0, 1)]
+    hidden = [flowing(writing(rank_of(rank, None, calls="w", members=members)), 0) for rank in (2, 3)]
+    return job([*inside, *hidden])
+
+
+def two_compute_alike() -> Evidence:
+    """Endless loops hardly happen on two ranks; without the interpreter's lock they may wait for their devices."""
+    native = {**BUSY, "owns_gil": False}
+    return job([rank_of(0, WORLD), rank_of(1, WORLD), rank_of(2, SPIN, **native), rank_of(3, SPIN, **native)])
+
+
+def a_circle_and_a_sleeper() -> Evidence:
+    members = {"t": [0, 1], "d": [0, 1], "x": [2, 3]}
+    calls = ["t!", "d!", "x!"]
+    inside = [rank_of(rank, WORLD, calls=call, members=members) for rank, call in enumerate(calls)]
+    return job([*inside, rank_of(3, LOADER, **SLEEPING)])
+
+
+def one_writes_and_one_is_not_read() -> Evidence:
+    barrier = "barrier@c10d:10 < save_checkpoint@/src/save.py:5"
+    saving = writing(rank_of(1, "write@/src/save.py:1 < save_checkpoint@/src/save.py:2", state="D", wchan=""))
+    return job([rank_of(0, barrier), saving, rank_of(2, None), rank_of(3, barrier)])
+
+
+def alone_in_its_group() -> Evidence:
+    """Every circle goes through the one that makes a group of the world, and through no other."""
+    return job([rank_of(rank, TENSOR if rank < 3 else "new_group@c10d:1 < step@/src/loop.py:9") for rank in range(4)],
+               "tp=4")  # fmt: skip
+
+
+def one_elsewhere_writes() -> Evidence:
+    peers = [rank_of(rank, PEERS, **SLEEPING) for rank in range(4)]
+    return job([*peers, writing(rank_of(4, LOADER, **SLEEPING))])
+
+
+def in_two_places() -> Evidence:
+    return job([rank_of(rank, f"work@/src/p.py:{rank % 2}", **SLEEPING) for rank in range(8)])
+
+
+def data_flows_to_one_that_writes() -> Evidence:
+    barrier = "barrier@c10d:10 < save_checkpoint@/src/save.py:5"
+    saving = flowing(writing(rank_of(3, "write@/src/save.py:1 < save_checkpoint@/src/save.py:2")), 0)
+    return job([*(flowing(rank_of(rank, barrier)) for rank in range(3)), saving])
+
+
+def data_flows_past_one_that_writes() -> Evidence:
+    peers = [flowing(rank_of(rank, PEERS, **SLEEPING)) for rank in range(4)]
+    return job([*peers, writing(rank_of(4, LOADER, **SLEEPING))])
+
+
+def data_flows_while_all_compute() -> Evidence:
+    return job([flowing(rank_of(rank, SPIN, **BUSY)) for rank in range(4)])
+
+
+def data_flows_in_one_place() -> Evidence:
+    return job([flowing(rank_of(rank, HANDLE)) for rank in range(4)])
+
+
+def data_flows_in_two_places() -> Evidence:
+    return job([flowing(rank_of(rank, f"work@/src/p.py:{rank % 2}")) for rank in range(4)])
+
+
+def all_moved_and_compute() -> Evidence:
+    return job([rank_of(rank, moving(SPIN), **BUSY) for rank in range(4)])
+
+
+def all_moved_to_one_place() -> Evidence:
+    return job([rank_of(rank, moving(HANDLE)) for rank in range(4)])
+
+
+def all_moved_to_two_places() -> Evidence:
+    return job([rank_of(rank, moving(f"work@/src/p.py:{rank % 2}")) for rank in range(4)])
+
+
+def a_server_sleeps() -> Evidence:
+    return job([rank_of(0, WORLD), rank_of(1, SERVER, **SLEEPING)])
+
+
+def a_server_is_woken() -> Evidence:
+    return job([rank_of(0, WORLD), woken(rank_of(1, SERVER))])
+
+
+def a_server_asks() -> Evidence:
+    asks = rank_of(1, f"get_tag@/src/x.py:1 < {SERVER}", **POLLING, sample={"system_call": {"number": 7}})
+    return job([rank_of(0, WORLD), asks])
+
+
+CASES: dict[str, Callable[[], Evidence]] = {
+    case.__name__.replace("_", "-"): case
+    for case in (
+        nothing_there, all_lost_a_peer, one_died_and_one_may_wait, one_joined_meanwhile, looks_for_the_others_elsewhere,
+        nobody_reaches_the_store, an_answer_over_a_dead_link, two_write_unread, two_compute_alike,
+        a_circle_and_a_sleeper, one_writes_and_one_is_not_read, alone_in_its_group, one_elsewhere_writes, in_two_places,
+        data_flows_to_one_that_writes, data_flows_past_one_that_writes, data_flows_while_all_compute,
+        data_flows_in_one_place, data_flows_in_two_places, all_moved_and_compute, all_moved_to_one_place,
+        all_moved_to_two_places, a_server_sleeps, a_server_is_woken, a_server_asks,
+    )
+}  # fmt: skip
