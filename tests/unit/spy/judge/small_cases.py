@@ -71,6 +71,11 @@ def one_died_and_one_may_wait() -> Evidence:
     return job(ranks, "tp=2,dp=2", world_size=4, exits=exits)
 
 
+def one_died_and_the_rest_stand_apart() -> Evidence:
+    exits = [{"rank": 3, "node": "n0", "pid": 9, "code": None, "signal": "SIGKILL", "time": 1.0}]
+    return job([rank_of(rank, f"work@/src/p.py:{rank}", **SLEEPING) for rank in range(3)], world_size=4, exits=exits)
+
+
 def one_joined_meanwhile() -> Evidence:
     stacks = [AT_STORE, JOINING, JOINING, [AT_STORE, JOINING]]
     return job([rank_of(rank, stack) for rank, stack in enumerate(stacks)])
@@ -189,6 +194,10 @@ def a_server_asks() -> Evidence:
     return job([rank_of(0, WORLD), asks])
 
 
+def in_the_kernel_with_the_interpreters_lock() -> Evidence:
+    return job([rank_of(0, WORLD), rank_of(1, LOADER, state="D", wchan="folio_wait_bit", owns_gil=True)])
+
+
 CASES: dict[str, Callable[[], Evidence]] = {
     case.__name__.replace("_", "-"): case
     for case in (
@@ -198,5 +207,6 @@ CASES: dict[str, Callable[[], Evidence]] = {
         data_flows_to_one_that_writes, data_flows_past_one_that_writes, data_flows_while_all_compute,
         data_flows_in_one_place, data_flows_in_two_places, all_moved_and_compute, all_moved_to_one_place,
         all_moved_to_two_places, a_server_sleeps, a_server_is_woken, a_server_asks,
+        one_died_and_the_rest_stand_apart, in_the_kernel_with_the_interpreters_lock,
     )
 }  # fmt: skip
