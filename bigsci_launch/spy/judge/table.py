@@ -24,7 +24,7 @@ def _rule(match: Match, *, beats: str, source: str, shown_by: str, silent_on: st
 RULES = (
     _rule(
         moving.nothing_found,
-        beats="",
+        beats="ended-in-silence",
         source="what was not found is not known",
         shown_by="test: nothing-there",
         silent_on="zoo/H00-finished-4-ranks-culprit-0",
@@ -80,7 +80,7 @@ RULES = (
     ),
     _rule(
         moving.makes_progress,
-        beats="leaving not-read stays-away may-be-victims departed",
+        beats="most-moved leaving not-read stays-away cannot-be-read may-be-victims departed",
         source="torch's flight recorder counts collectives per group",
         shown_by="zoo/H00-4-ranks-culprit-0",
         silent_on="zoo/H01-4-ranks-culprit-0",
@@ -143,7 +143,7 @@ RULES = (
     ),
     _rule(
         away.stays_away,
-        beats="cannot-be-read may-be-victims each-other",
+        beats="each-other odd-one-out",
         source="proc(5): what a process sleeps in; others wait for it in a collective",
         shown_by="zoo/H31-4-ranks-culprit-0",
         silent_on="zoo/H64-4-ranks-culprit-0",
@@ -178,7 +178,7 @@ RULES = (
     ),
     _rule(
         rendezvous.store_reached_by_nobody,
-        beats="",
+        beats="all-together",
         source="torch: TCPStore at MASTER_ADDR:MASTER_PORT",
         shown_by="test: nobody-reaches-the-store",
         silent_on="zoo/H46-4-ranks-culprit-1",

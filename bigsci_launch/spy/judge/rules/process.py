@@ -455,7 +455,7 @@ def _rule(
 
 # fmt: off
 STALL_RULES = (
-    _rule(_ended, "", "wait(2)",
+    _rule(_ended, "unreadable", "wait(2)",
           "zoo/H70-4-ranks-culprit-3", "zoo/H55-4-ranks-culprit-1"),
     _rule(_unreadable, "", "what no node shows",
           "dead-1", "zoo/H60-4-ranks-culprit-3"),
