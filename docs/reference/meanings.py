@@ -183,7 +183,7 @@ verdict.class | class of the hang, such as `H01` ([classes](../how-to/hang-lab.m
 verdict.signature | name of the [known hang](../how-to/add-a-signature.md) that it matches, or null
 verdict.suspects[] | {rank, node, pid, numbered_by, coordinate, why}; empty if the evidence accuses nobody
 verdict.sides[] | {ranks, where}: who waits where
-verdict.look_first[] | {rank, node, pid, numbered_by, coordinate, reason, hit_rate, why}: where to look, in order; accuses nobody
+verdict.look_first[] | like suspects, with reason and hit_rate: where to look, in order; accuses nobody
 verdict.confidence | 0 to 1: how often verdicts that rest on as much were right
 verdict.claim | the answer, in one sentence
 verdict.evidence | what supports it
