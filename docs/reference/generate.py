@@ -20,6 +20,9 @@ from bigsci_launch.cli.main import bsl
 from bigsci_launch.config.reference import config_reference, keys_reference
 from bigsci_launch.runs import events, layout
 from bigsci_launch.spy.evidence.code_schema import KnownCodeFile
+from bigsci_launch.spy.judge.rule import Rule
+from bigsci_launch.spy.judge.rules.process import STALL_RULES, StallRule
+from bigsci_launch.spy.judge.table import RULES
 from bigsci_launch.spy.known.library import read_signature
 from bigsci_launch.spy.known.schema import SignatureFile
 
@@ -124,6 +127,27 @@ def known_hangs_page() -> str:
     return "\n".join(parts)
 
 
+def rules_page() -> str:
+    introduction = (
+        "What `bsl spy` concludes, and from what. Every rule looks at every job; of those that match, the one stands\n"
+        "that no other beats. Rules that accuse different ranks, and of which none beats the other, accuse nobody.\n"
+        "`bsl spy --why` shows them for one job. A rule decides in its first recording, and does not match in its\n"
+        "second one (`tests/unit/spy/recordings`, `diagnostics/signatures`); `test:` is a made case in\n"
+        "`tests/unit/spy/judge/small_cases.py`. The tests hold all of this.\n"
+    )
+    stalls = "Why a rank that others wait for does not arrive. These rules look at one rank each.\n"
+    parts = [NOTE, "# Rules of the verdict\n", introduction, *map(_rule_entry, RULES)]
+    return "\n".join([*parts, "# Rules of what holds up one rank\n", stalls, *map(_rule_entry, STALL_RULES)])
+
+
+def _rule_entry(rule: Rule | StallRule) -> str:
+    beats = f"Beats {', '.join(f'`{name}`' for name in rule.beats)}. " if rule.beats else ""
+    return (
+        f"## `{rule.name}`\n\n{rule.says}.\n\n"
+        f"{beats}Rests on: {rule.source}. Shown by `{rule.shown_by}`, silent on `{rule.silent_on}`.\n"
+    )
+
+
 def pages() -> dict[str, str]:
     """Return the text of each generated page, by file name."""
     return {
@@ -141,6 +165,7 @@ def pages() -> dict[str, str]:
         "signature.md": signature_page(),
         "known-code.md": known_code_page(),
         "known-hangs.md": known_hangs_page(),
+        "rules.md": rules_page(),
     }
 
 

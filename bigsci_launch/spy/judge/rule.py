@@ -38,7 +38,12 @@ class Rule:
     @property
     def says(self) -> str:
         """What the rule looks for: the first sentence of its function's documentation."""
-        return " ".join((self.match.__doc__ or "").split()).partition(". ")[0].rstrip(".")
+        return first_sentence(self.match)
+
+
+def first_sentence(function: Callable[..., object]) -> str:
+    """Return the first sentence of a function's documentation, without its full stop."""
+    return " ".join((function.__doc__ or "").split()).partition(". ")[0].rstrip(".")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from bigsci_launch.spy.evidence.ranks import NOT_FOUND, NOT_IDENTIFIED, Child, R
 from bigsci_launch.spy.evidence.stacks import ThreadStack, is_idle, is_wrapper
 from bigsci_launch.spy.judge.conclusion import Patience, Strength
 from bigsci_launch.spy.judge.facts import cpu_share, is_busy, kernel_wait, switches_per_s, waits_in
-from bigsci_launch.spy.judge.rule import beaten_names
+from bigsci_launch.spy.judge.rule import beaten_names, first_sentence
 from bigsci_launch.spy.taxonomy import HangClass
 
 CRASH_SIGNALS = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
@@ -65,6 +65,11 @@ class StallRule:
     shown_by: str
     silent_on: str
 
+    @property
+    def says(self) -> str:
+        """What the rule looks for: the first sentence of its function's documentation."""
+        return first_sentence(self.explain)
+
 
 def explain_stall(seen: RankEvidence) -> Stall:
     """Return what holds up the process: of the rules that fit, what the one says that no other beats."""
@@ -89,6 +94,7 @@ def main_thread(seen: RankEvidence) -> ThreadStack | None:
 
 
 def _ended(seen: RankEvidence) -> Stall | None:
+    """A process that has ended."""
     if not seen.is_gone:
         return None
     error = f" after {seen.error}" if seen.error else ""
@@ -106,27 +112,17 @@ def _ended(seen: RankEvidence) -> Stall | None:
         return Stall(
             seen.rank, hang_class, f"was killed by {seen.exit.signal}{error}", Strength.DIRECT, patience=Patience.NONE
         )
-    return Stall(
-        seen.rank,
-        HangClass.RANK_EXITED,
-        f"has ended with exit code {seen.exit.code}{error}",
-        Strength.DIRECT,
-        patience=Patience.NONE,
-    )
+    words = f"has ended with exit code {seen.exit.code}{error}"
+    return Stall(seen.rank, HangClass.RANK_EXITED, words, Strength.DIRECT, patience=Patience.NONE)
 
 
 def _unreadable(seen: RankEvidence) -> Stall | None:
+    """A rank of which nothing was read."""
     if seen.last is not None:
         return None
     if seen.unreached == NOT_FOUND:
         words = "has no process on any node: it has ended, or was never started"
-        return Stall(
-            seen.rank,
-            HangClass.RANK_EXITED,
-            words,
-            Strength.DERIVED,
-            "how it ended: see the job's output",
-        )
+        return Stall(seen.rank, HangClass.RANK_EXITED, words, Strength.DERIVED, "how it ended: see the job's output")
     hang_class = HangClass.MEMORY_MAP_LOCKED if seen.unreached == NOT_IDENTIFIED else HangClass.NODE_LOST
     words, missing = f"was not reached: {seen.unreached}", "anything about what it does"
     # A node that answers nobody is a sign. A process that could not be identified is none: it may be any rank.
@@ -135,6 +131,7 @@ def _unreadable(seen: RankEvidence) -> Stall | None:
 
 
 def _stopped(seen: RankEvidence) -> Stall | None:
+    """A process that is stopped, by a signal or a debugger."""
     if seen.last is None or seen.last.state not in ("T", "t"):
         return None
     if seen.last.tracer_pid:
@@ -155,6 +152,7 @@ def _stopped(seen: RankEvidence) -> Stall | None:
 
 
 def _dumps_core(seen: RankEvidence) -> Stall | None:
+    """A process that has crashed, and whose core is still being written."""
     if seen.last is None or not seen.last.core_dumping:
         return None
     words = f"has crashed in {seen.place}, and its core is still being written"
@@ -163,6 +161,7 @@ def _dumps_core(seen: RankEvidence) -> Stall | None:
 
 
 def _in_kernel(seen: RankEvidence) -> Stall | None:
+    """A process in uninterruptible sleep in every look."""
     if seen.last is None or seen.last.state != "D" or any(sample.state != "D" for sample in seen.samples):
         return None
     wchan = f" ({wait})" if (wait := kernel_wait(seen)) else ""
@@ -249,6 +248,7 @@ def _stuck_child(seen: RankEvidence) -> Child | None:
 
 
 def _holds_gil(seen: RankEvidence) -> Stall | None:
+    """A thread that sleeps in C code while it holds the interpreter's lock."""
     holder = next((thread for thread in seen.threads or () if thread.owns_gil and not thread.active), None)
     if holder is None or seen.last is None or seen.last.state == "R" or is_busy(seen):
         return None
@@ -356,6 +356,7 @@ def _locked(seen: RankEvidence) -> Stall | None:
 
 
 def _busy(seen: RankEvidence) -> Stall | None:
+    """A process that computes."""
     if not is_busy(seen):
         return None
     words = f"computes in {seen.place} ({cpu_share(seen) or 0:.0%} of a core) and has not reached the collective"
@@ -416,6 +417,7 @@ def _serves(seen: RankEvidence) -> Stall | None:
 
 
 def _known(seen: RankEvidence) -> Stall | None:
+    """A call that is known to wait, from the tables of known code."""
     known = next((known for known in KNOWN_WAITS if _fits(known, seen, seen.thread)), None)
     return _of_known(known, seen) if known else None
 
