@@ -154,7 +154,11 @@ def pages() -> dict[str, str]:
         "commands.md": commands_page(),
         "config.md": NOTE + "\n" + config_reference(),
         "exit-codes.md": docstring_page(
-            "Errors and exit codes", errors.__doc__, "130 is an interrupt (Ctrl-C), 0 is success."
+            "Errors and exit codes",
+            errors.__doc__,
+            "130 is an interrupt (Ctrl-C), 0 is success. What `bsl spy` finds is no error: it exits with 0, whatever the\n"
+            "state. With `--exit-code`, `hang` and `crashed` exit with 1. `waiting`, `slow` and `unknown` do not: they are\n"
+            "no failures. 4 means that some nodes did not answer.",
         ),
         "run-directory.md": docstring_page("The run directory", layout.__doc__, "The files that a run writes."),
         "events.md": docstring_page(
