@@ -156,9 +156,9 @@ def pages() -> dict[str, str]:
         "exit-codes.md": docstring_page(
             "Errors and exit codes",
             errors.__doc__,
-            "130 is an interrupt (Ctrl-C), 0 is success. What `bsl spy` finds is no error: it exits with 0, whatever the\n"
-            "state. With `--exit-code`, `hang` and `crashed` exit with 1. `waiting`, `slow` and `unknown` do not: they are\n"
-            "no failures. 4 means that some nodes did not answer.",
+            "130 is an interrupt (Ctrl-C), 0 is success. What `bsl spy` finds is no error: it exits with 0, whatever\n"
+            "the state. With `--exit-code`, `hang` and `crashed` exit with 1. `waiting`, `slow` and `unknown` do not:\n"
+            "they are no failures. 4 also means that some nodes did not answer.",
         ),
         "run-directory.md": docstring_page("The run directory", layout.__doc__, "The files that a run writes."),
         "events.md": docstring_page(

@@ -181,7 +181,7 @@ others[] | {node, pid, comm, role, why}: processes that are no ranks; role: `lau
 verdict.state | `hang`, `waiting`, `slow`, `progressing`, `crashed`, `finished` or `unknown`
 verdict.class | class of the hang, such as `H01` ([classes](../how-to/hang-lab.md#the-names))
 verdict.signature | name of the [known hang](../how-to/add-a-signature.md) that it matches, or null
-verdict.suspects[] | {rank, node, pid, numbered_by, coordinate, why}; empty if the evidence accuses nobody, in the state `waiting`, and after one look
+verdict.suspects[] | {rank, node, pid, numbered_by, coordinate, why}; empty if nobody is accused
 verdict.sides[] | {ranks, where}: who waits where
 verdict.look_first[] | like suspects, with reason and hit_rate: where to look, in order; accuses nobody
 verdict.confidence | 0 to 1: how often verdicts that rest on as much were right
@@ -193,7 +193,7 @@ classes[].ranks | ranks with equal stacks
 classes[].nodes | their nodes
 classes[].thread | the thread whose stack this is
 classes[].frames[] | {function, file, line}, innermost first
-rules[]? | with `--why`: {rule, looks_for, matches, decides, beaten_by, claim} for every [rule](../explanation/spy-verdict.md)
+rules[]? | with `--why`: {rule, looks_for, matches, decides, beaten_by, claim} of every rule
 """,
     "bsl diff-weights --json": """
 schema_version | 1
@@ -376,7 +376,7 @@ topology | layout of the ranks
 culprit | the rank at fault
 expected | the right verdict, in words
 verdict | {state, class, suspects, confidence, claim}: what `bsl spy` said
-judgement | `right`, `too early to say, points at the right rank`, `other class`, `nobody named`, `unknown`, `other state`, `false alarm` or `wrong accusation`
+judgement | `right`, `wrong accusation` or another [judgement](../how-to/hang-lab.md#the-judgement)
 """,
     "bsl cluster status --json": """
 schema_version | 1
