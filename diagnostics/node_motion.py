@@ -40,6 +40,33 @@ def read_rank_motion(rank: Facts, _request: Facts, known: Facts) -> Iterator[tup
     idle = thread_idle(rank, known.setdefault("clocks", {}), known["until"])
     if idle:
         yield "thread_idle_s", idle
+    children = child_idle(rank, known["clocks"], known["until"])
+    if children:
+        yield "child_idle_s", children
+
+
+def child_idle(rank: Facts, clocks: Clocks, until: float) -> dict[str, float]:
+    """Return {process ID: seconds since its main thread last ran} of the children, as far as that is known."""
+    allowed = os.sched_getaffinity(0)
+    pids = [child["pid"] for child in rank["samples"][0].get("children", ())]
+    try:
+        found = {str(pid): idle_s(pid, str(pid), clocks, until) for pid in pids}
+    finally:
+        os.sched_setaffinity(0, allowed)
+    return {pid: round(idle, 1) for pid, idle in found.items() if idle is not None}
+
+
+def idle_s(pid: int, thread: str, clocks: Clocks, until: float) -> float | None:
+    """Return the seconds since a thread last ran, or None if that is not known. May move this program to its CPU."""
+    folder = f"/proc/{pid}/task/{thread}"
+    cpu, ran = last_cpu(f"{folder}/stat"), exec_start(f"{folder}/sched")
+    now = time.monotonic()
+    if not ran or cpu is None:
+        return None
+    if cpu not in clocks:
+        clocks[cpu] = visit(cpu) if time.monotonic() < until else None
+    offset = clocks[cpu]
+    return None if offset is None else max(0.0, now + offset - ran)
 
 
 def thread_idle(rank: Facts, clocks: Clocks, until: float) -> dict[str, float]:
@@ -51,15 +78,9 @@ def thread_idle(rank: Facts, clocks: Clocks, until: float) -> dict[str, float]:
     found = {}
     try:
         for name in sorted(os.listdir(f"/proc/{pid}/task"), key=int)[:MAX_THREADS]:
-            cpu, ran = last_cpu(f"/proc/{pid}/task/{name}/stat"), exec_start(f"/proc/{pid}/task/{name}/sched")
-            now = time.monotonic()
-            if not ran or cpu is None:
-                continue
-            if cpu not in clocks:
-                clocks[cpu] = visit(cpu) if time.monotonic() < until else None
-            offset = clocks[cpu]
-            idle = None if offset is None else max(0.0, now + offset - ran)
-            if idle is not None and idle <= longest_idle(name, rank["samples"], now) + CLOCK_ERROR_S:
+            idle = idle_s(pid, name, clocks, until)
+            longest = longest_idle(name, rank["samples"], time.monotonic())
+            if idle is not None and idle <= longest + CLOCK_ERROR_S:
                 found[name] = round(idle, 1)
     except OSError:
         pass  # it has ended

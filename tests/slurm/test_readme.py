@@ -21,9 +21,8 @@ SCRIPT = f"""#!/bin/bash
 export MASTER_ADDR=$(hostname) MASTER_PORT=29417 OMP_NUM_THREADS=1
 srun {sys.executable} {PROGRAM} {{folder}} 5
 """
-# The rank looks at its queue every 5 s, so it has never slept for long. The job is hung once the others have waited in
-# their all_reduce for `Patience.LOCAL.late_s`; before that they have to compute a batch.
-STILL_S = Patience.LOCAL.late_s + 10
+# The seven others compute a batch and reach their all_reduce; then the worker must have slept for long enough.
+STILL_S = (Patience.LOCAL.asleep_s or 0.0) + 7.0
 
 
 def test_a_plain_job_with_a_locked_data_loader_worker(isolated_cluster: SlurmCluster, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ UNREADABLE = "its environment cannot be read"
 class Child:
     """A process below a rank, such as a data-loader worker. `state` is the kernel's letter; `cpu_ticks` so far.
 
-    `place` is where the process is, if its own stack could be read.
+    `place` is where the process is, if its own stack could be read; `idle_s` for how many seconds it has not run.
     """
 
     pid: int
@@ -62,6 +62,7 @@ class Child:
     wchan: str
     cpu_ticks: int | None = None
     place: str = ""
+    idle_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,8 +467,11 @@ def _parse_motion(document: Mapping[str, Any], still: Sample | None) -> dict[str
 def _parse_children(document: Mapping[str, Any], still: Sample | None) -> tuple[Child, ...] | None:
     """The children in this sample; if not read again, those of the previous sample with newer CPU times."""
     if still is not None and still.children is not None:
-        ticks = document.get("child_ticks") or {}
-        return tuple(replace(child, cpu_ticks=ticks.get(str(child.pid), child.cpu_ticks)) for child in still.children)
+        ticks, idle = document.get("child_ticks") or {}, document.get("child_idle_s") or {}
+        return tuple(
+            replace(child, cpu_ticks=ticks.get(str(child.pid), child.cpu_ticks), idle_s=idle.get(str(child.pid)))
+            for child in still.children
+        )
     if document.get("children") is None:
         return None
     return tuple(
@@ -478,6 +482,7 @@ def _parse_children(document: Mapping[str, Any], still: Sample | None) -> tuple[
             wchan=str(child.get("wchan") or ""),
             cpu_ticks=child.get("cpu_ticks"),
             place=_place_of_child(child),
+            idle_s=(document.get("child_idle_s") or {}).get(str(child["pid"])),
         )
         for child in document["children"]
     )

@@ -15,6 +15,7 @@ from bigsci_launch.spy.judge.corroboration import corroborate, refine_class
 from bigsci_launch.spy.judge.facts import may_be_at_work
 from bigsci_launch.spy.judge.pointers import look_first
 from bigsci_launch.spy.judge.rule import Weighed, resolve, weigh
+from bigsci_launch.spy.judge.rules.process import held_s
 from bigsci_launch.spy.judge.table import RULES
 from bigsci_launch.spy.taxonomy import State
 
@@ -95,7 +96,7 @@ def _has_stood_still(case: Case, conclusion: Conclusion) -> bool:
         return True
     if any(may_be_at_work(case.by_rank[rank]) for rank in ranks if rank not in case.graph.waits):
         return False
-    asleep = case.asleep_s(ranks)
+    asleep = max(case.asleep_s(ranks), min((held_s(case.by_rank[rank]) for rank in ranks), default=0.0))
     if patience.asleep_s is not None and asleep >= patience.asleep_s:
         return True
     if conclusion.suspects or not all(rank in case.graph.waits for rank in ranks):

@@ -203,7 +203,7 @@ def _held_by_child(seen: RankEvidence) -> Stall | None:
     """A child that is stopped, dead or in the kernel, or a worker of a data loader that waits for a lock."""
     if is_busy(seen) or not may_wait_for_child(seen):
         return None
-    child = _stuck_child(seen)
+    child = stuck_child(seen)
     if child is None:
         return None
     wchan = f", {child.wchan}" if child.wchan.strip("0") else ""
@@ -235,7 +235,7 @@ def _in_data_loader(seen: RankEvidence) -> bool:
     return _passes(seen, DATA_LOADER_FILES)
 
 
-def _stuck_child(seen: RankEvidence) -> Child | None:
+def stuck_child(seen: RankEvidence) -> Child | None:
     """A child that is stopped, dead or in the kernel; else one that waits for a lock and did not run."""
     children = (seen.last.children or ()) if seen.last else ()
     halted = next((child for child in children if child.state in ("T", "t", "D", "Z")), None)
@@ -420,6 +420,15 @@ def _known(seen: RankEvidence) -> Stall | None:
     """A call that is known to wait, from the tables of known code."""
     known = next((known for known in KNOWN_WAITS if _fits(known, seen, seen.thread)), None)
     return _of_known(known, seen) if known else None
+
+
+def held_s(seen: RankEvidence) -> float:
+    """For how many seconds the child that holds up the process has not run; 0 if there is none, or it is not known.
+
+    A rank may wait for its child in turns, and wake up between them.
+    """
+    child = stuck_child(seen) if may_wait_for_child(seen) and not is_busy(seen) else None
+    return (child.idle_s or 0.0) if child else 0.0
 
 
 def _of_known(known: KnownWait, seen: RankEvidence) -> Stall:
