@@ -24,7 +24,8 @@ Document = dict[str, Any]
 RANK_KEYS = ("rank", "pid", "world_size", "step")
 SAMPLE_KEYS = (
     "mono", "state", "wchan", "cpu_ticks", "voluntary", "involuntary", "tracer_pid", "kill_pending", "core_dumping",
-    "run_delay_ns", "major_faults", "io", "file_bytes", "socket_bytes", "child_ticks", "child_idle_s", "same_stack", "why", "unread",
+    "run_delay_ns", "major_faults", "io", "file_bytes", "socket_bytes", "child_ticks", "child_idle_s", "same_stack",
+    "why", "unread",
 )  # fmt: skip
 RECORD_KEYS = (
     "rank", "pid", "code", "signal", "time", "terminated", "clean_end", "type", "message", "place", "source", "phase",
