@@ -34,6 +34,7 @@ from foreign.scoring import HARMFUL, figures, line_of, outcome, read_answer, sum
 from foreign.table import all_cases
 
 from bigsci_launch.spy.evidence.bundle import read_bundle
+from bigsci_launch.spy.judge.facts import elapsed_s
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.show.document import to_document
 
@@ -236,11 +237,12 @@ def judge_again(case: ForeignCase, bundles: Path) -> list[Row]:
     for folder in sorted((bundles / case.name).glob("ask-*")):
         facts = json.loads((folder / "truth.json").read_text())
         pids = {int(pid): rank for pid, rank in facts["pids"].items()}
-        document = None
+        document, looked_s = None, 0.0
         if (folder / "collection.json").exists():
             evidence = read_bundle(folder).evidence()
             document = to_document(evidence, judge(evidence))
-        rows.append(scored(case, facts["ask"], facts["phase"], pids, document))
+            looked_s = max((elapsed_s(seen) for seen in evidence.ranks), default=0.0)
+        rows.append({**scored(case, facts["ask"], facts["phase"], pids, document), "looked_s": round(looked_s, 1)})
     return rows
 
 
