@@ -62,7 +62,7 @@ class Weighed:
 def weigh(case: Case, rules: Sequence[Rule]) -> tuple[Weighed, ...]:
     """Evaluate every rule on `case`."""
     found = [(rule, rule.match(case)) for rule in rules]
-    matching = {rule.name for rule, conclusion in found if conclusion is not None}
+    matching = [rule.name for rule, conclusion in found if conclusion is not None]
     order = beaten_names(tuple((rule.name, rule.beats) for rule in rules))
     return tuple(
         Weighed(rule, conclusion, tuple(name for name in matching if rule.name in order[name]) if conclusion else ())
@@ -98,7 +98,7 @@ def beaten_names(beats: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[str,
 def resolve(weighed: Iterable[Weighed], evidence: Evidence) -> Conclusion | None:
     """Return the conclusion that stands: the only one that nobody beats, or what is left of several.
 
-    Of several, those that raise no alarm count: a job of which a rule says that it makes progress is not called hung
+    Of several, those that raise no alarm count: a job that makes progress by one rule is not called hung
     because nobody has said which of the two knows more.
     """
     standing = [each.conclusion for each in weighed if each.conclusion is not None and not each.beaten_by]

@@ -54,7 +54,7 @@ def has_vanished(seen: RankEvidence, evidence: Evidence) -> bool:
 
 
 def failed_ranks(case: Case) -> list[RankEvidence]:
-    """Ranks that are gone and of which no record says that they ended well, the cause first."""
+    """Ranks that are gone, where no record says that they ended well, the cause first."""
     return in_order_of_failure([seen for seen in gone_ranks(case) if not (seen.exit and seen.exit.is_clean)])
 
 

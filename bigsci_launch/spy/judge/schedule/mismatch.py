@@ -50,7 +50,7 @@ def _mismatch_of(found: Mapping[str, list[tuple[int, int]]], by_rank: Mapping[in
 
 @dataclass(frozen=True, slots=True)
 class Departed:
-    """What the recorders show of a hang: all departures, and the ranks of whom it is believed."""
+    """What the recorders show of a hang: all departures, and the ranks that are believed to be at fault."""
 
     departures: Departures
     ranks: tuple[int, ...]
