@@ -18,6 +18,7 @@ from bigsci_launch.spy.judge.table import RULES
 
 from ..thinning import evidence_of
 from .rule_pairs import PAIRS, STALL_PAIRS
+from .sizes import SIZES
 from .small_cases import CASES
 
 ALL = [*RULES, *STALL_RULES]
@@ -136,3 +137,8 @@ def test_the_order_of_the_rows_means_nothing(name: str) -> None:
     evidence = evidence_named(name)
     case = Case.of(evidence)
     assert resolve(weigh(case, RULES), evidence) == resolve(weigh(case, RULES[::-1]), evidence)
+
+
+@pytest.mark.parametrize("number", SIZES)
+def test_a_number_is_neither_half_nor_double(number: str) -> None:
+    assert SIZES[number]()
