@@ -27,10 +27,7 @@ from bigsci_launch.spy.judge import conclusion, verdict
 from bigsci_launch.spy.judge.rules import process
 from bigsci_launch.spy.judge.verdict import judge
 
-MODULES = [f"bigsci_launch.spy.judge.{name}" for name in (
-    "facts", "corroboration", "waits", "rules.alike", "rules.circle", "rules.messages", "rules.process", "rules.work",
-    "schedule.departure", "schedule.mismatch", "schedule.rounds",
-)]  # fmt: skip
+ENGINE = "bigsci_launch.spy.judge."
 VIEWS = ("", " without recorded collectives", " without kernel functions", " without a second look")
 Mutant = tuple[str, Callable[[], Any]]
 
@@ -128,13 +125,13 @@ def changed_stalls() -> Iterator[Mutant]:
 
 def changed_constants() -> Iterator[Mutant]:
     """Each number in capitals, also where another module has imported it, and each of `Patience`."""
-    modules = [importlib.import_module(name) for name in MODULES]
+    modules = [module for name, module in sorted(sys.modules.items()) if name.startswith(ENGINE)]
     for module in modules:
         for name, value in vars(module).items():
             if name.isupper() and type(value) in (int, float) and is_defined(module, name):
                 for factor in (0.5, 2):
                     changed = type(value)(value * factor)
-                    label = f"{module.__name__.removeprefix('bigsci_launch.spy.judge.')}.{name} = {changed:g}"
+                    label = f"{module.__name__.removeprefix(ENGINE)}.{name} = {changed:g}"
                     yield label, lambda name=name, changed=changed: everywhere(modules, name, changed)
     for patience in conclusion.Patience:
         for name in ("asleep_s", "late_s"):
