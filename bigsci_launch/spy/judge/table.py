@@ -68,7 +68,7 @@ RULES = (
         moving.still_joining,
         beats="makes-progress",
         source="torch: init_process_group returns when all have come",
-        shown_by="test: one-joined-meanwhile",
+        shown_by="test: one-joined-between-the-looks",
         silent_on="zoo/H46-4-ranks-culprit-1",
     ),
     _rule(

@@ -99,14 +99,8 @@ def _ended(seen: RankEvidence) -> Stall | None:
         return None
     error = f" after {seen.error}" if seen.error else ""
     if seen.exit is None:
-        return Stall(
-            seen.rank,
-            HangClass.RANK_EXITED,
-            f"has ended{error}: its process is gone",
-            Strength.DERIVED,
-            "its exit status",
-            patience=Patience.NONE,
-        )
+        words, missing = f"has ended{error}: its process is gone", "its exit status"
+        return Stall(seen.rank, HangClass.RANK_EXITED, words, Strength.DERIVED, missing, patience=Patience.NONE)
     if seen.exit.signal:
         hang_class = HangClass.RANK_CRASHED if seen.exit.signal in CRASH_SIGNALS else HangClass.RANK_KILLED
         return Stall(
@@ -117,7 +111,7 @@ def _ended(seen: RankEvidence) -> Stall | None:
 
 
 def _unreadable(seen: RankEvidence) -> Stall | None:
-    """A rank of which nothing was read."""
+    """A rank that nobody could look at."""
     if seen.last is not None:
         return None
     if seen.unreached == NOT_FOUND:

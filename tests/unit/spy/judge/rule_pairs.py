@@ -12,7 +12,7 @@ PAIRS = {
     "rank-ended > may-be-victims": "test: one-died-and-one-may-wait",
     "rank-ended > one-place": "zoo/H105-teardown-4-ranks-culprit-3 without a run of bsl",
     "rank-ended > in-places": "test: one-died-and-the-rest-stand-apart",
-    "still-joining > makes-progress": "test: one-joined-meanwhile",
+    "still-joining > makes-progress": "test: one-joined-between-the-looks",
     "one-is-late > makes-progress": "zoo/H100-4-ranks-culprit-3",
     "makes-progress > most-moved": "zoo/H05-4-ranks-culprit-1",
     "makes-progress > leaving": "zoo/H105-leaving-4-ranks-culprit-0",

@@ -76,7 +76,7 @@ def one_died_and_the_rest_stand_apart() -> Evidence:
     return job([rank_of(rank, f"work@/src/p.py:{rank}", **SLEEPING) for rank in range(3)], world_size=4, exits=exits)
 
 
-def one_joined_meanwhile() -> Evidence:
+def one_joined_between_the_looks() -> Evidence:
     stacks = [AT_STORE, JOINING, JOINING, [AT_STORE, JOINING]]
     return job([rank_of(rank, stack) for rank, stack in enumerate(stacks)])
 
@@ -201,9 +201,10 @@ def in_the_kernel_with_the_interpreters_lock() -> Evidence:
 CASES: dict[str, Callable[[], Evidence]] = {
     case.__name__.replace("_", "-"): case
     for case in (
-        nothing_there, all_lost_a_peer, one_died_and_one_may_wait, one_joined_meanwhile, looks_for_the_others_elsewhere,
-        nobody_reaches_the_store, an_answer_over_a_dead_link, two_write_unread, two_compute_alike,
-        a_circle_and_a_sleeper, one_writes_and_one_is_not_read, alone_in_its_group, one_elsewhere_writes, in_two_places,
+        nothing_there, all_lost_a_peer, one_died_and_one_may_wait, one_joined_between_the_looks,
+        looks_for_the_others_elsewhere, nobody_reaches_the_store, an_answer_over_a_dead_link, two_write_unread,
+        two_compute_alike, a_circle_and_a_sleeper, one_writes_and_one_is_not_read, alone_in_its_group,
+        one_elsewhere_writes, in_two_places,
         data_flows_to_one_that_writes, data_flows_past_one_that_writes, data_flows_while_all_compute,
         data_flows_in_one_place, data_flows_in_two_places, all_moved_and_compute, all_moved_to_one_place,
         all_moved_to_two_places, a_server_sleeps, a_server_is_woken, a_server_asks,
