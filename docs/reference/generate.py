@@ -20,7 +20,7 @@ from bigsci_launch.cli.main import bsl
 from bigsci_launch.config.reference import config_reference, keys_reference
 from bigsci_launch.runs import events, layout
 from bigsci_launch.spy.evidence.code_schema import KnownCodeFile
-from bigsci_launch.spy.judge.rule import Rule
+from bigsci_launch.spy.judge.rule import JobRule
 from bigsci_launch.spy.judge.rules.process import STALL_RULES, StallRule
 from bigsci_launch.spy.judge.table import RULES
 from bigsci_launch.spy.known.library import read_signature
@@ -140,7 +140,7 @@ def rules_page() -> str:
     return "\n".join([*parts, "# Rules of what holds up one rank\n", stalls, *map(_rule_entry, STALL_RULES)])
 
 
-def _rule_entry(rule: Rule | StallRule) -> str:
+def _rule_entry(rule: JobRule | StallRule) -> str:
     beats = f"Beats {', '.join(f'`{name}`' for name in rule.beats)}. " if rule.beats else ""
     return (
         f"## `{rule.name}`\n\n{rule.says}.\n\n"

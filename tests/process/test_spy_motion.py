@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from bigsci_launch.spy.evidence.bundle import Bundle
-from bigsci_launch.spy.evidence.ranks import Evidence, Sample
+from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.evidence.samples import Sample
 
 Facts = dict[str, Any]
 AskAgent = Callable[..., Facts]

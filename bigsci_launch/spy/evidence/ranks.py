@@ -30,11 +30,11 @@ from bigsci_launch.spy.evidence.numbering import (
     parse_source,
 )
 from bigsci_launch.spy.evidence.run_facts import Exit, Failure, Heartbeat, RunRecords
-from bigsci_launch.spy.evidence.stacks import ThreadStack, decisive_thread, parse_threads
+from bigsci_launch.spy.evidence.samples import GONE_STATES, Sample, parse_sample
+from bigsci_launch.spy.evidence.stacks import ThreadStack, decisive_thread
 from bigsci_launch.topology import Coordinate, Topology, compress_ranks
 from bigsci_launch.topology.words import count_ranks, name_part, name_ranks
 
-GONE_STATES = ("gone", "Z", "X")
 FILES = "files"
 """How the ranks of a document were found if it was made from the files of other tools."""
 NOT_FOUND = "no process was found for it"
@@ -47,71 +47,6 @@ YOUNG_S = 3.0
 TOPOLOGY_UNUSED = "coordinates are left out: which process is which rank is not known"
 UNREADABLE = "its environment cannot be read"
 """What the node agent says about a process that it could not identify: it may be any rank."""
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A process below a rank, such as a data-loader worker. `state` is the kernel's letter; `cpu_ticks` so far.
-
-    `place` is where the process is, if its own stack could be read; `idle_s` for how many seconds it has not run.
-    """
-
-    pid: int
-    comm: str
-    state: str
-    wchan: str
-    cpu_ticks: int | None = None
-    place: str = ""
-    idle_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One look at a process. `mono` is the node's monotonic clock, seconds; `cpu_ticks` its CPU time so far.
-
-    What is not known is None, never 0 or empty; only `thread_times`, {thread id: nanoseconds on a core}, is empty then.
-    `state` is the kernel's letter for the main thread, `gone`, or `?`; `wchan` the kernel function that it sleeps in
-    (None, too, while it runs). `threads` is None if the stacks could not be read, and `why` says why. `sequences` are
-    the recorder's newest numbers per group. `call_number` is the system call that the main thread waits in. All counts
-    are totals so far: `read_bytes` and `written_bytes` of read and write calls, on files and connections alike,
-    `major_faults` of pages fetched from mapped files, `run_delay_ns` that threads were ready to run but had no core.
-    `tracer_pid` is 0 without a debugger. `thread_waits` is what other threads wait in, {thread id: kernel function};
-    what a thread that is missing there does is not known.
-    """
-
-    mono: float
-    state: str
-    wchan: str | None
-    cpu_ticks: int | None
-    switches: int | None
-    tracer_pid: int | None
-    kill_pending: bool
-    core_dumping: bool
-    thread_times: Mapping[str, int]
-    run_delay_ns: int | None
-    thread_waits: Mapping[str, str] | None
-    system_call: str
-    call_number: int | None
-    children: tuple[Child, ...] | None
-    read_bytes: int | None
-    written_bytes: int | None
-    major_faults: int | None
-    threads: tuple[ThreadStack, ...] | None
-    why: str | None
-    sequences: Mapping[str, int] | None
-    call_name: str = ""
-    """The name of that system call, if known."""
-    thread_idle_s: Mapping[str, float] | None = None
-    """Seconds since each thread last ran, good to 2 s or 5 %; only in the last sample. {thread id: seconds}"""
-    socket_sent: int | None = None
-    """Bytes that the process has given to its established TCP connections so far, and taken from them. It falls when a
-    connection ends. Only those moved by `write` and `read`, not by `send` and `recv`, are in `written_bytes` too."""
-    socket_received: int | None = None
-    last_sent_s: float | None = None
-    """Seconds since the latest byte to a connection, and from one; None, too, if there was none."""
-    last_received_s: float | None = None
-    file_bytes: int | None = None
-    """Sum of the positions in the files open for writing: it changes as they grow, but not with all ways to write."""
 
 
 @dataclass(frozen=True)
@@ -378,7 +313,7 @@ def _unreached_rank(
 def _parse_rank(document: Mapping[str, Any], node: Mapping[str, Any], records: RunRecords) -> RankEvidence:
     samples: list[Sample] = []
     for sample in document["samples"]:
-        samples.append(_parse_sample(sample, samples[-1] if samples else None, int(document.get("pid") or 0)))
+        samples.append(parse_sample(sample, samples[-1] if samples else None, int(document.get("pid") or 0)))
     recorders = [sample["recorder"] for sample in document["samples"] if "stream" in sample.get("recorder", {})]
     return RankEvidence(
         rank=int(document["rank"]),
@@ -392,131 +327,3 @@ def _parse_rank(document: Mapping[str, Any], node: Mapping[str, Any], records: R
         memory_events=parse_memory_events(document["samples"]),
         numbered_by=parse_source(document.get("source"), node.get("found_by") == FILES),
     )
-
-
-def _parse_sample(document: Mapping[str, Any], previous: Sample | None, pid: int) -> Sample:
-    stack = document.get("stack")
-    threads = parse_threads(stack["threads"], pid) if stack else None
-    if document.get("same_stack") and previous is not None:
-        threads = previous.threads
-    still = previous if _is_still(document) else None
-    call = document.get("system_call") or {}
-    moved = document.get("io") or ({"rchar": still.read_bytes, "wchar": still.written_bytes} if still else {})
-    return Sample(
-        mono=float(document["mono"]),
-        state=str(document["state"]),
-        wchan=_known_function(document.get("wchan")),
-        cpu_ticks=_known_count(document, "cpu_ticks"),
-        switches=_known_switches(document),
-        tracer_pid=_known_count(document, "tracer_pid"),
-        kill_pending=bool(document.get("kill_pending")),
-        core_dumping=bool(document.get("core_dumping")),
-        thread_times=document.get("thread_times") or {},
-        run_delay_ns=_known_count(document, "run_delay_ns"),
-        thread_waits=still.thread_waits if still else _parse_thread_waits(document),
-        system_call=still.system_call if still else _describe_call(call),
-        call_number=still.call_number if still else call.get("number"),
-        children=_parse_children(document, still),
-        read_bytes=_known_count(moved, "rchar"),
-        written_bytes=_known_count(moved, "wchar"),
-        major_faults=_known_count(document, "major_faults"),
-        threads=threads,
-        why=document.get("why"),
-        sequences=(document.get("recorder") or {}).get("last_sequence"),
-        call_name=still.call_name if still else str(call.get("call") or ""),
-        **_parse_motion(document, still),
-    )
-
-
-def _is_still(document: Mapping[str, Any]) -> bool:
-    """Whether a later sample was not read in full because nothing ran: what it lacks is as it was before."""
-    was_read = "children" in document or "kernel" in (document.get("unread") or {})
-    return not was_read and document["state"] not in GONE_STATES
-
-
-def _known_count(document: Mapping[str, Any], name: str) -> int | None:
-    return None if document.get(name) is None else int(document[name])
-
-
-def _known_function(wchan: object) -> str | None:
-    """The kernel function of a wait; the kernel writes 0 for a process that runs, and where it hides the function."""
-    return str(wchan) if wchan and wchan != "0" else None
-
-
-def _known_switches(document: Mapping[str, Any]) -> int | None:
-    found = [count for name in ("voluntary", "involuntary") if (count := _known_count(document, name)) is not None]
-    return sum(found) if found else None
-
-
-def _parse_motion(document: Mapping[str, Any], still: Sample | None) -> dict[str, Any]:
-    """Return what tells time and motion; the bytes of a process that did not run are those of the sample before."""
-    sockets = document.get("socket_bytes")
-    if sockets is None and still is not None:
-        sockets = {"sent": still.socket_sent, "received": still.socket_received}
-    files = _known_count(document, "file_bytes")
-    return {
-        "thread_idle_s": document.get("thread_idle_s"),
-        "socket_sent": _known_count(sockets or {}, "sent"),
-        "socket_received": _known_count(sockets or {}, "received"),
-        "last_sent_s": (sockets or {}).get("last_sent_s"),
-        "last_received_s": (sockets or {}).get("last_received_s"),
-        "file_bytes": still.file_bytes if files is None and still is not None else files,
-    }
-
-
-def _parse_children(document: Mapping[str, Any], still: Sample | None) -> tuple[Child, ...] | None:
-    """The children in this sample; if not read again, those of the previous sample with newer CPU times."""
-    if still is not None and still.children is not None:
-        ticks, idle = document.get("child_ticks") or {}, document.get("child_idle_s") or {}
-        return tuple(
-            replace(child, cpu_ticks=ticks.get(str(child.pid), child.cpu_ticks), idle_s=idle.get(str(child.pid)))
-            for child in still.children
-        )
-    if document.get("children") is None:
-        return None
-    return tuple(
-        Child(
-            pid=int(child["pid"]),
-            comm=str(child.get("comm") or ""),
-            state=str(child["state"]),
-            wchan=str(child.get("wchan") or ""),
-            cpu_ticks=child.get("cpu_ticks"),
-            place=_place_of_child(child),
-            idle_s=(document.get("child_idle_s") or {}).get(str(child["pid"])),
-        )
-        for child in document["children"]
-    )
-
-
-def _place_of_child(child: Mapping[str, Any]) -> str:
-    threads = parse_threads((child.get("stack") or {}).get("threads") or [], int(child["pid"]))
-    thread = decisive_thread(threads, int(child["pid"]))
-    return str(thread.site) if thread and thread.site else ""
-
-
-def _parse_thread_waits(document: Mapping[str, Any]) -> dict[str, str] | None:
-    """{thread id: kernel function}; the agent writes the threads of each function together."""
-    if not {"thread_waits", "blocked_threads"} & set(document):
-        return None
-    together = {
-        str(thread): wait for wait, threads in (document.get("thread_waits") or {}).items() for thread in threads
-    }
-    stopped = {str(each["tid"]): str(each.get("wchan") or "") for each in document.get("blocked_threads") or []}
-    return {**together, **stopped}
-
-
-def _describe_call(call: Mapping[str, Any] | None) -> str:
-    """`write on fd 1 (pipe:[4711], whose other end process 17 (tee, stopped) holds)`, or nothing."""
-    if not call or not call.get("name"):
-        return ""
-    about = [str(call["target"])] if call.get("target") else []
-    if remote := (call.get("socket") or {}).get("remote"):
-        about = [f"a connection to {remote}"]
-    ends = [_describe_end(end) for end in call.get("other_ends") or []]
-    about += [f"whose other end {' and '.join(ends)} holds"] if ends else []
-    return f"{call['name']} on fd {call['fd']}" + (f" ({', '.join(about)})" if about else "")
-
-
-def _describe_end(end: Mapping[str, Any]) -> str:
-    state = {"T": ", stopped", "D": ", asleep in the kernel", "Z": ", ended"}.get(str(end.get("state")), "")
-    return f"process {end['pid']} ({end.get('comm')}{state})"

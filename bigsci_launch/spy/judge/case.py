@@ -28,14 +28,14 @@ from bigsci_launch.spy.judge.waits import WaitGraph, build_graph, is_halted
 
 
 @dataclass(frozen=True)
-class Case:
+class JobCase:
     """One look at a job, as rules see it. Values are computed when they are first asked for."""
 
     evidence: Evidence
     graph: WaitGraph
 
     @classmethod
-    def of(cls, evidence: Evidence) -> Case:
+    def of(cls, evidence: Evidence) -> JobCase:
         """Return the case of `evidence`."""
         return cls(evidence, build_graph(evidence))
 

@@ -13,7 +13,8 @@ from bigsci_launch.spy.evidence.known_code import (
     is_server,
     operation_of,
 )
-from bigsci_launch.spy.evidence.ranks import RankEvidence, Sample
+from bigsci_launch.spy.evidence.ranks import RankEvidence
+from bigsci_launch.spy.evidence.samples import Sample
 from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack, decisive_thread
 
 BUSY_SHARE = 0.5

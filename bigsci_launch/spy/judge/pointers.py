@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Pointer, Reason
 from bigsci_launch.spy.judge.facts import is_busy, outer_frames_moved
 from bigsci_launch.spy.judge.rules.messages import sides_of
@@ -14,7 +14,7 @@ from bigsci_launch.spy.taxonomy import State
 MAX_POINTERS = 8
 
 
-def look_first(case: Case, conclusion: Conclusion) -> tuple[Pointer, ...]:
+def look_first(case: JobCase, conclusion: Conclusion) -> tuple[Pointer, ...]:
     """Return the ranks at which an engineer would look first, the most telling first; empty where all is well."""
     if conclusion.state in (State.PROGRESSING, State.FINISHED):
         return ()
@@ -24,7 +24,7 @@ def look_first(case: Case, conclusion: Conclusion) -> tuple[Pointer, ...]:
     return tuple(found.values())[:MAX_POINTERS]
 
 
-def _pointers(case: Case, conclusion: Conclusion) -> Iterator[Pointer]:
+def _pointers(case: JobCase, conclusion: Conclusion) -> Iterator[Pointer]:
     for suspect in conclusion.suspects:
         yield Pointer(suspect.rank, suspect.why, Reason.ACCUSED)
     yield from _departed(case)
@@ -38,7 +38,7 @@ def _pointers(case: Case, conclusion: Conclusion) -> Iterator[Pointer]:
     yield from _unread(case)
 
 
-def _departed(case: Case) -> Iterator[Pointer]:
+def _departed(case: JobCase) -> Iterator[Pointer]:
     """Ranks whose recorder shows that they left their own schedule, or that of their peers."""
     if case.graph.endless or case.mismatch is not None:
         for rank in case.departed.departures.ranks:
@@ -47,7 +47,7 @@ def _departed(case: Case) -> Iterator[Pointer]:
             )
 
 
-def _awaited(case: Case, *, certain: bool) -> Iterator[Pointer]:
+def _awaited(case: JobCase, *, certain: bool) -> Iterator[Pointer]:
     """Ranks that others wait for and that are in no communication that is seen: those that certainly are in none first,
     then those that stand alone."""
     classes = {rank: len(found.ranks) for found in case.classes for rank in found.ranks}
@@ -71,13 +71,13 @@ def _awaited(case: Case, *, certain: bool) -> Iterator[Pointer]:
         yield Pointer(seen.rank, f"others wait for it: it {stall.words}", reason)
 
 
-def _alone_in_circle(case: Case) -> Iterator[Pointer]:
+def _alone_in_circle(case: JobCase) -> Iterator[Pointer]:
     for rank in case.graph.breaking_ranks() if case.graph.endless else ():
         why = f"every circle of waits goes through it: it is in {case.graph.waits[rank]}"
         yield Pointer(rank, why, Reason.IN_EACH_CIRCLE)
 
 
-def _smallest_sides(case: Case) -> Iterator[Pointer]:
+def _smallest_sides(case: JobCase) -> Iterator[Pointer]:
     """The ranks of the smallest side, where the sides differ in size: the odd one out."""
     sides = sides_of(case.graph, tuple(case.graph.waits))
     outside = len(case.alive) - len(case.graph.waits)
@@ -87,7 +87,7 @@ def _smallest_sides(case: Case) -> Iterator[Pointer]:
                 yield Pointer(rank, f"the odd one out: it is in {side.where}", Reason.ODD_ONE_OUT)
 
 
-def _odd_stacks(case: Case) -> Iterator[Pointer]:
+def _odd_stacks(case: JobCase) -> Iterator[Pointer]:
     """The ranks that are not where most are, the smallest class first."""
     if len(case.classes) > 1:
         for found in sorted(case.classes[1:], key=lambda found: len(found.ranks)):
@@ -95,7 +95,7 @@ def _odd_stacks(case: Case) -> Iterator[Pointer]:
                 yield Pointer(rank, f"the odd one out: it is in {found.frames[0]}", Reason.ODD_STACK)
 
 
-def _unread(case: Case) -> Iterator[Pointer]:
+def _unread(case: JobCase) -> Iterator[Pointer]:
     for seen in case.evidence.ranks:
         if seen.why_unreadable and not seen.was_out_of_reach:
             yield Pointer(seen.rank, f"it could not be read: {seen.why_unreadable}", Reason.NOT_READ)

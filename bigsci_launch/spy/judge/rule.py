@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from bigsci_launch.spy.evidence.ranks import Evidence
-from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Side
 from bigsci_launch.spy.taxonomy import State
 
 CALM = (State.PROGRESSING, State.SLOW, State.FINISHED)
 """States in which nobody has to act."""
-Match = Callable[[Case], "Conclusion | None"]
+Match = Callable[[JobCase], "Conclusion | None"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class JobRule:
     """One way to read a case. `match` returns its conclusion, or None where the rule does not apply.
 
     `beats` names rules that say less where both match. `source` is why the rule holds. `shown_by` is a recording in
@@ -50,7 +50,7 @@ def first_sentence(function: Callable[..., object]) -> str:
 class Weighed:
     """A rule on one case: its conclusion if it matches, and the names of matching rules that beat it."""
 
-    rule: Rule
+    rule: JobRule
     conclusion: Conclusion | None
     beaten_by: tuple[str, ...] = ()
 
@@ -59,7 +59,7 @@ class Weighed:
         return self.conclusion is not None and not self.beaten_by
 
 
-def weigh(case: Case, rules: Sequence[Rule]) -> tuple[Weighed, ...]:
+def weigh(case: JobCase, rules: Sequence[JobRule]) -> tuple[Weighed, ...]:
     """Evaluate every rule on `case`."""
     found = [(rule, rule.match(case)) for rule in rules]
     matching = [rule.name for rule, conclusion in found if conclusion is not None]

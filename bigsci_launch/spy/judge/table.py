@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigsci_launch.spy.judge.rule import Match, Rule
+from bigsci_launch.spy.judge.rule import JobRule, Match
 from bigsci_launch.spy.judge.rules import (
     alike,
     away,
@@ -17,8 +17,8 @@ from bigsci_launch.spy.judge.rules import (
 )
 
 
-def _rule(match: Match, *, beats: str, source: str, shown_by: str, silent_on: str) -> Rule:
-    return Rule(match.__name__.replace("_", "-"), match, tuple(beats.split()), source, shown_by, silent_on)
+def _rule(match: Match, *, beats: str, source: str, shown_by: str, silent_on: str) -> JobRule:
+    return JobRule(match.__name__.replace("_", "-"), match, tuple(beats.split()), source, shown_by, silent_on)
 
 
 RULES = (
@@ -38,27 +38,27 @@ RULES = (
     ),
     _rule(
         failures.all_lost_a_peer,
-        beats="rank-ended",
+        beats="one-has-ended",
         source="gloo, NCCL: 'connection closed by peer' is the echo of another failure",
         shown_by="test: all-lost-a-peer",
         silent_on="zoo/H04-4-ranks-culprit-0",
     ),
     _rule(
         failures.ended_in_silence,
-        beats="rank-ended",
+        beats="one-has-ended",
         source="wait(2): without a parent that waits, nobody keeps an exit status",
         shown_by="zoo/H16-4-ranks-culprit-1 without a run of bsl",
         silent_on="zoo/H16-4-ranks-culprit-1",
     ),
     _rule(
         failures.aborted_on_size,
-        beats="rank-ended",
+        beats="one-has-ended",
         source="gloo: the receiver of another size than expected aborts",
         shown_by="zoo/H04-4-ranks-culprit-0",
         silent_on="zoo/H71-4-ranks-culprit-1",
     ),
     _rule(
-        failures.rank_ended,
+        failures.one_has_ended,
         beats="stays-away cannot-be-read may-be-victims one-place in-places",
         source="wait(2): exit status, signal",
         shown_by="zoo/H70-4-ranks-culprit-3",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bigsci_launch.spy.evidence.ranks import Evidence
-from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Strength
 from bigsci_launch.spy.judge.corroboration import corroborate, refine_class
 from bigsci_launch.spy.judge.facts import may_be_at_work
@@ -38,7 +38,7 @@ def judge(evidence: Evidence) -> Conclusion:
 
 def deliberate(evidence: Evidence) -> Judgment:
     """Return the verdict on `evidence`, with every rule as it was weighed."""
-    case = Case.of(evidence)
+    case = JobCase.of(evidence)
     weighed = weigh(case, RULES)
     found = resolve(weighed, evidence) or Conclusion(
         State.UNKNOWN, "the evidence does not say what the ranks wait for", Strength.NOTHING
@@ -48,7 +48,7 @@ def deliberate(evidence: Evidence) -> Judgment:
     return Judgment(_complete(temper(case, conclusion), case), weighed)
 
 
-def temper(case: Case, conclusion: Conclusion) -> Conclusion:
+def temper(case: JobCase, conclusion: Conclusion) -> Conclusion:
     """Return what may be said of a hang so far. After one look, only what would be true if the job hangs; while it has
     not stood still for long enough, that it waits. Neither accuses anybody."""
     if conclusion.state is not State.HANG:
@@ -79,17 +79,17 @@ def temper(case: Case, conclusion: Conclusion) -> Conclusion:
     )
 
 
-def _ranks_in_question(case: Case, conclusion: Conclusion) -> tuple[int, ...]:
+def _ranks_in_question(case: JobCase, conclusion: Conclusion) -> tuple[int, ...]:
     """The accused; without them the ranks that others wait for, else all that wait."""
     accused = tuple(suspect.rank for suspect in conclusion.suspects)
     return accused or tuple(seen.rank for seen in case.roots) or tuple(case.graph.waits) or _all_alive(case)
 
 
-def _all_alive(case: Case) -> tuple[int, ...]:
+def _all_alive(case: JobCase) -> tuple[int, ...]:
     return tuple(seen.rank for seen in case.alive)
 
 
-def _has_stood_still(case: Case, conclusion: Conclusion) -> bool:
+def _has_stood_still(case: JobCase, conclusion: Conclusion) -> bool:
     """Whether the job has stood still for as long as the conclusion asks for."""
     patience, ranks = conclusion.patience, _ranks_in_question(case, conclusion)
     if patience is Patience.NONE:
@@ -104,7 +104,7 @@ def _has_stood_still(case: Case, conclusion: Conclusion) -> bool:
     return case.stood_s(ranks) >= patience.late_s
 
 
-def _stillness_words(case: Case, conclusion: Conclusion) -> str:
+def _stillness_words(case: JobCase, conclusion: Conclusion) -> str:
     ranks = _ranks_in_question(case, conclusion)
     known = max(case.asleep_s(ranks), case.late_s(ranks), case.stood_s(ranks))
     return f"what was seen covers {known:.0f} s" if known >= 1 else "what was seen covers a moment only"
@@ -115,7 +115,7 @@ def _look_longer(patience: Patience) -> str:
     return f"bsl spy --settle {max(seconds, 60.0):.0f}  # look for longer before calling it a hang"
 
 
-def _complete(conclusion: Conclusion, case: Case) -> Conclusion:
+def _complete(conclusion: Conclusion, case: JobCase) -> Conclusion:
     """Add what any verdict may miss, and the next command."""
     evidence = case.evidence
     missing = list(conclusion.missing)

@@ -15,7 +15,8 @@ from bigsci_launch.config.problems import validate
 from bigsci_launch.content import content_folders, packaged
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.spy.evidence.known_code import bare_name
-from bigsci_launch.spy.evidence.ranks import Child, Evidence, RankEvidence
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.evidence.samples import Child
 from bigsci_launch.spy.evidence.stacks import ThreadStack
 from bigsci_launch.spy.judge.conclusion import Conclusion, KnownHang
 from bigsci_launch.spy.known.schema import RankCondition, SignatureFile

@@ -235,7 +235,7 @@ def collect_step(target: Target, on_answer: AnswerCallback) -> tuple[list[dict[s
     reader = WireReader()
     silent: dict[str, str] = {}
     left, words, program = list(target.nodes), "", agent_program(target)
-    patience = Patience(len(target.nodes), STEP_TIMEOUT_S + more_time(target), settle_time(target))
+    patience = AnswerDeadline(len(target.nodes), STEP_TIMEOUT_S + more_time(target), settle_time(target))
     for _ in range(MAX_STEPS):
         if not left or time.monotonic() >= patience.until:
             break
@@ -260,7 +260,7 @@ def collect_step(target: Target, on_answer: AnswerCallback) -> tuple[list[dict[s
     return list(reader.documents.values()), {node: why for node, why in silent.items() if node not in reader.documents}
 
 
-class Patience:
+class AnswerDeadline:
     """How long to wait for the nodes: once half have answered, the rest get little more time than those took.
 
     Every node takes `settle_s` seconds longer than it needs.
@@ -283,14 +283,14 @@ class Patience:
         return self.until - self._began
 
 
-def _take(reader: WireReader, line: str, on_answer: AnswerCallback, patience: Patience) -> None:
+def _take(reader: WireReader, line: str, on_answer: AnswerCallback, patience: AnswerDeadline) -> None:
     node = reader.feed(line)
     if node is not None:
         patience.hear(len(reader.documents))
         on_answer(len(reader.documents), node)
 
 
-def _why_silent(node: str, reader: WireReader, words: str, patience: Patience) -> str:
+def _why_silent(node: str, reader: WireReader, words: str, patience: AnswerDeadline) -> str:
     if node in reader.torn:
         return "its answer is incomplete"
     return f"no answer in {patience.seconds:.0f} s" + (f" (srun: {words})" if words else "")

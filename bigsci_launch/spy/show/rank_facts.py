@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from bigsci_launch.spy.evidence.flight_recorder import Recorder, Token
 from bigsci_launch.spy.evidence.groups import scope_of
 from bigsci_launch.spy.evidence.kernel import Socket
-from bigsci_launch.spy.evidence.ranks import Child, Evidence, RankEvidence
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
+from bigsci_launch.spy.evidence.samples import Child
 from bigsci_launch.spy.judge.facts import cpu_share
 
 RankFact = tuple[str, str]

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.spy.evidence.bundle import Bundle
-from bigsci_launch.spy.evidence.ranks import GONE_STATES, Evidence
+from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.evidence.samples import GONE_STATES
 
 from .conftest import RECORDINGS, an_hour_later
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect
 from bigsci_launch.spy.judge.facts import deciding_thread_ran, is_busy, waits_for_work
 from bigsci_launch.spy.judge.rules.away import certain_stalls
@@ -15,7 +15,7 @@ ODD_SHARE = 0.25
 """Largest share of the ranks that may be called odd when no rank is in a collective."""
 
 
-def all_together(case: Case) -> Conclusion | None:
+def all_together(case: JobCase) -> Conclusion | None:
     """Every rank is in a communication, and nobody is known to be missing from any of them."""
     graph = case.graph
     if not graph.waits or len(graph.waits) < len(case.alive):
@@ -37,7 +37,7 @@ def all_together(case: Case) -> Conclusion | None:
     )
 
 
-def all_compute(case: Case) -> Conclusion | None:
+def all_compute(case: JobCase) -> Conclusion | None:
     """No rank communicates, and all that could be read compute."""
     read = [seen for seen in case.evidence.ranks if seen.threads and not seen.is_gone]
     if case.graph.waits or not read or not all(is_busy(seen) for seen in read):
@@ -45,7 +45,7 @@ def all_compute(case: Case) -> Conclusion | None:
     return conclude_computing(case, [seen.rank for seen in read])
 
 
-def one_place(case: Case) -> Conclusion | None:
+def one_place(case: JobCase) -> Conclusion | None:
     """No rank communicates, and all that could be read are at one place."""
     if case.graph.waits or len(case.classes) != 1:
         return None
@@ -58,7 +58,7 @@ def one_place(case: Case) -> Conclusion | None:
     return Conclusion(State.UNKNOWN, claim, Strength.NOTHING, sides=(Side(found.ranks, where),))
 
 
-def in_places(case: Case) -> Conclusion | None:
+def in_places(case: JobCase) -> Conclusion | None:
     """No rank communicates, and they are at different places."""
     if case.graph.waits or len(case.classes) < 2:
         return None
@@ -69,7 +69,7 @@ def in_places(case: Case) -> Conclusion | None:
     return Conclusion(State.UNKNOWN, claim, Strength.NOTHING, sides=sides)
 
 
-def _stands_still(case: Case) -> bool:
+def _stands_still(case: JobCase) -> bool:
     """Whether no rank ran between the looks, and none of them only waits for requests or for a child that works."""
     alive = [seen for seen in case.alive if seen.samples]
     return bool(alive) and all(
@@ -77,7 +77,7 @@ def _stands_still(case: Case) -> bool:
     )
 
 
-def _conclude_still(case: Case, sides: tuple[Side, ...]) -> Conclusion:
+def _conclude_still(case: JobCase, sides: tuple[Side, ...]) -> Conclusion:
     where = "; ".join(f"{case.evidence.names(side.ranks)} in {side.where}" for side in sides[:3])
     # Where no call is known to communicate, they may be meant to sleep.
     is_known = any(seen.thread is not None and seen.thread.native_call is not None for seen in case.alive)
@@ -93,7 +93,7 @@ def _conclude_still(case: Case, sides: tuple[Side, ...]) -> Conclusion:
     )
 
 
-def odd_ranks(case: Case) -> tuple[int, ...]:
+def odd_ranks(case: JobCase) -> tuple[int, ...]:
     """Ranks that are not at the place of the largest class, if they are few and no rank is in a communication."""
     if case.graph.waits or len(case.classes) < 2:
         return ()
@@ -101,13 +101,13 @@ def odd_ranks(case: Case) -> tuple[int, ...]:
     return odd if len(odd) <= ODD_SHARE * sum(len(found.ranks) for found in case.classes) else ()
 
 
-def odd_at_work(case: Case) -> Conclusion | None:
+def odd_at_work(case: JobCase) -> Conclusion | None:
     """No rank communicates, and the few that are elsewhere show progress."""
     strays = [case.by_rank[rank] for rank in odd_ranks(case)]
     return judge_work(case, strays, find_works(case, strays)) if strays else None
 
 
-def odd_one_out(case: Case) -> Conclusion | None:
+def odd_one_out(case: JobCase) -> Conclusion | None:
     """No rank communicates, and the few that are elsewhere are held up by something of their own."""
     odd = odd_ranks(case)
     stalls = certain_stalls(case, [case.by_rank[rank] for rank in odd])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect, where_shared
 from bigsci_launch.spy.judge.facts import UNKNOWN_STATE, deciding_thread_ran, is_busy
 from bigsci_launch.spy.judge.rules.messages import sides_of
@@ -22,12 +22,12 @@ from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology.words import agree, count_ranks, counted
 
 
-def certain_stalls(case: Case, ranks: Sequence[RankEvidence]) -> list[Stall]:
+def certain_stalls(case: JobCase, ranks: Sequence[RankEvidence]) -> list[Stall]:
     """What holds up those of `ranks` that cannot be victims themselves."""
     return [stall for seen in ranks if is_certain(case, stall := explain_stall(seen), seen)]
 
 
-def is_certain(case: Case, stall: Stall, seen: RankEvidence) -> bool:
+def is_certain(case: JobCase, stall: Stall, seen: RankEvidence) -> bool:
     """Whether `stall` proves that the rank holds up others, and is not what a victim shows too."""
     if stall.is_sign:
         return True
@@ -37,13 +37,13 @@ def is_certain(case: Case, stall: Stall, seen: RankEvidence) -> bool:
     return case.communicates(seen) is False
 
 
-def all_at_work(case: Case) -> Conclusion | None:
+def all_at_work(case: JobCase) -> Conclusion | None:
     """Every rank that others wait for shows progress: it moves bytes, a child computes, or it is meant to take long."""
     roots = case.roots
     return judge_work(case, roots, find_works(case, roots)) if roots else None
 
 
-def some_at_work(case: Case) -> Conclusion | None:
+def some_at_work(case: JobCase) -> Conclusion | None:
     """Some ranks that others wait for show progress, and nothing certain is known of the rest."""
     works = find_works(case, case.roots)
     rest = [seen for seen in case.roots if seen.rank not in works]
@@ -52,7 +52,7 @@ def some_at_work(case: Case) -> Conclusion | None:
     return conclude_work(case, list(works.values()))
 
 
-def stays_away(case: Case) -> Conclusion | None:
+def stays_away(case: JobCase) -> Conclusion | None:
     """Ranks that others wait for are certainly in no communication, and their own process says what holds them."""
     works = find_works(case, case.roots)
     stalls = certain_stalls(case, [seen for seen in case.roots if seen.rank not in works])
@@ -101,7 +101,7 @@ def _claim_away(evidence: Evidence, graph: WaitGraph, stalls: list[Stall], num_w
     return f"{who}{f' ({shared})' if shared else ''} stay away while {waiting} for them: {said}"
 
 
-def _evidence_away(case: Case, stalls: list[Stall]) -> tuple[str, ...]:
+def _evidence_away(case: JobCase, stalls: list[Stall]) -> tuple[str, ...]:
     lines, evidence = [], case.evidence
     for stall in stalls[:4]:
         wait = case.graph.direct_waiter(stall.rank)
@@ -116,7 +116,7 @@ def _evidence_away(case: Case, stalls: list[Stall]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def may_be_victims(case: Case) -> Conclusion | None:
+def may_be_victims(case: JobCase) -> Conclusion | None:
     """Every rank that others wait for may be in a communication that no frame shows."""
     roots = case.roots
     works = find_works(case, roots)
@@ -151,7 +151,7 @@ def may_be_victims(case: Case) -> Conclusion | None:
     )
 
 
-def cannot_be_read(case: Case) -> Conclusion | None:
+def cannot_be_read(case: JobCase) -> Conclusion | None:
     """No stack could be read of any rank that others wait for."""
     roots = case.roots
     if not roots or any(seen.threads for seen in roots) or find_works(case, roots) or certain_stalls(case, roots):

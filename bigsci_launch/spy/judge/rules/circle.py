@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bigsci_launch.spy.evidence.groups import group_words, is_scope
 from bigsci_launch.spy.evidence.ranks import Evidence
-from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect, name_with_part
 from bigsci_launch.spy.judge.rules.messages import (
     conclude_news,
@@ -31,35 +31,35 @@ from bigsci_launch.spy.taxonomy import HangClass, State
 MIN_GROUP_TO_STAND_ALONE = 3
 
 
-def _is_circle(case: Case) -> bool:
+def _is_circle(case: JobCase) -> bool:
     """Whether ranks wait in a circle, or disagree about a collective or its root."""
     return bool(case.graph.endless) or case.mismatch is not None or find_roots(case.graph) is not None
 
 
-def departed(case: Case) -> Conclusion | None:
+def departed(case: JobCase) -> Conclusion | None:
     """Ranks wait in a circle, and recorders show who left the schedule that it and its peers have followed."""
     if not _is_circle(case) or not case.departed.ranks:
         return None
     return _conclude_departed(case, case.departed.departures, case.departed.ranks)
 
 
-def operations_differ(case: Case) -> Conclusion | None:
+def operations_differ(case: JobCase) -> Conclusion | None:
     """Members of a group issued different collectives under one number."""
     return _conclude_mismatch(case) if case.mismatch is not None else None
 
 
-def roots_differ(case: Case) -> Conclusion | None:
+def roots_differ(case: JobCase) -> Conclusion | None:
     """Ranks are in one rooted collective and name different roots."""
     roots = find_roots(case.graph)
     return conclude_roots(case.evidence, case.graph, roots) if roots is not None else None
 
 
-def unfinished(case: Case) -> Conclusion | None:
+def unfinished(case: JobCase) -> Conclusion | None:
     """All members have reached a collective, some do not get out of it, and everybody else waits for these."""
     return conclude_unfinished(case.evidence, case.graph.certain_part()) if case.graph.endless else None
 
 
-def stands_alone(case: Case) -> Conclusion | None:
+def stands_alone(case: JobCase) -> Conclusion | None:
     """Every circle of waits goes through one rank that is alone in its collective."""
     graph = case.graph
     if not graph.endless or not graph.is_certain or case.departed.departures.compared:
@@ -68,34 +68,34 @@ def stands_alone(case: Case) -> Conclusion | None:
     return _conclude_alone(case.evidence, graph, alone) if alone is not None else None
 
 
-def _core(case: Case) -> tuple[int, ...]:
+def _core(case: JobCase) -> tuple[int, ...]:
     certain = case.graph.certain_part()
     return (core_of(certain) or certain.open_ends()) if case.graph.endless else ()
 
 
-def norms_differ(case: Case) -> Conclusion | None:
+def norms_differ(case: JobCase) -> Conclusion | None:
     """Whole pipeline stages are in the gradient norm, and wait for stages that have left it."""
     core = _core(case)
     return conclude_norm(case.evidence, case.graph, sides_of(case.graph, core)) if core else None
 
 
-def new_collective(case: Case) -> Conclusion | None:
+def new_collective(case: JobCase) -> Conclusion | None:
     """Some ranks are in a collective that was never in the schedule, and the others are not."""
     return conclude_news(case.evidence, case.graph, case.departed.departures) if _core(case) else None
 
 
-def each_other(case: Case) -> Conclusion | None:
+def each_other(case: JobCase) -> Conclusion | None:
     """Ranks of known groups wait for each other."""
     core = _core(case)
     return conclude_sides(case.evidence, case.graph.certain_part(), core) if core else None
 
 
-def different_places(case: Case) -> Conclusion | None:
+def different_places(case: JobCase) -> Conclusion | None:
     """Ranks wait in a circle, if the groups are what their places in the code suggest."""
     return conclude_places(case.evidence, case.graph) if case.graph.endless else None
 
 
-def _conclude_departed(case: Case, departures: Departures, departed: tuple[int, ...]) -> Conclusion:
+def _conclude_departed(case: JobCase, departures: Departures, departed: tuple[int, ...]) -> Conclusion:
     evidence, graph = case.evidence, case.graph
     first = departures.of(departed[0])
     agree = all(rank in departures.from_past and rank in departures.from_peers for rank in departed)
@@ -194,7 +194,7 @@ def _departed_evidence(
     return tuple(lines)
 
 
-def _conclude_mismatch(case: Case) -> Conclusion:
+def _conclude_mismatch(case: JobCase) -> Conclusion:
     """The verdict when members of a group disagree, and no schedule says who is right.
 
     A minority is accused only if the past confirms what the others did and not what it did, or if nobody has a past:

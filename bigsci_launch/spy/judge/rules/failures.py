@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from bigsci_launch.lost_peer import says_lost_peer
 from bigsci_launch.spy.evidence.ranks import NOT_FOUND, Evidence, RankEvidence
-from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.taxonomy import HangClass, State
@@ -43,7 +43,7 @@ def words_of(seen: RankEvidence) -> str:
     return seen.error or (seen.failure.words if seen.failure else "")
 
 
-def gone_ranks(case: Case) -> list[RankEvidence]:
+def gone_ranks(case: JobCase) -> list[RankEvidence]:
     """Ranks whose process has ended, or that have none although every node answered."""
     return [seen for seen in case.evidence.ranks if seen.is_gone or has_vanished(seen, case.evidence)]
 
@@ -53,12 +53,12 @@ def has_vanished(seen: RankEvidence, evidence: Evidence) -> bool:
     return seen.unreached == NOT_FOUND and not seen.exit and not evidence.nodes_silent
 
 
-def failed_ranks(case: Case) -> list[RankEvidence]:
+def failed_ranks(case: JobCase) -> list[RankEvidence]:
     """Ranks that are gone, where no record says that they ended well, the cause first."""
     return in_order_of_failure([seen for seen in gone_ranks(case) if not (seen.exit and seen.exit.is_clean)])
 
 
-def all_ended_well(case: Case) -> Conclusion | None:
+def all_ended_well(case: JobCase) -> Conclusion | None:
     """Every rank has ended with exit code 0."""
     if len(gone_ranks(case)) < case.evidence.world_size or failed_ranks(case) or not case.evidence.ranks:
         return None
@@ -66,13 +66,13 @@ def all_ended_well(case: Case) -> Conclusion | None:
     return Conclusion(State.FINISHED, claim, Strength.DIRECT)
 
 
-def all_lost_a_peer(case: Case) -> Conclusion | None:
+def all_lost_a_peer(case: JobCase) -> Conclusion | None:
     """Every rank that failed says that another one was gone."""
     failed = failed_ranks(case)
     return _conclude_lost(case.evidence, failed) if failed and lost_peer(failed[0]) else None
 
 
-def ended_in_silence(case: Case) -> Conclusion | None:
+def ended_in_silence(case: JobCase) -> Conclusion | None:
     """No rank that ended left a record, as in a job that nobody prepared: they may have ended with exit code 0.
 
     A single one is named by another rule, if others are in a collective. Of several, nobody knows which was first.
@@ -83,7 +83,7 @@ def ended_in_silence(case: Case) -> Conclusion | None:
     return _conclude_silent(case, failed)
 
 
-def aborted_on_size(case: Case) -> Conclusion | None:
+def aborted_on_size(case: JobCase) -> Conclusion | None:
     """The rank that failed first was aborted by its backend, which received another amount of data than it expected."""
     failed = failed_ranks(case)
     first = failed[0] if failed else None
@@ -95,7 +95,7 @@ def aborted_on_size(case: Case) -> Conclusion | None:
     return _conclude_abort(case.evidence, failed, first, words)
 
 
-def rank_ended(case: Case) -> Conclusion | None:
+def one_has_ended(case: JobCase) -> Conclusion | None:
     """A rank ended by itself, or ended while others wait for it."""
     gone, failed, evidence = gone_ranks(case), failed_ranks(case), case.evidence
     awaited = [seen for seen in gone if seen.rank in case.graph.roots]
@@ -133,7 +133,7 @@ def _conclude_lost(evidence: Evidence, failed: Sequence[RankEvidence]) -> Conclu
     )
 
 
-def _conclude_silent(case: Case, failed: Sequence[RankEvidence]) -> Conclusion:
+def _conclude_silent(case: JobCase, failed: Sequence[RankEvidence]) -> Conclusion:
     evidence, graph = case.evidence, case.graph
     ranks = tuple(sorted(seen.rank for seen in failed))
     were_seen = any(seen.samples for seen in failed)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from bigsci_launch.spy.evidence.known_code import LOCK_WAITS, bare_name
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import Frame
-from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength
 from bigsci_launch.spy.judge.facts import deciding_wait, frames_moved, is_busy
 from bigsci_launch.spy.judge.rules.messages import sides_of
@@ -22,7 +22,7 @@ from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology.words import agree, count_ranks, counted
 
 
-def left_behind(case: Case) -> Conclusion | None:
+def left_behind(case: JobCase) -> Conclusion | None:
     """Most ranks are at one place outside any collective, for no reason of their own, and a few are still in one."""
     evidence, graph, by_rank = case.evidence, case.graph, case.by_rank
     outside = [seen for seen in evidence.ranks if seen.rank not in graph.waits and seen.threads and not seen.is_gone]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import decisive_thread
-from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Strength, Suspect
 from bigsci_launch.spy.judge.facts import (
     callers_moved,
@@ -23,14 +23,14 @@ from bigsci_launch.units import format_bytes
 LOOK_AGAIN = "bsl spy --settle 60  # look for longer"
 
 
-def nothing_found(case: Case) -> Conclusion | None:
+def nothing_found(case: JobCase) -> Conclusion | None:
     """No rank was found at all."""
     if any(seen.samples or seen.exit for seen in case.evidence.ranks):
         return None
     return Conclusion(State.UNKNOWN, "no rank was found, so nothing is known about what they do", Strength.NOTHING)
 
 
-def still_joining(case: Case) -> Conclusion | None:
+def still_joining(case: JobCase) -> Conclusion | None:
     """The ranks are connecting to each other, and some of them came on."""
     moving = case.moving
     if not moving or not all(is_joining(seen) for seen in case.evidence.ranks):
@@ -47,7 +47,7 @@ def still_joining(case: Case) -> Conclusion | None:
     )
 
 
-def makes_progress(case: Case) -> Conclusion | None:
+def makes_progress(case: JobCase) -> Conclusion | None:
     """Ranks finished collectives or left a communication between the looks."""
     moving = case.moving
     if not moving:
@@ -58,11 +58,11 @@ def makes_progress(case: Case) -> Conclusion | None:
     return Conclusion(State.PROGRESSING, f"the job makes progress: {fact}", strength, evidence=(fact,))
 
 
-def _fact(case: Case, moving: tuple[int, ...]) -> str:
+def _fact(case: JobCase, moving: tuple[int, ...]) -> str:
     return f"{len(moving)} of {case.evidence.world_size} ranks moved between the samples"
 
 
-def data_flows(case: Case) -> Conclusion | None:
+def data_flows(case: JobCase) -> Conclusion | None:
     """Data moves over the connections of most ranks.
 
     Ranks that look for each other poll their store all the time: what those exchange does not count.
@@ -76,12 +76,12 @@ def data_flows(case: Case) -> Conclusion | None:
     return Conclusion(State.PROGRESSING, f"the job makes progress: {fact}", Strength.DERIVED, evidence=(fact,))
 
 
-def _looks_for_others(case: Case, seen: RankEvidence) -> bool:
+def _looks_for_others(case: JobCase, seen: RankEvidence) -> bool:
     wait = case.graph.waits.get(seen.rank)
     return wait is not None and wait.operation in (*SETUP_OPERATIONS, "monitored_barrier")
 
 
-def most_moved(case: Case) -> Conclusion | None:
+def most_moved(case: JobCase) -> Conclusion | None:
     """Most ranks were at different places in different looks."""
     moved = [seen.rank for seen in case.alive if callers_moved(seen)]
     if 2 * len(moved) <= len(case.alive):
@@ -90,7 +90,7 @@ def most_moved(case: Case) -> Conclusion | None:
     return Conclusion(State.PROGRESSING, f"the job makes progress: {fact}", Strength.GUESS, evidence=(fact,))
 
 
-def one_is_late(case: Case) -> Conclusion | None:
+def one_is_late(case: JobCase) -> Conclusion | None:
     """The job makes progress, and one rank was outside any communication, at one place, in every look."""
     moving = case.moving
     slow = _straggler(case.evidence) if moving else None

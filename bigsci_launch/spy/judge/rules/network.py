@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence.kernel import Socket
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.units import format_bytes
@@ -64,7 +64,7 @@ def hosts_of_ranks(ranks: Iterable[RankEvidence]) -> Mapping[str, tuple[int, ...
     return {host: tuple(sorted(ranks)) for host, ranks in found.items()}
 
 
-def link_carries_nothing(case: Case) -> Conclusion | None:
+def link_carries_nothing(case: JobCase) -> Conclusion | None:
     """Connections between the hosts of ranks retransmit in vain.
 
     The kernel acknowledges data even for a process that is stopped or asleep: if nobody does, the link has lost it. The

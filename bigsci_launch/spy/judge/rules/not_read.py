@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bigsci_launch.spy.evidence.ranks import ELSEWHERE, NO_FILE, RankEvidence
-from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Strength
 from bigsci_launch.spy.judge.facts import UNKNOWN_STATE
 from bigsci_launch.spy.judge.rules.away import is_certain
@@ -26,17 +26,17 @@ WHERE_TO_LOOK = {
 }
 
 
-def not_read_but_recorded(case: Case) -> Conclusion | None:
+def not_read_but_recorded(case: JobCase) -> Conclusion | None:
     """Every rank that others wait for was not read, and the recorders of the others show who left the schedule."""
     roots = _unseen_roots(case)
     if not roots:
         return None
     seen_ranks = tuple(rank for rank in case.graph.ranks if rank not in frozenset(roots))
-    conclusion = departed(Case(case.evidence, replace(case.graph, ranks=seen_ranks)))
+    conclusion = departed(JobCase(case.evidence, replace(case.graph, ranks=seen_ranks)))
     return conclusion if conclusion is not None and conclusion.suspects else None
 
 
-def not_read(case: Case) -> Conclusion | None:
+def not_read(case: JobCase) -> Conclusion | None:
     """Every rank that others wait for was not read, or was looked for nowhere."""
     roots, by_rank = _unseen_roots(case), case.by_rank
     reason = next((by_rank[rank].unreached for rank in roots if by_rank[rank].was_out_of_reach), None)
@@ -56,13 +56,13 @@ def not_read(case: Case) -> Conclusion | None:
     )
 
 
-def _unseen_roots(case: Case) -> tuple[int, ...]:
+def _unseen_roots(case: JobCase) -> tuple[int, ...]:
     """The ranks that others wait for, if all of them are of this kind."""
     roots = case.graph.roots
     return roots if all(_is_unseen(case, case.by_rank[rank]) for rank in roots) else ()
 
 
-def _is_unseen(case: Case, seen: RankEvidence) -> bool:
+def _is_unseen(case: JobCase, seen: RankEvidence) -> bool:
     if seen.was_out_of_reach:
         return True
     if seen.recorder is None or seen.threads or seen.last is None:

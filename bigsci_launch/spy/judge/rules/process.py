@@ -24,7 +24,8 @@ from bigsci_launch.spy.evidence.known_code import (
     is_shutdown,
     is_signal_handler,
 )
-from bigsci_launch.spy.evidence.ranks import NOT_FOUND, NOT_IDENTIFIED, Child, RankEvidence
+from bigsci_launch.spy.evidence.ranks import NOT_FOUND, NOT_IDENTIFIED, RankEvidence
+from bigsci_launch.spy.evidence.samples import Child
 from bigsci_launch.spy.evidence.stacks import ThreadStack, is_idle, is_wrapper
 from bigsci_launch.spy.judge.conclusion import Patience, Strength
 from bigsci_launch.spy.judge.facts import cpu_share, is_busy, kernel_wait, switches_per_s, waits_in

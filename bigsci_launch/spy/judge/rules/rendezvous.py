@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bigsci_launch.spy.evidence.known_code import is_at_store, is_joining_call
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength, Suspect
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology.words import agree, count_ranks, counted
@@ -24,7 +24,7 @@ def connects_to_store(seen: RankEvidence) -> bool:
     return any(is_at_store(frame.function, frame.file) for frame in frames)
 
 
-def _all_joining(case: Case) -> bool:
+def _all_joining(case: JobCase) -> bool:
     """Whether every rank is inside `init_process_group`.
 
     A rank that others wait for and that never arrived there is found like any other rank that stays away.
@@ -33,7 +33,7 @@ def _all_joining(case: Case) -> bool:
     return len(case.graph.waits) >= evidence.world_size and all(is_joining(seen) for seen in evidence.ranks)
 
 
-def store_not_reached(case: Case) -> Conclusion | None:
+def store_not_reached(case: JobCase) -> Conclusion | None:
     """Every rank is inside `init_process_group`: some have reached the store, and others have not."""
     at_store = [seen for seen in case.evidence.ranks if connects_to_store(seen)]
     past = [seen for seen in case.evidence.ranks if not connects_to_store(seen)]
@@ -43,7 +43,7 @@ def store_not_reached(case: Case) -> Conclusion | None:
     return _conclude_lost(case.evidence, [seen for seen in at_store if seen.rank != 0] or at_store, past)
 
 
-def store_reached_by_nobody(case: Case) -> Conclusion | None:
+def store_reached_by_nobody(case: JobCase) -> Conclusion | None:
     """Every rank is still connecting to the store."""
     at_store = [seen for seen in case.evidence.ranks if connects_to_store(seen)]
     if not at_store or len(at_store) < len(case.evidence.ranks) or not _all_joining(case):

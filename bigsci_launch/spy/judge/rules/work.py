@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence.known_code import bare_name, phase_of
-from bigsci_launch.spy.evidence.ranks import Child, RankEvidence
-from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.evidence.ranks import RankEvidence
+from bigsci_launch.spy.evidence.samples import Child
+from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Strength, Suspect
 from bigsci_launch.spy.judge.facts import (
     INNER_FRAMES,
@@ -82,13 +83,13 @@ def _barrier_functions(graph: WaitGraph, ranks: Sequence[int]) -> frozenset[tupl
     return frozenset(found)
 
 
-def find_works(case: Case, roots: Sequence[RankEvidence]) -> dict[int, RankWork]:
+def find_works(case: JobCase, roots: Sequence[RankEvidence]) -> dict[int, RankWork]:
     """For each rank of `roots` that shows progress, what it is doing."""
     gatherings = find_gatherings(case.graph)
     return {seen.rank: work for seen in roots if (work := find_work(case, seen, gatherings))}
 
 
-def find_work(case: Case, seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork | None:
+def find_work(case: JobCase, seen: RankEvidence, gatherings: Sequence[Gathering]) -> RankWork | None:
     """What the rank is doing, or None if nothing shows that it makes progress.
 
     Bytes that went to peers are no work of its own. Where it is not known how many did, only a rank counts that
@@ -229,7 +230,7 @@ def compute_alike(roots: Sequence[RankEvidence]) -> bool:
     return shared > 0 and shared >= min(map(len, stacks)) - INNER_FRAMES
 
 
-def judge_work(case: Case, roots: Sequence[RankEvidence], works: Mapping[int, RankWork]) -> Conclusion | None:
+def judge_work(case: JobCase, roots: Sequence[RankEvidence], works: Mapping[int, RankWork]) -> Conclusion | None:
     """The verdict when every rank that others wait for makes progress; None if one of them does not."""
     if len(works) == len(roots):
         return conclude_work(case, list(works.values()))
@@ -239,7 +240,7 @@ def judge_work(case: Case, roots: Sequence[RankEvidence], works: Mapping[int, Ra
     return None
 
 
-def conclude_computing(case: Case, ranks: Sequence[int]) -> Conclusion:
+def conclude_computing(case: JobCase, ranks: Sequence[int]) -> Conclusion:
     """The verdict when several ranks compute, as they do in every step."""
     evidence = case.evidence
     if len(ranks) == evidence.world_size:
@@ -256,7 +257,7 @@ def conclude_computing(case: Case, ranks: Sequence[int]) -> Conclusion:
     return Conclusion(State.PROGRESSING, words, Strength.DERIVED, missing=("whether it takes longer than it should",))
 
 
-def conclude_work(case: Case, works: Sequence[RankWork]) -> Conclusion:
+def conclude_work(case: JobCase, works: Sequence[RankWork]) -> Conclusion:
     """The verdict when ranks that others wait for show progress."""
     evidence = case.evidence
     first, waiting = works[0], case.graph.leading_to(frozenset(work.rank for work in works))
@@ -282,7 +283,7 @@ def conclude_work(case: Case, works: Sequence[RankWork]) -> Conclusion:
     )
 
 
-def leaving(case: Case) -> Conclusion | None:
+def leaving(case: JobCase) -> Conclusion | None:
     """The training has ended and ranks are on their way out.
 
     All that ended did so with code 0, and nobody waits. Without the ranks' own record of their end, most must be gone,

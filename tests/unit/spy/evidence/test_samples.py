@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bigsci_launch.spy.evidence.bundle import Bundle
-from bigsci_launch.spy.evidence.ranks import Sample
+from bigsci_launch.spy.evidence.samples import Sample
 
 Document = dict[str, Any]
 FULL: Document = {

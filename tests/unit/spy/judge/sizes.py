@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.ranks import RankEvidence
-from bigsci_launch.spy.judge.case import Case
+from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.facts import carries_data, faults_per_s, is_busy, moves_bytes
 from bigsci_launch.spy.judge.rules.alike import odd_ranks
 from bigsci_launch.spy.judge.rules.process import STALL_RULES
@@ -87,7 +87,7 @@ def polling_per_s() -> bool:
 
     def speaks(times: float) -> bool:
         evidence = job([rank_of(0, WORLD), woken(rank_of(1, LOADER, **SLEEPING), round(times))])
-        return Case.of(evidence).communicates(evidence.ranks[1]) is None
+        return JobCase.of(evidence).communicates(evidence.ranks[1]) is None
 
     return differs(speaks, 20)
 
@@ -124,7 +124,7 @@ def odd_share() -> bool:
 
     def odd(num_odd: int, world_size: int) -> int:
         stacks = [LOADER] * num_odd + [PEERS] * (world_size - num_odd)
-        return len(odd_ranks(Case.of(job([rank_of(rank, stack, **SLEEPING) for rank, stack in enumerate(stacks)]))))
+        return len(odd_ranks(JobCase.of(job([rank_of(rank, stack, **SLEEPING) for rank, stack in enumerate(stacks)]))))
 
     return (odd(2, 8), odd(3, 8)) == (2, 0)
 

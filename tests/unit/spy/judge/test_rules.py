@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bigsci_launch.spy.evidence.ranks import Evidence
-from bigsci_launch.spy.judge.case import Case
-from bigsci_launch.spy.judge.rule import Rule, beaten_names, resolve, weigh
+from bigsci_launch.spy.judge.case import JobCase
+from bigsci_launch.spy.judge.rule import JobRule, beaten_names, resolve, weigh
 from bigsci_launch.spy.judge.rules.process import STALL_RULES, Stall, StallRule
 from bigsci_launch.spy.judge.table import RULES
 
@@ -22,7 +22,7 @@ from .sizes import SIZES
 from .small_cases import CASES
 
 ALL = [*RULES, *STALL_RULES]
-AnyRule = Rule | StallRule
+AnyRule = JobRule | StallRule
 
 
 def evidence_named(name: str) -> Evidence:
@@ -83,11 +83,11 @@ def test_a_rule_says_what_it_rests_on(rule: AnyRule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_rule_decides_where_its_row_says_so(rule: Rule) -> None:
+def test_a_rule_decides_where_its_row_says_so(rule: JobRule) -> None:
     """Without it, the answer would be another."""
     assert rule.says, "the function of a rule says what it looks for"
     evidence = evidence_named(rule.shown_by)
-    case = Case.of(evidence)
+    case = JobCase.of(evidence)
     weighed = weigh(case, RULES)
     assert rule.name in {each.rule.name for each in weighed if each.decides}
     rest = without(RULES, rule.name)
@@ -95,8 +95,8 @@ def test_a_rule_decides_where_its_row_says_so(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_rule_is_silent_where_its_row_says_so(rule: Rule) -> None:
-    assert rule.match(Case.of(evidence_named(rule.silent_on))) is None
+def test_a_rule_is_silent_where_its_row_says_so(rule: JobRule) -> None:
+    assert rule.match(JobCase.of(evidence_named(rule.silent_on))) is None
 
 
 @pytest.mark.parametrize("rule", STALL_RULES, ids=lambda rule: rule.name)
@@ -116,7 +116,7 @@ def test_every_precedence_has_a_case() -> None:
 def test_a_precedence_changes_an_answer(pair: str) -> None:
     """Both rules match. The other way round, the answer is another, or the order has a circle."""
     evidence = evidence_named(PAIRS[pair])
-    case = Case.of(evidence)
+    case = JobCase.of(evidence)
     weighed = weigh(case, RULES)
     assert set(pair.split(" > ")) <= {each.rule.name for each in weighed if each.conclusion is not None}
     other = flipped(RULES, pair)
@@ -135,7 +135,7 @@ def test_a_precedence_changes_what_a_stall_is(pair: str) -> None:
 @pytest.mark.parametrize("name", sorted({*PAIRS.values(), *(rule.shown_by for rule in RULES)}))
 def test_the_order_of_the_rows_means_nothing(name: str) -> None:
     evidence = evidence_named(name)
-    case = Case.of(evidence)
+    case = JobCase.of(evidence)
     assert resolve(weigh(case, RULES), evidence) == resolve(weigh(case, RULES[::-1]), evidence)
 
 

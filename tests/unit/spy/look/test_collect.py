@@ -21,7 +21,7 @@ from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.flight_recorder import parse_recorder
 from bigsci_launch.spy.look.collect import (
     LATE_NODE_S,
-    Patience,
+    AnswerDeadline,
     WireReader,
     agent_program,
     collect,
@@ -228,7 +228,7 @@ def test_a_stack_that_never_changes_is_stored_once() -> None:
 def test_every_node_gets_the_time_that_it_is_asked_to_look_for(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    patience = Patience(4, 40.0, settle_s=60.0)
+    patience = AnswerDeadline(4, 40.0, settle_s=60.0)
     assert patience.until == 200.0
     now = 165.0
     patience.hear(1)
