@@ -128,4 +128,4 @@ HEALTHY: tuple[ForeignCase, ...] = (
     chore("describe", "own loop", 2),
 )  # fmt: skip
 
-CASES: tuple[ForeignCase, ...] = tuple(replace(case, limit_s=400.0) for case in HUNG + HEALTHY)
+CASES: tuple[ForeignCase, ...] = tuple(replace(case, limit_s=900.0) for case in HUNG + HEALTHY)
