@@ -214,9 +214,11 @@ def still_s(seen: RankEvidence) -> float | None:
 
 
 def may_be_at_work(seen: RankEvidence) -> bool:
-    """Whether it moves bytes, or was seen twice and yet nothing tells whether it ran: that is not to stand still."""
+    """Whether it moves bytes, computes without a stack that says what, or was seen twice and yet nothing tells whether
+    it ran: none of that is to stand still."""
     is_unknown = deciding_thread_ran(seen) is None and is_busy(seen) is None and still_s(seen) is None
-    return moves_bytes(seen) is True or (was_seen_twice(seen) and is_unknown)
+    computes_unseen = not seen.threads and is_busy(seen) is True
+    return moves_bytes(seen) is True or computes_unseen or (was_seen_twice(seen) and is_unknown)
 
 
 def stood_s(seen: RankEvidence) -> float | None:

@@ -58,6 +58,15 @@ def test_expectation_in_words() -> None:
 
 def test_read_verdict() -> None:
     suspects = [{"rank": 3, "node": "n1", "pid": 7, "coordinate": None, "why": "stopped"}]
-    document = {"verdict": {"state": "hang", "class": "H55", "suspects": suspects, "confidence": 0.9, "claim": "so"}}
+    document = {
+        "verdict": {
+            "state": "hang",
+            "class": "H55",
+            "suspects": suspects,
+            "look_first": [],
+            "confidence": 0.9,
+            "claim": "so",
+        }
+    }
     assert read_verdict(document) == Verdict(State.HANG, HangClass.PROCESS_STOPPED, frozenset({3}), "so", 0.9)
     assert str(read_verdict(document)) == "hang H55, rank 3"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.judge.conclusion import Strength
 from bigsci_launch.spy.judge.verdict import judge
 
 REST = "train_step@/src/train.py:10 < <module>@/src/train.py:13"
@@ -50,6 +51,6 @@ def test_one_rank_that_joins_does_not_tell_that_all_will(
     inside = f"_new_process_group_helper@c10d:10 < {init}"
     stacks = [at_store, inside, inside, [at_store, inside]]
     verdict = judge(make_evidence([make_rank(rank, stack) for rank, stack in enumerate(stacks)]))
-    assert (verdict.state.value, verdict.confidence) == ("progressing", 0.5)
+    assert (verdict.state.value, verdict.strength) == ("progressing", Strength.GUESS)
     assert verdict.claim == "the ranks are still connecting to each other: 1 of 4 ranks moved between the samples"
     assert verdict.next == ("bsl spy --settle 60  # look for longer",)

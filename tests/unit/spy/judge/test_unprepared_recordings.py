@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.spy.evidence.bundle import Bundle
-from bigsci_launch.spy.judge.conclusion import Conclusion
+from bigsci_launch.spy.judge.conclusion import Conclusion, Strength
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.taxonomy import HangClass
 
@@ -54,7 +54,7 @@ def test_every_recording_is_judged() -> None:
 def test_a_root_that_stacks_alone_name_is_claimed_with_doubt() -> None:
     conclusion = judged("H06-4-ranks-culprit-1")
     assert conclusion.claim.endswith("if that is one group, it can never finish")
-    assert conclusion.confidence <= 0.5
+    assert conclusion.strength is Strength.GUESS
 
 
 def test_one_helper_in_two_groups_is_no_fault_of_the_network() -> None:
