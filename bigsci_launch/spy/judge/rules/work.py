@@ -270,9 +270,10 @@ def conclude_work(case: JobCase, works: Sequence[RankWork]) -> Conclusion:
     )
     waits = counted(waiting, "waits") if waiting else "the others may wait"
     claim = f"no hang so far: {who} {does}, and {waits} for {whom}"
-    named = () if hang_classes == {HangClass.WARM_UP} else tuple(Suspect(work.rank, work.words) for work in works)
+    named = () if hang_classes == {HangClass.WARM_UP} or not waiting else tuple(Suspect(work.rank, work.words) for work in works)
     return Conclusion(
-        state=State.SLOW,
+        # Where nobody is seen to wait, reading and writing is what healthy ranks do too.
+        state=State.SLOW if waiting else State.WAITING,
         claim=claim,
         strength=min((work.strength for work in works), key=lambda strength: strength.level),
         hang_class=hang_classes.pop() if len(hang_classes) == 1 else None,
