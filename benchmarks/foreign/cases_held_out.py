@@ -48,7 +48,7 @@ def errand(name: str, culprit: int, **more: Any) -> ForeignCase:
 
 
 def chore(name: str, framework: str, culprit: int) -> ForeignCase:
-    """Return a case in which the others wait for one rank that gets on."""
+    """Return a case in which the others wait for one rank that makes progress."""
     return torchrun(
         f"chore-{name}", "long_chores.py", name, "slow", framework, CULPRIT,
         culprits=(culprit,), also=("progressing",), settle_s=8.0,

@@ -1,4 +1,4 @@
-"""A training in which one rank has a chore that takes very long, but gets on, while the others wait for it.
+"""A training in which one rank has a chore that takes very long, but makes progress, while the others wait for it.
 
 python -m torch.distributed.run --nproc-per-node 4 long_chores.py CHORE CULPRIT
 
