@@ -3,7 +3,7 @@
 python -m torch.distributed.run --nproc-per-node 4 shards_recomputed.py MODE CULPRIT
 
 MODE `even` is healthy. With `nan`, the culprit throws away one batch because its loss is not a number, before the
-backward pass, and goes on to the logging; the other ranks go backward.
+backward pass, and continues to the logging; the other ranks go backward.
 """
 
 import sys
