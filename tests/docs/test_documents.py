@@ -53,7 +53,7 @@ AFTER_TUTORIAL = {
     "bsl checkpoint list --json": ["checkpoint list demo --json"],
     "bsl checkpoint verify --json": ["checkpoint verify demo --json"],
     "bsl hang-lab run --json": ["hang-lab run H30 --json"],
-    "bsl spy --json": ["spy --bundle runs/hangs/spy/* --json"],
+    "bsl spy --json": ["spy --bundle runs/hangs/spy/* --json --why"],
     "bsl diff-weights --json": [
         "diff-weights runs/demo/checkpoints/global_step10 runs/demo/checkpoints/global_step20 --json"
     ],
