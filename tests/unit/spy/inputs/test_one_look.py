@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.spy.inputs.gather import open_evidence
-from bigsci_launch.spy.judge.conclusion import Conclusion
+from bigsci_launch.spy.judge.conclusion import Conclusion, Strength
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.taxonomy import State
 
@@ -135,7 +135,7 @@ def test_an_optimizer_that_is_still_at_work_is_no_hang(tmp_path: Path) -> None:
     conclusion = conclusion_of(tmp_path / "healthy.out")
     assert_accuses_nobody(conclusion)
     assert conclusion.claim.startswith("if this job hangs: ")
-    assert conclusion.confidence <= 0.5
+    assert conclusion.strength is Strength.GUESS
 
 
 def test_the_victim_of_an_asynchronous_collective_is_not_accused(tmp_path: Path) -> None:
