@@ -270,7 +270,8 @@ def conclude_work(case: JobCase, works: Sequence[RankWork]) -> Conclusion:
     )
     waits = counted(waiting, "waits") if waiting else "the others may wait"
     claim = f"no hang so far: {who} {does}, and {waits} for {whom}"
-    named = () if hang_classes == {HangClass.WARM_UP} or not waiting else tuple(Suspect(work.rank, work.words) for work in works)
+    is_named = bool(waiting) and hang_classes != {HangClass.WARM_UP}
+    named = tuple(Suspect(work.rank, work.words) for work in works) if is_named else ()
     return Conclusion(
         # Where nobody is seen to wait, reading and writing is what healthy ranks do too.
         state=State.SLOW if waiting else State.WAITING,
