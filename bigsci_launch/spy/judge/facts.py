@@ -29,7 +29,6 @@ INNER_FRAMES = 2
 """Innermost frames that are ignored: they change even in a loop that goes nowhere."""
 POLLING_PER_S = 20.0
 """A thread that wakes up this often polls; `time.sleep` in a program of its own wakes up less often."""
-STILL_SHARE = 0.9
 UNKNOWN_STATE = "?"
 """State of a rank known only from its recorder's dump. Evidence made of such dumps holds no stacks at all."""
 
