@@ -193,7 +193,7 @@ classes[].ranks | ranks with equal stacks
 classes[].nodes | their nodes
 classes[].thread | the thread whose stack this is
 classes[].frames[] | {function, file, line}, innermost first
-rules[]? | with `--why`: {rule, looks_for, matches, decides, beaten_by, claim} of every rule
+rules? | list of {rule, looks_for, matches, decides, beaten_by, claim}: every rule, with `--why`
 """,
     "bsl diff-weights --json": """
 schema_version | 1

@@ -66,7 +66,9 @@ def differences(document: Any, fields: dict[str, str], path: str = "") -> Iterat
         for entry in document:
             yield from differences(entry, fields, f"{path}[]")
     elif isinstance(document, dict):
-        named = re.match(r"\{([^}]*)\}|list of \{([^}]*)\}", fields.get(path, fields.get(path.removesuffix("[]"), "")))
+        name = path.removesuffix("[]")
+        meaning = next((fields[known] for known in (path, name, f"{name}?") if known in fields), "")
+        named = re.match(r"\{([^}]*)\}|list of \{([^}]*)\}", meaning)
         children = [known for known in fields if re.fullmatch(rf"{re.escape(path)}\.?[^.[\]]+(\[\].*|\..*)?", known)]
         if named:
             names = {name.strip() for name in (named[1] or named[2]).split(",")}
@@ -82,10 +84,19 @@ def differences(document: Any, fields: dict[str, str], path: str = "") -> Iterat
 
 
 def test_the_comparison_notices() -> None:
-    fields = {"a": "x", "b.c": "x", "d[].e": "x", "f": "list of {g, h}", "i": "names depend on the run", "j?": "x"}
+    fields = {
+        "a": "x",
+        "b.c": "x",
+        "d[].e": "x",
+        "f": "list of {g, h}",
+        "i": "names depend on the run",
+        "j?": "x",
+        "k?": "list of {l}",
+    }
     good = {"a": 1, "b": {"c": 2}, "d": [{"e": 1}], "f": [{"g": 1, "h": 2}], "i": {"any": 1}}
     assert not list(differences(good, fields))
-    assert not list(differences({**good, "j": 1}, fields))
+    assert not list(differences({**good, "j": 1, "k": [{"l": 1}]}, fields))
+    assert list(differences({**good, "k": [{"m": 1}]}, fields)) in (["k[].l", "k[].m"], ["k[].m", "k[].l"])
     assert list(differences({**good, "z": 1}, fields)) == ["z"]
     assert list(differences({**good, "b": {}}, fields)) == ["b.c"]
     assert list(differences({**good, "d": [{"e": 1, "q": 1}]}, fields)) == ["d[].q"]

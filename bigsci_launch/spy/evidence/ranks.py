@@ -83,6 +83,12 @@ class RankEvidence:
         """The thread that decides, in the newest sample that has stacks."""
         return decisive_thread(self.threads, self.pid or 0) if self.threads else None
 
+    @cached_property
+    def family(self) -> frozenset[int]:
+        """The pids of the process and of its children."""
+        children = (self.last.children or ()) if self.last else ()
+        return frozenset(filter(None, (self.pid, *(child.pid for child in children))))
+
     @property
     def place(self) -> str:
         """Where that thread is, in words: `load_batch (train.py:88)`."""

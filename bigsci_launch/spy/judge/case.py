@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from bigsci_launch.spy.evidence.kernel import FileLock
 from bigsci_launch.spy.evidence.known_code import POLL_WAITS, SLEEP_WAITS
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stack_classes import StackClass, merge_stacks
@@ -89,6 +90,20 @@ class JobCase:
         if not self.graph.waits:
             return self.outsiders
         return tuple(seen for rank in self.graph.roots if not (seen := self.by_rank[rank]).was_out_of_reach)
+
+    @cached_property
+    def locked_out(self) -> Mapping[int, tuple[FileLock, int]]:
+        """Ranks that wait, or whose child waits, for a file lock that another rank or its child holds: {rank: (lock,
+        rank of the holder)}."""
+        owners = {(seen.node, pid): seen.rank for seen in self.evidence.ranks for pid in seen.family}
+        found = {}
+        for lock in self.evidence.locks:
+            holder = owners.get((lock.node, lock.holder))
+            for pid in lock.waiters:
+                waiter = owners.get((lock.node, pid))
+                if holder is not None and waiter is not None and waiter != holder:
+                    found[waiter] = (lock, holder)
+        return found
 
     def communicates(self, seen: RankEvidence) -> bool | None:
         """Whether the rank is in a communication: True if that is seen, False if it cannot be, None if it may be.

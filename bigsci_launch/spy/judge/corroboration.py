@@ -197,11 +197,11 @@ def _lock_holders(conclusion: Conclusion, evidence: Evidence, suspects: list[Ran
     """Who holds the file lock for which a suspect, or a child of it, waits."""
     found = []
     for seen in suspects:
-        pids = {seen.pid, *(child.pid for child in ((seen.last.children or ()) if seen.last else ()))}
         for lock in evidence.locks:
-            if lock.node == seen.node and pids & set(lock.waiters):
+            if lock.node == seen.node and not seen.family.isdisjoint(lock.waiters):
                 found.append(_held(lock, evidence))
-    if not found and conclusion.hang_class is HangClass.FILE_LOCK_HELD:
+    is_known = any(str(lock) in conclusion.evidence for lock in evidence.locks)
+    if not found and not is_known and conclusion.hang_class is HangClass.FILE_LOCK_HELD:
         missing = "who holds the lock: /proc/locks of this node does not say"
         return [Clue(missing=missing, next=f"cat /proc/locks  # on {suspects[0].node}" if suspects else "")]
     return found

@@ -149,6 +149,13 @@ RULES = (
         silent_on="zoo/H64-4-ranks-culprit-0",
     ),
     _rule(
+        away.holds_a_lock,
+        beats="may-be-victims",
+        source="proc(5): /proc/locks names the process that holds a lock, and those that wait",
+        shown_by="test: a-rank-holds-a-lock",
+        silent_on="zoo/H41-4-ranks-culprit-3",
+    ),
+    _rule(
         away.some_at_work,
         beats="",
         source="proc(5): io; of a rank without a stack nothing follows",

@@ -23,8 +23,9 @@ from bigsci_launch.topology.words import agree, count_ranks, counted
 
 
 def certain_stalls(case: JobCase, ranks: Sequence[RankEvidence]) -> list[Stall]:
-    """What holds up those of `ranks` that cannot be victims themselves."""
-    return [stall for seen in ranks if is_certain(case, stall := explain_stall(seen), seen)]
+    """What holds up those of `ranks` that cannot be victims themselves, nor of a rank that holds a lock."""
+    held = case.locked_out
+    return [stall for seen in ranks if seen.rank not in held and is_certain(case, stall := explain_stall(seen), seen)]
 
 
 def is_certain(case: JobCase, stall: Stall, seen: RankEvidence) -> bool:
@@ -76,6 +77,39 @@ def stays_away(case: JobCase) -> Conclusion | None:
         missing=tuple(dict.fromkeys(stall.missing for stall in stalls if stall.missing)),
         next=tuple(dict.fromkeys(stall.next for stall in stalls if stall.next)),
         patience=patience,
+    )
+
+
+def holds_a_lock(case: JobCase) -> Conclusion | None:
+    """A rank holds a file lock that another rank waits for, and waits for that rank itself, or for nothing that is
+    seen."""
+    graph, evidence = case.graph, case.evidence
+    roots = {seen.rank for seen in case.roots}
+    working = find_works(case, case.roots)
+    locks = {
+        waiter: (lock, holder)
+        for waiter, (lock, holder) in case.locked_out.items()
+        if waiter in roots and holder not in working
+        if holder in graph.leading_to(frozenset({waiter})) or holder in roots - case.locked_out.keys()
+    }
+    if len({holder for _, holder in locks.values()}) != 1:
+        return None
+    lock, holder = next(iter(locks.values()))
+    here = graph.waits.get(holder)
+    place = f"is itself in {here}" if here else f"is in {case.by_rank[holder].place}"
+    words = f"holds the lock{f' on {lock.path}' if lock.path else ''} for which {evidence.names(locks)} "
+    words += f"{agree('waits', locks)}, and {place}"
+    waiting = graph.leading_to(frozenset(roots))
+    return Conclusion(
+        state=State.HANG,
+        claim=f"{evidence.name(holder)} {words}; {counted(waiting, 'waits')} in communications",
+        strength=Strength.AGREED,
+        hang_class=HangClass.FILE_LOCK_HELD,
+        suspects=(Suspect(holder, words),),
+        sides=sides_of(graph, tuple(graph.waits)),
+        evidence=(str(lock),),
+        next=(f"ls -l /proc/{lock.holder}/fd  # on {lock.node}: who holds the lock",),
+        patience=Patience.LOCAL,
     )
 
 

@@ -217,14 +217,37 @@ def conclude_places(evidence: Evidence, graph: WaitGraph) -> Conclusion:
 
 
 def find_roots(graph: WaitGraph) -> dict[int, tuple[int, ...]] | None:
-    """Ranks by the root that they give, for the first collective whose root they disagree about; else None."""
+    """Ranks by the root that they give, for the first collective whose root they disagree about; else None.
+
+    A root returns when it has sent to those that have come: with a rank missing, the others may be in successive
+    collectives of a loop, each with its own root. Only the recorder's number tells these apart.
+    """
     found: dict[object, dict[int, list[Wait]]] = {}
     for wait in graph.waits.values():
         if wait.root is not None and wait.operation in ROOTED:
             number = (wait.call.token.group, wait.call.sequence) if wait.call else wait.place
             found.setdefault((number, wait.members), {}).setdefault(wait.root, []).append(wait)
-    split = next((roots for roots in found.values() if len(roots) > 1 and _may_be_one_group(roots)), None)
+    split = next(
+        (
+            roots
+            for roots in found.values()
+            if len(roots) > 1 and _is_complete(graph, roots) and _may_be_one_group(roots)
+        ),
+        None,
+    )
     return {root: tuple(sorted(wait.rank for wait in waits)) for root, waits in split.items()} if split else None
+
+
+def _is_complete(graph: WaitGraph, roots: Mapping[int, Sequence[Wait]]) -> bool:
+    """Whether no member is missing from these waits, or their number says that they are one collective.
+
+    If the group is not known, a collective that most ranks are in is taken for one of all.
+    """
+    waits = [wait for found in roots.values() for wait in found]
+    ranks, members = {wait.rank for wait in waits}, waits[0].members
+    if waits[0].call is not None or ranks == set(members or graph.ranks):
+        return True
+    return members is None and 2 * len(ranks) <= len(graph.ranks)
 
 
 def _may_be_one_group(roots: Mapping[int, Sequence[Wait]]) -> bool:
@@ -246,7 +269,7 @@ def conclude_roots(evidence: Evidence, graph: WaitGraph, roots: Mapping[int, tup
     what = "; ".join(f"for {name_with_part(evidence, ranks)} it is rank {root}" for root, ranks in by_size)
     wait = graph.waits[by_size[0][1][0]]
     is_known = wait.members is not None
-    doubt = "" if is_known else "; if that is one group, it can never finish"
+    doubt = "" if is_known else "; if that is one collective, it can never finish"
     return Conclusion(
         state=State.HANG,
         claim=f"the ranks disagree about the root of {wait}: {what}{doubt}",

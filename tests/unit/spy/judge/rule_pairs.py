@@ -48,6 +48,7 @@ PAIRS = {
     "store-reached-by-nobody > all-together": "test: nobody-reaches-the-store",
     "departed > operations-differ": "zoo/H03-4-ranks-culprit-0",
     "operations-differ > unfinished": "zoo/H03-majority-4-ranks-culprit-1",
+    "holds-a-lock > may-be-victims": "test: a-rank-holds-a-lock",
     "roots-differ > unfinished": "lab/H06-0",
     "unfinished > each-other": "zoo/H80-4-ranks-culprit-0 without sockets",
     "stands-alone > each-other": "test: alone-in-its-group",

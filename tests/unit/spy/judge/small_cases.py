@@ -198,6 +198,15 @@ def in_the_kernel_with_the_interpreters_lock() -> Evidence:
     return job([rank_of(0, WORLD), rank_of(1, LOADER, state="D", wchan="folio_wait_bit", owns_gil=True)])
 
 
+def a_rank_holds_a_lock(held_by: int = 102) -> Evidence:
+    """Rank 1 waits for a lock; all others wait for it in a collective, the holder of the lock too."""
+    lock = {"holder": held_by, "waiters": [101], "holder_comm": "python", "holder_state": "S", "path": "/data/index"}
+    ranks = [rank_of(rank, WORLD) for rank in (0, 2, 3)]
+    ranks.insert(1, rank_of(1, "take_lock@/src/index.py:5 < step@/src/loop.py:4", wchan="fcntl_setlk"))
+    node = {"node": "n0", "clock_ticks_per_s": 100, "ranks": ranks, "locks": [lock]}
+    return Bundle({"topology": None}, (node,)).evidence()
+
+
 CASES: dict[str, Callable[[], Evidence]] = {
     case.__name__.replace("_", "-"): case
     for case in (
@@ -207,7 +216,7 @@ CASES: dict[str, Callable[[], Evidence]] = {
         one_elsewhere_writes, in_two_places,
         data_flows_to_one_that_writes, data_flows_past_one_that_writes, data_flows_while_all_compute,
         data_flows_in_one_place, data_flows_in_two_places, all_moved_and_compute, all_moved_to_one_place,
-        all_moved_to_two_places, a_server_sleeps, a_server_is_woken, a_server_asks,
+        all_moved_to_two_places, a_server_sleeps, a_server_is_woken, a_server_asks, a_rank_holds_a_lock,
         one_died_and_the_rest_stand_apart, in_the_kernel_with_the_interpreters_lock,
     )
 }  # fmt: skip

@@ -16,7 +16,8 @@ from bigsci_launch.spy.judge.conclusion import Conclusion, Strength
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.taxonomy import HangClass
 
-from ..conftest import an_hour_later
+from ..conftest import an_hour_later, rank_of
+from .small_cases import job
 
 UNPREPARED = Path(__file__).parents[1] / "recordings" / "unprepared"
 VERDICTS: dict[str, tuple[str, str | None, list[int]]] = {
@@ -53,7 +54,7 @@ def test_every_recording_is_judged() -> None:
 
 def test_a_root_that_stacks_alone_name_is_claimed_with_doubt() -> None:
     conclusion = judged("H06-4-ranks-culprit-1")
-    assert conclusion.claim.endswith("if that is one group, it can never finish")
+    assert conclusion.claim.endswith("if that is one collective, it can never finish")
     assert conclusion.strength is Strength.GUESS
 
 
@@ -69,6 +70,19 @@ def test_one_helper_in_two_groups_is_no_fault_of_the_network() -> None:
 def test_two_groups_with_a_root_each_do_not_disagree() -> None:
     """H10: two groups of two ranks with a root each; the other member of each group is elsewhere."""
     assert "root" not in judged("H10-4-ranks-culprit-0").claim
+
+
+def test_successive_scatters_of_a_loop_do_not_disagree() -> None:
+    """Each rank scatters in turn. Rank 3 never comes, so each root waits in its own turn for rank 3 to take part."""
+    ranks = [rank_of(rank, "scatter@c10d:9 < exchange@/src/views.py:31") for rank in range(3)]
+    for rank in ranks:
+        for sample in rank["samples"]:
+            sample["stack"]["threads"][0]["frames"][0]["arguments"] = {"src": rank["rank"], "group_src": rank["rank"]}
+    together = job(ranks)
+    assert judge(together).hang_class is HangClass.ROOT_DIFFERS
+    conclusion = judge(job([*ranks, rank_of(3, "all_reduce@c10d:1 < average@/src/views.py:40")]))
+    assert conclusion.hang_class is not HangClass.ROOT_DIFFERS
+    assert "root" not in conclusion.claim
 
 
 def test_who_waits_for_an_asynchronous_collective_is_shown_and_not_accused() -> None:
