@@ -64,6 +64,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--interpreter", action="append", default=[], metavar="NAME=PATH", help="one more, by name")
     parser.add_argument("--site", type=Path, help="folder of extra packages for the programs")
     parser.add_argument("--settle", type=float, help="let the second question look for so many seconds")
+    parser.add_argument("--native", action="store_true", help="let the second question read native frames too")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -194,6 +195,7 @@ def ask(running: Running, number: int, options: argparse.Namespace, scratch: Pat
     folder = (options.bundles.resolve() if options.bundles else scratch / "bundles") / case.name / f"ask-{number}"
     command = [str(BSL), "spy", *running.whom(), "--json", "--output", str(folder)]
     command += ["--settle", f"{options.settle:g}"] if options.settle is not None and number == 2 else []
+    command += ["--native"] if options.native and number == 2 else []
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_LIMIT_S, check=False)
         said, error = done.stdout, done.stderr[-500:]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CHILD_TIMEOUT_S = 1.0
 MAX_CHILD_STACKS = 2
 MAX_TRIES = 3
-NATIVE_TIMEOUT_S = 5.0
+NATIVE_TIMEOUT_S = 15.0
 NUMBERS_TIMEOUT_S = 1.0
 WITH_PARTNER = (
     "send", "recv", "isend", "irecv", "broadcast", "broadcast_object_list", "reduce", "gather", "gather_object",

@@ -79,6 +79,14 @@ def test_a_rank_in_its_data_loader_without_any_preparation(spy: Spy) -> None:
     assert "load_batch (gloo_ranks.py:" in document["verdict"]["claim"]
 
 
+def test_native_frames_show_who_waits_for_an_asynchronous_collective(spy: Spy) -> None:
+    """Rank 0 is in `Work.wait()`, which has no Python frame: without its native frames it looks like the culprit."""
+    document = spy("async", 2, "--native")
+    sides = {tuple(side["ranks"]): side["where"] for side in document["verdict"]["sides"]}
+    assert sides[0,].startswith("Work.wait at reduce_behind_the_back"), document["verdict"]
+    assert named(document) == []
+
+
 def test_a_stopped_rank(spy: Spy) -> None:
     document = spy("stop", 0)
     assert document["verdict"]["class"] == "H55"

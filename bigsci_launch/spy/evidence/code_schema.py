@@ -156,6 +156,12 @@ class KnownCodeFile(Section):
     own. This is asked of the innermost frame of a thread, wrappers left out: whatever calls Python again has a frame
     below it."""
 
+    local_libraries: tuple[ListedText, ...] = ()
+    """Compiled libraries in which nothing waits for other ranks."""
+
+    python_libraries: tuple[ListedText, ...] = ()
+    """Compiled parts of Python, from which it calls native code. Nothing in them waits for other ranks either."""
+
     waits: tuple[WaitEntry, ...] = ()
     """Known places in which a process waits outside any communication."""
 

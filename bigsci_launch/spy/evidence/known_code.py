@@ -308,6 +308,22 @@ def _part(known: str) -> str:
     return known if "/" in known else f"/{known}"
 
 
+_PYTHON_LIBRARIES = _CODE.names("python_libraries")
+_LOCAL_LIBRARIES = (*_PYTHON_LIBRARIES, *_CODE.names("local_libraries"))
+
+
+@lru_cache(maxsize=CACHED)
+def is_python_library(file: str) -> bool:
+    """Whether a native frame is in a compiled part of Python."""
+    return any(is_file(file, known) for known in _PYTHON_LIBRARIES)
+
+
+@lru_cache(maxsize=CACHED)
+def is_local_library(file: str) -> bool:
+    """Whether a native frame is in a library in which nothing waits for other ranks, Python itself included."""
+    return any(is_file(file, known) for known in _LOCAL_LIBRARIES)
+
+
 DATA_LOADER_FILES = tuple(map(_part, _CODE.names("data_loader_files")))
 CHILD_FILES = (*DATA_LOADER_FILES, *map(_part, _CODE.names("child_files")))
 """A thread in one of these may wait for a process below its own."""

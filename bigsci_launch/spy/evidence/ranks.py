@@ -30,7 +30,7 @@ from bigsci_launch.spy.evidence.numbering import (
     parse_source,
 )
 from bigsci_launch.spy.evidence.run_facts import Exit, Failure, Heartbeat, RunRecords
-from bigsci_launch.spy.evidence.samples import GONE_STATES, Sample, parse_sample
+from bigsci_launch.spy.evidence.samples import GONE_STATES, Sample, parse_samples
 from bigsci_launch.spy.evidence.stacks import ThreadStack, decisive_thread
 from bigsci_launch.topology import Coordinate, Topology, compress_ranks
 from bigsci_launch.topology.words import count_ranks, name_part, name_ranks
@@ -317,16 +317,13 @@ def _unreached_rank(
 
 
 def _parse_rank(document: Mapping[str, Any], node: Mapping[str, Any], records: RunRecords) -> RankEvidence:
-    samples: list[Sample] = []
-    for sample in document["samples"]:
-        samples.append(parse_sample(sample, samples[-1] if samples else None, int(document.get("pid") or 0)))
     recorders = [sample["recorder"] for sample in document["samples"] if "stream" in sample.get("recorder", {})]
     return RankEvidence(
         rank=int(document["rank"]),
         node=str(node["node"]),
         pid=document.get("pid"),
         clock_ticks_per_s=int(node.get("clock_ticks_per_s") or 100),
-        samples=tuple(samples),
+        samples=parse_samples(document["samples"], int(document.get("pid") or 0)),
         recorder=parse_recorder(recorders[-1]) if recorders else None,
         **records.of(int(document["rank"])),
         sockets=parse_sockets(document["samples"]),

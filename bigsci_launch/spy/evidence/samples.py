@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bigsci_launch.spy.evidence.stacks import ThreadStack, decisive_thread, parse_threads
+from bigsci_launch.spy.evidence.stacks import ThreadStack, decisive_thread, parse_threads, with_native
 
 GONE_STATES = ("gone", "Z", "X")
 
@@ -108,6 +108,21 @@ def parse_sample(document: Mapping[str, Any], previous: Sample | None, pid: int)
         sequences=(document.get("recorder") or {}).get("last_sequence"),
         call_name=still.call_name if still else str(call.get("call") or ""),
         **_parse_motion(document, still),
+    )
+
+
+def parse_samples(documents: Sequence[Mapping[str, Any]], pid: int) -> tuple[Sample, ...]:
+    """Parse the samples of a rank. Native frames, which only the last look reads, hold for every look in which the
+    thread was at the same line."""
+    samples: list[Sample] = []
+    for document in documents:
+        samples.append(parse_sample(document, samples[-1] if samples else None, pid))
+    native = documents[-1].get("native") if documents else None
+    if not native:
+        return tuple(samples)
+    return tuple(
+        replace(sample, threads=tuple(with_native(sample.threads, native, pid))) if sample.threads else sample
+        for sample in samples
     )
 
 

@@ -6,12 +6,15 @@ Frames are ordered innermost first, as py-spy prints them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from bigsci_launch.spy.evidence.known_code import (
     bare_name,
     is_idle_call,
+    is_local_library,
+    is_python_library,
     is_start_of_child,
     is_wrapper_file,
     may_communicate,
@@ -59,6 +62,9 @@ class ThreadStack:
     owns_gil: bool
     active: bool
     frames: tuple[Frame, ...]
+    native: tuple[Frame, ...] = field(default=(), compare=False)
+    """The frames of C and C++ below the innermost one of Python, innermost first, if `--native` could read them. They
+    do not count in comparisons, because not every look reads them."""
 
     @property
     def named_frames(self) -> tuple[Frame, ...]:
@@ -68,13 +74,31 @@ class ThreadStack:
     @property
     def operation(self) -> str | None:
         """The collective or point-to-point call that the thread is in, such as `all_reduce`, or None."""
-        return next((name for frame in self.frames if (name := operation_of(frame.function, frame.file))), None)
+        names = (name for frame in self.frames if (name := operation_of(frame.function, frame.file)))
+        return next(names, self.native_operation)
+
+    @property
+    def native_operation(self) -> str | None:
+        """The outermost communication that the native frames show: mpi4py's `allreduce` sends messages."""
+        names = [name for frame in self.native if (name := operation_of(frame.function, frame.file))]
+        return names[-1] if names else None
+
+    @property
+    def is_plainly_local(self) -> bool:
+        """Whether the native frames show no library that could communicate between ranks, and none is missing.
+
+        What Python calls is in Python itself or in an extension. If the outermost native frame is in neither, the
+        frames between were lost.
+        """
+        if not self.native:
+            return False
+        return is_python_library(self.native[-1].file) and all(is_local_library(x.file) for x in self.native)
 
     @property
     def outer_operation(self) -> str | None:
         """The outermost communication that the thread is in: `all_gather_object` calls `all_gather`."""
         names = [name for frame in self.frames if (name := operation_of(frame.function, frame.file))]
-        return names[-1] if names else None
+        return names[-1] if names else self.native_operation
 
     def argument(self, *names: str) -> int | None:
         """Return the first of `names` among the numbers that the innermost communication was called with."""
@@ -110,11 +134,40 @@ class ThreadStack:
         return (self.name or "MainThread").rstrip("0123456789-_ ") or "MainThread"
 
 
+def with_native(threads: Sequence[ThreadStack], document: Sequence[Mapping[str, Any]], pid: int) -> list[ThreadStack]:
+    """Return `threads` with the native frames of `bsl spy --native`, which are text: `c10d::Work::wait (libtorch.so)`.
+
+    They were read a little later. A thread whose innermost Python frame is another one by then gets none.
+    """
+    found = {_tid_of(thread, pid): [_split(text) for text in thread["frames"]] for thread in document}
+    return [replace(thread, native=_below(thread, found.get(thread.tid, ()))) for thread in threads]
+
+
+def _split(text: str) -> tuple[str, str, int]:
+    """`backward (torch/_tensor.py:625)` -> function, file, line; 0 if there is no line."""
+    function, _, place = text.removesuffix(")").rpartition(" (")
+    file, _, line = place.rpartition(":")
+    return (function, file, int(line)) if file and line.isdigit() else (function, place, 0)
+
+
+def _below(thread: ThreadStack, frames: Sequence[tuple[str, str, int]]) -> tuple[Frame, ...]:
+    native = tuple(takewhile(lambda frame: not (frame[1].endswith(".py") or frame[1].startswith("<")), frames))
+    caller = frames[len(native)] if len(native) < len(frames) else None
+    innermost = thread.frames[0] if thread.frames else None
+    if caller is None or innermost is None or (caller[0], caller[2]) != (innermost.function, innermost.line):
+        return ()
+    return tuple(Frame(function, _with_folder(file), 0) for function, file, _ in native)
+
+
+def _tid_of(thread: Mapping[str, Any], pid: int) -> int:
+    return int(thread["tid"] or (pid if thread.get("name") == MAIN else 0))
+
+
 def parse_threads(documents: Sequence[Mapping[str, Any]], pid: int) -> tuple[ThreadStack, ...]:
     """Parse threads as the node agent writes them. py-spy does not know their numbers before Python 3.11."""
     return tuple(
         ThreadStack(
-            tid=int(thread["tid"] or (pid if thread.get("name") == MAIN else 0)),
+            tid=_tid_of(thread, pid),
             name=thread.get("name"),
             owns_gil=bool(thread.get("owns_gil")),
             active=bool(thread.get("active")),

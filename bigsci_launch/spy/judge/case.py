@@ -118,6 +118,8 @@ class JobCase:
             return None
         if self._shows_none(seen):
             return False
+        if seen.thread is not None and seen.thread.is_plainly_local:
+            return False
         if seen.thread is not None and seen.thread.native_call is not None:
             return None
         if is_busy(seen):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect
 from bigsci_launch.spy.judge.facts import deciding_thread_ran, is_busy, waits_for_work
-from bigsci_launch.spy.judge.rules.away import certain_stalls
+from bigsci_launch.spy.judge.rules.away import ask_native, certain_stalls
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.work import busy_child, conclude_computing, find_works, judge_work
 from bigsci_launch.spy.taxonomy import State
@@ -88,7 +88,7 @@ def _conclude_still(case: JobCase, sides: tuple[Side, ...]) -> Conclusion:
         sides=sides,
         evidence=("no rank ran between the samples",),
         missing=("what they wait for: native frames or a recorder would show it",),
-        next=tuple(f"py-spy dump --native --pid {seen.pid}  # on {seen.node}" for seen in case.alive[:1] if seen.pid),
+        next=ask_native(case.alive),
         patience=Patience.ELSEWHERE if is_known else Patience.TIMER,
     )
 

@@ -179,10 +179,16 @@ def may_be_victims(case: JobCase) -> Conclusion | None:
             f"{case.evidence.names(there)}: {at}" + (", computing in one place without the GIL" if busy else "")
             for (busy, at), there in list(standing.items())[:3]
         ),
-        missing=("whether they wait for a collective started earlier: native frames or a recorder would show it",),
-        next=tuple(f"py-spy dump --native --pid {seen.pid}  # on {seen.node}" for seen in roots[:1] if seen.pid),
+        missing=("whether they wait for a collective started earlier: native frames or a recorder show it",),
+        next=ask_native(roots),
         patience=Patience.COMPUTES if spins else Patience.ELSEWHERE,
     )
+
+
+def ask_native(ranks: Sequence[RankEvidence]) -> tuple[str, ...]:
+    """The command that shows what native code `ranks` are in, if it was not run yet."""
+    was_read = all(seen.thread is not None and seen.thread.native for seen in ranks)
+    return () if was_read else ("bsl spy --native  # shows which native code they are in, such as a collective",)
 
 
 def cannot_be_read(case: JobCase) -> Conclusion | None:

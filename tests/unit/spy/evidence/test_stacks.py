@@ -1,6 +1,13 @@
 from __future__ import annotations
 
-from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack, decisive_thread, is_wrapper, parse_threads
+from bigsci_launch.spy.evidence.stacks import (
+    Frame,
+    ThreadStack,
+    decisive_thread,
+    is_wrapper,
+    parse_threads,
+    with_native,
+)
 
 C10D = "/venv/torch/distributed/distributed_c10d.py"
 STDLIB = "/usr/lib/python3.11/threading.py"
@@ -66,3 +73,51 @@ def test_a_main_thread_without_a_number_is_that_of_the_process() -> None:
     names = ("MainThread", "worker")
     threads = parse_threads([{"tid": None, "name": name, "frames": []} for name in names], 4711)
     assert [thread.tid for thread in threads] == [4711, 0]
+
+
+BACKWARD = ("backward", "/venv/torch/autograd/graph.py")
+BARRIER = ("barrier", C10D)
+
+
+def native(python: tuple[str, str], *frames: str, tid: int | None = 7) -> ThreadStack:
+    """The thread of `python` with native frames that were read at the same line."""
+    shown = [*frames, f"{python[0]} ({python[1].rpartition('/')[2]}:1)", "main (train.py:9)"]
+    dump = [{"tid": tid, "name": "MainThread", "frames": shown}]
+    return with_native([thread(7, python, name="MainThread")], dump, 7)[0]
+
+
+def test_native_frames_show_what_backward_waits_for() -> None:
+    found = native(BACKWARD, "pthread_cond_wait (libc.so.6)", "c10d::Reducer::finalize_backward (libtorch_cpu.so)")
+    assert (found.operation, found.outer_operation) == ("all_reduce", "all_reduce")
+    assert native(BACKWARD, "c10d::Work::wait (libtorch_cpu.so)", tid=None).operation == "Work.wait"
+
+
+def test_the_outermost_native_communication_is_what_the_program_called() -> None:
+    found = native(
+        ("step", "/src/a.py"), "PMPI_Recv (libmpi.so.40.30.4)", "allreduce (mpi4py/MPI.openmpi.cpython-311.so)"
+    )
+    assert found.operation == "all_reduce"
+
+
+def test_a_python_frame_says_more_than_what_is_below_it() -> None:
+    assert native(BARRIER, "c10d::Work::wait (libtorch_cpu.so)").operation == "barrier"
+
+
+def test_native_frames_of_another_moment_are_not_used() -> None:
+    """The thread has moved on between the look at its Python frames and that at the native ones."""
+    dump = [{"tid": 7, "name": "MainThread", "frames": ["c10d::Work::wait (libtorch_cpu.so)", "step (a.py:2)"]}]
+    assert with_native([thread(7, BACKWARD)], dump, 7)[0].native == ()
+    cut = [{"tid": 7, "name": "MainThread", "frames": ["c10d::Work::wait (libtorch_cpu.so)"]}]
+    assert with_native([thread(7, BACKWARD)], cut, 7)[0].native == ()
+
+
+def test_native_frames_count_in_no_comparison() -> None:
+    assert native(BACKWARD, "c10d::Work::wait (libtorch_cpu.so)") == thread(7, BACKWARD, name="MainThread")
+
+
+def test_a_wait_of_the_c_library_alone_is_no_communication() -> None:
+    lock, called = ("take", "/src/a.py"), "PyCFuncPtr_call (_ctypes.cpython-311-x86_64-linux-gnu.so)"
+    assert native(lock, "pthread_mutex_lock (libc.so.6)", "ffi_call (libffi.so.8.1.2)", called).is_plainly_local
+    assert not native(lock, "pthread_mutex_lock (libc.so.6)", "wait (libxla.so)", called).is_plainly_local
+    assert not native(lock, "pthread_cond_wait (libc.so.6)").is_plainly_local, "the frames between are missing"
+    assert not thread(7, lock).is_plainly_local
