@@ -11,7 +11,7 @@ import os
 import time
 
 from node_processes import parents, parse_stat, read_safe, read_text
-from node_sockets import MAX_DESCRIPTORS, read_socket_bytes, read_sockets, read_tables
+from node_sockets import MAX_DESCRIPTORS, read_connections, read_socket_bytes, read_sockets, read_tables
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -239,6 +239,11 @@ def read_sockets_of(pid: int, known: Facts) -> Facts | None:
     return sockets if sockets["count"] else None
 
 
+def read_connections_of(pid: int, known: Facts) -> Facts:
+    """Return which connections a process has with others: see node_sockets.py."""
+    return read_connections(pid, known.setdefault("networks", {}))
+
+
 def parse_locks(text: str) -> list[Facts]:
     """Parse the waits in /proc/locks: [{kind, mode, file, holder, waiters}], with the kernel's PIDs, 0 if unknown."""
     rows: dict[str, Facts] = {}
@@ -284,4 +289,5 @@ READERS = (
     ("socket_bytes", read_socket_bytes),
     ("memory_events", read_memory_events),
     ("sockets", read_sockets_of),
+    ("connections", read_connections_of),
 )

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 MAX_SOCKETS = 12
 MAX_QUIET = 4  # established, both queues empty: they only show who the peers are
 MAX_DESCRIPTORS = 4096
+MAX_LISTENING = 8
+MAX_OPENED = 512  # connections that a process opened itself: in a mesh of N ranks half of N on average, N at most
+MAX_DEVICES = 8
+NO_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts/", "shm/", "fd/", "log", "console")
+CUT = ""  # key in a table that could not be read to its end, in place of an inode
 MAX_TABLE_BYTES = 1 << 22
 DIAGNOSE_TIMEOUT_S = 0.5
 # linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h and linux/tcp.h.
@@ -86,6 +91,8 @@ def read_tables(pid: int, known: dict[str, Table]) -> Table:
     if network not in known:
         texts = [read_text(f"/proc/{pid}/net/{name}", MAX_TABLE_BYTES) or "" for name in ("tcp", "tcp6")]
         known[network] = {inode: facts for text in texts for inode, facts in parse_table(text).items()}
+        if any(len(text) >= MAX_TABLE_BYTES for text in texts):
+            known[network][CUT] = {"state": "?"}
     return known[network]
 
 
@@ -117,6 +124,65 @@ def read_sockets(pid: int, known: dict[str, Table]) -> Facts:
     sockets.sort(key=lambda each: (-importance(each), each["fd"]))
     num_busy = sum(importance(each) > 1 for each in sockets)
     return {"count": len(sockets), "list": sockets[: min(MAX_SOCKETS, num_busy + MAX_QUIET)]}
+
+
+def read_connections(pid: int, known: dict[str, Table]) -> Facts:
+    """Return what shows with which other processes this one is connected, and by how many connections.
+
+    {listening: {address: established connections that came in there}, opened: {host: [port]} of the others, devices}.
+    Both ends of a connection report it, one as opened, so that those that came in need only be counted. `devices` are
+    open files in /dev other than terminals and the like, at most 8: a process may communicate through them.
+
+    Raises:
+        OSError, ValueError: the sockets of the process cannot be read, or not all of them.
+    """
+    targets = read_targets(pid)
+    inodes = {target[8:-1] for target in targets if target.startswith("socket:[")}
+    table = read_tables(pid, known)
+    sockets = [table[inode] for inode in inodes if inode in table]
+    listening = {each["local"]: 0 for each in sockets if each["state"] == "LISTEN"}
+    opened: dict[str, list[int]] = {}
+    for each in sockets:
+        at = listening_at(each["local"], listening) if each["state"] != "LISTEN" else None
+        if at is not None:
+            listening[at] += each["state"] == "ESTABLISHED"
+        elif each["state"] == "ESTABLISHED":
+            host, _, port = each["remote"].rpartition(":")
+            opened.setdefault(host, []).append(int(port))
+    num_opened = sum(len(ports) for ports in opened.values())
+    if CUT in table or len(listening) > MAX_LISTENING or num_opened > MAX_OPENED:
+        raise ValueError(f"too many sockets ({len(listening)} listen, {num_opened} opened)")
+    devices = {target for target in targets if target.startswith("/dev/") and not target[5:].startswith(NO_DEVICES)}
+    return {
+        "listening": listening,
+        "opened": {host: sorted(ports) for host, ports in opened.items()},
+        "devices": sorted(devices)[:MAX_DEVICES],
+    }
+
+
+def read_targets(pid: int) -> list[str]:
+    """Return what the open files of a process are, each as often as it is open.
+
+    Raises:
+        OSError, ValueError: they cannot be read, or are too many.
+    """
+    names = os.listdir(f"/proc/{pid}/fd")
+    if len(names) > MAX_DESCRIPTORS:
+        raise ValueError("too many open files")
+    targets = []
+    for name in names:
+        try:
+            targets.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+        except OSError:
+            continue  # it was closed just now
+    return targets
+
+
+def listening_at(local: str, listening: dict[str, int]) -> str | None:
+    """Return the listening address at which a connection with this local address came in, or None."""
+    port = local.rpartition(":")[2]
+    anywhere = (f"0.0.0.0:{port}", f"[0:0:0:0:0:0:0:0]:{port}")
+    return next((address for address in (local, *anywhere) if address in listening), None)
 
 
 def importance(facts: Facts) -> int:

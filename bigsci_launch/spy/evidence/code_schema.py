@@ -145,6 +145,9 @@ class KnownCodeFile(Section):
     idle: Calls = {}
     """Innermost calls of a thread that waits for another thread of its process, or for a task."""
 
+    process_groups: bool = False
+    """Whether all that it lists under `communications` and `may_communicate` goes over torch's process groups."""
+
     communications: tuple[CommunicationEntry, ...] = ()
     """Functions that communicate."""
 

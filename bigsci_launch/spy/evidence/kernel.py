@@ -1,12 +1,19 @@
-"""What the kernel knows about a process's surroundings, as values: sockets, file locks, kills for lack of memory."""
+"""What the kernel knows about a process's surroundings, as values: sockets, connections, file locks, kills for lack of
+memory.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bigsci_launch.spy.evidence.samples import is_still
+
 RESENT_IN_VAIN = 2
+ANYWHERE = ("0.0.0.0:", "[0:0:0:0:0:0:0:0]:")
+ON_ONE_MACHINE = ("127.", "[0:0:0:0:0:0:0:1]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,25 @@ class Socket:
     def is_stuck(self) -> bool:
         """Whether the network has lost the bytes. A single packet gets lost now and then, but not twice in a row."""
         return self.unacked > 0 and self.num_resent >= RESENT_IN_VAIN and not self.is_unsent
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """All TCP connections of a process that are established, counted by the address of the end that listens.
+
+    `listening`: how many came in at each address at which the process listens. `opened`: how many it opened itself to
+    each address. Addresses that mean something on one machine only begin with the name of the node. `devices` are open
+    files in /dev, other than terminals and the like, through which it may communicate, too.
+    """
+
+    listening: Mapping[str, int]
+    opened: Mapping[str, int]
+    devices: tuple[str, ...] = ()
+
+    @property
+    def of_groups(self) -> tuple[str, ...]:
+        """Addresses at which a process group may listen: gloo takes one address, and the store takes all."""
+        return tuple(address for address in self.listening if not address.startswith(ANYWHERE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +102,24 @@ def parse_sockets(samples: Sequence[Mapping[str, Any]]) -> tuple[Socket, ...]:
         )
         for each in (known[-1] if known else ())
     )
+
+
+def parse_connections(samples: Sequence[Mapping[str, Any]], node: str) -> Connections | None:
+    """Return the connections of a process on `node` at the latest look, or None if they are not known."""
+    read = next((sample for sample in reversed(samples) if "connections" in sample or not is_still(sample)), {})
+    found = read.get("connections")
+    if found is None:
+        return None
+    opened = Counter(f"{host}:{port}" for host, ports in found["opened"].items() for port in ports)
+    return Connections(
+        listening={_on(node, str(address)): int(count) for address, count in found["listening"].items()},
+        opened={_on(node, address): count for address, count in opened.items()},
+        devices=tuple(map(str, found["devices"])),
+    )
+
+
+def _on(node: str, address: str) -> str:
+    return f"{node}/{address}" if address.startswith(ON_ONE_MACHINE) else address
 
 
 def parse_locks(node: Mapping[str, Any]) -> tuple[FileLock, ...]:

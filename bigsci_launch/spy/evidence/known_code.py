@@ -170,6 +170,19 @@ def operation_of(function: str, file: str) -> str | None:
     return next((operation for place, operation in known if is_file(file, place)), None)
 
 
+_OF_GROUPS = tuple(file for file in _CODE.files if file.process_groups)
+_MAY_USE_GROUPS = CallTable.of(file.may_communicate for file in _OF_GROUPS)
+_USES_GROUPS = CallTable.of(
+    {entry.file: entry.functions} for file in _OF_GROUPS for entry in file.communications
+)
+
+
+@lru_cache(maxsize=CACHED)
+def uses_process_groups(function: str, file: str) -> bool:
+    """Whether the frame communicates, or may communicate, and only over torch's process groups."""
+    return _USES_GROUPS.has(function, file) or _MAY_USE_GROUPS.has(function, file)
+
+
 @lru_cache(maxsize=CACHED)
 def call_scope(function: str, file: str, operation: str) -> str | None:
     """Return the scope of `operation` when called from this frame, or None if it is not known."""

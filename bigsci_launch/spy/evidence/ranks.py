@@ -13,9 +13,11 @@ from typing import Any
 
 from bigsci_launch.spy.evidence.flight_recorder import Recorder, parse_recorder
 from bigsci_launch.spy.evidence.kernel import (
+    Connections,
     FileLock,
     MemoryEvents,
     Socket,
+    parse_connections,
     parse_locks,
     parse_memory_events,
     parse_sockets,
@@ -66,6 +68,8 @@ class RankEvidence:
     failure: Failure | None = None
     heartbeat: Heartbeat | None = None
     sockets: tuple[Socket, ...] = ()
+    connections: Connections | None = None
+    """All of its connections, or None if they are not known."""
     memory_events: MemoryEvents | None = None
     numbered_by: NumberedBy = NumberedBy.UNKNOWN
 
@@ -327,6 +331,7 @@ def _parse_rank(document: Mapping[str, Any], node: Mapping[str, Any], records: R
         recorder=parse_recorder(recorders[-1]) if recorders else None,
         **records.of(int(document["rank"])),
         sockets=parse_sockets(document["samples"]),
+        connections=parse_connections(document["samples"], str(node["node"])),
         memory_events=parse_memory_events(document["samples"]),
         numbered_by=parse_source(document.get("source"), node.get("found_by") == FILES),
     )

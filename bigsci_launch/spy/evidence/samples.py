@@ -82,7 +82,7 @@ def parse_sample(document: Mapping[str, Any], previous: Sample | None, pid: int)
     threads = parse_threads(stack["threads"], pid) if stack else None
     if document.get("same_stack") and previous is not None:
         threads = previous.threads
-    still = previous if _is_still(document) else None
+    still = previous if is_still(document) else None
     call = document.get("system_call") or {}
     moved = document.get("io") or ({"rchar": still.read_bytes, "wchar": still.written_bytes} if still else {})
     return Sample(
@@ -126,7 +126,7 @@ def parse_samples(documents: Sequence[Mapping[str, Any]], pid: int) -> tuple[Sam
     )
 
 
-def _is_still(document: Mapping[str, Any]) -> bool:
+def is_still(document: Mapping[str, Any]) -> bool:
     """Whether a later sample was not read in full because nothing ran: what it lacks is as it was before."""
     was_read = "children" in document or "kernel" in (document.get("unread") or {})
     return not was_read and document["state"] not in GONE_STATES

@@ -1,24 +1,39 @@
 """Who waits for whom: the communication that each rank is in, and the ranks that have not reached it.
 
 There are two sources. If torch's recorder could be read, group and sequence number say exactly who is missing. If not,
-the stacks give the operation, known frames and the topology give the group, and a rank that is elsewhere has either not
-reached the communication or already left it: stacks alone cannot tell which.
+the stacks give the operation, known frames, the topology or the connections of the ranks give the group, and a rank
+that is elsewhere has either not reached the communication or already left it: stacks alone cannot tell which.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from bigsci_launch.spy.evidence.flight_recorder import Call
-from bigsci_launch.spy.evidence.groups import group_members, group_words, scope_of, scope_within, smallest_group
-from bigsci_launch.spy.evidence.known_code import LOCK_WAITS, POINT_TO_POINT, call_scope, operation_of
+from bigsci_launch.spy.evidence.groups import (
+    group_members,
+    group_words,
+    is_one_mesh,
+    scope_of,
+    scope_within,
+    smallest_group,
+)
+from bigsci_launch.spy.evidence.known_code import (
+    LOCK_WAITS,
+    POINT_TO_POINT,
+    call_scope,
+    operation_of,
+    uses_process_groups,
+)
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack
 from bigsci_launch.spy.judge.facts import waits_in
 
 SETUP_OPERATIONS = ("init_process_group", "new_group")
+ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather"})
+"""Collectives that a rank may leave before all others have come."""
 ROOT_INDICES = ("group_src", "group_dst")
 ROOT_ARGUMENTS = ("src", "dst", *ROOT_INDICES)
 DEFAULT_GROUP = "0"
@@ -70,11 +85,15 @@ class Wait:
 
 @dataclass(frozen=True)
 class WaitGraph:
-    """`waits` per waiting rank; `blockers` are the ranks that have not joined a waiting rank."""
+    """`waits` per waiting rank; `blockers` are the ranks that have not joined a waiting rank.
+
+    `of_one_mesh`: whether the ranks have no process group but the world, as their connections show; None if not known.
+    """
 
     waits: Mapping[int, Wait]
     blockers: Mapping[int, frozenset[int]]
     ranks: tuple[int, ...]
+    of_one_mesh: bool | None = None
 
     @cached_property
     def roots(self) -> tuple[int, ...]:
@@ -117,7 +136,7 @@ class WaitGraph:
             return self
         nobody: frozenset[int] = frozenset()
         known = {rank: found if self.waits[rank].members else nobody for rank, found in self.blockers.items()}
-        return WaitGraph(self.waits, known, self.ranks)
+        return WaitGraph(self.waits, known, self.ranks, self.of_one_mesh)
 
     def open_ends(self) -> tuple[int, ...]:
         """Return the ranks in point-to-point calls with unknown partners if all other waits lead to them, else none."""
@@ -176,7 +195,36 @@ def build_graph(evidence: Evidence) -> WaitGraph:
     """Return the wait-for graph of all ranks."""
     found = {seen.rank: wait for seen in evidence.ranks if (wait := find_wait(seen, evidence)) is not None}
     by_rank = {seen.rank: seen for seen in evidence.ranks}
-    return WaitGraph(waits=found, blockers=_all_blockers(found, by_rank), ranks=tuple(by_rank))
+    of_one_mesh = is_one_mesh([seen.connections for seen in evidence.ranks])
+    if of_one_mesh is True:
+        found = _within_the_world(found, by_rank)
+    return WaitGraph(found, _all_blockers(found, by_rank), tuple(by_rank), of_one_mesh)
+
+
+def _within_the_world(waits: Mapping[int, Wait], by_rank: Mapping[int, RankEvidence]) -> dict[int, Wait]:
+    """Return `waits` with the world as the group of each whose group was not known.
+
+    None is changed if one is not of torch's process groups, or if ranks reached the same operation on different paths:
+    the stacks do not show whether that is one collective.
+    """
+    open_waits = [wait for wait in waits.values() if _lacks_group(wait)]
+    paths = {(wait.operation, wait.path) for wait in waits.values() if not wait.is_point_to_point}
+    is_told = len({operation for operation, _ in paths}) == len(paths)
+    if not is_told or not all(_uses_process_groups(by_rank[wait.rank].thread) for wait in open_waits):
+        return dict(waits)
+    members = group_members("world", 0, len(by_rank), None)
+    world = {wait.rank: replace(wait, scope="world", members=members, path="") for wait in open_waits}
+    return {**waits, **world}
+
+
+def _lacks_group(wait: Wait) -> bool:
+    return wait.members is None and wait.call is None and not wait.is_point_to_point
+
+
+def _uses_process_groups(thread: ThreadStack | None) -> bool:
+    frames = thread.frames if thread else ()
+    frame = next((frame for frame in frames if operation_of(frame.function, frame.file)), None)
+    return frame is not None and uses_process_groups(frame.function, frame.file)
 
 
 def _all_blockers(waits: Mapping[int, Wait], by_rank: Mapping[int, RankEvidence]) -> dict[int, frozenset[int]]:

@@ -96,6 +96,18 @@ def rank_of(
     return {"rank": rank, "pid": 100 + rank, "step": "0", "samples": samples, **more}
 
 
+def mesh_of(world_size: int, host: str = "127.0.0.1", store: str | None = "[0:0:0:0:0:0:0:0]:29500") -> list[Document]:
+    """The `connections` of each rank of one gloo group: each opened one to all ranks before it. Rank 0 serves `store`."""
+    ranks: list[Document] = []
+    for rank in range(world_size):
+        opened = [29500, *(40000 + other for other in range(rank))]
+        listening = {f"{host}:{40000 + rank}": world_size - 1 - rank}
+        ranks.append({"listening": listening, "opened": {host: opened}, "devices": []})
+    if store:
+        ranks[0]["listening"][store] = world_size
+    return ranks
+
+
 def recorder_of(calls: str, members: Mapping[str, Sequence[int]], first_record: int = 0) -> Document:
     """A recorder from words such as `t t d w!`: group, then operation if it is not all_reduce (`w:barrier!`)."""
     tokens: list[list[str]] = []

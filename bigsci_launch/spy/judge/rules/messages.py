@@ -14,13 +14,12 @@ from bigsci_launch.spy.evidence.known_code import bare_name, is_norm
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength, name_and_verb, name_with_part
 from bigsci_launch.spy.judge.schedule.departure import Departures
-from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, Wait, WaitGraph
+from bigsci_launch.spy.judge.waits import ROOTED, SETUP_OPERATIONS, Wait, WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology import Topology, compress_ranks
 from bigsci_launch.topology.parts import part_of
 from bigsci_launch.topology.words import agree
 
-ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather"})
 MAX_TOLD_ALONE = 4
 
 

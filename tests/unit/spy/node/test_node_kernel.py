@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import time
@@ -41,6 +42,32 @@ def test_the_table_of_sockets(agent: ModuleType) -> None:
 def test_addresses_of_the_other_family(agent: ModuleType) -> None:
     assert agent.node_sockets.parse_address("0000000000000000FFFF00000100007F:0016") == "127.0.0.1:22"
     assert agent.node_sockets.parse_address("00000000000000000000000001000000:0016") == "[0:0:0:0:0:0:0:1]:22"
+
+
+def test_connections_are_counted_by_the_end_that_listens(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than are kept, or a table that was not read to its end, are unknown."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)), server.accept()[0]:
+            networks: dict[str, dict[str, object]] = {}
+            found = agent.node_sockets.read_connections(os.getpid(), networks)
+            for table in networks.values():
+                table[agent.node_sockets.CUT] = {"state": "?"}
+            with pytest.raises(ValueError, match="too many"):
+                agent.node_sockets.read_connections(os.getpid(), networks)
+            monkeypatch.setattr(agent.node_sockets, "MAX_OPENED", 0)
+            with pytest.raises(ValueError, match="too many"):
+                agent.node_sockets.read_connections(os.getpid(), {})
+    assert found["listening"][f"127.0.0.1:{port}"] == 1
+    assert found["opened"]["127.0.0.1"].count(port) == 1
+
+
+def test_terminals_are_no_devices(agent: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = ["/dev/null", "/dev/pts/3", "/dev/nvidia0", "/dev/nvidia0", "/dev/infiniband/uverbs0", "pipe:[7]"]
+    monkeypatch.setattr(agent.node_sockets, "read_targets", lambda _: targets)
+    assert agent.node_sockets.read_connections(os.getpid(), {})["devices"] == [
+        "/dev/infiniband/uverbs0", "/dev/nvidia0",
+    ]  # fmt: skip
 
 
 def test_trouble_comes_first(agent: ModuleType) -> None:
