@@ -44,7 +44,7 @@ def look(launch: Any, ask_agent: Callable[..., dict[str, Any]]) -> Callable[[str
 def test_the_world_is_the_only_group_and_the_one_that_left_is_named(look: Callable[[str], Evidence]) -> None:
     case = JobCase.of(look("world"))
     assert len(case.evidence.ranks) == NUM_RANKS
-    assert case.graph.of_one_mesh is True, [seen.connections for seen in case.evidence.ranks]
+    assert case.graph.of_world_only is True, [seen.connections for seen in case.evidence.ranks]
     assert case.graph.is_certain
     conclusion = stands_alone(case)
     assert conclusion is not None
@@ -54,6 +54,6 @@ def test_the_world_is_the_only_group_and_the_one_that_left_is_named(look: Callab
 def test_a_group_of_two_makes_it_uncertain(look: Callable[[str], Evidence]) -> None:
     case = JobCase.of(look("pair"))
     assert len(case.evidence.ranks) == NUM_RANKS
-    assert case.graph.of_one_mesh is False, [seen.connections for seen in case.evidence.ranks]
+    assert case.graph.of_world_only is False, [seen.connections for seen in case.evidence.ranks]
     assert not case.graph.is_certain
     assert stands_alone(case) is None

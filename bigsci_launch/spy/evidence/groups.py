@@ -2,8 +2,8 @@
 
 The scope of a communication says over which ranks it goes: an axis, `dp-cp` (the copies of the same weights), `model`
 (one replica: tp x pp), `tied` (the stages that hold the tied embedding: first and last), `world`, or for point-to-point
-calls `next stage` and `previous stage`. Where nothing says the scope, the connections of the ranks may show that there is
-one group only: the world.
+calls `next stage` and `previous stage`. Where nothing says the scope, the connections of the ranks may show that
+every group is the world.
 """
 
 from __future__ import annotations
@@ -104,38 +104,45 @@ def smallest_group(observed: Iterable[int], world_size: int, topology: Topology 
     return min(fitting, key=len, default=None)
 
 
-def is_one_mesh(ranks: Sequence[Connections | None]) -> bool | None:
-    """Whether all that ranks communicate over is one process group of gloo that holds all of them.
+def is_world_only(ranks: Sequence[Connections | None]) -> bool | None:
+    """Whether all groups that ranks communicate over are groups of gloo that hold all of them.
 
     gloo connects each two members of a group, once for each group, and each group of a process listens at an address of
-    its own. False: two ranks share more than one connection, so there is another group. None where it is not known: a
-    rank was not read, has a device open through which it may communicate, or listens for anything else than one group;
-    two ranks are not connected; or a rank that nobody saw may be a member.
+    its own. So they are if each rank listens for as many groups as each two ranks have connections. False: some share
+    more connections than others. None where it is not known: a rank was not read, has a device open through which it
+    may communicate, or listens for something else; two ranks are not connected; a rank that nobody saw may be a member.
 
-    `ranks` are the connections of each rank of the world. Those with the store, at which its server listens on all
-    addresses, are not counted.
+    `ranks` are the connections of each rank of the world. Those with the store, whose server listens on all addresses,
+    are not counted.
     """
     seen = [each for each in ranks if each is not None]
     owners = {address: rank for rank, each in enumerate(seen) for address in each.of_groups}
     if len(seen) < max(2, len(ranks)) or len(owners) < sum(len(each.of_groups) for each in seen):
         return None
-    links: Counter[frozenset[int]] = Counter()
+    links = _links(seen, owners)
+    if links is None or not _share_only_a_store(seen, owners) or any(each.devices for each in seen):
+        return None
+    if max(links.values()) > min(links.values()):
+        return False
+    return True if {len(each.of_groups) for each in seen} == set(links.values()) else None
+
+
+def _links(ranks: Sequence[Connections], owners: Mapping[str, int]) -> Mapping[tuple[int, int], int] | None:
+    """How many connections each two ranks have, or None if that is not known, or if two have none."""
+    links: Counter[tuple[int, int]] = Counter()
     came_in: Counter[str] = Counter()
-    for rank, each in enumerate(seen):
+    for rank, each in enumerate(ranks):
         for address, count in each.opened.items():
             if address in owners:
-                links[frozenset((rank, owners[address]))] += count
+                links[min(rank, owners[address]), max(rank, owners[address])] += count
                 came_in[address] += count
-    if any(count > 1 for link, count in links.items() if len(link) > 1):
-        return False
-    are_alone = all(len(each.of_groups) == 1 and not each.devices for each in seen)
-    is_whole = all(each.listening[address] == came_in[address] for each in seen for address in each.of_groups)
-    is_mesh = len(links) == len(seen) * (len(seen) - 1) // 2 and all(len(link) > 1 for link in links)
-    return True if are_alone and is_whole and is_mesh and _share_only_a_store(seen, owners) else None
+    is_whole = all(each.listening[address] == came_in[address] for each in ranks for address in each.of_groups)
+    is_mesh = len(links) == len(ranks) * (len(ranks) - 1) // 2 and all(one != other for one, other in links)
+    return links if is_whole and is_mesh else None
 
 
 def _share_only_a_store(ranks: Sequence[Connections], owners: Mapping[str, int]) -> bool:
-    """Whether all ranks are connected to at most one address of nobody here: a second may be a rank that was not seen."""
+    """Whether all ranks share at most one address of nobody here: a second may be a rank that was not seen."""
     shared = set.intersection(*(set(each.opened) for each in ranks)) - owners.keys()
     return len(shared) <= 1
 

@@ -172,9 +172,7 @@ def operation_of(function: str, file: str) -> str | None:
 
 _OF_GROUPS = tuple(file for file in _CODE.files if file.process_groups)
 _MAY_USE_GROUPS = CallTable.of(file.may_communicate for file in _OF_GROUPS)
-_USES_GROUPS = CallTable.of(
-    {entry.file: entry.functions} for file in _OF_GROUPS for entry in file.communications
-)
+_USES_GROUPS = CallTable.of({entry.file: entry.functions} for file in _OF_GROUPS for entry in file.communications)
 
 
 @lru_cache(maxsize=CACHED)

@@ -15,7 +15,7 @@ from bigsci_launch.spy.evidence.flight_recorder import Call
 from bigsci_launch.spy.evidence.groups import (
     group_members,
     group_words,
-    is_one_mesh,
+    is_world_only,
     scope_of,
     scope_within,
     smallest_group,
@@ -87,13 +87,13 @@ class Wait:
 class WaitGraph:
     """`waits` per waiting rank; `blockers` are the ranks that have not joined a waiting rank.
 
-    `of_one_mesh`: whether the ranks have no process group but the world, as their connections show; None if not known.
+    `of_world_only`: whether each process group holds all ranks, as their connections show; None if not known.
     """
 
     waits: Mapping[int, Wait]
     blockers: Mapping[int, frozenset[int]]
     ranks: tuple[int, ...]
-    of_one_mesh: bool | None = None
+    of_world_only: bool | None = None
 
     @cached_property
     def roots(self) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ class WaitGraph:
             return self
         nobody: frozenset[int] = frozenset()
         known = {rank: found if self.waits[rank].members else nobody for rank, found in self.blockers.items()}
-        return WaitGraph(self.waits, known, self.ranks, self.of_one_mesh)
+        return WaitGraph(self.waits, known, self.ranks, self.of_world_only)
 
     def open_ends(self) -> tuple[int, ...]:
         """Return the ranks in point-to-point calls with unknown partners if all other waits lead to them, else none."""
@@ -195,10 +195,10 @@ def build_graph(evidence: Evidence) -> WaitGraph:
     """Return the wait-for graph of all ranks."""
     found = {seen.rank: wait for seen in evidence.ranks if (wait := find_wait(seen, evidence)) is not None}
     by_rank = {seen.rank: seen for seen in evidence.ranks}
-    of_one_mesh = is_one_mesh([seen.connections for seen in evidence.ranks])
-    if of_one_mesh is True:
+    of_world_only = is_world_only([seen.connections for seen in evidence.ranks])
+    if of_world_only is True:
         found = _within_the_world(found, by_rank)
-    return WaitGraph(found, _all_blockers(found, by_rank), tuple(by_rank), of_one_mesh)
+    return WaitGraph(found, _all_blockers(found, by_rank), tuple(by_rank), of_world_only)
 
 
 def _within_the_world(waits: Mapping[int, Wait], by_rank: Mapping[int, RankEvidence]) -> dict[int, Wait]:

@@ -23,6 +23,8 @@ ENGINE = "/venv/deepspeed/runtime/pipe/engine.py"
 TENSOR = "/src/bigsci_launch/train/parallel/tensor.py"
 
 AN_HOUR_S = 3600.0
+STORE = "[0:0:0:0:0:0:0:0]:29500"
+"""Where the store listens: at all addresses."""
 Document = dict[str, Any]
 
 
@@ -96,7 +98,7 @@ def rank_of(
     return {"rank": rank, "pid": 100 + rank, "step": "0", "samples": samples, **more}
 
 
-def mesh_of(world_size: int, host: str = "127.0.0.1", store: str | None = "[0:0:0:0:0:0:0:0]:29500") -> list[Document]:
+def mesh_of(world_size: int, host: str = "127.0.0.1", store: str | None = STORE) -> list[Document]:
     """The `connections` of each rank of one gloo group: each opened one to all ranks before it. Rank 0 serves `store`."""
     ranks: list[Document] = []
     for rank in range(world_size):

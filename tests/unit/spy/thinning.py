@@ -79,8 +79,7 @@ def only_recorders(document: Document) -> None:
 
 LESS: dict[str, Change] = {
     "recorded collectives": without_samples("recorder"),
-    "sockets": without_samples("sockets"),
-    "connections": without_samples("connections"),
+    "sockets": without_samples("sockets", "connections"),
     "calls and threads": without_samples("system_call", "thread_waits", "thread_times"),
     "records of the run": without_records,
     "a run of bsl": without_bsl,

@@ -29,8 +29,8 @@ from bigsci_launch.spy.judge.waits import ROOTED, SETUP_OPERATIONS, Wait, WaitGr
 from bigsci_launch.spy.taxonomy import HangClass, State
 
 MIN_GROUP_TO_STAND_ALONE = 3
-MIN_OTHERS_IN_MESH = 3
-ONE_MESH = "each two ranks have one connection with each other, so there is no group of gloo but the world"
+MIN_OTHERS_IN_WORLD = 3
+WORLD_ONLY = "each two ranks have one connection for each group that a rank has: all groups of gloo are the world"
 
 
 def _is_circle(case: JobCase) -> bool:
@@ -240,20 +240,20 @@ def _stands_alone(evidence: Evidence, graph: WaitGraph) -> int | None:
     if evidence.topology is not None and [rank] in map(list, peer_groups(graph.ranks, evidence)):
         return None
     others = [graph.waits[other] for other in graph.waits if other != rank]
-    if graph.of_one_mesh is True and not is_odd_in_mesh(wait, others, len(graph.ranks)):
+    if graph.of_world_only is True and not is_odd_in_world(wait, others, len(graph.ranks)):
         return None
     is_alone = not any(other.place == wait.place and other.members == wait.members for other in others)
     return rank if is_alone and len(graph.blockers[rank]) + 1 >= MIN_GROUP_TO_STAND_ALONE else None
 
 
-def is_odd_in_mesh(wait: Wait, others: Sequence[Wait], world_size: int) -> bool:
+def is_odd_in_world(wait: Wait, others: Sequence[Wait], world_size: int) -> bool:
     """Whether a rank cannot be the only one that is right, where connections show that all groups are the world.
 
     All others, three or more, are in one other collective. A rank may leave a collective that has a root before all
     have come, so that the one that is left may be right: it must be in another one, and the others must agree on the
     root of theirs.
     """
-    if wait.operation in ROOTED or len(others) + 1 < world_size or len(others) < MIN_OTHERS_IN_MESH:
+    if wait.operation in ROOTED or len(others) + 1 < world_size or len(others) < MIN_OTHERS_IN_WORLD:
         return False
     roots = {other.root for other in others}
     is_one_root = others[0].operation not in ROOTED or (len(roots) == 1 and None not in roots)
@@ -273,7 +273,7 @@ def _conclude_alone(evidence: Evidence, graph: WaitGraph, rank: int) -> Conclusi
         sides=sides_of(graph, tuple(graph.waits)),
         evidence=(
             "every circle of waits goes through this rank, and through no other",
-            *((ONE_MESH,) if graph.of_one_mesh is True else ()),
+            *((WORLD_ONLY,) if graph.of_world_only is True else ()),
         ),
         missing=("whether this rank left the schedule or all others did: the stacks show only that it differs",),
     )

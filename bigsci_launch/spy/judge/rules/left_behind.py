@@ -17,7 +17,7 @@ from bigsci_launch.spy.evidence.stacks import Frame
 from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength, Suspect
 from bigsci_launch.spy.judge.facts import deciding_wait, frames_moved, is_busy, sleeps_on_futex
-from bigsci_launch.spy.judge.rules.circle import MIN_OTHERS_IN_MESH, ONE_MESH
+from bigsci_launch.spy.judge.rules.circle import MIN_OTHERS_IN_WORLD, WORLD_ONLY
 from bigsci_launch.spy.judge.rules.messages import sides_of
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.judge.waits import ROOTED, WaitGraph
@@ -58,9 +58,9 @@ def left_behind(case: JobCase) -> Conclusion | None:
 def _is_one_against_all(case: JobCase, outside: Sequence[RankEvidence]) -> bool:
     """Whether one rank is in a collective of the world, while all others wait for one in native code, certainly."""
     waits = list(case.graph.waits.values())
-    if case.graph.of_one_mesh is not True or len(waits) != 1 or waits[0].operation in ROOTED:
+    if case.graph.of_world_only is not True or len(waits) != 1 or waits[0].operation in ROOTED:
         return False
-    is_whole = len(outside) == case.evidence.world_size - 1 >= MIN_OTHERS_IN_MESH
+    is_whole = len(outside) == case.evidence.world_size - 1 >= MIN_OTHERS_IN_WORLD
     return is_whole and waits[0].scope == "world" and all(map(_waits_in_native_code, outside))
 
 
@@ -81,8 +81,11 @@ def _conclude_one(case: JobCase, side: Side, outside: Sequence[RankEvidence]) ->
         strength=Strength.DERIVED,
         hang_class=HangClass.LEFT_EARLY,
         suspects=(Suspect(rank, words),),
-        sides=(side, Side(tuple(seen.rank for seen in outside), f"{call}, which may communicate, at {_site(outside[0])}")),
-        evidence=(f"the others sleep in {call}, which communicates without a frame of its own", ONE_MESH),
+        sides=(
+            side,
+            Side(tuple(seen.rank for seen in outside), f"{call}, which may communicate, at {_site(outside[0])}"),
+        ),
+        evidence=(f"the others sleep in {call}, which communicates without a frame of its own", WORLD_ONLY),
         missing=("whether this rank left the schedule or all others did: the stacks show only that it differs",),
     )
 

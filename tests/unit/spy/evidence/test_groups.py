@@ -1,4 +1,4 @@
-"""What connections say about process groups: the world is the only one, it is not, or that is not known."""
+"""What connections say about process groups: all of them are the world, not all are, or that is not known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.spy.evidence.groups import is_one_mesh
+from bigsci_launch.spy.evidence.groups import is_world_only
 from bigsci_launch.spy.evidence.kernel import Connections, parse_connections
 
 from ..conftest import Document, mesh_of
@@ -16,7 +16,7 @@ Change = Callable[[list[Document]], None]
 
 
 def fact(ranks: list[Document], nodes: str = "aaaa") -> bool | None:
-    return is_one_mesh([parse(each, node) for each, node in zip(ranks, nodes, strict=False)])
+    return is_world_only([parse(each, node) for each, node in zip(ranks, nodes, strict=False)])
 
 
 def parse(connections: Document, node: str = "a") -> Connections | None:
@@ -43,11 +43,20 @@ def test_a_second_group_of_two_is_seen() -> None:
     assert fact(ranks) is False
 
 
-def test_one_process_group_of_all_and_one_more_of_all_are_not_one() -> None:
+def test_two_groups_of_all_are_both_the_world() -> None:
     ranks = mesh_of(3)
+    ranks[2]["listening"]["127.0.0.1:50002"] = 0
     for one, other in ((1, 0), (2, 0), (2, 1)):
+        assert fact(ranks, "aaa") is not True, "as long as one of them lacks a member"
         connect(ranks, one, other, 50000 + other)
-    assert fact(ranks, "aaa") is False
+    assert fact(ranks, "aaa") is True
+
+
+def test_two_connections_for_one_group_are_not_understood() -> None:
+    """gloo opens several where it was told to use several networks."""
+    ranks = mesh_of(2)
+    connect(ranks, 1, 0, 40000)
+    assert fact(ranks, "aa") is None
 
 
 def has_device(ranks: list[Document]) -> None:
@@ -92,9 +101,9 @@ def test_what_is_not_known_is_not_the_world_alone(change: Change) -> None:
 
 def test_a_rank_that_was_not_read_may_be_in_any_group() -> None:
     ranks = [parse(each) for each in mesh_of(4)]
-    assert is_one_mesh([*ranks[:3], None]) is None
-    assert is_one_mesh([]) is None
-    assert is_one_mesh(ranks[:1]) is None
+    assert is_world_only([*ranks[:3], None]) is None
+    assert is_world_only([]) is None
+    assert is_world_only(ranks[:1]) is None
 
 
 def test_one_connection_elsewhere_is_that_ranks_own_matter() -> None:

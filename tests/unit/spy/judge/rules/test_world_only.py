@@ -1,4 +1,4 @@
-"""Where connections show that the world is the only group, it is certain who waits for whom, and the odd one is named."""
+"""Where connections show that all groups are the world, it is certain who waits for whom: the odd one is named."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ OTHER_MEAN = "all_reduce@c10d:1 < evaluate@/src/eval.py:5 < train@/src/loop.py:2
 END = "barrier@c10d:1 < finish@/src/loop.py:9"
 START = "broadcast@c10d:1 < share@/src/loop.py:2"
 COUNT = "reduce@c10d:1 < count@/src/loop.py:3"
-BACKWARD = "_engine_run_backward@/venv/torch/autograd/graph.py:8 < backward@/venv/torch/_tensor.py:5 < train@/src/loop.py:4"
+BACKWARD = (
+    "_engine_run_backward@/venv/torch/autograd/graph.py:8 < backward@/venv/torch/_tensor.py:5 < train@/src/loop.py:4"
+)
 JAX = "block_until_ready@/venv/jax/_src/array.py:7 < train@/src/loop.py:4"
 SPREAD = "allreduce@/venv/horovod/torch/mpi_ops.py:7 < mean@/src/loop.py:5"
 LOADER = "next@/src/data.py:3 < train@/src/loop.py:4"
@@ -63,7 +65,7 @@ def test_the_one_that_is_in_another_collective_than_all_others() -> None:
     assert [suspect.rank for suspect in conclusion.suspects] == [3]
     assert (conclusion.hang_class, conclusion.strength) == (HangClass.LEFT_EARLY, Strength.DERIVED)
     assert "rank 3 (n0) is alone in barrier of the world at finish (loop.py:9)" in conclusion.claim
-    assert any("there is no group of gloo but the world" in line for line in conclusion.evidence)
+    assert any("all groups of gloo are the world" in line for line in conclusion.evidence)
 
 
 @pytest.mark.parametrize(
