@@ -33,8 +33,8 @@ sample holds
   memory_events                            {cgroup, oom_kill, high, max}: counts of the step's control group
   sockets                                  {count, list: [{fd, local, remote, state, tx, rx, timer, retransmits}]}, TCP;
                                            busy ones first, zeros left out; timer: retransmit, zero window probe, ..
-  connections                              {listening: {address: how many came in}, opened: {host: [port]}, devices}: all
-                                           established TCP connections, by the end that listens; devices: other open
+  connections                              {listening: {address: how many came in}, opened: {host: [port]}, devices}:
+                                           all established TCP connections, by the end that listens; other open
                                            files in /dev
   stack, same_stack, why                   threads, or that they are those of the sample before, or why there are none
   recorder, recorder_why                   the collectives that torch recorded, or why there are none;

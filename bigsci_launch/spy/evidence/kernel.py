@@ -106,7 +106,9 @@ def parse_sockets(samples: Sequence[Mapping[str, Any]]) -> tuple[Socket, ...]:
 
 def parse_connections(samples: Sequence[Mapping[str, Any]], node: str) -> Connections | None:
     """Return the connections of a process on `node` at the latest look, or None if they are not known."""
-    read = next((sample for sample in reversed(samples) if "connections" in sample or not is_still(sample)), {})
+    read: Mapping[str, Any] = next(
+        (sample for sample in reversed(samples) if "connections" in sample or not is_still(sample)), {}
+    )
     found = read.get("connections")
     if found is None:
         return None

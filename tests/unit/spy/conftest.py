@@ -99,7 +99,7 @@ def rank_of(
 
 
 def mesh_of(world_size: int, host: str = "127.0.0.1", store: str | None = STORE) -> list[Document]:
-    """The `connections` of each rank of one gloo group: each opened one to all ranks before it. Rank 0 serves `store`."""
+    """The `connections` of the ranks of one gloo group: each opened one to all before it. Rank 0 serves `store`."""
     ranks: list[Document] = []
     for rank in range(world_size):
         opened = [29500, *(40000 + other for other in range(rank))]
