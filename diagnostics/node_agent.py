@@ -268,8 +268,13 @@ def wait_until(moment: float, deadline: float) -> None:
 
 
 def drop_repetition(ranks: list[Facts]) -> None:
-    """Keep recorded collectives only in the last sample, and in those before only their counters; a dump only once."""
+    """Keep recorded collectives only in the last sample, and in those before only their counters; a dump only once.
+
+    Of connections, only the last that were read are kept.
+    """
     for rank in ranks:
+        for sample in [each for each in rank["samples"] if "connections" in each][:-1]:
+            del sample["connections"]
         dump = None
         for sample in rank["samples"]:
             if dump is not None and sample.get("dump") == dump:
