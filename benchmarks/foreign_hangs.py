@@ -247,7 +247,7 @@ def judge_again(case: ForeignCase, bundles: Path) -> list[Row]:
         if (folder / "collection.json").exists():
             evidence = read_bundle(folder).evidence()
             document = to_document(evidence, judge(evidence))
-            looked_s = max((elapsed_s(seen) for seen in evidence.ranks), default=0.0)
+            looked_s = max((elapsed_s(seen) or 0.0 for seen in evidence.ranks), default=0.0)
         rows.append({**scored(case, facts["ask"], facts["phase"], pids, document), "looked_s": round(looked_s, 1)})
     return rows
 

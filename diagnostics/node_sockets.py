@@ -36,7 +36,7 @@ AF_NETLINK, SOCK_RAW, NETLINK_SOCK_DIAG = 16, 3, 4
 NLMSG_ERROR, NLMSG_DONE, SOCK_DIAG_BY_FAMILY, REQUEST_DUMP = 2, 3, 20, 0x301
 FAMILIES, IPPROTO_TCP, ESTABLISHED_ONLY = (2, 10), 6, 1 << 1
 INET_DIAG_INFO, QUEUES_AT, ATTRIBUTES_AT = 2, 56, 72
-LAST_SENT_AT, LAST_RECEIVED_AT, BYTES_AT, INFO_BYTES = 44, 52, 120, 136
+BYTES_AT, INFO_BYTES = 120, 136
 # include/net/tcp_states.h and Documentation/networking/proc_net_tcp.rst of the kernel.
 STATES = [
     "?", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT", "CLOSE", "CLOSE_WAIT",
@@ -195,11 +195,10 @@ def importance(facts: Facts) -> int:
 
 
 def read_socket_bytes(pid: int, known: Facts) -> Facts | None:
-    """Return {sent, received, last_sent_s, last_received_s} over the established TCP connections of a process.
+    """Return {sent, received} over the established TCP connections of a process.
 
-    `sent` are the bytes that the process has given to them, and `received` those that it has taken from them, so far;
-    the others are the seconds since the latest byte, left out where there was none. None if the process is in another
-    network namespace. `known` caches the connections of this one.
+    `sent` are the bytes that the process has given to them, and `received` those that it has taken from them, so far.
+    None if the process is in another network namespace. `known` caches the connections of this one.
 
     Raises:
         OSError, ValueError: the process or the connections cannot be read.
@@ -211,17 +210,13 @@ def read_socket_bytes(pid: int, known: Facts) -> Facts | None:
     if "connections" not in known:
         known["connections"] = {row[0]: row for family in FAMILIES for row in diagnose(family)}
     rows = [known["connections"][inode] for inode in set(socket_inodes(pid).values()) if inode in known["connections"]]
-    facts: Facts = {"sent": sum(row[1] for row in rows), "received": sum(row[2] for row in rows)}
-    for name, size, since in (("last_sent_s", 1, 3), ("last_received_s", 2, 4)):
-        ages = [row[since] for row in rows if row[size] > 1]  # the kernel counts an opened connection as one byte
-        facts.update({name: round(min(ages) / 1000, 1)} if ages else {})
-    return facts
+    return {"sent": sum(row[1] for row in rows), "received": sum(row[2] for row in rows)}
 
 
-def diagnose(family: int) -> list[tuple[str, int, int, int, int]]:
+def diagnose(family: int) -> list[tuple[str, int, int]]:
     """Return the established TCP connections of this network namespace.
 
-    [(inode, bytes sent, bytes received, milliseconds since the latest of each)], as their owner sees them.
+    [(inode, bytes sent, bytes received)], as their owner sees them.
 
     Raises:
         OSError: the kernel does not answer, or does not know these counts.
@@ -251,8 +246,8 @@ def diagnose(family: int) -> list[tuple[str, int, int, int, int]]:
     raise OSError(f"no full answer in {DIAGNOSE_TIMEOUT_S:g} s")
 
 
-def parse_connection(message: bytes) -> tuple[str, int, int, int, int]:
-    """Parse an inet_diag_msg with its tcp_info to (inode, sent, received, ms since the latest of each).
+def parse_connection(message: bytes) -> tuple[str, int, int]:
+    """Parse an inet_diag_msg with its tcp_info to (inode, sent, received).
 
     Bytes that wait in a queue were sent by the process already, but not received by it.
 
@@ -267,8 +262,6 @@ def parse_connection(message: bytes) -> tuple[str, int, int, int, int]:
         size, kind = struct.unpack_from("=HH", message, at)
         if kind == INET_DIAG_INFO and size >= INFO_BYTES + 4:
             acked, arrived = struct.unpack_from("=QQ", message, at + 4 + BYTES_AT)
-            (last_sent,) = struct.unpack_from("=I", message, at + 4 + LAST_SENT_AT)
-            (last_received,) = struct.unpack_from("=I", message, at + 4 + LAST_RECEIVED_AT)
-            return str(inode), acked + unacked, max(0, arrived - unread), last_sent, last_received
+            return str(inode), acked + unacked, max(0, arrived - unread)
         at += max(4, (size + 3) & ~3)
     raise OSError("the kernel does not count the bytes of connections")

@@ -7,12 +7,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from bigsci_launch.config.document import KeyPath, Node, describe, dotted
-from bigsci_launch.errors import Problem
+from bigsci_launch.config.document import KeyPath, Node, describe, dotted, read_document
+from bigsci_launch.errors import ConfigError, Problem
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -50,6 +51,18 @@ def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Problem
     except ValidationError as error:
         details = [dict(detail) for detail in error.errors(include_url=False)]
     return None, [_problem(model, tree, detail) for detail in _without_alternatives(details)]
+
+
+def read_valid(model: type[Model], path: Path) -> Model:
+    """Return the model in the YAML file at `path`.
+
+    Raises:
+        ConfigError: the file cannot be read, or it is invalid; with all problems, each `file:line:column: key: text`.
+    """
+    content, problems = validate(model, read_document(path))
+    if content is None:
+        raise ConfigError(f"{path}: {len(problems)} problems", problems=problems)
+    return content
 
 
 # For a value that may be a word or a number, pydantic appends to the key which of the two it tried.

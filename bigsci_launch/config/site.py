@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.config.document import Node, at_one_place, read_document
-from bigsci_launch.config.problems import closest, validate
+from bigsci_launch.config.document import Node, at_one_place
+from bigsci_launch.config.problems import closest, read_valid
 from bigsci_launch.config.schema import RunConfig, SiteConfig
 from bigsci_launch.content import content_folders, packaged
 from bigsci_launch.errors import ConfigError
@@ -116,10 +116,7 @@ def read_site(path: Path) -> Site:
     Raises:
         ConfigError: the file cannot be read or is wrong; lists every problem.
     """
-    config, problems = validate(SiteConfig, read_document(path))
-    if config is None:
-        raise ConfigError(f"{path}: {len(problems)} problems", problems=problems)
-    return Site(path.stem, path, config)
+    return Site(path.stem, path, read_valid(SiteConfig, path))
 
 
 def site_layer(site: Site) -> Node:

@@ -14,6 +14,7 @@ holder_comm, holder_state, path, waiters}], pids, 0 where the kernel does not kn
 world_size, age_s, samples}; `source` says what numbers it (numbering.py), `age_s` how many seconds ago it began. A
 sample holds
 
+  mono                                     seconds on the node's clock; null where only the order of the looks is known
   state, wchan, cpu_ticks, voluntary, ..   from the files that can always be read
   thread_times, run_delay_ns               nanoseconds on a CPU per thread; nanoseconds that threads waited for one
   major_faults                             pages that had to be fetched from a disk, so far
@@ -26,9 +27,8 @@ sample holds
                                            entry as in `sockets`, or `other_ends` of a pipe: [{pid, comm, state}]
   io                                       {rchar, wchar, read_bytes, write_bytes} so far
   file_bytes                               sum of the positions in files open for writing
-  socket_bytes                             {sent, received, last_sent_s, last_received_s}: bytes that the process has
-                                           given to and taken from its established TCP connections, and seconds since
-                                           the latest; not for processes in another network namespace
+  socket_bytes                             {sent, received}: bytes that the process has given to and taken from its
+                                           established TCP connections; not for processes in another network namespace
   thread_idle_s                            {thread: seconds since it last ran}, in the last sample
   memory_events                            {cgroup, oom_kill, high, max}: counts of the step's control group
   sockets                                  {count, list: [{fd, local, remote, state, tx, rx, timer, retransmits}]}, TCP;

@@ -13,8 +13,7 @@ from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
-from bigsci_launch.config.document import read_document
-from bigsci_launch.config.problems import validate
+from bigsci_launch.config.problems import read_valid
 from bigsci_launch.content import content_folders, packaged
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.spy.evidence.code_schema import ANY, KernelKind, KnownCodeFile, PhaseEntry, ScopeEntry
@@ -97,23 +96,11 @@ def read_known_code(own: Path | None = None) -> KnownCode:
             if path.stem in found:
                 continue
             try:
-                found[path.stem] = read_code_file(path)
+                found[path.stem] = read_valid(KnownCodeFile, path)
             except ConfigError as error:
                 found[path.stem] = None
                 problems.append("; ".join(str(problem) for problem in error.problems) or error.message)
     return KnownCode(tuple(file for _, file in sorted(found.items()) if file), tuple(problems))
-
-
-def read_code_file(path: Path) -> KnownCodeFile:
-    """Read the file at `path`.
-
-    Raises:
-        ConfigError: the file cannot be read, or it is invalid; with all problems, each `file:line:column: key: text`.
-    """
-    content, problems = validate(KnownCodeFile, read_document(path))
-    if content is None:
-        raise ConfigError(f"{path}: {len(problems)} problems", problems=problems)
-    return content
 
 
 def bare_name(function: str) -> str:

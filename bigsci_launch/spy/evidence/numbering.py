@@ -24,7 +24,11 @@ class NumberedBy(Enum):
     TASK = "task id"
     ARGUMENTS = "arguments"
     FILES = "files"
-    """Files of other tools."""
+    """Files of other tools, which say it: in their content, or as `rank-3` in their name."""
+    FILE_NUMBER = "number in the file name"
+    """Some number in the name of a file, such as `dump_17`: it may be a rank or anything else."""
+    FILE_ORDER = "order of the files"
+    """Nothing: the processes in files of other tools were numbered in the order of files and of text."""
     COUNTED = "order of start"
     """Nothing: the processes were only counted. The number means nothing outside of one document."""
     UNKNOWN = "unknown"
@@ -33,6 +37,17 @@ class NumberedBy(Enum):
     @property
     def is_known(self) -> bool:
         """Whether the number is that of the rank in its own program."""
+        return self not in (NumberedBy.COUNTED, NumberedBy.FILE_NUMBER, NumberedBy.FILE_ORDER)
+
+    @property
+    def is_of_files(self) -> bool:
+        """Whether the rank was read from files of other tools."""
+        return self in (NumberedBy.FILES, NumberedBy.FILE_NUMBER, NumberedBy.FILE_ORDER)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the number is known, or is a place in the order of files. Who gives a topology says by that that the
+        files are in the order of ranks."""
         return self is not NumberedBy.COUNTED
 
 
@@ -46,9 +61,8 @@ class Numbering(Enum):
 
 def parse_source(source: object, is_from_files: bool) -> NumberedBy:
     """Return what numbers a rank, from the `source` of its document."""
-    if is_from_files:
-        return NumberedBy.FILES
-    return next((each for each in NumberedBy if each.value == source), NumberedBy.UNKNOWN)
+    otherwise = NumberedBy.FILES if is_from_files else NumberedBy.UNKNOWN
+    return next((each for each in NumberedBy if each.value == source), otherwise)
 
 
 @dataclass(frozen=True, slots=True)

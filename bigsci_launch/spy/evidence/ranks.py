@@ -138,16 +138,25 @@ class Evidence:
     """Processes of the job that are no ranks."""
 
     @property
+    def is_from_files(self) -> bool:
+        """Whether all was read from files of other tools."""
+        return all(seen.numbered_by.is_of_files for seen in self.ranks if seen.samples)
+
+    @property
     def numbering(self) -> Numbering:
         """Whether the numbers of the ranks that were found are known. If not, a number means nothing by itself."""
-        return numbering_of([seen.numbered_by for seen in self.ranks if seen.pid is not None])
+        return numbering_of([seen.numbered_by for seen in self.ranks if seen.pid is not None or seen.samples])
 
     def is_numbered(self, rank: int) -> bool:
         """Whether the number of `rank` is known. Where processes were only counted, any may be one that is missing."""
         if rank >= len(self.ranks):
             return True
         seen = self.ranks[rank]
-        return seen.numbered_by.is_known and (seen.pid is not None or self.numbering is Numbering.KNOWN)
+        if not seen.numbered_by.is_known:
+            # A dump of the recorder names no process: a number in its name is all that there is to call it.
+            return seen.numbered_by.is_placed and (self.topology is not None or seen.pid is None)
+        was_found = seen.pid is not None or bool(seen.samples)
+        return was_found or self.topology is not None or self.numbering is Numbering.KNOWN
 
     def coordinate(self, rank: int) -> Coordinate | None:
         """Return the coordinate of `rank`, or None if the topology or the number is not known."""
@@ -203,7 +212,7 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
     records = RunRecords(collection)
 
     found = _found_ranks(nodes, records)
-    is_counted = any(not seen.numbered_by.is_known for seen in found.values())
+    is_counted = any(not seen.numbered_by.is_placed for seen in found.values())
     world_size = _world_size(collection, nodes, found)
     why_missing = _why_missing(nodes, problems, found, world_size)
 
@@ -238,7 +247,7 @@ def _found_ranks(nodes: Sequence[Mapping[str, Any]], records: RunRecords) -> dic
     for node in nodes:
         for document in sorted(node.get("ranks", []), key=lambda rank: steps.index(rank.get("step"))):
             seen = _parse_rank(document, node, records)
-            if seen.numbered_by.is_known:
+            if seen.numbered_by.is_placed:
                 found.setdefault(seen.rank, seen)
             else:
                 counted.append(seen)
@@ -254,7 +263,7 @@ def _why_missing(
     """Why nothing is known about a rank that none of `nodes` reports, although all of them answered."""
     if any(UNREADABLE in problem for problem in problems):
         return NOT_IDENTIFIED
-    if not all(seen.numbered_by.is_known for seen in found.values()):
+    if not all(seen.numbered_by.is_placed for seen in found.values()):
         return NOT_IDENTIFIED
     if any(other.role == "unknown" for node in nodes for other in parse_others(node)):
         return NOT_IDENTIFIED

@@ -31,17 +31,18 @@ class Child:
 class Sample:
     """One look at a process. `mono` is the node's monotonic clock, seconds; `cpu_ticks` its CPU time so far.
 
-    What is not known is None, never 0 or empty; only `thread_times`, {thread id: nanoseconds on a core}, is empty then.
-    `state` is the kernel's letter for the main thread, `gone`, or `?`; `wchan` the kernel function that it sleeps in
-    (None, too, while it runs). `threads` is None if the stacks could not be read, and `why` says why. `sequences` are
-    the recorder's newest numbers per group. `call_number` is the system call that the main thread waits in. All counts
+    Files of other tools may tell the order of their looks and not the time: then `mono` is None. What is not known is
+    None, never 0 or empty; only `thread_times`, {thread id: nanoseconds on a core}, is empty then. `state` is the
+    kernel's letter for the main thread, `gone`, or `?`; `wchan` the kernel function that it sleeps in (None, too,
+    while it runs). `threads` is None if the stacks could not be read, and `why` says why. `sequences` are the
+    recorder's newest numbers per group. `call_number` is the system call that the main thread waits in. All counts
     are totals so far: `read_bytes` and `written_bytes` of read and write calls, on files and connections alike,
     `major_faults` of pages fetched from mapped files, `run_delay_ns` that threads were ready to run but had no core.
     `tracer_pid` is 0 without a debugger. `thread_waits` is what other threads wait in, {thread id: kernel function};
     what a thread that is missing there does is not known.
     """
 
-    mono: float
+    mono: float | None
     state: str
     wchan: str | None
     cpu_ticks: int | None
@@ -69,9 +70,6 @@ class Sample:
     """Bytes that the process has given to its established TCP connections so far, and taken from them. It falls when a
     connection ends. Only those moved by `write` and `read`, not by `send` and `recv`, are in `written_bytes` too."""
     socket_received: int | None = None
-    last_sent_s: float | None = None
-    """Seconds since the latest byte to a connection, and from one; None, too, if there was none."""
-    last_received_s: float | None = None
     file_bytes: int | None = None
     """Sum of the positions in the files open for writing: it changes as they grow, but not with all ways to write."""
 
@@ -86,7 +84,7 @@ def parse_sample(document: Mapping[str, Any], previous: Sample | None, pid: int)
     call = document.get("system_call") or {}
     moved = document.get("io") or ({"rchar": still.read_bytes, "wchar": still.written_bytes} if still else {})
     return Sample(
-        mono=float(document["mono"]),
+        mono=None if document["mono"] is None else float(document["mono"]),
         state=str(document["state"]),
         wchan=_known_function(document.get("wchan")),
         cpu_ticks=_known_count(document, "cpu_ticks"),
@@ -156,8 +154,6 @@ def _parse_motion(document: Mapping[str, Any], still: Sample | None) -> dict[str
         "thread_idle_s": document.get("thread_idle_s"),
         "socket_sent": _known_count(sockets or {}, "sent"),
         "socket_received": _known_count(sockets or {}, "received"),
-        "last_sent_s": (sockets or {}).get("last_sent_s"),
-        "last_received_s": (sockets or {}).get("last_received_s"),
         "file_bytes": still.file_bytes if files is None and still is not None else files,
     }
 

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.safe_pickle import ForbiddenPickle, SafeUnpickler
+from bigsci_launch.spy.evidence.numbering import NumberedBy
+from bigsci_launch.spy.inputs.looks import named_rank
 from bigsci_launch.spy.inputs.reading import Damaged, Found, NotThis, Reading
 
-RANK_NAMED = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
+SOURCE = "flight recorder"
 RANK_LAST = re.compile(r"(\d+)(?=\D*$)")
 NO_NUMBER = 1 << 31
 
@@ -73,14 +75,16 @@ def read_recorder(path: Path, document: Mapping[str, Any]) -> Found:
         threads = threads_of(entries)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise Damaged(f"it is a dump of torch's flight recorder, but damaged ({error!r})") from error
-    return Found((Reading("flight recorder", rank=rank, recorder=recorder, threads=threads),))
+    numbered_by = NumberedBy.FILE_NUMBER if named_rank(path) is None else NumberedBy.FILES
+    return Found((Reading(SOURCE, rank=rank, recorder=recorder, threads=threads, numbered_by=numbered_by),))
 
 
 def rank_of(path: Path) -> int | None:
     """Return the number after `rank` in the file name, else its last number: a host name may come before the rank."""
     stem = path.name.removesuffix(".pkl").removesuffix(".pickle").removesuffix(".json")
-    found = RANK_NAMED.findall(stem) or RANK_LAST.findall(stem)
-    return int(found[-1]) if found else None
+    found = RANK_LAST.search(stem)
+    named = named_rank(path)
+    return named if named is not None or not found else int(found[1])
 
 
 def compact(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -12,8 +11,11 @@ from typing import Any
 
 from bigsci_launch.errors import EvidenceError
 from bigsci_launch.spy.evidence.bundle import Bundle, read_bundle
+from bigsci_launch.spy.evidence.numbering import NumberedBy
 from bigsci_launch.spy.evidence.ranks import FILES
+from bigsci_launch.spy.inputs.flight_recorder import SOURCE as RECORDER
 from bigsci_launch.spy.inputs.flight_recorder import read_recorder_json, read_recorder_pickle
+from bigsci_launch.spy.inputs.looks import moment_of, natural, order_looks, says_look
 from bigsci_launch.spy.inputs.nccl_ras import read_ras, repair
 from bigsci_launch.spy.inputs.pyspy_text import read_pyspy_text
 from bigsci_launch.spy.inputs.reading import Damaged, Found, NotThis, Reading
@@ -45,7 +47,7 @@ def _open(paths: Sequence[Path]) -> Bundle:
         )
     if bundles:
         return read_bundle(bundles[0])
-    found = [each for path in paths for each in read_path(path)]
+    found = [each for path in dict.fromkeys(paths) for each in read_path(path)]
     readings = [reading for each in found for reading in each.readings]
     if not readings:
         raise EvidenceError(f"{paths[0]}: it contains no rank", hint=HINT)
@@ -62,7 +64,9 @@ def read_path(path: Path) -> list[Found]:
         if found is None:
             raise EvidenceError(f"{path}: not evidence that `bsl spy` can read", hint=HINT)
         return [found]
-    files = sorted(file for file in path.iterdir() if file.is_file() and file.stat().st_size <= MAX_FILE_BYTES)
+    looks = [folder for folder in path.iterdir() if folder.is_dir() and says_look(folder.name)]
+    inside = sorted(file for folder in (path, *looks) for file in folder.iterdir())
+    files = [file for file in inside if file.is_file() and file.stat().st_size <= MAX_FILE_BYTES]
     all_found = [found for found in read_files(files) if found is not None]
     if not all_found:
         raise EvidenceError(f"{path}: not a bundle of `bsl spy`, and no file in it is evidence", hint=HINT)
@@ -87,7 +91,8 @@ def read_file(path: Path) -> Found | None:
     data = path.read_bytes()
     for read in (read_recorder_pickle, read_json, read_pyspy_text):
         try:
-            return read(path, data)
+            found, moment = read(path, data), moment_of(path)
+            return replace(found, readings=tuple(replace(reading, moment=moment) for reading in found.readings))
         except NotThis:
             continue
         except Damaged as error:
@@ -118,10 +123,13 @@ def read_json(path: Path, data: bytes) -> Found:
 def make_bundle(label: str, readings: Iterable[Reading], problems: Sequence[str]) -> Bundle:
     """Return a bundle of the documents that the node agent would have written."""
     merged: dict[int, list[Reading]] = {}
-    numbered, assumed = number(list(readings))
-    for reading in numbered:
-        assert reading.rank is not None
-        merged.setdefault(reading.rank, []).append(reading)
+    looks = looks_of(readings)
+    numbered, assumed = number([each[0] for each in looks])
+    for first, each in zip(numbered, looks, strict=True):
+        assert first.rank is not None
+        merged.setdefault(first.rank, []).extend(
+            replace(reading, rank=first.rank, numbered_by=first.numbered_by) for reading in each
+        )
     nodes: dict[str, list[dict[str, Any]]] = {}
     for rank, several in sorted(merged.items()):
         nodes.setdefault(next((each.node for each in several if each.node), ""), []).append(as_rank(rank, several))
@@ -146,8 +154,48 @@ def as_node(node: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 def as_rank(rank: int, several: Sequence[Reading]) -> dict[str, Any]:
     """Return the document of one rank. Stacks that a tool read are preferred to those of recorded calls."""
-    in_order = sorted(several, key=lambda reading: reading.source == "flight recorder")
-    sample: dict[str, Any] = {"mono": 0.0, "state": "gone" if any(each.is_gone for each in several) else "?"}
+    looks, times = align(several)
+    pid = next((each.pid for each in several if each.pid), None)
+    guessed = (each.numbered_by for each in several if not each.numbered_by.is_known)
+    numbered_by = next(guessed, several[0].numbered_by)
+    samples = [as_sample(look, None if times is None else times[at]) for at, look in enumerate(looks)]
+    return {"rank": rank, "pid": pid, "source": numbered_by.value, "step": None, "samples": samples}
+
+
+def align(several: Sequence[Reading]) -> tuple[list[list[Reading]], list[float] | None]:
+    """Return the looks at one rank, each with what the tools read of it, and the seconds of each since the first.
+
+    A tool that looked less often than another is taken to have looked last. Seconds are None if they are not known.
+    """
+    of_tool: dict[str, list[Reading]] = {}
+    for reading in several:
+        of_tool.setdefault(reading.source, []).append(reading)
+    times_of = {}
+    for tool, readings in of_tool.items():
+        order, times_of[tool] = order_looks([reading.moment for reading in readings])
+        of_tool[tool] = newest_process([readings[index] for index in order])
+    most = max(of_tool, key=lambda tool: len(of_tool[tool]))
+    num_looks = len(of_tool[most])
+    times = (times_of[most] or [])[-num_looks:] or None
+    looks: list[list[Reading]] = [[] for _ in range(num_looks)]
+    for readings in of_tool.values():
+        for look, reading in zip(reversed(looks), reversed(readings), strict=False):
+            look.append(reading)
+    return looks, [0.0] if num_looks == 1 else times
+
+
+def newest_process(readings: list[Reading]) -> list[Reading]:
+    """Return the looks at the process that was seen last. Two dumps of a recorder in one folder are one look."""
+    last = readings[-1]
+    same = [each for each in readings if each.pid == last.pid]
+    folders = {Path(each.moment.path).parent for each in same}
+    return same if last.source != RECORDER or len(folders) == len(same) else [last]
+
+
+def as_sample(look: Sequence[Reading], mono: float | None) -> dict[str, Any]:
+    """Return one look at a rank as a sample; `mono` is its time in seconds, or None if it is not known."""
+    in_order = sorted(look, key=lambda reading: reading.source == RECORDER)
+    sample: dict[str, Any] = {"mono": mono, "state": "gone" if any(each.is_gone for each in look) else "?"}
     threads = next((each.threads for each in in_order if each.threads), None)
     if threads:
         sample["stack"] = {"threads": list(threads)}
@@ -156,33 +204,44 @@ def as_rank(rank: int, several: Sequence[Reading]) -> dict[str, Any]:
     recorder = next((each.recorder for each in in_order if each.recorder), None)
     if recorder:
         sample["recorder"] = recorder
-    pid = next((each.pid for each in in_order if each.pid), None)
-    source = ", ".join(sorted({each.source for each in several}))
-    return {"rank": rank, "pid": pid, "source": source, "step": None, "samples": [sample]}
+    return sample
+
+
+def looks_of(readings: Iterable[Reading]) -> list[list[Reading]]:
+    """Return the readings of each process by each tool, in the order of their time or of the files."""
+    found: dict[object, list[Reading]] = {}
+    for reading in readings:
+        found.setdefault((reading.source, reading.process), []).append(reading)
+    return list(found.values())
 
 
 def number(readings: list[Reading]) -> tuple[list[Reading], bool]:
-    """Return the readings with a rank each, and whether ranks had to be assumed.
+    """Return the readings with a rank each, in the same order, and whether ranks had to be assumed.
 
     Readings without a rank are numbered node by node in natural order, by `local_rank` where the command line gave it,
     else in the order of the file. Every node is taken to have as many ranks as the fullest one.
     """
-    known = [reading for reading in readings if reading.rank is not None]
     nodes: dict[str, list[Reading]] = {}
     for reading in readings:
         if reading.rank is None:
             nodes.setdefault(reading.node, []).append(reading)
     if not nodes:
-        return known, False
+        return readings, False
     placed = {node: local_ranks(held) for node, held in nodes.items()}
     per_node = max(local for locals_ in placed.values() for local in locals_) + 1
-    order = sorted(nodes, key=natural)
-    numbered = [
-        replace(reading, rank=order.index(node) * per_node + local)
+    first = {node: at * per_node for at, node in enumerate(sorted(nodes, key=natural))}
+    place = {
+        id(reading): first[node] + local
         for node, held in nodes.items()
         for reading, local in zip(held, placed[node], strict=True)
+    }
+    numbered = [
+        replace(reading, rank=place[id(reading)], numbered_by=NumberedBy.FILE_ORDER)
+        if id(reading) in place
+        else reading
+        for reading in readings
     ]
-    return known + numbered, True
+    return numbered, True
 
 
 def local_ranks(held: Sequence[Reading]) -> list[int]:
@@ -191,8 +250,3 @@ def local_ranks(held: Sequence[Reading]) -> list[int]:
     if None not in said and len(set(said)) == len(said):
         return [local for local in said if local is not None]
     return list(range(len(held)))
-
-
-def natural(name: str) -> list[tuple[int, int | str]]:
-    """Return a sorting key that puts n2 before n10."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]

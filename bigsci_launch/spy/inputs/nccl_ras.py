@@ -14,8 +14,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from bigsci_launch.spy.evidence.numbering import NumberedBy
 from bigsci_launch.spy.inputs.reading import Damaged, Found, NotThis, Reading
 
 Document = Mapping[str, Any]
@@ -47,8 +49,11 @@ def read_ras(document: object) -> Found:
         raise NotThis
     try:
         communicators = document["communicators"]
-        rank_of = global_ranks(communicators)
-        readings = [read_process(process, rank, communicators, rank_of) for process, rank in rank_of.items()]
+        rank_of, numbered_by = global_ranks(communicators)
+        readings = [
+            replace(read_process(process, rank, communicators, rank_of), numbered_by=numbered_by)
+            for process, rank in rank_of.items()
+        ]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise Damaged(f"it is a report of NCCL's RAS, but damaged ({error!r})") from error
     return Found(tuple(sorted(readings, key=lambda reading: reading.rank or 0)))
@@ -63,13 +68,14 @@ def members_of(communicator: Document) -> list[Document]:
     return [*communicator["ranks"], *(communicator.get("missing_ranks") or [])]
 
 
-def global_ranks(communicators: list[Document]) -> dict[RasProcess, int]:
-    """Return the global rank of each process: its rank in the communicator of all processes, else by order of hosts."""
+def global_ranks(communicators: list[Document]) -> tuple[dict[RasProcess, int], NumberedBy]:
+    """Return the global rank of each process: its rank in the communicator of all processes, else by order of hosts.
+    And which of the two it is."""
     processes = {process_of(record) for communicator in communicators for record in members_of(communicator)}
     largest = max(communicators, key=lambda communicator: int(communicator["size"]), default=None)
     if largest is not None and {process_of(record) for record in members_of(largest)} == processes:
-        return {process_of(record): int(record["rank"]) for record in members_of(largest)}
-    return {process: rank for rank, process in enumerate(sorted(processes))}
+        return {process_of(record): int(record["rank"]) for record in members_of(largest)}, NumberedBy.FILES
+    return {process: rank for rank, process in enumerate(sorted(processes))}, NumberedBy.FILE_ORDER
 
 
 def read_process(

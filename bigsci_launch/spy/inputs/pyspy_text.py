@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bigsci_launch.spy.inputs.looks import named_rank, node_of
 from bigsci_launch.spy.inputs.reading import Found, NotThis, Reading
 
 PROCESS = re.compile(r"^Process (\d+): ?(.*)$")
@@ -64,20 +65,14 @@ def read_pyspy_text(path: Path, data: bytes) -> Found:
     if not any(thread["frames"] for process in processes for thread in process.threads):
         raise NotThis
     node = node_of(path)
+    ranks = [process for process in processes if process.is_rank]
+    rank = named_rank(path) if len({process.pid for process in ranks}) == 1 else None
     readings = [
-        Reading("py-spy text", node, None, process.local_rank, process.pid, process.threads)
-        for process in processes
-        if process.is_rank
+        Reading("py-spy text", node, rank, each.local_rank, each.pid, each.threads, command=each.command)
+        for each in ranks
     ]
     problems = [f"py-spy: {words[1]}" for line in text.splitlines() if (words := ERROR.match(line))]
     return Found(tuple(readings), tuple(problems))
-
-
-def node_of(path: Path) -> str:
-    """Return the node: r7i3n0 for `trace-r7i3n0.out`, the part after the first dash or underscore, else the stem."""
-    stem = path.name.partition(".")[0]
-    head, _, tail = stem.replace("_", "-").partition("-")
-    return tail if tail and head.isalpha() else stem
 
 
 def split_processes(lines: list[str]) -> Iterator[_Process]:

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bigsci_launch.spy.evidence.numbering import NumberedBy
+from bigsci_launch.spy.inputs.looks import NO_MOMENT, Moment
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -13,7 +16,8 @@ class Reading:
 
     `rank` and `local_rank` are None if the file does not give them; `node` is empty if its name is not known.
     `threads` has the format of a bundle's `stack`, or is None if there are none; `recorder` has the bundle's format.
-    `why` is the reason why a process that exists could not be read; `is_gone` means that it has ended.
+    `why` is the reason why a process that exists could not be read; `is_gone` means that it has ended. `command` is its
+    command line, empty if it is not shown; `numbered_by` says where `rank` is from, `moment` when it was read.
     """
 
     source: str
@@ -25,6 +29,16 @@ class Reading:
     recorder: Mapping[str, Any] | None = None
     why: str | None = None
     is_gone: bool = False
+    command: str = ""
+    numbered_by: NumberedBy = NumberedBy.FILES
+    moment: Moment = NO_MOMENT
+
+    @property
+    def process(self) -> object:
+        """What two looks at one process have in common; nothing that another reading has, if that is not known."""
+        if self.rank is not None:
+            return self.rank
+        return id(self) if self.pid is None else (self.node, self.pid, self.command)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,12 +38,21 @@ UNKNOWN_STATE = "?"
 
 def was_seen_twice(seen: RankEvidence) -> bool:
     """Whether there are two looks at the process: without a second one, nothing is known about what moves."""
-    return len(seen.samples) > 1 and seen.samples[-1].mono > seen.samples[0].mono
+    return len(seen.samples) > 1 and elapsed_s(seen) != 0
 
 
-def elapsed_s(seen: RankEvidence) -> float:
-    """Return the seconds between the first and the last sample; 0 with one sample."""
-    return seen.samples[-1].mono - seen.samples[0].mono if seen.samples else 0.0
+def elapsed_s(seen: RankEvidence) -> float | None:
+    """Return the seconds between the first and the last sample, 0 with one; None if only their order is known."""
+    if len(seen.samples) < 2:
+        return 0.0
+    first, last = seen.samples[0].mono, seen.samples[-1].mono
+    return None if first is None or last is None else last - first
+
+
+def per_s(seen: RankEvidence, amount: float | None) -> float | None:
+    """Return what came between the first and the last sample as an amount per second, or None if either is unknown."""
+    span = elapsed_s(seen)
+    return None if amount is None or span is None else amount / max(span, 1e-3)
 
 
 def kernel_wait(seen: RankEvidence) -> str | None:
@@ -97,15 +106,14 @@ def cpu_share(seen: RankEvidence) -> float | None:
     if not was_seen_twice(seen):
         return None
     ticks = _growth(seen.samples[0].cpu_ticks, seen.samples[-1].cpu_ticks)
-    return None if ticks is None else ticks / seen.clock_ticks_per_s / max(elapsed_s(seen), 1e-3)
+    return per_s(seen, None if ticks is None else ticks / seen.clock_ticks_per_s)
 
 
 def switches_per_s(seen: RankEvidence) -> float | None:
     """Return how often per second the main thread went to sleep or was taken off its core."""
     if not was_seen_twice(seen):
         return None
-    switches = _growth(seen.samples[0].switches, seen.samples[-1].switches)
-    return None if switches is None else switches / max(elapsed_s(seen), 1e-3)
+    return per_s(seen, _growth(seen.samples[0].switches, seen.samples[-1].switches))
 
 
 def wanted_share(seen: RankEvidence) -> float | None:
@@ -114,7 +122,7 @@ def wanted_share(seen: RankEvidence) -> float | None:
     if share is None:
         return None
     delay_ns = _growth(seen.samples[0].run_delay_ns, seen.samples[-1].run_delay_ns) or 0
-    return share + max(0, delay_ns) / 1e9 / max(elapsed_s(seen), 1e-3)
+    return share + (per_s(seen, max(0, delay_ns) / 1e9) or 0.0)
 
 
 def is_busy(seen: RankEvidence) -> bool | None:
@@ -129,6 +137,14 @@ def is_busy(seen: RankEvidence) -> bool | None:
 
 def file_bytes_per_s(seen: RankEvidence) -> tuple[float, float] | None:
     """Return the bytes (written, read) per second between first and last sample, without what went over sockets."""
+    moved = _file_growth(seen)
+    if moved is None:
+        return None
+    written, read = per_s(seen, moved[0]), per_s(seen, moved[1])
+    return None if written is None or read is None else (written, read)
+
+
+def _file_growth(seen: RankEvidence) -> tuple[int, int] | None:
     if not was_seen_twice(seen):
         return None
     first, last = seen.samples[0], seen.samples[-1]
@@ -137,8 +153,7 @@ def file_bytes_per_s(seen: RankEvidence) -> tuple[float, float] | None:
     if written is None or read is None or not first.written_bytes or not last.written_bytes:
         return None
     sent, received = socket_growth(seen) or (0, 0)
-    span = max(elapsed_s(seen), 1e-3)
-    return max(written - sent, 0) / span, max(read - received, 0) / span
+    return max(written - sent, 0), max(read - received, 0)
 
 
 def socket_growth(seen: RankEvidence) -> tuple[int, int] | None:
@@ -161,10 +176,10 @@ def moves_bytes(seen: RankEvidence) -> bool | None:
 
     Where it is not known how much of that went over sockets, a rank that may send to its peers may only do that.
     """
-    rates = file_bytes_per_s(seen)
-    if rates is None:
+    moved = _file_growth(seen)
+    if moved is None:
         return None
-    if sum(rates) * elapsed_s(seen) < MOVED_BYTES:
+    if sum(moved) < MOVED_BYTES:
         return False
     return deciding_thread_ran(seen)
 
@@ -178,7 +193,7 @@ def faults_per_s(seen: RankEvidence) -> float | None:
         return None
     if fetched < MOVED_PAGES or deciding_thread_ran(seen) is not True:
         return 0.0
-    return fetched / max(elapsed_s(seen), 1e-3)
+    return per_s(seen, fetched)
 
 
 # ------------------------------------------------------------------------------------------- what moved
@@ -215,17 +230,21 @@ def still_s(seen: RankEvidence) -> float | None:
 def may_be_at_work(seen: RankEvidence) -> bool:
     """Whether it moves bytes, computes without a stack that says what, or was seen twice and yet nothing tells whether
     it ran: none of that is to stand still."""
-    is_unknown = deciding_thread_ran(seen) is None and is_busy(seen) is None and still_s(seen) is None
     computes_unseen = not seen.threads and is_busy(seen) is True
-    return moves_bytes(seen) is True or computes_unseen or (was_seen_twice(seen) and is_unknown)
+    return moves_bytes(seen) is True or computes_unseen or (was_seen_twice(seen) and not is_motion_known(seen))
+
+
+def is_motion_known(seen: RankEvidence) -> bool:
+    """Whether anything tells if it ran between the looks. Stacks do not: a rank that is at one place twice may have
+    made many steps in between."""
+    return not (deciding_thread_ran(seen) is None and is_busy(seen) is None and still_s(seen) is None)
 
 
 def stood_s(seen: RankEvidence) -> float | None:
     """For how many seconds the rank has been at one place: as long as it slept, else between the looks."""
-    still = still_s(seen)
-    if still is not None:
-        return max(still, 0.0 if frames_moved(seen) is not False else elapsed_s(seen))
-    return elapsed_s(seen) if frames_moved(seen) is False else None
+    between = elapsed_s(seen) if frames_moved(seen) is False else None
+    known = [seconds for seconds in (still_s(seen), between) if seconds is not None]
+    return max(known, default=None)
 
 
 def collectives_moved(seen: RankEvidence) -> bool | None:

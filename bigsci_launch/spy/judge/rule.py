@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Generic, TypeVar
 
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.case import JobCase
@@ -17,19 +18,20 @@ from bigsci_launch.spy.taxonomy import State
 
 CALM = (State.PROGRESSING, State.SLOW, State.FINISHED)
 """States in which nobody has to act."""
-Match = Callable[[JobCase], "Conclusion | None"]
+Seen = TypeVar("Seen")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
-class JobRule:
-    """One way to read a case. `match` returns its conclusion, or None where the rule does not apply.
+class Rule(Generic[Seen, Found]):
+    """One way to read what was seen, a case or one rank. `match` returns what it finds, or None if it does not apply.
 
     `beats` names rules that say less where both match. `source` is why the rule holds. `shown_by` is a recording in
     which it decides, `silent_on` a similar one in which it does not apply.
     """
 
     name: str
-    match: Match
+    match: Callable[[Seen], Found | None]
     beats: tuple[str, ...]
     source: str
     shown_by: str
@@ -38,12 +40,18 @@ class JobRule:
     @property
     def says(self) -> str:
         """What the rule looks for: the first sentence of its function's documentation."""
-        return first_sentence(self.match)
+        return " ".join((self.match.__doc__ or "").split()).partition(". ")[0].rstrip(".")
 
 
-def first_sentence(function: Callable[..., object]) -> str:
-    """Return the first sentence of a function's documentation, without its full stop."""
-    return " ".join((function.__doc__ or "").split()).partition(". ")[0].rstrip(".")
+JobRule = Rule[JobCase, Conclusion]
+
+
+def make_rule(
+    match: Callable[[Seen], Found | None], beats: str, source: str, shown_by: str, silent_on: str
+) -> Rule[Seen, Found]:
+    """Return a row of a table of rules, named as its function. `beats` are names with spaces between them."""
+    name = match.__name__.strip("_").replace("_", "-")
+    return Rule(name, match, tuple(beats.split()), source, shown_by, silent_on)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigsci_launch.spy.judge.rule import JobRule, Match
+from bigsci_launch.spy.judge.rule import make_rule
 from bigsci_launch.spy.judge.rules import (
     alike,
     away,
@@ -16,279 +16,274 @@ from bigsci_launch.spy.judge.rules import (
     work,
 )
 
-
-def _rule(match: Match, *, beats: str, source: str, shown_by: str, silent_on: str) -> JobRule:
-    return JobRule(match.__name__.replace("_", "-"), match, tuple(beats.split()), source, shown_by, silent_on)
-
-
 RULES = (
-    _rule(
+    make_rule(
         moving.nothing_found,
         beats="ended-in-silence",
         source="what was not found is not known",
         shown_by="test: nothing-there",
         silent_on="zoo/H00-finished-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         failures.all_ended_well,
         beats="",
         source="wait(2): exit status 0",
         shown_by="zoo/H00-finished-4-ranks-culprit-0",
         silent_on="zoo/H70-4-ranks-culprit-3",
     ),
-    _rule(
+    make_rule(
         failures.all_lost_a_peer,
         beats="one-has-ended",
         source="gloo, NCCL: 'connection closed by peer' is the echo of another failure",
         shown_by="test: all-lost-a-peer",
         silent_on="zoo/H04-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         failures.ended_in_silence,
         beats="one-has-ended",
         source="wait(2): without a parent that waits, nobody keeps an exit status",
         shown_by="zoo/H16-4-ranks-culprit-1 without a run of bsl",
         silent_on="zoo/H16-4-ranks-culprit-1",
     ),
-    _rule(
+    make_rule(
         failures.aborted_on_size,
         beats="one-has-ended",
         source="gloo: the receiver of another size than expected aborts",
         shown_by="zoo/H04-4-ranks-culprit-0",
         silent_on="zoo/H71-4-ranks-culprit-1",
     ),
-    _rule(
+    make_rule(
         failures.one_has_ended,
         beats="stays-away cannot-be-read may-be-victims one-place in-places",
         source="wait(2): exit status, signal",
         shown_by="zoo/H70-4-ranks-culprit-3",
         silent_on="zoo/H55-4-ranks-culprit-1",
     ),
-    _rule(
+    make_rule(
         moving.still_joining,
         beats="makes-progress",
         source="torch: init_process_group returns when all have come",
         shown_by="test: one-joined-between-the-looks",
         silent_on="zoo/H46-4-ranks-culprit-1",
     ),
-    _rule(
+    make_rule(
         moving.one_is_late,
         beats="makes-progress",
         source="synchronous training: a step takes as long as its slowest rank",
         shown_by="zoo/H100-4-ranks-culprit-3",
         silent_on="zoo/H00-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         moving.makes_progress,
         beats="most-moved leaving not-read stays-away cannot-be-read may-be-victims departed",
         source="torch's flight recorder counts collectives per group",
         shown_by="zoo/H00-4-ranks-culprit-0",
         silent_on="zoo/H01-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         moving.data_flows,
         beats="all-at-work odd-at-work all-compute one-place in-places",
         source="tcp(7): bytes_sent, bytes_received",
         shown_by="test: data-flows-in-one-place",
         silent_on="zoo/H55-4-ranks-culprit-1",
     ),
-    _rule(
+    make_rule(
         moving.most_moved,
         beats="all-compute one-place in-places",
         source="a frame that changes has returned",
         shown_by="test: all-moved-to-one-place",
         silent_on="zoo/H55-4-ranks-culprit-1",
     ),
-    _rule(
+    make_rule(
         work.leaving,
         beats="one-place",
         source="ranks leave after their last step, one after the other",
         shown_by="zoo/H105-teardown-4-ranks-culprit-3",
         silent_on="zoo/H00-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         network.link_carries_nothing,
         beats="not-read stays-away unfinished",
         source="tcp(7): retransmissions; a living kernel acknowledges for a stopped process too",
         shown_by="zoo/H80-4-ranks-culprit-0",
         silent_on="zoo/H80-4-ranks-culprit-0 without sockets",
     ),
-    _rule(
+    make_rule(
         left_behind.left_behind,
         beats="may-be-victims",
         source="CUDA: a call returns before its collective has ended; marin#7344",
         shown_by="signatures/loss-broadcast-left-behind",
         silent_on="unprepared/async-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         not_read.not_read_but_recorded,
         beats="not-read stays-away cannot-be-read",
         source="torch's flight recorder: what each rank issued, in order",
         shown_by="deepspeed-skip-5 without stacks",
         silent_on="receive-1 without stacks",
     ),
-    _rule(
+    make_rule(
         not_read.not_read,
         beats="all-at-work stays-away cannot-be-read",
         source="gloo records no messages between two ranks; pytorch#196968: the rank that fails may leave no dump",
         shown_by="zoo/H08-4-ranks-culprit-3 without stacks",
         silent_on="zoo/H08-4-ranks-culprit-3",
     ),
-    _rule(
+    make_rule(
         away.all_at_work,
         beats="some-at-work may-be-victims",
         source="proc(5): io, stat: bytes and CPU time are work of its own",
         shown_by="test: two-compute-alike",
         silent_on="zoo/H31-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         away.stays_away,
         beats="each-other odd-one-out",
         source="proc(5): what a process sleeps in; others wait for it in a collective",
         shown_by="zoo/H31-4-ranks-culprit-0",
         silent_on="zoo/H64-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         away.holds_a_lock,
         beats="may-be-victims",
         source="proc(5): /proc/locks names the process that holds a lock, and those that wait",
         shown_by="test: a-rank-holds-a-lock",
         silent_on="zoo/H41-4-ranks-culprit-3",
     ),
-    _rule(
+    make_rule(
         away.some_at_work,
         beats="",
         source="proc(5): io; of a rank without a stack nothing follows",
         shown_by="test: one-writes-and-one-is-not-read",
         silent_on="zoo/H31-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         away.cannot_be_read,
         beats="",
         source="ptrace(2): another user, Yama or a container may forbid it",
         shown_by="zoo/H31-4-ranks-culprit-0 without stacks",
         silent_on="zoo/H31-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         away.may_be_victims,
         beats="",
         source="torch: Work.wait() and autograd communicate in C++ (accelerate#3104)",
         shown_by="unprepared/async-4-ranks-culprit-0",
         silent_on="zoo/H31-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         rendezvous.store_not_reached,
         beats="stands-alone",
         source="torch: TCPStore at MASTER_ADDR:MASTER_PORT",
         shown_by="zoo/H46-4-ranks-culprit-1",
         silent_on="zoo/H45-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         rendezvous.store_reached_by_nobody,
         beats="all-together",
         source="torch: TCPStore at MASTER_ADDR:MASTER_PORT",
         shown_by="test: nobody-reaches-the-store",
         silent_on="zoo/H46-4-ranks-culprit-1",
     ),
-    _rule(
+    make_rule(
         circle.departed,
         beats="operations-differ",
         source="training repeats its steps: a rank's past and its peers say what was due",
         shown_by="zoo/H01-4-ranks-culprit-0",
         silent_on="zoo/H10-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         circle.operations_differ,
         beats="unfinished",
         source="torch: all members issue the same collectives of a group in the same order",
         shown_by="zoo/H03-majority-4-ranks-culprit-1",
         silent_on="zoo/H01-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         circle.roots_differ,
         beats="unfinished",
         source="MPI, NCCL, gloo: all members name one root",
         shown_by="zoo/H06-4-ranks-culprit-3",
         silent_on="zoo/H12-4-ranks-culprit-3",
     ),
-    _rule(
+    make_rule(
         circle.unfinished,
         beats="each-other",
         source="a collective that all have reached ends, unless link, device or root fails",
         shown_by="zoo/H80-4-ranks-culprit-0 without sockets",
         silent_on="zoo/H08-4-ranks-culprit-3",
     ),
-    _rule(
+    make_rule(
         circle.stands_alone,
         beats="each-other",
         source="a wait-for graph: who is a part of every circle",
         shown_by="test: alone-in-its-group",
         silent_on="zoo/H10-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         circle.norms_differ,
         beats="each-other",
         source="DeepSpeed: one all-reduce for each parameter group (chronicles-prequel; DeepSpeed#1522)",
         shown_by="lab/prequel-4",
         silent_on="zoo/H10-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         circle.new_collective,
         beats="each-other",
         source="torch: object collectives, first use of a group",
         shown_by="zoo/H12-4-ranks-culprit-3",
         silent_on="zoo/H10-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         circle.each_other,
         beats="different-places",
         source="a wait-for graph: a circle has no first cause",
         shown_by="zoo/H10-4-ranks-culprit-0",
         silent_on="zoo/H17-4-ranks-culprit-3",
     ),
-    _rule(
+    make_rule(
         circle.different_places,
         beats="all-together",
         source="stacks show no process groups (accelerate#3104)",
         shown_by="unprepared/H10-4-ranks-culprit-0",
         silent_on="zoo/H17-4-ranks-culprit-3",
     ),
-    _rule(
+    make_rule(
         alike.all_together,
         beats="",
         source="marin#8870: all blocked on their devices, no odd one out",
         shown_by="zoo/H81-4-ranks-culprit-0 without sockets",
         silent_on="zoo/H17-4-ranks-culprit-3",
     ),
-    _rule(
+    make_rule(
         alike.all_compute,
         beats="one-place",
         source="proc(5): CPU time; the first step compiles",
         shown_by="zoo/H103-4-ranks-culprit-0",
         silent_on="zoo/H106-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         alike.odd_at_work,
         beats="odd-one-out",
         source="proc(5): io, stat: bytes and CPU time are work of its own",
         shown_by="test: one-elsewhere-writes",
         silent_on="zoo/H76-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         alike.odd_one_out,
         beats="in-places",
         source="STAT: of many equal stacks, the few others are where to look",
         shown_by="zoo/H76-4-ranks-culprit-0 without topology",
         silent_on="zoo/H103-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         alike.one_place,
         beats="",
         source="equal stacks say nothing about who waits",
         shown_by="zoo/H103-4-ranks-culprit-0 without CPU time",
         silent_on="zoo/H76-4-ranks-culprit-0",
     ),
-    _rule(
+    make_rule(
         alike.in_places,
         beats="",
         source="stacks outside of collectives say nothing about who waits",

@@ -6,13 +6,15 @@ and its own process or its own collectives say why. Where the evidence fits eith
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Strength
 from bigsci_launch.spy.judge.corroboration import corroborate, refine_class
-from bigsci_launch.spy.judge.facts import may_be_at_work
+from bigsci_launch.spy.judge.facts import deciding_thread_ran, elapsed_s, is_motion_known, may_be_at_work
 from bigsci_launch.spy.judge.pointers import look_first
 from bigsci_launch.spy.judge.rule import Weighed, resolve, weigh
 from bigsci_launch.spy.judge.rules.process import held_s
@@ -20,6 +22,10 @@ from bigsci_launch.spy.judge.table import RULES
 from bigsci_launch.spy.taxonomy import State
 
 ASK_RECORDER = "bsl spy --flight-recorder=fork  # torch's record of collectives shows who left"
+MAX_SETTLE_S = 600
+"""The longest that `--settle` takes."""
+LEAST_EQUAL_STACKS = 3
+"""Looks in which a rank must be at one place, where nothing but its stack tells whether it stood still."""
 ONE_LOOK = "a second look at the ranks: one look cannot tell whether they are stuck"
 
 
@@ -74,7 +80,7 @@ def temper(case: JobCase, conclusion: Conclusion) -> Conclusion:
         strength=min(conclusion.strength, Strength.DERIVED, key=lambda strength: strength.level),
         suspects=(),
         missing=(f"whether it lasts: {_stillness_words(case, conclusion)}", *conclusion.missing),
-        next=(_look_longer(conclusion.patience), *conclusion.next),
+        next=(_look_longer(case, conclusion), *conclusion.next),
         if_hang=conclusion,
     )
 
@@ -96,23 +102,54 @@ def _has_stood_still(case: JobCase, conclusion: Conclusion) -> bool:
         return True
     if any(may_be_at_work(case.by_rank[rank]) for rank in ranks if rank not in case.graph.waits):
         return False
-    asleep = max(case.asleep_s(ranks), min((held_s(case.by_rank[rank]) for rank in ranks), default=0.0))
-    if patience.asleep_s is not None and asleep >= patience.asleep_s:
+    if not _shows_stillness(case, ranks):
+        return False
+    if patience.asleep_s is not None and _asleep_s(case, ranks) >= patience.asleep_s:
         return True
+    return _late_s(case, conclusion, ranks) >= patience.late_s
+
+
+def _shows_stillness(case: JobCase, ranks: Sequence[int]) -> bool:
+    """Whether something tells that `ranks` did not run, or stacks were equal often enough: in two looks, a healthy job
+    is easily found at one place."""
+    seen = [case.by_rank[rank] for rank in ranks]
+    return all(is_motion_known(each) or len(each.samples) >= LEAST_EQUAL_STACKS for each in seen)
+
+
+def _asleep_s(case: JobCase, ranks: Sequence[int]) -> float:
+    """For how many seconds none of `ranks`, or none of the children that hold them up, has run."""
+    return max(case.asleep_s(ranks), min((held_s(case.by_rank[rank]) for rank in ranks), default=0.0))
+
+
+def _late_s(case: JobCase, conclusion: Conclusion, ranks: Sequence[int]) -> float:
+    """For how many seconds somebody has waited for `ranks`, or these have waited for each other."""
     if conclusion.suspects or not all(rank in case.graph.waits for rank in ranks):
-        return case.late_s(ranks) >= patience.late_s
-    return case.stood_s(ranks) >= patience.late_s
+        return case.late_s(ranks)
+    return case.stood_s(ranks)
 
 
 def _stillness_words(case: JobCase, conclusion: Conclusion) -> str:
     ranks = _ranks_in_question(case, conclusion)
     known = max(case.asleep_s(ranks), case.late_s(ranks), case.stood_s(ranks))
-    return f"what was seen covers {known:.0f} s" if known >= 1 else "what was seen covers a moment only"
+    only = "" if _shows_stillness(case, ranks) else ", and two equal stacks do not show that a rank stood still"
+    return (f"what was seen covers {known:.0f} s" if known >= 1 else "what was seen covers a moment only") + only
 
 
-def _look_longer(patience: Patience) -> str:
-    seconds = patience.asleep_s or 60.0
-    return f"bsl spy --settle {max(seconds, 60.0):.0f}  # look for longer before calling it a hang"
+def _look_longer(case: JobCase, conclusion: Conclusion) -> str:
+    """The command that looks for as long as is missing. Only what the kernel's own clock shows counts as seen: a new
+    look begins from there, and not from the looks of this one."""
+    patience, ranks = conclusion.patience, _ranks_in_question(case, conclusion)
+    if patience.asleep_s is None or any(deciding_thread_ran(case.by_rank[rank]) for rank in ranks):
+        wanted, known = patience.late_s, _late_s(case, conclusion, ranks)
+    else:
+        wanted, known = patience.asleep_s, _asleep_s(case, ranks)
+    looked = max((elapsed_s(case.by_rank[rank]) or 0.0 for rank in case.graph.ranks), default=0.0)
+    seconds = max(10, 10 * ceil((wanted - (known if known > looked else 0.0)) / 10))
+    if case.evidence.is_from_files:
+        return f"py-spy dump  # of every rank again, {patience.late_s:.0f} s or more after the first dump"
+    if seconds > MAX_SETTLE_S:
+        return f"bsl spy  # again in {ceil(seconds / 60)} min: only if nothing moves until then, it is a hang"
+    return f"bsl spy --settle {seconds}  # looks for {seconds} s more: only if nothing moves until then, it is a hang"
 
 
 def _complete(conclusion: Conclusion, case: JobCase) -> Conclusion:
@@ -124,12 +161,24 @@ def _complete(conclusion: Conclusion, case: JobCase) -> Conclusion:
         missing.append(f"the stacks of {evidence.names(unreadable)}")
         missing += evidence.problems[:2]
     if conclusion.state in (State.HANG, State.WAITING, State.UNKNOWN):
-        if not any(seen.recorder for seen in evidence.ranks):
-            missing.append("sequence numbers of collectives: no rank has a flight recorder that can be read")
+        missing += _missing_recorders(case)
         if evidence.topology is None:
             missing.append("coordinates, and which ranks form a group: give --topology tp=..,pp=..,dp=..")
     next_steps = conclusion.next or _next_commands(conclusion, evidence)
     return replace(conclusion, missing=tuple(dict.fromkeys(missing)), next=next_steps)
+
+
+def _missing_recorders(case: JobCase) -> list[str]:
+    """What recorders do not say: those that are missing, and members of groups that none of them lists."""
+    without = [seen.rank for seen in case.alive if not seen.recorder]
+    if not any(seen.recorder for seen in case.evidence.ranks):
+        return ["sequence numbers of collectives: no rank has a flight recorder that can be read"]
+    missing = [f"the flight recorder of {case.evidence.names(without)}"] if without else []
+    groups = sorted({wait.call.token.group for wait in case.graph.waits.values() if wait.is_assumed and wait.call})
+    if groups:
+        which = f"group {groups[0]}" if len(groups) == 1 else f"groups {', '.join(groups)}"
+        missing.append(f"the members of {which}: no recorder lists them, so they are assumed")
+    return missing
 
 
 def _next_commands(conclusion: Conclusion, evidence: Evidence) -> tuple[str, ...]:

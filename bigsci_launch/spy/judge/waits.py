@@ -8,7 +8,7 @@ that is elsewhere has either not reached the communication or already left it: s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from bigsci_launch.spy.evidence.flight_recorder import Call
@@ -29,13 +29,14 @@ from bigsci_launch.spy.evidence.known_code import (
 )
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack
-from bigsci_launch.spy.judge.facts import waits_in
+from bigsci_launch.spy.judge.facts import is_busy, waits_in, waits_in_library
 
 SETUP_OPERATIONS = ("init_process_group", "new_group")
 ROOTED = frozenset({"broadcast", "reduce", "scatter", "gather"})
 """Collectives that a rank may leave before all others have come."""
 ROOT_INDICES = ("group_src", "group_dst")
 ROOT_ARGUMENTS = ("src", "dst", *ROOT_INDICES)
+ASSUMED = " (its members are assumed)"
 DEFAULT_GROUP = "0"
 """Name that torch gives to the group of all ranks."""
 
@@ -44,10 +45,10 @@ DEFAULT_GROUP = "0"
 class Wait:
     """A communication that a rank is in. `call` is its recorder entry; without one, the stack is the source.
 
-    `members` is None if the group is not known. Then `path` holds the calls that led there, innermost first: a function
-    may communicate over several groups for several callers. Where they can be read: `partner` and `tag` of a
-    point-to-point call, `root` of a collective that has one (`root_index` is its index in the group), and `outer`, the
-    call that the program made (`all_gather_object`).
+    `members` is None if the group is not known, and `is_assumed` if nothing lists them. Without members, `path` holds
+    the calls that led there, innermost first: a function may communicate over several groups for several callers.
+    Where they can be read: `partner` and `tag` of a point-to-point call, `root` of a collective that has one
+    (`root_index` is its index in the group), and `outer`, the call that the program made (`all_gather_object`).
     """
 
     rank: int
@@ -62,6 +63,7 @@ class Wait:
     root: int | None = None
     root_index: int | None = None
     path: str = ""
+    is_assumed: bool = False
 
     @property
     def is_point_to_point(self) -> bool:
@@ -80,7 +82,8 @@ class Wait:
             return f"{self.operation} {preposition} rank {self.partner}{tag}"
         if self.members is None and self.scope is None:
             return self.operation
-        return f"{self.operation}{number} of {group_words(self.scope, self.members)}"
+        assumed = ASSUMED if self.is_assumed else ""
+        return f"{self.operation}{number} of {group_words(self.scope, self.members)}{assumed}"
 
 
 @dataclass(frozen=True)
@@ -88,11 +91,15 @@ class WaitGraph:
     """`waits` per waiting rank; `blockers` are the ranks that have not joined a waiting rank.
 
     `of_world_only`: whether each process group holds all ranks, as their connections show; None if not known.
+    `users` are, per rank that waits in a group whose members are assumed, the ranks that have used that group.
+    `lost` are ranks that wait for somebody, and nobody certain.
     """
 
     waits: Mapping[int, Wait]
     blockers: Mapping[int, frozenset[int]]
     ranks: tuple[int, ...]
+    users: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    lost: frozenset[int] = frozenset()
     of_world_only: bool | None = None
 
     @cached_property
@@ -128,15 +135,25 @@ class WaitGraph:
     @cached_property
     def is_certain(self) -> bool:
         """Whether the group of every wait is known: only then is it certain who waits for whom."""
-        return all(wait.members is not None for wait in self.waits.values())
+        return all(wait.members is not None and not wait.is_assumed for wait in self.waits.values())
 
     def certain_part(self) -> WaitGraph:
-        """Return the graph without the waits whose group is not known."""
+        """Return the graph without the waits whose group is not known. Who has used an assumed group is a member."""
         if self.is_certain:
             return self
         nobody: frozenset[int] = frozenset()
-        known = {rank: found if self.waits[rank].members else nobody for rank, found in self.blockers.items()}
-        return WaitGraph(self.waits, known, self.ranks, self.of_world_only)
+        known = {
+            rank: found & self.users.get(rank, nobody) if wait.is_assumed else found if wait.members else nobody
+            for rank, found in self.blockers.items()
+            for wait in (self.waits[rank],)
+        }
+        lost = frozenset(rank for rank, found in self.blockers.items() if found and not known[rank])
+        return WaitGraph(self.waits, known, self.ranks, self.users, lost, self.of_world_only)
+
+    @cached_property
+    def surely_awaited(self) -> frozenset[int]:
+        """Ranks that others certainly wait for."""
+        return frozenset().union(*(blockers for blockers, _ in self.certain_part().meetings))
 
     def open_ends(self) -> tuple[int, ...]:
         """Return the ranks in point-to-point calls with unknown partners if all other waits lead to them, else none."""
@@ -148,7 +165,7 @@ class WaitGraph:
     def endless(self) -> tuple[int, ...]:
         """Ranks in a circle: their waits lead neither to a root nor to a rank whose peers are unknown."""
         unknown = {rank for rank, wait in self.waits.items() if wait.members is None and not self.blockers[rank]}
-        explained = self.leading_to(frozenset({*self.roots, *unknown}))
+        explained = self.leading_to(frozenset({*self.roots, *unknown, *self.lost}))
         return tuple(rank for rank in self.waits if rank not in explained and self.blockers[rank])
 
     def breaking_ranks(self) -> tuple[int, ...]:
@@ -198,7 +215,11 @@ def build_graph(evidence: Evidence) -> WaitGraph:
     of_world_only = is_world_only([seen.connections for seen in evidence.ranks])
     if of_world_only is True:
         found = _within_the_world(found, by_rank)
-    return WaitGraph(found, _all_blockers(found, by_rank), tuple(by_rank), of_world_only)
+    groups = {rank: wait.call.token.group for rank, wait in found.items() if wait.is_assumed and wait.call}
+    users = {group: frozenset(users_of(group, evidence)) for group in set(groups.values())}
+    used_by = {rank: users[group] for rank, group in groups.items()}
+    blockers = _all_blockers(found, by_rank)
+    return WaitGraph(found, blockers, tuple(by_rank), used_by, of_world_only=of_world_only)
 
 
 def _within_the_world(waits: Mapping[int, Wait], by_rank: Mapping[int, RankEvidence]) -> dict[int, Wait]:
@@ -249,7 +270,7 @@ def find_wait(seen: RankEvidence, evidence: Evidence) -> Wait | None:
     calls = seen.recorder.open_calls if seen.recorder else ()
     if operation in POINT_TO_POINT or operation in SETUP_OPERATIONS or (operation and not calls):
         return _wait_from_stack(seen, thread, operation, evidence)
-    if calls and (operation or waits_for_handle(seen) is True):
+    if calls and (operation or waits_for_handle(seen) is not False):
         return _wait_from_call(seen, thread, calls[-1] if operation else calls[0], evidence)
     return None
 
@@ -263,11 +284,14 @@ def waits_for_handle(seen: RankEvidence) -> bool | None:
     """Whether a process without a communication on its stack waits for one that it started earlier.
 
     `Work.wait()` is C++ and shows no frame. It sleeps on a futex, which nothing does that computes or does I/O. Without
-    stacks, an unfinished collective is the best that is known.
+    stacks, an unfinished collective is the best that is known. None where the kernel was not asked, as in the files of
+    other tools, or hides what the process sleeps in.
     """
     if seen.last is None:
         return False
-    return True if seen.threads is None else waits_in(seen, LOCK_WAITS)
+    if seen.threads is None:
+        return True
+    return False if seen.last.state == "R" or is_busy(seen) or waits_in_library(seen) else waits_in(seen, LOCK_WAITS)
 
 
 def _wait_from_stack(seen: RankEvidence, thread: ThreadStack | None, operation: str | None, evidence: Evidence) -> Wait:
@@ -320,6 +344,7 @@ def _wait_from_call(seen: RankEvidence, thread: ThreadStack | None, call: Call, 
         outer=thread.outer_operation if thread else None,
         root=thread.argument(*ROOT_ARGUMENTS) if thread and thread.operation == call.token.operation else None,
         path=path_of(thread) if members is None and thread else "",
+        is_assumed=is_assumed(seen, call.token.group),
     )
 
 
@@ -335,8 +360,18 @@ def recorded_members(seen: RankEvidence, group: str, evidence: Evidence) -> tupl
         return seen.recorder.members[group]
     if group == DEFAULT_GROUP:
         return group_members("world", seen.rank, evidence.world_size, evidence.topology)
-    users = [other.rank for other in evidence.ranks if other.recorder and group in other.recorder.last_sequence]
+    users = users_of(group, evidence)
     return smallest_group(users, evidence.world_size, evidence.topology) or tuple(users)
+
+
+def is_assumed(seen: RankEvidence, group: str) -> bool:
+    """Whether nothing lists the members of a recorded group: gloo does not, except by its name for the world."""
+    return group != DEFAULT_GROUP and (seen.recorder is None or group not in seen.recorder.members)
+
+
+def users_of(group: str, evidence: Evidence) -> list[int]:
+    """Return the ranks whose recorder shows that they have used a group: these certainly are members."""
+    return [seen.rank for seen in evidence.ranks if seen.recorder and group in seen.recorder.last_sequence]
 
 
 def find_blockers(wait: Wait, waits: Mapping[int, Wait], by_rank: Mapping[int, RankEvidence]) -> frozenset[int]:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bigsci_launch.config.document import read_document
-from bigsci_launch.config.problems import validate
+from bigsci_launch.config.problems import read_valid
 from bigsci_launch.content import content_folders, packaged
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.spy.evidence.known_code import bare_name
@@ -70,10 +69,7 @@ def read_signature(path: Path) -> Signature:
     Raises:
         ConfigError: the file cannot be read, or it is invalid; with all problems, each `file:line:column: key: text`.
     """
-    content, problems = validate(SignatureFile, read_document(path))
-    if content is None:
-        raise ConfigError(f"{path}: {len(problems)} problems", problems=problems)
-    return Signature(path.parent.name, path, content)
+    return Signature(path.parent.name, path, read_valid(SignatureFile, path))
 
 
 def name_hang(evidence: Evidence, conclusion: Conclusion, library: Library) -> Conclusion:

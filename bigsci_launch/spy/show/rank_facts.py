@@ -10,7 +10,7 @@ from bigsci_launch.spy.evidence.groups import scope_of
 from bigsci_launch.spy.evidence.kernel import Socket
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.samples import Child
-from bigsci_launch.spy.judge.facts import cpu_share
+from bigsci_launch.spy.judge.facts import cpu_share, elapsed_s, is_motion_known
 
 RankFact = tuple[str, str]
 _STATES = {
@@ -96,7 +96,10 @@ def _activity(seen: RankEvidence) -> str:
         _count(first.read_bytes, last.read_bytes, "bytes read"),
         _count(first.written_bytes, last.written_bytes, "bytes written"),
     )
-    seconds = f"in {last.mono - first.mono:.1f} s"
+    span = elapsed_s(seen)
+    seconds = "between the looks" if span is None else f"in {span:.1f} s"
+    if not is_motion_known(seen):
+        return f"unknown: nothing that was read tells whether it ran {seconds}"
     return f"{', '.join(words for words in changes if words) or 'none'} {seconds}"
 
 

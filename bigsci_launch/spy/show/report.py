@@ -13,7 +13,7 @@ from typing import Literal
 
 from bigsci_launch.scheduler.hostlist import compress_hostlist
 from bigsci_launch.spy.evidence.known_code import operation_of
-from bigsci_launch.spy.evidence.numbering import Numbering, list_processes
+from bigsci_launch.spy.evidence.numbering import list_processes
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.evidence.stack_classes import StackClass, merge_stacks
 from bigsci_launch.spy.evidence.stacks import Frame
@@ -143,7 +143,7 @@ def _summary(evidence: Evidence, conclusion: Conclusion) -> str:
 
 def _noun(evidence: Evidence) -> str:
     """`ranks`, or `processes` where nothing says which of them is which rank."""
-    return "processes" if evidence.numbering is Numbering.GUESSED else "ranks"
+    return "ranks" if any(evidence.is_numbered(seen.rank) for seen in evidence.ranks) else "processes"
 
 
 def _items(name: str, items: Sequence[str], page: _Folder) -> Items:

@@ -34,7 +34,8 @@ def is_certain(case: JobCase, stall: Stall, seen: RankEvidence) -> bool:
         return True
     if not seen.threads:
         # It may wait for a message, which gloo does not record. A dump alone shows the newest collective at least.
-        return seen.recorder is not None and seen.last is not None and seen.last.state == UNKNOWN_STATE
+        is_dump = seen.recorder is not None and seen.last is not None and seen.last.state == UNKNOWN_STATE
+        return is_dump and seen.rank in case.graph.surely_awaited
     return case.communicates(seen) is False
 
 

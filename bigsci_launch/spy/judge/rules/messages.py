@@ -14,7 +14,7 @@ from bigsci_launch.spy.evidence.known_code import bare_name, is_norm
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength, name_and_verb, name_with_part
 from bigsci_launch.spy.judge.schedule.departure import Departures
-from bigsci_launch.spy.judge.waits import ROOTED, SETUP_OPERATIONS, Wait, WaitGraph
+from bigsci_launch.spy.judge.waits import ASSUMED, ROOTED, SETUP_OPERATIONS, Wait, WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology import Topology, compress_ranks
 from bigsci_launch.topology.parts import part_of
@@ -55,7 +55,7 @@ def _where(waits: Sequence[Wait]) -> str:
     """`all_reduce number 41 of the tensor-parallel group (ranks 4-5) at backward (tensor.py:68)`."""
     first = waits[0]
     is_one_group = all(wait.members == first.members for wait in waits)
-    of_group = f" of {group_words(first.scope, None)}" if first.scope else ""
+    of_group = f" of {group_words(first.scope, None)}{ASSUMED if first.is_assumed else ''}" if first.scope else ""
     numbers = {wait.call.sequence if wait.call else None for wait in waits}
     number = f" number {first.call.sequence}" if first.call and len(numbers) == 1 else ""
     what = str(first) if is_one_group else f"{first.operation}{number}{of_group}"

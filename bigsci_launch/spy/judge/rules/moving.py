@@ -11,6 +11,7 @@ from bigsci_launch.spy.judge.facts import (
     carries_data,
     collectives_moved,
     is_busy,
+    is_motion_known,
     named_frames,
     socket_growth,
 )
@@ -94,7 +95,7 @@ def one_is_late(case: JobCase) -> Conclusion | None:
     """The job makes progress, and one rank was outside any communication, at one place, in every look."""
     moving = case.moving
     slow = _straggler(case.evidence) if moving else None
-    if slow is None:
+    if slow is None or not is_motion_known(slow):
         return None
     words = f"is late: it {explain_stall(slow).words}, in every sample, while all others wait"
     return Conclusion(

@@ -5,7 +5,6 @@ Each way to explain it is a row of `STALL_RULES`. All are tried; of those that f
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from bigsci_launch.spy.evidence.known_code import (
@@ -29,7 +28,7 @@ from bigsci_launch.spy.evidence.samples import Child
 from bigsci_launch.spy.evidence.stacks import ThreadStack, is_idle, is_wrapper
 from bigsci_launch.spy.judge.conclusion import Patience, Strength
 from bigsci_launch.spy.judge.facts import cpu_share, is_busy, kernel_wait, switches_per_s, waits_in
-from bigsci_launch.spy.judge.rule import beaten_names, first_sentence
+from bigsci_launch.spy.judge.rule import Rule, beaten_names, make_rule
 from bigsci_launch.spy.taxonomy import HangClass
 
 CRASH_SIGNALS = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
@@ -55,27 +54,14 @@ class Stall:
     is_sign: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class StallRule:
-    """One way to explain why a process does not arrive. `beats` names rules that say less where both fit."""
-
-    name: str
-    explain: Callable[[RankEvidence], Stall | None]
-    beats: tuple[str, ...]
-    source: str
-    shown_by: str
-    silent_on: str
-
-    @property
-    def says(self) -> str:
-        """What the rule looks for: the first sentence of its function's documentation."""
-        return first_sentence(self.explain)
+StallRule = Rule[RankEvidence, Stall]
+"""One way to explain why a process does not arrive."""
 
 
 def explain_stall(seen: RankEvidence) -> Stall:
     """Return what holds up the process: of the rules that fit, what the one says that no other beats."""
     order = beaten_names(tuple((rule.name, rule.beats) for rule in STALL_RULES))
-    found = {rule.name: stall for rule in STALL_RULES if (stall := rule.explain(seen)) is not None}
+    found = {rule.name: stall for rule in STALL_RULES if (stall := rule.match(seen)) is not None}
     standing = [stall for name, stall in found.items() if not any(name in order[other] for other in found)]
     return max(standing, key=lambda stall: stall.strength.level, default=_no_reason(seen))
 
@@ -452,46 +438,39 @@ def _fits(known: KnownWait, seen: RankEvidence, thread: ThreadStack | None) -> b
     )
 
 
-def _rule(
-    explain: Callable[[RankEvidence], Stall | None], beats: str, source: str, shown_by: str, silent_on: str
-) -> StallRule:
-    name = explain.__name__.strip("_").replace("_", "-")
-    return StallRule(name, explain, tuple(beats.split()), source, shown_by, silent_on)
-
-
 # fmt: off
 STALL_RULES = (
-    _rule(_ended, "unreadable", "wait(2)",
-          "zoo/H70-4-ranks-culprit-3", "zoo/H55-4-ranks-culprit-1"),
-    _rule(_unreadable, "", "what no node shows",
-          "dead-1", "zoo/H60-4-ranks-culprit-3"),
-    _rule(_stopped, "holds-gil", "proc(5): state T, t; TracerPid",
-          "zoo/H55-4-ranks-culprit-1", "zoo/H60-4-ranks-culprit-3"),
-    _rule(_dumps_core, "in-kernel", "core(5); proc(5): CoreDumping",
-          "zoo/H66-4-ranks-culprit-3", "zoo/H60-4-ranks-culprit-3"),
-    _rule(_in_kernel, "in-known-call holds-gil", "proc(5): state D, wchan; py-spy#526",
-          "zoo/H60-4-ranks-culprit-3", "zoo/H55-4-ranks-culprit-1"),
-    _rule(_in_known_call, "", "proc(5): wchan",
-          "zoo/H39-4-ranks-culprit-0", "zoo/H31-4-ranks-culprit-0"),
-    _rule(_held_by_child, "starved-of-batches known", "proc(5): children; fork(2) keeps locks; pytorch#1355",
-          "zoo/H36-lock-4-ranks-culprit-3", "zoo/H37-4-ranks-culprit-1"),
-    _rule(_holds_gil, "known", "CPython: the GIL; pytorch#167023",
-          "zoo/H32-4-ranks-culprit-1", "zoo/H31-4-ranks-culprit-0"),
-    _rule(_is_ending, "", "CPython: exit joins threads",
-          "zoo/H48-4-ranks-culprit-1", "zoo/H34-4-ranks-culprit-0"),
-    _rule(_busy, "", "proc(5): utime, stime",
-          "zoo/H30-4-ranks-culprit-3", "zoo/H31-4-ranks-culprit-0"),
-    _rule(_starved_of_batches, "", "torch's DataLoader; pytorch#87995",
-          "zoo/H37-4-ranks-culprit-1", "zoo/H34-4-ranks-culprit-0"),
-    _rule(_locked, "", "futex(2): a lock has an owner",
-          "zoo/H34-4-ranks-culprit-0", "zoo/H31-4-ranks-culprit-0"),
-    _rule(_stormed, "known", "proc(5): context switches",
-          "zoo/H56-4-ranks-culprit-1", "zoo/H31-4-ranks-culprit-0"),
-    _rule(_serves, "known polls stormed", "a server waits for requests",
-          "test: a-server-sleeps", "zoo/H31-4-ranks-culprit-0"),
-    _rule(_known, "", "diagnostics/known",
-          "zoo/H31-4-ranks-culprit-0", "zoo/H55-4-ranks-culprit-1"),
-    _rule(_polls, "", "poll(2) of torch's store",
-          "zoo/H44-4-ranks-culprit-3", "zoo/H31-4-ranks-culprit-0"),
+    make_rule(_ended, "unreadable", "wait(2)",
+              "zoo/H70-4-ranks-culprit-3", "zoo/H55-4-ranks-culprit-1"),
+    make_rule(_unreadable, "", "what no node shows",
+              "dead-1", "zoo/H60-4-ranks-culprit-3"),
+    make_rule(_stopped, "holds-gil", "proc(5): state T, t; TracerPid",
+              "zoo/H55-4-ranks-culprit-1", "zoo/H60-4-ranks-culprit-3"),
+    make_rule(_dumps_core, "in-kernel", "core(5); proc(5): CoreDumping",
+              "zoo/H66-4-ranks-culprit-3", "zoo/H60-4-ranks-culprit-3"),
+    make_rule(_in_kernel, "in-known-call holds-gil", "proc(5): state D, wchan; py-spy#526",
+              "zoo/H60-4-ranks-culprit-3", "zoo/H55-4-ranks-culprit-1"),
+    make_rule(_in_known_call, "", "proc(5): wchan",
+              "zoo/H39-4-ranks-culprit-0", "zoo/H31-4-ranks-culprit-0"),
+    make_rule(_held_by_child, "starved-of-batches known", "proc(5): children; fork(2) keeps locks; pytorch#1355",
+              "zoo/H36-lock-4-ranks-culprit-3", "zoo/H37-4-ranks-culprit-1"),
+    make_rule(_holds_gil, "known", "CPython: the GIL; pytorch#167023",
+              "zoo/H32-4-ranks-culprit-1", "zoo/H31-4-ranks-culprit-0"),
+    make_rule(_is_ending, "", "CPython: exit joins threads",
+              "zoo/H48-4-ranks-culprit-1", "zoo/H34-4-ranks-culprit-0"),
+    make_rule(_busy, "", "proc(5): utime, stime",
+              "zoo/H30-4-ranks-culprit-3", "zoo/H31-4-ranks-culprit-0"),
+    make_rule(_starved_of_batches, "", "torch's DataLoader; pytorch#87995",
+              "zoo/H37-4-ranks-culprit-1", "zoo/H34-4-ranks-culprit-0"),
+    make_rule(_locked, "", "futex(2): a lock has an owner",
+              "zoo/H34-4-ranks-culprit-0", "zoo/H31-4-ranks-culprit-0"),
+    make_rule(_stormed, "known", "proc(5): context switches",
+              "zoo/H56-4-ranks-culprit-1", "zoo/H31-4-ranks-culprit-0"),
+    make_rule(_serves, "known polls stormed", "a server waits for requests",
+              "test: a-server-sleeps", "zoo/H31-4-ranks-culprit-0"),
+    make_rule(_known, "", "diagnostics/known",
+              "zoo/H31-4-ranks-culprit-0", "zoo/H55-4-ranks-culprit-1"),
+    make_rule(_polls, "", "poll(2) of torch's store",
+              "zoo/H44-4-ranks-culprit-3", "zoo/H31-4-ranks-culprit-0"),
 )
 # fmt: on

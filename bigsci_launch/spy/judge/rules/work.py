@@ -21,13 +21,13 @@ from bigsci_launch.spy.judge.facts import (
     STARVED_SHARE,
     cpu_share,
     deciding_thread_ran,
-    elapsed_s,
     faults_per_s,
     file_bytes_per_s,
     is_busy,
     moves_bytes,
     named_frames,
     outer_frames_moved,
+    per_s,
     socket_growth,
     spins_in_native_code,
 )
@@ -124,7 +124,7 @@ def _exchanges_data(seen: RankEvidence, gatherings: Sequence[Gathering]) -> Rank
     sent, received = socket_growth(seen) or (0, 0)
     if sent + received < MOVED_BYTES or deciding_thread_ran(seen) is not True:
         return None
-    rate = format_bytes(round(max(sent, received) / max(elapsed_s(seen), 1e-3)))
+    rate = format_bytes(round(per_s(seen, max(sent, received)) or 0.0))
     did = f"sends {rate}/s" if sent >= received else f"receives {rate}/s"
     hang_class = _class_of_phase(seen, gatherings) or HangClass.PREPARES_ALONE
     return RankWork(seen.rank, hang_class, f"{did} in {seen.place}", Strength.AGREED, "how much is left to do")
@@ -154,7 +154,6 @@ def busy_child(seen: RankEvidence) -> Child | None:
     if len(seen.samples) < 2 or seen.last is None:
         return None
     before = {child.pid: child for child in seen.samples[0].children or ()}
-    elapsed_s = max(seen.last.mono - seen.samples[0].mono, 1e-3)
     for child in seen.last.children or ():
         earlier = before.get(child.pid)
         if earlier is None:
@@ -163,7 +162,7 @@ def busy_child(seen: RankEvidence) -> Child | None:
         if child.cpu_ticks is None or earlier.cpu_ticks is None:
             share = BUSY_CHILD_SHARE if wants_cpu else 0.0
         else:
-            share = (child.cpu_ticks - earlier.cpu_ticks) / seen.clock_ticks_per_s / elapsed_s
+            share = per_s(seen, (child.cpu_ticks - earlier.cpu_ticks) / seen.clock_ticks_per_s) or 0.0
         if share >= (STARVED_SHARE if wants_cpu else BUSY_CHILD_SHARE):
             return child
     return None

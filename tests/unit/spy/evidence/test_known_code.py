@@ -12,9 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
+from bigsci_launch.config.problems import read_valid
 from bigsci_launch.content import packaged
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.spy.evidence import known_code
+from bigsci_launch.spy.evidence.code_schema import KnownCodeFile
 from bigsci_launch.spy.evidence.known_code import (
     call_scope,
     is_file,
@@ -24,7 +26,6 @@ from bigsci_launch.spy.evidence.known_code import (
     may_communicate,
     operation_of,
     phase_of,
-    read_code_file,
     read_known_code,
 )
 from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack, decisive_thread, parse_threads
@@ -71,7 +72,7 @@ def recorded(question: Callable[[str, str], object]) -> set[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_file_is_read_and_says_where_its_knowledge_is_from(path: Path) -> None:
-    assert read_code_file(path).sources
+    assert read_valid(KnownCodeFile, path).sources
     assert path.read_text().startswith("# ")
 
 
@@ -280,7 +281,7 @@ def test_a_broken_file_is_named_with_line_and_key_and_hides_nothing(
 ) -> None:
     path = write(wrong)
     with pytest.raises(ConfigError):
-        read_code_file(path)
+        read_valid(KnownCodeFile, path)
     code = read_known_code()
     assert len(code.files) == len(FILES)
     assert len(code.problems) == 1

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.spy.inputs.gather import open_evidence
-from bigsci_launch.spy.inputs.pyspy_text import node_of, read_pyspy_text
+from bigsci_launch.spy.inputs.looks import node_of
+from bigsci_launch.spy.inputs.pyspy_text import read_pyspy_text
 from bigsci_launch.spy.inputs.reading import NotThis
 
 LEFT = """Thread {pid} (active): "MainThread"

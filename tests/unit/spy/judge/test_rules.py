@@ -59,7 +59,7 @@ def is_circle(rules: Sequence[AnyRule]) -> bool:
 def stalls_of(evidence: Evidence, rules: Sequence[StallRule]) -> Mapping[int, Mapping[str, Stall]]:
     """By rank, what each rule that fits says of it."""
     return {
-        seen.rank: {rule.name: stall for rule in rules if (stall := rule.explain(seen)) is not None}
+        seen.rank: {rule.name: stall for rule in rules if (stall := rule.match(seen)) is not None}
         for seen in evidence.ranks
     }
 

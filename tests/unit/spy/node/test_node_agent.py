@@ -180,14 +180,13 @@ def test_an_age_that_contradicts_the_samples_is_not_known(agent: ModuleType) -> 
 def test_bytes_of_a_connection(agent: ModuleType) -> None:
     info = bytearray(232)
     struct.pack_into("=QQ", info, 120, 1000, 2000)
-    struct.pack_into("=III", info, 44, 1500, 0, 2500)
 
     def message(info: bytes) -> bytes:
         head = bytes(56) + struct.pack("=IIII", 30, 5, 0, 4711)
         other = struct.pack("=HHI", 5, 8, 0)
         return head + other + struct.pack("=HH", len(info) + 4, 2) + info
 
-    assert agent.node_sockets.parse_connection(message(bytes(info))) == ("4711", 1005, 1970, 1500, 2500)
+    assert agent.node_sockets.parse_connection(message(bytes(info))) == ("4711", 1005, 1970)
     for cut in (info[:104], b""):
         with pytest.raises(OSError, match="does not count"):
             agent.node_sockets.parse_connection(message(bytes(cut)))
