@@ -146,10 +146,10 @@ def _look_longer(case: JobCase, conclusion: Conclusion) -> str:
     looked = max((elapsed_s(case.by_rank[rank]) or 0.0 for rank in case.graph.ranks), default=0.0)
     seconds = max(10, 10 * ceil((wanted - (known if known > looked else 0.0)) / 10))
     if case.evidence.is_from_files:
-        return f"py-spy dump  # of every rank again, {patience.late_s:.0f} s or more after the first dump"
+        return f"py-spy dump  # again for each rank, {patience.late_s:.0f} s after the first or later"
     if seconds > MAX_SETTLE_S:
-        return f"bsl spy  # again in {ceil(seconds / 60)} min: only if nothing moves until then, it is a hang"
-    return f"bsl spy --settle {seconds}  # looks for {seconds} s more: only if nothing moves until then, it is a hang"
+        return f"bsl spy  # again in {ceil(seconds / 60)} min: if nothing moves until then, it is a hang"
+    return f"bsl spy --settle {seconds}  # if nothing moves until then, it is a hang"
 
 
 def _complete(conclusion: Conclusion, case: JobCase) -> Conclusion:
