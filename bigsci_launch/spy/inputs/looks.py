@@ -26,7 +26,7 @@ LEAST_GAP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class LookTime:
     """When a file says that it looked: `said_s` by its name, `written_s` by its time of change, in seconds since 1970;
     None if it does not say so. `path` is where it was found."""
 
@@ -35,13 +35,13 @@ class Moment:
     written_s: float | None = None
 
 
-NO_MOMENT = Moment()
+NO_TIME = LookTime()
 
 
-def moment_of(path: Path) -> Moment:
+def moment_of(path: Path) -> LookTime:
     """Return when the file at `path` looked, by its own name, else by that of its folder, and when it was written."""
     said = [found for name in (path.name, path.parent.name) if (found := said_time(name)) is not None]
-    return Moment(str(path), said[0] if said else None, path.stat().st_mtime if path.exists() else None)
+    return LookTime(str(path), said[0] if said else None, path.stat().st_mtime if path.exists() else None)
 
 
 def said_time(name: str) -> float | None:
@@ -86,7 +86,7 @@ def natural(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]
 
 
-def order_looks(moments: Sequence[Moment]) -> tuple[list[int], list[float] | None]:
+def order_looks(moments: Sequence[LookTime]) -> tuple[list[int], list[float] | None]:
     """Return the indices of `moments` in the order of time, and the seconds of each since the first.
 
     The seconds are None where only the order is known: that of the names, and within one file that of its text.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bigsci_launch.spy.evidence.numbering import NumberedBy
-from bigsci_launch.spy.inputs.looks import NO_MOMENT, Moment
+from bigsci_launch.spy.inputs.looks import NO_TIME, LookTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Reading:
     is_gone: bool = False
     command: str = ""
     numbered_by: NumberedBy = NumberedBy.FILES
-    moment: Moment = NO_MOMENT
+    moment: LookTime = NO_TIME
 
     @property
     def process(self) -> object:

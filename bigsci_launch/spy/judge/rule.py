@@ -18,12 +18,12 @@ from bigsci_launch.spy.taxonomy import State
 
 CALM = (State.PROGRESSING, State.SLOW, State.FINISHED)
 """States in which nobody has to act."""
-Seen = TypeVar("Seen")
-Found = TypeVar("Found")
+Subject = TypeVar("Subject")
+RuleResult = TypeVar("RuleResult")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(Generic[Seen, Found]):
+class TableRule(Generic[Subject, RuleResult]):
     """One way to read what was seen, a case or one rank. `match` returns what it finds, or None if it does not apply.
 
     `beats` names rules that say less where both match. `source` is why the rule holds. `shown_by` is a recording in
@@ -31,7 +31,7 @@ class Rule(Generic[Seen, Found]):
     """
 
     name: str
-    match: Callable[[Seen], Found | None]
+    match: Callable[[Subject], RuleResult | None]
     beats: tuple[str, ...]
     source: str
     shown_by: str
@@ -43,15 +43,15 @@ class Rule(Generic[Seen, Found]):
         return " ".join((self.match.__doc__ or "").split()).partition(". ")[0].rstrip(".")
 
 
-JobRule = Rule[JobCase, Conclusion]
+JobRule = TableRule[JobCase, Conclusion]
 
 
 def make_rule(
-    match: Callable[[Seen], Found | None], beats: str, source: str, shown_by: str, silent_on: str
-) -> Rule[Seen, Found]:
+    match: Callable[[Subject], RuleResult | None], beats: str, source: str, shown_by: str, silent_on: str
+) -> TableRule[Subject, RuleResult]:
     """Return a row of a table of rules, named as its function. `beats` are names with spaces between them."""
     name = match.__name__.strip("_").replace("_", "-")
-    return Rule(name, match, tuple(beats.split()), source, shown_by, silent_on)
+    return TableRule(name, match, tuple(beats.split()), source, shown_by, silent_on)
 
 
 @dataclass(frozen=True, slots=True)

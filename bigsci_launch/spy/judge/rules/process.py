@@ -28,7 +28,7 @@ from bigsci_launch.spy.evidence.samples import Child
 from bigsci_launch.spy.evidence.stacks import ThreadStack, is_idle, is_wrapper
 from bigsci_launch.spy.judge.conclusion import Patience, Strength
 from bigsci_launch.spy.judge.facts import cpu_share, is_busy, kernel_wait, switches_per_s, waits_in
-from bigsci_launch.spy.judge.rule import Rule, beaten_names, make_rule
+from bigsci_launch.spy.judge.rule import TableRule, beaten_names, make_rule
 from bigsci_launch.spy.taxonomy import HangClass
 
 CRASH_SIGNALS = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
@@ -54,7 +54,7 @@ class Stall:
     is_sign: bool = True
 
 
-StallRule = Rule[RankEvidence, Stall]
+StallRule = TableRule[RankEvidence, Stall]
 """One way to explain why a process does not arrive."""
 
 
