@@ -72,16 +72,22 @@ class ThreadStack:
         return tuple(frame for frame in self.frames if not is_wrapper(frame)) or self.frames
 
     @property
-    def operation(self) -> str | None:
-        """The collective or point-to-point call that the thread is in, such as `all_reduce`, or None."""
-        names = (name for frame in self.frames if (name := operation_of(frame.function, frame.file)))
-        return next(names, self.native_operation)
+    def communication(self) -> Frame | None:
+        """The call that communicates: the innermost one of Python, else the outermost native one (mpi4py's `allreduce`
+        sends messages); None if no frame shows one."""
+        of_python = (frame for frame in self.frames if operation_of(frame.function, frame.file))
+        return next(of_python, self._native_communication)
 
     @property
-    def native_operation(self) -> str | None:
-        """The outermost communication that the native frames show: mpi4py's `allreduce` sends messages."""
-        names = [name for frame in self.native if (name := operation_of(frame.function, frame.file))]
-        return names[-1] if names else None
+    def _native_communication(self) -> Frame | None:
+        found = [frame for frame in self.native if operation_of(frame.function, frame.file)]
+        return found[-1] if found else None
+
+    @property
+    def operation(self) -> str | None:
+        """The collective or point-to-point call that the thread is in, such as `all_reduce`, or None."""
+        frame = self.communication
+        return operation_of(frame.function, frame.file) if frame else None
 
     @property
     def is_plainly_local(self) -> bool:
@@ -98,12 +104,11 @@ class ThreadStack:
     def outer_operation(self) -> str | None:
         """The outermost communication that the thread is in: `all_gather_object` calls `all_gather`."""
         names = [name for frame in self.frames if (name := operation_of(frame.function, frame.file))]
-        return names[-1] if names else self.native_operation
+        return names[-1] if names else self.operation
 
     def argument(self, *names: str) -> int | None:
         """Return the first of `names` among the numbers that the innermost communication was called with."""
-        frame = next((frame for frame in self.frames if operation_of(frame.function, frame.file)), None)
-        given = dict(frame.arguments) if frame else {}
+        given = dict(self.communication.arguments) if self.communication else {}
         return next((given[name] for name in names if name in given), None)
 
     @property

@@ -243,8 +243,7 @@ def _lacks_group(wait: Wait) -> bool:
 
 
 def _uses_process_groups(thread: ThreadStack | None) -> bool:
-    frames = thread.frames if thread else ()
-    frame = next((frame for frame in frames if operation_of(frame.function, frame.file)), None)
+    frame = thread.communication if thread else None
     return frame is not None and uses_process_groups(frame.function, frame.file)
 
 
