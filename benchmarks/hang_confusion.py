@@ -57,6 +57,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peers-from", type=Path, help="rows of an earlier series to take the peers' answers from")
     parser.add_argument("--results", type=Path, default=Path("hang_confusion.jsonl"))
     parser.add_argument("--bundles", type=Path, help="folder to keep the evidence in")
+    parser.add_argument("--settle", type=float, help="let each look last for so many seconds")
     parser.add_argument("--again", action="store_true", help="judge the evidence in --bundles again, run nothing")
     parser.add_argument("--page", type=Path, help="write a page of all results to this file")
     return parser.parse_args()
@@ -164,7 +165,8 @@ def run_trial(trial: Trial, is_prepared: bool, options: argparse.Namespace, nurs
         with reproduce(trial, nursery=nursery) as standing:
             row["stood_after_s"] = round(time.monotonic() - began, 1)
             began = time.monotonic()
-            comparison = compare(standing, *keep_evidence(options.bundles, row))
+            settle = ["--settle", f"{options.settle:g}"] if options.settle else []
+            comparison = compare(standing, *keep_evidence(options.bundles, row), *settle)
             row["spy_s"] = round(time.monotonic() - began, 1)
             row.update(comparison.document())
             if options.peers and is_prepared:

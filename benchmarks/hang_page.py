@@ -63,7 +63,9 @@ def totals(rows: Sequence[Row]) -> list[str]:
     harm = (f"{counts[one.value]} {one.value}{'s' if counts[one.value] != 1 else ''}" for one in HARMFUL)
     of_all = f"in {len(rows)} runs of {len({row['name'] for row in rows})} reproductions."
     lines = ["## In numbers", "", f"**{', '.join(harm)}** {of_all}", ""]
-    lines += ["| `bsl spy` says | runs |", "|---|---:|"]
+    lines += ["| of `bsl spy` | right | of |", "|---|---:|---:|"]
+    lines += [f"| {words} | {sum(answers)} | {len(answers)} |" for words, answers in figures(rows).items()]
+    lines += ["", "| its verdict as a whole | runs |", "|---|---:|"]
     lines += [f"| {judgement.value} | {counts[judgement.value]} |" for judgement in Judgement]
     peers = {"torchfrtrace": "torchfrtrace", "detail": "DETAIL"}
     asked = {words: [row for row in rows if key in row] for key, words in peers.items()}
@@ -74,6 +76,27 @@ def totals(rows: Sequence[Row]) -> list[str]:
         if asked[words]:
             lines.append(f"| {words} | {len(asked[words])} | {marks['']} | {marks['+']} | {marks['-']} |")
     return lines
+
+
+def figures(rows: Sequence[Row]) -> dict[str, list[bool]]:
+    """Return what each verdict got right, by itself: state, accused ranks, exact class, and whom to look at first.
+
+    Ranks count where somebody must be accused, classes where one must be named, the first look where ranks are guilty.
+    """
+    found: dict[str, list[bool]] = {}
+    for name in ("the state", "the accused ranks", "the exact class", "first to look at"):
+        found[name] = []
+    for row in rows:
+        reproduction, verdict = find_reproduction(row["name"]), row["verdict"]
+        guilty = reproduction.suspects(row["culprit"], Topology.parse(row["topology"]))
+        found["the state"].append(verdict["state"] in {state.value for state in reproduction.states})
+        if reproduction.must_accuse:
+            found["the accused ranks"].append(set(verdict["suspects"]) == guilty)
+        if None not in reproduction.classes:
+            found["the exact class"].append(verdict["class"] == str(reproduction.classes[0]))
+        if guilty and reproduction.is_hang:
+            found["first to look at"].append(set(verdict["look_first"][:1]) <= guilty and bool(verdict["look_first"]))
+    return found
 
 
 def table(rows: Sequence[Row]) -> list[str]:

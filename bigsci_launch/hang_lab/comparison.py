@@ -50,6 +50,7 @@ class JudgedVerdict:
                 "state": self.verdict.state.value,
                 "class": str(self.verdict.hang_class) if self.verdict.hang_class else None,
                 "suspects": sorted(self.verdict.suspects),
+                "look_first": list(self.verdict.look_first),
                 "confidence": self.verdict.confidence,
                 "claim": self.verdict.claim,
             },

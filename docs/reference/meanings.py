@@ -375,7 +375,7 @@ title | what it is
 topology | layout of the ranks
 culprit | the rank at fault
 expected | the right verdict, in words
-verdict | {state, class, suspects, confidence, claim}: what `bsl spy` said
+verdict | {state, class, suspects, look_first, confidence, claim}: what `bsl spy` said
 judgement | `right`, `wrong accusation` or another [judgement](../how-to/hang-lab.md#the-judgement)
 """,
     "bsl cluster status --json": """

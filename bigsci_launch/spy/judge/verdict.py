@@ -111,8 +111,9 @@ def _has_stood_still(case: JobCase, conclusion: Conclusion) -> bool:
 
 def _shows_stillness(case: JobCase, ranks: Sequence[int]) -> bool:
     """Whether something tells that `ranks` did not run, or stacks were equal often enough: in two looks, a healthy job
-    is easily found at one place."""
-    seen = [case.by_rank[rank] for rank in ranks]
+    is easily found at one place. Of ranks that nobody reached, those that wait for them tell it."""
+    reached = [rank for rank in ranks if case.by_rank[rank].samples]
+    seen = [case.by_rank[rank] for rank in reached or case.graph.waits]
     return all(is_motion_known(each) or len(each.samples) >= LEAST_EQUAL_STACKS for each in seen)
 
 
