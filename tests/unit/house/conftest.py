@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -23,13 +24,25 @@ Program = Callable[[str], ModuleType]
 @pytest.fixture(scope="session")
 def modules() -> Parsed:
     """Every module of the package by its path below the package (`spy/judge/verdict.py`), parsed."""
+    return {path.relative_to(PACKAGE).as_posix(): tree for path, tree in parsed()}
+
+
+@cache
+def parsed() -> list[tuple[Path, ast.Module]]:
+    """Return every module of the package and its syntax tree, which nobody changes."""
     paths = sorted(path for path in PACKAGE.rglob("*.py") if "assets" not in path.relative_to(PACKAGE).parts)
-    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in paths}
+    return [(path, ast.parse(path.read_text())) for path in paths]
+
+
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Return what `ast.walk` yields, which takes long and which every law asks for."""
+    return tuple(ast.walk(tree))
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
     """Yield every name that `tree` imports, at its top or inside a function: modules, and names from them."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -29,7 +29,7 @@ from bigsci_launch.runs.layout import AttemptDir, rank_files, write_json
 from bigsci_launch.spy.inputs.flight_recorder import read_recorder_json, read_recorder_pickle
 from bigsci_launch.topology import AXIS_NAMES, Topology
 
-from .conftest import DIAGNOSTICS, Parsed, Program, standalone
+from .conftest import DIAGNOSTICS, Parsed, Program, nodes, standalone
 
 HOSTILE_NAMES = (
     b"python3",
@@ -111,7 +111,7 @@ def test_one_module_of_the_package_parses_it(modules: Parsed) -> None:
 
 
 def cuts_at_parenthesis(tree: ast.Module) -> bool:
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes(tree) if isinstance(node, ast.Call)]
     return any(
         isinstance(call.func, ast.Attribute)
         and call.func.attr in ("rpartition", "rsplit", "rindex", "rfind")

@@ -7,37 +7,19 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import bigsci_launch
+from .conftest import PACKAGE, imports, nodes, parsed
 
-PACKAGE = Path(bigsci_launch.__file__).parent
 ROOT = PACKAGE.parent
 SLURM_COMMANDS = {"sbatch", "srun", "squeue", "sacct", "scancel", "scontrol", "sinfo"}
-
-
-def python_files() -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*.py") if "assets" not in path.relative_to(PACKAGE).parts)
 
 
 def room(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
 def top_level_imports(tree: ast.Module) -> set[str]:
     statements = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     return {name.split(".")[0] for statement in statements for name in imports(statement)}
-
-
-def parsed() -> list[tuple[Path, ast.Module]]:
-    return [(path, ast.parse(path.read_text())) for path in python_files()]
 
 
 def test_only_the_trainer_imports_torch_and_deepspeed() -> None:
@@ -65,7 +47,7 @@ def test_only_programs_print_and_exit() -> None:
         name = path.relative_to(PACKAGE).as_posix()
         if name.startswith(("cli/", "__main__", *programs)):
             continue
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        calls = [node for node in nodes(tree) if isinstance(node, ast.Call)]
         said = {"print", "sys.exit", "os._exit", "exit", "SystemExit", "sys.stdout.write", "sys.stderr.write"}
         wrong += [f"{name}:{call.lineno}: {ast.unparse(call.func)}" for call in calls if ast.unparse(call.func) in said]
     assert not wrong, wrong
@@ -88,7 +70,7 @@ def test_one_module_starts_slurm_commands() -> None:
     for path, tree in parsed():
         if room(path) == "scheduler":
             continue
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             first = node.elts[0] if isinstance(node, (ast.List, ast.Tuple)) and node.elts else None
             is_argv = isinstance(node, ast.List) and isinstance(first, ast.Constant) and first.value in SLURM_COMMANDS
             assert not is_argv, f"{path.relative_to(ROOT)}:{node.lineno}"  # type: ignore[attr-defined]
@@ -103,7 +85,7 @@ def test_one_module_knows_the_paths_of_a_run() -> None:
     for path, tree in parsed():
         if path == PACKAGE / "runs" / "layout.py":
             continue
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             joins = (
                 isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.right, ast.Constant)
             )
@@ -121,15 +103,15 @@ def test_one_module_knows_the_names_that_one_room_writes_and_another_finds() -> 
 
 def texts(tree: ast.Module) -> Iterator[str]:
     """Yield the texts in a module's code, including f-strings but not docstrings."""
-    spoken = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    spoken = {id(node.value) for node in nodes(tree) if isinstance(node, ast.Expr)}
+    for node in nodes(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in spoken:
             yield node.value
 
 
 def test_one_module_knows_where_content_is() -> None:
     for path, tree in parsed():
-        constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        constants = {node.value for node in nodes(tree) if isinstance(node, ast.Constant)}
         assert path == PACKAGE / "content.py" or not constants & {"assets", "BSL_PATH"}, path
 
 
@@ -138,7 +120,7 @@ def test_axes_are_data() -> None:
     names, allowed = {"tp", "cp", "ep", "dp", "pp"}, ("topology", "train", "config/check.py")
     for path, tree in parsed():
         here = path.relative_to(PACKAGE).as_posix()
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             listed = node.elts if isinstance(node, (ast.Tuple, ast.List, ast.Set)) else ()
             values = {each.value for each in listed if isinstance(each, ast.Constant)}
             is_list_of_axes = len(values) > 2 and len(values) == len(listed) and values <= names
@@ -160,6 +142,6 @@ def test_no_file_is_too_long_and_none_is_a_drawer_of_odds() -> None:
 
 def test_every_function_of_the_package_is_annotated() -> None:
     for path, tree in parsed():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 assert node.returns is not None, f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from pathlib import PurePosixPath
 
-from .conftest import PACKAGE, Parsed, imports
+from .conftest import PACKAGE, Parsed, imports, nodes
 
 GROUND = {
     "content",
@@ -126,7 +126,7 @@ def test_pure_rooms_touch_nothing(modules: Parsed) -> None:
     wrong = []
     for path in sorted(found):
         wrong += [f"{path}: imports {name}" for name in imports(modules[path]) if name.split(".")[0] in IMPURE_MODULES]
-        for node in ast.walk(modules[path]):
+        for node in nodes(modules[path]):
             if isinstance(node, ast.Call):
                 called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                 wrong += [f"{path}:{node.lineno}: calls {called}"] if called in IMPURE_CALLS else []
