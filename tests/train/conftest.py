@@ -6,8 +6,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +21,8 @@ from bigsci_launch.data.indexed import IndexedWriter
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
 from bigsci_launch.topology import Topology
+
+from .rank_processes import RankProcess, StartRank, rank_starter
 
 VOCABULARY = 300
 LIMIT_S = 240
@@ -46,7 +46,7 @@ class Attempt:
 
     run: RunDir
     folder: AttemptDir
-    processes: tuple[subprocess.Popen[bytes], ...]
+    processes: tuple[RankProcess, ...]
 
     def events(self, rank: int, kind: str | None = None) -> list[dict[str, Any]]:
         records = read_events(self.folder.event_file(rank))
@@ -112,7 +112,14 @@ Start = Callable[..., Attempt]
 
 
 @pytest.fixture(scope="session")
-def start(dataset: Path) -> Iterator[Start]:
+def start_rank() -> Iterator[StartRank]:
+    """`start_rank(["-m", "module"], environment, log)` starts one process."""
+    with rank_starter() as starter:
+        yield starter
+
+
+@pytest.fixture(scope="session")
+def start(dataset: Path, start_rank: StartRank) -> Iterator[Start]:
     """`start(folder, "tp=2,dp=2", training={...}, ...)` starts all ranks of a new attempt of the run in `folder`."""
     started: list[Attempt] = []
 
@@ -123,7 +130,9 @@ def start(dataset: Path) -> Iterator[Start]:
         attempt.make()
         attempt.config.write_text(dump_resolved(make_config(shape, dataset, sections)))
         port = free_port()
-        processes = tuple(start_rank(run, attempt, rank, shape.world_size, port) for rank in range(shape.world_size))
+        processes = tuple(
+            start_in(start_rank, run, attempt, rank, shape.world_size, port) for rank in range(shape.world_size)
+        )
         started.append(Attempt(run, attempt, processes))
         return started[-1]
 
@@ -152,7 +161,7 @@ Scenario = tuple[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
-def train_several(dataset: Path) -> Callable[..., dict[str, Attempt]]:
+def train_several(dataset: Path, start_rank: StartRank) -> Callable[..., dict[str, Attempt]]:
     """`train_several(folder, "tp=2,pp=2", [("name", {section: ...}), ...])` runs attempts in turn on the same ranks.
 
     `name` is the name of the run; if it occurs twice, the second attempt resumes the first. The result has the keys
@@ -175,7 +184,7 @@ def train_several(dataset: Path) -> Callable[..., dict[str, Attempt]]:
         first.make()
         port, program = free_port(), (module, *(str(each.path) for _, each in found.values()))
         processes = tuple(
-            start_rank(run, first, rank, shape.world_size, port, program) for rank in range(shape.world_size)
+            start_in(start_rank, run, first, rank, shape.world_size, port, program) for rank in range(shape.world_size)
         )
         ranks = Attempt(run, first, processes)
         try:
@@ -188,14 +197,15 @@ def train_several(dataset: Path) -> Callable[..., dict[str, Attempt]]:
     return train_all
 
 
-def start_rank(
+def start_in(
+    start_rank: StartRank,
     run: RunDir,
     attempt: AttemptDir,
     rank: int,
     world_size: int,
     port: int,
     program: Sequence[str] = ("bigsci_launch.train",),
-) -> subprocess.Popen[bytes]:
+) -> RankProcess:
     environment = {
         **os.environ,
         "RANK": str(rank),
@@ -206,8 +216,7 @@ def start_rank(
         "BSL_RUN_DIR": str(run.path),
         "BSL_ATTEMPT": attempt.name,
     }
-    with attempt.log_file(rank).open("wb") as log:
-        return subprocess.Popen([sys.executable, "-m", *program], env=environment, stdout=log, stderr=subprocess.STDOUT)
+    return start_rank(["-m", *program], environment, attempt.log_file(rank))
 
 
 def make_config(shape: Topology, dataset: Path, sections: dict[str, Any]) -> RunConfig:

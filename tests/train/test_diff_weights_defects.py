@@ -16,12 +16,14 @@ from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
 
+from .rank_processes import StartRank
+
 pytestmark = pytest.mark.torch
 PROGRAM = Path(__file__).parent / "programs" / "defects.py"
 AFTER, BEFORE = "dumps/step-000012-after", "dumps/step-000013-before"
 
 
-def run_ranks(out: Path, world_size: int, tp: int, *scenarios: str) -> Path:
+def run_ranks(start_rank: StartRank, out: Path, world_size: int, tp: int, *scenarios: str) -> Path:
     """Run the program on local ranks and return its output folder; show a rank's log if it fails."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -32,15 +34,13 @@ def run_ranks(out: Path, world_size: int, tp: int, *scenarios: str) -> Path:
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, str(PROGRAM), str(out), str(tp), *scenarios]
+    command = [str(PROGRAM), str(out), str(tp), *scenarios]
     ranks = []
     for rank in range(world_size):
         environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        log = (out / f"rank-{rank}.log").open("w")
-        ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-        log.close()
+        ranks.append(start_rank(command, environment, out / f"rank-{rank}.log"))
     try:
-        codes = [rank.wait(timeout=240) for rank in ranks]
+        codes = [rank.wait(240) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -51,15 +51,15 @@ def run_ranks(out: Path, world_size: int, tp: int, *scenarios: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two_stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_stages(start_rank: StartRank, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two stages (pp2), with every defect of the tied embedding."""
-    return run_ranks(tmp_path_factory.mktemp("two"), 2, 1, "healthy", "B1", "B2", "B3", "B4")
+    return run_ranks(start_rank, tmp_path_factory.mktemp("two"), 2, 1, "healthy", "B1", "B2", "B3", "B4")
 
 
 @pytest.fixture(scope="module")
-def two_tp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_tp(start_rank: StartRank, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four ranks (pp 2 x tp 2), with the defects of tp replicas."""
-    return run_ranks(tmp_path_factory.mktemp("tp"), 4, 2, "healthy", "B5", "B6")
+    return run_ranks(start_rank, tmp_path_factory.mktemp("tp"), 4, 2, "healthy", "B5", "B6")
 
 
 def diff(*arguments: object) -> tuple[int, str]:
