@@ -1,6 +1,7 @@
 # make demo   set up, then show the whole tool on this machine (no Slurm, no root)
 # make quick  the tests of the inner loop: no ranks, no Slurm, two minutes
-# make test   set up, install Slurm's packages when allowed, then run every test
+# make test   set up, install Slurm's packages when allowed, then run every test but the long tier
+# make long   set up, then run the tests that make test leaves out: further variants of expensive kinds
 # make check  lint, types
 # make docs   write the generated pages of docs/reference again
 
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo quick test check docs clean
+.PHONY: setup demo quick test long check docs clean
 
 setup: $(READY)
 
@@ -26,6 +27,10 @@ quick: $(READY)
 test: $(READY)
 	bash slurm/minicluster/install.sh || true
 	$(BIN)/python -m pytest --durations=25
+
+long: $(READY)
+	bash slurm/minicluster/install.sh || true
+	$(BIN)/python -m pytest -m long --durations=25
 
 check: $(READY)
 	$(BIN)/ruff check .

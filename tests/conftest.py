@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from hypothesis import settings
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
+LEFT_OUT = pytest.StashKey[int]()
 FOREIGN = ("SLURM_", "SBATCH_", "BSL_", "TORCHELASTIC_")
 SLURM_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "ip", "nsenter", "unshare")
 SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -30,8 +32,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files; review them as text")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Report how many seconds the tests of each tier took, including their fixtures."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long tier out, unless `-m` says what to do with it."""
+    if re.search(r"\blong\b", config.option.markexpr):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.stash[LEFT_OUT] = len(left_out)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Report what was left out, and how many seconds the tests of each tier took, including their fixtures."""
+    if num_left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"left out: {num_left_out} tests of the long tier; `make long` runs them")
     seconds: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:

@@ -38,6 +38,8 @@ HOME = "/home/me"
 FOLDER = "bigsci-launch"
 HOST = "vm"
 WORDS = {"torch", "slurm", "tutorial"}
+# tests/slurm/test_training.py and tests/train/test_diff_weights_defects.py show the same.
+LONG = {("submit.md", "slurm"), ("restart-spike.md", "torch")}
 COLUMNS = 100
 SESSION_TIMEOUT_S = 270.0
 MARK = "\x1e"
@@ -357,6 +359,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             pytest.mark.timeout(2 * SESSION_TIMEOUT_S),
             *([pytest.mark.torch] if needs_torch else []),
             *([pytest.mark.slurm] if "slurm" in session.needs else []),
+            *([pytest.mark.long] if any((session.page.name, need) in LONG for need in session.needs) else []),
         ]
         for index, command in enumerate(session.commands):
             name = f"{session.page.name}:{command.line} {command.text.splitlines()[0][:40]}"

@@ -63,7 +63,7 @@ def test_what_cannot_be_done_is_said(arguments: list[str], words: str) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("name", "culprit"), [("H01", 0), ("H36-stopped", 3)])
+@pytest.mark.parametrize(("name", "culprit"), [("H01", 0), pytest.param("H36-stopped", 3, marks=pytest.mark.long)])
 def test_run_compares_the_verdict_with_the_truth(name: str, culprit: int, tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     argv = [*BSL, "hang-lab", "run", name, "--culprit", str(culprit), "--json"]
@@ -111,7 +111,7 @@ def are_gone(pids: list[int]) -> bool:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("ending", ["enter", signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ending", ["enter", signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_holding_ends_with_everything_gone(ending: str | signal.Signals, tmp_path: Path) -> None:
     with held("H55", tmp_path) as (process, pids):
         assert not are_gone(pids)

@@ -156,7 +156,10 @@ def test_ranks_that_ignore_term_are_killed_after_a_grace(local: Local) -> None:
     local.wait_for_silence()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGTERM, signal.SIGHUP))],
+)
 def test_ctrl_c_ends_everything_cleanly(local: Local, number: signal.Signals) -> None:
     local.write("signal.signal(signal.SIGTERM, lambda *_: (print('saving'), sys.exit(0)))\n" + WAIT)
     process = local.start()

@@ -91,7 +91,7 @@ def whys(document: Document, role: str) -> list[str]:
     return [other["why"] for other in document["others"] if other["role"] == role]
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("fork", marks=pytest.mark.long)])
 def test_ranks_of_torchs_spawn_are_not_its_resource_tracker(
     start: Callable[..., int], tmp_path: Path, method: str
 ) -> None:
@@ -161,7 +161,7 @@ def test_ranks_that_only_the_process_group_knows(start: Callable[..., int], sett
     assert document["world_size"] == (SIZE if way == "file" else SIZE + 1)
 
 
-@pytest.mark.parametrize("count", [1, SIZE])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), SIZE])
 def test_workers_of_data_loaders_inherit_rank_and_are_none(
     start: Callable[..., int], tmp_path: Path, count: int
 ) -> None:

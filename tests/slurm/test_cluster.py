@@ -56,6 +56,7 @@ def test_a_requeued_job_runs_again_soon(isolated_cluster, tmp_path):
     isolated_cluster.run("scancel", job)
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_gloo_ranks_on_four_nodes_find_each_other_by_name(isolated_cluster, tmp_path):
     program = tmp_path / "ranks.py"

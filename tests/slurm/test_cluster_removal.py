@@ -63,6 +63,7 @@ def test_an_isolated_up_killed_before_any_of_its_side_effects(tries: Tries) -> N
     assert kinds(found, "interfaces") == {"bsl0"}
 
 
+@pytest.mark.long
 def test_a_shared_up_killed_before_any_of_its_side_effects(tries: Tries) -> None:
     found = tries("effects", "--nodes", "1", "--gpus-per-node", "1")
     assert_nothing_left(found)
@@ -70,19 +71,21 @@ def test_a_shared_up_killed_before_any_of_its_side_effects(tries: Tries) -> None
     assert {"munged", "slurmctld", "slurmd"} <= kinds(found, "processes")
 
 
+@pytest.mark.long
 def test_an_isolated_up_killed_at_any_moment(tries: Tries) -> None:
     found = tries("moments", "--nodes", "2", "--isolated")
     assert_nothing_left(found)
     assert len(found) > 3
 
 
-def test_a_down_that_is_killed_can_be_repeated(tries: Tries) -> None:
-    found = tries("downs", "--nodes", "1", "--gpus-per-node", "0")
+@pytest.mark.parametrize("how", ["few-downs", pytest.param("downs", marks=pytest.mark.long)])
+def test_a_down_that_is_killed_can_be_repeated(tries: Tries, how: str) -> None:
+    found = tries(how, "--nodes", "1", "--gpus-per-node", "0")
     assert_nothing_left(found)
     assert {"slurmstepd", "sleep", "slurmctld", "slurmd"} <= kinds(found, "processes")
 
 
-@pytest.mark.parametrize("how", [(), ("--isolated",)], ids=["shared", "isolated"])
+@pytest.mark.parametrize("how", [pytest.param((), marks=pytest.mark.long), ("--isolated",)], ids=["shared", "isolated"])
 def test_an_up_that_fails_removes_what_it_made(tries: Tries, how: tuple[str, ...]) -> None:
     found = tries("failures", "--nodes", "2", *how)
     assert_nothing_left(found)

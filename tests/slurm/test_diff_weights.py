@@ -72,7 +72,7 @@ def test_what_slurm_refuses_or_ends_is_no_answer(isolated_cluster: Any, folder: 
     assert "SlurmError: srun: sleeper was ended before it had an answer" in words
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_ctrl_c_ends_the_job(isolated_cluster: Any, number: signal.Signals) -> None:
     interrupts = (
         "import signal\n"

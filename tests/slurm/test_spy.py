@@ -154,6 +154,7 @@ def test_gloo_ranks_that_nobody_prepared(jobs: Jobs) -> None:
     jobs.cancel(job)
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_the_main_job_with_a_rank_that_skips_a_collective(jobs: Jobs) -> None:
     source = Path(json.__file__).parent.parent / "asyncio"

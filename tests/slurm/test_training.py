@@ -74,23 +74,8 @@ def site(isolated_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def undisturbed(site: Site) -> RunDir:
-    run, code = site.submit("undisturbed")
-    assert code == 0
-    return run
-
-
-def test_the_job_trains_over_four_nodes(site: Site, undisturbed: RunDir) -> None:
-    status = site.status(undisturbed)
-    assert status["job"]["state"] == "COMPLETED"
-    assert status["step"]["step"] == 20
-    assert status["checkpoint"]["path"].endswith("global_step20")
-    logs = site.cluster.bsl("logs", str(undisturbed.path), "--node", "n2").stdout.splitlines()
-    assert any("[n2 rank 4 dp0 pp1 tp0]" in line and "iteration       20/" in line for line in logs)
-    assert all("[n2 rank " in line for line in logs if "rank " in line)
-
-
-def test_a_cancelled_job_resumes_with_the_very_same_losses_and_weights(site: Site, undisturbed: RunDir) -> None:
+def resumed(site: Site) -> RunDir:
+    """The job, cancelled in the middle, and submitted again."""
     run, _ = site.submit("cancelled", wait=False)
     wait_until(lambda: max(losses(run), default=0) >= 12)
     done = site.cluster.bsl("cancel", str(run.path))
@@ -100,12 +85,38 @@ def test_a_cancelled_job_resumes_with_the_very_same_losses_and_weights(site: Sit
     assert stopped_at < 20
     _, code = site.submit("cancelled")
     assert code == 0
-    assert losses(run) == losses(undisturbed)
-    assert len(run.attempts()) == 2
-    same = site.cluster.bsl("diff-weights", str(run.checkpoints), str(undisturbed.checkpoints))
+    (loaded,) = [record for record in read_events(run.attempts()[-1].event_file(4)) if record["kind"] == "load"]
+    assert loaded["checkpoint_step"] == stopped_at
+    return run
+
+
+def test_the_job_trains_over_four_nodes(site: Site, resumed: RunDir) -> None:
+    status = site.status(resumed)
+    assert status["job"]["state"] == "COMPLETED"
+    assert status["step"]["step"] == 20
+    assert status["checkpoint"]["path"].endswith("global_step20")
+    logs = site.cluster.bsl("logs", str(resumed.path), "--node", "n2").stdout.splitlines()
+    assert any("[n2 rank 4 dp0 pp1 tp0]" in line and "iteration       20/" in line for line in logs)
+    assert all("[n2 rank " in line for line in logs if "rank " in line)
+
+
+def test_a_cancelled_job_continues_where_it_was_stopped(resumed: RunDir) -> None:
+    first, second = resumed.attempts()
+    records = [record for attempt in (first, second) for record in read_events(attempt.event_file(4))]
+    assert [record["step"] for record in records if record["kind"] == "step"] == list(range(1, 21))
+
+
+@pytest.mark.long
+def test_a_cancelled_job_resumes_with_the_very_same_losses_and_weights(site: Site, resumed: RunDir) -> None:
+    """On one machine, tests/train/test_resume.py shows the same."""
+    undisturbed, code = site.submit("undisturbed")
+    assert code == 0
+    assert losses(resumed) == losses(undisturbed)
+    same = site.cluster.bsl("diff-weights", str(resumed.checkpoints), str(undisturbed.checkpoints))
     assert (same.returncode, "all equal" in same.stdout) == (0, True), same.stdout
 
 
+@pytest.mark.long
 def test_a_killed_rank_is_a_failed_job_with_the_rank_and_node_in_the_exit_reason(site: Site) -> None:
     run, code = site.submit("killed", "faults=[{kind: die, rank: 5, step: 3}]")
     assert code != 0

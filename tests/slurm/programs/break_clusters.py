@@ -4,6 +4,7 @@ Runs as PID 1 of a PID namespace with its own network and mounts, so everything 
 HOW: `effects`: SIGKILL before each of its side effects in turn, until one `up` survives.
      `moments`: SIGKILL after 0.05 s, 0.1 s, ...
      `downs`: a whole cluster with a running job, and SIGKILL before one of the side effects of a first `down`.
+     `few-downs`: the same before its first signal, one in the middle, and the first file that it deletes.
      `failures`: a slurmd that ends at once, and Ctrl-C while `up` waits for nodes: `up` itself removes its leftovers.
 Prints one JSON line per try: what existed before the last `down`, and after it.
 """
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType
@@ -26,15 +27,16 @@ DIE_AT = Path(__file__).with_name("die_at.py")
 PERIOD_S = 0.05
 LAST_MOMENT_S = 1.5
 WAIT_S = 300.0
+# The first side effects of a `down` are the signals to each process; then every deleted file follows.
+FEW = (0, 12, 24)
 
 
 def main() -> None:
     directory, how, argv = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     os.environ["BSL_CLUSTER_DIR"] = str(directory / "c")
     clean = look_around(directory)
-    tries = {"effects": break_at_effects, "moments": break_at_moments, "downs": break_downs, "failures": fail}[how](
-        argv
-    )
+    ways = {"effects": break_at_effects, "moments": break_at_moments, "downs": break_downs, "failures": fail}
+    tries = break_downs(argv, FEW) if how == "few-downs" else ways[how](argv)
     for name, returncode in tries:
         broken = look_around(directory)
         done = run_bsl("cluster", "down")
@@ -62,9 +64,8 @@ def break_at_effects(argv: list[str]) -> Iterator[tuple[str, int]]:
             return
 
 
-def break_downs(argv: list[str]) -> Iterator[tuple[str, int]]:
-    # The first side effects are the signals to each process; then every deleted file follows.
-    for number in chain(range(0, 24, 4), count(24, 25)):
+def break_downs(argv: list[str], numbers: Iterable[int] | None = None) -> Iterator[tuple[str, int]]:
+    for number in numbers or chain(range(0, 24, 4), count(24, 25)):
         run_bsl("cluster", "up", *argv)
         start_job()
         returncode = run_dying(number, "cluster", "down")

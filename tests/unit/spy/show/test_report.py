@@ -41,8 +41,9 @@ def test_384_ranks_in_384_places_on_unreadable_and_silent_nodes_fit_on_a_screen(
     ranks = [make_rank(rank, f"work@/src/p.py:{rank} < {deep}" if rank % 3 else None) for rank in range(360)]
     silent = [{"node": f"n{node}", "why": "no answer in 40 s"} for node in (45, 46, 47)]
     evidence = make_evidence(ranks, "tp=4,pp=12,dp=8", ranks_per_node=8, world_size=384, nodes_silent=silent)
+    conclusion = judge(evidence)
     for width in (None, 80):
-        lines = to_lines(evidence, judge(evidence), width)
+        lines = to_lines(evidence, conclusion, width)
         assert len(lines) <= 40
         assert max(len(line.text) for line in lines[1:]) <= (width or 180)
         text = to_text(lines)
@@ -59,7 +60,7 @@ def test_384_ranks_in_384_places_on_unreadable_and_silent_nodes_fit_on_a_screen(
         (4, 12, 8, "skip", True),
         (8, 16, 32, "loader", True),
         (8, 16, 32, "skip", False),
-        (8, 16, 256, "loader", True),
+        pytest.param(8, 16, 256, "loader", True, marks=pytest.mark.long),
     ],
 )
 def test_the_report_stays_readable_at_any_size(
