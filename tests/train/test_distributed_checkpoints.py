@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,13 +11,15 @@ from click.testing import CliRunner, Result
 
 from bigsci_launch.cli.main import bsl
 
+from .rank_processes import StartRank
+
 pytestmark = pytest.mark.torch
 PROGRAM = Path(__file__).parent / "programs" / "distributed_checkpoints.py"
 NUM_RANKS = 4
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(start_rank: StartRank, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with everything that the program writes."""
     out = tmp_path_factory.mktemp("saved")
     with socket.socket() as probe:
@@ -29,11 +29,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ranks = []
     for rank in range(NUM_RANKS):
         environment = {**os.environ, **shared, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
-        with (out / f"rank-{rank}.log").open("w") as log:
-            command = [sys.executable, str(PROGRAM), str(out)]
-            ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+        ranks.append(start_rank([str(PROGRAM), str(out)], environment, out / f"rank-{rank}.log"))
     try:
-        codes = [rank.wait(timeout=240) for rank in ranks]
+        codes = [rank.wait(240) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

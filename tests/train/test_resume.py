@@ -208,12 +208,18 @@ def test_no_conversion_picks_one_of_copies_that_differ(saved: Path, tmp_path: Pa
         SavedShards(tmp_path / "apart", saved_topology(read_record(saved))).require_equal_copies(lambda text: None)
 
 
-def test_kills_during_saves_cost_one_interval_and_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four moments of the benchmark: a file half written, named, half pointed to, an old checkpoint half deleted."""
+@pytest.mark.parametrize("numbers", [(1, 6), pytest.param((5, 8), marks=pytest.mark.long)])
+def test_kills_during_saves_cost_one_interval_and_no_bit(
+    numbers: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Moments of the benchmark: a file half written, half pointed to; named, an old checkpoint half deleted.
+
+    tests/process/test_checkpoint_kill.py kills before every call of a save, without training.
+    """
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     program = importlib.import_module("kill_during_save")
     moments = program.draw_moments(9, seed=2)
-    kills, problems, compared = program.run_kills(tmp_path, [moments[number] for number in (1, 5, 6, 8)])
+    kills, problems, compared = program.run_kills(tmp_path, [moments[number] for number in numbers])
     assert problems == []
     assert [kill.lost for kill in kills if kill.lost > program.INTERVAL] == []
     assert compared >= kills[-1].done + program.INTERVAL
