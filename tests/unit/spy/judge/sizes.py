@@ -10,15 +10,19 @@ from collections.abc import Callable
 from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.ranks import RankEvidence
 from bigsci_launch.spy.judge.case import JobCase
-from bigsci_launch.spy.judge.facts import carries_data, faults_per_s, is_busy, moves_bytes
+from bigsci_launch.spy.judge.conclusion import Conclusion, Strength, Suspect
+from bigsci_launch.spy.judge.corroboration import corroborate
+from bigsci_launch.spy.judge.facts import carries_data, faults_per_s, is_busy, moves_bytes, outer_frames_moved
 from bigsci_launch.spy.judge.rules.alike import odd_ranks
+from bigsci_launch.spy.judge.rules.circle import stands_alone
 from bigsci_launch.spy.judge.rules.process import STALL_RULES
 from bigsci_launch.spy.judge.rules.work import busy_child
+from bigsci_launch.spy.judge.schedule.departure import is_as_before
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.taxonomy import HangClass, State
 
 from ..conftest import Document, rank_of
-from .small_cases import BUSY, LOADER, PEERS, SLEEPING, SPIN, WORLD, flowing, job, woken, writing
+from .small_cases import BUSY, LOADER, PEERS, SLEEPING, SPIN, TENSOR, WORLD, flowing, job, woken, writing
 
 BELOW, ABOVE = 0.75, 1.5
 Check = Callable[[], bool]
@@ -127,6 +131,51 @@ def odd_share() -> bool:
     return (odd(2, 8), odd(3, 8)) == (2, 0)
 
 
+def inner_frames() -> bool:
+    """Two changed innermost calls are noise, three are not."""
+
+    def speaks(changed: int) -> bool:
+        before = [f"step_{depth}@/src/m.py:3" for depth in range(8)]
+        after = [f"other_{depth}@/src/m.py:3" for depth in range(changed)] + before[changed:]
+        return outer_frames_moved(seen(rank_of(0, [" < ".join(before), " < ".join(after)]))) is True
+
+    return not speaks(2) and speaks(3)
+
+
+def same_moment_s() -> bool:
+    """Another rank raised so much earlier than the suspect: that is another event, and speaks against the suspect."""
+
+    def speaks(earlier_s: float) -> bool:
+        raised = {"type": "OSError", "message": "no space", "place": "save (train.py:9)", "source": "its log"}
+        times = {0: 10.0, 1: 10.0 + earlier_s}
+        evidence = job([rank_of(rank, WORLD) for rank in times],
+                       tracebacks=[{"rank": rank, "time": time, **raised} for rank, time in times.items()])  # fmt: skip
+        suspect = Conclusion(State.HANG, "", Strength.AGREED, suspects=(Suspect(1, ""),))
+        return corroborate(suspect, evidence).strength is Strength.DERIVED
+
+    return differs(speaks, 0.2)
+
+
+def min_group_to_stand_alone() -> bool:
+    """Of two ranks that miss each other, either may have left; of three, the one that is alone has."""
+
+    def speaks(size: int) -> bool:
+        stacks = [TENSOR] * (size - 1) + ["new_group@c10d:1 < step@/src/loop.py:9"]
+        evidence = job([rank_of(rank, stack) for rank, stack in enumerate(stacks)], f"tp={size}")
+        return stands_alone(JobCase.of(evidence)) is not None
+
+    return not speaks(2) and speaks(3)
+
+
+def min_times() -> bool:
+    """What followed twice in the same way is a rule, what followed once is not."""
+
+    def speaks(times: int) -> bool:
+        return is_as_before([*[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12] * (times + 1)], 12 * times + 11)
+
+    return not speaks(1) and speaks(2)
+
+
 def patience(wchan: str, asleep_s: float) -> Check:
     """One rank sleeps so for that long, and another one waits for it as long as it is asleep."""
 
@@ -163,6 +212,10 @@ SIZES: dict[str, Check] = {
     "BUSY_CHILD_SHARE": busy_child_share,
     "FIRST_STEPS": first_steps,
     "ODD_SHARE": odd_share,
+    "INNER_FRAMES": inner_frames,
+    "SAME_MOMENT_S": same_moment_s,
+    "MIN_GROUP_TO_STAND_ALONE": min_group_to_stand_alone,
+    "MIN_TIMES": min_times,
     "LOCAL.asleep_s": patience("locks_lock_inode_wait", 10),
     "ELSEWHERE.asleep_s": patience("something_else", 30),
     "TIMER.asleep_s": patience("hrtimer_nanosleep", 120),
