@@ -157,11 +157,11 @@ def same_moment_s() -> bool:
 
 
 def min_group_to_stand_alone() -> bool:
-    """Of two ranks that miss each other, either may have left; of three, the one that is alone has."""
+    """One rank is in its tensor-parallel group, all others are elsewhere. In a group of two, either may have left."""
 
     def speaks(size: int) -> bool:
-        stacks = [TENSOR] * (size - 1) + ["new_group@c10d:1 < step@/src/loop.py:9"]
-        evidence = job([rank_of(rank, stack) for rank, stack in enumerate(stacks)], f"tp={size}")
+        stacks = [TENSOR] + ["new_group@c10d:1 < step@/src/loop.py:9"] * (2 * size - 1)
+        evidence = job([rank_of(rank, stack) for rank, stack in enumerate(stacks)], f"tp={size},dp=2")
         return stands_alone(JobCase.of(evidence)) is not None
 
     return not speaks(2) and speaks(3)
