@@ -42,6 +42,6 @@ def cheapest_start(*words: str) -> float:
     return min(seconds)
 
 
-def test_help_costs_less_than_three_imports_of_click() -> None:
+def test_help_costs_less_than_five_imports_of_click() -> None:
     """Compared on one machine, because a busy or a slower one needs more time for both."""
-    assert cheapest_start("-m", "bigsci_launch", "--help") < 3 * cheapest_start("-c", "import click")
+    assert cheapest_start("-m", "bigsci_launch", "--help") < 5 * cheapest_start("-c", "import click")
