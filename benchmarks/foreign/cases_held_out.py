@@ -10,122 +10,124 @@ from foreign.case import ForeignCase
 TORCHRUN = (
     "{python}", "-m", "torch.distributed.run", "--nproc-per-node={world_size}", "--master-port={port}", "{program}",
 )  # fmt: skip
-MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "{world_size}", "{python}", "{program}")
-WITH_SERVER = (
-    "sh", "-c",
-    "{python} {programs}/silent_server.py {folder}/server-port & "
-    "exec {python} -m torch.distributed.run --nproc-per-node={world_size} --master-port={port} {program} "
-    "settings {culprit}",
+BY_VARIABLES = ("{python}", "{programs}/start_all.py", "--port={port}", "--procs={world_size}", "{program}")
+BY_ARGUMENTS = (
+    "{python}", "{programs}/start_all.py", "--port={port}", "--procs={world_size}", "--as-arguments", "{program}",
 )  # fmt: skip
-
-
-def torchrun(
-    name: str, program: str, mode: str, state: str, framework: str = "ddp", arguments: tuple[str, ...] = (), **more: Any
-) -> ForeignCase:
-    """Return a case that torchrun starts with a mode, if any, and the culprit."""
-    command = (*TORCHRUN, *((mode,) if mode else ()), *arguments)
-    return ForeignCase(f"held-{name}", framework, "torchrun", program, command, state, **more)
-
-
-def other(name: str, framework: str, launcher: str, command: tuple[str, ...], **more: Any) -> ForeignCase:
-    return ForeignCase(f"held-{name}", framework, launcher, command=command, **more)
-
-
+ITSELF = ("{python}", "{program}")
+MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "{world_size}", *ITSELF)
+ACCELERATE = (
+    "{python}", "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes={world_size}", "--num_machines=1",
+    "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port={port}", "{program}",
+)  # fmt: skip
+LAUNCHERS = {
+    "torchrun": TORCHRUN,
+    "own-env": BY_VARIABLES,
+    "own-args": BY_ARGUMENTS,
+    "mp-spawn": ITSELF,
+    "mp-fork": ITSELF,
+    "mpirun": MPIRUN,
+    "accelerate": ACCELERATE,
+}
 CULPRIT = ("{culprit}",)
-STEPPING: dict[str, Any] = {"sign": "step 5 ", "sign_count": 4}
+SLOW_TOO = ("slow",)
 
 
-def chatty(read: str, mode: str) -> tuple[str, ...]:
-    """Return the command of a program that an own launcher starts, with the output of one rank in a pipe."""
-    launcher = ("{python}", "{programs}/launch_piped.py", read, "{culprit}", "{world_size}", "{port}")
-    return (*launcher, "{program}", mode, "{culprit}")
+def blind(
+    name: str, program: str, mode: str, state: str, launcher: str = "torchrun", framework: str = "ddp", **more: Any
+) -> ForeignCase:
+    """Return a case whose program takes a mode and the culprit."""
+    command = (*LAUNCHERS[launcher], mode, *CULPRIT, *more.pop("arguments", ()))
+    return ForeignCase(f"blind-{name}", framework, launcher, program, command, state, **more)
 
 
-def errand(name: str, culprit: int, **more: Any) -> ForeignCase:
-    """Return a case in which one rank of a DDP training never returns from an errand."""
-    more = {"arguments": CULPRIT, "culprits": (culprit,), **more}
-    return torchrun(f"ddp-{name}", "side_errands.py", name, "hang", **more)
+def between(mode: str, culprit: int, launcher: str = "torchrun", **more: Any) -> ForeignCase:
+    """Return a case in which one rank does not come back from an errand between two batches."""
+    more = {"culprits": (culprit,), **more}
+    return blind(mode, "between_batches.py", mode, "hang", launcher, **more)
 
 
-def chore(name: str, framework: str, culprit: int) -> ForeignCase:
-    """Return a case in which the others wait for one rank that makes progress."""
-    return torchrun(
-        f"chore-{name}", "long_chores.py", name, "slow", framework, CULPRIT,
-        culprits=(culprit,), also=("progressing",), settle_s=8.0,
+def day(mode: str, step: int = 5, **more: Any) -> ForeignCase:
+    """Return a healthy case that does not look even; asked after so many steps of all ranks."""
+    more = {"sign": f"step {step} ", "sign_count": 4, **more}
+    return blind(f"day-{mode}", "uneven_days.py", mode, "progressing", **more)
+
+
+def duty(mode: str, culprit: int, launcher: str = "torchrun") -> ForeignCase:
+    """Return a case in which the others wait for a rank with a heavy duty."""
+    return blind(
+        f"duty-{mode}", "heavy_duties.py", mode, "slow", launcher, "own loop", culprits=(culprit,),
+        also=("progressing",), settle_s=10.0,
+    )  # fmt: skip
+
+
+def tokens(mode: str, culprit: int, launcher: str, **more: Any) -> ForeignCase:
+    """Return a case of one multiprocessing program, whose ranks share something."""
+    return blind(
+        f"tokens-{mode}", "shared_tokens.py", mode, "hang", launcher, "own loop", culprits=(culprit,),
+        arguments=("{world_size}", "{port}"), settle_s=8.0, **more,
+    )  # fmt: skip
+
+
+def messages(mode: str, state: str = "hang", **more: Any) -> ForeignCase:
+    return blind(f"messages-{mode}", "own_messages.py", mode, state, framework="p2p", **more)
+
+
+def grid(mode: str, state: str, **more: Any) -> ForeignCase:
+    return blind(
+        f"mpi-{mode}", "grid_of_ranks.py", mode, state, "mpirun", "mpi4py",
+        needs=("mpi4py", "numpy", "command:mpirun"), **more,
     )  # fmt: skip
 
 
 HUNG: tuple[ForeignCase, ...] = (
-    torchrun("no-sync-forgets", "long_context.py", "forgets", "hang", "ddp", CULPRIT, culprits=(2,), classes=("H01",)),
-    torchrun("fsdp-nan-batch", "shards_recomputed.py", "nan", "hang", "fsdp", CULPRIT, culprits=(1,), classes=("H01",)),
-    torchrun("frozen-views", "pairs_of_views.py", "", "hang", "nn-functional", CULPRIT, culprits=(3,)),
-    torchrun("halo-not-sent", "halo_exchange.py", "", "hang", "p2p", CULPRIT, culprits=(1,)),
-    torchrun(
-        "accelerate-short-shard", "captions.py", "short", "hang", "accelerate", CULPRIT,
-        culprits=(2,), classes=("H02",), needs=("torch", "accelerate"),
+    between("records", 2, classes=("H37",)),
+    between("converter", 1, "own-env"),
+    between("pool", 3),
+    between("drain", 0, "own-args"),
+    between("gauge", 2, "own-args"),
+    between("debugger", 1),
+    between("pattern", 3, also=SLOW_TOO, classes=("H30",)),
+    between("joins", 2, "own-env"),
+    between("answers", 0),
+    between("leaves", 1, "own-args"),
+    between("baton", 0, culprits=(), involved=(0, 1, 2, 3), sign_count=4),
+    messages("threads", involved=(2,)),
+    messages("experts", culprits=(4,), world_size=6),
+    messages("results", culprits=(3,)),
+    messages("ring", involved=(0, 1, 2, 3), sign_count=4),
+    tokens("killed", 1, "mp-fork", world_size=3, also=("crashed",)),
+    tokens("leaked", 2, "mp-spawn"),
+    tokens("flags", 3, "mp-fork"),
+    blind(
+        "store-loses", "task_store.py", "loses", "hang", "own-env", "store", world_size=3, culprits=(2,), settle_s=8.0,
     ),
-    other(
-        "queue-greedy", "queues", "mp.spawn", program="work_queues.py", state="hang", culprits=(3,),
-        command=("{python}", "{program}", "greedy", "{culprit}", "{world_size}", "{port}"),
-    ),
-    other(
-        "queue-leaves", "queues", "mp.spawn", program="work_queues.py", state="hang", also=("crashed",), culprits=(1,),
-        command=("{python}", "{program}", "leaves", "{culprit}", "{world_size}", "{port}"), classes=("H72",),
-    ),
-    other(
-        "mpi-wrong-tag", "mpi", "mpirun", program="mpi_overlap.py", state="hang", culprits=(1,),
-        command=(*MPIRUN, "tag", "{culprit}"), needs=("mpi4py", "numpy", "command:mpirun"),
-    ),
-    other(
-        "full-pipe", "own loop", "popen", program="chatty.py", state="hang", culprits=(1,), classes=("H39",),
-        command=chatty("keeps", "dump"),
-    ),
-    other(
-        "part-missing", "own loop", "popen", program="chatty.py", state="hang", also=("crashed",), culprits=(3,),
-        classes=("H70", "H72"), command=chatty("reads", "gone"),
-    ),
-    errand("vocabulary", 1),
-    other(
-        "ddp-settings", "ddp", "sh", program="side_errands.py", state="hang", command=WITH_SERVER, culprits=(1,),
-        classes=("H43",),
-    ),
-    errand("upload", 3),
-    errand("preempted", 2),
-    errand("writer", 0, classes=("H35",)),
-    errand("prefetch", 2, classes=("H37",)),
-    torchrun("index-lockf", "shared_index.py", "lockf", "hang", "own loop", CULPRIT, culprits=(2,), classes=("H41",)),
-    torchrun(
-        "index-sqlite", "shared_index.py", "sqlite", "hang", "own loop", CULPRIT, culprits=(1,), sign_count=3,
-    ),
+    grid("grid", "hang", world_size=6, culprits=(4,)),
+    blind("fsdp2-drop", "dropped_layers.py", "drop", "hang", framework="fsdp2", culprits=(1,), settle_s=8.0),
+    blind("zero-skip", "dropped_layers.py", "skip", "hang", framework="zero1", culprits=(2,), settle_s=8.0),
 )  # fmt: skip
 
 HEALTHY: tuple[ForeignCase, ...] = (
-    torchrun(
-        "accumulates", "long_context.py", "even", "progressing", "ddp", ("0",), sign="step 4 ", sign_count=4,
+    day("branches", 8),
+    day("batches", 3, also=SLOW_TOO, culprits=(0, 1, 2, 3)),
+    day("workers", 3),
+    day("throttled", 1),
+    day("local", 1, moment="random", between_s=(8.0, 70.0)),
+    day("saver", 8, culprits=(1,)),
+    day("evaluates", also=SLOW_TOO, culprits=(0,)),
+    day("turns", 4, also=SLOW_TOO, culprits=(0, 1, 2, 3)),
+    day("launcher"),
+    day("paused", also=SLOW_TOO, culprits=(2,)),
+    duty("packs", 3),
+    duty("ranges", 0, "own-args"),
+    duty("previous", 0),
+    messages("stages", "progressing", also=SLOW_TOO, culprits=(2,), sign="step 1 ", sign_count=4),
+    blind("store-even", "task_store.py", "even", "progressing", "own-env", "store", sign="step 5 ", sign_count=4),
+    grid("farm", "progressing", sign="step 5 ", sign_count=3),
+    blind(
+        "accelerate-dispatched", "dispatched.py", "even", "progressing", "accelerate", "accelerate", sign="step 5 ",
+        sign_count=4, also=SLOW_TOO, culprits=(0,), needs=("torch", "accelerate"),
     ),
-    torchrun("fsdp-recomputes", "shards_recomputed.py", "even", "progressing", "fsdp", ("0",), **STEPPING),
-    torchrun("joins-uneven", "uneven_inputs.py", "", "progressing", "ddp", ("3",), sign="step 8 ", sign_count=3),
-    torchrun(
-        "rests", "even_pace.py", "rests", "progressing", "ddp", sign="step 2 ", sign_count=4, moment="random",
-        between_s=(3.0, 60.0),
-    ),
-    torchrun("long-steps", "even_pace.py", "long", "progressing", "ddp", sign="step 1 ", sign_count=4),
-    torchrun("evaluates", "even_pace.py", "evaluates", "progressing", "ddp", **STEPPING),
-    other(
-        "mpi-overlaps", "mpi", "mpirun", program="mpi_overlap.py", state="progressing", **STEPPING,
-        command=(*MPIRUN, "even", "0"), needs=("mpi4py", "numpy", "command:mpirun"),
-    ),
-    other(
-        "progress-bar", "own loop", "popen", program="chatty.py", state="progressing", **STEPPING,
-        command=chatty("reads", "bar"),
-    ),
-    torchrun(
-        "accelerate-tokens", "captions.py", "tokens", "slow", "accelerate", CULPRIT, culprits=(0,),
-        also=("progressing",), settle_s=8.0, needs=("torch", "accelerate"),
-    ),
-    chore("stream", "own loop", 0),
-    chore("build", "own loop", 0),
-    chore("describe", "own loop", 2),
 )  # fmt: skip
 
 CASES: tuple[ForeignCase, ...] = tuple(replace(case, limit_s=900.0) for case in HUNG + HEALTHY)

@@ -7,7 +7,7 @@ import importlib.util
 
 from foreign.case import ForeignCase
 
-PARTS = ("cases_ddp", "cases_libraries", "cases_more")
+PARTS = ("cases_ddp", "cases_libraries", "cases_more", "cases_errands")
 
 
 def all_cases() -> tuple[ForeignCase, ...]:
