@@ -1,4 +1,4 @@
-"""A training in which the others wait for one rank with a heavy duty, which goes on for long, and makes progress.
+"""A training in which the others wait for one rank with a heavy duty, which takes long, and makes progress.
 
 heavy_duties.py DUTY CULPRIT [--rank R --world-size N --url URL]
 
