@@ -113,7 +113,8 @@ def figures(truth: Truth, answer: Answer) -> Row:
         "class_right": answer.hang_class in truth.classes if truth.classes and truth.state not in HEALTHY else None,
         "top1": bool(guilty & set(answer.look_first[:1])) if is_pointed else None,
         "top3": bool(guilty & set(answer.look_first[:3])) if is_pointed else None,
-        "unnamed": answer.state in (*FAILURES, "waiting") and not found if is_bad and truth.culprits else None,
+        "unnamed": not found if truth.culprits and answer.state in FAILURES else None,
+        "unpointed": not found and not answer.look_first if is_bad and truth.culprits else None,
     }
 
 
@@ -126,7 +127,8 @@ def summary(rows: Sequence[Row]) -> str:
     for name, words in (
         ("state_right", "state right"), ("ranks_right", "ranks right (of hangs and crashes)"),
         ("class_right", "exact class"), ("top1", "look_first: the first is guilty"),
-        ("top3", "look_first: one of the first three"), ("unnamed", "hangs with a culprit where nobody is named"),
+        ("top3", "look_first: one of the first three"), ("unnamed", "called a hang or a crash, and nobody is accused"),
+        ("unpointed", "of hangs, nobody is accused or pointed at"),
     ):  # fmt: skip
         lines.append("  " + _share(words, [row["figures"][name] for row in scored if row.get("figures")]))
     by_truth = Counter((row["truth"]["state"], row["outcome"]) for row in scored)
