@@ -166,11 +166,25 @@ class JobCase:
         return min((self._awaited_s(rank) for rank in ranks), default=0.0)
 
     def _awaited_s(self, rank: int) -> float:
-        waiting = [waiter for waiter, blockers in self.graph.blockers.items() if rank in blockers]
         if not self.graph.waits:
-            waiting = [seen.rank for seen in self.alive if seen not in self.outsiders]
-        return max((stood_s(self.by_rank[waiter]) or 0.0 for waiter in waiting), default=0.0)
+            return self._stood_inside_s
+        return max((stood_s for blockers, stood_s in self._meetings_stood_s if rank in blockers), default=0.0)
+
+    @cached_property
+    def _meetings_stood_s(self) -> tuple[tuple[frozenset[int], float], ...]:
+        """(blockers, for how many seconds the longest-standing of the ranks that wait for them has been there)."""
+        return tuple((blockers, max(self._stood_s[rank] for rank in ranks)) for blockers, ranks in self.graph.meetings)
+
+    @cached_property
+    def _stood_inside_s(self) -> float:
+        """The same of the ranks that may wait for the outsiders, where no stack shows a communication."""
+        outside = {seen.rank for seen in self.outsiders}
+        return max((self._stood_s[seen.rank] for seen in self.alive if seen.rank not in outside), default=0.0)
+
+    @cached_property
+    def _stood_s(self) -> Mapping[int, float]:
+        return {seen.rank: stood_s(seen) or 0.0 for seen in self.evidence.ranks}
 
     def stood_s(self, ranks: Sequence[int]) -> float:
         """For how many seconds all of `ranks` have been where they are."""
-        return min((stood_s(self.by_rank[rank]) or 0.0 for rank in ranks), default=0.0)
+        return min((self._stood_s[rank] for rank in ranks), default=0.0)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.conclusion import Conclusion, Strength
+from bigsci_launch.spy.judge.facts import stood_s
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.taxonomy import HangClass
+
+from ..conftest import rank_of
+from .small_cases import job
 
 MakeRank = Callable[..., dict[str, Any]]
 MakeEvidence = Callable[..., Evidence]
@@ -342,3 +347,18 @@ def test_a_rank_that_may_be_on_one_of_several_silent_nodes_is_not_said_to_have_e
     conclusion = judge(evidence)
     assert conclusion.hang_class == HangClass.NODE_LOST, conclusion.claim
     assert "2 nodes are silent, and it may be on any of them" in conclusion.suspects[0].why
+
+
+def test_how_long_ranks_stood_is_asked_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ranks for which no stack shows a wait, and of ranks that all wait for one: thousands must cost as little."""
+    asked: Counter[int] = Counter()
+
+    def count(seen: RankEvidence) -> float | None:
+        asked[seen.rank] += 1
+        return stood_s(seen)
+
+    monkeypatch.setattr("bigsci_launch.spy.judge.case.stood_s", count)
+    for stacks in ([f"work@/src/p.py:{rank}" for rank in range(40)], [WORLD] * 39 + [LOADER]):
+        judge(job([rank_of(rank, stack, **SLEEPING) for rank, stack in enumerate(stacks)]))
+        assert max(asked.values()) == 1, asked
+        asked.clear()
