@@ -168,7 +168,7 @@ class JobCase:
     def _awaited_s(self, rank: int) -> float:
         if not self.graph.waits:
             return self._stood_inside_s
-        return max((stood_s for blockers, stood_s in self._meetings_stood_s if rank in blockers), default=0.0)
+        return max((seconds for blockers, seconds in self._meetings_stood_s if rank in blockers), default=0.0)
 
     @cached_property
     def _meetings_stood_s(self) -> tuple[tuple[frozenset[int], float], ...]:

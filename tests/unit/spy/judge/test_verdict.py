@@ -185,7 +185,7 @@ def test_the_victim_of_an_asynchronous_collective_is_not_accused(
     conclusion = judge(make_evidence([handle, *waiting(make_rank, range(1, 4))], topology))
     assert (conclusion.state.value, conclusion.hang_class, suspects(conclusion)) == ("hang", None, [])
     assert conclusion.sides[-1].ranks == (0,)
-    assert conclusion.next == ("py-spy dump --native --pid 100  # on n0",)
+    assert conclusion.next == ("bsl spy --native  # shows which native code they are in, such as a collective",)
 
 
 def test_one_of_several_that_sleep_is_accused_where_the_kernel_says_why(
@@ -359,6 +359,9 @@ def test_how_long_ranks_stood_is_asked_once_for_each(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("bigsci_launch.spy.judge.case.stood_s", count)
     for stacks in ([f"work@/src/p.py:{rank}" for rank in range(40)], [WORLD] * 39 + [LOADER]):
-        judge(job([rank_of(rank, stack, **SLEEPING) for rank, stack in enumerate(stacks)]))
+        ranks = [rank_of(rank, stack, **SLEEPING) for rank, stack in enumerate(stacks)]
+        for rank in ranks:
+            rank["samples"][-1]["thread_idle_s"] = {str(rank["pid"]): 1.0}
+        judge(job(ranks))
         assert max(asked.values()) == 1, asked
         asked.clear()
