@@ -165,6 +165,9 @@ class KnownCodeFile(Section):
     python_libraries: tuple[ListedText, ...] = ()
     """Compiled parts of Python, from which it calls native code. Nothing in them waits for other ranks either."""
 
+    shared_locks: Calls = {}
+    """Calls that wait for a lock, a semaphore or an event that several processes share. Another rank may hold it."""
+
     waits: tuple[WaitEntry, ...] = ()
     """Known places in which a process waits outside any communication."""
 

@@ -188,6 +188,7 @@ def _table(key: str) -> Callable[[str, str], bool]:
 
 
 _is_idle, _may_communicate = _table("idle"), _table("may_communicate")
+_is_shared_lock = _table("shared_locks")
 _is_launcher, _is_helper, _is_server = _table("launchers"), _table("helpers"), _table("servers")
 _is_norm, _is_at_store, _is_joining = _table("norms"), _table("store"), _table("joining")
 _is_shutdown, _is_start_of_child = _table("shutdown"), _table("starts_of_children")
@@ -202,6 +203,11 @@ _HANDLER_NAMES = tuple(re.compile(pattern, re.IGNORECASE) for pattern in _CODE.n
 def is_idle_call(function: str, file: str) -> bool:
     """Whether a thread whose innermost frame this is waits for another thread of its process, or for a task."""
     return _is_idle(function, file)
+
+
+def is_shared_lock(function: str, file: str) -> bool:
+    """Whether the call waits for a lock, a semaphore or an event that other processes share, other ranks among them."""
+    return _is_shared_lock(function, file)
 
 
 def may_communicate(function: str, file: str) -> bool:

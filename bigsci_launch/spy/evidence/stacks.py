@@ -15,6 +15,7 @@ from bigsci_launch.spy.evidence.known_code import (
     is_idle_call,
     is_local_library,
     is_python_library,
+    is_shared_lock,
     is_start_of_child,
     is_wrapper_file,
     may_communicate,
@@ -126,6 +127,11 @@ class ThreadStack:
             if not is_wrapper(frame):
                 return None
         return None
+
+    @property
+    def waits_for_shared_lock(self) -> bool:
+        """Whether the innermost frame waits for something that another rank may hold."""
+        return bool(self.frames) and is_shared_lock(self.frames[0].function, self.frames[0].file)
 
     @property
     def own_frames(self) -> tuple[Frame, ...]:

@@ -108,7 +108,8 @@ class JobCase:
     def communicates(self, seen: RankEvidence) -> bool | None:
         """Whether the rank is in a communication: True if that is seen, False if it cannot be, None if it may be.
 
-        `Work.wait()`, a device, compiled code, MPI and autograd communicate without a frame of Python.
+        `Work.wait()`, a device, compiled code, MPI and autograd communicate without a frame of Python, and so do ranks
+        that share a lock.
         """
         if seen.rank in self.graph.waits:
             return True
@@ -118,6 +119,8 @@ class JobCase:
             return None
         if self._shows_none(seen):
             return False
+        if seen.thread is not None and seen.thread.waits_for_shared_lock:
+            return None
         if seen.thread is not None and seen.thread.is_plainly_local:
             return False
         if seen.thread is not None and seen.thread.native_call is not None:

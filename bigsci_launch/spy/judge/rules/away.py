@@ -169,11 +169,14 @@ def may_be_victims(case: JobCase) -> Conclusion | None:
     does = agree("spins" if spins else "is", first)
     more = f" (and {count_ranks(ranks[len(first) :])} elsewhere)" if len(standing) > 1 else ""
     call = "a device" if spins else "an asynchronous collective, or in compiled code"
+    alike = f"a rank that waits for {call} looks the same"
+    if any(seen.thread is not None and seen.thread.waits_for_shared_lock for seen in roots):
+        alike = "another rank may hold the lock or semaphore that processes share"
     sides = sides_of(case.graph, tuple(case.graph.waits))
     return Conclusion(
         state=State.HANG,
-        claim=f"{who} {does} in {where}{more}, and {counted(waiting, 'waits')} in collectives: a rank that waits for "
-        f"{call} looks the same, so it is not certain who holds up whom",
+        claim=f"{who} {does} in {where}{more}, and {counted(waiting, 'waits')} in collectives: {alike}, so it is not "
+        "certain who holds up whom",
         strength=Strength.GUESS,
         sides=(*sides, *(Side(tuple(there), at) for (_, at), there in standing.items())),
         evidence=tuple(

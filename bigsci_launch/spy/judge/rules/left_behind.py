@@ -108,7 +108,7 @@ def may_wait_for_device(seen: RankEvidence, graph: WaitGraph) -> bool:
 
     A process that spins may just as well compute, so spinning counts only if nobody waits for the rank.
     """
-    if frames_moved(seen):
+    if frames_moved(seen) or (seen.thread is not None and seen.thread.waits_for_shared_lock):
         return False
     if is_busy(seen):
         return seen.rank not in graph.roots

@@ -73,10 +73,12 @@ def name_sides(evidence: Evidence, sides: Sequence[Side]) -> str:
 def conclude_sides(evidence: Evidence, graph: WaitGraph, core: tuple[int, ...]) -> Conclusion:
     """The verdict when the ranks of `core` wait for each other, and the evidence fits each side."""
     sides = sides_of(graph, core)
+    wait = "wait for each other, and the evidence does not say who left"
+    if len(core) == 1:
+        wait = "waits for a message, and the evidence does not say from whom"
     return Conclusion(
         state=State.HANG,
-        claim=f"{evidence.names(core)} wait for each other, and the evidence does not say who left: "
-        + name_sides(evidence, sides),
+        claim=f"{evidence.names(core)} {wait}: {name_sides(evidence, sides)}",
         strength=Strength.GUESS,
         hang_class=class_of(graph, core),
         sides=sides,

@@ -349,6 +349,16 @@ def test_a_rank_that_may_be_on_one_of_several_silent_nodes_is_not_said_to_have_e
     assert "2 nodes are silent, and it may be on any of them" in conclusion.suspects[0].why
 
 
+@pytest.mark.parametrize("holder", [1, 3])
+def test_who_waits_for_a_shared_semaphore_may_be_a_victim(holder: int) -> None:
+    """One rank has taken all places of a semaphore that ranks share, and waits for the others in a collective."""
+    enter = "SemLock.__enter__@/usr/lib/python3.11/multiprocessing/synchronize.py:95 < step@/src/loop.py:4"
+    conclusion = judge(job([rank_of(rank, WORLD if rank == holder else enter) for rank in range(4)]))
+    assert not suspects(conclusion)
+    assert "another rank may hold the lock or semaphore that processes share" in conclusion.claim
+    assert conclusion.look_first[0].rank == holder
+
+
 def test_how_long_ranks_stood_is_asked_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of ranks for which no stack shows a wait, and of ranks that all wait for one: thousands must cost as little."""
     asked: Counter[int] = Counter()
