@@ -18,7 +18,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from foreign.scoring import OUTCOMES  # noqa: E402
+from foreign.case import Truth  # noqa: E402
+from foreign.scoring import HARMFUL, OUTCOMES, Answer, figures  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "explanation" / "foreign-programs.md"
 FIGURES = (
@@ -39,13 +40,32 @@ construction. Each is asked about twice, at random moments: at once, and with `-
 is called `waiting`, which counts as undecided here, although the rank to look at is named. Second
 questions were asked with `--settle 20 --native`, those of an earlier series with `--settle 40`; one engine judged all.
 
+The engine before that of this page was asked 388 times about 194 of these programs: 6 wrong accusations, 34 false
+alarms, 6 healthy programs called slow, the state right in 60 %, the first rank to look at guilty in 34 %.
+
 `benchmarks/foreign_hangs.py` runs the table, `benchmarks/foreign_page.py` writes this page.
+"""
+
+HELD_OUT = """Written by another hand, run once after the engine was frozen, as it came out. What it showed to be wrong
+was mended afterwards and not asked again.
 """
 
 
 def read(paths: Sequence[Path]) -> list[Row]:
     rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
-    return [row for row in rows if row["outcome"] != "not scored"]
+    return [scored(row) for row in rows if row["outcome"] != "not scored"]
+
+
+def scored(row: Row) -> Row:
+    """Return a row, which may be an old one, with the figures as they are counted now."""
+    truth, answer = row["truth"], row["answer"]
+    if not answer or not row.get("figures"):
+        return row
+    sets = {name: frozenset(truth[name]) for name in ("culprits", "involved", "classes", "also")}
+    told = {**answer, "hang_class": answer["class"], "suspects": tuple(answer["suspects"] or ())}
+    told["look_first"] = tuple(answer["look_first"] or ())
+    told.pop("class")
+    return {**row, "figures": figures(Truth(state=truth["state"], pids={}, **sets), Answer(**told))}
 
 
 def share(rows: Sequence[Row], name: str) -> str:
@@ -59,7 +79,7 @@ def table(columns: Sequence[tuple[str, Sequence[Row]]]) -> list[str]:
     lines.append(f"| programs | {' | '.join(str(len({row['case'] for row in rows})) for _, rows in columns)} |")
     lines.append(f"| questions | {' | '.join(str(len(rows)) for _, rows in columns)} |")
     for outcome in OUTCOMES:
-        if outcome != "not scored" and any(count[outcome] for count in counts):
+        if outcome in HARMFUL or (outcome != "not scored" and any(count[outcome] for count in counts)):
             lines.append(f"| {outcome} | {' | '.join(str(count[outcome]) for count in counts)} |")
     for name, words in FIGURES:
         lines.append(f"| {words} | {' | '.join(share(rows, name) for _, rows in columns)} |")
@@ -109,7 +129,7 @@ def main() -> None:
     lines = [INTRODUCTION, "## The table\n", *table([each for each in columns if each[1]]), ""]
     lines += ["## By framework\n", *by_framework(rows), "", "## Neither right nor undecided\n", *exceptions(rows), ""]
     if held_out:
-        lines += ["## Held out\n", "Written by another hand, run once after the engine was frozen, as it came out.\n"]
+        lines += ["## Held out\n", HELD_OUT]
         first, second = ([row for row in held_out if row["ask"] == number] for number in (1, 2))
         lines += [*table([("all", held_out), ("at once", first), ("20 s", second)]), "", *exceptions(held_out), ""]
     text = "\n".join(lines)
