@@ -45,7 +45,7 @@ def look(nursery: Nursery) -> Look:
 def test_the_holder_of_a_file_lock(look: Look) -> None:
     verdict = look("H41", 0)
     assert "index_cache.lock is held by process" in verdict["evidence"][0]
-    assert [first["rank"] for first in verdict["look_first"]] == [0]
+    assert verdict["look_first"][0]["rank"] == 0
 
 
 def test_an_exception_in_the_log_says_why_a_rank_left(look: Look) -> None:
