@@ -24,6 +24,8 @@ QUEUED_SHARE = 0.1
 MOVED_BYTES = 65536
 """Minimum between two samples that counts as work. Less may be a log, or a thread that writes heartbeats."""
 CARRIED_BYTES = 16384
+CARRIED_BYTES_PER_S = 4096
+"""Minimum over a long look: Ray's processes exchange 1 KiB/s each, to know who is alive."""
 MOVED_PAGES = 16
 INNER_FRAMES = 2
 """Innermost frames that are ignored: they change even in a loop that goes nowhere."""
@@ -167,8 +169,10 @@ def socket_growth(seen: RankEvidence) -> tuple[int, int] | None:
 
 def carries_data(seen: RankEvidence) -> bool | None:
     """Whether its connections carried more between the samples than programs exchange to see who is alive."""
-    growth = socket_growth(seen)
-    return None if growth is None else sum(growth) >= CARRIED_BYTES
+    growth, rate = socket_growth(seen), per_s(seen, sum(socket_growth(seen) or ()))
+    if growth is None or rate is None:
+        return None
+    return sum(growth) >= CARRIED_BYTES and rate >= CARRIED_BYTES_PER_S
 
 
 def moves_bytes(seen: RankEvidence) -> bool | None:

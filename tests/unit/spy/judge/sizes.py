@@ -82,6 +82,17 @@ def carried_bytes() -> bool:
     return differs(lambda size: carries_data(seen(flowing(rank_of(0, SPIN), round(size)))) is True, 16384)
 
 
+def carried_bytes_per_s() -> bool:
+    """In a long look, what tells who is alive adds up."""
+
+    def speaks(rate: float) -> bool:
+        rank = flowing(rank_of(0, SPIN), round(20 * rate))
+        rank["samples"][-1]["mono"] = rank["samples"][0]["mono"] + 20.0
+        return carries_data(seen(rank)) is True
+
+    return differs(speaks, 4096)
+
+
 def moved_pages() -> bool:
     return differs(lambda pages: bool(faults_per_s(seen(counting("major_faults", pages)))), 16)
 
@@ -206,6 +217,7 @@ SIZES: dict[str, Check] = {
     "QUEUED_SHARE": queued_share,
     "MOVED_BYTES": moved_bytes,
     "CARRIED_BYTES": carried_bytes,
+    "CARRIED_BYTES_PER_S": carried_bytes_per_s,
     "MOVED_PAGES": moved_pages,
     "POLLING_PER_S": polling_per_s,
     "STORM_PER_S": storm_per_s,
