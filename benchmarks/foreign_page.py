@@ -40,9 +40,6 @@ construction. Each is asked about twice, at random moments: at once, and with `-
 is called `waiting`, which counts as undecided here, although the rank to look at is named. Second
 questions were asked with `--settle 20 --native`, those of an earlier series with `--settle 40`; one engine judged all.
 
-The engine before that of this page was asked 388 times about 194 of these programs: 6 wrong accusations, 34 false
-alarms, 6 healthy programs called slow, the state right in 60 %, the first rank to look at guilty in 34 %.
-
 `benchmarks/foreign_hangs.py` runs the table, `benchmarks/foreign_page.py` writes this page.
 """
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -137,3 +139,16 @@ def ask_agent(agent_path: Path) -> Callable[..., dict[str, Any]]:
         return unpack(json.loads(done.stdout))
 
     return ask
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port outside the range from which gloo takes ports for its own connections."""
+    while True:
+        port = random.randrange(20000, 30000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -17,24 +15,12 @@ pytestmark = pytest.mark.torch
 NUM_RANKS = 4
 
 
-def free_port() -> int:
-    """Return a port outside the range from which gloo takes ports for its own connections."""
-    while True:
-        port = random.randrange(20000, 30000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-
-
 @pytest.fixture
-def look(launch: Any, ask_agent: Callable[..., dict[str, Any]]) -> Callable[[str], Evidence]:
+def look(launch: Any, ask_agent: Callable[..., dict[str, Any]], free_port: int) -> Callable[[str], Evidence]:
     """`look("world")` starts the ranks, and returns what the node agent sees of them."""
 
     def see(case: str) -> Evidence:
-        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port), "OMP_NUM_THREADS": "1"}
         launched = launch("gloo_groups.py", [f"{case} {{ready}}"] * NUM_RANKS, limit_s=90, **environment)
         return read_evidence({}, [ask_agent(launcher_pid=launched.pid)])
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,26 +15,14 @@ pytestmark = pytest.mark.torch
 Spy = Callable[..., dict[str, Any]]
 
 
-def free_port() -> int:
-    """Return a port outside the range from which gloo takes ports for its own connections."""
-    while True:
-        port = random.randrange(20000, 30000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-
-
 @pytest.fixture
-def spy(launch: Any, tmp_path: Path) -> Spy:
+def spy(launch: Any, tmp_path: Path, free_port: int) -> Spy:
     """`spy("skip", culprit=1, recorder=True)` starts the ranks, looks at them and returns the answer."""
 
     def look(case: str, culprit: int, *options: str, recorder: bool = False) -> dict[str, Any]:
         folder = tmp_path / "attempts" / "0001" / "recorder"
         folder.mkdir(parents=True)
-        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port), "OMP_NUM_THREADS": "1"}
         if recorder:
             environment |= {"BSL_RUN_DIR": str(tmp_path), "BSL_ATTEMPT": "0001"}
         arguments = f"{case} {{ready}} {culprit}" + (f" {folder}" if recorder else "")

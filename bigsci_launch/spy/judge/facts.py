@@ -169,10 +169,12 @@ def socket_growth(seen: RankEvidence) -> tuple[int, int] | None:
 
 def carries_data(seen: RankEvidence) -> bool | None:
     """Whether its connections carried more between the samples than programs exchange to see who is alive."""
-    growth, rate = socket_growth(seen), per_s(seen, sum(socket_growth(seen) or ()))
-    if growth is None or rate is None:
+    growth = socket_growth(seen)
+    carried = None if growth is None else sum(growth)
+    rate = per_s(seen, carried)
+    if carried is None or rate is None:
         return None
-    return sum(growth) >= CARRIED_BYTES and rate >= CARRIED_BYTES_PER_S
+    return carried >= CARRIED_BYTES and rate >= CARRIED_BYTES_PER_S
 
 
 def moves_bytes(seen: RankEvidence) -> bool | None:
