@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 SECONDS = "elapsed time per iteration (s)"
 MILLISECONDS = "elapsed time per iteration (ms)"
 BATCH_SIZE = "global batch size"
 LOSS = "lm loss"
 
-_LINE = re.compile(r"iteration\s+(\d+)\s*/\s*\d+\s*\|([^\r\n]*)")
+_LINE = re.compile(r"iteration\s+(\d+)\s*/\s*(\d+)\s*\|([^\r\n]*)")
 _SIZE = re.compile(rf"{BATCH_SIZE}:\s*(\d+)")
 _NUMBERS = {label: re.compile(rf"{re.escape(label)}:\s*([-+.\w]+)") for label in (SECONDS, MILLISECONDS, LOSS)}
 
@@ -30,20 +30,21 @@ class IterationLine:
     loss: float | None
     seconds: float | None
     global_batch_size: int | None
+    total_steps: int | None = field(default=None, compare=False)
 
 
 def parse_iterations(text: str) -> Iterator[IterationLine]:
     """Yield the steps of a log in the order of its lines; a step that was repeated comes twice."""
     for match in _LINE.finditer(text):
-        yield _parse_fields(int(match[1]), match[2])
+        yield _parse_fields(int(match[1]), int(match[2]), match[3])
 
 
-def _parse_fields(step: int, fields: str) -> IterationLine:
+def _parse_fields(step: int, total_steps: int, fields: str) -> IterationLine:
     seconds, milliseconds, loss = (_number(label, fields) for label in (SECONDS, MILLISECONDS, LOSS))
     if seconds is None and milliseconds is not None:
         seconds = milliseconds / 1000
     size = _SIZE.search(fields)
-    return IterationLine(step, loss, seconds, int(size[1]) if size else None)
+    return IterationLine(step, loss, seconds, int(size[1]) if size else None, total_steps)
 
 
 def _number(label: str, fields: str) -> float | None:

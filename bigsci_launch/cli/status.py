@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import click
@@ -41,7 +42,7 @@ def _show_foreign(jobid: str, as_json: bool) -> bool:
 
     job = query_job(jobid)
     if job.run_directory is None:
-        _show(foreign_job_document(job) if as_json else job_lines(job))
+        _show(foreign_job_document(job) if as_json else job_lines(job, time.time()))
     return job.run_directory is None
 
 

@@ -1,11 +1,11 @@
-"""Ends the queued or running attempt of a run."""
+"""Ends the queued or running attempt of a run, and never the job of anyone else."""
 
 from __future__ import annotations
 
 from bigsci_launch.errors import RunDirError
-from bigsci_launch.runs.attempts import query_attempt, read_job
+from bigsci_launch.runs.attempts import JobRecord, ask_about, attempt_state, identify, query_attempt, read_job
 from bigsci_launch.runs.find import run_argument
-from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.scheduler.slurm import cancel_job
 
 
@@ -13,21 +13,51 @@ def cancel_run(run: RunDir) -> str:
     """Ask the scheduler to end the newest attempt. Return in one line what was done.
 
     Raises:
-        RunDirError: no attempt of the run is queued or running.
+        RunDirError: no attempt of the run is queued or running, or it cannot be told whether the job is this run's.
         SlurmRefused, SlurmUnavailable: scancel failed.
     """
     attempt = run.latest_attempt()
     record = read_job(attempt) if attempt else None
     if attempt is None or record is None:
         raise RunDirError(f"run {run.name}: nothing has been submitted yet")
+    if record.launcher is None:
+        _require_own_job(run, attempt, record)
+        cancel_job(str(record.job_id))
+    else:
+        _end_launcher(run, attempt, record)
+    return f"{record.label}: asked to end (attempt {attempt.name}); `bsl status {run_argument(run)}` shows its end"
+
+
+def _end_launcher(run: RunDir, attempt: AttemptDir, record: JobRecord) -> None:
     job = query_attempt(attempt)
     if job.state.is_over:
         raise RunDirError(f"run {run.name}: attempt {attempt.name} ({record.label}) has ended: {job.state.value}")
-    if record.launcher is not None:
-        if not record.launcher.is_alive:
-            raise RunDirError(f"run {run.name}: attempt {attempt.name} cannot be ended from here: {job.reason}")
-        record.launcher.terminate()
-    else:
-        # Do this for an unknown state too: Slurm decides.
-        cancel_job(str(record.job_id))
-    return f"{record.label}: asked to end (attempt {attempt.name}); `bsl status {run_argument(run)}` shows its end"
+    if record.launcher is None or not record.launcher.is_alive:
+        raise RunDirError(f"run {run.name}: attempt {attempt.name} cannot be ended from here: {job.reason}")
+    record.launcher.terminate()
+
+
+def _require_own_job(run: RunDir, attempt: AttemptDir, record: JobRecord) -> None:
+    """Raise RunDirError unless the job runs or waits, and is known to be that of the attempt."""
+    answer = ask_about([record], needs_cluster=record.cluster is not None)
+    state, job = attempt_state(attempt, record, answer), answer.about(record.job_id)
+    who = identify(attempt, record, job) if job else None
+    here = f"run {run.name}: attempt {attempt.name}"
+    if who is not None and who.is_ours is False:
+        ended = f"; the attempt has ended: {state.state.value}" if state.state.is_over else ""
+        shown = f"`bsl status --jobid {record.job_id}` shows that job"
+        raise RunDirError(f"{here} was not cancelled: {who.why}{ended}", hint=shown)
+    if state.state.is_over:
+        raise RunDirError(f"{here} ({record.label}) has ended: {state.state.value}")
+    if who is None:
+        raise RunDirError(f"{here} was not cancelled: {state.reason}", hint=_by_hand(record))
+    if who.is_ours is None:
+        why = f"it cannot be told whose job this is: {who.why}"
+        raise RunDirError(f"{here} was not cancelled: {why}", hint=_by_hand(record))
+
+
+def _by_hand(record: JobRecord) -> str:
+    where = f" on cluster {record.cluster}" if record.cluster else ""
+    return (
+        f"`scontrol show job {record.job_id}`{where} shows the job; if it is yours, `scancel {record.job_id}` ends it"
+    )

@@ -24,7 +24,7 @@ from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_atomically, write_json
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.local import start_launcher
-from bigsci_launch.scheduler.slurm import cancel_job, submit_argv, submit_script
+from bigsci_launch.scheduler.slurm import SubmittedJob, cancel_job, submit_argv, submit_script
 from bigsci_launch.topology import AXIS_NAMES, Topology
 
 SCHEMA_VERSION = 1
@@ -74,11 +74,24 @@ def _submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> S
 def start(request: JobRequest) -> Submission:
     """Pass the attempt's script to its scheduler."""
     if request.scheduler == "slurm":
-        job_id = submit_script(submit_argv(request.attempt.script), cwd=request.working_directory)
-        return Submission(request, JobRecord("slurm", time.time(), job_id=job_id, total_steps=request.total_steps))
+        job = submit_script(submit_argv(request.attempt.script), cwd=request.working_directory)
+        return Submission(request, slurm_record(request, job))
     launcher, process = start_launcher(request.attempt.script, request.attempt.job_output, request.working_directory)
     record = JobRecord("local", time.time(), launcher=launcher, total_steps=request.total_steps)
     return Submission(request, record, process)
+
+
+def slurm_record(request: JobRequest, job: SubmittedJob) -> JobRecord:
+    """Return the record of a job that sbatch has just accepted."""
+    requeue = [option.name == "requeue" for option in request.options if option.name in ("requeue", "no-requeue")]
+    return JobRecord(
+        "slurm",
+        time.time(),
+        job_id=job.job_id,
+        total_steps=request.total_steps,
+        cluster=job.cluster,
+        requeue=requeue[-1] if requeue else None,
+    )
 
 
 def take_back(submission: Submission) -> None:

@@ -2,20 +2,23 @@
 
 The state of an attempt has four sources, asked in this order: squeue, sacct if it is installed, the launcher's PID for
 local attempts, and the attempt's exit.json. If none of them knows, the state is UNKNOWN, with the reason.
+Slurm's answer is believed only if it can be about this attempt's job: an id alone says nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from bigsci_launch.errors import RunDirError, SlurmUnavailable
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_json
+from bigsci_launch.runs.ownership import Identification, identify_job
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.local import Launcher
-from bigsci_launch.scheduler.slurm import query_jobs
+from bigsci_launch.scheduler.slurm import cluster_name, query_jobs
 
 SCHEMA_VERSION = 1
 STATE_OF_REASON = {
@@ -40,6 +43,10 @@ class JobRecord:
     launcher: Launcher | None = None
     total_steps: int | None = None
     """Step at which the run ends; None for programs other than `bsl train`."""
+    cluster: str | None = None
+    """Name of the Slurm cluster; None if no command said it, and in records of older versions."""
+    requeue: bool | None = None
+    """Whether Slurm may restart the job; None for local attempts, and in records of older versions."""
 
     @property
     def label(self) -> str:
@@ -70,8 +77,10 @@ def read_job(attempt: AttemptDir) -> JobRecord | None:
             job_id=document["job_id"],
             launcher=Launcher(launcher["pid"], launcher["start_ticks"], launcher["host"]) if launcher else None,
             total_steps=document["total_steps"],
+            cluster=document.get("cluster"),
+            requeue=document.get("requeue"),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunDirError(f"{attempt.job}: not a job record ({error!r})") from error
 
 
@@ -84,6 +93,25 @@ def read_exit(attempt: AttemptDir) -> dict[str, Any] | None:
     return document if isinstance(document, dict) and "reason" in document else None
 
 
+@dataclass(frozen=True, slots=True)
+class SlurmAnswer:
+    """What Slurm knows about some jobs, by id, and why the others are unknown.
+
+    `has_answered` is False if Slurm was not asked or did not answer. `cluster` is the name of the cluster that did;
+    None if it was not needed or cannot be had.
+    """
+
+    jobs: Mapping[str, JobInfo] = field(default_factory=dict)
+    why_unknown: str = "Slurm was not asked"
+    has_answered: bool = False
+    cluster: str | None = None
+
+    def about(self, job_id: str | None) -> JobInfo | None:
+        """Return what Slurm says about a job, with the cluster that said it; None if it says nothing."""
+        job = self.jobs.get(job_id or "")
+        return replace(job, cluster=job.cluster or self.cluster or "") if job else None
+
+
 def query_attempt(attempt: AttemptDir) -> JobInfo:
     """Return what is known about the attempt's job, from the first source that knows it. Works without Slurm."""
     return query_attempts([attempt])[attempt.name]
@@ -92,32 +120,54 @@ def query_attempt(attempt: AttemptDir) -> JobInfo:
 def query_attempts(attempts: Iterable[AttemptDir], *, ask_slurm: bool = True) -> dict[str, JobInfo]:
     """Like `query_attempt`, for several attempts of one run, by name. Slurm is asked once for all."""
     records = {attempt.name: (attempt, read_job(attempt)) for attempt in attempts}
-    job_ids = [record.job_id for _, record in records.values() if record and record.job_id]
-    jobs, why = ask_about(job_ids) if ask_slurm else ({}, "Slurm was not asked")
-    return {name: attempt_state(attempt, record, jobs, why) for name, (attempt, record) in records.items()}
+    answer = ask_about(record for _, record in records.values()) if ask_slurm else SlurmAnswer()
+    return {name: attempt_state(attempt, record, answer) for name, (attempt, record) in records.items()}
 
 
-def ask_about(job_ids: Iterable[str]) -> tuple[dict[str, JobInfo], str]:
-    """Return what Slurm knows about the jobs, and why the others are unknown."""
+def ask_about(records: Iterable[JobRecord | None], *, needs_cluster: bool = False) -> SlurmAnswer:
+    """Return what Slurm knows about the jobs, and its cluster's name if that may decide, or with `needs_cluster`."""
+    asked = [record for record in records if record is not None and record.job_id]
     try:
-        return query_jobs(job_ids), "the job has left squeue, and sacct has no record of it (or is not installed)"
+        jobs = query_jobs(record.job_id for record in asked if record.job_id)
     except SlurmUnavailable as error:
-        return {}, error.message
+        return SlurmAnswer(why_unknown=error.message)
+    is_open = needs_cluster or any(record.cluster and not _is_named(jobs.get(record.job_id or "")) for record in asked)
+    why = "the job has left squeue, and sacct has no record of it (or is not installed)"
+    return SlurmAnswer(jobs, why, has_answered=True, cluster=cluster_name() if asked and is_open else None)
 
 
-def attempt_state(attempt: AttemptDir, record: JobRecord | None, jobs: dict[str, JobInfo], why_unknown: str) -> JobInfo:
-    """Return the state of one attempt. `jobs` is Slurm's answer; `why_unknown` says why a job is not in it."""
+def _is_named(job: JobInfo | None) -> bool:
+    return job is not None and job.run_directory is not None
+
+
+def identify(attempt: AttemptDir, record: JobRecord, job: JobInfo) -> Identification:
+    """Return whether `job`, which Slurm knows by the id of the attempt's job, is that job."""
+    if not is_latest_of_its_job(attempt, record):
+        return Identification(False, f"job {job.job_id} is now that of a later attempt")
+    return identify_job(attempt, record.submitted, record.cluster, job)
+
+
+def attempt_state(attempt: AttemptDir, record: JobRecord | None, answer: SlurmAnswer) -> JobInfo:
+    """Return the state of one attempt, given Slurm's answer about its job."""
     ended = read_exit(attempt)
     if record is None:
         return unknown("", "nothing was submitted, or `bsl submit` was killed before it could record the job")
     if record.launcher is not None:
         return launcher_state(record.launcher, ended)
-    job_id = record.job_id or ""
-    if job_id in jobs and is_latest_of_its_job(attempt):
-        return jobs[job_id]
+    job_id, job = record.job_id or "", answer.about(record.job_id)
+    who = identify(attempt, record, job) if job else None
+    if job is not None and who is not None and who.is_ours is not False:
+        return job
     if ended is not None:
         return ended_state(job_id, ended)
-    return unknown(job_id, f"{why_unknown}; the attempt left no exit.json")
+    left = "the attempt left no exit.json"
+    if who is not None:
+        return unknown(job_id, f"{who.why}; {left}")
+    if record.cluster and answer.cluster and record.cluster != answer.cluster:
+        return unknown(
+            job_id, f"it is on cluster {record.cluster}, and only cluster {answer.cluster} was asked; {left}"
+        )
+    return replace(unknown(job_id, f"{answer.why_unknown}; {left}"), is_gone=answer.has_answered)
 
 
 def launcher_state(launcher: Launcher, ended: dict[str, Any] | None) -> JobInfo:
@@ -129,7 +179,8 @@ def launcher_state(launcher: Launcher, ended: dict[str, Any] | None) -> JobInfo:
         return _local(launcher, ended_state(job_id, ended))
     if not launcher.is_here:
         return _local(launcher, unknown(job_id, f"it was started on {launcher.host}, and only that machine can tell"))
-    return _local(launcher, unknown(job_id, "the launcher is gone and left no exit.json: it was killed"))
+    killed = unknown(job_id, "the launcher is gone and left no exit.json: it was killed")
+    return _local(launcher, replace(killed, is_gone=True))
 
 
 def _local(launcher: Launcher, info: JobInfo) -> JobInfo:
@@ -155,10 +206,19 @@ def unknown(job_id: str, why: str) -> JobInfo:
     return JobInfo(job_id, JobState.UNKNOWN, "", "none", reason=why)
 
 
-def is_latest_of_its_job(attempt: AttemptDir) -> bool:
-    """Whether no requeue followed: Slurm's answer is about the last start of a job."""
-    siblings = (each.name for each in run_of(attempt).attempts() if each.base_name == attempt.base_name)
-    return list(siblings)[-1:] == [attempt.name]
+def is_latest_of_its_job(attempt: AttemptDir, record: JobRecord) -> bool:
+    """Whether no later start has the same job: Slurm's answer is about the last start of a requeued job.
+
+    A later attempt may have the same id too, if the cluster has begun to count again.
+    """
+    for later in reversed(run_of(attempt).attempts()):
+        if later.name == attempt.name:
+            return True
+        with suppress(RunDirError):
+            other = read_job(later)
+            if other is not None and (other.job_id, other.cluster) == (record.job_id, record.cluster):
+                return False
+    return True
 
 
 def run_of(attempt: AttemptDir) -> RunDir:

@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from bigsci_launch.errors import JobNotFound, RunDirError, SlurmUnavailable
-from bigsci_launch.runs.attempts import JobRecord, read_job
-from bigsci_launch.runs.layout import RunDir, find_runs, open_run
+from bigsci_launch.runs.attempts import JobRecord, identify, read_job
+from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, open_run
+from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.scheduler.slurm import query_job
 
 LIST_HINT = "`bsl list` shows the runs that can be found; BSL_RUNS names another folder of runs"
@@ -51,14 +52,14 @@ def find_run_of_job(job_id: str) -> RunDir:
         RunDirError: `bsl` did not submit the job; JobNotFound, SlurmUnavailable: no source knows it.
     """
     try:
-        directory = query_job(job_id).run_directory
+        job = query_job(job_id)
     except (JobNotFound, SlurmUnavailable):
         if run := _find_by_record(job_id):
             return run
         raise
-    if directory is not None:
-        return open_run(Path(directory))
-    if run := _find_by_record(job_id):
+    if job.run_directory is not None:
+        return open_run(Path(job.run_directory))
+    if run := _find_by_record(job_id, job):
         return run
     raise RunDirError(f"job {job_id} was not submitted by bsl: it has no run directory")
 
@@ -80,17 +81,23 @@ def _is_path(argument: str) -> bool:
 
 
 def _last_submission(run: RunDir) -> float:
-    return max((record.submitted for record in _records(run)), default=0.0)
+    return max((record.submitted for _, record in _records(run)), default=0.0)
 
 
-def _find_by_record(job_id: str) -> RunDir | None:
-    runs = find_runs(runs_root())
-    return next((run for run in runs if any(record.job_id == job_id for record in _records(run))), None)
+def _find_by_record(job_id: str, job: JobInfo | None = None) -> RunDir | None:
+    """Return the run that was submitted last with this job id, and whose job `job` may be; None if there is none."""
+    found = [
+        (record.submitted, run.name, run)
+        for run in find_runs(runs_root())
+        for attempt, record in _records(run)
+        if record.job_id == job_id and (job is None or identify(attempt, record, job).is_ours is not False)
+    ]
+    return max(found, key=lambda entry: entry[:2])[2] if found else None
 
 
-def _records(run: RunDir) -> Iterator[JobRecord]:
-    """Yield the job records of a run. Broken ones are skipped: the run that is wanted may be another."""
+def _records(run: RunDir) -> Iterator[tuple[AttemptDir, JobRecord]]:
+    """Yield the attempts of a run with their jobs. Broken ones are skipped: the run that is wanted may be another."""
     for attempt in run.attempts():
         with suppress(RunDirError):
             if record := read_job(attempt):
-                yield record
+                yield attempt, record

@@ -9,7 +9,7 @@ RUN/
     dirty.diff                uncommitted changes to the code, if there are any
     script.sh                 the rendered sbatch script
     tools/                    the stand-alone programs that the script runs, as they were at submission
-    job.json                  scheduler, job ID, time of submission
+    job.json                  scheduler, job ID, cluster, time of submission
     job.out                   output of the batch step (start and end markers, srun's own messages)
     exit.json                 why the attempt ended
     pids/rank-0003.json       where rank 3 runs: host, PID, coordinate

@@ -18,7 +18,7 @@ from bigsci_launch.topology import Coordinate
 
 FOLLOW_POLL_S = 0.5
 ASK_SLURM_EVERY_S = 30.0
-_STAMPED = re.compile(r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6})Z (?P<text>.*)", re.DOTALL)
+STAMPED = re.compile(r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6})Z (?P<text>.*)", re.DOTALL)
 BATCH = -1
 """Used as the rank of lines of the batch script."""
 
@@ -120,7 +120,7 @@ class LogReader:
                 yield self._parse(raw.decode("utf-8", "replace").rstrip("\r\n"))
 
     def _parse(self, text: str) -> LogLine:
-        match = _STAMPED.fullmatch(text)
+        match = STAMPED.fullmatch(text)
         if match is not None:
             # A clock that is set back must not break the merge.
             self._last_stamp = max(self._last_stamp, match["stamp"])

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from bigsci_launch.runs.find import run_argument
-from bigsci_launch.runs.status import RankSign, RunStatus, RunSummary
+from bigsci_launch.runs.signs import LastOutput, RankSign, UnreachableNode
+from bigsci_launch.runs.status import RunStatus, RunSummary, total_steps
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState
+from bigsci_launch.scheduler.waiting import advice_for, meaning_of
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.units import format_age, format_slurm_duration
 
 SCHEMA_VERSION = 1
 SILENT_AFTER_S = 120.0
-"""If the newest heartbeat of the slowest rank is older than this, `bsl status` suggests `bsl spy`."""
+"""If the newest sign of life is older than this, and than three steps, `bsl status` suggests `bsl spy`."""
 
 
 def status_lines(status: RunStatus) -> list[str]:
     """Return the status as lines `name   value`, followed by what to do next."""
-    facts = [*_identity(status), *_progress(status), *_ranks(status), *_ending(status)]
+    submitted = status.record.submitted if status.record else None
+    waiting = _waiting(status.job, submitted, status.asked)
+    facts = [*_identity(status), *waiting, *_progress(status), *_ranks(status), *_ending(status)]
     width = max(len(name) for name, _ in facts)
     return [f"{name:<{width}}  {value}" for name, value in facts] + _advice(status)
 
 
-def job_lines(job: JobInfo) -> list[str]:
-    """Return only what Slurm knows, for a job that `bsl` did not submit."""
+def job_lines(job: JobInfo, asked: float) -> list[str]:
+    """Return only what Slurm knew at `asked` (seconds since the epoch), for a job that `bsl` did not submit."""
     facts = [("job", f"{job.job_id} ({job.name or 'unnamed'}), not submitted by bsl"), *_job_facts(job)]
+    facts += _waiting(job, job.submitted, asked)
     width = max(len(name) for name, _ in facts)
-    return [f"{name:<{width}}  {value}" for name, value in facts]
+    advice = advice_for(job, None)
+    return [f"{name:<{width}}  {value}" for name, value in facts] + ([f"next: {advice}"] if advice else [])
 
 
 def _identity(status: RunStatus) -> list[tuple[str, str]]:
@@ -54,30 +61,86 @@ def _job_facts(job: JobInfo) -> list[tuple[str, str]]:
     return facts
 
 
+def _waiting(job: JobInfo, submitted: float | None, asked: float) -> list[tuple[str, str]]:
+    """Why a job waits, since when, and when Slurm expects to start it."""
+    if not job.state.is_queued:
+        return []
+    since = job.submitted or submitted
+    facts = [("waits because", meaning)] if (meaning := meaning_of(job)) else []
+    if since is not None:
+        facts.append(("waits for", f"{format_age(max(0.0, asked - since))}, since {_clock(since)}"))
+    expected = job.expected_start
+    if expected is None:
+        start = "Slurm has no estimate"
+    elif expected <= asked:
+        start = "Slurm expects it at any moment"
+    else:
+        start = f"{_clock(expected)}, in {format_age(expected - asked)}; Slurm's estimate"
+    return [*facts, ("start", start)]
+
+
+def _clock(moment: float) -> str:
+    """A moment as people of this machine write it."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
+
+
 def _progress(status: RunStatus) -> list[tuple[str, str]]:
     facts = []
     if (last := status.last_step) is not None:
-        total = f"/{status.record.total_steps}" if status.record and status.record.total_steps else ""
+        total = total_steps(status.record, last)
         parts = [
             f"{last.seconds:.3g} s per step" if last.seconds is not None else "",
             f"{last.tflops:.3g} TFLOP/s per rank" if last.tflops is not None else "",
             f"loss {last.loss:.6g}" if last.loss is not None else "",
+            f"{format_age(max(0.0, status.asked - last.time))} ago" if not status.job.state.is_over else "",
         ]
-        facts.append(("step", ", ".join([f"{last.step}{total}", *(part for part in parts if part)])))
+        step = f"{last.step}/{total}" if total else f"{last.step}"
+        facts.append(("step", ", ".join([step, *(part for part in parts if part)])))
     if (saved := status.checkpoint) is not None:
         facts.append(("checkpoint", f"{saved.path.name}, {format_age(max(0.0, status.asked - saved.time))} ago"))
     return facts
 
 
+def _may_run(status: RunStatus) -> bool:
+    """Whether the ranks run, as far as is known: a job whose state is unknown may."""
+    return not status.job.state.is_over and not status.job.state.is_queued and not status.job.is_gone
+
+
 def _ranks(status: RunStatus) -> list[tuple[str, str]]:
     facts = []
-    if status.job.state.is_active and status.topology and not status.job.state.is_queued:
+    if _may_run(status) and status.topology:
         facts.append(("ranks", f"{status.num_started} of {status.topology.world_size} started"))
         if status.slowest is not None:
             facts.append(("slowest", slowest_text(status.slowest, status.asked)))
-    for node in status.lost_nodes:
-        facts.append(("lost node", f"{node.name} does not respond ({node.raw_state}) {node.reason}".rstrip()))
-    return facts
+        elif status.last_output is not None:
+            facts.append(("last output", output_text(status.last_output, status.asked)))
+    return [
+        *facts,
+        *(("lost node" if each.fate == "lost" else "node", node_text(each)) for each in status.unreachable_nodes),
+    ]
+
+
+def output_text(last: LastOutput, asked: float) -> str:
+    """Return who printed last, and how long ago: for programs that write no heartbeats."""
+    who = "the batch script"
+    if (sign := last.sign) is not None:
+        who = f"rank {sign.rank} ({sign.coordinate}) on {sign.node}"
+    return f"{who}, {format_age(max(0.0, asked - last.time))} ago"
+
+
+def node_text(unreachable: UnreachableNode) -> str:
+    """Return what is known about a node that does not answer Slurm."""
+    node = unreachable.node
+    said = f"{node.name} does not respond ({node.raw_state}) {node.reason}".rstrip()
+    age = None if unreachable.sign_age_s is None else format_age(unreachable.sign_age_s)
+    if unreachable.fate == "alive":
+        return f"{said}: only its slurmd, since a rank on it gave a sign of life {age} ago"
+    if age is None:
+        return f"{said}; its ranks left no sign of life" + (
+            "" if unreachable.fate == "lost" else ": unknown if it is lost"
+        )
+    silent = f"{said}; its ranks are silent for {age}"
+    return silent if unreachable.fate == "lost" else f"{silent}, but they may print nothing: unknown if it is lost"
 
 
 def slowest_text(slow: RankSign, asked: float) -> str:
@@ -87,11 +150,14 @@ def slowest_text(slow: RankSign, asked: float) -> str:
     if slow.phase is None:
         return f"{who}: no heartbeat since it started {age} ago"
     at = f" at step {slow.step}" if slow.step is not None else ""
-    return f"{who}: newest heartbeat {age} ago, in {slow.phase}{at}"
+    printed = ""
+    if slow.printed is not None and asked - slow.time > SILENT_AFTER_S:
+        printed = f"; its newest output {format_age(max(0.0, asked - slow.printed))} ago"
+    return f"{who}: newest heartbeat {age} ago, in {slow.phase}{at}{printed}"
 
 
 def _ending(status: RunStatus) -> list[tuple[str, str]]:
-    if status.job.state.is_active:
+    if status.job.state.is_active or (status.exit is None and not _is_known_to_have_ended(status)):
         return []
     if status.exit is None:
         return [("ended", "no exit.json: the batch host died, or the script was killed before it could write one")]
@@ -100,6 +166,11 @@ def _ending(status: RunStatus) -> list[tuple[str, str]]:
     if (failure := status.exit.get("first_failure")) is not None:
         ended.append(("first failure", failure_text(failure)))
     return ended
+
+
+def _is_known_to_have_ended(status: RunStatus) -> bool:
+    """A job that Slurm no longer knows has ended. One about which it gave no answer may still run."""
+    return status.job.state.is_over or status.job.is_gone
 
 
 def failure_text(failure: dict[str, Any]) -> str:
@@ -112,15 +183,45 @@ def failure_text(failure: dict[str, Any]) -> str:
 
 def _advice(status: RunStatus) -> list[str]:
     run = run_argument(status.run)
-    if status.lost_nodes:
-        return [f"next: bsl cancel {run}; then submit it again with --set slurm.exclude={status.lost_nodes[0].name}"]
+    if status.unreachable_nodes:
+        return [f"next: {_node_advice(status, run)}"]
+    if advice := advice_for(status.job, run):
+        return [f"next: {advice}"]
     failure = (status.exit or {}).get("first_failure")
     if failure is not None and not status.job.state.is_active:
         return [f"next: bsl logs {run} --rank {failure.get('rank')}"]
-    is_running = status.job.state is JobState.RUNNING
-    if is_running and status.slowest and status.asked - status.slowest.time > SILENT_AFTER_S:
-        return [f"next: bsl spy {run}   (no rank should be silent for that long)"]
+    silence = silence_s(status)
+    if status.job.state is JobState.RUNNING and silence is not None and silence > silent_after_s(status):
+        who = "no rank should be silent" if status.slowest else "nothing was printed"
+        return [f"next: bsl spy {run}   ({who} for that long)"]
     return []
+
+
+def _node_advice(status: RunStatus, run: str) -> str:
+    """What to do about nodes that do not answer Slurm. Only a lost node is left out of the next attempt."""
+    lost = [each.node.name for each in status.unreachable_nodes if each.fate == "lost"]
+    if not lost:
+        return f"wait, and ask again: bsl status {run}   (Slurm ends the job by itself if it gives the node up)"
+    if status.record is not None and status.record.requeue:
+        return f"wait: Slurm requeues the job by itself when it gives the node up   (bsl status {run})"
+    return f"bsl cancel {run}; then submit it again with --set slurm.exclude={','.join(lost)}"
+
+
+def silence_s(status: RunStatus) -> float | None:
+    """Return for how long the slowest rank has been silent; for a program without heartbeats, all of them. In seconds.
+
+    None if nothing is known about the ranks.
+    """
+    if status.slowest is not None:
+        return status.asked - status.slowest.newest
+    return status.asked - status.last_output.time if status.last_output is not None else None
+
+
+def silent_after_s(status: RunStatus) -> float:
+    """Return how many seconds of silence are too long: two minutes, or the time of three steps if that is longer."""
+    last = status.last_step
+    usual = max(last.every_s or 0.0, last.seconds or 0.0) if last is not None else 0.0
+    return max(SILENT_AFTER_S, 3 * usual)
 
 
 def status_document(status: RunStatus) -> dict[str, Any]:
@@ -138,7 +239,12 @@ def status_document(status: RunStatus) -> dict[str, Any]:
         "step": _step_document(status),
         "slowest_rank": _slowest_document(status),
         "checkpoint": _checkpoint_document(status),
-        "lost_nodes": [asdict(node) for node in status.lost_nodes],
+        "last_output": _output_document(status),
+        "lost_nodes": [asdict(each.node) for each in status.unreachable_nodes if each.fate == "lost"],
+        "unreachable_nodes": [
+            {"name": each.node.name, "raw_state": each.node.raw_state, "fate": each.fate, "sign_age_s": each.sign_age_s}
+            for each in status.unreachable_nodes
+        ],
         "exit": status.exit,
     }
 
@@ -151,12 +257,16 @@ def job_document(job: JobInfo) -> dict[str, Any]:
         "raw_state": job.raw_state,
         "source": job.source,
         "reason": job.reason or None,
+        "meaning": meaning_of(job),
         "name": job.name or None,
         "user": job.user or None,
         "partition": job.partition or None,
         "num_nodes": job.num_nodes,
         "hostlist": job.hostlist or None,
-        "started": job.started,
+        "cluster": job.cluster or None,
+        "submitted": job.submitted,
+        "expected_start": job.expected_start,
+        "started": None if job.state.is_queued else job.started,
         "ends": job.ends,
         "elapsed_s": job.elapsed_s,
     }
@@ -170,7 +280,7 @@ def foreign_job_document(job: JobInfo) -> dict[str, Any]:
 def _step_document(status: RunStatus) -> dict[str, Any] | None:
     if status.last_step is None:
         return None
-    total = status.record.total_steps if status.record else None
+    total = total_steps(status.record, status.last_step)
     return {**asdict(status.last_step), "total_steps": total, "age_s": status.asked - status.last_step.time}
 
 
@@ -185,7 +295,15 @@ def _slowest_document(status: RunStatus) -> dict[str, Any] | None:
         "phase": slow.phase,
         "step": slow.step,
         "heartbeat_age_s": max(0.0, status.asked - slow.time),
+        "output_age_s": None if slow.printed is None else max(0.0, status.asked - slow.printed),
     }
+
+
+def _output_document(status: RunStatus) -> dict[str, Any] | None:
+    last = status.last_output
+    if last is None:
+        return None
+    return {"rank": last.sign.rank if last.sign else None, "age_s": max(0.0, status.asked - last.time)}
 
 
 def _checkpoint_document(status: RunStatus) -> dict[str, Any] | None:

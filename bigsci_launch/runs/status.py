@@ -1,55 +1,44 @@
 """What a run is doing: its job, its progress, which rank is slowest, and why an attempt ended.
 
-The sources are the run directory and one query to Slurm. Ranks are judged only by their own records: the slowest rank
-is the one whose newest record is the oldest.
+The sources are the run directory and one query to Slurm. Ranks are judged only by their own signs of life: the slowest
+rank is the one whose newest record is the oldest. Where Slurm does not answer, the run directory still does.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import RunDirError, SlurmError
-from bigsci_launch.runs.attempts import JobRecord, ask_about, attempt_state, query_attempt, read_exit, read_job
+from bigsci_launch.runs.attempts import (
+    JobRecord,
+    SlurmAnswer,
+    ask_about,
+    attempt_state,
+    query_attempt,
+    read_exit,
+    read_job,
+)
 from bigsci_launch.runs.checkpoints import CheckpointsDir
-from bigsci_launch.runs.events import read_last_events
-from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, rank_files, read_json
-from bigsci_launch.scheduler.job import JobInfo, JobState, NodeInfo
+from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, read_json
+from bigsci_launch.runs.signs import (
+    LastOutput,
+    RankSign,
+    StepRecord,
+    UnreachableNode,
+    find_last_output,
+    find_last_step,
+    find_slowest,
+    judge_node,
+    read_rank_events,
+    read_signs,
+)
+from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.slurm import query_nodes
-from bigsci_launch.topology import Coordinate, Topology
-
-EVENT_TAIL_BYTES = 16384
-
-
-@dataclass(frozen=True, slots=True)
-class RankSign:
-    """The newest sign of life of a rank: when (seconds since the epoch), in which phase, at which step.
-
-    `phase` is None for a rank that has written nothing; `time` is then its start.
-    """
-
-    rank: int
-    node: str
-    coordinate: str
-    time: float
-    phase: str | None
-    step: int | None
-    has_ended: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """The newest optimizer step that a rank has reported. Times in seconds."""
-
-    step: int
-    time: float
-    seconds: float | None
-    tflops: float | None
-    loss: float | None
-    consumed_samples: int | None
+from bigsci_launch.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +62,11 @@ class RunStatus:
     topology: Topology | None
     num_started: int
     slowest: RankSign | None
+    last_output: LastOutput | None
     last_step: StepRecord | None
     checkpoint: Checkpoint | None
     exit: dict[str, Any] | None
-    lost_nodes: tuple[NodeInfo, ...]
+    unreachable_nodes: tuple[UnreachableNode, ...]
 
 
 def read_status(run: RunDir) -> RunStatus:
@@ -101,10 +91,11 @@ def read_status(run: RunDir) -> RunStatus:
         topology=read_topology(run),
         num_started=len(signs),
         slowest=find_slowest(signs),
-        last_step=find_last_step(events.values()),
+        last_output=find_last_output(attempt, signs),
+        last_step=find_last_step(attempt, events),
         checkpoint=find_last_checkpoint(run),
         exit=read_exit(attempt),
-        lost_nodes=find_lost_nodes(job),
+        unreachable_nodes=find_unreachable_nodes(job, signs),
     )
 
 
@@ -117,60 +108,6 @@ def read_topology(run: RunDir) -> Topology | None:
         return None
 
 
-def read_rank_events(attempt: AttemptDir) -> dict[int, list[dict[str, Any]]]:
-    """Return the newest records of every rank that has written any, oldest first."""
-    files = rank_files(attempt.events, ".jsonl")
-    return {rank: read_last_events(path, EVENT_TAIL_BYTES) for rank, path in files.items()}
-
-
-def read_signs(attempt: AttemptDir, events: dict[int, list[dict[str, Any]]]) -> list[RankSign]:
-    """Return the newest sign of life of every started rank; its start, if it has written nothing."""
-    signs = []
-    for rank, path in rank_files(attempt.pids, ".json").items():
-        try:
-            signs.append(_sign(read_json(path), events.get(rank, [])))
-        except (RunDirError, KeyError, TypeError, ValueError):
-            continue  # it is being written right now
-    return signs
-
-
-def _sign(identity: dict[str, Any], events: list[dict[str, Any]]) -> RankSign:
-    at = identity["coordinate"]
-    last = events[-1] if events else {}
-    phases = [event["phase"] for event in events if event.get("kind") == "heartbeat" and "phase" in event]
-    return RankSign(
-        rank=identity["rank"],
-        node=identity["node"],
-        coordinate=str(Coordinate.at(**at)),
-        time=last.get("time") or identity["started"],
-        phase=phases[-1] if phases else None,
-        step=last.get("step"),
-        has_ended=last.get("kind") == "end",
-    )
-
-
-def find_slowest(signs: Iterable[RankSign]) -> RankSign | None:
-    """Return the rank whose newest record is the oldest, among those that have not ended; None if all have."""
-    running = [sign for sign in signs if not sign.has_ended]
-    return min(running, key=lambda sign: (sign.time, sign.rank), default=None)
-
-
-def find_last_step(events: Iterable[list[dict[str, Any]]]) -> StepRecord | None:
-    """Return the newest `step` record of any rank."""
-    records = [event for tail in events for event in tail if event.get("kind") == "step" and event.get("step")]
-    if not records:
-        return None
-    last = max(records, key=lambda event: (event["step"], event["time"]))
-    return StepRecord(
-        step=last["step"],
-        time=last["time"],
-        seconds=last.get("seconds"),
-        tflops=last.get("tflops"),
-        loss=last.get("loss"),
-        consumed_samples=last.get("consumed_samples"),
-    )
-
-
 def find_last_checkpoint(run: RunDir) -> Checkpoint | None:
     """Return the checkpoint that `latest` names; None if there is none."""
     folder = CheckpointsDir(run.checkpoints)
@@ -181,14 +118,16 @@ def find_last_checkpoint(run: RunDir) -> Checkpoint | None:
         return None
 
 
-def find_lost_nodes(job: JobInfo) -> tuple[NodeInfo, ...]:
+def find_unreachable_nodes(job: JobInfo, signs: Sequence[RankSign]) -> tuple[UnreachableNode, ...]:
     """Return the nodes of a running job that Slurm cannot reach: squeue says RUNNING until the node times out."""
     if job.source != "squeue" or job.state.is_queued or not job.state.is_active or not job.hostlist:
         return ()
+    asked = time.time()
     try:
-        return tuple(node for node in query_nodes(job.hostlist) if not node.is_responding)
+        silent = [node for node in query_nodes(job.hostlist) if not node.is_responding]
     except SlurmError:
         return ()
+    return tuple(judge_node(node, signs, asked) for node in silent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +147,8 @@ class RunSummary:
 def list_runs(root: Path) -> list[RunSummary]:
     """Return every run directly under `root`, the most recently active first. Slurm is asked once for all jobs."""
     opened = [_open(run) for run in find_runs(root)]
-    alive = [entry.record.job_id for entry in opened if entry.record and entry.record.job_id and not entry.has_ended]
-    jobs, why = ask_about(alive)
-    summaries = [_summarize(entry, jobs, why) for entry in opened]
+    answer = ask_about(entry.record for entry in opened if not entry.has_ended)
+    summaries = [_summarize(entry, answer) for entry in opened]
     return sorted(summaries, key=lambda summary: summary.last_sign or 0.0, reverse=True)
 
 
@@ -238,22 +176,29 @@ def _open(run: RunDir) -> _Opened:
         return _Opened(run, problem=error.message)
 
 
-def _summarize(entry: _Opened, jobs: dict[str, JobInfo], why_unknown: str) -> RunSummary:
+def _summarize(entry: _Opened, answer: SlurmAnswer) -> RunSummary:
     record = entry.record
     if entry.attempt is None:
         return RunSummary(entry.run, problem=entry.problem)
     events = read_rank_events(entry.attempt)
-    last_step = find_last_step(events.values())
+    last_step = find_last_step(entry.attempt, events)
     times = [tail[-1]["time"] for tail in events.values() if tail and "time" in tail[-1]]
+    if not times and (printed := find_last_output(entry.attempt, read_signs(entry.attempt, events))) is not None:
+        times = [printed.time]
     return RunSummary(
         entry.run,
         entry.attempt.name,
-        attempt_state(entry.attempt, record, jobs, why_unknown).state,
+        attempt_state(entry.attempt, record, answer).state,
         record.label if record else "",
         last_step.step if last_step else None,
-        record.total_steps if record else None,
+        total_steps(record, last_step),
         max(times, default=record.submitted if record else None),
     )
+
+
+def total_steps(record: JobRecord | None, last_step: StepRecord | None) -> int | None:
+    """Return the step at which the run ends: as submitted, else as the program prints it; None if neither says it."""
+    return (record.total_steps if record else None) or (last_step.total_steps if last_step else None)
 
 
 def _has_ended(attempt: AttemptDir) -> bool:

@@ -118,6 +118,17 @@ class JobInfo:
     ends: float | None = None
     elapsed_s: int | None = None
     comment: str = ""
+    submitted: float | None = None
+    """When the job was queued, or queued again by a requeue."""
+    cluster: str = ""
+    """Name of the cluster that answered, if the answer has it: only where commands ask several clusters."""
+    is_gone: bool = False
+    """For UNKNOWN: the job is over. Slurm answered and no longer knows it, or its launcher is gone."""
+
+    @property
+    def expected_start(self) -> float | None:
+        """Slurm's estimate of when a waiting job starts; None if Slurm has none, or the job does not wait."""
+        return self.started if self.state.is_queued else None
 
     @property
     def run_directory(self) -> str | None:
@@ -137,6 +148,11 @@ class NodeInfo:
     def is_responding(self) -> bool:
         """False once the node has stopped answering slurmctld (`*`), or is considered down."""
         return not (self.raw_state.endswith("*") or self.raw_state.startswith(("down", "fail", "unknown")))
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether Slurm itself considers the node down: it ends the jobs on it."""
+        return self.raw_state.startswith(("down", "fail"))
 
 
 def format_comment(run_directory: str) -> str:
@@ -165,9 +181,9 @@ def parse_elapsed(text: str) -> int | None:
         return None
 
 
-SQUEUE_FORMAT = "%i|%T|%u|%P|%D|%N|%r|%S|%e|%M|%j|%k"
-SACCT_FIELDS = "JobID,State,User,Partition,NNodes,NodeList,Reason,Start,End,Elapsed,JobName,Comment"
-_NUM_FIELDS = 12
+SQUEUE_FORMAT = "%i|%T|%u|%P|%D|%N|%r|%S|%e|%M|%V|%j|%k"
+SACCT_FIELDS = "JobID,State,User,Partition,NNodes,NodeList,Reason,Start,End,Elapsed,Submit,JobName,Comment"
+_NUM_FIELDS = 13
 
 
 def parse_job_line(line: str, source: str) -> JobInfo | None:
@@ -178,7 +194,7 @@ def parse_job_line(line: str, source: str) -> JobInfo | None:
     fields = line.split("|", _NUM_FIELDS - 1)
     if len(fields) != _NUM_FIELDS:
         return None
-    job_id, state, user, partition, nodes, hostlist, reason, start, end, elapsed, name, comment = fields
+    job_id, state, user, partition, nodes, hostlist, reason, start, end, elapsed, submitted, name, comment = fields
     return JobInfo(
         job_id=job_id,
         state=parse_state(state),
@@ -194,6 +210,7 @@ def parse_job_line(line: str, source: str) -> JobInfo | None:
         ends=parse_time(end),
         elapsed_s=parse_elapsed(elapsed),
         comment="" if comment == "(null)" else comment,
+        submitted=parse_time(submitted),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bigsci_launch.errors import JobNotFound, SlurmError, SlurmRefused, SlurmUnavailable
@@ -34,6 +34,8 @@ from bigsci_launch.scheduler.job import (
 SUBMIT_TIMEOUT_S = 120.0
 NAMES_TIMEOUT_S = 5.0
 """Names of nodes are nice to have: nobody should wait for a controller that is down."""
+_CLUSTER_NAME = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
+_CLUSTER_HEADING = "CLUSTER: "
 _NO_SUCH_JOB = re.compile(r"Invalid job id", re.IGNORECASE)
 
 
@@ -42,20 +44,43 @@ def submit_argv(script: Path) -> list[str]:
     return ["sbatch", "--parsable", str(script)]
 
 
-def submit_script(argv: Sequence[str], *, cwd: Path | None = None) -> str:
-    """Run `sbatch --parsable ...` and return only the job ID (`--parsable` may add `;cluster`).
+@dataclass(frozen=True, slots=True)
+class SubmittedJob:
+    """What sbatch answered: the job, and its cluster's name; None if no command says it."""
+
+    job_id: str
+    cluster: str | None
+
+
+def submit_script(argv: Sequence[str], *, cwd: Path | None = None) -> SubmittedJob:
+    """Run `sbatch --parsable ...` and return the job. Where sbatch does not add `;cluster`, ask for the name.
 
     Raises:
         SlurmUnavailable, SlurmRefused: as `run_slurm`.
     """
     completed = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S, cwd=cwd)
     last_line = (completed.stdout.strip().splitlines() or [""])[-1]
-    job_id = last_line.split(";")[0].strip()
+    job_id, _, cluster = (part.strip() for part in last_line.partition(";"))
     if not job_id.isdigit():
         raise SlurmRefused(
             f"sbatch: no job ID in its output {completed.stdout.strip()!r}", argv=argv, stderr=completed.stderr
         )
-    return job_id
+    return SubmittedJob(job_id, cluster or cluster_name())
+
+
+def cluster_name() -> str | None:
+    """Return the name of the cluster that Slurm's commands reach; None if it cannot be had.
+
+    SLURM_CLUSTER_NAME is not asked: inside a job it names the cluster of that job, whatever SLURM_CONF says.
+    """
+    if not has_command("scontrol"):
+        return None
+    try:
+        completed = run_slurm(["scontrol", "show", "config"], check=False, timeout_s=NAMES_TIMEOUT_S)
+    except SlurmUnavailable:
+        return None
+    found = _CLUSTER_NAME.search(completed.stdout)
+    return found[1] if found else None
 
 
 def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
@@ -268,5 +293,11 @@ def _ask_sacct(job_ids: Sequence[str]) -> dict[str, JobInfo]:
 
 
 def _parse_jobs(text: str, source: str) -> dict[str, JobInfo]:
-    jobs = (parse_job_line(line, source) for line in text.splitlines())
-    return {job.job_id: job for job in jobs if job is not None}
+    """Parse an answer. One from several clusters (SLURM_CLUSTERS) names each above its jobs."""
+    jobs, cluster = {}, ""
+    for line in text.splitlines():
+        if line.startswith(_CLUSTER_HEADING):
+            cluster = line.removeprefix(_CLUSTER_HEADING).strip()
+        elif (job := parse_job_line(line, source)) is not None:
+            jobs[job.job_id] = replace(job, cluster=cluster)
+    return jobs

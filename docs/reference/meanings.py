@@ -87,12 +87,16 @@ job.state | Slurm's state, such as `RUNNING`; `UNKNOWN` if no source knows it
 job.raw_state | the state in the source's own words
 job.source | where the state comes from: `squeue`, `sacct`, `scontrol`, `exit.json`, `launcher`, `none`
 job.reason | why it is in this state
+job.meaning | why it waits, in plain words; null if it does not wait, or if `bsl` does not know the reason
 job.name | the job's name
 job.user | its owner
 job.partition | its partition
 job.num_nodes | number of nodes
 job.hostlist | the nodes, as Slurm writes them
-job.started | seconds since the epoch
+job.cluster | the cluster that answered; null if its name was not needed
+job.submitted | when it was queued, in seconds since the epoch; a requeue sets it again
+job.expected_start | when Slurm expects a waiting job to start, in seconds since the epoch; null if it has no estimate
+job.started | seconds since the epoch; null while it waits
 job.ends | end, or time limit, in seconds since the epoch
 job.elapsed_s | running time in seconds
 topology | {tp, pp, dp}: sizes of the axes
@@ -104,11 +108,24 @@ step.seconds | how long it took
 step.tflops | TFLOP/s per rank
 step.loss | its loss
 step.consumed_samples | samples consumed so far
+step.source | `record`, or `log` for a line that a program without records has printed
+step.every_s | seconds between two such lines; null if they are not known
 step.total_steps | steps of the whole run
 step.age_s | seconds since it was reported
-slowest_rank | {rank, node, coordinate, phase, step, heartbeat_age_s}; null if no rank runs
+slowest_rank.rank | the rank whose newest heartbeat is oldest; the object is null if no rank writes heartbeats
+slowest_rank.node | its node
+slowest_rank.coordinate | its coordinate
+slowest_rank.phase | the phase that it is in; null if it has written no heartbeat
+slowest_rank.step | the step that it is in
+slowest_rank.heartbeat_age_s | seconds since its newest heartbeat
+slowest_rank.output_age_s | seconds since its log was last written; null if it is empty
+last_output | {rank, age_s}: what was printed last; rank is null for the batch script; null if nothing was printed
 checkpoint | {path, age_s}: the newest complete checkpoint
-lost_nodes | nodes of a running job that Slurm cannot reach
+lost_nodes | nodes of a running job that Slurm cannot reach, and whose ranks are silent too
+unreachable_nodes[].name | a node of a running job that Slurm cannot reach
+unreachable_nodes[].raw_state | its state in sinfo's words
+unreachable_nodes[].fate | `lost`, `alive` if its ranks give signs of life, or `unknown` if they left none that tell
+unreachable_nodes[].sign_age_s | seconds since the newest heartbeat or output of its ranks; null if they left none
 exit | the attempt's `exit.json`, fields as under `bsl submit --json`; null while it runs
 """,
     "bsl checkpoint list --json": """
@@ -137,7 +154,7 @@ runs[].state | as `job.state` of `bsl status`
 runs[].job | `job 12`, or `pid 4495 on host`
 runs[].step | the newest step
 runs[].total_steps | steps of the whole run
-runs[].last_sign | time of the newest record of any rank, in seconds since the epoch
+runs[].last_sign | time of the newest record of any rank, or else of the newest output, in seconds since the epoch
 runs[].problem | why the run cannot be read; null if it can
 """,
     "bsl config check --json": """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import CollectError, JobNotFound, RunDirError
-from bigsci_launch.runs.attempts import query_attempt, read_job
+from bigsci_launch.runs.attempts import identify, query_attempt, read_job
 from bigsci_launch.runs.find import find_run, run_argument, runs_root
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, open_run
 from bigsci_launch.runs.status import read_topology
@@ -77,7 +77,12 @@ def find_target(argument: str | None, job_id: str | None) -> Target:
     if attempt is None or record is None:
         raise CollectError(f"{run.path}: this run was never started", hint="`bsl submit CONFIG` starts it")
     if record.job_id is not None:
-        return target_of_job(query_job(record.job_id), run, attempt)
+        job = query_job(record.job_id)
+        if (who := identify(attempt, record, job)).is_ours is False:
+            raise CollectError(
+                f"run {run.name} is not running: {who.why}", hint=f"see `bsl status {run_argument(run)}`"
+            )
+        return target_of_job(job, run, attempt)
     return target_of_local_run(run, attempt)
 
 

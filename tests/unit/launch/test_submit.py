@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import socket
 import time
 from collections.abc import Callable
@@ -18,9 +19,11 @@ from bigsci_launch.config.load import load_run
 from bigsci_launch.launch import submit as launch
 from bigsci_launch.runs.attempts import JobRecord, read_job, write_job
 from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.scheduler.job import format_comment
 from bigsci_launch.scheduler.local import Launcher
 
 Install = Callable[..., Any]
+USER = pwd.getpwuid(os.getuid()).pw_name
 RunFile = Callable[..., Path]
 RUN = Path("runs/trial")
 MODEL = {"hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
@@ -32,7 +35,7 @@ def invoke(*words: str) -> Result:
 
 
 def line(job_id: str, state: str, comment: str = "(null)", reason: str = "None") -> str:
-    return f"{job_id}|{state}|me|debug|2|n[0-1]|{reason}|2026-11-21T01:02:03|N/A|1:00|trial|{comment}\n"
+    return f"{job_id}|{state}|{USER}|debug|2|n[0-1]|{reason}|2026-11-21T01:02:03|N/A|1:00|N/A|trial|{comment}\n"
 
 
 @pytest.fixture
@@ -278,6 +281,7 @@ def test_detach_is_refused_on_slurm(slurm: Any, run_file: RunFile) -> None:
 
 def test_cancel_asks_scancel(slurm: Any, run_file: RunFile) -> None:
     invoke("submit", str(run_file()))
+    slurm.answer("squeue", line("77", "RUNNING", comment=format_comment(str(RUN.resolve()))))
     done = invoke("cancel", "trial")
     assert (done.exit_code, slurm.calls("scancel")[0]["argv"]) == (0, ["scancel", "77"])
     assert "job 77" in done.stdout
@@ -288,6 +292,7 @@ def test_cancel_asks_scancel(slurm: Any, run_file: RunFile) -> None:
 
 def test_somebody_elses_job_cannot_be_cancelled(slurm: Any, run_file: RunFile) -> None:
     invoke("submit", str(run_file()))
+    slurm.answer("squeue", line("77", "RUNNING", comment=format_comment(str(RUN.resolve()))))
     slurm.answer("scancel", stderr="scancel: error: Kill job error on job id 77: Access/permission denied\n", rc=1)
     done = invoke("cancel", "trial")
     assert done.exit_code == 3 and "permission denied" in done.stderr and "only the owner" in done.stderr

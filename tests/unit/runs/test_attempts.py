@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pwd
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -16,20 +18,35 @@ from bigsci_launch.scheduler.job import JobState
 from bigsci_launch.scheduler.local import Launcher
 
 Install = Callable[..., Any]
+USER = pwd.getpwuid(os.getuid()).pw_name
 INVALID = "slurm_load_jobs error: Invalid job id specified\n"
 
 
 def line(job_id: str, state: str) -> str:
-    return f"{job_id}|{state}|me|debug|4|n[0-3]|None|2026-11-21T01:02:03|N/A|1:00|trial|(null)\n"
+    return f"{job_id}|{state}|{USER}|debug|4|n[0-3]|None|2026-11-21T01:02:03|N/A|1:00|N/A|trial|(null)\n"
 
 
 def test_a_job_record_reads_back(trial: Any) -> None:
     for record in (
         JobRecord("slurm", 1.5, job_id="7", total_steps=3),
+        JobRecord("slurm", 1.5, job_id="7", cluster="moon", requeue=True),
         JobRecord("local", 2.0, launcher=Launcher(5, 6, "h")),
     ):
         write_job(trial.attempt, record)
         assert read_job(trial.attempt) == record
+
+
+def test_a_job_record_of_an_older_version_reads_back(trial: Any) -> None:
+    older = {
+        "schema_version": 1,
+        "scheduler": "slurm",
+        "submitted": 1.5,
+        "job_id": "7",
+        "launcher": None,
+        "total_steps": 3,
+    }
+    trial.attempt.job.write_text(json.dumps(older))
+    assert read_job(trial.attempt) == JobRecord("slurm", 1.5, job_id="7", total_steps=3)
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"scheduler": ', '{"launcher": {"pid": 1}}'])

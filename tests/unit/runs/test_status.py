@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from bigsci_launch.cli.main import bsl
+from bigsci_launch.runs.attempts import read_job, write_job
 from bigsci_launch.runs.status import read_status
 
 Install = Callable[..., Any]
+USER = pwd.getpwuid(os.getuid()).pw_name
 
 
 def invoke(*words: str) -> Result:
@@ -21,7 +26,7 @@ def invoke(*words: str) -> Result:
 
 
 def line(state: str, job_id: str = "12", comment: str = "(null)") -> str:
-    return f"{job_id}|{state}|me|debug|4|n[0-3]|None|2026-11-21T01:02:03|N/A|1:00|trial|{comment}\n"
+    return f"{job_id}|{state}|{USER}|debug|4|n[0-3]|None|2026-11-21T01:02:03|N/A|1:00|N/A|trial|{comment}\n"
 
 
 @pytest.fixture
@@ -30,6 +35,12 @@ def slurm(fake_slurm: Install) -> Any:
     fake.answer("squeue", line("RUNNING"))
     fake.answer("sinfo", "".join(f"n{node}|allocated|none\n" for node in range(4)))
     return fake
+
+
+def silence(trial: Any, rank: int, age_s: float) -> None:
+    """Make the newest record of a rank that old."""
+    trial.attempt.event_file(rank).unlink()
+    trial.event(rank, "heartbeat", age_s, phase="step", step=7)
 
 
 @pytest.fixture
@@ -100,10 +111,11 @@ def test_a_rank_that_has_written_nothing_is_judged_by_its_start(slurm: Any, tria
     assert "slowest   rank 1 (dp0 pp0 tp1) on n0: no heartbeat since it started 1 min 3" in text
 
 
-def test_a_lost_node_is_noticed_while_squeue_says_running(slurm: Any, training: Any) -> None:
+def test_a_silent_node_with_silent_ranks_is_lost_while_squeue_says_running(slurm: Any, training: Any) -> None:
+    silence(training, 4, 130)
     slurm.answer("sinfo", "n0|allocated|none\nn2|mixed*|Not responding\n")
     text = invoke("status").stdout
-    assert "lost node   n2 does not respond (mixed*) Not responding" in text
+    assert "lost node   n2 does not respond (mixed*) Not responding; its ranks are silent for 2 min 1" in text
     assert "bsl cancel trial" in text and "slurm.exclude=n2" in text
 
 
@@ -122,7 +134,103 @@ def test_a_pending_job(slurm: Any, trial: Any) -> None:
     slurm.answer("squeue", line("PENDING").replace("n[0-3]", "").replace("|None|", "|Resources|"))
     text = invoke("status").stdout
     assert "PENDING (Resources), says squeue" in text and "slowest" not in text
+    assert "waits because  it is next, and waits until enough nodes are free" in text
     assert not slurm.calls("sinfo")
+
+
+def test_a_node_whose_ranks_beat_has_a_slurmd_to_wait_for(slurm: Any, training: Any) -> None:
+    slurm.answer("sinfo", "n2|mixed*|Not responding\n")
+    text = invoke("status").stdout
+    assert "node        n2 does not respond (mixed*) Not responding: only its slurmd, since a rank on it gave" in text
+    assert "lost node" not in text and "cancel" not in text
+    assert text.splitlines()[-1].startswith("next: wait, and ask again: bsl status trial")
+    document = json.loads(invoke("status", "--json").stdout)
+    assert document["lost_nodes"] == [] and document["unreachable_nodes"][0]["fate"] == "alive"
+    slurm.answer("sinfo", "n2|down*|Not responding\n")
+    assert [node["name"] for node in json.loads(invoke("status", "--json").stdout)["lost_nodes"]] == ["n2"]
+
+
+def test_a_node_without_signs_is_not_called_lost(slurm: Any, trial: Any) -> None:
+    """Its ranks are those of another program: an old log is that of a rank that prints nothing."""
+    trial.log(4, "up\n")
+    os.utime(trial.attempt.log_file(4), (trial.now - 1000, trial.now - 1000))
+    for rank in (4, 5):
+        identity = json.loads(trial.attempt.pid_file(rank).read_text())
+        trial.attempt.pid_file(rank).write_text(json.dumps({**identity, "started": trial.now - 2000}))
+    slurm.answer("sinfo", "n2|mixed*|Not responding\n")
+    text = invoke("status").stdout
+    assert "its ranks are silent for 16 min" in text and "unknown if it is lost" in text
+    for rank in (4, 5):
+        trial.attempt.pid_file(rank).unlink()
+    text = invoke("status").stdout
+    assert "its ranks left no sign of life: unknown if it is lost" in text and "cancel" not in text
+
+
+def test_a_lost_node_of_a_job_that_slurm_requeues_needs_nobody(slurm: Any, training: Any) -> None:
+    record = read_job(training.attempt)
+    assert record is not None
+    write_job(training.attempt, replace(record, requeue=True))
+    silence(training, 4, 700)
+    slurm.answer("sinfo", "n2|mixed*|Not responding\n")
+    text = invoke("status").stdout
+    assert "lost node" in text and "cancel" not in text
+    assert text.splitlines()[-1].startswith("next: wait: Slurm requeues the job by itself")
+
+
+def test_a_running_job_is_not_called_ended_when_slurm_is_silent(slurm: Any, training: Any) -> None:
+    slurm.answer("squeue", stderr="slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", rc=1)
+    text = invoke("status").stdout
+    assert "UNKNOWN (squeue: Slurm is not available" in text and "ended" not in text and "died" not in text
+    assert "loss 4.25, 5." in text and "ranks       8 of 8 started" in text
+    assert "slowest     rank 5 (dp0 pp1 tp1) on n2" in text
+    document = json.loads(invoke("status", "--json").stdout)
+    assert document["job"]["state"] == "UNKNOWN" and document["slowest_rank"]["rank"] == 5
+    assert document["exit"] is None and 4 < document["step"]["age_s"] < 60
+
+
+def test_a_job_that_slurm_has_forgotten_has_ended(slurm: Any, training: Any) -> None:
+    slurm.answer("squeue", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
+    text = invoke("status").stdout
+    assert "no exit.json: the batch host died" in text and "slowest" not in text
+
+
+ITERATION = " iteration      {}/   100 | elapsed time per iteration (ms): {} | lm loss: 4.5E+00 |\n"
+
+
+def stamped(moment: float, text: str) -> str:
+    return f"{datetime.fromtimestamp(moment, timezone.utc):%Y-%m-%dT%H:%M:%S.%f}Z {text}"
+
+
+def test_a_program_of_its_own_that_prints_is_alive(slurm: Any, trial: Any) -> None:
+    for rank in range(8):
+        trial.log(rank, stamped(trial.now - 80, "up\n"))
+    for rank in range(7):
+        os.utime(trial.attempt.log_file(rank), (trial.now - 3000, trial.now - 3000))
+    trial.log(7, *(stamped(trial.now - 9 + step, ITERATION.format(step, "1000.0")) for step in (6, 7)))
+    text = invoke("status").stdout
+    assert "step         7/20, 1 s per step, loss 4.5, 2." in text
+    assert "last output  rank 7 (dp1 pp1 tp1) on n3, " in text
+    assert "slowest" not in text and "bsl spy" not in text
+    step = json.loads(invoke("status", "--json").stdout)["step"]
+    assert (step["step"], step["seconds"], step["loss"], step["source"], step["every_s"]) == (7, 1.0, 4.5, "log", 1.0)
+    [run] = json.loads(invoke("list", "--json").stdout)["runs"]
+    assert run["step"] == 7 and run["last_sign"] > trial.now - 60
+
+
+def test_a_program_of_its_own_is_silent_if_nobody_prints(slurm: Any, trial: Any) -> None:
+    for rank in (0, 7):
+        trial.log(rank, ITERATION.format(6, "1000.0"), ITERATION.format(7, "1000.0"))
+        os.utime(trial.attempt.log_file(rank), (trial.now - 200, trial.now - 200))
+    assert invoke("status").stdout.splitlines()[-1] == "next: bsl spy trial   (nothing was printed for that long)"
+    trial.log(7, ITERATION.format(8, "100000.0"))
+    os.utime(trial.attempt.log_file(7), (trial.now - 200, trial.now - 200))
+    assert "bsl spy" not in invoke("status").stdout, "a step takes 100 s: 200 s are not long"
+
+
+def test_a_fresh_log_is_a_sign_of_a_rank_with_an_old_heartbeat(slurm: Any, training: Any) -> None:
+    training.log(5, "still converting\n")
+    text = invoke("status").stdout
+    assert "in step at step 7; its newest output" in text and "bsl spy" not in text
 
 
 def test_a_batch_host_that_died_left_no_exit_record(slurm: Any, trial: Any) -> None:

@@ -13,13 +13,15 @@ from bigsci_launch.scheduler.job import (
     parse_job_line,
     parse_node_line,
     parse_state,
+    parse_time,
 )
 
 # Recorded from squeue 22.05.8 with SQUEUE_FORMAT.
 RUNNING = (
-    "12|RUNNING|root|debug|4|n[1-4]|None|2026-11-21T01:02:03|2026-11-21T02:02:03|1-02:03:04|demo|bsl:/runs/my%20run"
+    "12|RUNNING|root|debug|4|n[1-4]|None|2026-11-21T01:02:03|2026-11-21T02:02:03|1-02:03:04|2026-11-21T01:00:00|demo"
+    "|bsl:/runs/my%20run"
 )
-PENDING = "13|PENDING|alice|debug|2||Resources|N/A|N/A|0:00|demo|(null)"
+PENDING = "13|PENDING|alice|debug|2||Resources|N/A|N/A|0:00|2026-11-21T01:00:00|demo|(null)"
 
 
 @pytest.mark.parametrize("state", list(JobState))
@@ -63,7 +65,7 @@ def test_reads_a_pending_line() -> None:
     job = parse_job_line(PENDING, "squeue")
     assert job == JobInfo(
         job_id="13", state=JobState.PENDING, raw_state="PENDING", source="squeue", name="demo", user="alice",
-        partition="debug", num_nodes=2, reason="Resources", elapsed_s=0,
+        partition="debug", num_nodes=2, reason="Resources", elapsed_s=0, submitted=parse_time("2026-11-21T01:00:00"),
     )  # fmt: skip
 
 

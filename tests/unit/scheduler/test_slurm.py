@@ -12,7 +12,7 @@ from bigsci_launch.scheduler.command import run_slurm, scrubbed_environment
 from bigsci_launch.scheduler.job import JobState
 
 Install = Callable[..., Any]
-LINE = "12|RUNNING|root|debug|4|n[1-4]|None|2026-11-21T01:02:03|N/A|1:00|demo|bsl:/runs/demo\n"
+LINE = "12|RUNNING|root|debug|4|n[1-4]|None|2026-11-21T01:02:03|N/A|1:00|N/A|demo|bsl:/runs/demo\n"
 
 
 def test_a_missing_command_is_unavailable_with_a_hint(fake_slurm: Install) -> None:
@@ -64,7 +64,27 @@ def test_refusal_shows_slurms_own_words(fake_slurm: Install) -> None:
 @pytest.mark.parametrize("said", ["77\n", "77;cluster2\n", "a plugin talks\n77\n"])
 def test_submission_returns_the_job_id_alone(fake_slurm: Install, said: str) -> None:
     fake_slurm("sbatch").answer("sbatch", said)
-    assert slurm.submit_script(["sbatch", "--parsable", "x.sh"]) == "77"
+    assert slurm.submit_script(["sbatch", "--parsable", "x.sh"]).job_id == "77"
+
+
+CONFIG = "Configuration data as of 2026-11-21T01:02:03\nAccountingStorageHost   = localhost\nClusterName     = moon\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "config", "cluster"),
+    [("77\n", CONFIG, "moon"), ("77;sun\n", CONFIG, "sun"), ("77\n", "", None), ("77\n", None, None)],
+)
+def test_submission_notes_the_cluster(fake_slurm: Install, said: str, config: str | None, cluster: str | None) -> None:
+    fake = fake_slurm("sbatch") if config is None else fake_slurm("sbatch", "scontrol")
+    fake.answer("sbatch", said)
+    fake.answer("scontrol", config or "", rc=0 if config else 1)
+    assert slurm.submit_script(["sbatch", "--parsable", "x.sh"]).cluster == cluster
+    assert bool(fake.calls("scontrol")) == (config is not None and ";" not in said)
+
+
+def test_an_answer_of_several_clusters_names_each(fake_slurm: Install) -> None:
+    fake_slurm("squeue").answer("squeue", "CLUSTER: sun\n" + LINE + "CLUSTER: moon\n" + LINE.replace("12|", "13|", 1))
+    assert {job.job_id: job.cluster for job in slurm.query_jobs(["12", "13"]).values()} == {"12": "sun", "13": "moon"}
 
 
 def test_an_answer_without_a_job_id_is_refused(fake_slurm: Install) -> None:

@@ -124,7 +124,7 @@ def test_a_torn_text_of_py_spy_is_a_reason() -> None:
 
 def test_no_answer_from_any_node_is_one_clear_error(fake_slurm: Callable[..., Any], tmp_path: Path) -> None:
     slurm = fake_slurm("squeue", "sinfo", "srun")
-    slurm.answer("squeue", "7|RUNNING|me|debug|2|n[1-2]|None|N/A|N/A|0:10|job|(null)\n")
+    slurm.answer("squeue", "7|RUNNING|me|debug|2|n[1-2]|None|N/A|N/A|0:10|N/A|job|(null)\n")
     slurm.answer("sinfo", "n1|mixed|none\nn2|mixed|none\n")
     slurm.answer("srun", stderr="srun: error: Unable to create step for job 7: Job/step already completing\n", rc=1)
     with pytest.raises(CollectError, match="no node answered: Unable to create step") as caught:
@@ -139,7 +139,7 @@ def test_a_silent_node_does_not_delay_the_others(
 ) -> None:
     """Two of three nodes answer, and srun never ends: the look ends anyway, long before its limit."""
     slurm = fake_slurm("squeue", "sinfo")
-    slurm.answer("squeue", "7|RUNNING|me|debug|3|n[1-3]|None|N/A|N/A|0:10|job|(null)\n")
+    slurm.answer("squeue", "7|RUNNING|me|debug|3|n[1-3]|None|N/A|N/A|0:10|N/A|job|(null)\n")
     slurm.answer("sinfo", "n1|mixed|none\nn2|mixed|none\nn3|mixed|none\n")
     lines = [line for node in ("n1", "n3") for line in agent.wire_lines({"node": node, "ranks": []})]
     (tmp_path / "lines").write_text("\n".join(lines) + "\n")
@@ -156,7 +156,7 @@ def test_a_silent_node_does_not_delay_the_others(
 
 def test_a_node_that_slurm_cannot_reach_is_left_out_and_told(fake_slurm: Callable[..., Any]) -> None:
     slurm = fake_slurm("squeue", "sinfo")
-    slurm.answer("squeue", "7|RUNNING|me|debug|2|n[1-2]|None|N/A|N/A|0:10|job|(null)\n")
+    slurm.answer("squeue", "7|RUNNING|me|debug|2|n[1-2]|None|N/A|N/A|0:10|N/A|job|(null)\n")
     slurm.answer("sinfo", "n1|mixed|none\nn2|mixed*|none\n")
     target = find_target(None, "7")
     assert (target.nodes, dict(target.down)) == (("n1",), {"n2": "it does not respond to Slurm (mixed*)"})
@@ -165,7 +165,7 @@ def test_a_node_that_slurm_cannot_reach_is_left_out_and_told(fake_slurm: Callabl
 def test_a_job_runs_on_though_its_run_directory_was_deleted(fake_slurm: Callable[..., Any], tmp_path: Path) -> None:
     slurm = fake_slurm("squeue", "sinfo")
     comment = format_comment(str(tmp_path / "runs" / "deleted"))
-    slurm.answer("squeue", f"7|RUNNING|me|debug|1|n1|None|N/A|N/A|0:10|job|{comment}\n")
+    slurm.answer("squeue", f"7|RUNNING|me|debug|1|n1|None|N/A|N/A|0:10|N/A|job|{comment}\n")
     slurm.answer("sinfo", "n1|mixed|none\n")
     target = find_target(None, "7")
     assert (target.nodes, target.run, dict(target.request)) == (("n1",), None, {"job_id": "7"})
@@ -173,7 +173,7 @@ def test_a_job_runs_on_though_its_run_directory_was_deleted(fake_slurm: Callable
 
 def test_a_job_that_waits_has_no_stacks(fake_slurm: Callable[..., Any]) -> None:
     slurm = fake_slurm("squeue")
-    slurm.answer("squeue", "7|PENDING|me|debug|2||Resources|N/A|N/A|0:00|job|(null)\n")
+    slurm.answer("squeue", "7|PENDING|me|debug|2||Resources|N/A|N/A|0:00|N/A|job|(null)\n")
     with pytest.raises(CollectError, match="job 7 is not running: PENDING"):
         find_target(None, "7")
 

@@ -1,0 +1,243 @@
+"""Signs of life of ranks: their records, when their logs were last written, and the lines that they print for a step.
+
+Only records say what a rank does. `bsl train` writes them; other programs have their logs alone, and many ranks of a
+healthy program print nothing. So the silence of one log means nothing; that of all logs does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from bigsci_launch.errors import RunDirError
+from bigsci_launch.iteration_line import IterationLine, parse_iterations
+from bigsci_launch.runs.events import read_last_events
+from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
+from bigsci_launch.runs.logs import STAMPED
+from bigsci_launch.scheduler.job import NodeInfo
+from bigsci_launch.topology import Coordinate
+
+TAIL_BYTES = 16384
+MAX_LOGS_READ = 16
+"""Logs that are searched for a step, the newest first: one rank of a program prints it."""
+FRESH_S = 120.0
+"""A rank whose newest sign is younger than this is alive."""
+
+Events = dict[int, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class RankSign:
+    """The newest sign of life of a rank: when (seconds since the epoch), in which phase, at which step.
+
+    `phase` is None for a rank that has written no heartbeat; `time` is then its newest record, or its start. `printed`
+    is when its log was last written; None if it has none.
+    """
+
+    rank: int
+    node: str
+    coordinate: str
+    time: float
+    phase: str | None
+    step: int | None
+    has_ended: bool
+    printed: float | None = None
+
+    @property
+    def newest(self) -> float:
+        """The time of the newest sign of any kind."""
+        return max(self.time, self.printed or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LastOutput:
+    """When anything was last printed, in seconds since the epoch; `sign` is the rank's, None for the batch script's."""
+
+    time: float
+    sign: RankSign | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """The newest optimizer step that was reported. Times in seconds.
+
+    `source` is `record`, or `log` for a line that a program printed. `every_s` is the time between two such lines; None
+    if it is not known.
+    """
+
+    step: int
+    time: float
+    seconds: float | None
+    tflops: float | None
+    loss: float | None
+    consumed_samples: int | None
+    source: Literal["record", "log"] = "record"
+    total_steps: int | None = None
+    every_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnreachableNode:
+    """A node of a running job that does not answer Slurm, and what its ranks say about it.
+
+    `fate` is `lost`, `alive` if only its slurmd does not answer, or `unknown` if its ranks show neither.
+    `sign_age_s` is the age of their newest sign; None if they left none.
+    """
+
+    node: NodeInfo
+    fate: Literal["lost", "alive", "unknown"]
+    sign_age_s: float | None
+
+
+def read_rank_events(attempt: AttemptDir) -> Events:
+    """Return the newest records of every rank that has written any, oldest first."""
+    files = rank_files(attempt.events, ".jsonl")
+    return {rank: read_last_events(path, TAIL_BYTES) for rank, path in files.items()}
+
+
+def read_signs(attempt: AttemptDir, events: Events) -> list[RankSign]:
+    """Return the newest sign of life of every started rank; its start, if it has left nothing else."""
+    signs, logs, ended = [], rank_files(attempt.logs, ".log"), _ended_ranks(attempt)
+    for rank, path in rank_files(attempt.pids, ".json").items():
+        try:
+            printed = written(logs[rank]) if rank in logs else None
+            signs.append(_sign(read_json(path), events.get(rank, []), printed, rank in ended))
+        except (RunDirError, KeyError, TypeError, ValueError):
+            continue  # it is being written right now
+    return signs
+
+
+def _sign(
+    identity: dict[str, Any], events: Sequence[dict[str, Any]], printed: float | None, has_ended: bool
+) -> RankSign:
+    at = identity["coordinate"]
+    last = events[-1] if events else {}
+    phases = [event["phase"] for event in events if event.get("kind") == "heartbeat" and "phase" in event]
+    return RankSign(
+        rank=identity["rank"],
+        node=identity["node"],
+        coordinate=str(Coordinate.at(**at)),
+        time=last.get("time") or identity["started"],
+        phase=phases[-1] if phases else None,
+        step=last.get("step"),
+        has_ended=has_ended or last.get("kind") == "end",
+        printed=printed,
+    )
+
+
+def _ended_ranks(attempt: AttemptDir) -> set[int]:
+    """Return the ranks whose exit record says how they ended. One that is only being ended has neither."""
+    ended = set()
+    for rank, path in rank_files(attempt.exits, ".json").items():
+        with suppress(RunDirError):
+            document = read_json(path)
+            if isinstance(document, dict) and (document.get("code") is not None or document.get("signal")):
+                ended.add(rank)
+    return ended
+
+
+def written(path: Path) -> float | None:
+    """Return when the file was last written, in seconds since the epoch; None if it does not exist or is empty."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime if found.st_size else None
+
+
+def find_slowest(signs: Iterable[RankSign]) -> RankSign | None:
+    """Return the rank whose newest record is the oldest, among those that have not ended; None if all have.
+
+    If no rank has written a heartbeat, the program writes none, and no rank is the slowest.
+    """
+    known = list(signs)
+    running = [sign for sign in known if not sign.has_ended]
+    if not any(sign.phase for sign in known):
+        return None
+    return min(running, key=lambda sign: (sign.time, sign.rank), default=None)
+
+
+def find_last_output(attempt: AttemptDir, signs: Iterable[RankSign]) -> LastOutput | None:
+    """Return what was printed last by any rank, or by the batch script; None if nothing was."""
+    found = [LastOutput(sign.printed, sign) for sign in signs if sign.printed is not None]
+    if (batch := written(attempt.job_output)) is not None:
+        found.append(LastOutput(batch, None))
+    return max(found, key=lambda output: output.time, default=None)
+
+
+def find_last_step(attempt: AttemptDir, events: Events) -> StepRecord | None:
+    """Return the newest step of any rank: from its records, else from the lines that the program has printed."""
+    return _recorded_step(events.values()) or (None if any(events.values()) else _printed_step(attempt))
+
+
+def _recorded_step(events: Iterable[list[dict[str, Any]]]) -> StepRecord | None:
+    records = [event for tail in events for event in tail if event.get("kind") == "step" and event.get("step")]
+    if not records:
+        return None
+    last = max(records, key=lambda event: (event["step"], event["time"]))
+    return StepRecord(
+        step=last["step"],
+        time=last["time"],
+        seconds=last.get("seconds"),
+        tflops=last.get("tflops"),
+        loss=last.get("loss"),
+        consumed_samples=last.get("consumed_samples"),
+    )
+
+
+def _printed_step(attempt: AttemptDir) -> StepRecord | None:
+    """Return the newest step in the logs that were written last: a log from before a restart may have a later one."""
+    paths = [*rank_files(attempt.logs, ".log").values(), attempt.job_output]
+    newest = sorted(((written(path) or 0.0, path) for path in paths), reverse=True)[:MAX_LOGS_READ]
+    for moment, path in newest:
+        if moment and (lines := _iterations(path, moment)):
+            (before, _), (last, when) = lines[max(0, len(lines) - 2)], lines[-1]
+            every = (last.step - before.step) * last.seconds if last.seconds is not None else None
+            return StepRecord(
+                last.step, when, last.seconds, None, last.loss, None, "log", last.total_steps, every or None
+            )
+    return None
+
+
+def _iterations(path: Path, moment: float) -> list[tuple[IterationLine, float]]:
+    """Return the steps at the end of a log, oldest first, each with its time; without a stamp, that is `moment`."""
+    found: list[tuple[IterationLine, float]] = []
+    for line in _tail(path).splitlines():
+        stamped = STAMPED.fullmatch(line)
+        when = stamp_time(stamped["stamp"]) if stamped else moment
+        found += [(iteration, when) for iteration in parse_iterations(line)]
+    return found
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, 2) - TAIL_BYTES))
+            return stream.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def stamp_time(stamp: str) -> float:
+    """Return the time in front of a line of a log (UTC) in seconds since the epoch."""
+    return datetime.fromisoformat(f"{stamp}+00:00").timestamp()
+
+
+def judge_node(node: NodeInfo, signs: Iterable[RankSign], asked: float) -> UnreachableNode:
+    """Say whether a node that does not answer Slurm is lost. `asked` is when Slurm was asked (seconds since the epoch).
+
+    A slurmd that is restarted does not answer either, and the ranks run on. Old logs are no sign of a loss, because the
+    ranks of a node may print nothing.
+    """
+    here = [sign for sign in signs if sign.node == node.name and not sign.has_ended]
+    age = max(0.0, asked - max(sign.newest for sign in here)) if here else None
+    if node.is_given_up:
+        return UnreachableNode(node, "lost", age)
+    if age is not None and age <= FRESH_S:
+        return UnreachableNode(node, "alive", age)
+    has_records = any(sign.phase for sign in here)
+    return UnreachableNode(node, "lost" if has_records else "unknown", age)

@@ -1,0 +1,157 @@
+"""What `bsl status` says on a real Slurm, and whose job `bsl cancel` ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import MakeCluster, SlurmCluster
+from .test_submit import Run, write_run
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+MEGATRON = Path(__file__).parent / "programs" / "megatron_lines.py"
+
+
+def end(run: Run) -> None:
+    job_id = json.loads((run.directory / "attempts" / "0001" / "job.json").read_text())["job_id"]
+    run.cluster.run("scancel", job_id)
+
+
+def processes(cluster: SlurmCluster, name: str) -> list[int]:
+    """The PIDs of a cluster's daemons with this name."""
+    records = [json.loads(line) for line in (cluster.directory / "processes.jsonl").read_text().splitlines()]
+    return [record["pid"] for record in records if record["name"] == name]
+
+
+def test_an_id_that_a_new_cluster_gives_again_is_anothers(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    first = write_run(make_cluster(nodes=1, isolated=False), tmp_path, "steps=1", name="first", nodes=1)
+    assert first.submit() == "1"
+    first.wait_for_state("COMPLETED")
+    cluster = make_cluster(nodes=1, isolated=False)
+    second = write_run(cluster, tmp_path, name="second", nodes=1)
+    first.cluster = cluster
+    assert second.submit() == "1"
+    second.wait_for_ranks(num=2)
+
+    status = first.status()["job"]
+    assert (status["state"], status["source"]) == ("COMPLETED", "exit.json")
+    first.bsl("cancel", str(first.directory), rc=2)
+    assert f"job 1 is now another run's: {second.directory}" in first.stderr
+    assert second.status()["job"]["state"] == "RUNNING", "it must not have been ended"
+    assert int(first.submit()) == 2
+    first.bsl("cancel", str(first.directory))
+    second.bsl("cancel", str(second.directory))
+    second.wait_for_state("CANCELLED")
+
+
+def test_a_site_that_removes_comments(isolated_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """The name, the owner and the time of submission tell a job that was not requeued. Nothing else is enough."""
+    run = write_run(isolated_cluster, tmp_path, name="bare", nodes=1)
+    job_id = run.submit()
+    record = run.directory / "attempts" / "0001" / "job.json"
+    assert json.loads(record.read_text())["cluster"] == "bsl"
+    assert isolated_cluster.run("scontrol", "update", f"JobId={job_id}", "Comment=site").returncode == 0
+    run.wait_for_ranks(num=2)
+    assert run.status()["job"]["state"] == "RUNNING"
+    true = record.read_text()
+    record.write_text(json.dumps({**json.loads(true), "submitted": time.time() - 3600}))
+    assert run.status()["job"]["state"] == "RUNNING"
+    run.bsl("cancel", str(run.directory), rc=2)
+    assert "it cannot be told whose job this is" in run.stderr and f"`scancel {job_id}` ends it" in run.stderr
+    record.write_text(json.dumps({**json.loads(true), "cluster": "another"}))
+    run.bsl("cancel", str(run.directory), rc=2)
+    assert "is on cluster another, and only cluster bsl was asked" in run.stderr
+    record.write_text(true)
+    run.bsl("cancel", str(run.directory))
+    run.wait_for_state("CANCELLED")
+
+
+def test_a_program_of_its_own_that_prints_steps(isolated_cluster: SlurmCluster, tmp_path: Path) -> None:
+    run = write_run(isolated_cluster, tmp_path, name="megatron", nodes=2)
+    run.submit("--set", f"run.command={json.dumps([sys.executable, str(MEGATRON)])}")
+    run.wait_for(lambda: " iteration " in run.log(3))
+    status = run.status()
+    step = status["step"]
+    assert (step["source"], step["seconds"], step["loss"], step["total_steps"]) == ("log", 0.2, 4.531072, 100)
+    assert step["age_s"] < 20 and status["last_output"]["rank"] == 3 and status["slowest_rank"] is None
+    for path in (run.directory / "attempts" / "0001" / "logs").glob("rank-000[0-2].log"):
+        os.utime(path, (time.time() - 3600, time.time() - 3600))
+    text = run.bsl("status", str(run.directory))
+    assert "last output" in text and "rank 3 (dp1 pp0 tp1) on n1" in text and "bsl spy" not in text
+    end(run)
+
+
+def test_a_waiting_job_says_why_and_what_to_do(isolated_cluster: SlurmCluster, tmp_path: Path) -> None:
+    runs = [write_run(isolated_cluster, tmp_path, name=name, nodes=4) for name in ("busy", "waits")]
+    busy, waits = runs
+    busy.submit()
+    busy.wait_for_ranks(num=8)
+    job_id = waits.submit()
+    waits.wait_for(lambda: waits.status()["job"]["reason"] in ("Resources", "Priority"))
+    text = waits.bsl("status", str(waits.directory))
+    assert "waits because" in text and "until enough nodes are free" in text and "waits for" in text
+    waits.wait_for(lambda: waits.status()["job"]["expected_start"] is not None)
+    assert "Slurm's estimate" in waits.bsl("status", str(waits.directory))
+    assert isolated_cluster.run("scontrol", "uhold", job_id).returncode == 0
+    job = waits.status()["job"]
+    assert (job["reason"], job["meaning"], job["started"]) == ("JobHeldUser", "its owner holds it back", None)
+    assert 0 <= time.time() - job["submitted"] < 120
+    assert waits.bsl("status", str(waits.directory)).splitlines()[-1] == f"next: scontrol release {job_id}"
+    for run in runs:
+        end(run)
+
+
+def test_a_silent_controller_ends_no_run(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    cluster = make_cluster(nodes=1, isolated=False)
+    run = write_run(cluster, tmp_path, name="run", nodes=1)
+    run.submit()
+    run.wait_for_ranks(num=2)
+    [controller] = processes(cluster, "slurmctld")
+    os.kill(controller, signal.SIGKILL)
+    text = run.bsl("status", str(run.directory))
+    assert "UNKNOWN (squeue: Slurm is not available" in text
+    assert "ended" not in text and "died" not in text
+    assert "2 of 2 started" in text and "last output" in text
+    run.bsl("cancel", str(run.directory), rc=2)
+    assert "was not cancelled" in run.stderr
+
+
+@pytest.fixture
+def stopped_daemons() -> Any:
+    """PIDs of stopped daemons, which continue after the test."""
+    stopped: list[int] = []
+    yield stopped
+    for pid in stopped:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_a_slurmd_that_does_not_answer_is_no_lost_node(
+    make_cluster: MakeCluster, tmp_path: Path, stopped_daemons: list[int]
+) -> None:
+    cluster = make_cluster(nodes=2, isolated=False)
+    run = write_run(cluster, tmp_path, name="run", nodes=2)
+    run.submit()
+    run.wait_for_ranks(num=4)
+    stop_slurmd(cluster, "n1", stopped_daemons)
+    run.wait_for(lambda: [node["name"] for node in run.status()["unreachable_nodes"]] == ["n1"])
+    status, text = run.status(), run.bsl("status", str(run.directory))
+    if [node["raw_state"].startswith("down") for node in status["unreachable_nodes"]] == [False]:
+        assert [node["fate"] for node in status["unreachable_nodes"]] == ["alive"]
+        assert status["lost_nodes"] == [] and "only its slurmd" in text and "bsl cancel" not in text
+
+
+def stop_slurmd(cluster: SlurmCluster, node: str, stopped: list[int]) -> None:
+    for pid in processes(cluster, "slurmd"):
+        if f"-N\0{node}\0" in Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(pid, signal.SIGSTOP)
+            stopped.append(pid)
+    assert len(stopped) == 1
