@@ -14,10 +14,13 @@ from pathlib import Path
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.attempts import query_attempt, read_exit
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
+from bigsci_launch.scheduler.job import JobState
 from bigsci_launch.topology import Coordinate
 
 FOLLOW_POLL_S = 0.5
 ASK_SLURM_EVERY_S = 30.0
+MAX_UNKNOWN = 10
+"""How often in succession the state may be unknown before the logs are followed no further: Slurm may be restarting."""
 STAMPED = re.compile(r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6})Z (?P<text>.*)", re.DOTALL)
 BATCH = -1
 """Used as the rank of lines of the batch script."""
@@ -155,17 +158,19 @@ def parse_ranks(text: str) -> frozenset[int]:
 
 def end_detector(attempt: AttemptDir) -> Callable[[], bool]:
     """Return a function that says whether the attempt has ended: from exit.json, else by asking at most every 30 s."""
-    asked = time.monotonic() - ASK_SLURM_EVERY_S + 2
+    asked, num_unknown = time.monotonic() - ASK_SLURM_EVERY_S + 2, 0
 
     def has_ended() -> bool:
-        nonlocal asked
+        nonlocal asked, num_unknown
         ended = read_exit(attempt)
         if ended is not None and ended.get("exit_code") is not None:
             return True
         if time.monotonic() - asked < ASK_SLURM_EVERY_S:
             return False
         asked = time.monotonic()
-        return not query_attempt(attempt).state.is_active
+        job = query_attempt(attempt)
+        num_unknown = num_unknown + 1 if job.state is JobState.UNKNOWN else 0
+        return job.state.is_over or job.is_gone or num_unknown >= MAX_UNKNOWN
 
     return has_ended
 

@@ -135,12 +135,11 @@ def node_text(unreachable: UnreachableNode) -> str:
     age = None if unreachable.sign_age_s is None else format_age(unreachable.sign_age_s)
     if unreachable.fate == "alive":
         return f"{said}: only its slurmd, since a rank on it gave a sign of life {age} ago"
-    if age is None:
-        return f"{said}; its ranks left no sign of life" + (
-            "" if unreachable.fate == "lost" else ": unknown if it is lost"
-        )
-    silent = f"{said}; its ranks are silent for {age}"
-    return silent if unreachable.fate == "lost" else f"{silent}, but they may print nothing: unknown if it is lost"
+    signs = "its ranks left no sign of life" if age is None else f"newest sign of life of its ranks {age} ago"
+    if unreachable.fate == "lost":
+        return f"{said}; {signs}" + ("; Slurm has given it up" if node.is_given_up else "")
+    may_be_usual = "" if age is None else ", but they may print nothing"
+    return f"{said}; {signs}{may_be_usual}: unknown if it is lost"
 
 
 def slowest_text(slow: RankSign, asked: float) -> str:
@@ -210,11 +209,13 @@ def _node_advice(status: RunStatus, run: str) -> str:
 def silence_s(status: RunStatus) -> float | None:
     """Return for how long the slowest rank has been silent; for a program without heartbeats, all of them. In seconds.
 
-    None if nothing is known about the ranks.
+    None if nothing is known about the ranks, or if none has started.
     """
     if status.slowest is not None:
         return status.asked - status.slowest.newest
-    return status.asked - status.last_output.time if status.last_output is not None else None
+    if status.last_output is None or status.num_started == 0:
+        return None
+    return status.asked - status.last_output.time
 
 
 def silent_after_s(status: RunStatus) -> float:

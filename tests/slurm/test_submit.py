@@ -290,8 +290,8 @@ def test_a_killed_node_is_noticed(make_run: MakeRun, make_cluster: Callable[...,
     run.wait_for_ranks(num=6)
     killed = cluster.bsl("cluster", "kill-node", "n1")
     assert killed.returncode == 0, killed.stderr
-    run.wait_for(lambda: [node["name"] for node in run.status()["lost_nodes"]] == ["n1"])
-    assert "lost node" in run.bsl("status", str(run.directory))
+    run.wait_for(lambda: [node["name"] for node in run.status()["unreachable_nodes"]] == ["n1"])
+    assert "n1 does not respond" in run.bsl("status", str(run.directory))
     run.wait_for_state("NODE_FAIL", timeout_s=90)
     assert run.exit()["reason"] == "node_failure"
     assert run.exit()["first_failure"]["node"] == "n1"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs import logs
-from bigsci_launch.runs.logs import LogFilter, MergedLogs, parse_ranks
+from bigsci_launch.runs.logs import LogFilter, MergedLogs, end_detector, parse_ranks
 from bigsci_launch.topology import compress_ranks
 
 
@@ -142,3 +145,16 @@ def test_ranks_read_back(ranks: set[int]) -> None:
 def test_a_pattern_sees_the_text_alone(logged: Any) -> None:
     merged = MergedLogs(logged.attempt, LogFilter(pattern=re.compile("rank")))
     assert list(merged.lines()) == []
+
+
+def test_logs_are_followed_while_slurm_is_silent(
+    fake_slurm: Callable[..., Any], trial: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = fake_slurm("squeue")
+    has_ended = end_detector(trial.attempt)
+    later = itertools.count(time.monotonic() + 100, 100)
+    monkeypatch.setattr(time, "monotonic", lambda: next(later))
+    slurm.answer("squeue", stderr="slurm_load_jobs error: Unable to contact slurm controller\n", rc=1)
+    assert not has_ended() and not has_ended()
+    slurm.answer("squeue", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
+    assert has_ended()
