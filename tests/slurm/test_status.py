@@ -26,7 +26,7 @@ def end(run: Run) -> None:
 
 
 def processes(cluster: SlurmCluster, name: str) -> list[int]:
-    """The PIDs of a cluster's daemons with this name."""
+    """The PIDs of a cluster's daemons with this name: `slurmctld`, or a node whose slurmd shares the host."""
     records = [json.loads(line) for line in (cluster.directory / "processes.jsonl").read_text().splitlines()]
     return [record["pid"] for record in records if record["name"] == name]
 
@@ -141,17 +141,12 @@ def test_a_slurmd_that_does_not_answer_is_no_lost_node(
     run = write_run(cluster, tmp_path, name="run", nodes=2)
     run.submit()
     run.wait_for_ranks(num=4)
-    stop_slurmd(cluster, "n1", stopped_daemons)
+    [slurmd] = processes(cluster, "n1")
+    assert Path(f"/proc/{slurmd}/comm").read_text() == "slurmd\n"
+    os.kill(slurmd, signal.SIGSTOP)
+    stopped_daemons.append(slurmd)
     run.wait_for(lambda: [node["name"] for node in run.status()["unreachable_nodes"]] == ["n1"])
     status, text = run.status(), run.bsl("status", str(run.directory))
     if [node["raw_state"].startswith("down") for node in status["unreachable_nodes"]] == [False]:
         assert [node["fate"] for node in status["unreachable_nodes"]] == ["alive"]
         assert status["lost_nodes"] == [] and "only its slurmd" in text and "bsl cancel" not in text
-
-
-def stop_slurmd(cluster: SlurmCluster, node: str, stopped: list[int]) -> None:
-    for pid in processes(cluster, "slurmd"):
-        if f"-N\0{node}\0" in Path(f"/proc/{pid}/cmdline").read_text():
-            os.kill(pid, signal.SIGSTOP)
-            stopped.append(pid)
-    assert len(stopped) == 1

@@ -325,6 +325,7 @@ def test_list_asks_slurm_once_and_not_about_the_dead(slurm: Any, make_trial: Any
     dead.add_attempt("0001", job_id="13")
     dead.ended("crashed", 1)
     broken.attempt.job.write_text("{")
+    slurm.answer("squeue", line("RUNNING", comment=f"bsl:{alive.run.path}"))
     document = json.loads(invoke("list", "--json").stdout)
     states = {run["name"]: (run["state"], run["step"], bool(run["problem"])) for run in document["runs"]}
     assert states == {
