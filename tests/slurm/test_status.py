@@ -134,10 +134,16 @@ def stopped_daemons() -> Any:
             os.kill(pid, signal.SIGCONT)
 
 
+# tests/unit/runs/test_status.py holds the same claim with sinfo's recorded words.
+@pytest.mark.long
 def test_a_slurmd_that_does_not_answer_is_no_lost_node(
     make_cluster: MakeCluster, tmp_path: Path, stopped_daemons: list[int]
 ) -> None:
     cluster = make_cluster(nodes=2, isolated=False)
+    conf = cluster.slurm_conf.read_text()
+    assert "SlurmdTimeout=10\n" in conf, "the cluster would give the node up before anybody can look"
+    cluster.slurm_conf.write_text(conf.replace("SlurmdTimeout=10\n", "SlurmdTimeout=60\n"))
+    assert cluster.run("scontrol", "reconfigure").returncode == 0
     run = write_run(cluster, tmp_path, name="run", nodes=2)
     run.submit()
     run.wait_for_ranks(num=4)
@@ -145,8 +151,12 @@ def test_a_slurmd_that_does_not_answer_is_no_lost_node(
     assert Path(f"/proc/{slurmd}/comm").read_text() == "slurmd\n"
     os.kill(slurmd, signal.SIGSTOP)
     stopped_daemons.append(slurmd)
-    run.wait_for(lambda: [node["name"] for node in run.status()["unreachable_nodes"]] == ["n1"])
-    status, text = run.status(), run.bsl("status", str(run.directory))
-    if [node["raw_state"].startswith("down") for node in status["unreachable_nodes"]] == [False]:
-        assert [node["fate"] for node in status["unreachable_nodes"]] == ["alive"]
-        assert status["lost_nodes"] == [] and "only its slurmd" in text and "bsl cancel" not in text
+    texts: list[str] = []
+
+    def is_seen() -> bool:
+        texts.append(run.bsl("status", str(run.directory)))
+        return "n1 does not respond" in texts[-1]
+
+    run.wait_for(is_seen, timeout_s=120)
+    assert "(mixed*)" in texts[-1] and "only its slurmd, since a rank on it gave a sign of life" in texts[-1]
+    assert "lost node" not in texts[-1] and "bsl cancel" not in texts[-1]
