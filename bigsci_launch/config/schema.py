@@ -99,6 +99,11 @@ class SlurmSection(Section):
     requeue: bool = False
     """Whether Slurm may restart the job automatically after a node failure (`--requeue`)."""
 
+    wait_s: NonNegativeInt = 60
+    """Seconds for which ranks may still run after the first has ended with 0 (`srun --wait`). Ranks that run longer
+    count as hung and are killed: raise it if a rank has long work to do after the others, such as a last upload. 0: no
+    limit."""
+
 
 class ParallelismSection(Section):
     """How the model is split over the ranks. In rank order, tensor varies fastest, then context, expert, data,

@@ -63,6 +63,8 @@ class JobRequest:
     topology: Topology
     options: tuple[Option, ...]
     step_options: tuple[Option, ...]
+    wait_s: int
+    """Seconds for which ranks may still run after the first has ended with 0; 0 means no limit."""
     step_prefix: tuple[str, ...]
     """Words between srun's options and the runner: `apptainer exec ...`, or nothing."""
     activation: tuple[str, ...]
@@ -122,7 +124,15 @@ def make_request(
         options=()
         if is_local
         else sbatch_options(config, site, ranks_per_node, run, folder, working_directory, margin),
-        step_options=() if is_local else (*STEP_OPTIONS, *shape_options(site), *pyxis_options(container, run)),
+        step_options=()
+        if is_local
+        else (
+            *STEP_OPTIONS,
+            wait_option(config.slurm.wait_s),
+            *shape_options(site),
+            *pyxis_options(container, run),
+        ),
+        wait_s=config.slurm.wait_s,
         step_prefix=apptainer_prefix(container, run, has_gpu=site.gpu is not None),
         activation=activation,
         variables=(*BUILT_IN_VARIABLES, *network_variables(site), *run_variables(config)),
@@ -192,12 +202,18 @@ STEP_OPTIONS = (
         "1",
         "a dead rank ends the step, since the others would wait for it in a collective until the time limit",
     ),
-    Option("wait", "60", "ranks that still run a minute after the first one has succeeded are hung: end them"),
     Option("distribution", "block", "ranks fill one node after another; coordinates and LOCAL_RANK depend on it"),
     Option("mpi", "none", "ranks find each other through MASTER_ADDR; MPI's start-up would only slow the step down"),
     Option("export", "ALL", "ranks get what this script exports, whatever the site's default is"),
     Option("label", None, "srun's own messages name the task that they are about"),
 )
+
+
+def wait_option(wait_s: int) -> Option:
+    if wait_s == 0:
+        return Option("wait", "0", "slurm.wait_s is 0: ranks may run as long as they like after the first has ended")
+    reason = f"slurm.wait_s: ranks that still run {wait_s} s after the first one has ended with 0 are hung: end them"
+    return Option("wait", str(wait_s), reason)
 
 
 def shape_options(site: SiteConfig) -> tuple[Option, ...]:

@@ -4,7 +4,7 @@ The script of an attempt runs this module as a program, the launcher. The launch
 others when one fails, and has `exit.json` written at the end. `Launcher` and `start_launcher` are for code that starts,
 queries or stops a launcher.
 
-    python -m bigsci_launch.scheduler.local --attempt-dir DIR --world-size 8 --exit-reason FILE
+    python -m bigsci_launch.scheduler.local --attempt-dir DIR --world-size 8 --exit-reason FILE --wait-s 60
         -- PYTHON rank_runner.py OPTIONS -- PROGRAM
 
 Signals to the launcher: USR2 asks the ranks to save and stop. TERM, INT or HUP ends them, with KILL after a grace
@@ -32,8 +32,6 @@ KILL_GRACE_S = 10.0
 """Time from TERM to KILL for the remaining ranks after one has failed."""
 STOP_GRACE_S = 30.0
 """Time from TERM to KILL when the attempt is cancelled: Slurm's default KillWait."""
-STRAGGLER_WAIT_S = 60.0
-"""How long ranks may keep running after the first has exited with 0, as with `srun --wait=60`."""
 POLL_S = 0.05
 FIRST_PORT, NUM_PORTS = 10000, 20000
 
@@ -110,9 +108,10 @@ def is_free(port: int) -> bool:
 class RankRunners:
     """The runners of one attempt, from start to end."""
 
-    def __init__(self, command: Sequence[str], world_size: int) -> None:
+    def __init__(self, command: Sequence[str], world_size: int, wait_s: float) -> None:
         self._before, self._after = split_command(command)
         self._world_size = world_size
+        self._wait_s = wait_s
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._deadline: float | None = None
         self._is_ending = False
@@ -152,8 +151,8 @@ class RankRunners:
             self.end(KILL_GRACE_S)
         elif code != 0 and self.terminated is not None:
             self._is_cut_short = True
-        elif self._deadline is None:
-            self._deadline = time.monotonic() + STRAGGLER_WAIT_S
+        elif self._deadline is None and self._wait_s > 0:
+            self._deadline = time.monotonic() + self._wait_s
 
     def end(self, grace_s: float) -> None:
         """Send TERM to every rank now, and KILL after `grace_s`."""
@@ -167,7 +166,7 @@ class RankRunners:
         if self._is_ending:
             self.kill()
             return
-        say(f"ranks {sorted(self._running)} still run {STRAGGLER_WAIT_S:g} s after the first rank ended: ending them")
+        say(f"ranks {sorted(self._running)} still run {self._wait_s:g} s after the first rank ended: ending them")
         self.exit_code = 1
         self.end(KILL_GRACE_S)
 
@@ -202,7 +201,7 @@ def split_command(command: Sequence[str]) -> tuple[list[str], list[str]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     started = time.time()
-    runners = RankRunners(options.command, options.world_size)
+    runners = RankRunners(options.command, options.world_size, options.wait_s)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, runners.on_termination)
     signal.signal(signal.SIGUSR2, runners.on_stop_request)
@@ -231,6 +230,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--attempt-dir", type=Path, required=True)
     parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument("--exit-reason", type=Path, required=True, help="the helper that writes exit.json")
+    parser.add_argument(
+        "--wait-s", type=float, required=True, help="how long ranks may run after the first; 0: for ever"
+    )
     words = list(sys.argv[1:] if arguments is None else arguments)
     at = words.index("--")
     options = parser.parse_args(words[:at])
@@ -239,9 +241,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def say(text: str) -> None:
-    """Write a line to the attempt's output, in the format of the job script."""
-    sys.stdout.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} bsl: {text}\n")
-    sys.stdout.flush()
+    """Write a line to the attempt's output, in the format of the job script. The disk that it is on may be full."""
+    with contextlib.suppress(OSError):
+        os.write(1, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} bsl: {text}\n".encode())
 
 
 if __name__ == "__main__":

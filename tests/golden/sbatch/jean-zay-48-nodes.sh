@@ -48,8 +48,9 @@ attempt_dir="$run_dir/attempts/$attempt"
 started="$(date +%s)"
 facts=(--restart-count "$restarts")
 
+# The output may be on a disk that is full: that must not change how the job ends.
 say() {
-  TZ=UTC0 printf '%(%Y-%m-%dT%H:%M:%SZ)T bsl: %s\n' -1 "$*"
+  TZ=UTC0 printf '%(%Y-%m-%dT%H:%M:%SZ)T bsl: %s\n' -1 "$*" || true
 }
 
 # Writes exit.json: why the attempt ended, and the first rank and node that failed. Prints the training's exit code.
@@ -130,8 +131,6 @@ say "rendezvous at $MASTER_ADDR:$MASTER_PORT"
 step_options=(
   # a dead rank ends the step, since the others would wait for it in a collective until the time limit
   --kill-on-bad-exit=1
-  # ranks that still run a minute after the first one has succeeded are hung: end them
-  --wait=60
   # ranks fill one node after another; coordinates and LOCAL_RANK depend on it
   --distribution=block
   # ranks find each other through MASTER_ADDR; MPI's start-up would only slow the step down
@@ -140,6 +139,8 @@ step_options=(
   --export=ALL
   # srun's own messages name the task that they are about
   --label
+  # slurm.wait_s: ranks that still run 60 s after the first one has ended with 0 are hung: end them
+  --wait=60
   # since Slurm 22.05, srun no longer inherits this from sbatch
   --cpus-per-task=8
 )

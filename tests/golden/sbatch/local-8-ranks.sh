@@ -23,6 +23,7 @@ export OMP_NUM_THREADS=1
 # starts one runner per rank with --rank, ends the other ranks when one fails, and writes exit.json.
 exec "$host_python" -m bigsci_launch.scheduler.local \
   --attempt-dir "$attempt_dir" --world-size 8 --exit-reason "$tools/exit_reason.py" \
+  --wait-s 60 \
   -- "$rank_python" -I -S "$tools/rank_runner.py" \
   --attempt-dir "$attempt_dir" --topology tp=2,pp=2,dp=2 --ranks-per-node 8 \
   -- /opt/bsl/bin/python -m bigsci_launch.train

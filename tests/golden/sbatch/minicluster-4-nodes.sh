@@ -42,8 +42,9 @@ attempt_dir="$run_dir/attempts/$attempt"
 started="$(date +%s)"
 facts=(--restart-count "$restarts")
 
+# The output may be on a disk that is full: that must not change how the job ends.
 say() {
-  TZ=UTC0 printf '%(%Y-%m-%dT%H:%M:%SZ)T bsl: %s\n' -1 "$*"
+  TZ=UTC0 printf '%(%Y-%m-%dT%H:%M:%SZ)T bsl: %s\n' -1 "$*" || true
 }
 
 # Writes exit.json: why the attempt ended, and the first rank and node that failed. Prints the training's exit code.
@@ -111,8 +112,6 @@ say "rendezvous at $MASTER_ADDR:$MASTER_PORT"
 step_options=(
   # a dead rank ends the step, since the others would wait for it in a collective until the time limit
   --kill-on-bad-exit=1
-  # ranks that still run a minute after the first one has succeeded are hung: end them
-  --wait=60
   # ranks fill one node after another; coordinates and LOCAL_RANK depend on it
   --distribution=block
   # ranks find each other through MASTER_ADDR; MPI's start-up would only slow the step down
@@ -121,6 +120,8 @@ step_options=(
   --export=ALL
   # srun's own messages name the task that they are about
   --label
+  # slurm.wait_s: ranks that still run 60 s after the first one has ended with 0 are hung: end them
+  --wait=60
 )
 # The runner sets RANK, LOCAL_RANK and WORLD_SIZE inside the step: this shell runs once per job, not once per rank.
 srun "${step_options[@]}" "$rank_python" -I -S "$frozen/tools/rank_runner.py" \

@@ -70,6 +70,15 @@ def test_a_foreign_sites_modules_and_container_are_left_out_locally() -> None:
     assert "module load" not in render_script(request)
 
 
+@pytest.mark.parametrize(("wait_s", "said"), [(60, "still run 60 s"), (900, "still run 900 s"), (0, "as long as they")])
+def test_how_long_ranks_may_run_after_the_first(wait_s: int, said: str) -> None:
+    lines = render_script(request_of("jean-zay-48-nodes", f"slurm.wait_s={wait_s}")).splitlines()
+    at = lines.index(f"  --wait={wait_s}")
+    assert said in lines[at - 1] and "slurm.wait_s" in lines[at - 1]
+    local = render_script(request_of("jean-zay-48-nodes", f"slurm.wait_s={wait_s}", local=True))
+    assert f"  --wait-s {wait_s} \\\n" in local
+
+
 def test_no_time_limit_no_signal() -> None:
     request = request_of("apptainer-own-program")
     assert request.exit_margin is None
