@@ -1,14 +1,18 @@
-"""Reports why an attempt ended, from what its ranks left behind. Stand-alone, standard library only.
+"""Reports why an attempt ended, from what its ranks left behind. Stand-alone, together with the other exit_*.py files:
+standard library only, Python 3.8 or newer.
 
     python -I -S exit_reason.py --attempt-dir DIR --world-size 8 --started 1795226527 --exit-code 137
 
-Writes `exit.json` to DIR, prints the reason on stderr and the exit code of the training on stdout. That is the code of
-the first rank that failed; srun's own is the highest of all ranks, including those that it killed itself. Without
-`--exit-code` the attempt has not ended yet: the record is provisional, in case the batch script is killed before.
+Prints the exit code of the training on stdout and the reason on stderr, and then writes `exit.json` to DIR: the disk
+may be full. The code is that of the first rank that failed; srun's own is the highest of all ranks, including those
+that it killed itself. Without `--exit-code` the attempt has not ended yet: the record is provisional, in case the batch
+script is killed before.
 
 The operator needs the first failure, which 383 later messages bury: when a rank dies, the others fail with "connection
-closed", and the launcher ends the rest with TERM. So ranks that were told to end do not count as failures, broken
-connections count only if there is no other error, and the earliest of the remaining failures is the first.
+closed", and the launcher ends the rest with TERM. So ranks that were told to end do not count as failures, and errors
+about other ranks (lost connections, collectives that timed out) count only if there is no other error. The earliest of
+the remaining failures is the first. If every error is about other ranks, the cause is a rank that has none: one that
+left with 0 before the others (`left_early`), or one that did not come to a collective (`hang`).
 """
 
 from __future__ import annotations
@@ -16,38 +20,48 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if "__file__" in globals():
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # -I leaves it out
+sys.dont_write_bytecode = True  # nothing is left in the attempt's tools
+
+from exit_blame import Finding, find_early, find_hang, find_stragglers
+from exit_failures import failure_text, find_failures, find_lost, find_silent, ordered, without_marks
+from exit_records import compare_clocks, corrected, read_output, read_ranks
+from exit_words import launch_cause
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from exit_records import Clock, Ranks
+    from exit_words import JobOutput
+
+    Record = dict[str, Any]
 
 SCHEMA_VERSION = 1
-AXES = ("dp", "pp", "ep", "cp", "tp")
-"""The order of the axes in a coordinate, as in bigsci_launch/topology."""
-LOG_TAIL_BYTES = 8192
-EVENT_TAIL_BYTES = 8192
-STAMP = re.compile(rb"^\d{4}-\d\d-\d\dT[0-9:.]+Z ")
-# What gloo, NCCL and plain sockets say when the rank at the other end is gone.
-CASCADE = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|broken ?pipe|closed by (peer|remote)|remote (process|peer|error)"
-    r"|ConnectionResetError|caused pair closure|socket closed|no route to host|DistNetworkError|failed to recv, got 0",
-    re.IGNORECASE,
-)
-LOST_NODE = "none of the {} ranks on {} left an exit record: the node was lost, or they were all killed at once"
-
-Record = dict[str, Any]
+MAX_CLOCKS = 4
+"""How many clocks that differ are named in words."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
-    ranks = read_ranks(options.attempt_dir)
-    document = describe(options, ranks)
-    write_record(options.attempt_dir / "exit.json", document)
-    print(summary(document), file=sys.stderr, flush=True)
+    output = read_output(options.attempt_dir)
+    document = describe(options, read_ranks(options.attempt_dir, output.unwritten), output)
     if document["exit_code"] is not None:
-        print(document["exit_code"], flush=True)
+        say(1, str(document["exit_code"]))
+    for line in summary(document):
+        say(2, line)
+    try:
+        write_record(options.attempt_dir / "exit.json", document)
+    except OSError as error:
+        say(2, f"exit_reason: cannot write {options.attempt_dir / 'exit.json'}: {error}")
+        say(2, f"exit_reason: record exit {json.dumps(document)}")
+        return 1
     return 0
 
 
@@ -67,36 +81,29 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def read_ranks(attempt: Path) -> dict[int, Record]:
-    """Return what each rank left: its `pid`, `exit` and `error` records (empty if missing) and its last event."""
-    names = {path.stem for folder in ("pids", "exits", "errors") for path in (attempt / folder).glob("rank-*.json")}
-    return {int(name.partition("-")[2]): read_rank(attempt, name) for name in sorted(names)}
-
-
-def read_rank(attempt: Path, name: str) -> Record:
-    return {
-        "pid": read_json(attempt / "pids" / f"{name}.json"),
-        "exit": read_json(attempt / "exits" / f"{name}.json"),
-        "error": read_json(attempt / "errors" / f"{name}.json"),
-        "event": last_event(attempt / "events" / f"{name}.jsonl"),
-        "said": last_line(attempt / "logs" / f"{name}.log"),
-    }
-
-
-def describe(options: argparse.Namespace, ranks: dict[int, Record]) -> Record:
+def describe(options: argparse.Namespace, ranks: Ranks, output: JobOutput) -> Record:
     """Return the contents of `exit.json`."""
-    lost, killed = find_silent(ranks) if options.exit_code else ([], [])
-    lost = find_lost(ranks, options.lost_nodes.split()) or lost
-    failures = find_failures(ranks) + killed
-    failures.sort(key=lambda failure: (failure["is_cascade"], failure["time"] or 0.0))
-    reason = decide_reason(options, ranks, failures, lost)
-    first = first_failure(reason, failures, lost)
+    clocks = compare_clocks(ranks, options.started)
+    certain = {node: clock for node, clock in clocks.items() if clock.is_certain}
+    finding = find_reason(options, corrected(ranks, certain), output)
+    notes = clock_notes(clocks)
+    if clocks != certain and rank_of(find_reason(options, corrected(ranks, clocks), output)) != rank_of(finding):
+        notes.append("the order of the failures depends on it: the first failure is not certain")
     return {
         "schema_version": SCHEMA_VERSION,
-        "reason": reason,
-        "exit_code": exit_code_of(first) if options.exit_code and first else options.exit_code,
-        "first_failure": first,
-        "failed_ranks": sorted(failure["rank"] for failure in failures),
+        "reason": finding.reason,
+        "exit_code": exit_code_of(options, finding),
+        "first_failure": without_marks(finding.first),
+        "failed_ranks": finding.failed,
+        "suspects": finding.suspects,
+        "collectives": finding.collectives,
+        "evidence": [*finding.evidence, *notes],
+        "cause": launch_cause(output.lines) if finding.reason == "launch_failed" else None,
+        "clocks": [
+            {"node": node, "ahead_s": round(clock.seconds, 1), "corrected": clock.is_certain}
+            for node, clock in sorted(clocks.items())
+        ],
+        "spy_bundle": newest_bundle(options.attempt_dir, options.started) if finding.reason == "hang" else None,
         "world_size": options.world_size,
         "num_started": sum(1 for rank in ranks.values() if rank["pid"]),
         "slurm_reason": options.slurm_reason if options.slurm_reason not in ("", "None") else None,
@@ -108,19 +115,36 @@ def describe(options: argparse.Namespace, ranks: dict[int, Record]) -> Record:
     }
 
 
-def decide_reason(
-    options: argparse.Namespace, ranks: dict[int, Record], failures: list[Record], lost: list[Record]
-) -> str:
+def find_reason(options: argparse.Namespace, ranks: Ranks, output: JobOutput) -> Finding:
+    """Return why the attempt ended, and who is responsible for it."""
+    has_failed = bool(options.exit_code)
+    silent = find_silent(ranks) if has_failed and not output.running else None
+    lost = find_lost(ranks, [*options.lost_nodes.split(), *(output.lost_nodes if has_failed else ())])
+    lost = lost or (silent.lost if silent else [])
+    failures = ordered(find_failures(ranks) + (silent.killed if silent else []))
+    failed = sorted(failure["rank"] for failure in failures)
     if lost or options.slurm_reason == "NodeDown":
-        return "node_failure"
-    has_own_failure = any(not failure["is_cascade"] for failure in failures)
-    if has_own_failure and options.exit_code != 0:
-        return "crashed"
+        return with_first("node_failure", [*lost, *failures], failed)
+    if options.exit_code != 0 and any(not failure["is_about_others"] for failure in failures):
+        return with_first("crashed", failures, failed)
     if options.terminated is not None:
-        return reason_of_termination(options)
+        return Finding(reason_of_termination(options), None, failed)
     if options.exit_code == 0:
-        return "stopped" if was_stopped(options, ranks) else "finished"
-    return "crashed" if ranks else "launch_failed"
+        return Finding("stopped" if was_stopped(options, ranks) else "finished", None, failed)
+    blamed = (
+        find_stragglers(ranks, output) or find_early(ranks, failures) or find_hang(options.world_size, ranks, failures)
+    )
+    if blamed is not None:
+        return blamed
+    if silent and silent.unknown:
+        return Finding("unknown", None, failed, evidence=[silent.unknown])
+    return with_first("crashed" if ranks else "launch_failed", failures, failed)
+
+
+def with_first(reason: str, failures: list[Record], failed: list[int]) -> Finding:
+    """Return a finding whose first failure is the first of `failures`, if there is one."""
+    first = next(iter(failures), None)
+    return Finding(reason, first, failed, status_of=first)
 
 
 def reason_of_termination(options: argparse.Namespace) -> str:
@@ -132,162 +156,83 @@ def reason_of_termination(options: argparse.Namespace) -> str:
     return "cancelled"
 
 
-def was_stopped(options: argparse.Namespace, ranks: dict[int, Record]) -> bool:
+def was_stopped(options: argparse.Namespace, ranks: Ranks) -> bool:
     """Whether training ended before its last step because it was told to. Without events: whether it was told to."""
     ends = {rank["event"].get("reason") for rank in ranks.values() if rank["event"].get("kind") == "end"}
     return bool(ends - {"finished"}) if ends else bool(options.stop_requested)
 
 
-def find_failures(ranks: dict[int, Record]) -> list[Record]:
-    """Return every failed rank, whether it failed on its own or because of others."""
-    return [failure for number, rank in ranks.items() if (failure := failure_of(number, rank)) is not None]
+def exit_code_of(options: argparse.Namespace, finding: Finding) -> int | None:
+    """Return the exit code of the rank that failed first: 128 + signal if a signal ended it, 1 if it was lost.
 
-
-def failure_of(number: int, rank: Record) -> Record | None:
-    """Return how a rank failed; None if it ended well, still runs, or was told to end before anything went wrong."""
-    end, error = rank["exit"], rank["error"]
-    if not end and not error:
-        return None
-    ended_well = bool(end) and (end.get("code") == 0 or end.get("clean_end"))
-    failed_at = (error or end).get("time")
-    terminated = end.get("terminated")
-    if ended_well or (terminated is not None and (failed_at is None or failed_at >= terminated)):
-        return None
-    words = f"{error.get('type')}: {error.get('message')}" if error else end.get("error") or rank["said"]
-    was_killed = end.get("signal") is not None
-    return {
-        **identity(number, rank),
-        "signal": end.get("signal"),
-        "code": end.get("code"),
-        "step": error.get("step"),
-        "error": None if was_killed and not error else words or None,
-        "time": failed_at,
-        # A rank that TERM ended was told to end, even if its runner did not see it: TERM may reach the program first.
-        "is_cascade": end.get("signal") == "SIGTERM"
-        or (not was_killed and bool(error.get("lost_peer") or CASCADE.search(words or ""))),
-    }
-
-
-def find_lost(ranks: dict[int, Record], nodes: list[str]) -> list[Record]:
-    """Return one failure for each node that Slurm lost."""
-    members = {node: [(n, rank) for n, rank in ranks.items() if identity(n, rank)["node"] == node] for node in nodes}
-    return [silent_failure(found, f"Slurm lost the node {node}") for node, found in members.items() if found]
-
-
-def find_silent(ranks: dict[int, Record]) -> tuple[list[Record], list[Record]]:
-    """Return failures of ranks that started but left no exit record: one per node without any, and one per other rank.
-
-    A runner writes a record even if it is told to end; only a runner that is killed, or dies with its node, does not.
-    If no rank at all left a record, everything was killed at once, and no rank was the first.
+    Where no rank failed, it is that of srun or the launcher.
     """
-    nodes: dict[str, list[tuple[int, Record]]] = {}
-    for number, rank in ranks.items():
-        nodes.setdefault(identity(number, rank)["node"] or "?", []).append((number, rank))
-    silent = {node: [(n, rank) for n, rank in members if not rank["exit"]] for node, members in nodes.items()}
-    whole = {node for node, members in nodes.items() if len(silent[node]) == len(members)}
-    if len(whole) == len(nodes):
-        return [], []
-    lost = [silent_failure(silent[node], LOST_NODE.format(len(nodes[node]), node)) for node in nodes if node in whole]
-    killed = [
-        silent_failure([member], "left no exit record: its runner was killed")
-        for node, members in silent.items()
-        if node not in whole
-        for member in members
-    ]
-    return lost, killed
-
-
-def silent_failure(members: list[tuple[int, Record]], why: str) -> Record:
-    number, rank = members[0]
-    last_seen = max((member["event"].get("time", 0.0) for _, member in members), default=0.0)
-    return {
-        **identity(number, rank),
-        "signal": None,
-        "code": None,
-        "step": rank["event"].get("step"),
-        "error": why,
-        "time": last_seen or None,
-        "is_cascade": False,
-    }
-
-
-def first_failure(reason: str, failures: list[Record], lost: list[Record]) -> Record | None:
-    found = [*lost, *failures] if reason == "node_failure" else failures
-    if reason not in ("crashed", "node_failure") or not found:
-        return None
-    return {key: value for key, value in found[0].items() if key != "is_cascade"}
-
-
-def exit_code_of(failure: Record) -> int:
-    """Return the exit code of the rank that failed first: 128 + signal if a signal ended it, 1 if it was lost."""
+    failure = finding.status_of
+    if not options.exit_code or failure is None:
+        return options.exit_code  # type: ignore[no-any-return]
     if failure["signal"] is not None:
         return 128 + getattr(signal, failure["signal"], 0)
     return int(failure["code"] or 1)
 
 
-def identity(number: int, rank: Record) -> Record:
-    """Return rank, node and coordinate, from whichever record has them."""
-    known = rank["pid"] or rank["exit"] or rank["error"]
-    return {"rank": number, "node": known.get("node"), "coordinate": known.get("coordinate")}
+def rank_of(finding: Finding) -> int | None:
+    return finding.first["rank"] if finding.first else None
 
 
-def summary(document: Record) -> str:
-    """Return one line for the job's output."""
+def clock_notes(clocks: dict[str, Clock]) -> list[str]:
+    """Return what is said of clocks that differ, in one sentence for those that are certain and one for the others."""
+    notes = []
+    for is_certain, text in (
+        (True, "clocks differ from the other nodes': {}; the times of failures are corrected"),
+        (False, "ranks started at other times, or clocks differ: {}; the times of failures are not corrected"),
+    ):
+        chosen = {node: clock for node, clock in sorted(clocks.items()) if clock.is_certain is is_certain}
+        found = [f"{node} {clock.seconds:+.1f} s" for node, clock in chosen.items()]
+        more = f" and {len(found) - MAX_CLOCKS} more" if len(found) > MAX_CLOCKS else ""
+        notes += [text.format(", ".join(found[:MAX_CLOCKS]) + more)] if found else []
+    return notes
+
+
+def newest_bundle(attempt: Path, started: float) -> str | None:
+    """Return the newest evidence that `bsl spy` stored during the attempt."""
+    try:
+        bundles = [(path.stat().st_mtime, str(path)) for path in (attempt.parent.parent / "spy").iterdir()]
+    except OSError:
+        return None
+    return max((bundle for bundle in bundles if bundle[0] >= started), default=(0.0, None))[1]
+
+
+def summary(document: Record) -> list[str]:
+    """Return the lines for the job's output: the reason with the first failure or the cause, and the evidence."""
     code = document["exit_code"]
     text = f"bsl: attempt {document['attempt']} ended: {document['reason']}"
     text += f" (exit code {code})" if code is not None else " (provisional: it has not ended yet)"
-    failure = document["first_failure"]
-    return text if failure is None else f"{text}; first failure: {failure_text(failure)}"
+    if document["first_failure"] is not None:
+        text += f"; first failure: {failure_text(document['first_failure'])}"
+    elif document["cause"]:
+        text += f": {document['cause']}"
+    bundle = [f"stacks of the hang: {document['spy_bundle']}"] if document["spy_bundle"] else []
+    return [text, *(f"bsl: {sentence}" for sentence in [*document["evidence"], *bundle])]
 
 
-def failure_text(failure: Record) -> str:
-    where = failure["coordinate"] or {}
-    coordinate = f" ({' '.join(f'{axis}{where[axis]}' for axis in AXES if axis in where)})" if where else ""
-    how = failure["error"] or failure["signal"] or f"exit code {failure['code']}"
-    return f"rank {failure['rank']}{coordinate} on {failure['node']}: {how}"
-
-
-def read_json(path: Path) -> Record:
-    """Return the record in `path`; an empty one if it is missing or torn."""
+def say(descriptor: int, text: str) -> None:
+    """Write a line at once. Output may be on the disk that is full, which must change neither code nor record."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def last_event(path: Path) -> Record:
-    """Return the last complete record of an event file; an empty one if there is none."""
-    for line in reversed(tail(path, EVENT_TAIL_BYTES)):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            return record
-    return {}
-
-
-def last_line(path: Path) -> str:
-    """Return the last line that is not empty, without its time."""
-    lines = (STAMP.sub(b"", line).strip() for line in reversed(tail(path, LOG_TAIL_BYTES)))
-    return next((line.decode(errors="replace")[:500] for line in lines if line), "")
-
-
-def tail(path: Path, size: int) -> list[bytes]:
-    try:
-        with path.open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - size))
-            return stream.read().splitlines()
+        os.write(descriptor, f"{text}\n".encode())
     except OSError:
-        return []
+        return
 
 
 def write_record(path: Path, record: Record) -> None:
     """Write `record` next to `path` and rename it into place."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    beside.replace(path)
+    try:
+        beside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError:
+        if beside.exists():
+            beside.unlink()
+        raise
 
 
 if __name__ == "__main__":

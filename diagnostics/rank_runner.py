@@ -7,7 +7,8 @@ LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, BSL_RUN_DIR and BSL_ATTEMPT
 `pids/rank-NNNN.json`, `logs/rank-NNNN.log` (each line with its time, UTC) and `exits/rank-NNNN.json` under DIR, and
 exits as the program did: with its exit code, or 128 + signal.
 
-The runner must never be the reason why training ends: it reports a record that it cannot write on stderr and continues.
+The runner must never be the reason why training ends. A record that it cannot write, such as on a full disk, goes to
+stderr as a line of its own, `rank_runner: record exits/rank-0003 {...}`, which exit_reason.py reads from job.out.
 """
 
 from __future__ import annotations
@@ -117,14 +118,27 @@ def signal_name(number: int) -> str:
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write `record` next to `path` and rename it into place. Errors, such as a full disk, are printed, not raised."""
+    """Write `record` next to `path` and rename it into place. If that fails, put it on stderr."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         beside.replace(path)
     except OSError as error:
-        print(f"rank_runner: cannot write {path}: {error}", file=sys.stderr, flush=True)
+        complain(path, error)
+        say(f"rank_runner: record {path.parent.name}/{path.stem} {json.dumps(record)}")
+        with contextlib.suppress(OSError):
+            beside.unlink()
+
+
+def complain(path: Path, error: OSError) -> None:
+    say(f"rank_runner: cannot write {path}: {error}")
+
+
+def say(text: str) -> None:
+    """Write a line to stderr in one piece, so that the lines of several runners do not mix."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode())
 
 
 class StampedLog:
@@ -137,7 +151,7 @@ class StampedLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            print(f"rank_runner: cannot write {path}: {error}", file=sys.stderr, flush=True)
+            complain(path, error)
 
     def feed(self, chunk: bytes) -> None:
         stamp = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ ").encode()

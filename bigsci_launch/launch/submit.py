@@ -28,7 +28,14 @@ from bigsci_launch.scheduler.slurm import SubmittedJob, cancel_job, submit_argv,
 from bigsci_launch.topology import AXIS_NAMES, Topology
 
 SCHEMA_VERSION = 1
-TOOLS = ("rank_runner.py", "exit_reason.py")
+TOOLS = (
+    "rank_runner.py",
+    "exit_reason.py",
+    "exit_blame.py",
+    "exit_failures.py",
+    "exit_records.py",
+    "exit_words.py",
+)
 SUBMISSION_GRACE_S = 120.0
 """An attempt that has no job yet and is younger than this may still be in submission."""
 

@@ -30,6 +30,10 @@ STATE_OF_REASON = {
     "time_limit": JobState.TIMEOUT,
     "node_failure": JobState.NODE_FAIL,
     "requeued": JobState.REQUEUED,
+    "left_early": JobState.FAILED,
+    "hung_at_exit": JobState.FAILED,
+    "hang": JobState.FAILED,
+    "unknown": JobState.FAILED,
 }
 
 

@@ -43,10 +43,16 @@ job_id | Slurm's job id; null for a local attempt
 pid | the local launcher's pid; null for a Slurm job
 exit | the attempt's `exit.json` if `submit` waited for the end, else null
 exit.schema_version | 1
-exit.reason | `finished`, `stopped`, `crashed`, `cancelled`, `time_limit`, `node_failure`, `requeued`, `launch_failed`
+exit.reason | `finished`, `stopped`, `crashed`, `left_early` or another [reason](../how-to/status.md#why-it-ended)
 exit.exit_code | the training's exit code
-exit.first_failure | {rank, node, coordinate, signal, code, step, error, time}; null if no rank failed
+exit.first_failure | {rank, node, coordinate, signal, code, step, error, last_words, time}; null if nobody is named
 exit.failed_ranks | numbers of the ranks that failed
+exit.suspects | list of {rank, node, coordinate}: the ranks that a hang points at; empty if they are not known
+exit.collectives | list of {backend, group, operation, sequence, timeout_ms, ranks}: what timed out, and who says so
+exit.evidence | what supports the reason, and what is not known, one sentence each
+exit.cause | why nothing was started, in the words of the shell or of Slurm; null for other reasons
+exit.clocks | list of {node, ahead_s, corrected}: clocks that differ by more than 2 s, and whether times were corrected
+exit.spy_bundle | evidence of a hang that `bsl spy` stored during the attempt; null if there is none
 exit.world_size | ranks in all
 exit.num_started | number of ranks that started
 exit.slurm_reason | why Slurm ended the job, in its words

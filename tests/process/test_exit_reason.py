@@ -2,54 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import bigsci_launch
-from bigsci_launch.runs.layout import AttemptDir, write_json
-from bigsci_launch.topology import Topology
-
-PROGRAM = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics" / "exit_reason.py"
-TOPOLOGY = Topology(tp=2, pp=2, dp=2)
-
-
-class Attempt:
-    """An attempt of 8 ranks on 4 nodes; the test writes its records."""
-
-    def __init__(self, path: Path) -> None:
-        self.dir = AttemptDir(path)
-        self.dir.make()
-        for rank in range(8):
-            write_json(self.dir.pid_file(rank), {**self.identity(rank), "pid": 1000 + rank, "started": 10.0})
-
-    def identity(self, rank: int) -> dict[str, Any]:
-        return {"rank": rank, "node": f"n{rank // 2 + 1}", "coordinate": TOPOLOGY.coordinate(rank).as_dict()}
-
-    def exits(self, *ranks: int, code: int | None = 0, signal: str | None = None, **more: Any) -> None:
-        for rank in ranks:
-            record = {**self.identity(rank), "code": code, "signal": signal, "time": 100.0, "terminated": None, **more}
-            write_json(self.dir.exit_file(rank), record)
-
-    def fails(self, rank: int, message: str, *, time: float, kind: str = "RuntimeError") -> None:
-        record = {**self.identity(rank), "step": 7, "type": kind, "message": message, "time": time}
-        write_json(self.dir.error_file(rank), record)
-        self.exits(rank, code=1, time=time + 0.5)
-
-    def event(self, *ranks: int, **fields: Any) -> None:
-        for rank in ranks:
-            self.dir.event_file(rank).write_text(json.dumps({"time": 50.0, "step": 7, **fields}) + "\n")
-
-    def describe(self, *options: str, code: int | None) -> dict[str, Any]:
-        argv = [sys.executable, "-I", "-S", str(PROGRAM), "--attempt-dir", str(self.dir.path), "--world-size", "8"]
-        argv += ["--started", "10", *(["--exit-code", str(code)] if code is not None else []), *options]
-        done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=20)
-        self.line, self.code = done.stderr, done.stdout.strip()
-        return json.loads(self.dir.exit.read_text())
+from .attempt_records import Attempt
 
 
 @pytest.fixture
@@ -93,6 +50,7 @@ def test_a_killed_rank_comes_before_the_cascade_even_with_clocks_apart(attempt: 
         "code": None,
         "step": None,
         "error": None,
+        "last_words": None,
         "time": 99.0,
     }
     assert found["failed_ranks"] == [0, 1, 2, 3, 4, 5, 6, 7]
@@ -203,8 +161,7 @@ def test_an_abort_after_the_end_is_no_failure(attempt: Attempt) -> None:
     assert attempt.describe(code=0)["reason"] == "finished"
 
 
-def test_nothing_was_started(tmp_path: Path) -> None:
-    attempt = Attempt(tmp_path / "0001")
+def test_nothing_was_started(attempt: Attempt) -> None:
     for rank in range(8):
         attempt.dir.pid_file(rank).unlink()
     found = attempt.describe(code=1)
@@ -217,3 +174,69 @@ def test_torn_records_are_left_out(attempt: Attempt) -> None:
     attempt.dir.exit_file(3).write_text('{"rank": 3, ')
     attempt.dir.event_file(2).write_bytes(b'{"kind": "end", "rea')
     assert attempt.describe(code=137)["first_failure"]["rank"] == 3
+
+
+def test_a_signal_keeps_the_last_words(attempt: Attempt) -> None:
+    attempt.logs(5, text="iteration 3\nFatal Python error: Segmentation fault\n\nCurrent thread 0x7f (most recent)")
+    attempt.exits(5, code=None, signal="SIGSEGV", time=99.0)
+    attempt.exits(0, 1, 2, 3, 4, 6, 7, code=None, signal="SIGTERM", terminated=99.1)
+    failure = attempt.describe(code=143)["first_failure"]
+    assert (failure["signal"], failure["error"]) == ("SIGSEGV", None)
+    assert failure["last_words"] == "Fatal Python error: Segmentation fault"
+    assert "on n3: SIGSEGV (last words: Fatal Python error: Segmentation fault)" in attempt.line
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (["/var/spool/slurmd/job00006/slurm_script: line 75: module: command not found"], "module: command not found"),
+        (
+            [
+                "0: slurmstepd: error: execve(): python3: No such file or directory",
+                "1: slurmstepd: error: execve(): python3: No such file or directory",
+                "srun: error: n1: tasks 0-1: Exited with exit code 2",
+                "srun: Terminating StepId=6.0",
+            ],
+            "slurmstepd: error: execve(): python3: No such file or directory",
+        ),
+        (["loading modules", "2026-11-23T01:00:00Z bsl: rendezvous at n1:10006"], "loading modules"),
+        ([], None),
+    ],
+)
+def test_a_failed_launch_quotes_its_cause(attempt: Attempt, lines: list[str], cause: str | None) -> None:
+    for rank in range(8):
+        attempt.dir.pid_file(rank).unlink()
+    attempt.output(*lines)
+    found = attempt.describe(code=127)
+    assert (found["reason"], found["cause"], attempt.code) == ("launch_failed", cause, "127")
+    expected = "bsl: attempt 0001 ended: launch_failed (exit code 127)" + (f": {cause}" if cause else "")
+    assert attempt.line == expected + "\n"
+
+
+def test_the_output_of_an_earlier_start_of_the_job_is_left_out(tmp_path: Path) -> None:
+    first, requeue = Attempt(tmp_path / "0001"), Attempt(tmp_path / "0001.r1")
+    first.output("bash: line 1: module: command not found")
+    requeue.output("bash: line 1: conda: command not found")
+    for attempt, cause in ((first, "module: command not found"), (requeue, "conda: command not found")):
+        for rank in range(8):
+            attempt.dir.pid_file(rank).unlink()
+        assert attempt.describe(code=1)["cause"] == cause
+
+
+def test_several_nodes_that_left_nothing_are_not_called_lost(attempt: Attempt) -> None:
+    attempt.exits(2, 3, code=None, signal="SIGTERM", terminated=91.0)
+    found = attempt.describe(code=137)
+    assert (found["reason"], found["first_failure"], attempt.code) == ("unknown", None, "137")
+    assert found["evidence"] == [
+        "ranks 0-1,4-7 on n1, n3, n4 left no exit record: whether these nodes were lost, or the ranks were all killed "
+        "at once, is not known"
+    ]
+    attempt.fails(2, "loss is NaN", time=80.0)
+    assert attempt.describe(code=137)["first_failure"]["rank"] == 2
+
+
+def test_sruns_words_on_lost_nodes_count(attempt: Attempt) -> None:
+    attempt.exits(2, 3, code=None, signal="SIGTERM", terminated=91.0)
+    attempt.output("srun: error: Node failure on n[3-4]")
+    found = attempt.describe(code=137)
+    assert (found["reason"], found["first_failure"]["node"]) == ("node_failure", "n3")

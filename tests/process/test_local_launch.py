@@ -137,6 +137,30 @@ def test_everything_is_frozen_in_the_attempt(local: Local) -> None:
     assert json.loads((local.directory / "run.json").read_text())["topology"] == {"tp": 2, "pp": 1, "dp": 2}
 
 
+def test_a_rank_that_leaves_before_the_others_is_named(local: Local) -> None:
+    local.write(f"if RANK == 2: sys.exit(0)\n{WAIT}")
+    done = local.submit("--set", "slurm.wait_s=2", rc=1)
+    failure = local.exit()["first_failure"]
+    assert (local.exit()["reason"], failure["rank"], failure["code"]) == ("left_early", 2, 0)
+    assert "left_early (exit code 1); first failure: rank 2 (dp1 pp0 tp0)" in done.stderr
+    local.wait_for_silence()
+
+
+@pytest.mark.torch
+def test_a_rank_that_does_not_come_to_a_collective_of_gloo_is_named(local: Local) -> None:
+    local.write(
+        "import datetime, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=8))\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "if RANK == 2: time.sleep(60)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+    )
+    local.submit(rc=1)
+    found = local.exit()
+    assert (found["reason"], [suspect["rank"] for suspect in found["suspects"]]) == ("hang", [2]), local.log(0)
+    assert {each["backend"] for each in found["collectives"]} == {"gloo"}
+
+
 def test_the_exit_code_is_that_of_the_first_rank_that_failed(local: Local) -> None:
     local.write(f"if RANK == 2: time.sleep(0.5); print('KeyError: 7'); sys.exit(41)\n{WAIT}")
     began = time.monotonic()

@@ -3,6 +3,8 @@
 Prints `up {RANK, ...}`, then `iteration N` every 0.2 s.
   steps=N      ends after N iterations (default: never)
   die=RANK     that rank kills itself with SIGKILL at iteration 3; die=RANK:CODE: raises SystemExit(CODE)
+  leave=RANK   that rank ends with 0 at iteration 3
+  linger=RANK  that rank does not end after its last iteration
   only=N       iterations are printed, and the rank dies, only in attempt N (such as 0001)
   ignore-term  continues after SIGTERM
   stop-on-usr2 prints `asked to stop` and exits with 0
@@ -49,9 +51,13 @@ while step < int(options.get("steps", 10**9)):
     step += 1
     time.sleep(0.2)
     print("iteration", step, flush=True)
+    if options.get("leave") == here["RANK"] and step == 3:
+        sys.exit(0)
     victim, _, code = options.get("die", "").partition(":")
     if victim == here["RANK"] and step == 3 and options.get("only", here["BSL_ATTEMPT"]) == here["BSL_ATTEMPT"]:
         if code:
             print("ValueError: something is wrong here", flush=True)
             sys.exit(int(code))
         os.kill(os.getpid(), signal.SIGKILL)
+if options.get("linger") == here["RANK"]:
+    time.sleep(300)

@@ -124,7 +124,7 @@ def cuts_at_parenthesis(tree: ast.Module) -> bool:
 
 
 def test_a_lost_peer_has_the_same_words_on_both_sides(program: Program) -> None:
-    theirs = program("exit_reason").CASCADE
+    theirs = program("exit_words").CASCADE
     assert (theirs.pattern, theirs.flags) == (LOST_PEER.pattern, LOST_PEER.flags)
 
 
@@ -160,7 +160,7 @@ def test_the_reason_of_an_end_writes_coordinates_alike(program: Program, topolog
     rank = topology.world_size - 1
     at = topology.coordinate(rank)
     failure = {"rank": rank, "node": "n3", "coordinate": at.as_dict(), "error": None, "signal": "SIGKILL", "code": None}
-    assert program("exit_reason").failure_text(failure) == f"rank {rank} ({at}) on n3: SIGKILL"
+    assert program("exit_failures").failure_text(failure) == f"rank {rank} ({at}) on n3: SIGKILL"
 
 
 @pytest.mark.parametrize("text", ["tp=2,sp=2", "tp", "tp=x"])
@@ -238,7 +238,7 @@ def test_what_ranks_leave_is_found_where_the_package_puts_it(program: Program, t
         write_json(attempt.error_file(rank), {"rank": rank, "type": "ValueError"})
         attempt.event_file(rank).write_text('{"kind": "start"}\n')
         attempt.log_file(rank).write_text("last words\n")
-    found = program("exit_reason").read_ranks(attempt.path)
+    found = program("exit_records").read_ranks(attempt.path)
     assert sorted(found) == list(RANKS)
     for rank in RANKS:
         assert (found[rank]["pid"]["pid"], found[rank]["exit"]["code"]) == (100 + rank, 1)

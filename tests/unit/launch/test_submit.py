@@ -6,6 +6,8 @@ import json
 import os
 import pwd
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +58,16 @@ def test_a_pipe_gets_the_job_id_alone(slurm: Any, run_file: RunFile) -> None:
     record = read_job(RunDir(RUN.resolve()).attempt("0001"))
     assert record is not None and (record.scheduler, record.job_id, record.launcher) == ("slurm", "77", None)
     assert (attempt / "script.sh").stat().st_mode & 0o111
+
+
+def test_the_tools_of_an_attempt_need_nothing_else(tmp_path: Path) -> None:
+    attempt = RunDir(tmp_path).attempt("0001")
+    attempt.make()
+    launch.copy_tools(attempt)
+    for tool in ("rank_runner.py", "exit_reason.py"):
+        argv = [sys.executable, "-I", "-S", str(attempt.tools / tool), "--help"]
+        subprocess.run(argv, check=True, capture_output=True, timeout=20)
+    assert sorted(path.name for path in attempt.tools.iterdir()) == sorted(launch.TOOLS)
 
 
 def test_the_script_is_that_of_the_dry_run(slurm: Any, run_file: RunFile) -> None:

@@ -1,0 +1,146 @@
+"""Who is responsible where no rank failed on its own: the one that left early, or did not come. Part of exit_reason.py.
+
+What is not known is not guessed: where the ranks that complain do not leave a single place to look at, nobody is named.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from exit_failures import identity, make_failure
+from exit_records import has_ended
+from exit_words import TIMED_OUT, collective_of, collective_text, ranks_text
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from exit_records import Ranks
+    from exit_words import JobOutput
+
+    Record = dict[str, Any]
+
+NOTHING: Record = {"pid": {}, "exit": {}, "error": {}, "event": {}, "about_others": []}
+"""What is known of a rank that left nothing."""
+EXIT_LAG_S = 5.0
+"""A rank that leaves closes its connections first and ends some seconds later; the others may fail in between."""
+
+
+class Finding(NamedTuple):
+    """Why an attempt ended."""
+
+    reason: str
+    first: Record | None
+    failed: list[int]
+    suspects: list[Record] = []  # noqa: RUF012  nobody changes it
+    collectives: list[Record] = []  # noqa: RUF012
+    evidence: list[str] = []  # noqa: RUF012
+    status_of: Record | None = None
+    """The failure whose exit status is that of the training; without one, it is that of srun or the launcher."""
+
+
+def find_stragglers(ranks: Ranks, output: JobOutput) -> Finding | None:
+    """Return who left early or hung at the exit, if the launcher ended ranks that ran long after the first had ended.
+
+    If those that were ended had finished training, they hung at their exit. Otherwise the others left early, unless
+    these had finished. Without events nobody knows who had finished; then the majority is taken to be right.
+    """
+    if not output.running:
+        return None
+    running = sorted(output.running)
+    left = sorted(output.left) or [number for number, rank in ranks.items() if rank["exit"].get("code") == 0]
+    finished = {number for number in [*running, *left] if has_ended(ranks.get(number, NOTHING))}
+    early = [number for number in left if number not in finished]
+    if any(rank["event"] for rank in ranks.values()):
+        hung = finished.issuperset(running) or not early
+    else:
+        hung = len(running) < len(left)
+    if hung:
+        return hung_at_exit(ranks, running, finished, output.waited_s)
+    why = f"while {ranks_text(running)} still ran; they were ended {output.waited_s:g} s later"
+    return left_early(ranks, early, why)
+
+
+def hung_at_exit(ranks: Ranks, running: list[int], finished: set[int], waited_s: float) -> Finding:
+    first = running[0]
+    why = f"still ran {waited_s:g} s after the first rank had ended with 0, and was ended"
+    why += ", after its training had ended" if first in finished else "; nothing says that its training had ended"
+    failure = make_failure(first, ranks.get(first, NOTHING), why, None)
+    evidence = [f"{ranks_text(running)} still ran when all others had ended with 0"] if len(running) > 1 else []
+    return Finding("hung_at_exit", failure, running, evidence=evidence)
+
+
+def left_early(ranks: Ranks, early: list[int], why: str) -> Finding:
+    """Return the finding that `early` left with 0 before the others had ended."""
+    ends = {number: ranks.get(number, NOTHING)["exit"].get("time") for number in early}
+    first = min(early, key=lambda number: (ends[number] is None, ends[number] or 0.0))
+    failure = make_failure(first, ranks.get(first, NOTHING), f"left with exit code 0 {why}", ends[first])
+    evidence = [f"{ranks_text(early)} left with exit code 0 before the others"] if len(early) > 1 else []
+    return Finding("left_early", {**failure, "code": 0}, sorted(early), evidence=evidence)
+
+
+def find_early(ranks: Ranks, failures: list[Record]) -> Finding | None:
+    """Return who left with 0 before the others failed, each of them because of another rank; None if nobody did."""
+    times = [failure["time"] for failure in failures if failure["time"] is not None]
+    if not times:
+        return None
+    early = [number for number, rank in ranks.items() if is_early(rank, min(times) + EXIT_LAG_S)]
+    victims = sorted(failure["rank"] for failure in failures)
+    if not early:
+        return None
+    found = left_early(ranks, early, f"before {ranks_text(victims)} lost the connection to another rank")
+    return found._replace(failed=sorted({*early, *victims}), status_of=failures[0])
+
+
+def is_early(rank: Record, before: float) -> bool:
+    """Whether a rank ended with 0 on its own, before its training had ended and before a moment."""
+    end = rank["exit"]
+    is_clean = end.get("code") == 0 and end.get("terminated") is None and not rank["about_others"]
+    return is_clean and not has_ended(rank) and end.get("time", before) < before
+
+
+def find_hang(world_size: int, ranks: Ranks, failures: list[Record]) -> Finding | None:
+    """Return the hang that ranks complain about: a collective took too long. None if nobody does.
+
+    The suspects are the ranks that did not complain. They are named only if most did, and if the others are on one
+    node: the first complaint ends the job, and some ranks have no time for theirs.
+    """
+    timed_out = {
+        number: texts
+        for number, rank in ranks.items()
+        if (texts := [text for text in rank["about_others"] if TIMED_OUT.search(text)])
+    }
+    if not timed_out:
+        return None
+    complained = {number for number, rank in ranks.items() if rank["about_others"]}
+    quiet = [n for n in range(world_size) if n not in complained and ranks.get(n, NOTHING)["exit"].get("code") != 0]
+    collectives = group_collectives(timed_out)
+    evidence = [f"timed out: {collective_text(each)}, says {ranks_text(each['ranks'])}" for each in collectives]
+    suspects = [identity(number, ranks.get(number, NOTHING)) for number in quiet]
+    failed, status_of = sorted(failure["rank"] for failure in failures), next(iter(failures), None)
+    are_known = 0 < len(quiet) < len(complained) and len({suspect["node"] for suspect in suspects}) == 1
+    if not are_known:
+        evidence.append(unknown_text(quiet, complained))
+        return Finding("hang", None, failed, [], collectives, evidence, status_of)
+    why = f"did not take part in a collective: {ranks_text(sorted(complained))} waited for it"
+    first = make_failure(quiet[0], ranks.get(quiet[0], NOTHING), why, None)
+    if len(quiet) > 1:
+        evidence.append(f"{ranks_text(quiet)}, all on {first['node']}, did not complain")
+    return Finding("hang", first, failed, suspects, collectives, evidence, status_of)
+
+
+def unknown_text(quiet: list[int], complained: set[int]) -> str:
+    if not quiet:
+        return "which rank hung is not known: all ranks complained of others"
+    return (
+        f"which rank hung is not known: {ranks_text(quiet)} did not complain, but some may have had no time for it "
+        f"({len(complained)} did)"
+    )
+
+
+def group_collectives(timed_out: dict[int, list[str]]) -> list[Record]:
+    """Return the collectives that timed out, each with the ranks that say so, the most frequent first."""
+    groups: dict[tuple[Any, ...], Record] = {}
+    for number, texts in timed_out.items():
+        collective = collective_of(texts[0])
+        groups.setdefault(tuple(collective.values()), {**collective, "ranks": []})["ranks"].append(number)
+    return sorted(groups.values(), key=lambda group: -len(group["ranks"]))

@@ -1,0 +1,216 @@
+"""Reads what the ranks of an attempt left, and compares the clocks of their nodes. Part of exit_reason.py."""
+
+from __future__ import annotations
+
+import calendar
+import json
+import os
+import re
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from exit_words import FATAL, TOLD, JobOutput, is_about_others, may_be_about_others, parse_output
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    Record = dict[str, Any]
+    Ranks = dict[int, Record]
+
+LOG_TAIL_BYTES = 32768
+"""NCCL's watchdog prints stacks of several kilobytes after its first line."""
+EVENT_TAIL_BYTES = 8192
+OUTPUT_BYTES = 2**22
+WORDS_LENGTH = 500
+STAMP = re.compile(rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z ")
+CLOCK_TOLERANCE_S = 2.0
+"""Clocks that differ by less count as equal: starting ranks, and telling them to end, takes about as long."""
+START_ROUNDING_S = 1.0
+"""The job script notes its start in whole seconds."""
+
+
+def read_output(attempt: Path) -> JobOutput:
+    """Return what job.out says about the attempt, which may be a requeue that appended to it."""
+    path = attempt.parent / attempt.name.partition(".")[0] / "job.out"
+    return parse_output(b"\n".join(tail(path, OUTPUT_BYTES)).decode(errors="replace"), attempt.name)
+
+
+def read_ranks(attempt: Path, unwritten: dict[str, Record] | None = None) -> Ranks:
+    """Return what each rank left: its `pid`, `exit` and `error` records (empty if missing), its last event, its words.
+
+    `unwritten` are records that ranks could not write, from job.out.
+    """
+    unwritten = unwritten or {}
+    names = {path.stem for folder in ("pids", "exits", "errors") for path in (attempt / folder).glob("rank-*.json")}
+    names |= {key.partition("/")[2] for key in unwritten}
+    return {int(name.partition("-")[2]): read_rank(attempt, name, unwritten) for name in sorted(names)}
+
+
+def read_rank(attempt: Path, name: str, unwritten: dict[str, Record]) -> Record:
+    def newest(folder: str) -> Record:
+        records = (read_json(attempt / folder / f"{name}.json"), unwritten.get(f"{folder}/{name}"))
+        found = (record for record in records if record)
+        return max(found, key=lambda record: record.get("time") or record.get("started") or 0.0, default={})
+
+    end, error = newest("exits"), read_json(attempt / "errors" / f"{name}.json")
+    lines = tail(attempt / "logs" / f"{name}.log", LOG_TAIL_BYTES)
+    about_others = words_about_others(lines, end.get("terminated"))
+    if error and is_about_others(error_text(error)) and not is_after(error.get("time"), end.get("terminated")):
+        about_others.append(error_text(error))
+    return {
+        "pid": newest("pids"),
+        "exit": end,
+        "error": error,
+        "event": last_event(attempt / "events" / f"{name}.jsonl"),
+        "said": last_line(lines),
+        "fatal": fatal_line(lines) if end.get("signal") else "",
+        "about_others": about_others,
+        "was_told": any(may_be_about_others(line) and TOLD.search(plain(line)) for line in lines),
+    }
+
+
+def words_about_others(lines: list[bytes], terminated: float | None) -> list[str]:
+    """Return the lines in which the rank says that others are gone or do not come, before it was told to end itself."""
+    found = [line for line in lines if may_be_about_others(line) and is_about_others(plain(line))]
+    return [plain(line) for line in found if not is_after(stamp_of(line), terminated)]
+
+
+def is_after(moment: float | None, terminated: float | None) -> bool:
+    return moment is not None and terminated is not None and moment > terminated
+
+
+def error_text(error: Record) -> str:
+    """`RuntimeError: Connection closed by peer`, from an `error` record."""
+    return f"{error.get('type')}: {error.get('message')}"
+
+
+def has_ended(rank: Record) -> bool:
+    """Whether the training of the rank was over: its last event says so."""
+    return bool(rank["event"].get("kind") == "end")
+
+
+def node_of(rank: Record) -> str | None:
+    known = rank["pid"] or rank["exit"] or rank["error"]
+    return known.get("node")
+
+
+class Clock(NamedTuple):
+    """How many seconds the clock of a node is ahead of those of the others; negative: behind."""
+
+    seconds: float
+    is_certain: bool
+    """Whether it is the clock. Otherwise its ranks may just have started later than the others."""
+
+
+def compare_clocks(ranks: Ranks, started: float) -> dict[str, Clock]:
+    """Return the nodes whose clocks differ from those of the others by more than the tolerance.
+
+    srun starts all ranks at about the same time, and tells all of them to end at once. Where both moments are recorded,
+    both must show the difference, because a delay shows in one of them only. Ranks that started before the script that
+    starts them also show it.
+    """
+    starts, ends = earliest(ranks, "pid", "started"), earliest(ranks, "exit", "terminated")
+    plausible = [node for node, start in starts.items() if start >= started - START_ROUNDING_S] or list(starts)
+    candidates = sorted((node for node in plausible if node in ends), key=starts.__getitem__)
+    candidates = candidates or sorted(plausible, key=starts.__getitem__)
+    if len(starts) < 2:
+        return {}
+    reference = candidates[(len(candidates) - 1) // 2]
+    clocks = {}
+    for node, start in starts.items():
+        apart = start - starts[reference]
+        if node in ends and reference in ends:
+            clock = Clock(shown_by_both(apart, ends[node] - ends[reference]), is_certain=True)
+        else:
+            clock = Clock(apart, is_certain=start < started - START_ROUNDING_S)
+        if abs(clock.seconds) > CLOCK_TOLERANCE_S:
+            clocks[node] = clock
+    return clocks
+
+
+def earliest(ranks: Ranks, kind: str, field: str) -> dict[str, float]:
+    """Return the earliest time that the ranks of each node recorded in a field."""
+    times: dict[str, float] = {}
+    for rank in ranks.values():
+        node, moment = node_of(rank), rank[kind].get(field)
+        if node is not None and moment is not None:
+            times[node] = min(moment, times.get(node, moment))
+    return times
+
+
+def shown_by_both(one: float, other: float) -> float:
+    """Return the smaller of two differences; 0 if they do not even have the same sign."""
+    return min(one, other, key=abs) if one * other > 0 else 0.0
+
+
+def corrected(ranks: Ranks, clocks: dict[str, Clock]) -> Ranks:
+    """Return the records with the times that correct clocks would have shown."""
+    return {number: correct_rank(rank, clocks) for number, rank in ranks.items()}
+
+
+def correct_rank(rank: Record, clocks: dict[str, Clock]) -> Record:
+    clock = clocks.get(node_of(rank) or "")
+    if clock is None:
+        return rank
+
+    def shifted(record: Record) -> Record:
+        fields = (name for name in ("time", "started", "terminated") if record.get(name) is not None)
+        return {**record, **{name: record[name] - clock.seconds for name in fields}}
+
+    return {**rank, **{kind: shifted(rank[kind]) for kind in ("pid", "exit", "error", "event")}}
+
+
+def read_json(path: Path) -> Record:
+    """Return the record in `path`; an empty one if it is missing or torn."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def last_event(path: Path) -> Record:
+    """Return the last complete record of an event file; an empty one if there is none."""
+    for line in reversed(tail(path, EVENT_TAIL_BYTES)):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            return record
+    return {}
+
+
+def last_line(lines: list[bytes]) -> str:
+    """Return the last line that is not empty, without its time."""
+    return next((text for line in reversed(lines) if (text := plain(line))), "")
+
+
+def fatal_line(lines: list[bytes]) -> str:
+    """Return the line in which C++ or Python says why it ends the process; it comes before long stacks."""
+    found = [text for line in lines if FATAL.search(text := plain(line))]
+    return next((text for text in found if text.startswith("what():")), next(iter(found), ""))
+
+
+def plain(line: bytes) -> str:
+    """Return a line of a log without its time."""
+    return STAMP.sub(b"", line).strip().decode(errors="replace")[:WORDS_LENGTH]
+
+
+def stamp_of(line: bytes) -> float | None:
+    """Return the time of a line of a log, in seconds since the epoch."""
+    match = STAMP.match(line)
+    if match is None:
+        return None
+    whole = calendar.timegm(time.strptime(match[1].decode(), "%Y-%m-%dT%H:%M:%S"))
+    return whole + float(match[2] or 0)
+
+
+def tail(path: Path, size: int) -> list[bytes]:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - size))
+            return stream.read().splitlines()
+    except OSError:
+        return []

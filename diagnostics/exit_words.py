@@ -1,0 +1,197 @@
+"""What the words of srun, NCCL, gloo and the shell say about the end of an attempt. Part of exit_reason.py; pure.
+
+Each library has its own words for "somebody else did not come": they end a rank that did nothing wrong. srun has words
+for ranks that left before the others, and job.out holds the records that a rank could not write to a full disk.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+# What gloo, NCCL and plain sockets say when the rank at the other end is gone.
+CASCADE = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken ?pipe|closed by (peer|remote)|remote (process|peer|error)"
+    r"|ConnectionResetError|caused pair closure|socket closed|no route to host|DistNetworkError|failed to recv, got 0",
+    re.IGNORECASE,
+)
+# What the watchdog of NCCL, and gloo, say when a collective took too long: another rank did not take part in it.
+TIMED_OUT = re.compile(
+    r"Watchdog caught collective operation timeout|Timed out waiting \d+ ?ms for (recv|send) operation"
+    r"|Application timeout caused pair closure",
+    re.IGNORECASE,
+)
+# What NCCL says after that, or after a lost connection.
+AFTERMATH = re.compile(
+    r"NCCL communicator was aborted|Some NCCL operations have failed or timed out"
+    r"|To avoid data inconsistency, we are taking the entire process down",
+    re.IGNORECASE,
+)
+# What NCCL says in a rank that another one told about a time-out. The rank that hangs says it too.
+TOLD = re.compile(r"dump signal due to a collective timeout|due to collective timeout or exception", re.IGNORECASE)
+# One of these is in each text that the four find. Logs are long, and looking for them is fast.
+HINTS = (b"connection", b"pipe", b"closed", b"remote", b"closure", b"route", b"network", b"recv", b"watchdog",
+         b"timed out", b"nccl", b"inconsistency", b"collective timeout")  # fmt: skip
+FATAL = re.compile(r"Fatal Python error|terminate called|what\(\):|Assertion .*failed|double free|CUDA error")
+GROUP = re.compile(r"\[(PG [^\]]*?) Rank \d+\]")
+STEP = r"(?:StepId=|step:)\S+"
+FIRST_LEFT = re.compile(r"^srun: (?:\S+: )*first task exited (\d+)s ago", re.IGNORECASE)
+TASKS = re.compile(rf"^srun: (?:\S+: )*{STEP} tasks? ([0-9,-]+): (running|exited)$")
+NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)")
+# The local launcher's own line.
+STILL_RUN = re.compile(r"bsl: ranks \[([0-9, ]+)\] still run ([0-9.]+) s after the first rank ended")
+START = re.compile(r"bsl: start attempt=(\S+)")
+UNWRITTEN = re.compile(r"^(?:\d+: )?rank_runner: record (pids|exits)/(rank-\d+) (\{.*\})$")
+LABEL = re.compile(r"^\d+: ")
+SHELL_LINE = re.compile(r"^.*?: line \d+: ")
+NOISE = re.compile(
+    r"\bbsl: |exited with exit code|^srun: (Terminating|Force Terminated)|CANCELLED AT|^rank_runner: ", re.IGNORECASE
+)
+ERROR = re.compile(r"not found|no such file|denied|cannot|can't|error|unable|invalid|fail|refused", re.IGNORECASE)
+NUM_CAUSES = 2
+CAUSE_LENGTH = 500
+
+
+class JobOutput(NamedTuple):
+    """What job.out says about one attempt. Ranks are tasks of srun, which number them alike."""
+
+    lines: tuple[str, ...] = ()
+    running: tuple[int, ...] = ()
+    """Ranks that srun ended because they still ran long after the first had ended."""
+    left: tuple[int, ...] = ()
+    """Ranks that had ended with 0 by then; empty if it does not say."""
+    waited_s: float = 0.0
+    lost_nodes: tuple[str, ...] = ()
+    unwritten: dict[str, dict[str, Any]] = {}  # noqa: RUF012  nobody changes it
+    """Records that ranks could not write, by `exits/rank-0003`."""
+
+
+def parse_output(text: str, attempt: str) -> JobOutput:
+    """Return what the output of a job says about `attempt`; a requeued job appends to the output of its first start."""
+    lines = lines_of_attempt(text, attempt)
+    running, left, waited_s = read_stragglers(lines)
+    lost = [node for line in lines if (match := NODE_FAILURE.match(line)) for node in expand(match[1])]
+    return JobOutput(tuple(lines), running, left, waited_s, tuple(lost), read_unwritten(lines))
+
+
+def lines_of_attempt(text: str, attempt: str) -> list[str]:
+    """Return the lines from the attempt's start to the next one's. All of them, if no line says that it started."""
+    lines = [line.rstrip() for line in text.splitlines()]
+    starts = [(at, match[1]) for at, line in enumerate(lines) if (match := START.search(line))]
+    own = [at for at, name in starts if name == attempt]
+    first = own[-1] if own else 0
+    last = next((at for at, name in starts if at > first and name != attempt), len(lines))
+    return lines[first:last]
+
+
+def read_stragglers(lines: list[str]) -> tuple[tuple[int, ...], tuple[int, ...], float]:
+    """Return the ranks that were ended because they still ran, those that had ended, and the seconds between."""
+    tasks: dict[str, list[int]] = {"running": [], "exited": []}
+    waited_s = None
+    for line in lines:
+        if match := FIRST_LEFT.match(line):
+            waited_s = float(match[1])
+        elif match := STILL_RUN.search(line):
+            waited_s = float(match[2])
+            tasks["running"] += numbers(match[1].replace(" ", ""))
+        elif waited_s is not None and (match := TASKS.match(line)):
+            tasks[match[2]] += numbers(match[1])
+    return tuple(tasks["running"]), tuple(tasks["exited"]), waited_s or 0.0
+
+
+def read_unwritten(lines: list[str]) -> dict[str, dict[str, Any]]:
+    """Return the records that ranks put into their output because they could not write the file."""
+    records = {}
+    for line in lines:
+        if match := UNWRITTEN.match(line):
+            try:
+                records[f"{match[1]}/{match[2]}"] = json.loads(match[3])
+            except ValueError:
+                continue
+    return records
+
+
+def launch_cause(lines: tuple[str, ...]) -> str | None:
+    """Return why nothing was started, in the words of the shell or of Slurm; None if nobody said anything."""
+    kept: list[str] = []
+    for line in lines:
+        text = SHELL_LINE.sub("", LABEL.sub("", line.strip()))
+        if text and not NOISE.search(text) and text not in kept:
+            kept.append(text)
+    errors = [text for text in kept if ERROR.search(text)] or kept
+    return "; ".join(errors[-NUM_CAUSES:])[:CAUSE_LENGTH] or None
+
+
+def is_about_others(text: str) -> bool:
+    """Whether an error only says that other ranks are gone, or did not take part in a collective."""
+    return any(pattern.search(text) for pattern in (CASCADE, TIMED_OUT, AFTERMATH))
+
+
+def may_be_about_others(line: bytes) -> bool:
+    """Whether it is worth asking `is_about_others`."""
+    lower = line.lower()
+    return any(hint in lower for hint in HINTS)
+
+
+def collective_of(text: str) -> dict[str, Any]:
+    """Return backend, group, operation, sequence number and limit of a collective that timed out; None if not said."""
+    fields = {
+        name: match[1] if (match := re.search(pattern, text)) else None
+        for name, pattern in (
+            ("operation", r"\bOpType=(\w+)"),
+            ("sequence", r"\bSeqNum=(\d+)"),
+            ("timeout_ms", r"\bTimeout\(ms\)=(\d+)"),
+        )
+    }
+    if gloo := re.search(r"Timed out waiting (\d+) ?ms for (recv|send) operation", text, re.IGNORECASE):
+        fields["operation"], fields["timeout_ms"] = gloo[2].lower(), gloo[1]
+    group = GROUP.search(text)
+    return {
+        "backend": "nccl" if "watchdog" in text.lower() else "gloo",
+        "group": group[1] if group else None,
+        "operation": fields["operation"],
+        "sequence": int(fields["sequence"]) if fields["sequence"] else None,
+        "timeout_ms": int(fields["timeout_ms"]) if fields["timeout_ms"] else None,
+    }
+
+
+def collective_text(collective: dict[str, Any]) -> str:
+    """`ALLREDUCE, SeqNum=178, of PG ID 2 PG GUID 4(DP)`."""
+    words = [collective["operation"] or f"a collective of {collective['backend']}"]
+    words += [f"SeqNum={collective['sequence']}"] if collective["sequence"] is not None else []
+    words += [f"of {collective['group']}"] if collective["group"] else []
+    return ", ".join(words)
+
+
+def numbers(text: str) -> list[int]:
+    """Return the numbers of `0-2,4`."""
+    found = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """`rank 3`, `ranks 0-2,4`."""
+    parts: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if parts and parts[-1][1] == rank - 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+    return f"rank {text}" if len(set(ranks)) == 1 else f"ranks {text}"
+
+
+def expand(hostlist: str) -> list[str]:
+    """Return the nodes of `n1`, or of `n[1-2,7]`. A list of another form is returned as it is."""
+    match = re.fullmatch(r"([^\[\],]+)\[([0-9,-]+)\]", hostlist)
+    if match is None:
+        return hostlist.split(",") if "[" not in hostlist else [hostlist]
+    nodes = []
+    for part in match[2].split(","):
+        first, _, last = part.partition("-")
+        nodes += [f"{match[1]}{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
+    return nodes

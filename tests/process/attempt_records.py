@@ -1,0 +1,77 @@
+"""An attempt as its ranks leave it: records, logs and the output of the job, written by a test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import bigsci_launch
+from bigsci_launch.runs.layout import AttemptDir, write_json
+from bigsci_launch.topology import Topology
+
+PROGRAM = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics" / "exit_reason.py"
+TOPOLOGY = Topology(tp=2, pp=2, dp=2)
+NODES = ("n1", "n2", "n3", "n4")
+
+
+class Attempt:
+    """An attempt of 8 ranks on 4 nodes, which started at second 10."""
+
+    def __init__(self, path: Path) -> None:
+        self.dir = AttemptDir(path)
+        self.dir.make()
+        for rank in range(8):
+            self.starts(rank, time=10.0)
+
+    def identity(self, rank: int) -> dict[str, Any]:
+        return {"rank": rank, "node": NODES[rank // 2], "coordinate": TOPOLOGY.coordinate(rank).as_dict()}
+
+    def starts(self, *ranks: int, time: float) -> None:
+        for rank in ranks:
+            write_json(self.dir.pid_file(rank), {**self.identity(rank), "pid": 1000 + rank, "started": time})
+
+    def exits(self, *ranks: int, code: int | None = 0, signal: str | None = None, **more: Any) -> None:
+        for rank in ranks:
+            write_json(self.dir.exit_file(rank), self.exit_record(rank, code=code, signal=signal, **more))
+
+    def exit_record(self, rank: int, **fields: Any) -> dict[str, Any]:
+        return {**self.identity(rank), "code": None, "signal": None, "time": 100.0, "terminated": None, **fields}
+
+    def fails(self, rank: int, message: str, *, time: float, kind: str = "RuntimeError", **more: Any) -> None:
+        record = {**self.identity(rank), "step": 7, "type": kind, "message": message, "time": time}
+        write_json(self.dir.error_file(rank), record)
+        self.exits(rank, code=1, time=time + 0.5, **more)
+
+    def event(self, *ranks: int, **fields: Any) -> None:
+        for rank in ranks:
+            self.dir.event_file(rank).write_text(json.dumps({"time": 50.0, "step": 7, **fields}) + "\n")
+
+    def logs(self, *ranks: int, text: str, time: float = 90.0) -> None:
+        """Write the lines of `text` to the logs of the ranks, all with one time."""
+        stamp = datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        for rank in ranks:
+            self.dir.log_file(rank).write_text("".join(f"{stamp} {line}\n" for line in text.splitlines()))
+
+    def output(self, *lines: str) -> None:
+        """Write job.out, with the line that says that the attempt started."""
+        start = f"2026-11-23T01:00:00Z bsl: start attempt={self.dir.name} job=6 restart=0 nodes=n[1-4]"
+        self.dir.job_output.parent.mkdir(exist_ok=True)
+        with self.dir.job_output.open("a") as stream:
+            stream.write("\n".join([start, *lines, ""]))
+
+    def describe(self, *options: str, code: int | None) -> dict[str, Any]:
+        done = self.run(*options, code=code)
+        assert done.returncode == 0, done.stderr
+        return json.loads(self.dir.exit.read_text())
+
+    def run(self, *options: str, code: int | None) -> subprocess.CompletedProcess[str]:
+        """Run the program as the job script does."""
+        argv = [sys.executable, "-I", "-S", str(PROGRAM), "--attempt-dir", str(self.dir.path), "--world-size", "8"]
+        argv += ["--started", "10", *(["--exit-code", str(code)] if code is not None else []), *options]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+        self.line, self.code = done.stderr, done.stdout.strip()
+        return done

@@ -1,0 +1,289 @@
+"""Who is responsible where every error is about others: ranks that left early, hung at their exit, or did not come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .attempt_records import Attempt
+
+ALL = range(8)
+WATCHDOG = (
+    "[E1121 01:02:03.1 ProcessGroupNCCL.cpp:616] [PG ID 2 PG GUID 4(DP) Rank 1] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=178, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for 600027 "
+    "milliseconds before timing out."
+)
+ABORTED = "terminate called after throwing an instance of 'c10::DistBackendError'\n" + "frame #0: c10::Error\n" * 99
+GLOO = "RuntimeError: [unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation to complete"
+FIRST_LEFT = "srun: First task exited 60s ago"
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    return Attempt(tmp_path / "run" / "attempts" / "0001")
+
+
+def others(*ranks: int) -> list[int]:
+    return [rank for rank in ALL if rank not in ranks]
+
+
+def first(found: dict[str, Any]) -> tuple[int, str]:
+    return found["first_failure"]["rank"], found["first_failure"]["node"]
+
+
+# ------------------------------------------------------------------------------------------- left early
+
+
+@pytest.mark.parametrize("prefix", ["StepId=", "step:"])
+def test_srun_says_who_left_early(attempt: Attempt, prefix: str) -> None:
+    attempt.exits(3)
+    attempt.output(FIRST_LEFT, f"srun: {prefix}6.0 tasks 0-2,4-7: running", f"srun: {prefix}6.0 task 3: exited")
+    found = attempt.describe(code=137)
+    assert (found["reason"], first(found), found["failed_ranks"]) == ("left_early", (3, "n2"), [3])
+    assert found["first_failure"]["error"] == (
+        "left with exit code 0 while ranks 0-2,4-7 still ran; they were ended 60 s later"
+    )
+    assert attempt.code == "137"
+    assert "left_early (exit code 137); first failure: rank 3 (dp1 pp0 tp1) on n2: left with" in attempt.line
+
+
+def test_the_first_of_several_that_left_early(attempt: Attempt) -> None:
+    attempt.exits(3, time=80.0)
+    attempt.exits(6, time=70.0)
+    attempt.output(FIRST_LEFT, "srun: StepId=6.0 tasks 0-2,4-5,7: running", "srun: StepId=6.0 tasks 3,6: exited")
+    found = attempt.describe(code=137)
+    assert (found["reason"], first(found), found["failed_ranks"]) == ("left_early", (6, "n4"), [3, 6])
+    assert found["evidence"] == ["ranks 3,6 left with exit code 0 before the others"]
+
+
+def test_srun_says_who_hung_at_its_exit(attempt: Attempt) -> None:
+    attempt.exits(*others(5))
+    attempt.event(*ALL, kind="end", reason="finished")
+    attempt.output(FIRST_LEFT, "srun: StepId=6.0 task 5: running", "srun: StepId=6.0 tasks 0-4,6-7: exited")
+    found = attempt.describe(code=137)
+    assert (found["reason"], first(found), found["failed_ranks"]) == ("hung_at_exit", (5, "n3"), [5])
+    assert found["first_failure"]["error"].endswith("and was ended, after its training had ended")
+
+
+def test_all_but_one_may_hang_at_their_exit(attempt: Attempt) -> None:
+    attempt.exits(3)
+    attempt.event(*ALL, kind="end", reason="finished")
+    attempt.output(FIRST_LEFT, "srun: StepId=6.0 tasks 0-2,4-7: running", "srun: StepId=6.0 task 3: exited")
+    assert attempt.describe(code=137)["reason"] == "hung_at_exit"
+
+
+def test_without_events_the_majority_is_taken_to_be_right(attempt: Attempt) -> None:
+    attempt.exits(*others(5))
+    attempt.output(FIRST_LEFT, "srun: StepId=6.0 task 5: running", "srun: StepId=6.0 tasks 0-4,6-7: exited")
+    found = attempt.describe(code=137)
+    assert (found["reason"], first(found)) == ("hung_at_exit", (5, "n3"))
+    assert found["first_failure"]["error"].endswith("nothing says that its training had ended")
+
+
+def test_with_events_a_majority_without_an_end_left_early(attempt: Attempt) -> None:
+    attempt.exits(*others(5))
+    attempt.event(*ALL, kind="heartbeat", phase="step")
+    attempt.output(FIRST_LEFT, "srun: StepId=6.0 task 5: running", "srun: StepId=6.0 tasks 0-4,6-7: exited")
+    assert attempt.describe(code=137)["reason"] == "left_early"
+
+
+def test_the_local_launcher_says_it_too(attempt: Attempt) -> None:
+    attempt.exits(3)
+    attempt.exits(*others(3), code=None, signal="SIGTERM", terminated=170.0)
+    attempt.output(
+        "2026-11-23T01:00:00Z bsl: ranks [0, 1, 2, 4, 5, 6, 7] still run 60 s after the first rank ended: ending them"
+    )
+    found = attempt.describe(code=1)
+    assert (found["reason"], first(found)) == ("left_early", (3, "n2"))
+
+
+def test_a_rank_that_left_comes_before_those_that_lost_their_connection_to_it(attempt: Attempt) -> None:
+    for rank in others(3):
+        attempt.fails(rank, "[gloo] Connection reset by peer", time=90.0 + rank / 100)
+    attempt.event(*ALL, kind="heartbeat", phase="step")
+    attempt.exits(3, time=90.3)  # its interpreter took a moment to end
+    found = attempt.describe(code=1)
+    assert (found["reason"], first(found), found["failed_ranks"]) == ("left_early", (3, "n2"), list(ALL))
+    assert "before ranks 0-2,4-7 lost the connection" in found["first_failure"]["error"]
+    assert (found["first_failure"]["code"], attempt.code) == (0, "1")
+
+
+def test_a_rank_whose_training_had_ended_did_not_leave_early(attempt: Attempt) -> None:
+    for rank in others(3):
+        attempt.fails(rank, "[gloo] Connection reset by peer", time=90.0 + rank)
+    attempt.exits(3, time=80.0)
+    attempt.event(3, kind="end", reason="finished")
+    found = attempt.describe(code=1)
+    assert (found["reason"], first(found)) == ("crashed", (0, "n1"))
+
+
+def test_a_failure_of_its_own_comes_before_one_that_left(attempt: Attempt) -> None:
+    attempt.exits(3, time=80.0)
+    attempt.fails(6, "loss is NaN", time=85.0)
+    for rank in others(3, 6):
+        attempt.fails(rank, "[gloo] Connection reset by peer", time=90.0)
+    assert first(attempt.describe(code=1)) == (6, "n4")
+
+
+# ------------------------------------------------------------------------------------------- hang
+
+
+def nccl_hang(attempt: Attempt, aborted: list[int], complained: list[int], hung: list[int]) -> None:
+    attempt.logs(*aborted, *complained, text=f"{WATCHDOG}\n{ABORTED}")
+    attempt.exits(*aborted, code=None, signal="SIGABRT", time=90.0)
+    attempt.exits(*complained, *hung, code=None, signal="SIGTERM", terminated=91.0)
+
+
+def test_who_did_not_come_to_a_collective_is_the_suspect(attempt: Attempt) -> None:
+    nccl_hang(attempt, [0, 3, 6, 7], [1, 2, 4], [5])
+    attempt.logs(5, text="loading the next batch")
+    found = attempt.describe(code=143)
+    assert (found["reason"], first(found)) == ("hang", (5, "n3"))
+    assert [suspect["rank"] for suspect in found["suspects"]] == [5]
+    assert (found["failed_ranks"], attempt.code) == ([0, 3, 6, 7], "134")
+    assert found["collectives"] == [
+        {
+            "backend": "nccl",
+            "group": "PG ID 2 PG GUID 4(DP)",
+            "operation": "ALLREDUCE",
+            "sequence": 178,
+            "timeout_ms": 600000,
+            "ranks": [0, 1, 2, 3, 4, 6, 7],
+        }
+    ]
+    assert "timed out: ALLREDUCE, SeqNum=178, of PG ID 2 PG GUID 4(DP), says ranks 0-4,6-7" in attempt.line
+
+
+def test_who_hung_is_unknown_if_few_complained(attempt: Attempt) -> None:
+    nccl_hang(attempt, [0, 3], [], [1, 2, 4, 5, 6, 7])
+    found = attempt.describe(code=143)
+    assert (found["reason"], found["first_failure"], found["suspects"]) == ("hang", None, [])
+    assert "which rank hung is not known: ranks 1-2,4-7 did not complain" in attempt.line
+
+
+def test_who_hung_is_unknown_if_those_that_did_not_complain_are_on_several_nodes(attempt: Attempt) -> None:
+    nccl_hang(attempt, [0, 3, 6, 7], [1, 4], [2, 5])
+    assert attempt.describe(code=143)["first_failure"] is None
+
+
+def test_a_whole_node_may_hang(attempt: Attempt) -> None:
+    nccl_hang(attempt, [0, 3, 6, 7], [1, 2], [4, 5])
+    found = attempt.describe(code=143)
+    assert first(found) == (4, "n3")
+    assert [suspect["rank"] for suspect in found["suspects"]] == [4, 5]
+
+
+def test_all_complained(attempt: Attempt) -> None:
+    nccl_hang(attempt, [0, 3, 6, 7], [1, 2, 4, 5], [])
+    found = attempt.describe(code=143)
+    assert (found["reason"], found["first_failure"]) == ("hang", None)
+    assert "all ranks complained" in attempt.line
+
+
+def test_what_a_rank_says_after_it_was_told_to_end_clears_nobody(attempt: Attempt) -> None:
+    nccl_hang(attempt, [0, 3, 6, 7], [1, 2, 4], [5])
+    attempt.logs(5, text="RuntimeError: Connection reset by peer", time=92.0)
+    assert first(attempt.describe(code=143)) == (5, "n3")
+
+
+def test_a_rank_that_others_told_about_the_time_out_did_not_complain_itself(attempt: Attempt) -> None:
+    nccl_hang(attempt, [0, 3, 6, 7], [1, 2, 4], [])
+    attempt.logs(5, text="[PG 0 Rank 5] Received a dump signal due to a collective timeout from rank 0 and we will try")
+    attempt.exits(5, code=None, signal="SIGABRT", time=90.5)
+    found = attempt.describe(code=134)
+    assert (found["reason"], first(found)) == ("hang", (5, "n3"))
+
+
+def test_gloo_times_out_in_one_rank_and_the_others_lose_their_connection(attempt: Attempt) -> None:
+    attempt.fails(0, GLOO.partition(": ")[2], time=89.0)
+    for rank in others(0, 5):
+        attempt.fails(rank, "[pair.cc:553] Connection closed by peer [10.0.0.1]:5123", time=90.0)
+    attempt.exits(5, code=None, signal="SIGTERM", terminated=91.0)
+    found = attempt.describe(code=143)
+    assert (found["reason"], first(found), attempt.code) == ("hang", (5, "n3"), "1")
+    assert [(each["backend"], each["operation"], each["ranks"]) for each in found["collectives"]] == [
+        ("gloo", "recv", [0])
+    ]
+
+
+def test_gloo_times_out_in_programs_without_error_records(attempt: Attempt) -> None:
+    attempt.logs(*others(5), text=f"Traceback (most recent call last):\n{GLOO}")
+    attempt.exits(*others(5), code=1, time=90.0)
+    attempt.exits(5, code=None, signal="SIGTERM", terminated=91.0)
+    assert first(attempt.describe(code=143)) == (5, "n3")
+
+
+def test_a_rank_with_a_failure_of_its_own_comes_before_a_time_out(attempt: Attempt) -> None:
+    nccl_hang(attempt, [0, 3, 6, 7], [1, 2, 4], [])
+    attempt.exits(5, code=None, signal="SIGKILL", time=95.0)
+    found = attempt.describe(code=143)
+    assert (found["reason"], first(found), attempt.code) == ("crashed", (5, "n3"), "137")
+
+
+def test_a_rank_that_left_comes_before_a_time_out(attempt: Attempt) -> None:
+    nccl_hang(attempt, [0, 3, 6, 7], [1, 2, 4], [])
+    attempt.exits(5, time=60.0)
+    assert attempt.describe(code=143)["reason"] == "left_early"
+
+
+def test_stacks_of_the_hang_are_linked(attempt: Attempt) -> None:
+    nccl_hang(attempt, [0, 3, 6, 7], [1, 2, 4], [5])
+    bundle = attempt.dir.path.parents[1] / "spy" / "2026-11-23"
+    bundle.mkdir(parents=True)
+    assert attempt.describe(code=143)["spy_bundle"] == str(bundle)
+    assert f"bsl: stacks of the hang: {bundle}" in attempt.line
+
+
+# ------------------------------------------------------------------------------------------- clocks
+
+
+def two_failures(attempt: Attempt, *, ahead_s: float, start_late_s: float = 0.0) -> None:
+    """Rank 2 fails first; rank 4 on n3 fails 5 s later, by a clock that is ahead by `ahead_s`."""
+    attempt.starts(4, 5, time=10.0 + ahead_s + start_late_s)
+    attempt.fails(2, "loss is NaN", time=85.0)
+    attempt.fails(4, "out of memory", time=90.0 + ahead_s)
+    attempt.exits(0, 1, 3, 6, 7, code=None, signal="SIGTERM", terminated=91.0)
+    attempt.exits(5, code=None, signal="SIGTERM", terminated=91.0 + ahead_s, time=92.0 + ahead_s)
+
+
+@pytest.mark.parametrize("ahead_s", [-20.0, 20.0])
+def test_clocks_that_differ_do_not_change_who_was_first(attempt: Attempt, ahead_s: float) -> None:
+    two_failures(attempt, ahead_s=ahead_s)
+    found = attempt.describe(code=1)
+    assert found["first_failure"]["rank"] == 2
+    assert found["clocks"] == [{"node": "n3", "ahead_s": ahead_s, "corrected": True}]
+    assert f"bsl: clocks differ from the other nodes': n3 {ahead_s:+.1f} s; the times of failures" in attempt.line
+
+
+def test_a_node_that_starts_late_has_no_other_clock(attempt: Attempt) -> None:
+    two_failures(attempt, ahead_s=0.0, start_late_s=30.0)
+    found = attempt.describe(code=1)
+    assert (found["first_failure"]["rank"], found["clocks"]) == (2, [])
+
+
+def test_a_difference_that_only_the_start_shows_is_said_and_not_corrected(attempt: Attempt) -> None:
+    two_failures(attempt, ahead_s=20.0)
+    attempt.fails(5, "out of memory", time=111.0)
+    found = attempt.describe(code=1)
+    assert found["clocks"] == [{"node": "n3", "ahead_s": 20.0, "corrected": False}]
+    assert "or clocks differ: n3 +20.0 s; the times of failures are not corrected" in attempt.line
+    assert "the first failure is not certain" not in attempt.line
+    attempt.fails(4, "out of memory", time=100.0)
+    assert attempt.describe(code=1)["first_failure"]["rank"] == 2
+    assert "the first failure is not certain" in attempt.line
+
+
+def test_a_rank_that_started_before_its_script_has_a_clock_that_is_behind(attempt: Attempt) -> None:
+    two_failures(attempt, ahead_s=-20.0)
+    attempt.fails(5, "out of memory", time=71.0)
+    found = attempt.describe(code=1)
+    assert found["clocks"] == [{"node": "n3", "ahead_s": -20.0, "corrected": True}]
+    assert found["first_failure"]["rank"] == 2
+    assert found["first_failure"]["time"] == 85.0
+
+
+def test_clocks_that_agree_are_not_mentioned(attempt: Attempt) -> None:
+    two_failures(attempt, ahead_s=1.5)
+    assert (attempt.describe(code=1)["clocks"], attempt.line.count("\n")) == ([], 1)

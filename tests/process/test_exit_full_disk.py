@@ -1,0 +1,102 @@
+"""A run directory on a file system that is full: cause and exit code must stay true."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bigsci_launch
+
+from .attempt_records import PROGRAM, Attempt
+
+RUNNER = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics" / "rank_runner.py"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "bsl-test", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Use up the space in a file system, to the last block."""
+    with (folder / "ballast").open("wb", buffering=0) as stream, contextlib.suppress(OSError):
+        while stream.write(b"x" * 4096):
+            pass
+    with pytest.raises(OSError, match="No space left"):
+        (folder / "more").write_text("more")
+
+
+def run_rank(attempt: Attempt, rank: int, program: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-I", "-S", str(RUNNER), "--attempt-dir", str(attempt.dir.path), "--topology"]
+    argv += ["tp=2,pp=2,dp=2", "--ranks-per-node", "2", "--rank", str(rank), "--", sys.executable, "-c", program]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+
+
+def test_the_rank_that_failed_and_its_code_are_known(small_disk: Path, tmp_path: Path) -> None:
+    attempt = Attempt(small_disk / "0001")
+    attempt.exits(*(rank for rank in range(8) if rank != 5), code=None, signal="SIGTERM", terminated=91.0)
+    attempt.output()
+    fill(small_disk)
+    done = run_rank(attempt, 5, "raise SystemExit(7)")
+    assert done.returncode == 7
+    assert "cannot write" in done.stderr and "No space left" in done.stderr
+    (small_disk / "ballast").write_bytes(b"")  # room for job.out, which srun writes
+    attempt.output(*(f"5: {line}" for line in done.stderr.splitlines()))
+    (small_disk / "ballast").unlink()
+    fill(small_disk)
+    said = attempt.run(code=143)
+    assert attempt.code == "7"
+    assert "ended: crashed (exit code 7); first failure: rank 5 (dp0 pp1 tp1)" in said.stderr
+    assert "exit_reason: cannot write" in said.stderr and "No space left" in said.stderr
+    assert said.returncode == 1 and not attempt.dir.exit.exists()
+    record = said.stderr.partition("exit_reason: record exit ")[2]
+    assert json.loads(record.splitlines()[0])["exit_code"] == 7
+    assert not list(attempt.dir.path.glob(".exit.json*"))
+
+
+def test_output_that_cannot_be_written_does_not_change_the_code(small_disk: Path) -> None:
+    attempt = Attempt(small_disk / "0001")
+    attempt.exits(5, code=7)
+    attempt.exits(*(rank for rank in range(8) if rank != 5), code=None, signal="SIGTERM", terminated=101.0)
+    fill(small_disk)
+    argv = [sys.executable, "-I", "-S", str(PROGRAM), "--attempt-dir", str(attempt.dir.path), "--world-size", "8"]
+    with (small_disk / "more").open("a") as full:
+        done = subprocess.run(
+            [*argv, "--started", "10", "--exit-code", "143"],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+    assert done.stdout == "7\n"
+
+
+def test_a_record_that_was_written_counts_before_an_older_one_that_was_not(small_disk: Path) -> None:
+    attempt = Attempt(small_disk / "0001")
+    older = json.dumps(attempt.exit_record(5, terminated=90.0, time=90.0))
+    attempt.exits(5, code=7, time=95.0)
+    attempt.output(f"5: rank_runner: record exits/rank-0005 {older}", "5: rank_runner: record exits/rank-0006 {torn")
+    attempt.exits(*(rank for rank in range(8) if rank != 5), code=None, signal="SIGTERM", terminated=96.0)
+    assert attempt.describe(code=143)["first_failure"]["rank"] == 5
