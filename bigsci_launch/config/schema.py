@@ -100,7 +100,7 @@ class SlurmSection(Section):
     """Whether Slurm may restart the job automatically after a node failure (`--requeue`)."""
 
     wait_s: NonNegativeInt = 60
-    """Seconds that ranks may run after the first has ended with 0 (`srun --wait`); 0: no limit. Later, they are killed as
+    """Seconds that ranks may run after the first has ended with 0 (`srun --wait`); 0: no limit. Then they are killed as
     hung: raise it if a rank has long work to do after the others, such as a last upload."""
 
 
