@@ -21,14 +21,19 @@ NODES = ("n1", "n2", "n3", "n4")
 class Attempt:
     """An attempt of 8 ranks on 4 nodes, which started at second 10."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, ranks_per_node: int = 2) -> None:
         self.dir = AttemptDir(path)
+        self.ranks_per_node = ranks_per_node
         self.dir.make()
         for rank in range(8):
             self.starts(rank, time=10.0)
 
     def identity(self, rank: int) -> dict[str, Any]:
-        return {"rank": rank, "node": NODES[rank // 2], "coordinate": TOPOLOGY.coordinate(rank).as_dict()}
+        return {
+            "rank": rank,
+            "node": NODES[rank // self.ranks_per_node],
+            "coordinate": TOPOLOGY.coordinate(rank).as_dict(),
+        }
 
     def starts(self, *ranks: int, time: float) -> None:
         for rank in ranks:

@@ -163,6 +163,12 @@ def test_who_hung_is_unknown_if_few_complained(attempt: Attempt) -> None:
     assert "which rank hung is not known: ranks 1-2,4-7 did not complain" in attempt.line
 
 
+def test_who_hung_is_unknown_if_few_complained_on_the_only_node(tmp_path: Path) -> None:
+    attempt = Attempt(tmp_path / "0001", ranks_per_node=8)
+    nccl_hang(attempt, [0, 3], [], [1, 2, 4, 5, 6, 7])
+    assert attempt.describe(code=143)["suspects"] == []
+
+
 def test_who_hung_is_unknown_if_those_that_did_not_complain_are_on_several_nodes(attempt: Attempt) -> None:
     nccl_hang(attempt, [0, 3, 6, 7], [1, 4], [2, 5])
     assert attempt.describe(code=143)["first_failure"] is None
