@@ -23,7 +23,7 @@ from typing import Any
 from ranks import BSL, prepare_corpus, require_success, start_ranks
 
 from bigsci_launch.config.load import dump_resolved
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.file_names import checkpoint_tag, dump_name
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json

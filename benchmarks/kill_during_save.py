@@ -31,7 +31,7 @@ from typing import Any
 
 from ranks import draw_corpus, require_success, start_attempt
 
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import BslError
 from bigsci_launch.runs.checkpoints import CheckpointsDir, find_checkpoint, read_record, require_complete
 from bigsci_launch.runs.events import read_events

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from bigsci_launch.config.load import dump_resolved
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.data.indexed import IndexedWriter
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 

@@ -23,7 +23,7 @@ from typing import Any
 from kill_during_save import write_page
 from ranks import draw_corpus, require_success, start_attempt
 
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import RunDir

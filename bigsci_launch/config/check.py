@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from bigsci_launch.config.finding import DP, PP, TP, Finding, worst_first
 from bigsci_launch.config.problems import closest
-from bigsci_launch.config.schema import ModelSection, RunConfig
+from bigsci_launch.config.schema.run import ModelSection, RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.topology import AXES, Axis
 from bigsci_launch.units import format_slurm_duration, parse_slurm_duration

@@ -29,7 +29,7 @@ from bigsci_launch.config.document import (
 from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.problems import section_in, validate
 from bigsci_launch.config.render import render_yaml
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Layout, Site, is_path, load_site, site_layer
 from bigsci_launch.errors import ConfigError, Problem
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from bigsci_launch.config.problems import sections
-from bigsci_launch.config.schema import RunConfig, SiteConfig
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.config.schema.site import SiteConfig
 
 SchemaName = Literal["run", "site"]
 Schema = dict[str, Any]

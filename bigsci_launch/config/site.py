@@ -8,7 +8,8 @@ from typing import Any
 
 from bigsci_launch.config.document import Node, at_one_place
 from bigsci_launch.config.problems import closest, read_valid
-from bigsci_launch.config.schema import RunConfig, SiteConfig
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.config.schema.site import SiteConfig
 from bigsci_launch.content import content_folders, packaged
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.topology import Topology

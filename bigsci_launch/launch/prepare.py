@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.load import COMPUTED, LoadedRun, load_run
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.launch.request import JobRequest, make_request
 from bigsci_launch.launch.submit import require_no_active_attempt, require_same_run

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from bigsci_launch.config.load import LoadedRun
-from bigsci_launch.config.schema import Container, RunConfig, SiteConfig
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.config.schema.site import Container, SiteConfig
 from bigsci_launch.errors import ConfigError, Problem
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.scheduler.job import format_comment

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from bigsci_launch.config.load import LoadedRun, dump_resolved
-from bigsci_launch.config.schema import ModelSection, RunConfig
+from bigsci_launch.config.schema.run import ModelSection, RunConfig
 from bigsci_launch.content import packaged
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.launch.provenance import collect_provenance, is_secret_name

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.data.indexed import IndexedDataset, open_dataset, tokenizer_path
 from bigsci_launch.errors import DataError
 from bigsci_launch.topology import Coordinate, Topology

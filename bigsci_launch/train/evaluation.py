@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.topology import Topology
 from bigsci_launch.train.batches import Batches
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigsci_launch.config.check import TRAINER_KNOWS, foreign_axes
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import ConfigError, Problem
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.topology import Topology

@@ -10,7 +10,7 @@ from typing import Literal
 
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.runs.checkpoints import CheckpointRecord, CheckpointsDir
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.batches import Batches, open_batches

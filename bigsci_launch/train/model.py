@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigsci_launch.config.schema import Positions, RunConfig
+from bigsci_launch.config.schema.run import Positions, RunConfig
 from bigsci_launch.train.initial_weights import Draw
 from bigsci_launch.train.parallel.tensor import (
     ColumnParallelLinear,

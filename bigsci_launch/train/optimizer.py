@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bigsci_launch.config.schema import OptimizerSection
+from bigsci_launch.config.schema.run import OptimizerSection
 
 
 def _without_compiler_hooks(name: str) -> Any:

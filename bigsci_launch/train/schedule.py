@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bigsci_launch.config.schema import OptimizerSection, TrainingSection
+from bigsci_launch.config.schema.run import OptimizerSection, TrainingSection
 
 
 @dataclass(frozen=True, slots=True)

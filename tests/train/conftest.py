@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from bigsci_launch.config.load import dump_resolved
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.data.indexed import IndexedWriter
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json

@@ -109,7 +109,7 @@ def test_weights_in_another_format_than_the_runs_are_refused() -> None:
     """A layer keeps its norm in fp32 through DeepSpeed's cast, so DeepSpeed stores its group in fp32."""
     pytest.importorskip("deepspeed")
     torch = pytest.importorskip("torch")
-    from bigsci_launch.config.schema import RunConfig
+    from bigsci_launch.config.schema.run import RunConfig
     from bigsci_launch.errors import ConfigError
     from bigsci_launch.train.parallel.pipeline import require_one_format
 

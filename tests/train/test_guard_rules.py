@@ -15,7 +15,7 @@ pytestmark = pytest.mark.torch
 
 from torch import nn  # noqa: E402
 
-from bigsci_launch.config.schema import OptimizerSection  # noqa: E402
+from bigsci_launch.config.schema.run import OptimizerSection  # noqa: E402
 
 OPTIMIZER = OptimizerSection(betas=[0.9, 0.95], epsilon=1e-8, weight_decay=0.1)
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 
 from torch.nn import functional  # noqa: E402
 
-from bigsci_launch.config.schema import OptimizerSection  # noqa: E402
+from bigsci_launch.config.schema.run import OptimizerSection  # noqa: E402
 from bigsci_launch.topology import Coordinate  # noqa: E402
 from bigsci_launch.train.initial_weights import BLOCK_ROWS, Draw  # noqa: E402
 from bigsci_launch.train.model import GptSizes, TransformerLayer, VocabularyEmbedding  # noqa: E402

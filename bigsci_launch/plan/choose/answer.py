@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from bigsci_launch.config.finding import DP, Finding
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.choose.search import Plan, SearchResult, make_plan, search, with_free_heads, with_free_layers

@@ -15,7 +15,7 @@ from typing import Any
 
 from bigsci_launch.config.check import check_run, foreign_axes
 from bigsci_launch.config.finding import DP, PP, TP, Finding, Severity, finding_document, finding_line, worst_first
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.plan.choose.answer import configured_setup, limits_of
 from bigsci_launch.plan.choose.preflight import preflight, remedy

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import load_site
 from bigsci_launch.errors import CheckpointError, ConfigError
 from bigsci_launch.file_names import checkpoint_tag

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bigsci_launch.config.finding import PP, Finding
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.plan.price.balance import PRICED_METHODS, share_out_layers
 from bigsci_launch.plan.shape.parameters import ModelShape, cut_model
 

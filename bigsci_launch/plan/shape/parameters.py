@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from bigsci_launch.config.schema import Positions, RunConfig
+from bigsci_launch.config.schema.run import Positions, RunConfig
 from bigsci_launch.plan.shape.partition import Layer, PartitionRule, Stages, cut_layers
 
 Framework = Literal["bsl", "megatron"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bigsci_launch.config.schema import TrainingSection
+from bigsci_launch.config.schema.run import TrainingSection
 
 
 @dataclass(frozen=True, slots=True)

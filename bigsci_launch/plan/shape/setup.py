@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from bigsci_launch.config.check import foreign_axes
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.plan.shape.parameters import Framework, ModelShape, cut_model
 from bigsci_launch.plan.shape.partition import PartitionRule

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.errors import BslError, ConfigError, DataError
 from bigsci_launch.plan.choose.answer import configured_setup, limits_of, parse_nodes

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from bigsci_launch.config.section import Section
+from bigsci_launch.config.schema.section import Section
 from bigsci_launch.spy.taxonomy import HangClass
 
 ANY = "*"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema, model_validator
 
-from bigsci_launch.config.section import Section
+from bigsci_launch.config.schema.section import Section
 from bigsci_launch.spy.evidence.code_schema import ClassId, Pattern
 from bigsci_launch.spy.taxonomy import State
 

@@ -18,7 +18,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor, nn
 from xxhash import xxh3_64_intdigest
 
-from bigsci_launch.config.schema import OptimizerSection
+from bigsci_launch.config.schema.run import OptimizerSection
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.train.guards.copies import TIED, Column, Violation
 from bigsci_launch.train.optimizer import group_by_shape, loss_scale

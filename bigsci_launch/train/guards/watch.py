@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import CheckpointError, GuardError
 from bigsci_launch.runs.checkpoints import digests_path, write_digests
 from bigsci_launch.topology import Coordinate, Topology

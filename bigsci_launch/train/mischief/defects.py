@@ -16,7 +16,7 @@ from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor, nn
 
-from bigsci_launch.config.guard_schema import FAULTS_OF_ONE_RANK, FaultSpec
+from bigsci_launch.config.schema.guards import FAULTS_OF_ONE_RANK, FaultSpec
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.train.initial_weights import Draw
 from bigsci_launch.train.model import GptSizes, VocabularyEmbedding

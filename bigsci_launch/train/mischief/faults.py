@@ -14,7 +14,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.zero import stage_1_and_2
 from torch import Tensor
 
-from bigsci_launch.config.guard_schema import FaultSpec
+from bigsci_launch.config.schema.guards import FaultSpec
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.train.mischief.defects import Defects
 from bigsci_launch.train.parallel.tensor import ColumnParallelLinear, TensorParallel

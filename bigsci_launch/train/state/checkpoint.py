@@ -16,7 +16,7 @@ from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchChe
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 import bigsci_launch
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.launch.provenance import describe_repository

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bigsci_launch.config.check import CHECKS, check_rampup_range, check_rampup_sizes, check_run
 from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.load import LoadedRun
-from bigsci_launch.config.schema import RampupSection, RunConfig, TrainingSection
+from bigsci_launch.config.schema.run import RampupSection, RunConfig, TrainingSection
 from bigsci_launch.config.site import Site, load_site
 
 Load = Callable[..., LoadedRun]

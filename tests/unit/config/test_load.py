@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bigsci_launch.config.load import LoadedRun, dump_resolved, load_resolved, load_run
-from bigsci_launch.config.schema import EnvironmentVariable, FaultSpec, RampupSection, RunConfig
+from bigsci_launch.config.schema.guards import FaultSpec
+from bigsci_launch.config.schema.run import RampupSection, RunConfig
+from bigsci_launch.config.schema.values import EnvironmentVariable
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.topology import Topology
 

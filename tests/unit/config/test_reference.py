@@ -9,7 +9,8 @@ import pytest
 
 from bigsci_launch.config.problems import sections
 from bigsci_launch.config.reference import config_reference, json_schema
-from bigsci_launch.config.schema import RunConfig, SiteConfig
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.config.schema.site import SiteConfig
 
 
 def every_mapping(schema: Any) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.config.load import load_run
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.runs.checkpoints import (
     CheckpointsDir,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.topology import Topology
 from bigsci_launch.train.identity import parse_identity, require_topology

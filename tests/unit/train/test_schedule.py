@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigsci_launch.config.schema import OptimizerSection, RampupSection, TrainingSection
+from bigsci_launch.config.schema.run import OptimizerSection, RampupSection, TrainingSection
 from bigsci_launch.train.schedule import BatchSize, LearningRate
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.load import resolve_run
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.plan.choose.answer import calibration_of, configured_setup
 from bigsci_launch.plan.choose.check import check_everything, check_lines, check_plan, parse_size

@@ -9,9 +9,9 @@ import pytest
 
 from bigsci_launch.config.check import layer_names
 from bigsci_launch.config.finding import Finding
-from bigsci_launch.config.guard_schema import FaultSpec
 from bigsci_launch.config.load import load_run
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.guards import FaultSpec
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.plan.choose.answer import configured_setup
 from bigsci_launch.plan.choose.check import check_plan

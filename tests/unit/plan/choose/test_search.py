@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bigsci_launch.config.check import check_run
 from bigsci_launch.config.load import resolve_run
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Site, load_site
 from bigsci_launch.plan.choose.answer import calibration_of, find_plans
 from bigsci_launch.plan.choose.search import search, topologies_of, with_free_heads, with_free_layers

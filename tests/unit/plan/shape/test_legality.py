@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from bigsci_launch.config.problems import section_at
-from bigsci_launch.config.schema import RunConfig, SiteConfig
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.config.schema.site import SiteConfig
 from bigsci_launch.plan.shape.legality import HARD_RULES, Limits, Rule, advise, find_refusal
 from bigsci_launch.plan.shape.parameters import ModelShape
 from bigsci_launch.plan.shape.partition import PartitionRule

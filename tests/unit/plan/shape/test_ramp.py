@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bigsci_launch.config.schema import RampupSection, TrainingSection
+from bigsci_launch.config.schema.run import RampupSection, TrainingSection
 from bigsci_launch.plan.shape.ramp import count_samples, filling_batch_size, phases_of
 from bigsci_launch.train.schedule import BatchSize
 

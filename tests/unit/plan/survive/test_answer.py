@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bigsci_launch.config.load import resolve_run
-from bigsci_launch.config.schema import RunConfig
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.site import Site
 from bigsci_launch.errors import ConfigError, DataError, SlurmUnavailable
 from bigsci_launch.plan.choose.answer import calibration_of

@@ -6,43 +6,21 @@ Values are validated one by one here, in strict JSON mode (`"4"` is not an integ
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
-    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationInfo,
-    field_validator,
 )
 
-from bigsci_launch.config.guard_schema import FaultSpec, GuardsSection
-from bigsci_launch.config.section import Section
+from bigsci_launch.config.schema.guards import FaultSpec, GuardsSection
+from bigsci_launch.config.schema.section import Section
+from bigsci_launch.config.schema.slurm import SlurmSection
+from bigsci_launch.config.schema.values import EnvironmentName, EnvironmentVariable, Fraction, RunName
 from bigsci_launch.topology import AXES, Topology
-from bigsci_launch.units import format_slurm_duration, parse_slurm_duration
-
-
-def _slurm_duration(value: Any) -> Any:
-    if isinstance(value, str):
-        seconds = parse_slurm_duration(value)
-        if seconds == 0:
-            raise ValueError("to Slurm, zero means no limit at all: write a limit")
-        return format_slurm_duration(seconds)
-    if isinstance(value, int) and not isinstance(value, bool):
-        raise ValueError("a bare number is ambiguous: write HH:MM:SS or D-HH:MM:SS")
-    return value
-
-
-SlurmDuration = Annotated[str, BeforeValidator(_slurm_duration)]
-# One word of an sbatch header line. A space or a newline in it would start another option.
-Word = Annotated[str, Field(pattern=r"^\S+$")]
-Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
 class RunSection(Section):
@@ -61,47 +39,6 @@ class RunSection(Section):
     command: list[str] | None = None
     """The program that every rank runs; default: `bsl train`. Its environment contains RANK, LOCAL_RANK, WORLD_SIZE,
     MASTER_ADDR, MASTER_PORT, BSL_RUN_DIR and BSL_ATTEMPT."""
-
-
-class SlurmSection(Section):
-    """What the job requests from the scheduler. If a key is left out, the site's value applies."""
-
-    site: str = "local"
-    """Name of a site file (`bsl config sites` lists them), or a path to one, relative to the run file."""
-
-    nodes: PositiveInt = 1
-    """Number of nodes. It has no effect on a local site."""
-
-    time_limit: SlurmDuration | None = None
-    """Longest time of one job, HH:MM:SS or D-HH:MM:SS."""
-
-    partition: Word | None = None
-    """Partition; default: the site's default partition."""
-
-    account: Word | None = None
-    """Account to charge."""
-
-    qos: Word | None = None
-    """Quality of service."""
-
-    reservation: Word | None = None
-    """Reservation to run in."""
-
-    constraint: Word | None = None
-    """Node features that are required."""
-
-    exclude: Word | None = None
-    """Nodes that must not be used, as a Slurm hostlist."""
-
-    nodelist: Word | None = None
-    """Nodes that must be used, as a Slurm hostlist."""
-
-    requeue: bool = False
-    """Whether Slurm may restart the job automatically after a node failure (`--requeue`)."""
-
-    wait_s: NonNegativeInt = 60
-    """Seconds that ranks may run after the first has ended with 0 (`srun --wait`); 0: no limit. Then they are killed as
-    hung: raise it if a rank has long work to do after the others, such as a last upload."""
 
 
 class ParallelismSection(Section):
@@ -309,16 +246,6 @@ class MonitorSection(Section):
     """Expected seconds of one step; part of the exit margin."""
 
 
-class EnvironmentVariable(Section):
-    """A variable of the ranks' environment, with the reason why it is set."""
-
-    value: str
-    """The value. It is quoted, so the shell does not expand it."""
-
-    reason: str
-    """Why it is set. The job script prints this as a comment above the export."""
-
-
 class RunConfig(Section):
     """A run file. Layers, weakest first: defaults below, the site, `extends`, this file, `--set key=value`."""
 
@@ -361,140 +288,3 @@ class RunConfig(Section):
     @property
     def ffn_hidden_size(self) -> int:
         return self.model.ffn_hidden_size or 4 * self.model.hidden_size
-
-
-class Gpu(Section):
-    """The accelerator of a site's nodes."""
-
-    name: str
-    """Marketing name."""
-
-    memory_gib: PositiveFloat
-    """Usable memory, GiB."""
-
-    peak_tflops: PositiveFloat
-    """Dense bf16 peak, TFLOP/s."""
-
-
-class Partition(Section):
-    """A Slurm partition of the site."""
-
-    nodes: PositiveInt | None = None
-    """Number of its nodes. If left out, the number of nodes of a run is not checked."""
-
-    max_time: SlurmDuration | None = None
-    """Its time limit. If left out, it has none."""
-
-
-class Container(Section):
-    """The container in which ranks run."""
-
-    kind: Literal["pyxis", "apptainer"]
-    """`pyxis`: srun's own options (`--container-image`). `apptainer`: `apptainer exec` before the program."""
-
-    image: str
-    """Image file or name."""
-
-    mounts: list[str] = []
-    """Bind mounts, `HOST[:CONTAINER]`."""
-
-
-# Options that the header of the job script already has; `account`, `qos` and others have their own keys.
-WRITTEN_BY_BSL = re.compile(
-    r"--(account|array|chdir|comment|constraint|cpus-per-task|error|exclude|gres|job-name|nodelist|nodes|no-requeue"
-    r"|ntasks|ntasks-per-node|open-mode|output|parsable|partition|qos|requeue|reservation|signal|time)"
-)
-
-
-class SiteConfig(Section):
-    """Facts about one cluster. A person writes this file; `bsl` never guesses its values."""
-
-    description: str
-    """One line that describes the cluster."""
-
-    scheduler: Literal["slurm", "local"]
-    """`slurm`, or `local` for processes of this machine."""
-
-    ranks_per_node: PositiveInt
-    """GPUs per node, since each GPU has one task, which is one rank. On a CPU site: tasks per node. On a local site:
-    the ranks of a run that leaves out `data_parallel_size`."""
-
-    gpu: Gpu | None = None
-    """The GPU. Leave it out on a CPU site."""
-
-    cpus_per_rank: PositiveInt | None = None
-    """CPUs of each task (`--cpus-per-task`)."""
-
-    gres: Word | None = None
-    """Generic resource per node, such as `gpu:8` (`--gres`), if the site uses it."""
-
-    partitions: dict[Word, Partition] = {}
-    """Partitions by name. If none is listed, Slurm's default partition is used and nothing is checked."""
-
-    default_partition: Word | None = None
-    """The partition of runs that name none."""
-
-    default_time_limit: SlurmDuration | None = None
-    """The time limit of runs that name none."""
-
-    reserve_nodes: NonNegativeInt = 0
-    """Nodes of the partition that a run must leave free to replace failed ones."""
-
-    account: Word | None = None
-    """Default account."""
-
-    qos: Word | None = None
-    """Default quality of service."""
-
-    reservation: Word | None = None
-    """Default reservation."""
-
-    constraint: Word | None = None
-    """Default node features."""
-
-    sbatch_options: list[Annotated[str, Field(pattern=r"^--[a-z][^\r\n]*$")]] = []
-    """Additional sbatch options, such as `--hint=nomultithread`, except those that `bsl` sets itself."""
-
-    activation: list[str] = []
-    """Shell lines that make the software available: modules, conda, a virtual environment."""
-
-    environment: dict[EnvironmentName, EnvironmentVariable] = {}
-    """Variables that every job on the site needs, each with its reason."""
-
-    container: Container | None = None
-    """Container of the ranks, if they run in one."""
-
-    network_interface: Word | None = None
-    """Network interface for gloo and NCCL (`GLOO_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME`), if the default is wrong."""
-
-    calibration: str | None = None
-    """File with the constants for `bsl plan`, relative to the site file. `bsl plan calibrate` makes one."""
-
-    node_mtbf_h: PositiveFloat | None = None
-    """Mean hours between failures of one node. A job on n nodes fails n times as often."""
-
-    node_memory_gib: PositiveFloat | None = None
-    """Host memory of a node in GiB that a job may use. `bsl plan --survive` keeps copies of optimizer shards there."""
-
-    allocation_ends: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None = None
-    """Last day on which the account may use the cluster, YYYY-MM-DD."""
-
-    @field_validator("default_partition")
-    @classmethod
-    def _is_listed(cls, value: str | None, info: ValidationInfo) -> str | None:
-        partitions = info.data.get("partitions")
-        if value is not None and partitions is not None and value not in partitions:
-            raise ValueError(f"must be one of `partitions`: {', '.join(partitions) or 'none is listed'}")
-        return value
-
-    @field_validator("sbatch_options")
-    @classmethod
-    def _are_free(cls, options: list[str]) -> list[str]:
-        names = [re.split(r"[=\s]", option)[0] for option in options]
-        taken = [name for name in names if WRITTEN_BY_BSL.fullmatch(name)]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if taken:
-            raise ValueError(f"`bsl` sets {', '.join(taken)} itself")
-        if twice:
-            raise ValueError(f"{', '.join(twice)} is given twice")
-        return options

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from bigsci_launch.config.section import Section
+from bigsci_launch.config.schema.section import Section
 
 
 class GuardsSection(Section):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.signs import LastOutput, RankSign, UnreachableNode
-from bigsci_launch.runs.status import RunStatus, RunSummary, total_steps
+from bigsci_launch.runs.status import RunStatus, total_steps
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.waiting import advice_for, meaning_of
@@ -223,136 +220,3 @@ def silent_after_s(status: RunStatus) -> float:
     last = status.last_step
     usual = max(last.every_s or 0.0, last.seconds or 0.0) if last is not None else 0.0
     return max(SILENT_AFTER_S, 3 * usual)
-
-
-def status_document(status: RunStatus) -> dict[str, Any]:
-    """Return the JSON document of `bsl status`. Times are seconds since the epoch; ages and durations are seconds."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "run": {"name": status.run.name, "directory": str(status.run.path)},
-        "attempt": {"name": status.attempt.name, "directory": str(status.attempt.path), "count": status.num_attempts},
-        "scheduler": status.record.scheduler if status.record else None,
-        "pid": status.record.launcher.pid if status.record and status.record.launcher else None,
-        "job": job_document(status.job),
-        "topology": status.topology.as_dict() if status.topology else None,
-        "world_size": status.topology.world_size if status.topology else None,
-        "num_ranks_started": status.num_started,
-        "step": _step_document(status),
-        "slowest_rank": _slowest_document(status),
-        "checkpoint": _checkpoint_document(status),
-        "last_output": _output_document(status),
-        "lost_nodes": [asdict(each.node) for each in status.unreachable_nodes if each.fate == "lost"],
-        "unreachable_nodes": [
-            {"name": each.node.name, "raw_state": each.node.raw_state, "fate": each.fate, "sign_age_s": each.sign_age_s}
-            for each in status.unreachable_nodes
-        ],
-        "exit": status.exit,
-    }
-
-
-def job_document(job: JobInfo) -> dict[str, Any]:
-    """Return what is known about a job; `job_id` is a PID for a local attempt."""
-    return {
-        "job_id": job.job_id or None,
-        "state": job.state.value,
-        "raw_state": job.raw_state,
-        "source": job.source,
-        "reason": job.reason or None,
-        "meaning": meaning_of(job),
-        "name": job.name or None,
-        "user": job.user or None,
-        "partition": job.partition or None,
-        "num_nodes": job.num_nodes,
-        "hostlist": job.hostlist or None,
-        "cluster": job.cluster or None,
-        "submitted": job.submitted,
-        "expected_start": job.expected_start,
-        "started": None if job.state.is_queued else job.started,
-        "ends": job.ends,
-        "elapsed_s": job.elapsed_s,
-    }
-
-
-def foreign_job_document(job: JobInfo) -> dict[str, Any]:
-    """Return the JSON document of `bsl status --jobid` for a job that `bsl` did not submit."""
-    return {"schema_version": SCHEMA_VERSION, "run": None, "job": job_document(job)}
-
-
-def _step_document(status: RunStatus) -> dict[str, Any] | None:
-    if status.last_step is None:
-        return None
-    total = total_steps(status.record, status.last_step)
-    return {**asdict(status.last_step), "total_steps": total, "age_s": status.asked - status.last_step.time}
-
-
-def _slowest_document(status: RunStatus) -> dict[str, Any] | None:
-    slow = status.slowest
-    if slow is None:
-        return None
-    return {
-        "rank": slow.rank,
-        "node": slow.node,
-        "coordinate": slow.coordinate,
-        "phase": slow.phase,
-        "step": slow.step,
-        "heartbeat_age_s": max(0.0, status.asked - slow.time),
-        "output_age_s": None if slow.printed is None else max(0.0, status.asked - slow.printed),
-    }
-
-
-def _output_document(status: RunStatus) -> dict[str, Any] | None:
-    last = status.last_output
-    if last is None:
-        return None
-    return {"rank": last.sign.rank if last.sign else None, "age_s": max(0.0, status.asked - last.time)}
-
-
-def _checkpoint_document(status: RunStatus) -> dict[str, Any] | None:
-    saved = status.checkpoint
-    return None if saved is None else {"path": str(saved.path), "age_s": max(0.0, status.asked - saved.time)}
-
-
-LIST_COLUMNS = ("run", "state", "attempt", ">step", "job", ">last sign", "directory")
-
-
-def list_rows(summaries: Sequence[RunSummary], now: float) -> list[list[str]]:
-    """Return the rows of `bsl list` under `LIST_COLUMNS`."""
-    return [_list_row(summary, now) for summary in summaries]
-
-
-def _list_row(summary: RunSummary, now: float) -> list[str]:
-    if summary.problem:
-        return [summary.run.name, "?", summary.attempt, "", summary.problem, "", _from_here(summary.run.path)]
-    total = f"/{summary.total_steps}" if summary.total_steps else ""
-    step = f"{summary.step}{total}" if summary.step is not None else "-"
-    age = format_age(max(0.0, now - summary.last_sign)) if summary.last_sign else "-"
-    state = summary.state.value
-    return [summary.run.name, state, summary.attempt, step, summary.label, age, _from_here(summary.run.path)]
-
-
-def _from_here(path: Path) -> str:
-    """Return the path as a person types it: relative if it is below the current folder."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def list_document(summaries: Sequence[RunSummary], root: str) -> dict[str, Any]:
-    """Return the JSON document of `bsl list`."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "root": root,
-        "runs": [
-            {
-                "name": summary.run.name,
-                "directory": str(summary.run.path),
-                "attempt": summary.attempt or None,
-                "state": summary.state.value,
-                "job": summary.label or None,
-                "step": summary.step,
-                "total_steps": summary.total_steps,
-                "last_sign": summary.last_sign,
-                "problem": summary.problem or None,
-            }
-            for summary in summaries
-        ],
-    }

@@ -14,7 +14,7 @@ from bigsci_launch.cli import console
 def list_(as_json: bool) -> None:
     """List the runs under $BSL_RUNS (default: ./runs), the most recently active first."""
     from bigsci_launch.runs.find import runs_root
-    from bigsci_launch.runs.report import LIST_COLUMNS, list_document, list_rows
+    from bigsci_launch.runs.show.list import LIST_COLUMNS, list_document, list_rows
     from bigsci_launch.runs.status import list_runs
 
     root = runs_root()

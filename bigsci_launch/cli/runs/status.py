@@ -20,7 +20,8 @@ from bigsci_launch.errors import RunDirError
 def status(run: str | None, jobid: str | None, as_json: bool) -> None:
     """Show the state of RUN (a name or a directory; default: the run submitted last) and of its slowest rank."""
     from bigsci_launch.runs.find import find_run
-    from bigsci_launch.runs.report import status_document, status_lines
+    from bigsci_launch.runs.show.documents import status_document
+    from bigsci_launch.runs.show.status import status_lines
     from bigsci_launch.runs.status import read_status
 
     if run is not None and jobid is not None:
@@ -37,7 +38,8 @@ def status(run: str | None, jobid: str | None, as_json: bool) -> None:
 
 def _show_foreign(jobid: str, as_json: bool) -> bool:
     """Show what Slurm knows of a job without a run directory. Return False if the job has one, which is unreadable."""
-    from bigsci_launch.runs.report import foreign_job_document, job_lines
+    from bigsci_launch.runs.show.documents import foreign_job_document
+    from bigsci_launch.runs.show.status import job_lines
     from bigsci_launch.scheduler.slurm import query_job
 
     job = query_job(jobid)

@@ -1,0 +1,1 @@
+"""The verbs that start runs and look after them."""

@@ -1,0 +1,49 @@
+"""The section `slurm` of a run file."""
+
+from __future__ import annotations
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from bigsci_launch.config.schema.section import Section
+from bigsci_launch.config.schema.values import SlurmDuration, Word
+
+
+class SlurmSection(Section):
+    """What the job requests from the scheduler. If a key is left out, the site's value applies."""
+
+    site: str = "local"
+    """Name of a site file (`bsl config sites` lists them), or a path to one, relative to the run file."""
+
+    nodes: PositiveInt = 1
+    """Number of nodes. It has no effect on a local site."""
+
+    time_limit: SlurmDuration | None = None
+    """Longest time of one job, HH:MM:SS or D-HH:MM:SS."""
+
+    partition: Word | None = None
+    """Partition; default: the site's default partition."""
+
+    account: Word | None = None
+    """Account to charge."""
+
+    qos: Word | None = None
+    """Quality of service."""
+
+    reservation: Word | None = None
+    """Reservation to run in."""
+
+    constraint: Word | None = None
+    """Node features that are required."""
+
+    exclude: Word | None = None
+    """Nodes that must not be used, as a Slurm hostlist."""
+
+    nodelist: Word | None = None
+    """Nodes that must be used, as a Slurm hostlist."""
+
+    requeue: bool = False
+    """Whether Slurm may restart the job automatically after a node failure (`--requeue`)."""
+
+    wait_s: NonNegativeInt = 60
+    """Seconds that ranks may run after the first has ended with 0 (`srun --wait`); 0: no limit. Then they are killed as
+    hung: raise it if a rank has long work to do after the others, such as a last upload."""

@@ -1,0 +1,39 @@
+"""Types of values that several sections share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from bigsci_launch.config.schema.section import Section
+from bigsci_launch.units import format_slurm_duration, parse_slurm_duration
+
+
+def _slurm_duration(value: Any) -> Any:
+    if isinstance(value, str):
+        seconds = parse_slurm_duration(value)
+        if seconds == 0:
+            raise ValueError("to Slurm, zero means no limit at all: write a limit")
+        return format_slurm_duration(seconds)
+    if isinstance(value, int) and not isinstance(value, bool):
+        raise ValueError("a bare number is ambiguous: write HH:MM:SS or D-HH:MM:SS")
+    return value
+
+
+SlurmDuration = Annotated[str, BeforeValidator(_slurm_duration)]
+# One word of an sbatch header line. A space or a newline in it would start another option.
+Word = Annotated[str, Field(pattern=r"^\S+$")]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+
+
+class EnvironmentVariable(Section):
+    """A variable of the ranks' environment, with the reason why it is set."""
+
+    value: str
+    """The value. It is quoted, so the shell does not expand it."""
+
+    reason: str
+    """Why it is set. The job script prints this as a comment above the export."""

@@ -1,0 +1,1 @@
+"""What the state of runs looks like: lines, tables and JSON."""
