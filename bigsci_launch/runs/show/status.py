@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from bigsci_launch.runs.find import run_argument
+from bigsci_launch.runs.show.ending import ending_advice, ending_facts
 from bigsci_launch.runs.signs import LastOutput, RankSign, UnreachableNode
 from bigsci_launch.runs.status import RunStatus, total_steps
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.waiting import advice_for, meaning_of
-from bigsci_launch.topology import Coordinate
 from bigsci_launch.units import format_age, format_slurm_duration
 
 SCHEMA_VERSION = 1
@@ -157,24 +156,12 @@ def _ending(status: RunStatus) -> list[tuple[str, str]]:
         return []
     if status.exit is None:
         return [("ended", "no exit.json: the batch host died, or the script was killed before it could write one")]
-    code = status.exit.get("exit_code")
-    ended = [("ended", f"{status.exit['reason']}" + (f", exit code {code}" if code is not None else ""))]
-    if (failure := status.exit.get("first_failure")) is not None:
-        ended.append(("first failure", failure_text(failure)))
-    return ended
+    return ending_facts(status.exit)
 
 
 def _is_known_to_have_ended(status: RunStatus) -> bool:
     """A job that Slurm no longer knows has ended. One about which it gave no answer may still run."""
     return status.job.state.is_over or status.job.is_gone
-
-
-def failure_text(failure: dict[str, Any]) -> str:
-    """`rank 3 (dp1 pp0 tp1) on n2: SIGKILL`."""
-    at = failure.get("coordinate")
-    coordinate = f" ({Coordinate.at(**at)})" if at else ""
-    how = failure.get("error") or failure.get("signal") or f"exit code {failure.get('code')}"
-    return f"rank {failure.get('rank')}{coordinate} on {failure.get('node')}: {how}"
 
 
 def _advice(status: RunStatus) -> list[str]:
@@ -183,9 +170,8 @@ def _advice(status: RunStatus) -> list[str]:
         return [f"next: {_node_advice(status, run)}"]
     if advice := advice_for(status.job, run):
         return [f"next: {advice}"]
-    failure = (status.exit or {}).get("first_failure")
-    if failure is not None and not status.job.state.is_active:
-        return [f"next: bsl logs {run} --rank {failure.get('rank')}"]
+    if status.exit is not None and not status.job.state.is_active and (advice := ending_advice(status.exit, run)):
+        return [f"next: {advice}"]
     silence = silence_s(status)
     if status.job.state is JobState.RUNNING and silence is not None and silence > silent_after_s(status):
         who = "no rank should be silent" if status.slowest else "nothing was printed"

@@ -127,7 +127,7 @@ def test_the_first_failure_after_a_crash(slurm: Any, training: Any) -> None:
     text = invoke("status").stdout
     assert "ended          crashed, exit code 137" in text
     assert "first failure  rank 5 (dp0 pp1 tp1) on n2: SIGKILL" in text
-    assert text.splitlines()[-1] == "next: bsl logs trial --rank 5"
+    assert text.splitlines()[-1].startswith("next: bsl logs trial --rank 5 ")
     assert "slowest" not in text
 
 

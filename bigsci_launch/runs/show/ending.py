@@ -1,0 +1,56 @@
+"""Why an attempt ended, and what to do about it: lines from the contents of `exit.json`. Pure.
+
+Records of older versions lack some fields; what is missing is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bigsci_launch.topology import Coordinate
+
+EndRecord = dict[str, Any]
+
+
+def ending_facts(ended: EndRecord) -> list[tuple[str, str]]:
+    """Return lines (name, text): the reason, who failed first, and what supports it."""
+    code = ended.get("exit_code")
+    reason = f"{ended['reason']}" + (f", exit code {code}" if code is not None else "")
+    facts = [("ended", f"{reason}: {ended['cause']}" if ended.get("cause") else reason)]
+    failure = ended.get("first_failure")
+    if failure is not None:
+        facts.append(("first failure", failure_text(failure)))
+        if failure.get("last_words"):
+            facts.append(("last words", str(failure["last_words"])))
+    elif ended["reason"] == "hang":
+        facts.append(("first failure", "not known: nothing says which rank hung"))
+    evidence = [("evidence" if number == 0 else "", text) for number, text in enumerate(ended.get("evidence") or [])]
+    stacks = [("stacks", str(ended["spy_bundle"]))] if ended.get("spy_bundle") else []
+    return [*facts, *evidence, *stacks]
+
+
+def failure_text(failure: dict[str, Any]) -> str:
+    """`rank 3 (dp1 pp0 tp1) on n2: SIGKILL`."""
+    at = failure.get("coordinate")
+    coordinate = f" ({Coordinate.at(**at)})" if at else ""
+    how = failure.get("error") or failure.get("signal") or f"exit code {failure.get('code')}"
+    return f"rank {failure.get('rank')}{coordinate} on {failure.get('node') or 'an unknown node'}: {how}"
+
+
+def ending_advice(ended: EndRecord, run: str) -> str | None:
+    """Return what to do after an attempt has ended; None if there is nothing. `run` is the run as a person types it."""
+    reason, failure = ended["reason"], ended.get("first_failure")
+    logs = f"bsl logs {run}" + (f" --rank {failure.get('rank')}" if failure is not None else "")
+    if reason == "hang" and ended.get("spy_bundle"):
+        return f"bsl spy --bundle {ended['spy_bundle']}   (the stacks while it hung)"
+    if reason == "hang":
+        return f"{logs}   (and `bsl spy {run}` while it hangs, if it does so again)"
+    if reason == "node_failure" and failure is not None and failure.get("node"):
+        return f"submit it again with --set slurm.exclude={failure['node']}, unless the node is known to be well again"
+    if reason == "hung_at_exit":
+        return f"{logs}   (if the rank had work to do at its exit, raise slurm.wait_s)"
+    if failure is not None and failure.get("signal") == "SIGKILL":
+        return f"{logs}   (SIGKILL comes from outside the program: often, the node ran out of memory)"
+    if reason in ("launch_failed", "unknown") or failure is not None:
+        return logs
+    return None
