@@ -61,7 +61,7 @@ def check_world_size(config: RunConfig, site: Site) -> Iterator[Finding]:
 
 def check_axes(config: RunConfig, site: Site) -> Iterator[Finding]:
     """`bsl train` splits a model over three axes; other programs may use more."""
-    for axis in foreign_axes(config) if config.run.command is None else ():
+    for axis in foreign_axes(config) if config.run.starts_trainer else ():
         key = f"parallelism.{axis.key}"
         text = f"{TRAINER_KNOWS}; set {key} to 1, or start your own program with run.command"
         yield error("axes", (key, "run.command"), text)
@@ -135,7 +135,7 @@ def check_partition_method(config: RunConfig, site: Site) -> Iterator[Finding]:
     except re.error as problem:
         yield error("partition_method", (key,), f"{pattern!r} is not a valid regular expression: {problem}")
         return
-    if name == "type" and config.run.command is None:
+    if name == "type" and config.run.starts_trainer:
         yield from _check_pattern_matches(config, method.split(":")[1])
 
 
@@ -326,7 +326,7 @@ def check_environment(config: RunConfig, site: Site) -> Iterator[Finding]:
 
 def check_held_out(config: RunConfig, site: Site) -> Iterator[Finding]:
     """`bsl train` evaluates only on held-out samples, so an evaluation needs some."""
-    if config.run.command is None and config.monitor.eval_interval and not config.data.held_out:
+    if config.run.starts_trainer and config.monitor.eval_interval and not config.data.held_out:
         text = "no samples are held out, so there will be no evaluation"
         yield warning("held_out", ("monitor.eval_interval", "data.held_out"), text)
 
@@ -349,7 +349,7 @@ def check_steps_without_effect(config: RunConfig, site: Site) -> Iterator[Findin
 
 def check_command_without_effect(config: RunConfig, site: Site) -> Iterator[Finding]:
     """Keys that only `bsl train` follows are not used with another program."""
-    if config.run.command is None:
+    if config.run.starts_trainer:
         return
     asked = {"faults": config.faults, "monitor.dump_weights_steps": config.monitor.dump_weights_steps}
     for key, value in asked.items():

@@ -41,7 +41,7 @@ class Prepared:
     @property
     def stages(self) -> tuple[StageLayout, ...]:
         """What `bsl train` will place on each stage; empty for another program, whose layers are not known."""
-        return () if self.loaded.config.run.command is not None else lay_out_stages(self.setup, self.calibration)
+        return lay_out_stages(self.setup, self.calibration) if self.loaded.config.run.starts_trainer else ()
 
 
 def prepare(
@@ -116,7 +116,7 @@ def find_start(config: RunConfig, request: JobRequest, report_progress: Progress
         RunDirError: the run has an active attempt, or belongs to another model.
     """
     load = config.checkpoint.load
-    if config.run.command is not None or (load in ("auto", "none") and not request.run.path.is_dir()):
+    if not config.run.starts_trainer or (load in ("auto", "none") and not request.run.path.is_dir()):
         return None
     require_same_run(request.run, config, request.topology)
     require_no_active_attempt(request.run)

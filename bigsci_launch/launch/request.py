@@ -140,7 +140,7 @@ def make_request(
         host_python=python,
         rank_python=rank_python,
         program=tuple(config.run.command or (rank_python, "-m", "bigsci_launch.train")),
-        total_steps=None if config.run.command else config.training.steps,
+        total_steps=config.training.steps if config.run.starts_trainer else None,
         exit_margin=margin,
     )
 

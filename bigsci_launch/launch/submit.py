@@ -264,7 +264,7 @@ def notes(loaded: LoadedRun, *, is_local: bool, was_asked: bool) -> list[str]:
 def _missing_data(config: RunConfig) -> Iterator[str]:
     """Yield a warning if the dataset is missing. It is not an error, since only the compute nodes must see the
     files."""
-    names = () if config.run.command is not None else (f"{config.data.prefix}.bin", f"{config.data.prefix}.idx")
+    names = (f"{config.data.prefix}.bin", f"{config.data.prefix}.idx") if config.run.starts_trainer else ()
     for name in names:
         if not Path(name).exists():
             yield (

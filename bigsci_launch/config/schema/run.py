@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from bigsci_launch.config.schema.guards import FaultSpec, GuardsSection
+from bigsci_launch.config.schema.program import starts_trainer
 from bigsci_launch.config.schema.section import Section
 from bigsci_launch.config.schema.slurm import SlurmSection
 from bigsci_launch.config.schema.values import EnvironmentName, EnvironmentVariable, Fraction, RunName
@@ -38,7 +39,13 @@ class RunSection(Section):
 
     command: list[str] | None = None
     """The program that every rank runs; default: `bsl train`. Its environment contains RANK, LOCAL_RANK, WORLD_SIZE,
-    MASTER_ADDR, MASTER_PORT, BSL_RUN_DIR and BSL_ATTEMPT."""
+    MASTER_ADDR, MASTER_PORT, BSL_RUN_DIR and BSL_ATTEMPT. `-m bigsci_launch.train` or `bsl train` in its words counts as
+    `bsl train`, as in `[numactl, --localalloc, python, -m, bigsci_launch.train]`. Nothing is known about others."""
+
+    @property
+    def starts_trainer(self) -> bool:
+        """Whether the ranks run `bsl train`, perhaps inside another program."""
+        return starts_trainer(self.command)
 
 
 class ParallelismSection(Section):

@@ -90,6 +90,8 @@ def check_plan(
     limits = limits_of(config, site)
     refusal = find_refusal(setup, limits)
     refused = _preflight_findings(config)
+    if refusal and refusal.rule == EMPTY_STAGE and not config.run.starts_trainer:
+        return [replace(refusal, severity="warning", price="if the program cuts layers as Megatron-DeepSpeed does")]
     # The preflight reports an empty stage too, with its contents, the consequence and a remedy.
     if refusal and not (refusal.rule == EMPTY_STAGE and refused):
         return [refusal, *refused]
@@ -102,7 +104,7 @@ def check_plan(
 
 def _preflight_findings(config: RunConfig) -> list[Finding]:
     """Return what would hang or crash in `bsl train`; the layers of other programs are not known."""
-    if config.run.command is not None or config.guards.preflight == "warn":
+    if not config.run.starts_trainer or config.guards.preflight == "warn":
         return []
     return [
         replace(finding, rule=f"preflight: {finding.rule}", text=f"{finding.rule}: {finding.text}; {remedy(config)}")
@@ -223,7 +225,7 @@ def check_save_before_eval(case: Case) -> Iterator[Finding]:
     """No evaluation comes just before a save. Megatron evaluates first, so if an evaluation hangs on a save step, the
     whole interval is lost. `bsl train` saves first."""
     evaluation, interval = case.config.monitor.eval_interval, case.config.checkpoint.save_interval
-    if case.config.run.command is None or not evaluation or not interval or evaluation % interval:
+    if case.config.run.starts_trainer or not evaluation or not interval or evaluation % interval:
         return
     text = f"every evaluation ({evaluation} steps) is on a save step ({interval}), and the save comes after it"
     price = f"a hang in it undoes {interval * case.step_s / 3600:.1f} h; save a few steps earlier instead"

@@ -57,7 +57,7 @@ class Setup:
             has_fp32_gradients=config.training.precision == "bf16",
             recomputes_activations=config.training.activation_checkpointing,
             has_blocking_launches=_is_blocking(config),
-            framework="bsl" if config.run.command is None else "megatron",
+            framework="bsl" if config.run.starts_trainer else "megatron",
         )
 
     @property

@@ -200,8 +200,17 @@ def test_empty_stages_are_errors_that_only_the_partitioner_sees(bloom_run: tuple
     thin = changed(config, "parallelism", partition_method="type:embedding")
     errors = [found for found in checked(thin, site) if found.severity == "error"]
     assert {found.rule for found in errors} == {"preflight: equal parameter groups"}
+    wrapped = changed(thin, "run", command=["nice", "python", "-m", "bigsci_launch.train"])
+    assert [found.rule for found in checked(wrapped, site) if found.is_error] == [found.rule for found in errors]
+
+
+def test_the_layers_of_another_program_are_not_known(bloom_run: tuple[RunConfig, Site]) -> None:
+    config, site = bloom_run
+    thin = changed(config, "parallelism", partition_method="type:embedding")
     elsewhere = changed(thin, "run", command=["python", "train.py"])
-    assert [found.rule for found in checked(elsewhere, site)] == ["empty stage"]
+    [found] = checked(elsewhere, site)
+    assert (found.rule, found.severity) == ("empty stage", "warning")
+    assert found.price == "if the program cuts layers as Megatron-DeepSpeed does"
 
 
 def test_sizes_that_do_not_fit_are_left_to_the_checks_of_run_files(bloom_run: tuple[RunConfig, Site]) -> None:
