@@ -35,6 +35,7 @@ TOOLS = (
     "exit_failures.py",
     "exit_records.py",
     "exit_words.py",
+    "free_port.py",
 )
 SUBMISSION_GRACE_S = 120.0
 """An attempt that has no job yet and is younger than this may still be in submission."""

@@ -10,9 +10,9 @@ from itertools import count
 from bigsci_launch.errors import ClusterError
 from bigsci_launch.minicluster.daemons import wait_until
 
-# Below the ephemeral range (32768 and up on Linux), and above the rendezvous ports of the cluster's first 7000 jobs.
-FIRST_PORT = 17000
-LAST_PORT = 19999
+# Above the rendezvous ports of jobs and local attempts (10000 to 29999), and below the ephemeral range of Linux.
+FIRST_PORT = 30000
+LAST_PORT = 32767
 MUTEX = "\0bsl-minicluster-ports"
 MUTEX_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 5.0

@@ -124,6 +124,7 @@ def test_a_run_from_submission_to_its_end(make_run: MakeRun) -> None:
     assert {p["MASTER_PORT"] for p in places} == {str(10000 + int(job_id))}
     assert {p["cwd"] for p in places} == {str(run.folder)}
     output = run.output()
+    assert f"bsl: rendezvous at n0:{10000 + int(job_id)}" in output and "instead of" not in output
     assert f"bsl: start attempt=0001 job={job_id} restart=0 nodes=n[0-3]" in output
     assert f"bsl: end attempt=0001 job={job_id} restart=0 exit_code=0" in output
 

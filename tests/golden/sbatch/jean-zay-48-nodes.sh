@@ -121,11 +121,14 @@ export HF_DATASETS_OFFLINE=1
 # compute nodes have no internet access; without this every lookup waits for a timeout
 export TRANSFORMERS_OFFLINE=1
 
-# The ranks rendezvous on the first host. The port is below the ephemeral range (32768 and up), where another connection
-# could be using it. It is derived from the job ID, so that two jobs on one node use different ports.
+# The ranks rendezvous on the first host, which is this one. The port is below the ephemeral range (32768 and up), where
+# another connection could be using it. It is derived from the job ID, so that two jobs on one node use different ports.
+# If somebody uses it already, it is another one, and the output says which and why.
 hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
 export MASTER_ADDR="${hosts%%$'\n'*}"
-export MASTER_PORT="$((10000 + SLURM_JOB_ID % 20000))"
+derived_port="$((10000 + SLURM_JOB_ID % 20000))"
+MASTER_PORT="$("$host_python" -I -S "$frozen/tools/free_port.py" "$derived_port")" || MASTER_PORT="$derived_port"
+export MASTER_PORT
 say "rendezvous at $MASTER_ADDR:$MASTER_PORT"
 
 step_options=(
