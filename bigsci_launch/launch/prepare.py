@@ -5,6 +5,7 @@ The run is checked once, and the calibration of its site is read once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.load import COMPUTED, LoadedRun, load_run
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import ConfigError
+from bigsci_launch.launch.caller import apply_caller_options
 from bigsci_launch.launch.request import JobRequest, make_request
 from bigsci_launch.launch.submit import require_no_active_attempt, require_same_run
 from bigsci_launch.plan.choose.answer import calibration_of, configured_setup
@@ -79,10 +81,10 @@ def _with_stages(loaded: LoadedRun, setup: Setup) -> LoadedRun:
 
 
 def plan_submission(loaded: LoadedRun, *, working_directory: Path, python: str, local: bool) -> JobRequest:
-    """Return the request that `submit` would start now. Reads the run directory, writes nothing, does not call
-    Slurm."""
+    """Return the request that `submit` would start now. Reads the run directory and the caller's `SBATCH_*` variables,
+    writes nothing, does not call Slurm."""
     run = RunDir((working_directory / loaded.config.run.root / loaded.config.run.name).resolve())
-    return make_request(
+    request = make_request(
         loaded,
         run=run,
         attempt=run.next_attempt_name(),
@@ -90,6 +92,7 @@ def plan_submission(loaded: LoadedRun, *, working_directory: Path, python: str, 
         python=python,
         local=local,
     )
+    return apply_caller_options(request, os.environ, loaded)
 
 
 def require_sound(prepared: Prepared) -> None:

@@ -50,6 +50,15 @@ def remark_lines(findings: Sequence[Finding]) -> list[str]:
     return [*forced, *(finding_line(finding) for finding in findings if finding.severity == "warning")]
 
 
+def caller_lines(request: JobRequest) -> list[str]:
+    """Return what becomes of the options in the caller's environment, one line for each."""
+    return [
+        f"{option.variable}={option.value} in your environment {'applies' if option.applies else 'has no effect'}: "
+        f"{option.why}"
+        for option in request.caller_options
+    ]
+
+
 def submission_document(submission: Submission, ended: dict[str, Any] | None) -> dict[str, Any]:
     """Return the JSON document of a submission; `ended` is that of exit.json if the end was waited for."""
     record = submission.record
@@ -59,6 +68,7 @@ def submission_document(submission: Submission, ended: dict[str, Any] | None) ->
         **_request_document(submission.request),
         "job_id": record.job_id,
         "pid": record.launcher.pid if record.launcher else None,
+        "said": list(record.said),
         "exit": ended,
     }
 
@@ -75,6 +85,7 @@ def _request_document(request: JobRequest) -> dict[str, Any]:
         "ranks_per_node": request.ranks_per_node,
         "world_size": request.topology.world_size,
         "topology": request.topology.as_dict(),
+        "caller_options": [asdict(option) for option in request.caller_options],
     }
 
 

@@ -42,6 +42,17 @@ class Variable:
 
 
 @dataclass(frozen=True, slots=True)
+class CallerOption:
+    """An option that the caller's environment gives to sbatch. `why` says why it applies or does not."""
+
+    variable: str
+    value: str
+    option: str
+    applies: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ExitMargin:
     """How many seconds before the time limit ranks are told to save and stop, and how that was computed."""
 
@@ -78,6 +89,8 @@ class JobRequest:
     total_steps: int | None
     """Optimizer steps of the whole run; None for a program other than `bsl train`."""
     exit_margin: ExitMargin | None
+    caller_options: tuple[CallerOption, ...] = ()
+    """What becomes of the `SBATCH_*` variables of the caller."""
 
 
 BUILT_IN_VARIABLES = (

@@ -82,7 +82,8 @@ def _submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> S
 def start(request: JobRequest) -> Submission:
     """Pass the attempt's script to its scheduler."""
     if request.scheduler == "slurm":
-        job = submit_script(submit_argv(request.attempt.script), cwd=request.working_directory)
+        options = {option.variable: option.value for option in request.caller_options if option.applies}
+        job = submit_script(submit_argv(request.attempt.script), cwd=request.working_directory, options=options)
         return Submission(request, slurm_record(request, job))
     launcher, process = start_launcher(request.attempt.script, request.attempt.job_output, request.working_directory)
     record = JobRecord("local", time.time(), launcher=launcher, total_steps=request.total_steps)
@@ -99,6 +100,7 @@ def slurm_record(request: JobRequest, job: SubmittedJob) -> JobRecord:
         total_steps=request.total_steps,
         cluster=job.cluster,
         requeue=requeue[-1] if requeue else None,
+        said=job.said,
     )
 
 

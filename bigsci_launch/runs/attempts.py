@@ -51,6 +51,8 @@ class JobRecord:
     """Name of the Slurm cluster; None if no command said it, and in records of older versions."""
     requeue: bool | None = None
     """Whether Slurm may restart the job; None for local attempts, and in records of older versions."""
+    said: tuple[str, ...] = ()
+    """What sbatch said when it accepted the job, such as a site's warning about the account."""
 
     @property
     def label(self) -> str:
@@ -83,6 +85,7 @@ def read_job(attempt: AttemptDir) -> JobRecord | None:
             total_steps=document["total_steps"],
             cluster=document.get("cluster"),
             requeue=document.get("requeue"),
+            said=tuple(document.get("said") or ()),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunDirError(f"{attempt.job}: not a job record ({error!r})") from error

@@ -46,26 +46,33 @@ def submit_argv(script: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """What sbatch answered: the job, and its cluster's name; None if no command says it."""
+    """What sbatch answered: the job, and its cluster's name; None if no command says it. `said` is everything else that
+    it printed, line by line: sites put warnings there, also for jobs that they accept."""
 
     job_id: str
     cluster: str | None
+    said: tuple[str, ...] = ()
 
 
-def submit_script(argv: Sequence[str], *, cwd: Path | None = None) -> SubmittedJob:
+def submit_script(
+    argv: Sequence[str], *, cwd: Path | None = None, options: Mapping[str, str] | None = None
+) -> SubmittedJob:
     """Run `sbatch --parsable ...` and return the job. Where sbatch does not add `;cluster`, ask for the name.
+
+    `options` are variables from which sbatch takes options, such as SBATCH_ACCOUNT.
 
     Raises:
         SlurmUnavailable, SlurmRefused: as `run_slurm`.
     """
-    completed = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S, cwd=cwd)
-    last_line = (completed.stdout.strip().splitlines() or [""])[-1]
+    completed = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S, cwd=cwd, extra_environment=options)
+    *before, last_line = completed.stdout.strip().splitlines() or [""]
     job_id, _, cluster = (part.strip() for part in last_line.partition(";"))
     if not job_id.isdigit():
         raise SlurmRefused(
             f"sbatch: no job ID in its output {completed.stdout.strip()!r}", argv=argv, stderr=completed.stderr
         )
-    return SubmittedJob(job_id, cluster or cluster_name())
+    said = (line.rstrip() for line in [*before, *completed.stderr.splitlines()])
+    return SubmittedJob(job_id, cluster or cluster_name(), tuple(line for line in said if line))
 
 
 def cluster_name() -> str | None:

@@ -34,6 +34,7 @@ nodes | number of nodes
 ranks_per_node | ranks on each
 world_size | ranks in all
 topology | {tp, pp, dp}: sizes of the axes
+caller_options | list of {variable, value, option, applies, why}: what becomes of each `SBATCH_*` variable of the caller
 """
 
 DOCUMENTS = {
@@ -41,6 +42,7 @@ DOCUMENTS = {
     + """
 job_id | Slurm's job id; null for a local attempt
 pid | the local launcher's pid; null for a Slurm job
+said | what sbatch printed although it accepted the job, such as warnings of the site, line by line
 exit | the attempt's `exit.json` if `submit` waited for the end, else null
 exit.schema_version | 1
 exit.reason | `finished`, `stopped`, `crashed`, `left_early` or another [reason](../how-to/status.md#why-it-ended)

@@ -57,6 +57,8 @@ def submit(
         require_sound(prepared)
     for line in report.remark_lines(prepared.findings):
         console.talk(line)
+    for line in report.caller_lines(request):
+        console.talk(line)
     if dry_run:
         if as_json:
             console.answer_json(report.dry_run_document(request, prepared.stages))
@@ -72,6 +74,8 @@ def submit(
     if folder is not None:
         console.talk(f"resumes from {folder}, which is unchanged since it was saved")
     submission = launch.submit(loaded, request, sys.argv)
+    for line in submission.record.said:
+        console.talk(line)
     if not as_json:
         show(submission)
     code = follow(submission, wait=wait, detach=detach, tell=console.talk)

@@ -249,8 +249,62 @@ def test_options_of_the_callers_environment_do_not_reach_the_job(
 ) -> None:
     monkeypatch.setenv("SBATCH_PARTITION", "other")
     monkeypatch.setenv("SLURM_JOB_ID", "3")
-    invoke("submit", str(run_file()))
+    done = invoke("submit", str(run_file()), "--set", "slurm.partition=debug")
     assert not {"SBATCH_PARTITION", "SLURM_JOB_ID"} & set(slurm.calls("sbatch")[0]["env"])
+    dropped = "SBATCH_PARTITION=other in your environment has no effect: slurm.partition (--set) sets --partition=debug"
+    assert dropped in done.stderr.splitlines()
+
+
+SITE = "description: x\nscheduler: slurm\nranks_per_node: 2\naccount: six@a100\ndefault_time_limit: '01:00:00'\n"
+REPLACED = "SBATCH_ACCOUNT=mine in your environment applies: it replaces the default of site mysite, six@a100"
+UNCHANGED = "has no effect: slurm.account (--set) sets --account=theirs"
+
+
+@pytest.mark.parametrize(
+    ("variable", "settings", "expected", "sent"),
+    [
+        ("SBATCH_ACCOUNT=mine", (), REPLACED, True),
+        ("SBATCH_ACCOUNT=mine", ("slurm.account=theirs",), UNCHANGED, False),
+        ("SBATCH_WCKEY=paper", (), "SBATCH_WCKEY=paper in your environment applies: nothing else sets --wckey", True),
+        ("SBATCH_TIMELIMIT=5", (), "has no effect: slurm.time_limit (", False),
+        ("SBATCH_EXPORT=NONE", (), "has no effect: the ranks need the variables of the job", False),
+        ("SBATCH_REQUEUE=1", (), "has no effect: slurm.requeue decides", False),
+        ("SBATCH_OUTPUT=here", (), "has no effect: bsl sets --output=", False),
+    ],
+)
+def test_each_option_of_the_environment_applies_or_is_named(
+    slurm: Any,
+    run_file: RunFile,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    settings: tuple[str, ...],
+    expected: str,
+    sent: bool,
+) -> None:
+    name, _, value = variable.partition("=")
+    monkeypatch.setenv(name, value)
+    Path("mysite.yaml").write_text(SITE)
+    words = [word for each in settings for word in ("--set", each)]
+    done = invoke("submit", str(run_file(site="mysite.yaml")), *words)
+    assert done.exit_code == 0 and expected in done.stderr, done.stderr
+    assert slurm.calls("sbatch")[0]["env"].get(name) == (value if sent else None)
+    script = (RUN / "attempts" / "0001" / "script.sh").read_text()
+    assert not sent or "#SBATCH --account=" not in script or name != "SBATCH_ACCOUNT"
+    [told] = json.loads(invoke("submit", str(run_file()), "--dry-run", "--json").stdout)["caller_options"]
+    assert (told["variable"], told["value"]) == (name, value)
+
+
+def test_what_sbatch_says_although_it_accepts_the_job(slurm: Any, run_file: RunFile) -> None:
+    warning = "sbatch: warning: account six@a100 has used 97 % of its hours"
+    slurm.answer("sbatch", "plugin: hello\n77\n", stderr=f"{warning}\n\n")
+    done = invoke("submit", str(run_file()))
+    assert (done.stdout, done.exit_code) == ("77\n", 0)
+    assert ["plugin: hello", warning] == [text for text in done.stderr.splitlines() if "hello" in text or "97 %" in text]
+    record = read_job(RunDir(RUN.resolve()).attempt("0001"))
+    assert record is not None and record.said == ("plugin: hello", warning)
+    slurm.answer("squeue", line("77", "COMPLETED"))
+    document = json.loads(invoke("submit", str(run_file()), "--json").stdout)
+    assert document["said"] == ["plugin: hello", warning]
 
 
 def test_waiting_says_each_state_and_exits_as_the_training(
