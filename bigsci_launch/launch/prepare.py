@@ -47,11 +47,17 @@ class Prepared:
 
 
 def prepare(
-    path: Path, overrides: Sequence[str] = (), *, working_directory: Path, python: str, local: bool = False
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    working_directory: Path,
+    python: str,
+    local: bool = False,
+    dry_run: bool = False,
 ) -> Prepared:
     """Return the run in the file at `path` with `overrides` applied, ready to be submitted.
 
-    Without `local`, the run goes to Slurm, unless its site is local or there is no sbatch.
+    Without `local`, the run goes to Slurm, unless its site is local or there is no sbatch. A `dry_run` needs none.
 
     Raises:
         ConfigError: the run file is wrong, or Slurm cannot use a path of the run.
@@ -62,7 +68,7 @@ def prepare(
     setup = configured_setup(written.config, written.site, calibration)
     loaded = _with_stages(written, setup)
     findings = check_plan(loaded.config, loaded.site, setup, calibration)
-    is_local = local or loaded.site.is_local or not has_command("sbatch")
+    is_local = local or loaded.site.is_local or not (dry_run or has_command("sbatch"))
     request = plan_submission(loaded, working_directory=working_directory, python=python, local=is_local)
     return Prepared(loaded, calibration, setup, tuple(findings), request)
 

@@ -22,6 +22,7 @@ from bigsci_launch.launch.script import render_script
 from bigsci_launch.runs.attempts import JobRecord, age_s, query_attempt, read_exit, read_job, write_job
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_atomically, write_json
+from bigsci_launch.scheduler.command import has_command
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.local import start_launcher
 from bigsci_launch.scheduler.slurm import SubmittedJob, cancel_job, submit_argv, submit_script
@@ -244,6 +245,13 @@ def require_no_active_attempt(run: RunDir) -> None:
             "a run can have only one active attempt",
             hint=f"wait for it (`bsl status {name}`), end it (`bsl cancel {name}`), or choose another run.name",
         )
+
+
+def dry_run_notes(request: JobRequest) -> list[str]:
+    """Return what differs between a dry run and a submission on this machine."""
+    if request.scheduler == "local" or has_command("sbatch"):
+        return []
+    return ["there is no sbatch here: without --dry-run, the ranks would start on this machine"]
 
 
 def notes(loaded: LoadedRun, *, is_local: bool, was_asked: bool) -> list[str]:

@@ -49,7 +49,8 @@ def submit(
     from bigsci_launch.launch.foreground import follow
     from bigsci_launch.launch.prepare import find_start, prepare, require_sound
 
-    prepared = prepare(config, overrides, working_directory=Path.cwd(), python=sys.executable, local=local)
+    here, python = Path.cwd(), sys.executable
+    prepared = prepare(config, overrides, working_directory=here, python=python, local=local, dry_run=dry_run)
     loaded, request = prepared.loaded, prepared.request
     for line in warning_lines(loaded):
         console.talk(f"warning: {line}")
@@ -60,6 +61,8 @@ def submit(
     for line in report.caller_lines(request):
         console.talk(line)
     if dry_run:
+        for line in launch.dry_run_notes(request):
+            console.talk(line)
         if as_json:
             console.answer_json(report.dry_run_document(request, prepared.stages))
         else:

@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.config.load import load_run
 from bigsci_launch.launch import submit as launch
+from bigsci_launch.launch.prepare import prepare
 from bigsci_launch.runs.attempts import JobRecord, read_job, write_job
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.scheduler.job import format_comment
@@ -336,8 +337,21 @@ def test_waiting_says_each_state_and_exits_as_the_training(
 
 def test_where_there_is_no_sbatch_the_run_is_local(fake_slurm: Install, run_file: RunFile) -> None:
     fake_slurm()
+    request = prepare(run_file(), working_directory=Path.cwd(), python=sys.executable).request
+    assert (request.scheduler, request.topology.world_size, request.nodes) == ("local", 4, 1)
+
+
+def test_a_dry_run_shows_the_job_of_a_slurm_site_where_there_is_no_slurm(
+    fake_slurm: Install, run_file: RunFile
+) -> None:
+    fake_slurm()
+    done = invoke("submit", str(run_file()), "--dry-run")
+    assert "#SBATCH --nodes=2\n" in done.stdout and "\nsrun " in done.stdout
+    assert "there is no sbatch here: without --dry-run, the ranks would start on this machine\n" in done.stderr
     document = json.loads(invoke("submit", str(run_file()), "--dry-run", "--json").stdout)
-    assert (document["scheduler"], document["world_size"], document["nodes"]) == ("local", 4, 1)
+    assert (document["scheduler"], document["nodes"]) == ("slurm", 2)
+    local = json.loads(invoke("submit", str(run_file()), "--dry-run", "--local", "--json").stdout)
+    assert (local["scheduler"], local["world_size"], local["nodes"]) == ("local", 4, 1)
 
 
 def test_detach_is_refused_on_slurm(slurm: Any, run_file: RunFile) -> None:
