@@ -46,7 +46,10 @@ def port_range(ephemeral: Path) -> tuple[int, int]:
         lowest = int(ephemeral.read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, LookupError):
         lowest = FIRST_PORT + NUM_PORTS
-    return FIRST_PORT, lowest if FIRST_PORT + FEWEST_PORTS <= lowest < FIRST_PORT + NUM_PORTS else FIRST_PORT + NUM_PORTS
+    return (
+        FIRST_PORT,
+        lowest if FIRST_PORT + FEWEST_PORTS <= lowest < FIRST_PORT + NUM_PORTS else FIRST_PORT + NUM_PORTS,
+    )
 
 
 def candidates(wanted: int, ports: tuple[int, int]) -> Iterator[int]:

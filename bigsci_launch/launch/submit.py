@@ -140,6 +140,7 @@ def copy_tools(attempt: AttemptDir) -> None:
 def new_attempt(request: JobRequest, config: RunConfig) -> Iterator[None]:
     """Create the run (if it is new) and the attempt's directory. On any failure, remove what was created."""
     is_new_run = not request.run.record.exists()
+    missing = [folder for folder in (request.run.path, *request.run.path.parents) if not folder.exists()]
     is_ours = False
     try:
         if is_new_run:
@@ -151,7 +152,7 @@ def new_attempt(request: JobRequest, config: RunConfig) -> Iterator[None]:
         if is_ours:
             shutil.rmtree(request.attempt.path, ignore_errors=True)
         if is_new_run:
-            forget_run(request.run)
+            forget_run(request.run, missing)
         raise
 
 
@@ -165,12 +166,16 @@ def _cannot_write(request: JobRequest, error: OSError) -> RunDirError:
     return RunDirError(f"{where}: {error.strerror or error}", hint="make room, or set run.root to another folder")
 
 
-def forget_run(run: RunDir) -> None:
-    """Remove a run directory that was never used, but not what somebody else put there."""
+def forget_run(run: RunDir, missing: Sequence[Path]) -> None:
+    """Remove a run directory that was never used, and the folders that were `missing` before, the innermost first.
+
+    What somebody else put there stays. On a full disk, only some of it may exist.
+    """
     with suppress(OSError):
-        run.record.unlink(missing_ok=True)
-        run.attempts_folder.rmdir()
-        run.path.rmdir()
+        run.record.unlink()
+    for folder in (run.attempts_folder, *missing):
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def run_record(request: JobRequest, config: RunConfig) -> dict[str, Any]:

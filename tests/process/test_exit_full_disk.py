@@ -2,49 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import bigsci_launch
 
 from .attempt_records import PROGRAM, Attempt
+from .conftest import fill
 
 RUNNER = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics" / "rank_runner.py"
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small file system")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "bsl-test", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(folder: Path) -> None:
-    """Use up the space in a file system, to the last block."""
-    with (folder / "ballast").open("wb", buffering=0) as stream, contextlib.suppress(OSError):
-        while stream.write(b"x" * 4096):
-            pass
-    with pytest.raises(OSError, match="No space left"):
-        (folder / "more").write_text("more")
 
 
 def run_rank(attempt: Attempt, rank: int, program: str) -> subprocess.CompletedProcess[str]:

@@ -49,9 +49,12 @@ def test_a_port_on_which_somebody_listens_is_left(quiet_port: int, address: str)
 
 def test_a_port_that_a_connection_uses_is_left(quiet_port: int) -> None:
     """Where the ephemeral range begins lower, any connection may sit on the port."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with socket.create_connection(server.getsockname(), source_address=("127.0.0.1", quiet_port)):
-            assert find(quiet_port)[0] != quiet_port
+    source = ("127.0.0.1", quiet_port)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname(), source_address=source),
+    ):
+        assert find(quiet_port)[0] != quiet_port
 
 
 def test_the_way_back_from_the_ephemeral_range() -> None:

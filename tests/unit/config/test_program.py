@@ -19,7 +19,7 @@ MODULE = ("python", "-m", "bigsci_launch.train")
         ("nsys", "profile", "-o", "report", *MODULE),
         ("./bind.sh", *MODULE),
         ("bash", "-c", "ulimit -c 0; exec python -m bigsci_launch.train"),
-        ("bash", "-lc", "exec \"$PYTHON\" -m bigsci_launch.train 'half a quote"),
+        ("bash", "-lc", 'exec "$PYTHON" -m bigsci_launch.train \'half a quote'),
     ],
 )
 def test_a_wrapped_trainer_is_recognised(command: tuple[str, ...] | None) -> None:

@@ -300,7 +300,9 @@ def test_what_sbatch_says_although_it_accepts_the_job(slurm: Any, run_file: RunF
     slurm.answer("sbatch", "plugin: hello\n77\n", stderr=f"{warning}\n\n")
     done = invoke("submit", str(run_file()))
     assert (done.stdout, done.exit_code) == ("77\n", 0)
-    assert ["plugin: hello", warning] == [text for text in done.stderr.splitlines() if "hello" in text or "97 %" in text]
+    assert ["plugin: hello", warning] == [
+        text for text in done.stderr.splitlines() if "hello" in text or "97 %" in text
+    ]
     record = read_job(RunDir(RUN.resolve()).attempt("0001"))
     assert record is not None and record.said == ("plugin: hello", warning)
     slurm.answer("squeue", line("77", "COMPLETED"))
