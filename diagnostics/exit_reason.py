@@ -52,6 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     output = read_output(options.attempt_dir)
     document = describe(options, read_ranks(options.attempt_dir, output.unwritten), output)
+    if options.print_only:
+        print(json.dumps(document))
+        return 0
     if document["exit_code"] is not None:
         say(1, str(document["exit_code"]))
     for line in summary(document):
@@ -78,6 +81,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--slurm-reason", default="", help="squeue's reason when TERM came")
     parser.add_argument("--lost-nodes", default="", help="nodes that were down when TERM came, separated by blanks")
     parser.add_argument("--slurm-restarts", type=int, default=0, help="squeue's restart count when TERM came")
+    parser.add_argument("--print-only", action="store_true", help="print the record on stdout, and write nothing")
     return parser.parse_args(arguments)
 
 

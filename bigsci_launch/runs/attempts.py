@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from bigsci_launch.errors import RunDirError, SlurmUnavailable
+from bigsci_launch.runs.ending.job_output import read_printed_exit
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_json
 from bigsci_launch.runs.ownership import Identification, identify_job
 from bigsci_launch.scheduler.job import JobInfo, JobState
@@ -92,12 +93,17 @@ def read_job(attempt: AttemptDir) -> JobRecord | None:
 
 
 def read_exit(attempt: AttemptDir) -> dict[str, Any] | None:
-    """Return the contents of `exit.json`; None if the attempt left none, or an incomplete one."""
+    """Return the contents of `exit.json`; None if the attempt left none, or an incomplete one.
+
+    The batch script prints the record if it cannot write it: the disk is full.
+    """
     try:
         document = read_json(attempt.exit)
     except RunDirError:
-        return None
-    return document if isinstance(document, dict) and "reason" in document else None
+        document = None
+    known = document if isinstance(document, dict) and "reason" in document else None
+    is_final = known is not None and known.get("exit_code") is not None
+    return known if is_final else read_printed_exit(attempt) or known
 
 
 @dataclass(frozen=True, slots=True)

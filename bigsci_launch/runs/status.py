@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import RunDirError, SlurmError
 from bigsci_launch.runs.attempts import (
+    STATE_OF_REASON,
     JobRecord,
     SlurmAnswer,
     ask_about,
@@ -23,6 +25,7 @@ from bigsci_launch.runs.attempts import (
     read_job,
 )
 from bigsci_launch.runs.checkpoints import CheckpointsDir
+from bigsci_launch.runs.ending.reconstruct import reconstruct_exit
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, read_json
 from bigsci_launch.runs.signs import (
     LastOutput,
@@ -36,7 +39,7 @@ from bigsci_launch.runs.signs import (
     read_rank_events,
     read_signs,
 )
-from bigsci_launch.scheduler.job import JobInfo, JobState
+from bigsci_launch.scheduler.job import JobInfo, JobState, NodeInfo
 from bigsci_launch.scheduler.slurm import query_nodes
 from bigsci_launch.topology import Topology
 
@@ -78,7 +81,7 @@ def read_status(run: RunDir) -> RunStatus:
     attempt = run.latest_attempt()
     if attempt is None:
         raise RunDirError(f"{run.path}: nothing has been submitted yet", hint="`bsl submit CONFIG` submits a run")
-    job = query_attempt(attempt)
+    job, topology = query_attempt(attempt), read_topology(run)
     events = read_rank_events(attempt)
     signs = read_signs(attempt, events)
     return RunStatus(
@@ -88,15 +91,31 @@ def read_status(run: RunDir) -> RunStatus:
         num_attempts=len(run.attempts()),
         record=read_job(attempt),
         job=job,
-        topology=read_topology(run),
+        topology=topology,
         num_started=len(signs),
         slowest=find_slowest(signs),
         last_output=find_last_output(attempt, signs),
         last_step=find_last_step(attempt, events),
         checkpoint=find_last_checkpoint(run),
-        exit=read_exit(attempt),
+        exit=read_exit(attempt) or reconstructed_exit(run, attempt, job, topology),
         unreachable_nodes=find_unreachable_nodes(job, signs),
     )
+
+
+def reconstructed_exit(
+    run: RunDir, attempt: AttemptDir, job: JobInfo, topology: Topology | None
+) -> dict[str, Any] | None:
+    """Return why an attempt ended that left no exit.json, from its records; None if it may still run, or if they do
+    not show it."""
+    starts = [each.name for each in run.attempts() if each.base_name == attempt.base_name]
+    was_restarted = attempt.name != starts[-1]
+    if topology is None or not (job.state.is_over or job.is_gone or was_restarted):
+        return None
+    nodes: list[NodeInfo] = []
+    if job.state is JobState.NODE_FAIL and job.hostlist:
+        with suppress(SlurmError):
+            nodes = [node for node in query_nodes(job.hostlist) if not node.is_responding]
+    return reconstruct_exit(attempt, job, topology.world_size, nodes)
 
 
 def read_topology(run: RunDir) -> Topology | None:
@@ -142,6 +161,8 @@ class RunSummary:
     total_steps: int | None = None
     last_sign: float | None = None
     problem: str = ""
+    is_worked_out: bool = False
+    """Whether the state comes from the records of the ranks, because nothing else says how the attempt ended."""
 
 
 def list_runs(root: Path) -> list[RunSummary]:
@@ -185,14 +206,18 @@ def _summarize(entry: _Opened, answer: SlurmAnswer) -> RunSummary:
     times = [tail[-1]["time"] for tail in events.values() if tail and "time" in tail[-1]]
     if not times and (printed := find_last_output(entry.attempt, read_signs(entry.attempt, events))) is not None:
         times = [printed.time]
+    state = attempt_state(entry.attempt, record, answer)
+    worked_out = reconstructed_exit(entry.run, entry.attempt, state, read_topology(entry.run)) if state.is_gone else None
+    known = worked_out and worked_out["reason"] != "unknown"
     return RunSummary(
         entry.run,
         entry.attempt.name,
-        attempt_state(entry.attempt, record, answer).state,
+        STATE_OF_REASON.get(worked_out["reason"], state.state) if worked_out and known else state.state,
         record.label if record else "",
         last_step.step if last_step else None,
         total_steps(record, last_step),
         max(times, default=record.submitted if record else None),
+        is_worked_out=bool(known),
     )
 
 

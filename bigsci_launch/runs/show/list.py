@@ -24,7 +24,7 @@ def _list_row(summary: RunSummary, now: float) -> list[str]:
     total = f"/{summary.total_steps}" if summary.total_steps else ""
     step = f"{summary.step}{total}" if summary.step is not None else "-"
     age = format_age(max(0.0, now - summary.last_sign)) if summary.last_sign else "-"
-    state = summary.state.value
+    state = summary.state.value + (" (worked out)" if summary.is_worked_out else "")
     return [summary.run.name, state, summary.attempt, step, summary.label, age, _from_here(summary.run.path)]
 
 
@@ -45,6 +45,7 @@ def list_document(summaries: Sequence[RunSummary], root: str) -> dict[str, Any]:
                 "directory": str(summary.run.path),
                 "attempt": summary.attempt or None,
                 "state": summary.state.value,
+                "is_worked_out": summary.is_worked_out,
                 "job": summary.label or None,
                 "step": summary.step,
                 "total_steps": summary.total_steps,

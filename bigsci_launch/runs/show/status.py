@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from bigsci_launch.runs.ending.job_output import last_own_line
+from bigsci_launch.runs.ending.words import source_facts, unknown_end
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.show.ending import ending_advice, ending_facts
 from bigsci_launch.runs.signs import LastOutput, RankSign, UnreachableNode
@@ -155,8 +157,8 @@ def _ending(status: RunStatus) -> list[tuple[str, str]]:
     if status.job.state.is_active or (status.exit is None and not _is_known_to_have_ended(status)):
         return []
     if status.exit is None:
-        return [("ended", "no exit.json: the batch host died, or the script was killed before it could write one")]
-    return ending_facts(status.exit)
+        return [("ended", unknown_end(last_own_line(status.attempt)))]
+    return ending_facts(status.exit) + source_facts(status.exit)
 
 
 def _is_known_to_have_ended(status: RunStatus) -> bool:

@@ -1,66 +1,130 @@
-"""What `bsl status` says of the end of an attempt."""
+"""How `bsl status` and `bsl list` show an attempt whose batch script could write no exit.json."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from bigsci_launch.runs.show.ending import ending_advice, ending_facts
+from bigsci_launch.cli.main import bsl
+from bigsci_launch.runs.layout import write_json
 
-RANK_5 = {"rank": 5, "node": "n2", "coordinate": {"pp": 1, "tp": 1, "dp": 0}, "signal": None, "error": None, "code": 3}
-
-
-def text(reason: str, code: int | None = 1, **fields: Any) -> str:
-    return "\n".join(
-        f"{name}: {value}" for name, value in ending_facts({"reason": reason, "exit_code": code, **fields})
-    )
+Install = Callable[..., Any]
+GONE = "slurm_load_jobs error: Invalid job id specified\n"
+NODES = "n0|down*|Not responding\nn1|down|drained for repair\nn2|idle|none\nn3|idle|none\n"
 
 
-def test_a_record_of_an_older_version_has_only_a_reason() -> None:
-    assert text("finished", 0) == "ended: finished, exit code 0"
-    assert text("cancelled", None) == "ended: cancelled"
+def invoke(*words: str) -> str:
+    done = CliRunner().invoke(bsl, list(words))
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
-def test_a_failed_launch_quotes_its_cause() -> None:
-    cause = "line 80: module: command not found"
-    assert text("launch_failed", 127, cause=cause) == f"ended: launch_failed, exit code 127: {cause}"
-    assert ending_advice({"reason": "launch_failed", "cause": cause}, "x") == "bsl logs x"
+def told(*words: str) -> Any:
+    return json.loads(invoke(*words, "--json"))
 
 
-def test_the_last_words_of_a_killed_rank_are_shown() -> None:
-    killed = {**RANK_5, "signal": "SIGSEGV", "last_words": "Fatal Python error: Segmentation fault"}
-    assert text("crashed", 139, first_failure=killed).splitlines()[1:] == [
-        "first failure: rank 5 (dp0 pp1 tp1) on n2: SIGSEGV",
-        "last words: Fatal Python error: Segmentation fault",
-    ]
+def line(state: str) -> str:
+    return f"12|{state}|me|debug|4|n[0-3]|None|2026-11-21T01:02:03|2026-11-21T01:09:03|1:00|N/A|trial|(null)\n"
 
 
-def test_a_hang_without_suspects_names_nobody() -> None:
-    shown = text("hang", 134, first_failure=None, evidence=["timed out: ALLREDUCE 178", "which rank hung is not known"])
-    assert "first failure: not known: nothing says which rank hung" in shown
-    assert shown.endswith("evidence: timed out: ALLREDUCE 178\n: which rank hung is not known")
-    assert "--rank" not in (ending_advice({"reason": "hang", "first_failure": None}, "x") or "")
+@pytest.fixture
+def slurm(fake_slurm: Install, trial: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("bigsci_launch.runs.ownership._owner_of", lambda _: ())
+    fake = fake_slurm("squeue", "sinfo")
+    fake.answer("sinfo", NODES)
+    return fake
 
 
-def test_a_hang_with_stacks_leads_to_them() -> None:
-    ended = {"reason": "hang", "first_failure": RANK_5, "spy_bundle": "/runs/x/spy/1"}
-    assert "stacks: /runs/x/spy/1" in text(**ended)
-    assert ending_advice(ended, "x") == "bsl spy --bundle /runs/x/spy/1   (the stacks while it hung)"
+def ends(trial: Any, *ranks: int, code: int | None = None, signal: str | None = None, **more: Any) -> None:
+    for rank in ranks:
+        record = {**trial.identity(rank), "code": code, "signal": signal, "terminated": None, "time": trial.now}
+        write_json(trial.attempt.exit_file(rank), {**record, **more})
 
 
-def test_a_lost_node_is_left_out_of_the_next_attempt() -> None:
-    assert "slurm.exclude=n2" in (ending_advice({"reason": "node_failure", "first_failure": RANK_5}, "x") or "")
-    no_name = {"reason": "node_failure", "first_failure": {**RANK_5, "node": None}}
-    assert ending_advice(no_name, "x") == "bsl logs x --rank 5"
+def told_to_end(trial: Any, *ranks: int) -> None:
+    ends(trial, *ranks, signal="SIGTERM", terminated=trial.now - 1)
 
 
-@pytest.mark.parametrize("reason", ["finished", "cancelled", "requeued"])
-def test_there_is_nothing_to_do(reason: str) -> None:
-    assert ending_advice({"reason": reason}, "x") is None
+def test_the_node_of_a_lost_batch_host_is_named(slurm: Any, trial: Any) -> None:
+    slurm.answer("squeue", line("NODE_FAIL"))
+    told_to_end(trial, *range(2, 8))
+    found = told("status")["exit"]
+    assert (found["reason"], found["failed_ranks"], found["exit_code"]) == ("node_failure", [], None)
+    assert (found["first_failure"]["rank"], found["first_failure"]["node"]) == (0, "n0")
+    assert found["evidence"][0] == "n0 is down*, says sinfo: Not responding"
+    assert not any("n1" in text for text in found["evidence"]), "n1 is down, but its ranks ended on their own"
+    assert found["reconstructed"]["source"] == "records"
+    text = invoke("status")
+    assert "first failure  rank 0 (dp0 pp0 tp0) on n0: Slurm lost the node n0\n" in text
+    assert "says           worked out on " in text and "next: bsl logs trial --rank 0" in text
+    assert not trial.attempt.exit.exists()
 
 
-def test_a_rank_that_was_killed_from_outside_may_have_had_no_memory() -> None:
-    killed = {"reason": "crashed", "first_failure": {**RANK_5, "signal": "SIGKILL"}}
-    assert "memory" in (ending_advice(killed, "x") or "")
-    assert ending_advice({"reason": "crashed", "first_failure": RANK_5}, "x") == "bsl logs x --rank 5"
+def test_a_run_that_slurm_has_forgotten(slurm: Any, trial: Any) -> None:
+    slurm.answer("squeue", stderr=GONE, rc=1)
+    told_to_end(trial, 0, 1, 2, 3, 6, 7)
+    [run] = told("list")["runs"]
+    assert (run["state"], run["is_worked_out"]) == ("NODE_FAIL", True)
+    assert "NODE_FAIL (worked out)" in invoke("list")
+    assert told("status")["exit"]["first_failure"]["node"] == "n2"
+    ends(trial, 4, 5, code=0)
+    told_to_end(trial, 4, 5)
+    assert told("list")["runs"][0]["state"] == "UNKNOWN"
+    assert "unknown: there is no exit.json" in invoke("status")
+    ends(trial, *range(8), code=0)
+    assert (told("list")["runs"][0]["state"], told("status")["exit"]["exit_code"]) == ("COMPLETED", 0)
+
+
+def test_a_rank_that_failed_before_the_script_was_killed(slurm: Any, trial: Any) -> None:
+    slurm.answer("squeue", line("FAILED"))
+    ends(trial, 5, code=7, time=trial.now - 5)
+    told_to_end(trial, *(rank for rank in range(8) if rank != 5))
+    found = told("status")["exit"]
+    assert (found["reason"], found["exit_code"], found["first_failure"]["rank"]) == ("crashed", 7, 5)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [("CANCELLED", "cancelled"), ("TIMEOUT", "time_limit"), ("COMPLETED", "finished")]
+)
+def test_slurm_knows_what_the_ranks_do_not(slurm: Any, trial: Any, state: str, reason: str) -> None:
+    slurm.answer("squeue", line(state))
+    told_to_end(trial, *range(8))
+    found = told("status")["exit"]
+    assert (found["reason"], found["exit_code"]) == (reason, 0 if state == "COMPLETED" else None)
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "PENDING"])
+def test_nothing_is_worked_out_while_the_job_may_run(slurm: Any, trial: Any, state: str) -> None:
+    slurm.answer("squeue", line(state))
+    told_to_end(trial, *range(2, 8))
+    assert told("status")["exit"] is None
+
+
+def test_nothing_is_worked_out_while_slurm_is_silent(slurm: Any, trial: Any) -> None:
+    slurm.answer("squeue", stderr="Unable to contact slurm controller (connect failure)\n", rc=1)
+    told_to_end(trial, *range(2, 8))
+    assert told("status")["exit"] is None
+    assert "ended" not in invoke("status")
+
+
+def test_the_record_that_a_full_disk_refused_is_read_from_the_output(slurm: Any, trial: Any) -> None:
+    slurm.answer("squeue", stderr=GONE, rc=1)
+    failure = {"rank": 5, "node": "n2", "coordinate": None, "code": 7, "signal": None, "error": "no space left"}
+    record = {"reason": "crashed", "exit_code": 7, "attempt": "0001", "first_failure": failure}
+    other = {**record, "attempt": "0001.r1", "exit_code": 9}
+    printed = [f"exit_reason: record exit {json.dumps(each)}" for each in (record, other)]
+    trial.attempt.job_output.write_text("\n".join(["noise", *printed, 'exit_reason: record exit {"torn', ""]))
+    found = told("status")
+    assert (found["job"]["state"], found["job"]["source"]) == ("FAILED", "exit.json")
+    assert (found["exit"]["exit_code"], found["exit"]["reconstructed"]["source"]) == (7, "job.out")
+    text = invoke("status")
+    assert "ended          crashed, exit code 7\n" in text and "on n2: no space left" in text
+    assert "says           job.out, where the batch script printed the record that it could not write" in text
+    trial.ended("cancelled", None)  # provisional: written before the disk was full
+    assert told("status")["exit"]["exit_code"] == 7
+    trial.ended("crashed", 3)
+    assert told("status")["exit"]["exit_code"] == 3

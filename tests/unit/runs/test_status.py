@@ -202,7 +202,11 @@ def test_a_running_job_is_not_called_ended_when_slurm_is_silent(slurm: Any, trai
 def test_a_job_that_slurm_has_forgotten_has_ended(slurm: Any, training: Any) -> None:
     slurm.answer("squeue", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
     text = invoke("status").stdout
-    assert "no exit.json: the batch host died" in text and "slowest" not in text
+    assert "ended       unknown: there is no exit.json, and the records do not show why\n" in text
+    assert "slowest" not in text
+    training.attempt.job_output.write_text("2026-11-23T01:00:00Z bsl: start attempt=0001 job=12\nnoise\n")
+    ended = "the last line of the script: 2026-11-23T01:00:00Z bsl: start attempt=0001 job=12"
+    assert ended in invoke("status").stdout
 
 
 ITERATION = " iteration      {}/   100 | elapsed time per iteration (ms): {} | lm loss: 4.5E+00 |\n"
@@ -246,7 +250,10 @@ def test_a_fresh_log_is_a_sign_of_a_rank_with_an_old_heartbeat(slurm: Any, train
 
 def test_a_batch_host_that_died_left_no_exit_record(slurm: Any, trial: Any) -> None:
     slurm.answer("squeue", line("NODE_FAIL"))
-    assert "no exit.json: the batch host died" in invoke("status").stdout
+    text = invoke("status").stdout
+    assert "ended    node_failure\n" in text and "first failure" not in text
+    assert "says     worked out on " in text and "from the records of the ranks" in text
+    assert not trial.attempt.exit.exists()
 
 
 def test_a_broken_record_of_one_rank_hides_no_other(slurm: Any, training: Any) -> None:

@@ -1,0 +1,64 @@
+"""What job.out says about the end of an attempt that left no exit.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.runs.layout import AttemptDir
+
+TAIL_BYTES = 2**18
+RECORD = "exit_reason: record exit "
+"""How exit_reason.py prints the record that it could not write, as on a full disk."""
+OWN = " bsl: "
+"""In every line of the job script itself, after the time."""
+
+
+def read_printed_exit(attempt: AttemptDir) -> dict[str, Any] | None:
+    """Return the last exit record that was printed instead of written; None if there is none.
+
+    A requeued job appends to the output of its first start, so the record must name the attempt.
+    """
+    for line in reversed(_tail(attempt.job_output)):
+        if line.startswith(RECORD):
+            try:
+                document = json.loads(line.removeprefix(RECORD))
+            except ValueError:
+                continue  # cut off by the full disk
+            if isinstance(document, dict) and "reason" in document and document.get("attempt") == attempt.name:
+                return {**document, "reconstructed": {"source": "job.out", "host": None}}
+    return None
+
+
+def last_own_line(attempt: AttemptDir) -> str | None:
+    """Return the last line of the job script itself, or of exit_reason.py; None if there is none."""
+    own = (line for line in reversed(_tail(attempt.job_output)) if OWN in line or line.startswith("bsl: "))
+    return next(own, None)
+
+
+def start_time(attempt: AttemptDir) -> float | None:
+    """Return when the attempt began, in seconds since the epoch, as its first line says; None if it does not."""
+    mark = f"{OWN}start attempt={attempt.name} "
+    for line in _lines(attempt.job_output):
+        if mark in line:
+            with suppress(ValueError):
+                return datetime.fromisoformat(line.partition("Z")[0]).replace(tzinfo=timezone.utc).timestamp()
+    return None
+
+
+def _tail(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, 2) - TAIL_BYTES))
+            return stream.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as stream:
+        yield from stream
