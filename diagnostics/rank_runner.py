@@ -30,10 +30,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-# Which signal the program gets for a signal to the runner. Slurm signals every process of a step itself, and SIGUSR2
-# kills those that do not handle it (data loaders, compilers). All but this runner ignore SIGURG: job scripts send it.
-FORWARDED_UNDER_SLURM = {signal.SIGURG: signal.SIGUSR2}
-FORWARDED_LOCALLY = {signal.SIGUSR2: signal.SIGUSR2, signal.SIGTERM: signal.SIGTERM, signal.SIGURG: signal.SIGUSR2}
+STOP_SIGNALS = ("USR2", "USR1", "TERM", "INT")
+# Of these, a program that does not handle one, or not yet, would end although nobody asked it to.
+IGNORED_UNTIL_HANDLED = (signal.SIGUSR1, signal.SIGUSR2)
 # As in bigsci_launch/topology: the order in which ranks are numbered, fastest first, and the order in records.
 AXES = ("tp", "cp", "ep", "dp", "pp")
 ALWAYS_RECORDED = ("pp", "tp", "dp")
@@ -62,6 +61,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--topology", type=parse_topology, required=True, help="tp=2,pp=2,dp=2")
     parser.add_argument("--ranks-per-node", type=int, required=True)
     parser.add_argument("--rank", type=int, help="global rank; default: Slurm's variables")
+    parser.add_argument("--stop-signal", choices=STOP_SIGNALS, default="USR2", help="asks the program to save and stop")
     parser.add_argument("program", nargs="+")
     return parser.parse_args(arguments)
 
@@ -98,6 +98,17 @@ def place(options: argparse.Namespace) -> dict[str, int]:
     return {"rank": int(variable["SLURM_PROCID"]), "local_rank": int(variable["SLURM_LOCALID"]),
             "node_rank": int(variable["SLURM_NODEID"]), "world_size": int(variable["SLURM_NTASKS"]),
             "local_world_size": options.ranks_per_node}  # fmt: skip
+
+
+def forwarded_signals(stop: signal.Signals, is_local: bool) -> dict[signal.Signals, signal.Signals]:
+    """Return which signal the program gets for a signal to the runner.
+
+    Slurm signals every process of a step itself, and USR2 kills those that do not handle it (data loaders, compilers).
+    All but this runner ignore URG: job scripts send it.
+    """
+    if is_local:
+        return {signal.SIGUSR2: stop, signal.SIGTERM: signal.SIGTERM, signal.SIGURG: stop}
+    return {signal.SIGURG: stop}
 
 
 def start_ticks(pid: int) -> int | None:
@@ -193,12 +204,13 @@ class Rank:
         self.received: list[int] = []
         self.terminated: float | None = None
         self.parent = os.getppid()
-        self.forwarded = FORWARDED_UNDER_SLURM if options.rank is None else FORWARDED_LOCALLY
+        self.stop_signal = signal.Signals["SIG" + options.stop_signal]
+        self.forwarded = forwarded_signals(self.stop_signal, is_local=options.rank is not None)
         self.log = StampedLog(self.attempt / "logs" / f"{self.name}.log")
 
     def run(self, program: list[str]) -> int:
         """Start the program, log its output, wait for its end, and return the exit code for the runner."""
-        for number in FORWARDED_LOCALLY:
+        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGURG):
             signal.signal(number, self.receive)
         try:
             self.process = self.start(program)
@@ -226,9 +238,14 @@ class Rank:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, **self.environment()},
-            # The warning before the time limit must not end a program that does not handle it, or not yet.
-            preexec_fn=lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
+            preexec_fn=self.ignore_stop_signal,
         )
+
+    def ignore_stop_signal(self) -> None:
+        """The warning before the time limit must not end a program that does not handle it, or not yet."""
+        for number in IGNORED_UNTIL_HANDLED:
+            if number in (signal.SIGUSR2, self.stop_signal):
+                signal.signal(number, signal.SIG_IGN)
 
     def environment(self) -> dict[str, str]:
         numbers = {name.upper(): str(value) for name, value in self.place.items()}
@@ -239,7 +256,7 @@ class Rank:
         if number == signal.SIGTERM and self.terminated is None:
             self.note_termination()
         if self.process is None:
-            self.received.append(FORWARDED_LOCALLY[signal.Signals(number)])
+            self.received.append(forwarded_signals(self.stop_signal, is_local=True)[signal.Signals(number)])
         elif number in self.forwarded and self.process.returncode is None:
             self.process.send_signal(self.forwarded[signal.Signals(number)])
 

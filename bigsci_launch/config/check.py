@@ -8,6 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from bigsci_launch.config.check_node import (
+    check_container,
+    check_segment,
+    check_stop_signal,
+    check_tensor_parallel_in_node,
+)
 from bigsci_launch.config.finding import DP, PP, TP, Finding, worst_first
 from bigsci_launch.config.problems import closest
 from bigsci_launch.config.schema.run import ModelSection, RunConfig
@@ -70,14 +76,6 @@ def check_axes(config: RunConfig, site: Site) -> Iterator[Finding]:
 def foreign_axes(config: RunConfig) -> list[Axis]:
     """Return the axes of a run that `bsl train` does not support."""
     return [axis for axis in AXES if axis.name not in TRAINER_AXES and getattr(config.parallelism, axis.key) > 1]
-
-
-def check_tensor_parallel_in_node(config: RunConfig, site: Site) -> Iterator[Finding]:
-    """A tensor-parallel group stays inside a node: tp divides the ranks of a node."""
-    tp, ranks = config.parallelism.tensor_parallel_size, site.config.ranks_per_node
-    if not site.is_local and ranks % tp:
-        text = f"tp {tp} does not divide the {ranks} ranks of a node: a tensor-parallel group would cross the network"
-        yield error("tensor_parallel_in_node", (TP, "site.ranks_per_node"), text)
 
 
 def check_heads(config: RunConfig, site: Site) -> Iterator[Finding]:
@@ -372,6 +370,7 @@ CHECKS: tuple[Check, ...] = (
     check_world_size,
     check_axes,
     check_tensor_parallel_in_node,
+    check_segment,
     check_heads,
     check_ffn_width,
     check_rotary,
@@ -386,6 +385,8 @@ CHECKS: tuple[Check, ...] = (
     check_nodes,
     check_time_limit,
     check_exit_margin,
+    check_stop_signal,
+    check_container,
     check_faults,
     check_environment,
     check_held_out,

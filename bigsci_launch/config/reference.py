@@ -136,6 +136,8 @@ def _type(schema: Schema, root: Schema) -> str:
     """Return the type of a value in words, with its limits."""
     if "anyOf" in schema:
         return " or ".join(_type(part, root) for part in schema["anyOf"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"])
     if schema.get("type") == "array":

@@ -11,25 +11,19 @@ from pathlib import Path
 from typing import Literal
 
 from bigsci_launch.config.load import LoadedRun
+from bigsci_launch.config.schema.node import StageIn
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.config.schema.site import Container, SiteConfig
+from bigsci_launch.config.schema.site import SiteConfig
 from bigsci_launch.errors import ConfigError, Problem
+from bigsci_launch.launch.containers import RankContainer, apptainer_prefix, container_of, pyxis_options
+from bigsci_launch.launch.options import ExitMargin, Option, sbatch_options, step_options
 from bigsci_launch.runs.layout import AttemptDir, RunDir
-from bigsci_launch.scheduler.job import format_comment
 from bigsci_launch.topology import Topology
 from bigsci_launch.units import parse_slurm_duration
 
 SLACK_S = 60
 """Part of the exit margin: Slurm counts time limits in half-minute steps, and ranks need some seconds to exit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """An option of sbatch or srun: `--name=value`, or `--name` alone; `reason` is printed above it."""
-
-    name: str
-    value: str | None = None
-    reason: str = ""
+ULIMIT_LETTERS = {"core": "c", "memlock": "l", "nofile": "n", "nproc": "u", "stack": "s"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +47,12 @@ class CallerOption:
 
 
 @dataclass(frozen=True, slots=True)
-class ExitMargin:
-    """How many seconds before the time limit ranks are told to save and stop, and how that was computed."""
+class UserLimit:
+    """A resource limit that the job script sets: the letter of bash's `ulimit`, the value, and its key."""
 
-    margin_s: int
-    how: str
+    letter: str
+    value: str
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +81,11 @@ class JobRequest:
     rank_python: str
     """The Python of the ranks: that of `bsl`, or the one from the site's activation lines or container."""
     program: tuple[str, ...]
+    stop_signal: str
+    """What asks the program to save and stop, without `SIG`."""
+    master_addr_suffix: str
+    ulimits: tuple[UserLimit, ...]
+    stage_in: tuple[StageIn, ...]
     total_steps: int | None
     """Optimizer steps of the whole run; None for a program other than `bsl train`."""
     exit_margin: ExitMargin | None
@@ -115,9 +115,10 @@ def make_request(
     config, site = loaded.config, loaded.site.config
     is_local = local or loaded.site.is_local
     is_foreign = is_local and not loaded.site.is_local
-    require_plain_paths(run.path, working_directory, None if is_local else site.container)
     activation = () if is_foreign else tuple(site.activation)
-    container = None if is_foreign else site.container
+    container = None if is_foreign else container_of(loaded, run, working_directory)
+    require_plain_paths(run.path, working_directory, container)
+    variables = (*BUILT_IN_VARIABLES, *network_variables(site), *run_variables(config))
     rank_python = "python3" if activation or container else python
     margin = None if is_local else exit_margin(config)
     folder = run.attempt(attempt)
@@ -138,121 +139,31 @@ def make_request(
         options=()
         if is_local
         else sbatch_options(config, site, ranks_per_node, run, folder, working_directory, margin),
-        step_options=()
-        if is_local
-        else (
-            *STEP_OPTIONS,
-            wait_option(config.slurm.wait_s),
-            *shape_options(site),
-            *pyxis_options(container, run),
-        ),
+        step_options=() if is_local else step_options(config, site, pyxis_options(container, exported(variables))),
         wait_s=config.slurm.wait_s,
-        step_prefix=apptainer_prefix(container, run, has_gpu=site.gpu is not None),
+        step_prefix=apptainer_prefix(container),
         activation=activation,
-        variables=(*BUILT_IN_VARIABLES, *network_variables(site), *run_variables(config)),
+        variables=variables,
         host_python=python,
         rank_python=rank_python,
         program=tuple(config.run.command or (rank_python, "-m", "bigsci_launch.train")),
+        stop_signal=config.run.stop_signal,
+        master_addr_suffix=site.master_addr_suffix or "",
+        ulimits=() if is_local else user_limits(config),
+        stage_in=() if is_local else tuple(config.slurm.stage_in),
         total_steps=config.training.steps if config.run.starts_trainer else None,
         exit_margin=margin,
     )
 
 
-def sbatch_options(
-    config: RunConfig,
-    site: SiteConfig,
-    ranks_per_node: int,
-    run: RunDir,
-    attempt: AttemptDir,
-    working_directory: Path,
-    margin: ExitMargin | None,
-) -> tuple[Option, ...]:
-    """Return the header of the job script in printed order, without options that have no value."""
-    slurm = config.slurm
-    placed = (
-        Option("job-name", config.run.name),
-        Option("comment", format_comment(str(run.path)), "lets bsl status --jobid find the run directory"),
-        Option("chdir", str(working_directory)),
-        Option("output", str(attempt.job_output).replace("%", "%%")),
-        Option("open-mode", "append", "a requeued job continues in the same file"),
-        Option("nodes", str(slurm.nodes)),
-        Option("ntasks-per-node", str(ranks_per_node), "one task per GPU: each task is a rank"),
-        Option("cpus-per-task", str(site.cpus_per_rank) if site.cpus_per_rank else None),
-        Option("gres", site.gres),
-        Option("partition", slurm.partition),
-        Option("account", slurm.account),
-        Option("qos", slurm.qos),
-        Option("reservation", slurm.reservation),
-        Option("constraint", slurm.constraint),
-        Option("exclude", slurm.exclude),
-        Option("nodelist", slurm.nodelist),
-        Option("time", slurm.time_limit),
-        Option("signal", f"B:USR2@{margin.margin_s}" if margin else None, margin.how if margin else ""),
-    )
-    given = tuple(option for option in placed if option.value is not None)
-    return (*given, requeue_option(slurm.requeue), *(parse_option(text) for text in site.sbatch_options))
+def exported(variables: tuple[Variable, ...]) -> tuple[str, ...]:
+    """Return the names of all variables that the job script exports."""
+    return ("MASTER_ADDR", "MASTER_PORT", *dict.fromkeys(variable.name for variable in variables))
 
 
-def requeue_option(requeue: bool) -> Option:
-    if requeue:
-        return Option("requeue", None, "slurm.requeue is true: Slurm restarts the job after a node failure")
-    return Option(
-        "no-requeue",
-        None,
-        "slurm.requeue is false: a job that loses a node ends, and you decide whether to submit it again",
-    )
-
-
-def parse_option(text: str) -> Option:
-    """Parse `--name=value` or `--name` from a site file."""
-    name, equals, value = text.removeprefix("--").partition("=")
-    return Option(name, value if equals else None)
-
-
-# Each has its reason, so that whoever removes one knows what it prevents.
-STEP_OPTIONS = (
-    Option(
-        "kill-on-bad-exit",
-        "1",
-        "a dead rank ends the step, since the others would wait for it in a collective until the time limit",
-    ),
-    Option("distribution", "block", "ranks fill one node after another; coordinates and LOCAL_RANK depend on it"),
-    Option("mpi", "none", "ranks find each other through MASTER_ADDR; MPI's start-up would only slow the step down"),
-    Option("export", "ALL", "ranks get what this script exports, whatever the site's default is"),
-    Option("label", None, "srun's own messages name the task that they are about"),
-)
-
-
-def wait_option(wait_s: int) -> Option:
-    if wait_s == 0:
-        return Option("wait", "0", "slurm.wait_s is 0: ranks may run as long as they like after the first has ended")
-    reason = f"slurm.wait_s: ranks that still run {wait_s} s after the first one has ended with 0 are hung: end them"
-    return Option("wait", str(wait_s), reason)
-
-
-def shape_options(site: SiteConfig) -> tuple[Option, ...]:
-    if site.cpus_per_rank is None:
-        return ()
-    return (
-        Option("cpus-per-task", str(site.cpus_per_rank), "since Slurm 22.05, srun no longer inherits this from sbatch"),
-    )
-
-
-def pyxis_options(container: Container | None, run: RunDir) -> tuple[Option, ...]:
-    if container is None or container.kind != "pyxis":
-        return ()
-    mounts = ",".join([f"{run.path}:{run.path}", *container.mounts])
-    return (
-        Option("container-image", container.image),
-        Option("container-mounts", mounts, "the run directory contains the config, the runner and all records"),
-    )
-
-
-def apptainer_prefix(container: Container | None, run: RunDir, *, has_gpu: bool) -> tuple[str, ...]:
-    if container is None or container.kind != "apptainer":
-        return ()
-    binds = (f"--bind={mount}" for mount in (f"{run.path}:{run.path}", *container.mounts))
-    return ("apptainer", "exec", *(("--nv",) if has_gpu else ()), *binds, container.image)
+def user_limits(config: RunConfig) -> tuple[UserLimit, ...]:
+    given = config.slurm.ulimits.given
+    return tuple(UserLimit(ULIMIT_LETTERS[name], value, f"ulimits.{name}") for name, value in given.items())
 
 
 def network_variables(site: SiteConfig) -> tuple[Variable, ...]:
@@ -286,13 +197,13 @@ def exit_margin(config: RunConfig) -> ExitMargin | None:
     return ExitMargin(margin_s, how)
 
 
-def require_plain_paths(run_directory: Path, working_directory: Path, container: Container | None) -> None:
+def require_plain_paths(run_directory: Path, working_directory: Path, container: RankContainer | None) -> None:
     """Raise ConfigError for paths that Slurm, or the mounts of a container, cannot use."""
     for key, path in (("run.root", run_directory), ("working directory", working_directory)):
         if bad := next((letter for letter in str(path) if not letter.isprintable() or letter == "\\"), None):
             raise _unusable(key, f"{str(path)!r} contains {bad!r}: Slurm cannot write to such a path")
-    if container is not None and any(letter in str(run_directory) for letter in ",:"):
-        raise _unusable("run.root", f"{str(run_directory)!r} contains a comma or a colon: containers cannot mount it")
+        if container is not None and any(letter in str(path) for letter in ",:"):
+            raise _unusable(key, f"{str(path)!r} contains a comma or a colon: containers cannot mount it")
 
 
 def _unusable(key: str, text: str) -> ConfigError:

@@ -11,7 +11,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from bigsci_launch.content import packaged
-from bigsci_launch.launch.request import JobRequest, Option
+from bigsci_launch.launch.options import Option
+from bigsci_launch.launch.request import JobRequest
 
 TEMPLATES = {"slurm": "slurm.sbatch.j2", "local": "local.sbatch.j2"}
 
@@ -54,8 +55,9 @@ def comment_lines(text: str) -> str:
 
 
 def option_word(option: Option) -> str:
-    """Return `--name=value` as one shell word."""
-    return quote(option_text(option))
+    """Return `--name=value` as one shell word. Commas are quoted for the reader: an array has blanks between words."""
+    text = option_text(option)
+    return f"'{text}'" if "," in text and quote(text) == text else quote(text)
 
 
 def option_text(option: Option) -> str:

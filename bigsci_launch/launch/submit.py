@@ -267,7 +267,7 @@ def notes(loaded: LoadedRun, *, is_local: bool, was_asked: bool) -> list[str]:
         for name, variable in loaded.config.env.items()
         if is_secret_name(name) and variable.value
     ]
-    found += _missing_data(loaded.config)
+    found += [*_missing_data(loaded.config), *(() if is_local else _missing_files(loaded.config))]
     if not is_local or loaded.site.is_local:
         return found
     why = "" if was_asked else "there is no sbatch here: "
@@ -288,6 +288,13 @@ def _missing_data(config: RunConfig) -> Iterator[str]:
                 f"`bsl data prepare DIR --output {config.data.prefix}` makes a dataset"
             )
             return
+
+
+def _missing_files(config: RunConfig) -> Iterator[str]:
+    """Yield a warning for each file to stage that is missing here. The job's first node copies it, not this machine."""
+    for item in config.slurm.stage_in:
+        if not Path(item.file).exists():
+            yield f"warning: slurm.stage_in: {item.file}: this machine sees no such file"
 
 
 def exit_of(submission: Submission) -> dict[str, Any] | None:

@@ -47,6 +47,10 @@ class RunSection(Section):
         """Whether the ranks run `bsl train`, perhaps inside another program."""
         return starts_trainer(self.command)
 
+    stop_signal: Literal["USR2", "USR1", "TERM", "INT"] = "USR2"
+    """The signal that asks the program to save and stop before the time limit. `bsl train` takes USR2; Megatron-LM
+    (`--exit-signal-handler`) and NeMo take TERM."""
+
 
 class ParallelismSection(Section):
     """How the model is split over the ranks. In rank order, tensor varies fastest, then context, expert, data,

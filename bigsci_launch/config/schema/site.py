@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
+from bigsci_launch.config.schema.node import Container, Limits, StageIn
+from bigsci_launch.config.schema.options import SbatchOptions, SrunOptions
 from bigsci_launch.config.schema.section import Section
 from bigsci_launch.config.schema.values import EnvironmentName, EnvironmentVariable, SlurmDuration, Word
 
@@ -23,6 +24,9 @@ class Gpu(Section):
     peak_tflops: PositiveFloat
     """Dense bf16 peak, TFLOP/s."""
 
+    vendor: Literal["nvidia", "amd"] = "nvidia"
+    """Whose driver a container needs: `apptainer exec --nv` or `--rocm`."""
+
 
 class Partition(Section):
     """A Slurm partition of the site."""
@@ -32,26 +36,6 @@ class Partition(Section):
 
     max_time: SlurmDuration | None = None
     """Its time limit. If left out, it has none."""
-
-
-class Container(Section):
-    """The container in which ranks run."""
-
-    kind: Literal["pyxis", "apptainer"]
-    """`pyxis`: srun's own options (`--container-image`). `apptainer`: `apptainer exec` before the program."""
-
-    image: str
-    """Image file or name."""
-
-    mounts: list[str] = []
-    """Bind mounts, `HOST[:CONTAINER]`."""
-
-
-# Options that the header of the job script already has; `account`, `qos` and others have their own keys.
-WRITTEN_BY_BSL = re.compile(
-    r"--(account|array|chdir|comment|constraint|cpus-per-task|error|exclude|gres|job-name|nodelist|nodes|no-requeue"
-    r"|ntasks|ntasks-per-node|open-mode|output|parsable|partition|qos|requeue|reservation|signal|time)"
-)
 
 
 class SiteConfig(Section):
@@ -100,8 +84,28 @@ class SiteConfig(Section):
     constraint: Word | None = None
     """Default node features."""
 
-    sbatch_options: list[Annotated[str, Field(pattern=r"^--[a-z][^\r\n]*$")]] = []
+    sbatch_options: SbatchOptions = []
     """Additional sbatch options, such as `--hint=nomultithread`, except those that `bsl` sets itself."""
+
+    srun_options: SrunOptions = []
+    """Additional options of the srun that starts the ranks, such as `--gpu-bind=none`, except those that `bsl` sets
+    itself."""
+
+    cpu_bind: Word | None = None
+    """Which CPUs each rank of a node may use (`srun --cpu-bind`), such as `cores` or `mask_cpu:fe,fe00`."""
+
+    ulimits: Limits = Limits()
+    """Resource limits of every run; a run may override each."""
+
+    stage_in: list[StageIn] = []
+    """Files that are copied to every node before the ranks start (`sbcast`)."""
+
+    master_addr_suffix: Word | None = None
+    """Text after the first node's name in MASTER_ADDR, if its fast network has a name of its own, such as `i`."""
+
+    nvlink_domain_nodes: PositiveInt = 1
+    """Nodes whose GPUs are connected by one NVLink fabric. If more than 1, a tensor-parallel group may cross nodes of
+    the same domain, and `--segment` keeps these nodes together."""
 
     activation: list[str] = []
     """Shell lines that make the software available: modules, conda, a virtual environment."""
@@ -134,15 +138,3 @@ class SiteConfig(Section):
         if value is not None and partitions is not None and value not in partitions:
             raise ValueError(f"must be one of `partitions`: {', '.join(partitions) or 'none is listed'}")
         return value
-
-    @field_validator("sbatch_options")
-    @classmethod
-    def _are_free(cls, options: list[str]) -> list[str]:
-        names = [re.split(r"[=\s]", option)[0] for option in options]
-        taken = [name for name in names if WRITTEN_BY_BSL.fullmatch(name)]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if taken:
-            raise ValueError(f"`bsl` sets {', '.join(taken)} itself")
-        if twice:
-            raise ValueError(f"{', '.join(twice)} is given twice")
-        return options

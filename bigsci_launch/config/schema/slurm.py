@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import NonNegativeInt, PositiveInt
 
+from bigsci_launch.config.schema.node import Limits, StageIn
+from bigsci_launch.config.schema.options import SbatchOptions
 from bigsci_launch.config.schema.section import Section
 from bigsci_launch.config.schema.values import SlurmDuration, Word
 
@@ -47,3 +49,16 @@ class SlurmSection(Section):
     wait_s: NonNegativeInt = 60
     """Seconds that ranks may run after the first has ended with 0 (`srun --wait`); 0: no limit. Then they are killed as
     hung: raise it if a rank has long work to do after the others, such as a last upload."""
+
+    sbatch_options: SbatchOptions = []
+    """Additional sbatch options of this run, such as `--mail-type=END`, `--begin=18:00` or `--licenses=scratch`. One
+    with the same name as an option of the site replaces it."""
+
+    container_image: str | None = None
+    """Image of this run, on a site whose ranks run in a container; default: the site's."""
+
+    ulimits: Limits = Limits()
+    """Resource limits of the ranks; default: the site's."""
+
+    stage_in: list[StageIn] = []
+    """Files that are copied to every node before the ranks start (`sbcast`); default: the site's."""

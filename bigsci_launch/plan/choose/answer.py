@@ -104,10 +104,14 @@ def _settled(setup: Setup, calibration: Calibration | None) -> Setup:
 
 
 def limits_of(config: RunConfig, site: Site) -> Limits:
-    """Return the limits of a run: the nodes that the site offers, and the phases of the ramp."""
+    """Return the limits of a run: the nodes that the site offers, the phases of the ramp, the NVLink domain."""
     partition = site.config.partitions.get(config.slurm.partition or site.config.default_partition or "")
     nodes = partition.nodes if partition else None
-    return Limits(nodes - site.config.reserve_nodes if nodes else None, phases_of(config.training))
+    return Limits(
+        nodes - site.config.reserve_nodes if nodes else None,
+        phases_of(config.training),
+        site.config.nvlink_domain_nodes,
+    )
 
 
 def find_plans(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bigsci_launch.config.check_node import spans_whole_nodes
 from bigsci_launch.config.finding import DP, PP, TP, Finding
 from bigsci_launch.plan.shape.ramp import Phase, filling_batch_size
 from bigsci_launch.plan.shape.setup import Setup
@@ -20,10 +21,12 @@ NODES, HEADS, MICRO_BATCH = "slurm.nodes", "model.num_attention_heads", "trainin
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a setup must fit: the nodes that the site offers, and the batch sizes of the ramp."""
+    """What a setup must fit: the nodes that the site offers, the batch sizes of the ramp, and the nodes of an NVLink
+    domain."""
 
     max_nodes: int | None = None
     phases: tuple[Phase, ...] = ()
+    domain_nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,9 @@ def _world_size(setup: Setup, limits: Limits) -> str | None:
 
 def _tensor_parallel_in_node(setup: Setup, limits: Limits) -> str | None:
     tp, ranks = setup.topology.tp, setup.ranks_per_node
-    return f"tp {tp} does not divide the {ranks} ranks of a node" if ranks % tp else None
+    if ranks % tp == 0 or spans_whole_nodes(tp, ranks, limits.domain_nodes):
+        return None
+    return f"tp {tp} does not divide the {ranks} ranks of a node"
 
 
 def _replica_on_nodes(setup: Setup, limits: Limits) -> str | None:
@@ -117,7 +122,7 @@ HARD_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "tp in a node",
-        "tp divides the GPUs of a node",
+        "tp divides the GPUs of a node, or fills nodes of an NVLink domain",
         "BLOOM: TP = gpus per node",
         (TP, "site.ranks_per_node"),
         _tensor_parallel_in_node,

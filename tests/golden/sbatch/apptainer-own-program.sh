@@ -61,8 +61,8 @@ on_exit() {
 }
 
 # The time limit is near: ranks save at the next step and exit with 0. Slurm signals every process of a job step, and
-# SIGUSR2 would kill those that do not handle it. So the step gets SIGURG, and each rank runner turns it into SIGUSR2
-# for its own program only.
+# SIGUSR2 would kill those that do not handle it. So the step gets SIGURG, and each rank runner turns it into
+# SIGUSR2 for its own program only.
 on_time_limit_near() {
   say "the time limit is near: telling ranks to save and stop"
   facts+=(--stop-requested)
@@ -126,7 +126,7 @@ step_options=(
   --wait=60
 )
 # The runner sets RANK, LOCAL_RANK and WORLD_SIZE inside the step: this shell runs once per job, not once per rank.
-srun "${step_options[@]}" apptainer exec --nv '--bind=/home/alice/runs/my run:/home/alice/runs/my run' /images/train.sif "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
+srun "${step_options[@]}" apptainer exec --nv --bind=/home/alice/llm:/home/alice/llm '--bind=/home/alice/runs/my run:/home/alice/runs/my run' --pwd=/home/alice/llm /images/train.sif "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
   --attempt-dir "$attempt_dir" --topology tp=2,pp=1,dp=1 --ranks-per-node 2 \
   -- python3 train.py --title 'don'"'"'t stop' '$HOME' &
 step=$!

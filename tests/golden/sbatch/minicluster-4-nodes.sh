@@ -65,8 +65,8 @@ on_exit() {
 }
 
 # The time limit is near: ranks save at the next step and exit with 0. Slurm signals every process of a job step, and
-# SIGUSR2 would kill those that do not handle it. So the step gets SIGURG, and each rank runner turns it into SIGUSR2
-# for its own program only.
+# SIGUSR2 would kill those that do not handle it. So the step gets SIGURG, and each rank runner turns it into
+# SIGUSR2 for its own program only.
 on_time_limit_near() {
   say "the time limit is near: telling ranks to save and stop"
   facts+=(--stop-requested)

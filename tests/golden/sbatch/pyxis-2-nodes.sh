@@ -67,8 +67,8 @@ on_exit() {
 }
 
 # The time limit is near: ranks save at the next step and exit with 0. Slurm signals every process of a job step, and
-# SIGUSR2 would kill those that do not handle it. So the step gets SIGURG, and each rank runner turns it into SIGUSR2
-# for its own program only.
+# SIGUSR2 would kill those that do not handle it. So the step gets SIGURG, and each rank runner turns it into
+# SIGUSR2 for its own program only.
 on_time_limit_near() {
   say "the time limit is near: telling ranks to save and stop"
   facts+=(--stop-requested)
@@ -129,8 +129,12 @@ step_options=(
   # since Slurm 22.05, srun no longer inherits this from sbatch
   --cpus-per-task=72
   '--container-image=/images/pytorch 25.sqsh'
-  # the run directory contains the config, the runner and all records
-  '--container-mounts=/home/alice/runs/my run:/home/alice/runs/my run,/scratch:/scratch,/users'
+  # the config, the runner and all records are in the run directory; relative paths and data in the others
+  '--container-mounts=/home/alice/llm:/home/alice/llm,/home/alice/runs/my run:/home/alice/runs/my run,/scratch:/scratch,/users'
+  # where bsl was called, as without a container
+  --container-workdir=/home/alice/llm
+  # otherwise values from the image would replace these
+  '--container-env=MASTER_ADDR,MASTER_PORT,PYTHONUNBUFFERED,PYTHONFAULTHANDLER,GLOO_SOCKET_IFNAME,NCCL_SOCKET_IFNAME'
 )
 # The runner sets RANK, LOCAL_RANK and WORLD_SIZE inside the step: this shell runs once per job, not once per rank.
 srun "${step_options[@]}" "$rank_python" -I -S "$frozen/tools/rank_runner.py" \

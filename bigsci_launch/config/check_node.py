@@ -1,0 +1,73 @@
+"""Rules about what a site prepares on its nodes for a run: containers, NVLink domains, and the signal to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bigsci_launch.config.finding import TP, Finding
+from bigsci_launch.config.schema.options import name_of
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.config.site import Site
+
+TRAINER_SIGNALS = ("USR2", "TERM")
+"""What `bsl train` takes as the request to save and stop."""
+
+
+def spans_whole_nodes(tp: int, ranks_per_node: int, domain_nodes: int) -> bool:
+    """Return whether a tensor-parallel group fills whole nodes, no more than one NVLink domain has."""
+    return tp % ranks_per_node == 0 and tp // ranks_per_node <= domain_nodes
+
+
+def check_tensor_parallel_in_node(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """A tensor-parallel group stays inside a node, or inside whole nodes of one NVLink domain."""
+    tp, ranks, nodes = (
+        config.parallelism.tensor_parallel_size,
+        site.config.ranks_per_node,
+        site.config.nvlink_domain_nodes,
+    )
+    if site.is_local or ranks % tp == 0 or spans_whole_nodes(tp, ranks, nodes):
+        return
+    text = f"tp {tp} does not divide the {ranks} ranks of a node: a tensor-parallel group would cross the network"
+    if nodes > 1:
+        text = (
+            f"tp {tp} neither divides the {ranks} ranks of a node nor fills whole nodes of an NVLink domain of "
+            f"{nodes}: a tensor-parallel group would cross the network"
+        )
+    yield Finding("tensor_parallel_in_node", "error", (TP, "site.ranks_per_node"), text)
+
+
+def check_segment(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """`--segment`, if it is given, holds whole tensor-parallel groups."""
+    span = config.parallelism.tensor_parallel_size // site.config.ranks_per_node
+    for key, options in (
+        ("slurm.sbatch_options", config.slurm.sbatch_options),
+        ("site.sbatch_options", site.config.sbatch_options),
+    ):
+        for option in options:
+            size = option.partition("=")[2]
+            if name_of(option) == "--segment" and span > 1 and size.isdigit() and int(size) % span:
+                text = (
+                    f"{option} is not a multiple of the {span} nodes of a tensor-parallel group: it may be torn apart"
+                )
+                yield Finding("segment", "error", (key, TP), text)
+
+
+def check_container(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """There is an image exactly if ranks run in a container."""
+    key, image = "slurm.container_image", config.slurm.container_image
+    if site.is_local:
+        return
+    if site.config.container is None and image is not None:
+        text = f"site {site.name} runs ranks without a container; give its file a `container` with the kind"
+        yield Finding("container", "error", (key, "slurm.site"), text)
+    elif site.config.container is not None and image is None:
+        text = f"site {site.name} runs ranks in a container and names no image: set {key}"
+        yield Finding("container", "error", (key, "slurm.site"), text)
+
+
+def check_stop_signal(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """`bsl train` stops on the signal that it gets."""
+    stop = config.run.stop_signal
+    if config.run.command is None and stop not in TRAINER_SIGNALS:
+        text = f"bsl train does not save on {stop}: leave it out; it is for a program in run.command"
+        yield Finding("stop_signal", "error", ("run.stop_signal", "run.command"), text)

@@ -1,0 +1,151 @@
+"""The options of sbatch and srun that a request has, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigsci_launch.config.schema.node import Limits
+from bigsci_launch.config.schema.options import name_of
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.config.schema.site import SiteConfig
+from bigsci_launch.runs.layout import AttemptDir, RunDir
+from bigsci_launch.scheduler.job import format_comment
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of sbatch or srun: `--name=value`, or `--name` alone; `reason` is printed above it."""
+
+    name: str
+    value: str | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitMargin:
+    """How many seconds before the time limit ranks are told to save and stop, and how that was computed."""
+
+    margin_s: int
+    how: str
+
+
+def sbatch_options(
+    config: RunConfig,
+    site: SiteConfig,
+    ranks_per_node: int,
+    run: RunDir,
+    attempt: AttemptDir,
+    working_directory: Path,
+    margin: ExitMargin | None,
+) -> tuple[Option, ...]:
+    """Return the header of the job script in printed order, without options that have no value."""
+    slurm = config.slurm
+    placed = (
+        Option("job-name", config.run.name),
+        Option("comment", format_comment(str(run.path)), "lets bsl status --jobid find the run directory"),
+        Option("chdir", str(working_directory)),
+        Option("output", str(attempt.job_output).replace("%", "%%")),
+        Option("open-mode", "append", "a requeued job continues in the same file"),
+        Option("nodes", str(slurm.nodes)),
+        Option("ntasks-per-node", str(ranks_per_node), "one task per GPU: each task is a rank"),
+        Option("cpus-per-task", str(site.cpus_per_rank) if site.cpus_per_rank else None),
+        Option("gres", site.gres),
+        Option("partition", slurm.partition),
+        Option("account", slurm.account),
+        Option("qos", slurm.qos),
+        Option("reservation", slurm.reservation),
+        Option("constraint", slurm.constraint),
+        Option("exclude", slurm.exclude),
+        Option("nodelist", slurm.nodelist),
+        Option("time", slurm.time_limit),
+        Option("signal", f"B:USR2@{margin.margin_s}" if margin else None, margin.how if margin else ""),
+    )
+    given = tuple(option for option in placed if option.value is not None)
+    return (*given, requeue_option(slurm.requeue), *further_options(config, site))
+
+
+def requeue_option(requeue: bool) -> Option:
+    if requeue:
+        return Option("requeue", None, "slurm.requeue is true: Slurm restarts the job after a node failure")
+    return Option(
+        "no-requeue",
+        None,
+        "slurm.requeue is false: a job that loses a node ends, and you decide whether to submit it again",
+    )
+
+
+def further_options(config: RunConfig, site: SiteConfig) -> tuple[Option, ...]:
+    """Return the sbatch options of the site and of the run, which replaces those of the same name."""
+    own = {name_of(text) for text in config.slurm.sbatch_options}
+    texts = [text for text in site.sbatch_options if name_of(text) not in own] + config.slurm.sbatch_options
+    options = tuple(parse_option(text) for text in texts)
+    has_segment = any(name_of(text) == "--segment" for text in texts)
+    return options if has_segment else (*segment_option(config, site), *options)
+
+
+def segment_option(config: RunConfig, site: SiteConfig) -> tuple[Option, ...]:
+    """Return the option that keeps the nodes of a tensor-parallel group in one NVLink domain, if it has several."""
+    tp, ranks = config.parallelism.tensor_parallel_size, site.ranks_per_node
+    if site.nvlink_domain_nodes == 1 or tp <= ranks:
+        return ()
+    reason = f"tp {tp} is {tp // ranks} nodes of {ranks} ranks: each group stays in one NVLink domain"
+    return (Option("segment", str(tp // ranks), reason),)
+
+
+def parse_option(text: str) -> Option:
+    """Parse `--name=value` or `--name` from a site file or a run file."""
+    name, equals, value = text.removeprefix("--").partition("=")
+    return Option(name, value if equals else None)
+
+
+# Each has its reason, so that whoever removes one knows what it prevents.
+STEP_OPTIONS = (
+    Option(
+        "kill-on-bad-exit",
+        "1",
+        "a dead rank ends the step, since the others would wait for it in a collective until the time limit",
+    ),
+    Option("distribution", "block", "ranks fill one node after another; coordinates and LOCAL_RANK depend on it"),
+    Option("mpi", "none", "ranks find each other through MASTER_ADDR; MPI's start-up would only slow the step down"),
+    Option("export", "ALL", "ranks get what this script exports, whatever the site's default is"),
+    Option("label", None, "srun's own messages name the task that they are about"),
+)
+
+
+def step_options(config: RunConfig, site: SiteConfig, container: tuple[Option, ...]) -> tuple[Option, ...]:
+    """Return the options of the srun that starts the ranks, in printed order."""
+    return (
+        *STEP_OPTIONS,
+        wait_option(config.slurm.wait_s),
+        *shape_options(site),
+        *limit_options(config.slurm.ulimits),
+        *container,
+        *(parse_option(text) for text in site.srun_options),
+    )
+
+
+def wait_option(wait_s: int) -> Option:
+    if wait_s == 0:
+        return Option("wait", "0", "slurm.wait_s is 0: ranks may run as long as they like after the first has ended")
+    reason = f"slurm.wait_s: ranks that still run {wait_s} s after the first one has ended with 0 are hung: end them"
+    return Option("wait", str(wait_s), reason)
+
+
+def shape_options(site: SiteConfig) -> tuple[Option, ...]:
+    placed = (
+        Option(
+            "cpus-per-task",
+            str(site.cpus_per_rank) if site.cpus_per_rank else None,
+            "since Slurm 22.05, srun no longer inherits this from sbatch",
+        ),
+        Option("cpu-bind", site.cpu_bind, "site.cpu_bind: the CPUs of each rank of a node"),
+    )
+    return tuple(option for option in placed if option.value is not None)
+
+
+def limit_options(ulimits: Limits) -> tuple[Option, ...]:
+    names = ",".join(name.upper() for name in ulimits.given)
+    if not names:
+        return ()
+    return (Option("propagate", names, "ulimits: ranks get the limits that this script has set"),)
