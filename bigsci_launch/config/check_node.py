@@ -68,6 +68,6 @@ def check_container(config: RunConfig, site: Site) -> Iterator[Finding]:
 def check_stop_signal(config: RunConfig, site: Site) -> Iterator[Finding]:
     """`bsl train` stops on the signal that it gets."""
     stop = config.run.stop_signal
-    if config.run.command is None and stop not in TRAINER_SIGNALS:
+    if config.run.starts_trainer and stop not in TRAINER_SIGNALS:
         text = f"bsl train does not save on {stop}: leave it out; it is for a program in run.command"
         yield Finding("stop_signal", "error", ("run.stop_signal", "run.command"), text)
