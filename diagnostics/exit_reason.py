@@ -33,7 +33,7 @@ sys.dont_write_bytecode = True  # nothing is left in the attempt's tools
 from exit_blame import Finding, find_early, find_hang, find_stragglers
 from exit_failures import failure_text, find_failures, find_lost, find_silent, ordered, without_marks
 from exit_records import compare_clocks, corrected, read_output, read_ranks
-from exit_words import launch_cause
+from exit_words import launch_cause, ranks_text
 
 if TYPE_CHECKING:
     from typing import Any
@@ -78,6 +78,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--restart-count", type=int, default=0)
     parser.add_argument("--terminated", type=float, help="when the script itself got TERM, seconds since the epoch")
     parser.add_argument("--stop-requested", action="store_true", help="ranks were told to save and stop")
+    parser.add_argument("--stop-requested-at", type=float, help="when they were told, seconds since the epoch")
     parser.add_argument("--slurm-reason", default="", help="squeue's reason when TERM came")
     parser.add_argument("--lost-nodes", default="", help="nodes that were down when TERM came, separated by blanks")
     parser.add_argument("--slurm-restarts", type=int, default=0, help="squeue's restart count when TERM came")
@@ -90,7 +91,7 @@ def describe(options: argparse.Namespace, ranks: Ranks, output: JobOutput) -> Re
     clocks = compare_clocks(ranks, options.started)
     certain = {node: clock for node, clock in clocks.items() if clock.is_certain}
     finding = find_reason(options, corrected(ranks, certain), output)
-    notes = clock_notes(clocks)
+    notes = [*limit_notes(options, finding.reason, ranks), *clock_notes(clocks)]
     if clocks != certain and rank_of(find_reason(options, corrected(ranks, clocks), output)) != rank_of(finding):
         notes.append("the order of the failures depends on it: the first failure is not certain")
     return {
@@ -158,6 +159,18 @@ def reason_of_termination(options: argparse.Namespace) -> str:
     if options.slurm_restarts > options.restart_count:
         return "requeued"
     return "cancelled"
+
+
+def limit_notes(options: argparse.Namespace, reason: str, ranks: Ranks) -> list[str]:
+    """Return whether the ranks were told before the time limit ended them, and which did not stop."""
+    if reason != "time_limit":
+        return []
+    if options.stop_requested_at is None:
+        return ["nothing says that the ranks were told to save and stop before the time limit"]
+    before_s = max(0.0, (options.terminated or time.time()) - options.stop_requested_at)
+    running = [number for number, rank in ranks.items() if rank["exit"].get("code") != 0]
+    who = ranks_text(running) if 0 < len(running) < options.world_size else "the ranks"
+    return [f"{who} did not stop, although told to {before_s:.0f} s before the time limit"]
 
 
 def was_stopped(options: argparse.Namespace, ranks: Ranks) -> bool:

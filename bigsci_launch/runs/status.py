@@ -40,7 +40,7 @@ from bigsci_launch.runs.signs import (
     read_signs,
 )
 from bigsci_launch.scheduler.job import JobInfo, JobState, NodeInfo
-from bigsci_launch.scheduler.slurm import query_nodes
+from bigsci_launch.scheduler.slurm import query_canceller, query_nodes
 from bigsci_launch.topology import Topology
 
 
@@ -70,6 +70,8 @@ class RunStatus:
     checkpoint: Checkpoint | None
     exit: dict[str, Any] | None
     unreachable_nodes: tuple[UnreachableNode, ...]
+    cancelled_by: str | None = None
+    """Who cancelled the job; None if it was not cancelled, or if Slurm does not say."""
 
 
 def read_status(run: RunDir) -> RunStatus:
@@ -99,7 +101,12 @@ def read_status(run: RunDir) -> RunStatus:
         checkpoint=find_last_checkpoint(run),
         exit=read_exit(attempt) or reconstructed_exit(run, attempt, job, topology),
         unreachable_nodes=find_unreachable_nodes(job, signs),
+        cancelled_by=query_canceller(job.job_id) if _is_cancelled_on_slurm(job) else None,
     )
+
+
+def _is_cancelled_on_slurm(job: JobInfo) -> bool:
+    return job.state is JobState.CANCELLED and job.source in ("squeue", "sacct")
 
 
 def reconstructed_exit(

@@ -6,6 +6,7 @@ installed and keeps records. A job that neither knows has no answer.
 
 from __future__ import annotations
 
+import pwd
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ NAMES_TIMEOUT_S = 5.0
 """Names of nodes are nice to have: nobody should wait for a controller that is down."""
 _CLUSTER_NAME = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
 _CLUSTER_HEADING = "CLUSTER: "
+_CANCELLED_BY = re.compile(r"^CANCELLED by (\d+)", re.MULTILINE)
 _NO_SUCH_JOB = re.compile(r"Invalid job id", re.IGNORECASE)
 
 
@@ -118,6 +120,23 @@ def query_job(job_id: str) -> JobInfo:
             hint="a job leaves squeue some minutes after it ends; `bsl list` shows the runs that can be found",
         )
     return found[job_id]
+
+
+def query_canceller(job_id: str) -> str | None:
+    """Return who cancelled a job, by name or number. None if it is not known: only sacct says it."""
+    if not has_command("sacct"):
+        return None
+    try:
+        completed = run_slurm(["sacct", "-n", "-X", "-P", "-j", job_id, "-o", "State"], check=False)
+    except SlurmUnavailable:
+        return None
+    found = _CANCELLED_BY.search(completed.stdout)
+    if found is None:
+        return None
+    try:
+        return pwd.getpwuid(int(found[1])).pw_name
+    except (KeyError, OverflowError):
+        return f"uid {found[1]}"
 
 
 def query_nodes(hostlist: str, *, slurm_conf: Path | None = None) -> list[NodeInfo]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -114,6 +115,16 @@ def test_a_cancelled_job_resumes_with_the_very_same_losses_and_weights(site: Sit
     assert losses(resumed) == losses(undisturbed)
     same = site.cluster.bsl("diff-weights", str(resumed.checkpoints), str(undisturbed.checkpoints))
     assert (same.returncode, "all equal" in same.stdout) == (0, True), same.stdout
+
+
+def test_a_wrapped_trainer_is_the_trainer(site: Site) -> None:
+    """Its layers are laid out and its steps are known, although `run.command` is given."""
+    command = json.dumps(["nice", sys.executable, "-m", "bigsci_launch.train"])
+    run, code = site.submit("wrapped", f"run.command={command}", "training.steps=2")
+    assert code == 0, site.cluster.bsl("logs", str(run.path)).stdout
+    status = site.status(run)
+    assert (status["step"]["step"], status["step"]["total_steps"]) == (2, 2)
+    assert status["checkpoint"]["path"].endswith("global_step2")
 
 
 @pytest.mark.long

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from bigsci_launch.scheduler.job import JobInfo, JobState
 
-def source_facts(ended: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return where the reason of the end comes from, if it is not from exit.json."""
+
+def source_facts(ended: dict[str, Any], job: JobInfo, cancelled_by: str | None) -> list[tuple[str, str]]:
+    """Return who ended a cancelled job, and where the reason of the end comes from if it is not exit.json."""
+    facts = []
+    if job.state is JobState.CANCELLED and job.source in ("squeue", "sacct"):
+        facts.append(("cancelled by", cancelled_by or "not known: only Slurm's accounting (sacct) says it"))
     source = ended.get("reconstructed")
-    if not source:
-        return []
-    if source["source"] == "job.out":
-        return [("says", "job.out, where the batch script printed the record that it could not write")]
-    text = f"worked out on {source['host']} from the records of the ranks: the batch script left no exit.json"
-    return [("says", text)]
+    if source and source["source"] == "job.out":
+        facts.append(("says", "job.out, where the batch script printed the record that it could not write"))
+    elif source:
+        text = f"worked out on {source['host']} from the records of the ranks: the batch script left no exit.json"
+        facts.append(("says", text))
+    return facts
 
 
 def unknown_end(last_line: str | None) -> str:

@@ -34,6 +34,7 @@ def status_document(status: RunStatus) -> dict[str, Any]:
             for each in status.unreachable_nodes
         ],
         "exit": status.exit,
+        "cancelled_by": status.cancelled_by,
     }
 
 

@@ -158,7 +158,7 @@ def _ending(status: RunStatus) -> list[tuple[str, str]]:
         return []
     if status.exit is None:
         return [("ended", unknown_end(last_own_line(status.attempt)))]
-    return ending_facts(status.exit) + source_facts(status.exit)
+    return ending_facts(status.exit) + source_facts(status.exit, status.job, status.cancelled_by)
 
 
 def _is_known_to_have_ended(status: RunStatus) -> bool:

@@ -71,7 +71,7 @@ on_exit() {
 # SIGUSR2 for its own program only.
 on_time_limit_near() {
   say "the time limit is near: telling ranks to save and stop"
-  facts+=(--stop-requested)
+  facts+=(--stop-requested --stop-requested-at "$(date +%s)")
   scancel --signal=URG "$SLURM_JOB_ID" || say "the ranks could not be signalled"
 }
 

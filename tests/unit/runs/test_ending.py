@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,6 +96,22 @@ def test_slurm_knows_what_the_ranks_do_not(slurm: Any, trial: Any, state: str, r
     told_to_end(trial, *range(8))
     found = told("status")["exit"]
     assert (found["reason"], found["exit_code"]) == (reason, 0 if state == "COMPLETED" else None)
+
+
+def test_who_cancelled_the_job_is_said_or_said_to_be_unknown(
+    slurm: Any, trial: Any, fake_slurm: Install, tmp_path: Path
+) -> None:
+    slurm.answer("squeue", line("CANCELLED"))
+    trial.ended("cancelled", 143)
+    unknown = "cancelled by  not known: only Slurm's accounting (sacct) says it\n"
+    assert unknown in invoke("status") and told("status")["cancelled_by"] is None
+    (tmp_path / "fake-slurm" / "bin" / "sacct").symlink_to(Path(__file__).parents[2] / "slurm_fake" / "fake")
+    slurm.answer("sacct", "CANCELLED\n")
+    assert unknown in invoke("status")
+    slurm.answer("sacct", "CANCELLED by 0\n")
+    assert "cancelled by  root\n" in invoke("status") and told("status")["cancelled_by"] == "root"
+    slurm.answer("sacct", "CANCELLED by 4123456\n")
+    assert "cancelled by  uid 4123456\n" in invoke("status")
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "PENDING"])
