@@ -14,8 +14,7 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --gres=gpu:8
 #SBATCH --partition=gpu_p5
-#SBATCH --account=six@a100
-#SBATCH --qos=qos_gpu-gc
+#SBATCH --qos=qos_gpu_a100-t3
 #SBATCH --reservation=hug
 #SBATCH --constraint=a100
 #SBATCH --time=20:00:00
@@ -102,7 +101,8 @@ say "start attempt=$attempt job=$SLURM_JOB_ID restart=$restarts nodes=$SLURM_JOB
 set +u
 # shellcheck disable=all
 {
-source $six_ALL_CCFRWORK/start-tr11-176B-ml
+module purge
+module load arch/a100
 }
 set -u
 
@@ -110,12 +110,6 @@ set -u
 export PYTHONUNBUFFERED=1
 # a rank that is killed by SIGSEGV, SIGFPE, SIGABRT or SIGBUS prints its stack first
 export PYTHONFAULTHANDLER=1
-# do not remove; without it, training on 20 to 40 nodes or more hangs, and nodes are lost
-export CUDA_LAUNCH_BLOCKING=1
-# a rank exits when one of its collectives fails, so that Slurm sees the crash (name before torch 2.2)
-export NCCL_ASYNC_ERROR_HANDLING=1
-# the same setting under its name since torch 2.2
-export TORCH_NCCL_ASYNC_ERROR_HANDLING=1
 # compute nodes have no internet access; without this every lookup waits for a timeout
 export HF_DATASETS_OFFLINE=1
 # compute nodes have no internet access; without this every lookup waits for a timeout

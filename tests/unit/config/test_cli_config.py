@@ -71,7 +71,8 @@ def test_sites_are_listed(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(run_file.parent)
     assert "a cluster by the lake" in call("sites").stdout
     names = [site["name"] for site in json.loads(call("sites", "--json").stdout)["sites"]]
-    assert names == ["jean-zay-a100", "lake", "local", "minicluster"]
+    assert names == sorted(names)
+    assert {"jean-zay-a100", "lake", "local", "minicluster"} <= set(names)
 
 
 @pytest.mark.parametrize("name", ["run", "site"])

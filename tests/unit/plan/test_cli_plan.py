@@ -68,7 +68,7 @@ def test_without_a_gpu_the_sizes_are_said() -> None:
 
 
 def test_uncalibrated_figures_say_so(tmp_path: Path, root: Path) -> None:
-    site = (root / "slurm/sites/jean-zay-a100.yaml").read_text()
+    site = (root / "slurm/sites/jean-zay-a100-2022.yaml").read_text()
     (tmp_path / "new.yaml").write_text("\n".join(line for line in site.splitlines() if "calibration" not in line))
     output = run("configs/bloom-176b.yaml", "--set", f"slurm.site={tmp_path / 'new.yaml'}", "--top", "1").output
     assert "uncalibrated" in output

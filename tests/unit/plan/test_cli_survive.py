@@ -40,7 +40,9 @@ def test_the_answer_in_words_and_as_a_page(tmp_path: Path, root: Path) -> None:
     sites, site = root / "slurm/sites", tmp_path / "a<b>&c.yaml"
     known = f"calibration: {root / 'slurm/calibrations/jean-zay-a100.json'}"
     site.write_text(
-        (sites / "jean-zay-a100.yaml").read_text().replace("calibration: ../calibrations/jean-zay-a100.json", known)
+        (sites / "jean-zay-a100-2022.yaml")
+        .read_text()
+        .replace("calibration: ../calibrations/jean-zay-a100.json", known)
     )
     here = ["--set", f"slurm.site={site}", "--html", str(page)]
     result = run("--survive", "f=1", "--lose", "node[3,7]", "--trace", TRACE, *here)
@@ -87,7 +89,7 @@ def test_two_buddies_are_said() -> None:
 
 
 def test_a_site_that_does_not_know(tmp_path: Path, root: Path) -> None:
-    site = (root / "slurm/sites/jean-zay-a100.yaml").read_text()
+    site = (root / "slurm/sites/jean-zay-a100-2022.yaml").read_text()
     (tmp_path / "new.yaml").write_text(
         "\n".join(line for line in site.splitlines() if not line.startswith(("calibration", "node_mtbf_h")))
     )
