@@ -166,6 +166,28 @@ def test_the_warning_of_the_job_script_reaches_the_program_as_usr2(runner: Runne
     assert runner.said() == ["up", "asked to stop"]
 
 
+@pytest.mark.parametrize("name", ["TERM", "INT", "USR1"])
+@pytest.mark.parametrize("slurm", [True, False])
+def test_a_program_may_want_another_signal(runner: Runner, name: str, slurm: bool) -> None:
+    rank = ["--rank", "5"] if not slurm else []
+    runner.start(LISTENER.replace("SIGUSR2", f"SIG{name}"), *rank, "--stop-signal", name, slurm=slurm)
+    runner.wait_for("up")
+    assert runner.process is not None
+    runner.process.send_signal(signal.SIGURG if slurm else signal.SIGUSR2)
+    assert runner.process.wait(10) == 0
+    assert runner.said() == ["up", "asked to stop"]
+    assert runner.record("exits")["terminated"] is None, "nobody ended it"
+
+
+def test_a_program_that_knows_no_usr1_survives_it(runner: Runner) -> None:
+    runner.start("import time; print('up'); time.sleep(1); print('done')", "--stop-signal", "USR1")
+    runner.wait_for("up")
+    assert runner.process is not None
+    runner.process.send_signal(signal.SIGURG)
+    assert runner.process.wait(10) == 0
+    assert runner.said() == ["up", "done"]
+
+
 def test_a_program_that_knows_no_usr2_survives_it(runner: Runner) -> None:
     runner.start("import time; print('up'); time.sleep(1); print('done')")
     runner.wait_for("up")

@@ -63,7 +63,7 @@ def test_an_audit_can_run_on_a_node_too(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_site_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
     _, placed = started(monkeypatch, "a", "b", "--slurm", "--site", "jean-zay-a100")
-    assert placed["account"]
+    assert placed["partition"] == "gpu_p5"
     assert placed["time"]
     command = slurm.node_argv(["x"], name="n", options={"qos": None, "account": "me"})
     assert "--account=me" in command

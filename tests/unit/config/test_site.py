@@ -73,7 +73,7 @@ def test_an_unknown_site_names_those_that_are_known_and_where_was_looked(tmp_pat
         ("    reason: it hangs without\n", "", ":22:3: environment.CUDA_LAUNCH_BLOCKING.reason: the key is required"),
         ("account: six@a100", "acount: six@a100", ":20:1: acount: unknown key; did you mean account?"),
         ("account: six@a100", "container: {kind: docker, image: x}", ":20:13: container.kind: must be 'pyxis' or"),
-        ("account: six@a100", "container: {kind: pyxis, command: x}", ":20:1: container: `command` is for kind apptainer"),
+        ("account: six@a100", "container: {kind: pyxis, command: x}", ":20:1: container: `command` is for kind"),
         (
             "account: six@a100",
             "container: {kind: pyxis, options: [--container-workdir=/x]}",

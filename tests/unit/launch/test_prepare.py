@@ -76,7 +76,7 @@ def test_a_command_checks_the_run_once_and_reads_the_calibration_once(
 
 
 def test_a_conversion_reads_the_calibration_once(calls: Counter[str], tmp_path: Path) -> None:
-    config = load_run(BLOOM, [f"{METHOD}=time:5,{'6,' * 10}5", "slurm.site=jean-zay-a100"]).config
+    config = load_run(BLOOM, [f"{METHOD}=time:5,{'6,' * 10}5", "slurm.site=jean-zay-a100-2022"]).config
     saved = tmp_path / "global_step20"
     saved.mkdir()
     record = describe_run(config, Topology(tp=4, pp=12, dp=8), step=20, consumed_samples=320)

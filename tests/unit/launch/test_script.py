@@ -43,7 +43,7 @@ def request_of(shape: str, *overrides: str, run: str = "/home/alice/runs/my run"
 
 
 def test_there_are_several_sites_and_shapes() -> None:
-    assert len(SHAPES) == 5
+    assert len(SHAPES) == 6
 
 
 @pytest.mark.parametrize("shape", SHAPES)

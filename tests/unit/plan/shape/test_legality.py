@@ -117,3 +117,11 @@ def test_every_rule_names_keys_that_there_are(rule: Rule) -> None:
         model, where = (SiteConfig, path[1:]) if path[0] == "site" else (RunConfig, path)
         section = section_at(model, tuple(where))
         assert section is not None and name in section.model_fields, key
+
+
+def test_tensor_parallel_ranks_of_one_nvlink_domain(bloom: Setup) -> None:
+    wide = replace(bloom, topology=Topology(tp=16, pp=12, dp=2))
+    refusal = find_refusal(wide, NO_LIMITS)
+    assert refusal is not None and refusal.rule == "tp in a node"
+    assert find_refusal(wide, Limits(domain_nodes=2)) is None
+    assert find_refusal(wide, Limits(domain_nodes=1)) is not None

@@ -1,0 +1,158 @@
+#!/bin/bash
+# Run prepared, attempt 0001, written by bsl submit. Its config is in the same folder.
+# 16 ranks = 4 nodes x 4 on site rack; tp=8,pp=1,dp=2
+#SBATCH --job-name=prepared
+# lets bsl status --jobid find the run directory
+#SBATCH --comment=bsl:/home/alice/runs/my%20run
+#SBATCH --chdir=/home/alice/llm
+#SBATCH --output="/home/alice/runs/my run/attempts/0001/job.out"
+# a requeued job continues in the same file
+#SBATCH --open-mode=append
+#SBATCH --nodes=4
+# one task per GPU: each task is a rank
+#SBATCH --ntasks-per-node=4
+#SBATCH --time=08:00:00
+# 420 s = 2 x (step 120 s + save 60 s) + slack 60 s
+#SBATCH --signal=B:USR2@420
+# slurm.requeue is false: a job that loses a node ends, and you decide whether to submit it again
+#SBATCH --no-requeue
+# tp 8 is 2 nodes of 4 ranks: each group stays in one NVLink domain
+#SBATCH --segment=2
+#SBATCH --gpus-per-node=4
+#SBATCH --mail-type=END,FAIL
+#SBATCH --mem=400G
+
+# shellcheck disable=SC2016,SC2317  # values must not be expanded, and functions are called by traps
+# A failing command ends the job, an unset variable is an error, and a pipe fails if any command in it fails.
+set -euo pipefail
+
+run_dir='/home/alice/runs/my run'
+first_attempt=0001
+host_python=/opt/bsl/bin/python
+rank_python=python3
+
+frozen="$run_dir/attempts/$first_attempt"
+attempt="$first_attempt"
+restarts="${SLURM_RESTART_COUNT:-0}"
+if [ "$restarts" -gt 0 ]; then
+  # Slurm requeued the job. This start is an attempt of its own, with the same frozen files.
+  attempt="$first_attempt.r$restarts"
+  mkdir -p -- "$run_dir/attempts/$attempt"
+  cp -p -- "$frozen"/*.json "$frozen"/config.yaml "$frozen"/script.sh "$run_dir/attempts/$attempt/"
+  rm -f -- "$run_dir/attempts/$attempt/exit.json"
+fi
+attempt_dir="$run_dir/attempts/$attempt"
+started="$(date +%s)"
+facts=(--restart-count "$restarts")
+
+# The output may be on a disk that is full: that must not change how the job ends.
+say() {
+  TZ=UTC0 printf '%(%Y-%m-%dT%H:%M:%SZ)T bsl: %s\n' -1 "$*" || true
+}
+
+# Writes exit.json: why the attempt ended, and the first rank and node that failed. Prints the training's exit code.
+conclude() {
+  "$host_python" -I -S "$frozen/tools/exit_reason.py" --attempt-dir "$attempt_dir" \
+    --world-size 16 --job-id "$SLURM_JOB_ID" --started "$started" \
+    "${facts[@]}" "$@" || say "exit.json could not be written" >&2
+}
+
+on_exit() {
+  local code="$?" told
+  trap '' TERM USR2
+  # srun's status is the highest of all ranks, including those that it killed because another had failed.
+  told="$(conclude --exit-code "$code")"
+  [[ "$told" =~ ^[0-9]+$ ]] && code="$told"
+  say "end attempt=$attempt job=$SLURM_JOB_ID restart=$restarts exit_code=$code"
+  exit "$code"
+}
+
+# The time limit is near: ranks save at the next step and exit with 0. Slurm signals every process of a job step, and
+# SIGTERM would kill those that do not handle it. So the step gets SIGURG, and each rank runner turns it into
+# SIGTERM for its own program only.
+on_time_limit_near() {
+  say "the time limit is near: telling ranks to save and stop"
+  facts+=(--stop-requested)
+  scancel --signal=URG "$SLURM_JOB_ID" || say "the ranks could not be signalled"
+}
+
+# Slurm is ending the job and will also kill this script after KillWait: record now what is known. squeue still has the
+# reason.
+on_termination() {
+  local known reason slurm_restarts lost
+  trap '' TERM USR2
+  say "terminated by Slurm"
+  known="$(timeout 5 squeue --noheader --states=all --jobs="$SLURM_JOB_ID" --Format=Reason,RestartCnt || true)"
+  read -r reason slurm_restarts _ <<<"$known" || true
+  lost="$(timeout 5 sinfo --noheader --Node --nodes="$SLURM_JOB_NODELIST" --states=down --format=%N || true)"
+  facts+=(--terminated "$(date +%s)" --lost-nodes "$lost" --slurm-reason "${reason:-}" --slurm-restarts "${slurm_restarts:-0}")
+  conclude
+}
+
+trap on_exit EXIT
+trap on_time_limit_near USR2
+trap on_termination TERM
+
+say "start attempt=$attempt job=$SLURM_JOB_ID restart=$restarts nodes=$SLURM_JOB_NODELIST"
+
+# output reaches the log at once, even if the rank then hangs or is killed
+export PYTHONUNBUFFERED=1
+# a rank that is killed by SIGSEGV, SIGFPE, SIGABRT or SIGBUS prints its stack first
+export PYTHONFAULTHANDLER=1
+
+# Limits of the ranks; srun passes them on (--propagate). A node that refuses one ends the job here, with the reason.
+ulimit -S -c 0 || { echo "cannot set ulimits.core to 0: the node's hard limit is $(ulimit -H -c)" >&2; exit 1; }
+ulimit -S -l unlimited || { echo "cannot set ulimits.memlock to unlimited: the node's hard limit is $(ulimit -H -l)" >&2; exit 1; }
+ulimit -S -n 65536 || { echo "cannot set ulimits.nofile to 65536: the node's hard limit is $(ulimit -H -n)" >&2; exit 1; }
+
+# Files for the disk of every node. sbcast names the node that cannot take one, and that ends the job.
+stage_in() {
+  local to="${2//%j/$SLURM_JOB_ID}"
+  to="${to//%u/$(id -un)}"
+  say "copying $1 to $to on every node"
+  sbcast --force --preserve -- "$1" "$to" || { echo "stage-in failed: $1 could not be copied to $to on every node: is a disk full, or a folder missing?" >&2; exit 1; }
+}
+stage_in /shared/train.sif /local/%u/%j/train.sif
+
+# The ranks rendezvous on the first host. The port is below the ephemeral range (32768 and up), where another connection
+# could be using it. It is derived from the job ID, so that two jobs on one node use different ports.
+hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
+export MASTER_ADDR="${hosts%%$'\n'*}"i
+export MASTER_PORT="$((10000 + SLURM_JOB_ID % 20000))"
+say "rendezvous at $MASTER_ADDR:$MASTER_PORT"
+
+step_options=(
+  # a dead rank ends the step, since the others would wait for it in a collective until the time limit
+  --kill-on-bad-exit=1
+  # ranks fill one node after another; coordinates and LOCAL_RANK depend on it
+  --distribution=block
+  # ranks find each other through MASTER_ADDR; MPI's start-up would only slow the step down
+  --mpi=none
+  # ranks get what this script exports, whatever the site's default is
+  --export=ALL
+  # srun's own messages name the task that they are about
+  --label
+  # slurm.wait_s: ranks that still run 60 s after the first one has ended with 0 are hung: end them
+  --wait=60
+  # site.cpu_bind: the CPUs of each rank of a node
+  '--cpu-bind=mask_cpu:fe,fe00,fe0000,fe000000'
+  # ulimits: ranks get the limits that this script has set
+  '--propagate=CORE,MEMLOCK,NOFILE'
+  --gpu-bind=none
+)
+# The runner sets RANK, LOCAL_RANK and WORLD_SIZE inside the step: this shell runs once per job, not once per rank.
+srun "${step_options[@]}" singularity exec --no-home --rocm --bind=/home/alice/llm:/home/alice/llm '--bind=/home/alice/runs/my run:/home/alice/runs/my run' --pwd=/home/alice/llm /local/train.sif "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
+  --attempt-dir "$attempt_dir" --topology tp=8,pp=1,dp=2 --ranks-per-node 4 \
+  --stop-signal TERM \
+  -- python pretrain_gpt.py --exit-signal-handler &
+step=$!
+
+# A signal interrupts `wait` with status 128 + signal, so wait again while srun is alive. Its status is then the job's.
+while true; do
+  code=0
+  wait "$step" || code=$?
+  kill -0 "$step" 2>/dev/null || break
+done
+code=0
+wait "$step" || code=$?
+exit "$code"
