@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     Record = dict[str, Any]
 
 SCHEMA_VERSION = 1
+PREEMPTION_LAG_S = 5.0
+"""How much the clocks of slurmctld and of the batch host may differ."""
 MAX_CLOCKS = 4
 """How many clocks that differ are named in words."""
 
@@ -80,6 +82,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--stop-requested", action="store_true", help="ranks were told to save and stop")
     parser.add_argument("--stop-requested-at", type=float, help="when they were told, seconds since the epoch")
     parser.add_argument("--slurm-reason", default="", help="squeue's reason when TERM came")
+    parser.add_argument("--preempted", default="", help="squeue's PreemptTime; N/A or nothing if it is not known")
     parser.add_argument("--lost-nodes", default="", help="nodes that were down when TERM came, separated by blanks")
     parser.add_argument("--slurm-restarts", type=int, default=0, help="squeue's restart count when TERM came")
     parser.add_argument("--print-only", action="store_true", help="print the record on stdout, and write nothing")
@@ -133,7 +136,11 @@ def find_reason(options: argparse.Namespace, ranks: Ranks, output: JobOutput) ->
     if options.exit_code != 0 and any(not failure["is_about_others"] for failure in failures):
         return with_first("crashed", failures, failed)
     if options.terminated is not None:
-        return Finding(reason_of_termination(options), None, failed)
+        return Finding("preempted" if was_preempted(options, output) else reason_of_termination(options), None, failed)
+    if options.exit_code == 0 and end_reasons(ranks) == {"finished"}:
+        return Finding("finished", None, failed)
+    if was_preempted(options, output) and any(rank["exit"].get("terminated") for rank in ranks.values()):
+        return Finding("preempted", None, failed)
     if options.exit_code == 0:
         return Finding("stopped" if was_stopped(options, ranks) else "finished", None, failed)
     blamed = (
@@ -173,10 +180,26 @@ def limit_notes(options: argparse.Namespace, reason: str, ranks: Ranks) -> list[
     return [f"{who} did not stop, although told to {before_s:.0f} s before the time limit"]
 
 
+def was_preempted(options: argparse.Namespace, output: JobOutput) -> bool:
+    """Whether Slurm took the nodes for another job. With grace time, only the ranks get TERM, and may end well."""
+    if any("DUE TO PREEMPTION" in line for line in output.lines):
+        return True
+    try:
+        moment = time.mktime(time.strptime(options.preempted, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return False
+    return moment >= options.started - PREEMPTION_LAG_S  # that of an earlier start of the job stays in squeue
+
+
 def was_stopped(options: argparse.Namespace, ranks: Ranks) -> bool:
     """Whether training ended before its last step because it was told to. Without events: whether it was told to."""
-    ends = {rank["event"].get("reason") for rank in ranks.values() if rank["event"].get("kind") == "end"}
+    ends = end_reasons(ranks)
     return bool(ends - {"finished"}) if ends else bool(options.stop_requested)
+
+
+def end_reasons(ranks: Ranks) -> set[str | None]:
+    """Return why training ended, as each rank recorded it."""
+    return {rank["event"].get("reason") for rank in ranks.values() if rank["event"].get("kind") == "end"}
 
 
 def exit_code_of(options: argparse.Namespace, finding: Finding) -> int | None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator
 
 FIRST_PORT, NUM_PORTS = 10000, 20000
 """Below the ephemeral range of Linux, where any connection could be using a port."""
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
             print(port)
             return 0
         taken.append((port, why))
-    print("no port is free: {}".format(reason(wanted, wanted, taken)), file=sys.stderr)
+    print(f"no port is free: {reason(wanted, wanted, taken)}", file=sys.stderr)
     return 1
 
 

@@ -2,26 +2,59 @@
 
 from __future__ import annotations
 
-from bigsci_launch.errors import RunDirError
+import shutil
+from contextlib import suppress
+
+from bigsci_launch.errors import JobNotFound, RunDirError
 from bigsci_launch.runs.attempts import JobRecord, ask_about, attempt_state, identify, query_attempt, read_job
 from bigsci_launch.runs.find import run_argument
-from bigsci_launch.runs.layout import AttemptDir, RunDir
+from bigsci_launch.runs.layout import AttemptDir, RunDir, write_atomically
 from bigsci_launch.scheduler.slurm import cancel_job
 
 
 def cancel_run(run: RunDir) -> str:
-    """Ask the scheduler to end the newest attempt. Return in one line what was done.
+    """Ask the scheduler to end the newest attempt, and the one that waits behind it. Return what was done.
+
+    The attempt is marked, so that it does not start itself again.
 
     Raises:
         RunDirError: no attempt of the run is queued or running, or it cannot be told whether the job is this run's.
         SlurmRefused, SlurmUnavailable: scancel failed.
     """
+    waiting = _cancel_queued(run)
+    try:
+        return "\n".join([*waiting, _cancel_newest(run)])
+    except RunDirError:
+        if not waiting:
+            raise
+        return "\n".join(waiting)  # the attempt before it has ended
+
+
+def _cancel_queued(run: RunDir) -> list[str]:
+    """End the attempt that waits behind the newest one first: it would start when that one ends."""
+    said = []
+    for attempt in run.queued_attempts():
+        record = read_job(attempt)
+        if record is None:
+            continue
+        with suppress(JobNotFound):
+            answer = ask_about([record], needs_cluster=record.cluster is not None)
+            if not attempt_state(attempt, record, answer).state.is_over:
+                _require_own_job(run, attempt, record)
+                cancel_job(str(record.job_id))
+                said.append(f"{record.label}: asked to end (attempt {attempt.name}, which has not started)")
+        shutil.rmtree(attempt.path, ignore_errors=True)
+    return said
+
+
+def _cancel_newest(run: RunDir) -> str:
     attempt = run.latest_attempt()
     record = read_job(attempt) if attempt else None
     if attempt is None or record is None:
         raise RunDirError(f"run {run.name}: nothing has been submitted yet")
     if record.launcher is None:
         _require_own_job(run, attempt, record)
+        _mark(attempt)
         cancel_job(str(record.job_id))
     else:
         _end_launcher(run, attempt, record)
@@ -34,7 +67,14 @@ def _end_launcher(run: RunDir, attempt: AttemptDir, record: JobRecord) -> None:
         raise RunDirError(f"run {run.name}: attempt {attempt.name} ({record.label}) has ended: {job.state.value}")
     if record.launcher is None or not record.launcher.is_alive:
         raise RunDirError(f"run {run.name}: attempt {attempt.name} cannot be ended from here: {job.reason}")
+    _mark(attempt)
     record.launcher.terminate()
+
+
+def _mark(attempt: AttemptDir) -> None:
+    """Note that somebody ended the attempt, so that it does not start itself again. The disk may be full."""
+    with suppress(OSError):
+        write_atomically(attempt.cancel_mark, "bsl cancel\n")
 
 
 def _require_own_job(run: RunDir, attempt: AttemptDir, record: JobRecord) -> None:

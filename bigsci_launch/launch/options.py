@@ -9,6 +9,7 @@ from bigsci_launch.config.schema.node import Limits
 from bigsci_launch.config.schema.options import name_of
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.site import SiteConfig
+from bigsci_launch.config.schema.slurm import SlurmSection
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.scheduler.job import format_comment
 
@@ -58,16 +59,19 @@ def sbatch_options(
         Option("constraint", slurm.constraint),
         Option("exclude", slurm.exclude),
         Option("nodelist", slurm.nodelist),
+        Option("dependency", slurm.dependency),
         Option("time", slurm.time_limit),
         Option("signal", f"B:USR2@{margin.margin_s}" if margin else None, margin.how if margin else ""),
     )
     given = tuple(option for option in placed if option.value is not None)
-    return (*given, requeue_option(slurm.requeue), *further_options(config, site))
+    return (*given, requeue_option(slurm), *further_options(config, site))
 
 
-def requeue_option(requeue: bool) -> Option:
-    if requeue:
+def requeue_option(slurm: SlurmSection) -> Option:
+    if slurm.requeue:
         return Option("requeue", None, "slurm.requeue is true: Slurm restarts the job after a node failure")
+    if slurm.chain is not None and slurm.chain.by == "requeue":
+        return Option("requeue", None, "slurm.chain.by is requeue: the job starts itself again")
     return Option(
         "no-requeue",
         None,

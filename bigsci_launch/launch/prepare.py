@@ -16,7 +16,8 @@ from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import ConfigError
 from bigsci_launch.launch.caller import apply_caller_options
 from bigsci_launch.launch.request import JobRequest, make_request
-from bigsci_launch.launch.submit import require_no_active_attempt, require_same_run
+from bigsci_launch.launch.submit import require_same_run
+from bigsci_launch.launch.turn import find_turn
 from bigsci_launch.plan.choose.answer import calibration_of, configured_setup
 from bigsci_launch.plan.choose.check import check_plan
 from bigsci_launch.plan.price.calibration import Calibration
@@ -128,7 +129,8 @@ def find_start(config: RunConfig, request: JobRequest, report_progress: Progress
     if not config.run.starts_trainer or (load in ("auto", "none") and not request.run.path.is_dir()):
         return None
     require_same_run(request.run, config, request.topology)
-    require_no_active_attempt(request.run)
+    if find_turn(request.run, request.chain) is not None:
+        return None  # it waits behind an attempt that still saves
     checkpoints = CheckpointsDir(request.run.checkpoints)
     finish_interrupted(checkpoints)
     folder = verify_resume(config, request.topology, checkpoints, report_progress)

@@ -69,6 +69,7 @@ def submission_document(submission: Submission, ended: dict[str, Any] | None) ->
         "job_id": record.job_id,
         "pid": record.launcher.pid if record.launcher else None,
         "said": list(record.said),
+        "successor_job_id": submission.successor.job_id if submission.successor else None,
         "exit": ended,
     }
 
@@ -98,6 +99,17 @@ def submission_id(submission: Submission) -> str:
     """Return what a pipe gets: the job id, or the pid of a local attempt's launcher."""
     launcher = submission.record.launcher
     return str(launcher.pid) if launcher else str(submission.record.job_id)
+
+
+def successor_lines(submission: Submission) -> list[str]:
+    """Return what happened to the attempt that was to be queued behind a new one."""
+    if submission.refused:
+        again = "`bsl submit` queues it when the first one runs"
+        return [f"warning: the next attempt could not be queued behind it: {submission.refused}; {again}"]
+    if submission.successor is not None:
+        return [f"{submission.successor.label} is queued behind it (slurm.chain)"]
+    chain = submission.request.chain
+    return [f"waits behind attempt {chain.after}"] if chain is not None and chain.after is not None else []
 
 
 def submission_lines(submission: Submission) -> list[str]:

@@ -17,6 +17,7 @@ from bigsci_launch.config.schema.site import SiteConfig
 from bigsci_launch.errors import ConfigError, Problem
 from bigsci_launch.launch.containers import RankContainer, apptainer_prefix, container_of, pyxis_options
 from bigsci_launch.launch.options import ExitMargin, Option, sbatch_options, step_options
+from bigsci_launch.runs.chain.records import ChainRecord, chain_of
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.topology import Topology
 from bigsci_launch.units import parse_slurm_duration
@@ -89,6 +90,8 @@ class JobRequest:
     total_steps: int | None
     """Optimizer steps of the whole run; None for a program other than `bsl train`."""
     exit_margin: ExitMargin | None
+    chain: ChainRecord | None
+    """How the run starts itself again; None for a local attempt."""
     caller_options: tuple[CallerOption, ...] = ()
     """What becomes of the `SBATCH_*` variables of the caller."""
 
@@ -123,6 +126,7 @@ def make_request(
     margin = None if is_local else exit_margin(config)
     folder = run.attempt(attempt)
     topology = loaded.layout.topology
+    total_steps = config.training.steps if config.run.starts_trainer else None
     nodes, ranks_per_node = (
         (1, topology.world_size) if is_local else (loaded.layout.nodes, loaded.layout.ranks_per_node)
     )
@@ -151,8 +155,9 @@ def make_request(
         master_addr_suffix=site.master_addr_suffix or "",
         ulimits=() if is_local else user_limits(config),
         stage_in=() if is_local else tuple(config.slurm.stage_in),
-        total_steps=config.training.steps if config.run.starts_trainer else None,
+        total_steps=total_steps,
         exit_margin=margin,
+        chain=None if is_local else chain_of(config.slurm, total_steps, attempt),
     )
 
 

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -15,11 +15,13 @@ from uuid import uuid4
 from bigsci_launch.config.load import LoadedRun, dump_resolved
 from bigsci_launch.config.schema.run import ModelSection, RunConfig
 from bigsci_launch.content import packaged
-from bigsci_launch.errors import RunDirError
+from bigsci_launch.errors import RunDirError, SlurmError
 from bigsci_launch.launch.provenance import collect_provenance, is_secret_name
-from bigsci_launch.launch.request import JobRequest
+from bigsci_launch.launch.request import JobRequest, make_request
 from bigsci_launch.launch.script import render_script
-from bigsci_launch.runs.attempts import JobRecord, age_s, query_attempt, read_exit, read_job, write_job
+from bigsci_launch.launch.turn import ActiveAttempt, behind, find_turn
+from bigsci_launch.runs.attempts import JobRecord, query_attempt, read_exit, write_job
+from bigsci_launch.runs.chain.records import write_chain
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_atomically, write_json
 from bigsci_launch.scheduler.command import has_command
@@ -36,11 +38,12 @@ TOOLS = (
     "exit_failures.py",
     "exit_records.py",
     "exit_words.py",
+    "chain.py",
+    "chain_decision.py",
+    "chain_records.py",
+    "chain_slurm.py",
     "free_port.py",
 )
-SUBMISSION_GRACE_S = 120.0
-"""An attempt that has no job yet and is younger than this may still be in submission."""
-
 MAX_UNKNOWN = 10
 
 
@@ -51,13 +54,18 @@ class Submission:
     request: JobRequest
     record: JobRecord
     process: Popen[bytes] | None = None
+    successor: JobRecord | None = None
+    """The job of the attempt that waits behind this one, for a chain by queue."""
+    refused: str = ""
+    """Why that attempt could not be queued."""
 
 
 def submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Submission:
     """Create the attempt's directory, freeze everything in it, and start the request.
 
     Raises:
-        RunDirError: the run has an active attempt, belongs to another model, or cannot be written.
+        RunDirError: the run has an active attempt and the next one may not wait, belongs to another model, or cannot be
+            written.
         SlurmUnavailable, SlurmRefused: sbatch failed. Nothing is left of the attempt.
     """
     try:
@@ -68,7 +76,16 @@ def submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Su
 
 def _submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Submission:
     require_same_run(request.run, loaded.config, request.topology)
-    require_no_active_attempt(request.run)
+    active = find_turn(request.run, request.chain)
+    if active is not None:
+        return _start_attempt(loaded, behind(request, active), command)
+    submission = _start_attempt(loaded, request, command)
+    if request.chain is None or request.chain.by != "queue":
+        return submission
+    return queue_second(loaded, submission, command)
+
+
+def _start_attempt(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Submission:
     with new_attempt(request, loaded.config):
         freeze(request, loaded, command)
         submission = start(request)
@@ -78,6 +95,25 @@ def _submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> S
             take_back(submission)
             raise
     return submission
+
+
+def queue_second(loaded: LoadedRun, submission: Submission, command: Sequence[str]) -> Submission:
+    """Submit the next attempt behind the first of a chain. The first one is kept if that fails."""
+    first = submission.request
+    following = make_request(
+        loaded,
+        run=first.run,
+        attempt=first.run.next_attempt_name(),
+        working_directory=first.working_directory,
+        python=first.host_python,
+        local=False,
+    )
+    active = ActiveAttempt(first.attempt, submission.record, JobState.PENDING)
+    try:
+        queued = _start_attempt(loaded, behind(following, active), command)
+    except (OSError, SlurmError) as error:
+        return replace(submission, refused=str(error))
+    return replace(submission, successor=queued.record)
 
 
 def start(request: JobRequest) -> Submission:
@@ -118,6 +154,10 @@ def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> No
     """Write everything that the attempt needs into its directory, so that later edits do not change a queued job."""
     attempt = request.attempt
     attempt.make()
+    if request.chain is not None:
+        if request.chain.after is not None:
+            write_atomically(attempt.queued_mark, f"behind {request.chain.after}\n")
+        write_chain(attempt, request.chain)
     write_atomically(attempt.config, dump_resolved(loaded.config))
     write_json(attempt.origins, loaded.origins)
     provenance = collect_provenance(command, request.working_directory)
@@ -227,29 +267,6 @@ def _shown(record: Any, section: str, key: str) -> Any:
     """Return the value the run was started with. A key or axis that was added since had its default, or size 1."""
     defaults = {"model": ModelSection.model_fields[key].default} if section == "model" else {"topology": 1}
     return record.get(section, {}).get(key, defaults.get(section)) if isinstance(record, dict) else None
-
-
-def require_no_active_attempt(run: RunDir) -> None:
-    """Raise RunDirError while an attempt of the run is queued, running, or being submitted."""
-    attempt = run.latest_attempt()
-    if attempt is None:
-        return
-    record = read_job(attempt)
-    if record is None:
-        if attempt.path.exists() and age_s(attempt) < SUBMISSION_GRACE_S:
-            raise RunDirError(
-                f"run {run.name}: attempt {attempt.name} is being submitted right now, or its submission was killed",
-                hint=f"try again in {SUBMISSION_GRACE_S:g} s",
-            )
-        return
-    job = query_attempt(attempt)
-    if job.state.is_active:
-        name = run_argument(run)
-        raise RunDirError(
-            f"run {run.name}: attempt {attempt.name} ({record.label}) is {job.state.value}; "
-            "a run can have only one active attempt",
-            hint=f"wait for it (`bsl status {name}`), end it (`bsl cancel {name}`), or choose another run.name",
-        )
 
 
 def dry_run_notes(request: JobRequest) -> list[str]:

@@ -31,6 +31,8 @@ STATE_OF_REASON = {
     "time_limit": JobState.TIMEOUT,
     "node_failure": JobState.NODE_FAIL,
     "requeued": JobState.REQUEUED,
+    "preempted": JobState.PREEMPTED,
+    "not_started": JobState.FAILED,
     "left_early": JobState.FAILED,
     "hung_at_exit": JobState.FAILED,
     "hang": JobState.FAILED,

@@ -12,6 +12,10 @@ RUN/
     job.json                  scheduler, job ID, cluster, time of submission
     job.out                   output of the batch step (start and end markers, srun's own messages)
     exit.json                 why the attempt ended
+    chain.json                how the run starts itself again, and when this start began
+    next.json                 whether the run continues after this start, and why
+    queued                    the attempt waits behind another one; removed when it starts
+    cancelled                 `bsl cancel` ended the attempt: it does not continue
     pids/rank-0003.json       where rank 3 runs: host, PID, coordinate
     logs/rank-0003.log        output of rank 3, each line with its time
     events/rank-0003.jsonl    heartbeats and events of rank 3
@@ -137,6 +141,24 @@ class AttemptDir:
         return self.path / "exit.json"
 
     @property
+    def chain(self) -> Path:
+        return self.path / "chain.json"
+
+    @property
+    def next(self) -> Path:
+        return self.path / "next.json"
+
+    @property
+    def queued_mark(self) -> Path:
+        """Exists while the attempt waits behind another one and has never started."""
+        return self.path / "queued"
+
+    @property
+    def cancel_mark(self) -> Path:
+        """Exists if `bsl cancel` ended the attempt; its requeues share it."""
+        return self.path.parent / self.base_name / "cancelled"
+
+    @property
     def pids(self) -> Path:
         return self.path / "pids"
 
@@ -225,7 +247,17 @@ class RunDir:
         return AttemptDir(self.attempts_folder / name)
 
     def attempts(self) -> list[AttemptDir]:
-        """Return every attempt, oldest first; requeues follow the attempt that they belong to."""
+        """Return every attempt, oldest first; requeues follow the attempt that they belong to.
+
+        One that is still queued behind another is left out: nothing of it has happened yet.
+        """
+        return [attempt for attempt in self._all_attempts() if not attempt.queued_mark.exists()]
+
+    def queued_attempts(self) -> list[AttemptDir]:
+        """Return the attempts that are queued behind another one, oldest first."""
+        return [attempt for attempt in self._all_attempts() if attempt.queued_mark.exists()]
+
+    def _all_attempts(self) -> list[AttemptDir]:
         found = [path for path in _entries(self.attempts_folder) if _ATTEMPT.fullmatch(path.name) and path.is_dir()]
         return [AttemptDir(path) for path in sorted(found, key=_attempt_order)]
 
@@ -234,7 +266,7 @@ class RunDir:
         return attempts[-1] if attempts else None
 
     def next_attempt_name(self) -> str:
-        numbers = [int(attempt.name.split(".")[0]) for attempt in self.attempts()]
+        numbers = [int(attempt.base_name) for attempt in self._all_attempts()]
         return f"{max(numbers, default=0) + 1:04d}"
 
 

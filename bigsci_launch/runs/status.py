@@ -24,6 +24,8 @@ from bigsci_launch.runs.attempts import (
     read_exit,
     read_job,
 )
+from bigsci_launch.runs.chain.carry import Carry, read_carry
+from bigsci_launch.runs.chain.records import read_next
 from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.runs.ending.reconstruct import reconstruct_exit
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, read_json
@@ -70,8 +72,14 @@ class RunStatus:
     checkpoint: Checkpoint | None
     exit: dict[str, Any] | None
     unreachable_nodes: tuple[UnreachableNode, ...]
+    carry: Carry
     cancelled_by: str | None = None
     """Who cancelled the job; None if it was not cancelled, or if Slurm does not say."""
+
+    @property
+    def has_started(self) -> bool:
+        """Whether anything of the newest attempt has run: a job that waits after that waits for another start."""
+        return self.exit is not None or self.num_started > 0
 
 
 def read_status(run: RunDir) -> RunStatus:
@@ -102,6 +110,7 @@ def read_status(run: RunDir) -> RunStatus:
         exit=read_exit(attempt) or reconstructed_exit(run, attempt, job, topology),
         unreachable_nodes=find_unreachable_nodes(job, signs),
         cancelled_by=query_canceller(job.job_id) if _is_cancelled_on_slurm(job) else None,
+        carry=read_carry(run, attempt),
     )
 
 
@@ -214,7 +223,9 @@ def _summarize(entry: _Opened, answer: SlurmAnswer) -> RunSummary:
     if not times and (printed := find_last_output(entry.attempt, read_signs(entry.attempt, events))) is not None:
         times = [printed.time]
     state = attempt_state(entry.attempt, record, answer)
-    worked_out = reconstructed_exit(entry.run, entry.attempt, state, read_topology(entry.run)) if state.is_gone else None
+    worked_out = (
+        reconstructed_exit(entry.run, entry.attempt, state, read_topology(entry.run)) if state.is_gone else None
+    )
     known = worked_out and worked_out["reason"] != "unknown"
     return RunSummary(
         entry.run,
@@ -235,4 +246,6 @@ def total_steps(record: JobRecord | None, last_step: StepRecord | None) -> int |
 
 def _has_ended(attempt: AttemptDir) -> bool:
     ended = read_exit(attempt)
-    return ended is not None and ended.get("exit_code") is not None and ended["reason"] != "requeued"
+    decision = read_next(attempt)
+    is_last = decision is None or not decision.continues
+    return ended is not None and ended.get("exit_code") is not None and ended["reason"] != "requeued" and is_last

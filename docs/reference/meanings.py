@@ -43,6 +43,7 @@ DOCUMENTS = {
 job_id | Slurm's job id; null for a local attempt
 pid | the local launcher's pid; null for a Slurm job
 said | what sbatch printed although it accepted the job, such as warnings of the site, line by line
+successor_job_id | the job that waits behind it, for `slurm.chain.by: queue`; else null
 exit | the attempt's `exit.json` if `submit` waited for the end, else null
 exit.schema_version | 1
 exit.reason | `finished`, `stopped`, `crashed`, `left_early` or another [reason](../how-to/status.md#why-it-ended)
@@ -135,6 +136,20 @@ unreachable_nodes[].raw_state | its state in sinfo's words
 unreachable_nodes[].fate | `lost`, `alive` if its ranks give signs of life, or `unknown` if they left none that tell
 unreachable_nodes[].sign_age_s | seconds since the newest heartbeat or output of its ranks; null if they left none
 exit | the attempt's `exit.json`, fields as under `bsl submit --json`; null while it runs
+next? | how the run continues after this attempt; null for a run that does not start itself again
+next.text | that in one sentence
+next.by | `requeue` or `queue`, as in `slurm.chain.by`
+next.action | `continue`, `finished` or `stop`, as the job script decided; null if it has not yet
+next.sentence | why
+next.progress | whether the start made progress: `made`, `none`, or `unknown`
+next.num_starts | starts of the chain so far
+next.max_starts | `slurm.chain.max_starts`
+next.asked | whether Slurm was asked for the next start; false if it refused
+next.words | the words of the refusal
+next.attempt | name of the attempt that waits
+next.job_id | its job
+next.expected_start | when Slurm expects it to start, in seconds since the epoch; null if it has no estimate
+next.submit_again | the command that continues the run; null if it continues by itself
 """,
     "bsl checkpoint list --json": """
 schema_version | 1

@@ -77,7 +77,7 @@ def submit(
     if folder is not None:
         console.talk(f"resumes from {folder}, which is unchanged since it was saved")
     submission = launch.submit(loaded, request, sys.argv)
-    for line in submission.record.said:
+    for line in (*submission.record.said, *report.successor_lines(submission)):
         console.talk(line)
     if not as_json:
         show(submission)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 # Options that the header of the job script already has, or that would change what sbatch answers; `account`, `qos` and
 # others have their own keys.
 WRITTEN_FOR_SBATCH = re.compile(
-    r"--(account|array|chdir|comment|constraint|cpus-per-task|error|exclude|gres|help|job-name|nodelist|nodes"
+    r"--(account|array|chdir|comment|constraint|cpus-per-task|dependency|error|exclude|gres|help|job-name|nodelist|nodes"
     r"|no-requeue|ntasks|ntasks-per-node|open-mode|output|parsable|partition|qos|requeue|reservation|signal"
     r"|tasks-per-node|test-only|time|usage|version|wait|wrap)"
 )

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from pydantic import NonNegativeInt, PositiveInt
+from typing import Literal
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from bigsci_launch.config.schema.node import Limits, StageIn
 from bigsci_launch.config.schema.options import SbatchOptions
 from bigsci_launch.config.schema.section import Section
 from bigsci_launch.config.schema.values import SlurmDuration, Word
+
+
+class ChainSection(Section):
+    """How a run starts itself again until it is finished: after its time limit, a preemption, a lost node or a crash.
+
+    It stops if a start made no optimizer step more than those before it. A local site ignores this section."""
+
+    by: Literal["requeue", "queue"]
+    """`requeue`: the job script requeues its own job (`scontrol requeue`). `queue`: a second job waits behind the
+    running one; it suits sites that refuse requeues, and queues where waiting early pays."""
+
+    max_starts: PositiveInt = 50
+    """Most starts of one chain, including the first."""
+
+    max_hours: PositiveFloat | None = None
+    """No start begins later than this many hours after the first of the chain; default: no limit."""
 
 
 class SlurmSection(Section):
@@ -44,7 +62,13 @@ class SlurmSection(Section):
     """Nodes that must be used, as a Slurm hostlist."""
 
     requeue: bool = False
-    """Whether Slurm may restart the job automatically after a node failure (`--requeue`)."""
+    """Whether the job is started again after a lost node or a preemption (`--requeue`). `chain` does more."""
+
+    dependency: Word | None = None
+    """Jobs that must end first, such as `afterok:123` (`sbatch --dependency`)."""
+
+    chain: ChainSection | None = None
+    """How the run starts itself again until it is finished; default: it does not, and somebody submits it again."""
 
     wait_s: NonNegativeInt = 60
     """Seconds that ranks may run after the first has ended with 0 (`srun --wait`); 0: no limit. Then they are killed as

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from bigsci_launch.runs.show.next import next_document
 from bigsci_launch.runs.status import RunStatus, total_steps
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.scheduler.waiting import meaning_of
@@ -35,6 +36,7 @@ def status_document(status: RunStatus) -> dict[str, Any]:
         ],
         "exit": status.exit,
         "cancelled_by": status.cancelled_by,
+        "next": next_document(status),
     }
 
 

@@ -8,6 +8,7 @@ from bigsci_launch.runs.ending.job_output import last_own_line
 from bigsci_launch.runs.ending.words import source_facts, unknown_end
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.show.ending import ending_advice, ending_facts
+from bigsci_launch.runs.show.next import next_advice, next_lines
 from bigsci_launch.runs.signs import LastOutput, RankSign, UnreachableNode
 from bigsci_launch.runs.status import RunStatus, total_steps
 from bigsci_launch.scheduler.hostlist import expand_hostlist
@@ -24,7 +25,7 @@ def status_lines(status: RunStatus) -> list[str]:
     """Return the status as lines `name   value`, followed by what to do next."""
     submitted = status.record.submitted if status.record else None
     waiting = _waiting(status.job, submitted, status.asked)
-    facts = [*_identity(status), *waiting, *_progress(status), *_ranks(status), *_ending(status)]
+    facts = [*_identity(status), *waiting, *_progress(status), *_ranks(status), *_ending(status), *next_lines(status)]
     width = max(len(name) for name, _ in facts)
     return [f"{name:<{width}}  {value}" for name, value in facts] + _advice(status)
 
@@ -178,7 +179,7 @@ def _advice(status: RunStatus) -> list[str]:
     if status.job.state is JobState.RUNNING and silence is not None and silence > silent_after_s(status):
         who = "no rank should be silent" if status.slowest else "nothing was printed"
         return [f"next: bsl spy {run}   ({who} for that long)"]
-    return []
+    return [f"next: {again}"] if (again := next_advice(status)) else []
 
 
 def _node_advice(status: RunStatus, run: str) -> str:

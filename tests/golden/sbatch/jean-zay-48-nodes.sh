@@ -41,9 +41,10 @@ if [ "$restarts" -gt 0 ]; then
   attempt="$first_attempt.r$restarts"
   mkdir -p -- "$run_dir/attempts/$attempt"
   cp -p -- "$frozen"/*.json "$frozen"/config.yaml "$frozen"/script.sh "$run_dir/attempts/$attempt/"
-  rm -f -- "$run_dir/attempts/$attempt/exit.json"
+  rm -f -- "$run_dir/attempts/$attempt/exit.json" "$run_dir/attempts/$attempt/next.json"
 fi
 attempt_dir="$run_dir/attempts/$attempt"
+rm -f -- "$attempt_dir/queued"
 started="$(date +%s)"
 facts=(--restart-count "$restarts")
 
@@ -59,9 +60,15 @@ conclude() {
     "${facts[@]}" "$@" || say "exit.json could not be written" >&2
 }
 
+# With grace time, Slurm ends only the ranks when it takes the nodes for another job, and they may end well.
+ask_preemption() {
+  facts+=(--preempted "$(timeout 5 squeue --noheader --states=all --jobs="$SLURM_JOB_ID" --Format=PreemptTime | tr -d ' ' || true)")
+}
+
 on_exit() {
   local code="$?" told
   trap '' TERM USR2
+  ask_preemption
   # srun's status is the highest of all ranks, including those that it killed because another had failed.
   told="$(conclude --exit-code "$code")"
   [[ "$told" =~ ^[0-9]+$ ]] && code="$told"
@@ -87,6 +94,7 @@ on_termination() {
   known="$(timeout 5 squeue --noheader --states=all --jobs="$SLURM_JOB_ID" --Format=Reason,RestartCnt || true)"
   read -r reason slurm_restarts _ <<<"$known" || true
   lost="$(timeout 5 sinfo --noheader --Node --nodes="$SLURM_JOB_NODELIST" --states=down --format=%N || true)"
+  ask_preemption
   facts+=(--terminated "$(date +%s)" --lost-nodes "$lost" --slurm-reason "${reason:-}" --slurm-restarts "${slurm_restarts:-0}")
   conclude
 }

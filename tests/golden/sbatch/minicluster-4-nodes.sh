@@ -36,9 +36,10 @@ if [ "$restarts" -gt 0 ]; then
   attempt="$first_attempt.r$restarts"
   mkdir -p -- "$run_dir/attempts/$attempt"
   cp -p -- "$frozen"/*.json "$frozen"/config.yaml "$frozen"/script.sh "$run_dir/attempts/$attempt/"
-  rm -f -- "$run_dir/attempts/$attempt/exit.json"
+  rm -f -- "$run_dir/attempts/$attempt/exit.json" "$run_dir/attempts/$attempt/next.json"
 fi
 attempt_dir="$run_dir/attempts/$attempt"
+rm -f -- "$attempt_dir/queued"
 started="$(date +%s)"
 facts=(--restart-count "$restarts")
 
@@ -54,13 +55,26 @@ conclude() {
     "${facts[@]}" "$@" || say "exit.json could not be written" >&2
 }
 
+# With grace time, Slurm ends only the ranks when it takes the nodes for another job, and they may end well.
+ask_preemption() {
+  facts+=(--preempted "$(timeout 5 squeue --noheader --states=all --jobs="$SLURM_JOB_ID" --Format=PreemptTime | tr -d ' ' || true)")
+}
+
+# Does the run start again after this attempt? Decides, and asks Slurm for it. The answer is in next.json.
+carry_on() {
+  "$host_python" -I -S "$frozen/tools/chain.py" "$1" --attempt-dir "$attempt_dir" --job-id "$SLURM_JOB_ID" \
+    --restart-count "$restarts"
+}
+
 on_exit() {
   local code="$?" told
   trap '' TERM USR2
+  ask_preemption
   # srun's status is the highest of all ranks, including those that it killed because another had failed.
   told="$(conclude --exit-code "$code")"
   [[ "$told" =~ ^[0-9]+$ ]] && code="$told"
   say "end attempt=$attempt job=$SLURM_JOB_ID restart=$restarts exit_code=$code"
+  carry_on end || say "whether the run continues could not be decided: see above"
   exit "$code"
 }
 
@@ -82,6 +96,7 @@ on_termination() {
   known="$(timeout 5 squeue --noheader --states=all --jobs="$SLURM_JOB_ID" --Format=Reason,RestartCnt || true)"
   read -r reason slurm_restarts _ <<<"$known" || true
   lost="$(timeout 5 sinfo --noheader --Node --nodes="$SLURM_JOB_NODELIST" --states=down --format=%N || true)"
+  ask_preemption
   facts+=(--terminated "$(date +%s)" --lost-nodes "$lost" --slurm-reason "${reason:-}" --slurm-restarts "${slurm_restarts:-0}")
   conclude
 }
@@ -91,6 +106,15 @@ trap on_time_limit_near USR2
 trap on_termination TERM
 
 say "start attempt=$attempt job=$SLURM_JOB_ID restart=$restarts nodes=$SLURM_JOB_NODELIST"
+
+# A start that has nothing to do, or may not happen, ends here: 10: the run is finished; 11: a bound is reached. If the
+# question itself fails, the ranks start.
+gate=0
+carry_on gate || gate=$?
+if [ "$gate" -eq 10 ] || [ "$gate" -eq 11 ]; then
+  trap - EXIT
+  exit "$((gate - 10))"
+fi
 
 # output reaches the log at once, even if the rank then hangs or is killed
 export PYTHONUNBUFFERED=1

@@ -23,9 +23,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigsci_launch import procfs
-from bigsci_launch.file_names import rank_name
+from bigsci_launch.file_names import LATEST, checkpoint_tag, rank_name
+from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.lost_peer import LOST_PEER
 from bigsci_launch.runs.layout import AttemptDir, rank_files, write_json
+from bigsci_launch.scheduler.command import is_scrubbed
 from bigsci_launch.spy.inputs.flight_recorder import read_recorder_json, read_recorder_pickle
 from bigsci_launch.topology import AXIS_NAMES, Topology
 
@@ -247,3 +249,22 @@ def test_what_ranks_leave_is_found_where_the_package_puts_it(program: Program, t
     ((_, documents),) = program("node_ranks").read_pid_files(str(attempt.pids), "n0", None)
     assert sorted(document["rank"] for document in documents) == list(RANKS)
     assert sorted(rank_files(attempt.pids, ".json")) == list(RANKS)
+
+
+# ------------------------------------------------------------------------------------------- a run that carries itself
+
+
+def test_the_chain_reads_steps_and_checkpoints_alike(program: Program, tmp_path: Path) -> None:
+    records = program("chain_records")
+    line = " iteration      805/  115311 | consumed samples: 1 | lm loss: 4.531E+00 |"
+    ((step, total),) = [(each.step, each.total_steps) for each in parse_iterations(line)]
+    assert records.ITERATION.findall(line.encode()) == [(str(step).encode(), str(total).encode())]
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / LATEST).write_text(checkpoint_tag(805))
+    assert records.newest_checkpoint(tmp_path).step == step
+
+
+def test_the_chain_hides_the_same_variables_from_slurm(program: Program) -> None:
+    theirs = program("chain_slurm")
+    for name in ("SLURM_JOB_ID", "SBATCH_ACCOUNT", "SLURM_CONF", "SLURM_JWT", "PATH", "PMIX_RANK"):
+        assert is_scrubbed(name) == (theirs.SCRUBBED.fullmatch(name) is not None and name not in theirs.KEPT)

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import RunDirError
-from bigsci_launch.launch.submit import require_no_active_attempt
+from bigsci_launch.launch.turn import find_turn
 from bigsci_launch.runs.attempts import JobRecord, query_attempt, query_attempts, read_job, write_job
 from bigsci_launch.scheduler.job import JobState, format_comment
 
@@ -61,10 +61,10 @@ def test_a_job_of_another_run_is_not_ours(slurm: Any, trial: Any, tmp_path: Path
 def test_a_finished_run_whose_id_was_given_again_can_be_submitted_again(slurm: Any, trial: Any, tmp_path: Path) -> None:
     trial.ended("finished", 0)
     slurm.answer("squeue", line(tmp_path / "runs" / "victim"))
-    require_no_active_attempt(trial.run)
+    find_turn(trial.run, None)
     slurm.answer("squeue", line(trial.run.path))
     with pytest.raises(RunDirError, match="is RUNNING"):
-        require_no_active_attempt(trial.run)
+        find_turn(trial.run, None)
 
 
 def test_cancel_ends_its_own_job(slurm: Any, trial: Any) -> None:

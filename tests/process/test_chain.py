@@ -1,0 +1,230 @@
+"""The program that carries a run on, as the job script runs it, on real directories and with commands that answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsci_launch.runs.attempts import JobRecord, write_job
+from bigsci_launch.runs.chain.records import ChainRecord, NextRecord, read_chain, read_next, write_chain
+from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
+
+PROGRAM = Path(__file__).parents[2] / "diagnostics" / "chain.py"
+SCRIPT = """#!/bin/bash
+# Run it's mine, attempt 0001, written by bsl submit. Its config is in the same folder.
+#SBATCH --output={folder}/attempts/0001/job.out
+run_dir={folder}
+first_attempt=0001
+"""
+
+
+class Carried:
+    """A run of `bsl train` with 60 steps, whose starts a test writes."""
+
+    def __init__(self, path: Path, slurm: Any) -> None:
+        self.run, self.slurm = RunDir(path), slurm
+        self.rc = 0
+
+    def start(self, name: str, *, by: str = "requeue", step: int | None = None, **bounds: Any) -> AttemptDir:
+        attempt = self.run.attempt(name)
+        attempt.make()
+        values = {"max_starts": 50, "max_hours": None, "total_steps": 60, "only_preempted": False, "first": "0001"}
+        write_chain(attempt, ChainRecord(by=by, **{**values, **bounds}))  # type: ignore[arg-type]
+        write_job(attempt, JobRecord("slurm", time.time(), job_id="12", total_steps=60))
+        attempt.script.write_text(SCRIPT.format(folder=self.run.path))
+        attempt.tools.mkdir(exist_ok=True)
+        if step is not None:
+            attempt.event_file(0).write_text(json.dumps({"kind": "step", "step": step, "time": 1.0}) + "\n")
+        return attempt
+
+    def saved(self, step: int) -> None:
+        self.run.checkpoints.mkdir(exist_ok=True)
+        self.run.checkpoints.joinpath("latest").write_text(f"global_step{step}")
+
+    def ended(self, attempt: AttemptDir, reason: str) -> None:
+        write_json(attempt.exit, {"reason": reason, "exit_code": 1})
+
+    def call(self, moment: str, attempt: AttemptDir, restarts: int = 0) -> NextRecord | None:
+        argv = [sys.executable, "-I", "-S", str(PROGRAM), moment, "--attempt-dir", str(attempt.path), "--job-id", "12"]
+        done = subprocess.run(
+            [*argv, "--restart-count", str(restarts)], capture_output=True, text=True, timeout=60, check=False
+        )
+        self.rc, self.said = done.returncode, done.stderr
+        return read_next(attempt)
+
+    def asked(self, command: str) -> list[list[str]]:
+        return [call["argv"][1:] for call in self.slurm.calls(command)]
+
+
+@pytest.fixture
+def carried(tmp_path: Path, fake_slurm: Callable[..., Any]) -> Carried:
+    slurm = fake_slurm("squeue", "scontrol", "sbatch", "scancel")
+    slurm.answer("squeue", "RUNNING 0\n")
+    slurm.answer("sbatch", "13;bsl\n")
+    path = tmp_path / "runs" / "it's mine"
+    path.mkdir(parents=True)
+    return Carried(path, slurm)
+
+
+def test_a_start_that_was_stopped_requeues_its_job(carried: Carried) -> None:
+    attempt = carried.start("0001", step=19)
+    assert carried.call("gate", attempt) is None and carried.rc == 0
+    chain = read_chain(attempt)
+    assert chain is not None and chain.num_starts == 1
+    carried.saved(19)
+    carried.ended(attempt, "stopped")
+    found = carried.call("end", attempt)
+    assert found is not None and found.continues and found.next_attempt == "0001.r1"
+    assert carried.asked("scontrol") == [["requeue", "12"]]
+    assert "bsl: continue: start 0001 ended: stopped; it reached step 19" in carried.said
+
+
+def test_a_refused_requeue_is_told(carried: Carried) -> None:
+    carried.slurm.answer("scontrol", stderr="Requested operation is presently disabled", rc=1)
+    attempt = carried.start("0001", step=19)
+    carried.ended(attempt, "stopped")
+    found = carried.call("end", attempt)
+    assert found is not None and (found.action, found.asked, found.continues) == ("continue", False, False)
+    assert found.words == "Requested operation is presently disabled"
+    assert "the job could not be requeued: Requested operation" in carried.said
+
+
+@pytest.mark.parametrize(("answer", "asked"), [("COMPLETING 0\n", False), ("PENDING 1\n", True)])
+def test_a_job_that_somebody_ended_or_slurm_requeued_is_left_alone(carried: Carried, answer: str, asked: bool) -> None:
+    carried.slurm.answer("squeue", answer)
+    attempt = carried.start("0001", step=19)
+    carried.ended(attempt, "node_failure")
+    found = carried.call("end", attempt)
+    assert found is not None and found.asked is asked
+    assert carried.asked("scontrol") == []
+
+
+def test_slurm_is_not_asked_when_no_step_was_made(carried: Carried) -> None:
+    first = carried.start("0001", step=19)
+    carried.call("gate", first)
+    carried.saved(15)
+    carried.ended(first, "crashed")
+    second = carried.start("0001.r1", step=19)
+    assert carried.call("gate", second, restarts=1) is None and carried.rc == 0
+    carried.ended(second, "crashed")
+    found = carried.call("end", second, restarts=1)
+    assert found is not None and (found.action, found.progress) == ("stop", "none")
+    assert "no step since the start before (step 19)" in found.sentence
+    assert carried.asked("scontrol") == []
+    # Slurm starts it all the same, as after the death of the batch host: the gate ends the start.
+    third = carried.start("0001.r2")
+    found = carried.call("gate", third, restarts=2)
+    assert carried.rc == 11 and found is not None and found.action == "stop"
+    assert json.loads(third.exit.read_text())["reason"] == "not_started"
+
+
+def test_the_gate_ends_a_start_of_a_finished_run(carried: Carried) -> None:
+    first = carried.start("0001", step=60)
+    carried.ended(first, "finished")
+    carried.saved(60)
+    second = carried.start("0001.r1")
+    assert carried.call("gate", second, restarts=1) is not None
+    assert carried.rc == 10
+    ended = json.loads(second.exit.read_text())
+    assert (ended["reason"], ended["exit_code"]) == ("finished", 0)
+
+
+def test_only_a_preemption_is_continued_without_a_chain(carried: Carried) -> None:
+    attempt = carried.start("0001", step=19, only_preempted=True)
+    assert carried.call("gate", attempt) is None and carried.rc == 0
+    carried.ended(attempt, "stopped")
+    assert carried.call("end", attempt) is None
+    assert carried.asked("scontrol") == []
+    carried.ended(attempt, "preempted")
+    found = carried.call("end", attempt)
+    assert found is not None and found.continues
+    assert carried.asked("scontrol") == [["requeue", "12"]]
+
+
+def test_what_bsl_cancel_ended_does_not_come_back(carried: Carried) -> None:
+    attempt = carried.start("0001.r1", step=19)
+    carried.run.attempt("0001").path.mkdir()
+    attempt.cancel_mark.write_text("")
+    carried.ended(attempt, "preempted")
+    found = carried.call("end", attempt)
+    assert found is not None and (found.action, found.sentence) == ("stop", "`bsl cancel` ended it")
+    assert carried.asked("scontrol") == []
+
+
+def test_a_megatron_program_is_judged_by_its_lines_and_checkpoints(carried: Carried) -> None:
+    attempt = carried.start("0001", total_steps=None)
+    line = "2026-11-23T03:00:00.000000Z  iteration       50/     100 | lm loss: 4.5E+00 |\n"
+    attempt.log_file(3).write_text(line)
+    carried.ended(attempt, "finished")
+    found = carried.call("end", attempt)
+    assert found is not None and (found.action, found.step) == ("continue", 50)
+    attempt.log_file(3).write_text("training\n")
+    found = carried.call("end", attempt)
+    assert found is not None and found.action == "finished"
+    carried.ended(attempt, "crashed")
+    found = carried.call("end", attempt)
+    assert found is not None and (found.action, found.progress) == ("continue", "unknown")
+    carried.run.checkpoints.mkdir()
+    carried.run.checkpoints.joinpath("latest_checkpointed_iteration.txt").write_text("40\n")
+    found = carried.call("end", attempt)
+    assert found is not None and (found.action, found.progress, found.step) == ("continue", "made", 40)
+
+
+def test_the_next_attempt_is_queued_from_inside(carried: Carried) -> None:
+    first = carried.start("0001", by="queue", step=19)
+    assert carried.call("gate", first) is not None and carried.rc == 0
+    assert carried.asked("sbatch") == [], "bsl submit queues the second one"
+    carried.ended(first, "stopped")
+    found = carried.call("end", first)
+    assert found is not None and (found.next_attempt, found.next_job_id, found.continues) == ("0002", "13", True)
+    second = carried.run.attempt("0002")
+    assert carried.asked("sbatch") == [["--parsable", "--dependency=afterany:12", str(second.script)]]
+    assert [each.name for each in carried.run.attempts()] == ["0001"], "it has not started"
+    assert [each.name for each in carried.run.queued_attempts()] == ["0002"]
+    text = second.script.read_text()
+    assert "0001" not in text and "first_attempt=0002\n" in text and "attempts/0002/job.out" in text
+    assert json.loads(second.job.read_text())["job_id"] == "13"
+    chain = read_chain(second)
+    assert chain is not None and (chain.first, chain.after, chain.num_starts) == ("0001", "0001", None)
+    carried.slurm.answer("squeue", "PENDING\n")
+    found = carried.call("end", first)
+    assert found is not None and found.next_job_id == "13"
+    assert len(carried.asked("sbatch")) == 1, "one waits already"
+
+
+def test_a_refused_submission_leaves_nothing(carried: Carried) -> None:
+    carried.slurm.answer("sbatch", stderr="sbatch: error: Access/permission denied", rc=1)
+    attempt = carried.start("0001", by="queue", step=19)
+    carried.ended(attempt, "stopped")
+    found = carried.call("end", attempt)
+    assert found is not None and (found.action, found.asked, found.next_attempt) == ("continue", False, None)
+    assert "Access/permission denied" in (found.words or "") and "`bsl submit` queues one" in carried.said
+    assert [path.name for path in carried.run.attempts_folder.iterdir()] == ["0001"]
+
+
+def test_a_finished_run_withdraws_what_waits_behind_it(carried: Carried) -> None:
+    first, second = carried.start("0001", by="queue", step=60), carried.start("0002", by="queue")
+    second.queued_mark.write_text("")
+    carried.ended(first, "finished")
+    carried.saved(60)
+    carried.slurm.answer("squeue", "PENDING\n")
+    found = carried.call("end", first)
+    assert found is not None and found.action == "finished"
+    assert carried.asked("scancel") == [["12"]]
+    assert not second.path.exists()
+
+
+def test_the_last_start_that_is_allowed_queues_none(carried: Carried) -> None:
+    carried.ended(carried.start("0001", by="queue", step=19, max_starts=2), "stopped")
+    second = carried.start("0002", by="queue", max_starts=2)
+    found = carried.call("gate", second)
+    assert carried.rc == 0 and found is not None
+    assert found.words == "this is start 2, and slurm.chain.max_starts is 2"
+    assert carried.asked("sbatch") == []
