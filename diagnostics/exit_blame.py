@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from exit_failures import identity, make_failure
-from exit_records import has_ended
+from exit_records import has_ended, read_json
 from exit_words import TIMED_OUT, collective_of, collective_text, ranks_text
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import Any
 
     from exit_records import Ranks
@@ -36,6 +37,17 @@ class Finding(NamedTuple):
     evidence: list[str] = []  # noqa: RUF012
     status_of: Record | None = None
     """The failure whose exit status is that of the training; without one, it is that of srun or the launcher."""
+
+
+def find_failed_check(attempt: Path) -> Finding | None:
+    """Return the first node that failed the check before the ranks started; None if none did, or there was no check."""
+    nodes = read_json(attempt / "check" / "result.json").get("nodes", [])
+    failed = [node for node in nodes if node.get("verdict") == "failed"]
+    if not failed:
+        return None
+    failures = [{**make_failure(-1, NOTHING, node["why"], None), "rank": None, "node": node["node"]} for node in failed]
+    evidence = [f"{node['node']}: {node['why']}" for node in failed[1:]]
+    return Finding("node_check", failures[0], [], evidence=evidence)
 
 
 def find_stragglers(ranks: Ranks, output: JobOutput) -> Finding | None:

@@ -161,4 +161,6 @@ def failure_text(failure: Record) -> str:
     coordinate = f" ({' '.join(f'{axis}{where[axis]}' for axis in AXES if axis in where)})" if where else ""
     how = failure["error"] or failure["signal"] or f"exit code {failure['code']}"
     said = f" (last words: {failure['last_words']})" if failure.get("last_words") else ""
+    if failure["rank"] is None:
+        return f"node {failure['node']}: {how}"
     return f"rank {failure['rank']}{coordinate} on {failure['node']}: {how}{said}"

@@ -30,7 +30,7 @@ if "__file__" in globals():
     sys.path.insert(0, str(Path(__file__).resolve().parent))  # -I leaves it out
 sys.dont_write_bytecode = True  # nothing is left in the attempt's tools
 
-from exit_blame import Finding, find_early, find_hang, find_stragglers
+from exit_blame import Finding, find_early, find_failed_check, find_hang, find_stragglers
 from exit_failures import failure_text, find_failures, find_lost, find_silent, ordered, without_marks
 from exit_records import compare_clocks, corrected, read_output, read_ranks
 from exit_words import launch_cause, ranks_text
@@ -131,6 +131,8 @@ def find_reason(options: argparse.Namespace, ranks: Ranks, output: JobOutput) ->
     lost = lost or (silent.lost if silent else [])
     failures = ordered(find_failures(ranks) + (silent.killed if silent else []))
     failed = sorted(failure["rank"] for failure in failures)
+    if options.exit_code and not ranks and (check := find_failed_check(options.attempt_dir)) is not None:
+        return check
     if lost or options.slurm_reason == "NodeDown":
         return with_first("node_failure", [*lost, *failures], failed)
     if options.exit_code != 0 and any(not failure["is_about_others"] for failure in failures):

@@ -20,6 +20,7 @@ from bigsci_launch.cli.plan import plan
 from bigsci_launch.cli.runs.cancel import cancel
 from bigsci_launch.cli.runs.list import list_
 from bigsci_launch.cli.runs.logs import logs
+from bigsci_launch.cli.runs.nodes import nodes
 from bigsci_launch.cli.runs.status import status
 from bigsci_launch.cli.runs.submit import submit
 from bigsci_launch.cli.spy import spy
@@ -89,6 +90,7 @@ bsl.add_command(diff_weights)
 bsl.add_command(hang_lab)
 bsl.add_command(list_)
 bsl.add_command(logs)
+bsl.add_command(nodes)
 bsl.add_command(plan)
 bsl.add_command(spy)
 bsl.add_command(status)

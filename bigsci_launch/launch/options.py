@@ -129,6 +129,23 @@ def step_options(config: RunConfig, site: SiteConfig, container: tuple[Option, .
     )
 
 
+def check_options(nodes: int, site: SiteConfig, container: tuple[Option, ...]) -> tuple[Option, ...]:
+    """Return the options of the step that tries the nodes: one process on each, with all of the job's GPUs."""
+    cpus = site.cpus_per_rank * site.ranks_per_node if site.cpus_per_rank and site.ranks_per_node else None
+    return (
+        Option("nodes", str(nodes)),
+        Option("ntasks", str(nodes)),
+        Option("ntasks-per-node", "1", "one process per node, which tries all of its GPUs"),
+        *((Option("cpus-per-task", str(cpus)),) if cpus else ()),
+        Option("kill-on-bad-exit", "0", "a node that cannot be tried must not end the check of the others"),
+        Option("wait", "0", "each node ends its check by itself after a minute"),
+        Option("mpi", "none"),
+        Option("input", "none", "the rest of this script is not its input"),
+        Option("export", "ALL"),
+        *container,
+    )
+
+
 def wait_option(wait_s: int) -> Option:
     if wait_s == 0:
         return Option("wait", "0", "slurm.wait_s is 0: ranks may run as long as they like after the first has ended")

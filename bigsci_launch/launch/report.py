@@ -11,6 +11,7 @@ from bigsci_launch.launch.rank_map import rank_map, rank_map_lines
 from bigsci_launch.launch.request import JobRequest
 from bigsci_launch.launch.script import option_text, render_script
 from bigsci_launch.launch.submit import Submission
+from bigsci_launch.nodes.show import entry_document
 from bigsci_launch.plan.price.stages import StageLayout, layout_lines
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.scheduler.job import JobInfo
@@ -83,6 +84,7 @@ def _request_document(request: JobRequest) -> dict[str, Any]:
         "attempt": {"name": request.attempt.name, "directory": str(request.attempt.path)},
         "command": submit_argv(request.attempt.script) if is_slurm else ["/bin/bash", str(request.attempt.script)],
         "nodes": request.nodes,
+        "left_out": [entry_document(entry) for entry in request.left_out],
         "ranks_per_node": request.ranks_per_node,
         "world_size": request.topology.world_size,
         "topology": request.topology.as_dict(),

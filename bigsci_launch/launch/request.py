@@ -16,7 +16,8 @@ from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.site import SiteConfig
 from bigsci_launch.errors import ConfigError, Problem
 from bigsci_launch.launch.containers import RankContainer, apptainer_prefix, container_of, pyxis_options
-from bigsci_launch.launch.options import ExitMargin, Option, sbatch_options, step_options
+from bigsci_launch.launch.options import ExitMargin, Option, check_options, sbatch_options, step_options
+from bigsci_launch.nodes.memory import BadNode
 from bigsci_launch.runs.chain.records import ChainRecord, chain_of
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.topology import Topology
@@ -71,6 +72,8 @@ class JobRequest:
     topology: Topology
     options: tuple[Option, ...]
     step_options: tuple[Option, ...]
+    check_options: tuple[Option, ...]
+    """Options of the step that tries the nodes before the ranks start; empty if the run wants no check."""
     wait_s: int
     """Seconds for which ranks may still run after the first has ended with 0; 0 means no limit."""
     step_prefix: tuple[str, ...]
@@ -94,6 +97,8 @@ class JobRequest:
     """How the run starts itself again; None for a local attempt."""
     caller_options: tuple[CallerOption, ...] = ()
     """What becomes of the `SBATCH_*` variables of the caller."""
+    left_out: tuple[BadNode, ...] = ()
+    """Bad nodes that the job excludes, apart from those of slurm.exclude."""
 
 
 BUILT_IN_VARIABLES = (
@@ -144,6 +149,9 @@ def make_request(
         if is_local
         else sbatch_options(config, site, ranks_per_node, run, folder, working_directory, margin),
         step_options=() if is_local else step_options(config, site, pyxis_options(container, exported(variables))),
+        check_options=()
+        if is_local or not config.slurm.node_check
+        else check_options(nodes, site, pyxis_options(container, exported(variables))),
         wait_s=config.slurm.wait_s,
         step_prefix=apptainer_prefix(container),
         activation=activation,

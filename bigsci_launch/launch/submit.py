@@ -43,6 +43,12 @@ TOOLS = (
     "chain_records.py",
     "chain_slurm.py",
     "free_port.py",
+    "bad_nodes.py",
+    "bad_words.py",
+    "check_node.py",
+    "check_gpus.py",
+    "check_peers.py",
+    "check_verdict.py",
 )
 MAX_UNKNOWN = 10
 

@@ -36,6 +36,7 @@ STATE_OF_REASON = {
     "left_early": JobState.FAILED,
     "hung_at_exit": JobState.FAILED,
     "hang": JobState.FAILED,
+    "node_check": JobState.FAILED,
     "unknown": JobState.FAILED,
 }
 

@@ -1,5 +1,6 @@
 """Every path in a run directory. No other module builds one.
 
+nodes.json                    next to the runs: nodes that are left out of them, and why
 RUN/
   run.json                    RunRecord: name, run ID, creation time, topology
   attempts/0001/              one Slurm job, or one start of the local launcher; a requeue adds `0001.r1`
@@ -11,11 +12,13 @@ RUN/
     tools/                    the stand-alone programs that the script runs, as they were at submission
     job.json                  scheduler, job ID, cluster, time of submission
     job.out                   output of the batch step (start and end markers, srun's own messages)
+    check/                    what the node check measured: n0.json for node n0, and result.json
     exit.json                 why the attempt ended
     chain.json                how the run starts itself again, and when this start began
     next.json                 whether the run continues after this start, and why
     queued                    the attempt waits behind another one; removed when it starts
     cancelled                 `bsl cancel` ended the attempt: it does not continue
+    bad_nodes.json            nodes that the attempt has shown to be bad, and whether that is final
     pids/rank-0003.json       where rank 3 runs: host, PID, coordinate
     logs/rank-0003.log        output of rank 3, each line with its time
     events/rank-0003.jsonl    heartbeats and events of rank 3
@@ -159,6 +162,10 @@ class AttemptDir:
         return self.path.parent / self.base_name / "cancelled"
 
     @property
+    def bad_nodes(self) -> Path:
+        return self.path / "bad_nodes.json"
+
+    @property
     def pids(self) -> Path:
         return self.path / "pids"
 
@@ -285,6 +292,11 @@ def _entries(folder: Path) -> list[Path]:
 def _attempt_order(path: Path) -> tuple[int, int]:
     number, _, requeue = path.name.partition(".r")
     return (int(number), int(requeue or 0))
+
+
+def node_memory(root: Path) -> Path:
+    """The file that remembers bad nodes for the runs in the folder `root`."""
+    return root / "nodes.json"
 
 
 def checkpoint_of_dump(folder: Path) -> Path | None:

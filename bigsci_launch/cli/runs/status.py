@@ -19,6 +19,7 @@ from bigsci_launch.errors import RunDirError
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(run: str | None, jobid: str | None, as_json: bool) -> None:
     """Show the state of RUN (a name or a directory; default: the run submitted last) and of its slowest rank."""
+    from bigsci_launch.nodes.evaluate import evaluate_run
     from bigsci_launch.runs.find import find_run
     from bigsci_launch.runs.show.documents import status_document
     from bigsci_launch.runs.show.status import status_lines
@@ -32,6 +33,8 @@ def status(run: str | None, jobid: str | None, as_json: bool) -> None:
         if jobid is None or not _show_foreign(jobid, as_json):
             raise
         return
+    for line in evaluate_run(found):
+        console.talk(line)
     known = read_status(found)
     _show(status_document(known) if as_json else status_lines(known))
 

@@ -47,6 +47,7 @@ def submit(
     from bigsci_launch.launch import report
     from bigsci_launch.launch import submit as launch
     from bigsci_launch.launch.foreground import follow
+    from bigsci_launch.launch.leave_out import leave_out_bad_nodes
     from bigsci_launch.launch.prepare import find_start, prepare, require_sound
 
     here, python = Path.cwd(), sys.executable
@@ -58,7 +59,8 @@ def submit(
         require_sound(prepared)
     for line in report.remark_lines(prepared.findings):
         console.talk(line)
-    for line in report.caller_lines(request):
+    request, lines = leave_out_bad_nodes(request, loaded.config.slurm, is_dry_run=dry_run)
+    for line in (*lines, *report.caller_lines(request)):
         console.talk(line)
     if dry_run:
         for line in launch.dry_run_notes(request):

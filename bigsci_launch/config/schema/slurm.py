@@ -74,6 +74,10 @@ class SlurmSection(Section):
     """Seconds that ranks may run after the first has ended with 0 (`srun --wait`); 0: no limit. Then they are killed as
     hung: raise it if a rank has long work to do after the others, such as a last upload."""
 
+    node_check: bool = False
+    """Whether each node is tried for some seconds before the ranks start: its GPUs, memory, shared memory and network.
+    A node that fails ends the job with its name, and is left out of later attempts."""
+
     sbatch_options: SbatchOptions = []
     """Additional sbatch options of this run, such as `--mail-type=END`, `--begin=18:00` or `--licenses=scratch`. One
     with the same name as an option of the site replaces it."""

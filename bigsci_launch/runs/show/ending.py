@@ -34,6 +34,8 @@ def failure_text(failure: dict[str, Any]) -> str:
     at = failure.get("coordinate")
     coordinate = f" ({Coordinate.at(**at)})" if at else ""
     how = failure.get("error") or failure.get("signal") or f"exit code {failure.get('code')}"
+    if failure.get("rank") is None:
+        return f"node {failure.get('node')}: {how}"
     return f"rank {failure.get('rank')}{coordinate} on {failure.get('node') or 'an unknown node'}: {how}"
 
 
@@ -41,12 +43,14 @@ def ending_advice(ended: EndRecord, run: str) -> str | None:
     """Return what to do after an attempt has ended; None if there is nothing. `run` is the run as a person types it."""
     reason, failure = ended["reason"], ended.get("first_failure")
     logs = f"bsl logs {run}" + (f" --rank {failure.get('rank')}" if failure is not None else "")
+    if failure is not None and failure.get("rank") is None:
+        return f"submit it again: {failure.get('node')} is left out   (bsl nodes)"
     if reason == "hang" and ended.get("spy_bundle"):
         return f"bsl spy --bundle {ended['spy_bundle']}   (the stacks while it hung)"
     if reason == "hang":
         return f"{logs}   (and `bsl spy {run}` while it hangs, if it does so again)"
     if reason == "node_failure" and failure is not None and failure.get("node"):
-        return f"submit it again with --set slurm.exclude={failure['node']}, unless the node is known to be well again"
+        return f"submit it again: {failure['node']} is left out   (bsl nodes)"
     if reason == "hung_at_exit":
         return f"{logs}   (if the rank had work to do at its exit, raise slurm.wait_s)"
     if failure is not None and failure.get("signal") == "SIGKILL":

@@ -53,6 +53,8 @@ conclude() {
   "$host_python" -I -S "$frozen/tools/exit_reason.py" --attempt-dir "$attempt_dir" \
     --world-size 8 --job-id "$SLURM_JOB_ID" --started "$started" \
     "${facts[@]}" "$@" || say "exit.json could not be written" >&2
+  # Nodes that this end has shown to be bad are left out of later attempts.
+  "$host_python" -I -S "$frozen/tools/bad_nodes.py" --attempt-dir "$attempt_dir" --job-id "$SLURM_JOB_ID" "${facts[@]}" || true
 }
 
 # With grace time, Slurm ends only the ranks when it takes the nodes for another job, and they may end well.

@@ -55,6 +55,8 @@ conclude() {
   "$host_python" -I -S "$frozen/tools/exit_reason.py" --attempt-dir "$attempt_dir" \
     --world-size 8 --job-id "$SLURM_JOB_ID" --started "$started" \
     "${facts[@]}" "$@" || say "exit.json could not be written" >&2
+  # Nodes that this end has shown to be bad are left out of later attempts.
+  "$host_python" -I -S "$frozen/tools/bad_nodes.py" --attempt-dir "$attempt_dir" --job-id "$SLURM_JOB_ID" "${facts[@]}" || true
 }
 
 # With grace time, Slurm ends only the ranks when it takes the nodes for another job, and they may end well.
@@ -120,6 +122,33 @@ derived_port="$((10000 + SLURM_JOB_ID % 20000))"
 MASTER_PORT="$("$host_python" -I -S "$frozen/tools/free_port.py" "$derived_port")" || MASTER_PORT="$derived_port"
 export MASTER_PORT
 say "rendezvous at $MASTER_ADDR:$MASTER_PORT"
+
+# slurm.node_check is true: every node is tried before the ranks start, one process on each. A node that fails ends the
+# job now, with its name. A check that cannot run ends nothing.
+check_options=(
+  --nodes=2
+  --ntasks=2
+  # one process per node, which tries all of its GPUs
+  --ntasks-per-node=1
+  --cpus-per-task=288
+  # a node that cannot be tried must not end the check of the others
+  --kill-on-bad-exit=0
+  # each node ends its check by itself after a minute
+  --wait=0
+  --mpi=none
+  # the rest of this script is not its input
+  --input=none
+  --export=ALL
+  '--container-image=/images/pytorch 25.sqsh'
+  # the run directory contains the config, the runner and all records
+  '--container-mounts=/home/alice/runs/my run:/home/alice/runs/my run,/scratch:/scratch,/users'
+)
+checked=0
+(timeout --kill-after=5 110 srun "${check_options[@]}" "$rank_python" -I "$frozen/tools/check_node.py" || true) |
+  "$host_python" -I -S "$frozen/tools/check_verdict.py" --into "$attempt_dir/check" --nodes "$hosts" || checked="$?"
+if [ "$checked" -eq 3 ]; then
+  exit 1
+fi
 
 step_options=(
   # a dead rank ends the step, since the others would wait for it in a collective until the time limit

@@ -33,12 +33,13 @@ MAY_USE: dict[str, set[str]] = {
     "minicluster": {"scheduler"},
     "plan": {"config", "pages", "runs", "scheduler"},
     "spy": {"config", "pages", "runs", "scheduler"},
-    "launch": {"config", "plan", "runs", "scheduler"},
+    "nodes": {"config", "runs", "scheduler"},
+    "launch": {"config", "nodes", "plan", "runs", "scheduler"},
     "train": {"config", "data", "launch", "plan", "runs", "weights"},
     "hang_lab": {"config", "launch", "runs", "scheduler", "spy"},
     "demo": {"runs"},
     "cli": {
-        *("config", "data", "demo", "hang_lab", "launch", "minicluster", "pages", "plan", "runs", "scheduler"),
+        *("config", "data", "demo", "hang_lab", "launch", "minicluster", "nodes", "pages", "plan", "runs", "scheduler"),
         *("spy", "weights"),
     },
 }

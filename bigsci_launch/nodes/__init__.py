@@ -1,0 +1,1 @@
+"""Which nodes to leave out: the memory of bad nodes, the check that finds them, the search for a slow one."""

@@ -1,0 +1,76 @@
+"""Asks, on the login node, what ended attempts say about their nodes: no script did so if its own node was lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from bigsci_launch.content import packaged
+from bigsci_launch.errors import RunDirError, SlurmError
+from bigsci_launch.runs.attempts import JobRecord, query_attempts, read_job
+from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
+from bigsci_launch.scheduler.command import scrubbed_environment
+from bigsci_launch.scheduler.job import JobInfo, JobState
+from bigsci_launch.scheduler.slurm import query_nodes
+
+TIMEOUT_S = 60.0
+
+
+def evaluate_run(run: RunDir) -> list[str]:
+    """Add to the memory what ended attempts of a run have shown, if that was not done yet. Return what was found.
+
+    Attempts of other people, and those whose end is not known, are left alone.
+    """
+    attempts = run.attempts()
+    newest = attempts[-1].name if attempts else ""
+    open_attempts = [(attempt, record) for attempt in attempts if (record := _open_record(attempt)) is not None]
+    if not open_attempts:
+        return []
+    jobs = query_attempts([attempt for attempt, _ in open_attempts])
+    lines: list[str] = []
+    for attempt, record in open_attempts:
+        job = jobs[attempt.name]
+        # A later start of the same job says that this one is over, whatever the job does now.
+        if attempt.name != newest or job.state.is_over or job.is_gone:
+            lines += _evaluate(attempt, record, job)
+    return lines
+
+
+def _open_record(attempt: AttemptDir) -> JobRecord | None:
+    """Return the job of an attempt that still has to be evaluated; None for any other."""
+    try:
+        if not os.access(attempt.path, os.W_OK) or (attempt.bad_nodes.exists() and _is_final(attempt)):
+            return None
+        record = read_job(attempt)
+    except RunDirError:
+        return None
+    return record if record is not None and record.job_id is not None else None
+
+
+def _is_final(attempt: AttemptDir) -> bool:
+    document = read_json(attempt.bad_nodes)
+    return isinstance(document, dict) and bool(document.get("is_final"))
+
+
+def _evaluate(attempt: AttemptDir, record: JobRecord, job: JobInfo) -> list[str]:
+    tool = packaged("diagnostics", "bad_nodes.py")
+    argv = [sys.executable, "-I", "-S", str(tool), "--attempt-dir", str(attempt.path), "--ended"]
+    argv += ["--lost-nodes", " ".join(_nodes_given_up(job))]
+    argv += ["--cluster", record.cluster] if record.cluster else []
+    environment = scrubbed_environment(os.environ)
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
+    except subprocess.TimeoutExpired:
+        return [f"attempt {attempt.name}: what it says about its nodes is not known: no answer in {TIMEOUT_S:g} s"]
+    return [line.removeprefix("bsl: ") for line in done.stderr.splitlines()]
+
+
+def _nodes_given_up(job: JobInfo) -> list[str]:
+    """Return the nodes of a job that Slurm ended because it lost a node, and that are down now."""
+    if job.state is not JobState.NODE_FAIL or not job.hostlist:
+        return []
+    try:
+        return [node.name for node in query_nodes(job.hostlist) if node.is_given_up]
+    except SlurmError:
+        return []
