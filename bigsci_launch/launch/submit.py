@@ -17,6 +17,7 @@ from bigsci_launch.config.schema.run import ModelSection, RunConfig
 from bigsci_launch.content import packaged
 from bigsci_launch.errors import RunDirError, SlurmError
 from bigsci_launch.launch.provenance import collect_provenance, is_secret_name
+from bigsci_launch.launch.rehearsed import rehearsal_note
 from bigsci_launch.launch.request import JobRequest, make_request
 from bigsci_launch.launch.script import render_script
 from bigsci_launch.launch.turn import ActiveAttempt, behind, find_turn
@@ -291,6 +292,7 @@ def notes(loaded: LoadedRun, *, is_local: bool, was_asked: bool) -> list[str]:
         if is_secret_name(name) and variable.value
     ]
     found += [*_missing_data(loaded.config), *(() if is_local else _missing_files(loaded.config))]
+    found += [] if is_local else rehearsal_note(loaded, Path.cwd())
     if not is_local or loaded.site.is_local:
         return found
     why = "" if was_asked else "there is no sbatch here: "

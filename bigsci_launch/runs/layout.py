@@ -28,6 +28,8 @@ RUN/
   checkpoints/                global_step20/, latest, latest_checkpointed_iteration.txt
   dumps/                      per-rank weight dumps: step-000005-before/rank-0003.safetensors
   spy/                        evidence bundles
+
+ROOT/rehearsals/NAME/0001/    a rehearsal of run NAME: report.json, and the run directory of its attempts
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from bigsci_launch.errors import RunDirError
 from bigsci_launch.file_names import checkpoint_tag, dump_name, rank_name, rank_of_name, steps_done_at_dump
 
 _ATTEMPT = re.compile(r"[0-9]+(\.r[0-9]+)?")
+_NUMBER = re.compile(r"[0-9]+")
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -275,6 +278,29 @@ class RunDir:
     def next_attempt_name(self) -> str:
         numbers = [int(attempt.base_name) for attempt in self._all_attempts()]
         return f"{max(numbers, default=0) + 1:04d}"
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsalDir:
+    """The folder of one rehearsal, which holds its report and the run directory of its attempts."""
+
+    path: Path
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.json"
+
+
+def rehearsals_of(root: Path, name: str) -> list[RehearsalDir]:
+    """Return the rehearsals of run `name` below `root`, the oldest first."""
+    found = [path for path in _entries(root / "rehearsals" / name) if _NUMBER.fullmatch(path.name)]
+    return [RehearsalDir(path) for path in sorted(found, key=lambda path: int(path.name))]
+
+
+def next_rehearsal(root: Path, name: str) -> RehearsalDir:
+    """Return the folder of the next rehearsal of run `name` below `root`, which does not exist yet."""
+    numbers = [int(rehearsal.path.name) for rehearsal in rehearsals_of(root, name)]
+    return RehearsalDir(root / "rehearsals" / name / f"{max(numbers, default=0) + 1:04d}")
 
 
 def _entries(folder: Path) -> list[Path]:

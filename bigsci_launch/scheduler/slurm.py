@@ -180,6 +180,15 @@ def cancel_job(job_id: str) -> None:
         )
 
 
+def signal_script(job_id: str, name: str) -> None:
+    """Send a signal to the job's batch script alone, as `sbatch --signal=B:` does before the time limit.
+
+    Raises:
+        SlurmUnavailable, SlurmRefused: as `run_slurm`.
+    """
+    run_slurm(["scancel", "--batch", f"--signal={name}", job_id])
+
+
 def step_argv(job_id: str, argv: Sequence[str], *, nodes: Sequence[str]) -> list[str]:
     """Return the srun command that runs `argv` once on each of `nodes`, alongside the job's own step.
 

@@ -1,0 +1,1 @@
+"""Records of rehearsals: what was rehearsed, at which revision, with which verdict."""
