@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import bigsci_launch
-from bigsci_launch.config.load import LoadedRun
+from bigsci_launch.config.load import OVERRIDE, LoadedRun
 from bigsci_launch.launch.provenance import describe_repository, uncommitted_changes
 from bigsci_launch.runs.rehearsals.identity import CodeRevision, config_identity, digest
 from bigsci_launch.runs.rehearsals.record import describe_past, read_rehearsals
@@ -38,5 +38,6 @@ def rehearsal_note(loaded: LoadedRun, working_directory: Path) -> list[str]:
         return []
     root = (working_directory / loaded.config.run.root).resolve()
     past = read_rehearsals(root, loaded.config.run.name)
-    command = f"bsl rehearse {shlex.quote(str(loaded.path))}"
+    same = " with the same --set" if OVERRIDE in loaded.origins.values() else ""
+    command = f"`bsl rehearse {shlex.quote(str(loaded.path))}`{same}"
     return [describe_past(past, read_revision(working_directory), config_identity(loaded), command=command)]

@@ -28,12 +28,12 @@ END_LIMIT_S = 90.0
 """How long an attempt may take to end after it was cancelled."""
 
 Waited = Literal["held", "ended", "late"]
-# What is left of an attempt: processes whose environment names it. Prints `NODE PID NAME`, and `NODE` alone at the end.
+# Ends what is left of an attempt: processes whose environment names it. Prints `NODE PID NAME` for each, then `NODE`.
 _LEFT_OVER = """
 here="${SLURMD_NODENAME:-$(uname -n)}"
 for f in $(grep -lzxFs "BSL_RUN_DIR=$1" /proc/[0-9]*/environ); do
   p="${f%/environ}"
-  grep -qzxFs "BSL_ATTEMPT=$2" "$f" && echo "$here ${p#/proc/} $(cat "$p/comm")"
+  grep -qzxFs "BSL_ATTEMPT=$2" "$f" && echo "$here ${p#/proc/} $(cat "$p/comm")" && kill -KILL "${p#/proc/}"
 done
 echo "$here"
 """
@@ -163,11 +163,14 @@ class RunningAttempt:
         refused = self._run_on_nodes([rank.node], script, [str(rank.pid)], said)
         return None if said == ["sent"] else refused or f"kill did not reach pid {rank.pid} on {rank.node}"
 
-    def find_left_over(self, attempt_name: str) -> tuple[list[str], list[str]]:
-        """Return processes of an earlier attempt on the nodes of this one, and the nodes that were looked at."""
+    def end_left_over(self, attempt_name: str) -> tuple[list[str], list[str]]:
+        """End processes that an ended attempt has left on the nodes of this one.
+
+        Return these processes, and the nodes that were looked at.
+        """
         said: list[str] = []
         if self.is_local:
-            _left_over_here(self.run.path, attempt_name, said)
+            _end_left_over_here(self.run.path, attempt_name, said)
         else:
             self._run_on_nodes(self.evidence().nodes, _LEFT_OVER, [str(self.run.path), attempt_name], said)
         rows = [line.split(None, 2) for line in said]
@@ -207,8 +210,8 @@ class RunningAttempt:
             return f"{self.label} could not be ended: {error.message}; {by_hand}"
 
 
-def _left_over_here(run_directory: Path, attempt_name: str, said: list[str]) -> None:
-    """Look at this machine. The environment of a process that is stuck may never be read: hence the limit."""
+def _end_left_over_here(run_directory: Path, attempt_name: str, said: list[str]) -> None:
+    """Like `end_left_over`, on this machine, with a limit: the environment of a stuck process may never be read."""
     argv = ["sh", "-c", _LEFT_OVER, "sh", str(run_directory), attempt_name]
     with suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=KILL_LIMIT_S, check=False)

@@ -103,7 +103,7 @@ def with_left_over(
 ) -> PhaseResult:
     """Return the result of the kill, with what was found on the nodes later."""
     unseen = [] if looked == ["this machine"] else [node for node in nodes if node not in looked]
-    said = [f"still running: {', '.join(left)}"] if left else []
+    said = [f"still running, and now killed: {', '.join(left)}"] if left else []
     said += ["no process left"] if looked and not left else []
     said += [f"not looked at for processes that are left: {', '.join(unseen)}"] if unseen else []
     outcome: Outcome = "failed" if left else result.outcome
@@ -122,9 +122,9 @@ def judge_resume_after_kill(
     said = [_start_text(after, saved)]
     old = {step.step: step for step in before.steps}
     pairs = [(old[step.step], step) for step in after.steps if step.step in old and step.step > saved]
-    pairs = [(one, other) for one, other in pairs if one.loss is not None and other.loss is not None]
+    pairs = [(one, other) for one, other in pairs if _is_finite(one) and _is_finite(other)]
     if not pairs:
-        said.append("the killed attempt had made no step after the save, so no loss could be compared")
+        said.append("the killed attempt shows no loss of a step after the save, so none could be compared")
         return PhaseResult(RESUME_AFTER_KILL, "not checked", seconds, tuple(said))
     apart = max(_difference(one, other) for one, other in pairs)
     names = f"steps {pairs[0][0].step}-{pairs[-1][0].step}" if len(pairs) > 1 else f"step {pairs[0][0].step}"
@@ -167,10 +167,12 @@ def _start_text(after: Evidence, saved: int) -> str:
     return f"from step {saved}, next step {after.steps[0].step}"
 
 
+def _is_finite(step: StepSeen) -> bool:
+    return step.loss is not None and math.isfinite(step.loss)
+
+
 def _difference(one: StepSeen, other: StepSeen) -> float:
     assert one.loss is not None and other.loss is not None, "the caller has left them out"
-    if not (math.isfinite(one.loss) and math.isfinite(other.loss)):
-        return math.inf
     return abs(one.loss - other.loss) / max(abs(one.loss), 1e-12)
 
 

@@ -141,7 +141,7 @@ class Rehearsal:
         self._first = attempt.evidence()
         result = judge_teardown(victim.rank, attempt.ending(), teardown_s, self._limits.teardown_s)
         if attempt.is_local and teardown_s is not None:
-            result = with_left_over(result, *attempt.find_left_over(attempt.attempt.name), ())
+            result = with_left_over(result, *attempt.end_left_over(attempt.attempt.name), ())
         self._note(result)
         return self._end_current("ending")
 
@@ -156,7 +156,7 @@ class Rehearsal:
             return False
         if not attempt.is_local and (killed := self._results.get(KILL)) is not None and killed.outcome != "not checked":
             name = attempt.run.attempts()[0].name
-            self._results[KILL] = with_left_over(killed, *attempt.find_left_over(name), before.nodes)
+            self._results[KILL] = with_left_over(killed, *attempt.end_left_over(name), before.nodes)
         saved = before.last_save
         seconds = time.monotonic() - began
         self._note(judge_resume_after_kill(before, evidence, seconds, saved=saved, tolerance=self._tolerance))
@@ -226,7 +226,9 @@ class Rehearsal:
         return True
 
     def _wait_for_resumed(self, attempt: RunningAttempt, phase: str, began: float) -> Evidence | None:
-        limit_s = self._limits.first_step_s + STEPS_AFTER_RESUME * self._limits.step_s
+        prints_steps = self._first is not None and self._first.steps
+        limits = self._limits
+        limit_s = limits.first_step_s + STEPS_AFTER_RESUME * limits.step_s if prints_steps else limits.step_s
         waited, evidence = attempt.wait(lambda seen: len(seen.steps) >= STEPS_AFTER_RESUME, limit_s)
         if waited == "ended":
             self._fail_end(phase, attempt, time.monotonic() - began)
@@ -262,16 +264,23 @@ class Rehearsal:
     def _end_current(self, why: str) -> bool:
         """End the attempt that runs, if one does; return whether none is left."""
         attempt, self._current = self._current, None
-        if attempt is None or attempt.has_gone():
+        if attempt is None:
             return True
-        self._tell(f"{why} {attempt.label}")
-        if (left := attempt.try_to_end()) is not None:
+        left = None
+        if not attempt.has_gone():
+            self._tell(f"{why} {attempt.label}")
+            left = attempt.try_to_end()
+            if left is None:
+                self._tell(f"{attempt.label} has ended")
+        if left is not None:
             self._tell(f"warning: {left}")
+        elif attempt.is_local and (stray := attempt.end_left_over(attempt.attempt.name)[0]):
+            self._tell(f"left behind, and now killed: {', '.join(stray)}")
         return left is None
 
     def _unplayed(self, name: str) -> PhaseResult:
         failed = next((phase for phase in PHASES if self._is_last_played(phase)), START)
-        return PhaseResult(name, "not checked", None, (f"the rehearsal ended at {failed!r}",))
+        return PhaseResult(name, "not checked", None, (f"the rehearsal ended at: {failed}",))
 
     def _is_last_played(self, name: str) -> bool:
         return name in self._results and not any(later in self._results for later in PHASES[PHASES.index(name) + 1 :])

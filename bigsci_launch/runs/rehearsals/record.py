@@ -36,11 +36,16 @@ class PastRehearsal:
 
 
 def read_rehearsals(root: Path, name: str) -> list[PastRehearsal]:
-    """Return the rehearsals of run `name` that have a report, the oldest first. Reports that cannot be read are not."""
+    """Return the rehearsals of run `name` with a verdict, the oldest first.
+
+    Those that were interrupted, that never started, or that another version stored are left out.
+    """
     found = []
     for folder in rehearsals_of(root, name):
         try:
             document = read_json(folder.report)
+            if document["verdict"] == "unknown":
+                continue
             found.append(
                 PastRehearsal(
                     folder.path,
@@ -53,7 +58,7 @@ def read_rehearsals(root: Path, name: str) -> list[PastRehearsal]:
                 )
             )
         except (RunDirError, KeyError, TypeError, ValueError):
-            continue  # it was interrupted, or another version wrote it
+            continue
     return found
 
 
@@ -63,12 +68,14 @@ def describe_past(past: Sequence[PastRehearsal], revision: CodeRevision, identit
     if same and same[-1].verdict == "go":
         return f"rehearsed at {revision.short}: {same[-1].words}"
     if same:
-        return f"warning: rehearsed at {revision.short}: {same[-1].words}; `{command}` rehearses it again"
+        return f"warning: rehearsed at {revision.short}: {same[-1].words}; {command} rehearses it again"
     last = f" (last rehearsal: at {past[-1].revision.short}: {past[-1].words})" if past else ""
     if not revision.is_known:
         what = "the revision of the code is not known, so it cannot be told whether it was rehearsed"
     elif past and past[-1].revision.is_same(revision):
         what = "never rehearsed with this configuration"
+    elif past and past[-1].revision.repositories == revision.repositories:
+        what = f"never rehearsed at {revision.short}: what is not committed has changed"
     else:
         what = f"never rehearsed at {revision.short}"
-    return f"note: {what}{last}; `{command}` does it in minutes"
+    return f"note: {what}{last}; {command} does it in minutes"
