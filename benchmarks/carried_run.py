@@ -2,10 +2,10 @@
 
     python benchmarks/carried_run.py [--by requeue|queue] [--page docs/how-to/continue.md]
 
-Starts a mini cluster of four isolated nodes and submits a tiny GPT on two of them (4 ranks, tp 2 x pp 2), once. From then
-on nothing asks for the run: the program only does harm. In the second start a job of higher priority takes the nodes,
-in the third a node is killed as by a power cut, in the fourth a rank gets SIGKILL. The others run into their time limit.
-Each start is read from the run directory afterwards. Needs root and Slurm's packages; takes about eight minutes.
+Starts a mini cluster of four isolated nodes and submits a tiny GPT on two of them (4 ranks, tp 2 x pp 2), once. From
+then on nothing asks for the run: the program only does harm. After the first start, a job of higher priority takes the
+nodes of one, in the next a node is killed as by a power cut, in the next a rank gets SIGKILL. The others run into their
+time limit. Each start is read from the run directory afterwards. Needs root and Slurm's packages; takes six minutes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ COLUMNS = ("start", "nodes", "steps", "what was done to it", "ended", "decision 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A mini cluster, and a folder for the run."""
+    """A folder for the run, and the directory of a mini cluster."""
 
     folder: Path
+    cluster: Path
 
     @property
     def environment(self) -> dict[str, str]:
-        cluster = self.folder / "c"
-        return {**os.environ, "BSL_CLUSTER_DIR": str(cluster), "SLURM_CONF": str(cluster / "slurm.conf")}
+        return {**os.environ, "BSL_CLUSTER_DIR": str(self.cluster), "SLURM_CONF": str(self.cluster / "slurm.conf")}
 
     def run(self, *argv: str) -> str:
         """Run a program against the cluster.
@@ -76,6 +76,12 @@ def settings(site: Site, by: str) -> list[str]:
         "faults": "[{kind: slow, rank: 0, step: 1, seconds: 1.5}]",
     }
     return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
+
+
+def prepare_corpus(site: Site) -> None:
+    """Make a dataset of some of Python's own source code."""
+    source = Path(json.__file__).parent.parent / "asyncio"
+    site.bsl("data", "prepare", str(source), "--output", "corpus/text", "--vocab-size", "512", "--glob", "*.py")
 
 
 def steps_of(attempt: AttemptDir) -> list[int]:
@@ -118,8 +124,9 @@ def kill_rank(site: Site, attempt: AttemptDir) -> str:
     return f"rank {place['rank']} got SIGKILL"
 
 
-HARM: dict[int, tuple[int, Callable[[Site, AttemptDir], str]]] = {2: (7, preempt), 3: (7, kill_node), 4: (7, kill_rank)}
-"""What is done in which start, after how many of its steps."""
+HARM: tuple[Callable[[Site, AttemptDir], str], ...] = (preempt, kill_node, kill_rank)
+"""What is done, each to one of the starts after the first, when it has made `AFTER` steps."""
+AFTER = 6
 
 
 @dataclass(slots=True)
@@ -148,9 +155,9 @@ def carry(site: Site, by: str, tell: Callable[[str], None]) -> Carried:
         time.sleep(0.5)
         attempts = found.run.attempts()
         newest = attempts[-1]
-        after, harm = HARM.get(len(attempts), (0, None))
-        if harm is not None and newest.name not in found.done and len(steps_of(newest)) >= after:
-            found.done[newest.name] = harm(site, newest)
+        is_due = len(attempts) > 1 and len(found.done) < len(HARM) and newest.name not in found.done
+        if is_due and len(steps_of(newest)) >= AFTER:
+            found.done[newest.name] = HARM[len(found.done)](site, newest)
             tell(f"{time.monotonic() - began:4.0f} s  {newest.name}: {found.done[newest.name]}")
     found.seconds = time.monotonic() - began
     return found
@@ -174,6 +181,11 @@ def rows(found: Carried) -> list[tuple[str, ...]]:
     return table
 
 
+def steps_made(found: Carried) -> list[int]:
+    """Return every step that was made, once."""
+    return sorted({step for attempt in found.run.attempts() for step in steps_of(attempt)})
+
+
 def _read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
@@ -195,16 +207,14 @@ def main() -> int:
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bsl-", dir="/tmp") as folder:  # short, because sockets are created in it
-        site = Site(Path(folder))
+        site = Site(Path(folder), Path(folder) / "c")
         try:
             site.bsl("cluster", "up", "--nodes", "4", "--isolated")
-            source = Path(json.__file__).parent.parent / "asyncio"
-            site.bsl("data", "prepare", str(source), "--output", "corpus/text", "--vocab-size", "512", "--glob", "*.py")
+            prepare_corpus(site)
             found = carry(site, options.by, lambda line: print(line, file=sys.stderr, flush=True))
-            table, left = rows(found), site.run("squeue", "-h")
+            table, left, whole = rows(found), site.run("squeue", "-h"), steps_made(found)
         finally:
             site.bsl("cluster", "down")
-        whole = sorted({step for attempt in found.run.attempts() for step in steps_of(attempt)})
     text = as_markdown(table)
     text += f"\n\n{len(table)} starts, {found.seconds:.0f} s, {len(whole)} of {STEPS} steps, by {options.by}; "
     text += f"jobs left in the queue: {len(left.splitlines())}."

@@ -72,12 +72,15 @@ def find_turn(run: RunDir, chain: ChainRecord | None) -> ActiveAttempt | None:
 
 
 def behind(request: JobRequest, active: ActiveAttempt) -> JobRequest:
-    """Return the request as one that starts when the active attempt has ended, however that ends."""
+    """Return the request as one that starts when the active attempt has ended, however that ends.
+
+    It continues the chain of that attempt. If that has none, a new chain begins.
+    """
     assert request.chain is not None and active.record.job_id is not None
     earlier = read_chain(active.attempt)
-    chain = replace(
-        request.chain, first=earlier.first if earlier else active.attempt.base_name, after=active.attempt.name
-    )
+    is_same = earlier is not None and not earlier.only_preempted
+    first = earlier.first if earlier is not None and is_same else request.attempt.name
+    chain = replace(request.chain, first=first, after=active.attempt.name)
     wait = Option(
         "dependency",
         f"afterany:{active.record.job_id}",

@@ -1,0 +1,155 @@
+"""A run that carries itself, on a real Slurm: it stops without progress, leaves nothing behind, and can be ended."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import MakeCluster, SlurmCluster
+from .test_submit import PROGRAM, Run, write_run
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+STUCK = Path(__file__).parent / "programs" / "stuck.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+QUEUE = ("--set", "slurm.chain.by=queue")
+
+
+def submit(run: Run, *words: str, program: Path = STUCK, options: tuple[str, ...] = QUEUE) -> str:
+    """Submit a run of two ranks that execute `program`, in the partition for jobs that may be preempted."""
+    command = json.dumps([sys.executable, str(program), *words])
+    return run.submit("--set", f"run.command={command}", "--set", "slurm.partition=preemptible", *options)
+
+
+@pytest.fixture
+def make_run(isolated_cluster: SlurmCluster, tmp_path: Path) -> Callable[..., Run]:
+    def make(name: str, nodes: int = 1) -> Run:
+        return write_run(isolated_cluster, tmp_path, name=name, nodes=nodes)
+
+    return make
+
+
+def decision(run: Run, attempt: str) -> dict[str, Any]:
+    path = run.directory / "attempts" / attempt / "next.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def attempts(run: Run) -> list[str]:
+    return sorted(path.name for path in (run.directory / "attempts").iterdir())
+
+
+def next_start(run: Run) -> str:
+    """What `bsl status` says about the next start."""
+    lines = run.bsl("status", str(run.directory)).splitlines()
+    return next((line.removeprefix("next start").strip() for line in lines if line.startswith("next start")), "")
+
+
+def jobs(run: Run) -> list[str]:
+    """The jobs of the run that wait or run."""
+    done = run.cluster.run("squeue", "-h", "-o", "%i %k")
+    return [line.split()[0] for line in done.stdout.splitlines() if line.endswith(str(run.directory))]
+
+
+def test_a_chain_by_queue_stops_where_no_step_is_made(make_run: Callable[..., Run]) -> None:
+    run = make_run("stuck")
+    job_id = submit(run, "3")
+    assert f"job {int(job_id) + 1} is queued behind it" in run.stderr
+    run.wait_for(lambda: decision(run, "0002").get("action") == "stop", timeout_s=90)
+    run.wait_for(lambda: not jobs(run))
+    assert decision(run, "0001")["action"] == "continue"
+    found = decision(run, "0002")
+    assert found["sentence"] == "no step since the start before (step 3); start 0002 ended: crashed"
+    assert attempts(run) == ["0001", "0002"], "nothing waits, and nothing is left of what waited"
+    assert next_start(run).startswith("none: no step since the start before (step 3)")
+    assert run.status()["next"]["progress"] == "none"
+
+
+def test_a_finished_run_leaves_no_successor(make_run: Callable[..., Run]) -> None:
+    run = make_run("finishing")
+    submit(run, "3", "finish-in=0002")
+    run.wait_for(lambda: decision(run, "0002").get("action") == "finished", timeout_s=90)
+    run.wait_for(lambda: not jobs(run))
+    assert attempts(run) == ["0001", "0002"]
+    status = run.status()
+    assert (status["exit"]["reason"], status["step"]["step"]) == ("finished", 9)
+    assert "next:" not in run.bsl("status", str(run.directory))
+
+
+def test_cancel_ends_what_runs_and_what_waits(make_run: Callable[..., Run]) -> None:
+    run = make_run("cancelled")
+    first = submit(run, program=PROGRAM)
+    run.wait_for_ranks(num=2)
+    second = str(int(first) + 1)
+    assert run.status()["next"]["job_id"] == second and run.status()["attempt"]["name"] == "0001"
+    assert next_start(run) == f"job {second}, attempt 0002, is queued behind it"
+    run.submit(*QUEUE, rc=2)
+    assert f"attempt 0002 (job {second}) is queued already" in run.stderr
+    said = run.bsl("cancel", str(run.directory))
+    assert f"job {second}: asked to end (attempt 0002" in said and f"job {first}: asked to end" in said
+    run.wait_for_state("CANCELLED")
+    run.wait_for(lambda: not jobs(run))
+    assert attempts(run) == ["0001"]
+    assert "next:" not in run.bsl("status", str(run.directory))
+
+
+def test_an_attempt_is_queued_from_outside_behind_one_without_a_chain(make_run: Callable[..., Run]) -> None:
+    run = make_run("late")
+    submit(run, program=PROGRAM, options=())
+    run.wait_for_ranks(num=2)
+    assert submit(run, "9", "finish-in=0002").isdigit()
+    assert "waits behind attempt 0001" in run.stderr
+    assert (run.directory / "attempts" / "0002" / "queued").exists()
+    run.cluster.run("scancel", run.status()["job"]["job_id"])
+    run.wait_for(lambda: decision(run, "0002").get("action") == "finished", timeout_s=90)
+    run.wait_for(lambda: not jobs(run))
+
+
+def preempt(run: Run) -> None:
+    node = run.status()["job"]["hostlist"]
+    argv = ("--exclusive", f"--nodelist={node}", "--partition=debug", "--output=/dev/null", "--wrap=sleep 1")
+    assert run.cluster.run("sbatch", *argv).returncode == 0
+
+
+def test_a_preempted_run_saves_and_is_started_again(make_run: Callable[..., Run]) -> None:
+    """With grace time, ranks end with 0, and Slurm would call the job completed."""
+    run, alone = make_run("requeued"), make_run("alone")
+    for each, options in ((run, ("--set", "slurm.requeue=true")), (alone, ())):
+        submit(each, program=PROGRAM, options=options)
+        each.wait_for_ranks(num=2)
+        preempt(each)
+    alone.wait_for(lambda: alone.status()["exit"] is not None)
+    assert alone.exit()["reason"] == "preempted"
+    assert "next: bsl submit" in alone.bsl("status", str(alone.directory))
+    run.wait_for(lambda: bool(decision(run, "0001")))
+    assert (run.exit()["reason"], decision(run, "0001")["next_attempt"]) == ("preempted", "0001.r1")
+    text = next_start(run)
+    assert text.startswith("Slurm starts it again at") and "as 0001.r1: start 0001 ended: preempted" in text
+    run.bsl("cancel", str(run.directory))
+    run.wait_for(lambda: not jobs(run))
+    assert attempts(run) == ["0001"]
+
+
+@pytest.mark.long
+@pytest.mark.torch
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("by", ["requeue", "queue"])
+def test_a_run_of_60_steps_is_finished_without_a_hand(
+    by: str, make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a time limit of about 20 steps, with a preemption, a killed node and a killed rank."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import carried_run  # type: ignore[import-not-found]
+
+    cluster = make_cluster(nodes=4)
+    site = carried_run.Site(tmp_path, cluster.directory)
+    carried_run.prepare_corpus(site)
+    found = carried_run.carry(site, by, lambda line: None)
+    rows = {row[3].partition(" ")[0]: row[4] for row in carried_run.rows(found)}
+    assert (rows["preempted"], rows["node"], rows["rank"]) == ("preempted", "node_failure", "crashed"), rows
+    assert carried_run.steps_made(found) == list(range(1, carried_run.STEPS + 1))
+    assert carried_run.rows(found)[-1][4] == "finished"
+    assert cluster.run("squeue", "-h").stdout == ""
