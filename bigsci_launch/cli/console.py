@@ -9,7 +9,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -19,9 +19,27 @@ from bigsci_launch.progress import Progress
 from bigsci_launch.units import format_age, format_bytes
 
 
+MOST_LINES_HELD = 1000
+LONGEST_HELD_S = 0.1
+
+
 def answer(text: str = "") -> None:
     """Print a line of the answer on stdout, unchanged but for what no encoding can print."""
     click.echo(_printable(text))
+
+
+def answer_lines(lines: Iterable[str]) -> None:
+    """Print lines of the answer in blocks, since millions of them may come; none waits for long."""
+    block: list[str] = []
+    printed = 0.0
+    for line in lines:
+        block.append(line)
+        now = time.monotonic()
+        if len(block) >= MOST_LINES_HELD or now - printed >= LONGEST_HELD_S:
+            answer("\n".join(block))
+            block, printed = [], now
+    if block:
+        answer("\n".join(block))
 
 
 def talk(text: str) -> None:

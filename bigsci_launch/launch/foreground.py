@@ -12,7 +12,8 @@ from types import FrameType
 
 from bigsci_launch.launch.report import state_line
 from bigsci_launch.launch.submit import Submission, exit_code_of, wait_for_end
-from bigsci_launch.runs.logs import BATCH, LogReader
+from bigsci_launch.runs.logs import BATCH
+from bigsci_launch.runs.output.log_reader import LogReader
 from bigsci_launch.topology import Topology
 
 POLL_S = 0.2

@@ -45,6 +45,23 @@ def find_run(argument: str | None, job_id: str | None = None) -> RunDir:
     raise RunDirError(f"no run {argument!r} under {runs_root()}, and it is not a path", hint=hint)
 
 
+def find_attempt(run: RunDir, name: str | None = None) -> AttemptDir:
+    """Return the attempt of a run that is called `name`; without a name, the newest.
+
+    Raises:
+        RunDirError: there is none.
+    """
+    attempts = run.attempts()
+    if not attempts:
+        raise RunDirError(f"{run.path}: nothing has been submitted yet", hint="`bsl submit CONFIG` submits a run")
+    named = [attempt for attempt in attempts if name in (None, attempt.name)]
+    if not named:
+        raise RunDirError(
+            f"run {run.name} has no attempt {name!r}", hint=f"it has {', '.join(attempt.name for attempt in attempts)}"
+        )
+    return named[-1]
+
+
 def find_run_of_job(job_id: str) -> RunDir:
     """Return the run of a Slurm job, found by the job's comment, else by the job records under `runs_root()`.
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import re
 import resource
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.attempts import query_attempt, read_exit
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
+from bigsci_launch.runs.output.log_reader import LogLine, LogReader
 from bigsci_launch.scheduler.job import JobState
 from bigsci_launch.topology import Coordinate
 
@@ -21,18 +22,8 @@ FOLLOW_POLL_S = 0.5
 ASK_SLURM_EVERY_S = 30.0
 MAX_UNKNOWN = 10
 """How often in succession the state may be unknown before the logs are followed no further: Slurm may be restarting."""
-STAMPED = re.compile(r"(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6})Z (?P<text>.*)", re.DOTALL)
 BATCH = -1
 """Used as the rank of lines of the batch script."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class LogLine:
-    """A line of a rank's log. `stamp` is the time in UTC, to the microsecond; as text it sorts by time."""
-
-    stamp: str
-    rank: int
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +49,21 @@ class MergedLogs:
         """Yield every complete line that was not yielded before, merged by time."""
         self._find_ranks()
         for line in heapq.merge(*(reader.new_lines() for reader in self._readers.values())):
-            if self._filter.pattern is None or self._filter.pattern.search(line.text):
+            if self._matches(line):
                 yield self._format(line)
+
+    def tail(self, number: int) -> list[str]:
+        """Return the last `number` lines, merged by time. It reads the logs from their ends, as far as it must.
+
+        `lines` and `follow` then yield only what is written later.
+        """
+        self._find_ranks()
+        newest = heapq.merge(*(reader.last_lines() for reader in self._readers.values()), reverse=True)
+        wanted = itertools.islice(filter(self._matches, newest), number)
+        return [self._format(line) for line in reversed(list(wanted))]
+
+    def _matches(self, line: LogLine) -> bool:
+        return self._filter.pattern is None or self._filter.pattern.search(line.text) is not None
 
     def follow(self, has_ended: Callable[[], bool]) -> Iterator[str]:
         """Yield lines as ranks write them, until `has_ended()` is true and no line is left."""
@@ -98,37 +102,6 @@ class MergedLogs:
     def _format(self, line: LogLine) -> str:
         when = f"{line.stamp[5:10]} {line.stamp[11:23]} " if line.stamp else ""
         return f"{when}[{self._label(line.rank)}] {line.text}"
-
-
-class LogReader:
-    """Reads one log incrementally, in complete lines; a missing file has none yet."""
-
-    def __init__(self, path: Path, rank: int) -> None:
-        self._path = path
-        self._rank = rank
-        self._offset = 0
-        self._last_stamp = ""
-
-    def new_lines(self) -> Iterator[LogLine]:
-        try:
-            stream = self._path.open("rb")
-        except OSError:
-            return
-        with stream:
-            stream.seek(self._offset)
-            for raw in stream:
-                if not raw.endswith(b"\n"):
-                    return  # the rest of this line has not been written yet
-                self._offset += len(raw)
-                yield self._parse(raw.decode("utf-8", "replace").rstrip("\r\n"))
-
-    def _parse(self, text: str) -> LogLine:
-        match = STAMPED.fullmatch(text)
-        if match is not None:
-            # A clock that is set back must not break the merge.
-            self._last_stamp = max(self._last_stamp, match["stamp"])
-        shown = match["text"] if match else text
-        return LogLine(self._last_stamp, self._rank, shown.rpartition("\r")[2])
 
 
 def describe_rank(attempt: AttemptDir, rank: int) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from bigsci_launch.errors import RunDirError
 from bigsci_launch.iteration_line import IterationLine, parse_iterations
 from bigsci_launch.runs.events import read_last_events
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json
-from bigsci_launch.runs.logs import STAMPED
+from bigsci_launch.runs.output.log_reader import STAMPED
 from bigsci_launch.scheduler.job import NodeInfo
 from bigsci_launch.topology import Coordinate
 

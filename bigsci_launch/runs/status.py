@@ -28,6 +28,7 @@ from bigsci_launch.runs.chain.carry import Carry, read_carry
 from bigsci_launch.runs.chain.records import read_next
 from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.runs.ending.reconstruct import reconstruct_exit
+from bigsci_launch.runs.find import find_attempt
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, read_json
 from bigsci_launch.runs.signs import (
     LastOutput,
@@ -82,15 +83,13 @@ class RunStatus:
         return self.exit is not None or self.num_started > 0
 
 
-def read_status(run: RunDir) -> RunStatus:
-    """Return the status of the run's newest attempt.
+def read_status(run: RunDir, name: str | None = None) -> RunStatus:
+    """Return the status of the run's newest attempt, or of the one called `name`.
 
     Raises:
-        RunDirError: the run has no attempt, or its records cannot be read.
+        RunDirError: the run has no such attempt, or its records cannot be read.
     """
-    attempt = run.latest_attempt()
-    if attempt is None:
-        raise RunDirError(f"{run.path}: nothing has been submitted yet", hint="`bsl submit CONFIG` submits a run")
+    attempt = find_attempt(run, name)
     job, topology = query_attempt(attempt), read_topology(run)
     events = read_rank_events(attempt)
     signs = read_signs(attempt, events)

@@ -18,10 +18,19 @@ from bigsci_launch.cli import console
 @click.option("--rank", "ranks", metavar="RANKS", help="Only these global ranks, such as 3 or 0-3,7.")
 @click.option("--node", metavar="NAME", help="Only ranks on this node.")
 @click.option("--grep", "pattern", metavar="RE", help="Only lines that match this regular expression.")
-def logs(run: str | None, follow: bool, ranks: str | None, node: str | None, pattern: str | None) -> None:
+@click.option("--tail", metavar="N", type=click.IntRange(min=1), help="Only the last N lines of those, at once.")
+@click.option("--attempt", "name", metavar="NAME", help="This attempt, such as 0001 or 0001.r1; default: the newest.")
+def logs(
+    run: str | None,
+    follow: bool,
+    ranks: str | None,
+    node: str | None,
+    pattern: str | None,
+    tail: int | None,
+    name: str | None,
+) -> None:
     """Print the logs of RUN's newest attempt, merged by time (UTC), each line with node, rank and coordinate."""
-    from bigsci_launch.errors import RunDirError
-    from bigsci_launch.runs.find import find_run
+    from bigsci_launch.runs.find import find_attempt, find_run
     from bigsci_launch.runs.logs import LogFilter, MergedLogs, end_detector, parse_ranks
     from bigsci_launch.runs.status import read_topology
 
@@ -36,9 +45,12 @@ def logs(run: str | None, follow: bool, ranks: str | None, node: str | None, pat
     topology = read_topology(found)
     if wanted and topology and max(wanted) >= topology.world_size:
         raise click.BadParameter(f"the run has ranks 0-{topology.world_size - 1}", param_hint="--rank")
-    attempt = found.latest_attempt()
-    if attempt is None:
-        raise RunDirError(f"{found.path}: nothing has been submitted yet")
+    attempt = find_attempt(found, name)
     merged = MergedLogs(attempt, LogFilter(wanted, node, compiled))
-    for line in merged.follow(end_detector(attempt)) if follow else merged.lines():
-        console.answer(line)
+    if tail is not None:
+        console.answer_lines(merged.tail(tail))
+    if follow:
+        for line in merged.follow(end_detector(attempt)):
+            console.answer(line)
+    elif tail is None:
+        console.answer_lines(merged.lines())

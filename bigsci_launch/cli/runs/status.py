@@ -16,8 +16,9 @@ from bigsci_launch.errors import RunDirError
 @click.option(
     "--jobid", metavar="ID", help="Show the run of this Slurm job, or the job itself if bsl did not submit it."
 )
+@click.option("--attempt", "name", metavar="NAME", help="This attempt, such as 0001 or 0001.r1; default: the newest.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def status(run: str | None, jobid: str | None, as_json: bool) -> None:
+def status(run: str | None, jobid: str | None, name: str | None, as_json: bool) -> None:
     """Show the state of RUN (a name or a directory; default: the run submitted last) and of its slowest rank."""
     from bigsci_launch.nodes.evaluate import evaluate_run
     from bigsci_launch.runs.find import find_run
@@ -35,7 +36,7 @@ def status(run: str | None, jobid: str | None, as_json: bool) -> None:
         return
     for line in evaluate_run(found):
         console.talk(line)
-    known = read_status(found)
+    known = read_status(found, name)
     _show(status_document(known) if as_json else status_lines(known))
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs import logs
 from bigsci_launch.runs.logs import LogFilter, MergedLogs, end_detector, parse_ranks
+from bigsci_launch.runs.output import log_reader
 from bigsci_launch.topology import compress_ranks
 
 
@@ -158,3 +159,59 @@ def test_logs_are_followed_while_slurm_is_silent(
     assert not has_ended() and not has_ended()
     slurm.answer("squeue", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
     assert has_ended()
+
+
+def test_the_last_lines_are_those_of_the_whole_log(trial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is in a block that is read from the end: empty lines, lines without a time, half a line at the end."""
+    monkeypatch.setattr(log_reader, "BLOCK_BYTES", 37)
+    for rank in range(3):
+        for second in range(rank, 40, 3):
+            trial.log(rank, stamped(second, f"{rank} {second}"), *(["no time\n", "\n"] if second % 5 == 0 else []))
+        trial.log(rank, "2026-11-21T01:02:59.123456Z half")
+    whole = invoke().stdout.splitlines()
+    assert len(whole) > 40
+    for number in (1, 2, 7, 30, len(whole), len(whole) + 5):
+        assert invoke("--tail", str(number)).stdout.splitlines() == whole[-number:]
+    picked = [line for line in whole if re.search("[05]$", line)]
+    assert invoke("--tail", "4", "--grep", "[05]$").stdout.splitlines() == picked[-4:]
+    assert invoke("--tail", "2", "--rank", "1").stdout.splitlines() == [line for line in whole if "rank 1" in line][-2:]
+
+
+def test_the_last_lines_of_a_log_without_times(trial: Any) -> None:
+    trial.attempt.job_output.write_text("one\n\ntwo\nthree\nhalf")
+    assert invoke("--tail", "3").stdout == "[batch] \n[batch] two\n[batch] three\n"
+    trial.attempt.job_output.write_text("".join(f"{number}\n" for number in range(5000)))
+    assert invoke("--tail", "2").stdout == "[batch] 4998\n[batch] 4999\n"
+
+
+def test_following_the_last_lines_shows_only_what_is_new(logged: Any) -> None:
+    merged = MergedLogs(logged.attempt, LogFilter())
+    assert [line.partition("] ")[2] for line in merged.tail(1)] == ["d"]
+    logged.log(5, stamped(5, "new"))
+    logged.log(7, stamped(6, "newer"))
+    assert [line.partition("] ")[2] for line in merged.lines()] == ["new", "newer"]
+
+
+@pytest.mark.parametrize("words", [(), ("--tail", "9")])
+def test_a_line_that_never_ends_is_cut(trial: Any, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    monkeypatch.setattr(log_reader, "LONGEST_LINE", 64)
+    monkeypatch.setattr(log_reader, "BLOCK_BYTES", 32)
+    trial.log(0, stamped(1, "a" * 500), stamped(2, "b"))
+    texts = [line.partition("] ")[2] for line in invoke(*words).stdout.splitlines()]
+    assert texts[-1] == "b" and all(len(text) <= 96 for text in texts)
+    assert words or "".join(texts) == "a" * 500 + "b"
+
+
+def test_an_older_attempt_is_shown_by_its_name(trial: Any) -> None:
+    trial.log(0, stamped(1, "first"))
+    trial.ended("crashed", 3)
+    trial.add_attempt("0001.r1")
+    trial.log(0, stamped(2, "second"))
+    assert "second" in invoke().stdout and "first" in invoke("--attempt", "0001").stdout
+    done = invoke("--attempt", "0002")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "error: run trial has no attempt '0002'\nhint: it has 0001, 0001.r1\n",
+    )
+    shown = CliRunner().invoke(bsl, ["status", "trial", "--attempt", "0001"]).stdout
+    assert "attempt  0001 of 2, job 12" in shown and "ended    crashed, exit code 3" in shown

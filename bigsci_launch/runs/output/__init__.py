@@ -1,0 +1,1 @@
+"""The lines that ranks print, as their logs hold them."""
