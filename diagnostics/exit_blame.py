@@ -54,12 +54,12 @@ def find_stragglers(ranks: Ranks, output: JobOutput) -> Finding | None:
     """Return who left early or hung at the exit, if the launcher ended ranks that ran long after the first had ended.
 
     If those that were ended had finished training, they hung at their exit. Otherwise the others left early, unless
-    these had finished. Without events nobody knows who had finished; then the majority is taken to be right.
+    these had finished. Without events nobody knows who had finished; then the majority is taken to be right. If no rank
+    ended with 0, the first failed, and those that were ended only did not listen to TERM: then it is not about them.
     """
-    if not output.running:
+    running, left = sorted(output.running), left_with_0(ranks, output)
+    if not running or not left:
         return None
-    running = sorted(output.running)
-    left = sorted(output.left) or [number for number, rank in ranks.items() if rank["exit"].get("code") == 0]
     finished = {number for number in [*running, *left] if has_ended(ranks.get(number, NOTHING))}
     early = [number for number in left if number not in finished]
     if any(rank["event"] for rank in ranks.values()):
@@ -70,6 +70,19 @@ def find_stragglers(ranks: Ranks, output: JobOutput) -> Finding | None:
         return hung_at_exit(ranks, running, finished, output.waited_s)
     why = f"while {ranks_text(running)} still ran; they were ended {output.waited_s:g} s later"
     return left_early(ranks, early, why)
+
+
+def left_with_0(ranks: Ranks, output: JobOutput) -> list[int]:
+    return sorted(output.left) or [number for number, rank in ranks.items() if rank["exit"].get("code") == 0]
+
+
+def may_be_lost(ranks: Ranks, output: JobOutput, failures: list[Record]) -> bool:
+    """Whether ranks without an exit record may be lost, rather than ended by the launcher because they still ran.
+
+    To the launcher, the ranks of a lost node still run when the others have lost their connections to them and failed.
+    """
+    is_follow_up = all(failure["is_about_others"] for failure in failures)
+    return not output.running or (is_follow_up and not left_with_0(ranks, output))
 
 
 def hung_at_exit(ranks: Ranks, running: list[int], finished: set[int], waited_s: float) -> Finding:

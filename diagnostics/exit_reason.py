@@ -30,7 +30,7 @@ if "__file__" in globals():
     sys.path.insert(0, str(Path(__file__).resolve().parent))  # -I leaves it out
 sys.dont_write_bytecode = True  # nothing is left in the attempt's tools
 
-from exit_blame import Finding, find_early, find_failed_check, find_hang, find_stragglers
+from exit_blame import Finding, find_early, find_failed_check, find_hang, find_stragglers, may_be_lost
 from exit_failures import failure_text, find_failures, find_lost, find_silent, ordered, without_marks
 from exit_records import compare_clocks, corrected, read_output, read_ranks
 from exit_words import launch_cause, ranks_text
@@ -126,10 +126,11 @@ def describe(options: argparse.Namespace, ranks: Ranks, output: JobOutput) -> Re
 def find_reason(options: argparse.Namespace, ranks: Ranks, output: JobOutput) -> Finding:
     """Return why the attempt ended, and who is responsible for it."""
     has_failed = bool(options.exit_code)
-    silent = find_silent(ranks) if has_failed and not output.running else None
+    seen = find_failures(ranks)
+    silent = find_silent(ranks) if has_failed and may_be_lost(ranks, output, seen) else None
     lost = find_lost(ranks, [*options.lost_nodes.split(), *(output.lost_nodes if has_failed else ())])
     lost = lost or (silent.lost if silent else [])
-    failures = ordered(find_failures(ranks) + (silent.killed if silent else []))
+    failures = ordered(seen + (silent.killed if silent else []))
     failed = sorted(failure["rank"] for failure in failures)
     if options.exit_code and not ranks and (check := find_failed_check(options.attempt_dir)) is not None:
         return check

@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
         print("usage: free_port.py PORT", file=sys.stderr)
         return 2
     wanted = int(arguments[0])
-    taken = []
+    taken: list[tuple[int, str]] = []
     for port in candidates(wanted, port_range(EPHEMERAL)):
         why = why_taken(port)
         if why is None:
@@ -75,7 +75,7 @@ def why_taken(port: int) -> str | None:
                 probe.listen(1)
             except OSError as error:
                 if family == socket.AF_INET or error.errno == 98:
-                    return error.strerror.lower()
+                    return (error.strerror or str(error)).lower()
     return None
 
 

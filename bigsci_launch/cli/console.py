@@ -18,7 +18,6 @@ import click
 from bigsci_launch.progress import Progress
 from bigsci_launch.units import format_age, format_bytes
 
-
 MOST_LINES_HELD = 1000
 LONGEST_HELD_S = 0.1
 

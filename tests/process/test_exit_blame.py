@@ -36,6 +36,29 @@ def first(found: dict[str, Any]) -> tuple[int, str]:
 # ------------------------------------------------------------------------------------------- left early
 
 
+def test_a_rank_that_does_not_listen_to_term_did_not_hang_at_its_exit(attempt: Attempt) -> None:
+    """srun says that the first left some seconds ago, of ranks that failed too."""
+    attempt.logs(*others(5), text=f"{WATCHDOG}\n{ABORTED}")
+    attempt.exits(*others(5), code=None, signal="SIGABRT")
+    attempt.exits(5, code=None, time=101.0, terminated=101.0)
+    running = ("srun: StepId=6.0 task 5: running", "srun: StepId=6.0 tasks 0-4,6-7: exited abnormally")
+    attempt.output("srun: First task exited 5s ago", *running)
+    found = attempt.describe(code=134)
+    assert (found["reason"], first(found)) == ("hang", (5, "n3"))
+
+
+def test_a_node_that_died_runs_to_srun_while_others_lose_their_connection(attempt: Attempt) -> None:
+    for rank in others(4, 5):
+        attempt.fails(rank, "Connection closed by peer [10.0.0.3]", time=80.0, lost_peer=True)
+    running = ("srun: StepId=6.0 tasks 4-5: running", "srun: StepId=6.0 tasks 0-3,6-7: exited abnormally")
+    attempt.output("srun: First task exited 5s ago", *running)
+    found = attempt.describe(code=1)
+    assert (found["reason"], first(found)) == ("node_failure", (4, "n3"))
+    attempt.fails(2, "loss is NaN", time=79.0, kind="ValueError")
+    found = attempt.describe(code=1)
+    assert (found["reason"], first(found)) == ("crashed", (2, "n2")), "a failure of its own comes first"
+
+
 @pytest.mark.parametrize("prefix", ["StepId=", "step:"])
 def test_srun_says_who_left_early(attempt: Attempt, prefix: str) -> None:
     attempt.exits(3)

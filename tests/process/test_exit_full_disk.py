@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import bigsci_launch
+from bigsci_launch.runs.attempts import read_exit
+from bigsci_launch.runs.layout import AttemptDir
 
 from .attempt_records import PROGRAM, Attempt
 from .conftest import fill
@@ -41,6 +43,11 @@ def test_the_rank_that_failed_and_its_code_are_known(small_disk: Path, tmp_path:
     record = said.stderr.partition("exit_reason: record exit ")[2]
     assert json.loads(record.splitlines()[0])["exit_code"] == 7
     assert not list(attempt.dir.path.glob(".exit.json*"))
+    (small_disk / "ballast").write_bytes(b"")
+    attempt.output(*said.stderr.splitlines())
+    found = read_exit(attempt.dir)
+    assert found is not None and (found["reason"], found["first_failure"]["rank"]) == ("crashed", 5)
+    assert read_exit(AttemptDir(small_disk / "0001.r1")) is None, "a requeue shares job.out"
 
 
 def test_output_that_cannot_be_written_changes_neither_code_nor_record(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ class RunSection(Section):
 
     command: list[str] | None = None
     """The program that every rank runs; default: `bsl train`. Its environment contains RANK, LOCAL_RANK, WORLD_SIZE,
-    MASTER_ADDR, MASTER_PORT, BSL_RUN_DIR and BSL_ATTEMPT. `-m bigsci_launch.train` or `bsl train` in its words counts as
-    `bsl train`, as in `[numactl, --localalloc, python, -m, bigsci_launch.train]`. Nothing is known about others."""
+    MASTER_ADDR, MASTER_PORT, BSL_RUN_DIR and BSL_ATTEMPT. `-m bigsci_launch.train` or `bsl train` in its words counts
+    as `bsl train`, as in `[numactl, --localalloc, python, -m, bigsci_launch.train]`. Nothing is known about others."""
 
     @property
     def starts_trainer(self) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 from bigsci_launch.topology import Coordinate
 
 EndRecord = dict[str, Any]
+EXPLAINED_BY_LOGS = ("crashed", "launch_failed", "unknown")
+"""Ends that nobody may be blamed for, but that the output of the ranks or of the job script may explain."""
 
 
 def ending_facts(ended: EndRecord) -> list[tuple[str, str]]:
@@ -55,6 +57,6 @@ def ending_advice(ended: EndRecord, run: str) -> str | None:
         return f"{logs}   (if the rank had work to do at its exit, raise slurm.wait_s)"
     if failure is not None and failure.get("signal") == "SIGKILL":
         return f"{logs}   (SIGKILL comes from outside the program: often, the node ran out of memory)"
-    if reason in ("launch_failed", "unknown") or failure is not None:
+    if reason in EXPLAINED_BY_LOGS or failure is not None:
         return logs
     return None

@@ -157,6 +157,8 @@ def slowest_text(slow: RankSign, asked: float) -> str:
 def _ending(status: RunStatus) -> list[tuple[str, str]]:
     if status.job.state.is_active or (status.exit is None and not _is_known_to_have_ended(status)):
         return []
+    if status.exit is None and status.num_started == 0 and status.last_output is None:
+        return [("ended", "nothing shows that it started: its script printed nothing, and no rank left a record")]
     if status.exit is None:
         return [("ended", unknown_end(last_own_line(status.attempt)))]
     return ending_facts(status.exit) + source_facts(status.exit, status.job, status.cancelled_by)

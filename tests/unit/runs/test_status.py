@@ -256,6 +256,30 @@ def test_a_batch_host_that_died_left_no_exit_record(slurm: Any, trial: Any) -> N
     assert not trial.attempt.exit.exists()
 
 
+def test_a_job_that_was_cancelled_before_it_started_lost_no_host(slurm: Any, trial: Any) -> None:
+    for rank in range(8):
+        trial.attempt.pid_file(rank).unlink()
+    slurm.answer("squeue", line("CANCELLED"))
+    text = invoke("status").stdout
+    assert "nothing shows that it started" in text and "batch host" not in text
+    trial.attempt.job_output.write_text("bsl: start attempt=0001\n")
+    assert "no exit.json: the batch host died" in invoke("status").stdout
+
+
+def test_what_the_record_explains_is_shown(slurm: Any, trial: Any) -> None:
+    slurm.answer("squeue", line("FAILED"))
+    trial.ended("launch_failed", 127, cause="module: command not found", evidence=["one", "two"])
+    lines = invoke("status").stdout.splitlines()
+    assert lines[-4:] == [
+        "cause     module: command not found",
+        "evidence  one",
+        "evidence  two",
+        "next: bsl logs trial",
+    ]
+    trial.ended("cancelled", 143, cause=None, evidence=[])
+    assert "next:" not in invoke("status").stdout
+
+
 def test_a_broken_record_of_one_rank_hides_no_other(slurm: Any, training: Any) -> None:
     training.attempt.pid_file(3).write_text('{"rank": 3, ')
     with training.attempt.event_file(5).open("ab") as stream:
