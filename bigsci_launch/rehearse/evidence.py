@@ -16,7 +16,8 @@ from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.runs.events import read_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files, read_json
-from bigsci_launch.runs.logs import BATCH, LogReader
+from bigsci_launch.runs.logs import BATCH
+from bigsci_launch.runs.output.log_reader import LogReader
 
 _EVALUATED = re.compile(r"validation loss at iteration (\d+)")
 _SAVED = re.compile(r"successfully saved checkpoint (?:at|from) iteration\s+(\d+)")
