@@ -19,6 +19,7 @@ import ctypes
 import json
 import math
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -43,6 +44,10 @@ DRAIN_TIMEOUT_S = 2.0
 EVENT_TAIL_BYTES = 8192
 TERMINATION_LAG_S = 0.1
 """Slurm sends TERM to every process of a step, one after the other: the program may get it before the runner."""
+NEWEST_BYTES = 2**16
+"""How much of the newest output a log keeps that has reached its limit."""
+HEADING_BYTES = 128
+KEEP_EVERY_S = 1.0
 ORPHAN_GRACE_S = 60
 """How long a program may take to end after TERM when its local launcher has died."""
 
@@ -62,6 +67,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--ranks-per-node", type=int, required=True)
     parser.add_argument("--rank", type=int, help="global rank; default: Slurm's variables")
     parser.add_argument("--stop-signal", choices=STOP_SIGNALS, default="USR2", help="asks the program to save and stop")
+    parser.add_argument("--log-limit-mib", type=int, default=0, help="largest size of a log; 0: no limit")
     parser.add_argument("program", nargs="+")
     return parser.parse_args(arguments)
 
@@ -153,11 +159,19 @@ def say(text: str) -> None:
 
 
 class StampedLog:
-    """Appends bytes to a file, with the time before each line. Partial lines are written at once: a hang may follow."""
+    """Appends bytes to a file, with the time before each line. Partial lines are written at once: a hang may follow.
 
-    def __init__(self, path: Path) -> None:
+    A file that has reached `limit` bytes gets only the newest output from then on, in a region at its end that is
+    written again and again. So the disk does not fill, and the last words are there whatever ends the runner.
+    """
+
+    def __init__(self, path: Path, limit: int = 0) -> None:
         self._at_line_start = True
+        self._room = limit or sys.maxsize
+        self._newest: Newest | None = None
         self._descriptor: int | None = None
+        self._lock = threading.Lock()
+        self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -165,22 +179,95 @@ class StampedLog:
             complain(path, error)
 
     def feed(self, chunk: bytes) -> None:
-        stamp = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ ").encode()
+        stamp = time_stamp()
         pieces = []
         for line in split_lines(chunk):
             pieces.append(stamp + line if self._at_line_start else line)
             self._at_line_start = line.endswith(b"\n")
-        self._write(b"".join(pieces))
+        with self._lock:
+            self._write(b"".join(pieces))
 
     def end_line(self) -> None:
         if not self._at_line_start:
             self.feed(b"\n")
+        self.keep_newest(now=True)
+
+    def keep_newest(self, *, now: bool = False) -> float | None:
+        """Write the newest output of a file that is full, not more often than once a second unless it must be `now`.
+
+        Returns the seconds after which it is due; None if nothing waits.
+        """
+        with self._lock:
+            return self._newest.keep(now=now) if self._newest else None
 
     def _write(self, data: bytes) -> None:
         # A full disk must not stop the program: what cannot be written is lost, but the pipe is still read.
         with contextlib.suppress(OSError):
-            if self._descriptor is not None:
+            if self._descriptor is None:
+                return
+            if self._newest is None and len(data) > self._room:
+                whole = data.rfind(b"\n", 0, self._room) + 1
+                os.write(self._descriptor, data[:whole])
+                data = data[whole:]
+                self._newest = Newest(self._path, os.fstat(self._descriptor).st_size)
+            if self._newest is not None:
+                self._newest.add(data)
+            else:
+                self._room -= len(data)
                 os.write(self._descriptor, data)
+
+
+class Newest:
+    """The newest output of a log that is full, at its end. The region grows to its size and then keeps it."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        self._descriptor = os.open(path, os.O_RDWR)  # without O_APPEND, which would ignore the offset
+        is_at_line_start = start == 0 or os.pread(self._descriptor, 1, start - 1) == b"\n"
+        text = f"rank_runner: the log has reached run.log_limit_mib: only its newest {NEWEST_BYTES >> 10} KiB follow"
+        note = (b"" if is_at_line_start else b"\n") + time_stamp() + text.encode() + b"\n"
+        os.pwrite(self._descriptor, note, start)
+        self._start = start + len(note)
+        self._bytes = bytearray()
+        self._num_dropped = 0
+        self._kept_at = -math.inf
+        self._is_kept = True
+
+    def add(self, data: bytes) -> None:
+        self._bytes += data
+        self._is_kept = False
+        if len(self._bytes) > 2 * NEWEST_BYTES:
+            self._drop()
+        self.keep()
+
+    def keep(self, *, now: bool = False) -> float | None:
+        due_s = self._kept_at + KEEP_EVERY_S - time.monotonic()
+        if self._is_kept:
+            return None
+        if due_s > 0 and not now:
+            return due_s
+        if len(self._bytes) > NEWEST_BYTES:
+            self._drop()
+        with contextlib.suppress(OSError):
+            os.pwrite(self._descriptor, self._heading() + self._bytes, self._start)
+        self._kept_at, self._is_kept = time.monotonic(), True
+        return None
+
+    def _drop(self) -> None:
+        """Drop the oldest lines. The first line that is left is whole, unless it is longer than everything kept."""
+        first = len(self._bytes) - NEWEST_BYTES
+        self._num_dropped += (at := self._bytes.find(b"\n", first) + 1 or first)
+        del self._bytes[:at]
+
+    def _heading(self) -> bytes:
+        """Return a line that says how much was dropped. It fills the region, so that no older bytes follow."""
+        if not self._num_dropped:
+            return b""
+        text = time_stamp() + f"rank_runner: {self._num_dropped} bytes are left out here".encode()
+        return text.ljust(NEWEST_BYTES + HEADING_BYTES - len(self._bytes) - 1) + b"\n"
+
+
+def time_stamp() -> bytes:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ ").encode()
 
 
 def split_lines(chunk: bytes) -> list[bytes]:
@@ -206,7 +293,7 @@ class Rank:
         self.parent = os.getppid()
         self.stop_signal = signal.Signals["SIG" + options.stop_signal]
         self.forwarded = forwarded_signals(self.stop_signal, is_local=options.rank is not None)
-        self.log = StampedLog(self.attempt / "logs" / f"{self.name}.log")
+        self.log = StampedLog(self.attempt / "logs" / f"{self.name}.log", options.log_limit_mib << 20)
 
     def run(self, program: list[str]) -> int:
         """Start the program, log its output, wait for its end, and return the exit code for the runner."""
@@ -269,8 +356,14 @@ class Rank:
             signal.alarm(ORPHAN_GRACE_S)
 
     def copy_output(self, stream: IO[bytes]) -> None:
-        while chunk := os.read(stream.fileno(), 65536):
-            self.log.feed(chunk)
+        due_s = None
+        while True:
+            if due_s is None or select.select([stream], [], [], due_s)[0]:
+                chunk = os.read(stream.fileno(), 65536)
+                if not chunk:
+                    return
+                self.log.feed(chunk)
+            due_s = self.log.keep_newest()
 
     def write_pid(self) -> None:
         assert self.process is not None

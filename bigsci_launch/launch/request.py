@@ -93,6 +93,8 @@ class JobRequest:
     total_steps: int | None
     """Optimizer steps of the whole run; None for a program other than `bsl train`."""
     exit_margin: ExitMargin | None
+    log_limit_mib: int
+    """Largest size of the log of a rank, MiB; 0 means no limit."""
     chain: ChainRecord | None
     """How the run starts itself again; None for a local attempt."""
     caller_options: tuple[CallerOption, ...] = ()
@@ -166,6 +168,7 @@ def make_request(
         total_steps=total_steps,
         exit_margin=margin,
         chain=None if is_local else chain_of(config.slurm, total_steps, attempt),
+        log_limit_mib=config.run.log_limit_mib,
     )
 
 

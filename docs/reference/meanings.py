@@ -88,7 +88,7 @@ script | the whole job script
     "bsl status --json": """
 schema_version | 1
 run | {name, directory}; null for a job that bsl did not submit; only `job` is present then
-attempt | {name, directory, count}: the newest attempt, and the number of attempts
+attempt | {name, directory, count}: the attempt that is shown, and the number of attempts
 scheduler | `slurm` or `local`
 pid | the local launcher's pid; null for a Slurm job
 job.job_id | Slurm's job id, or the launcher's pid
@@ -135,7 +135,10 @@ unreachable_nodes[].name | a node of a running job that Slurm cannot reach
 unreachable_nodes[].raw_state | its state in sinfo's words
 unreachable_nodes[].fate | `lost`, `alive` if its ranks give signs of life, or `unknown` if they left none that tell
 unreachable_nodes[].sign_age_s | seconds since the newest heartbeat or output of its ranks; null if they left none
-exit | the attempt's `exit.json`, fields as under `bsl submit --json`; null while it runs
+exit | the attempt's `exit.json`, fields as under `bsl submit --json`; null while it runs, or if nobody knows why it \
+ended. Without an `exit.json`, it has `reconstructed` as well: {source, host}; the source is `records` of the ranks or \
+`job.out`
+cancelled_by | who cancelled the job; null if it was not cancelled, or if Slurm's accounting does not say
 next? | how the run continues after this attempt; null for a run that does not start itself again
 next.text | that in one sentence
 next.by | `requeue` or `queue`, as in `slurm.chain.by`
@@ -174,6 +177,7 @@ runs[].name | name of the run
 runs[].directory | its directory
 runs[].attempt | its newest attempt
 runs[].state | as `job.state` of `bsl status`
+runs[].is_worked_out | whether the state comes from the records of the ranks, because nothing else says how it ended
 runs[].job | `job 12`, or `pid 4495 on host`
 runs[].step | the newest step
 runs[].total_steps | steps of the whole run

@@ -259,3 +259,52 @@ def test_records_that_cannot_be_written_do_not_end_the_program(runner: Runner) -
     assert process.wait(10) == 0
     assert process.stderr is not None
     assert process.stderr.read().count("cannot write") == 3
+
+
+LIMITED = ("--log-limit-mib", "1")
+MANY_LINES = "for number in range({}): print(f'{{number:06d}}', 'x' * 90)\n"
+
+
+def log_of(runner: Runner) -> Path:
+    return runner.attempt / "logs" / "rank-0005.log"
+
+
+def test_a_log_keeps_its_beginning_and_its_last_words(runner: Runner) -> None:
+    assert runner.run(MANY_LINES.format(50000) + "raise SystemExit('last words')", *LIMITED) == 1
+    said = runner.said()
+    assert log_of(runner).stat().st_size < 2**20 + 2**16 + 512
+    assert (said[0][:6], said[-1]) == ("000000", "last words")
+    [at] = [at for at, text in enumerate(said) if "the log has reached run.log_limit_mib" in text]
+    assert said[at - 1][:6] == f"{at - 1:06d}", "the beginning is whole"
+    dropped = re.fullmatch(r"rank_runner: (\d+) bytes are left out here *", said[at + 1])
+    kept = [int(text[:6]) for text in said[at + 2 : -1]]
+    assert dropped is not None and kept == list(range(kept[0], 50000)), "the end is whole"
+    assert int(dropped[1]) == (kept[0] - at) * len(f"2026-11-21T01:02:03.123456Z 000000 {'x' * 90}\n")
+
+
+def test_the_last_words_before_a_hang_are_in_a_log_that_is_full(runner: Runner) -> None:
+    runner.start(MANY_LINES.format(20000) + "print('now it hangs', flush=True); import time; time.sleep(60)", *LIMITED)
+    runner.wait_for("now it hangs")
+    assert runner.process is not None
+    runner.process.kill()
+    runner.process.wait()
+    assert runner.said()[-1] == "now it hangs"
+
+
+def test_a_log_that_is_full_still_shows_that_the_rank_prints(runner: Runner) -> None:
+    slow = "import time\nfor number in range(600): print('slow', number, flush=True); time.sleep(0.1)"
+    runner.start(MANY_LINES.format(20000) + slow, *LIMITED)
+    runner.wait_for("slow 0")
+    before = log_of(runner).stat()
+    wait_until(lambda: log_of(runner).stat().st_mtime > before.st_mtime)
+    assert log_of(runner).stat().st_size == before.st_size, "who reads on from its end sees no line twice"
+
+
+def test_a_log_without_line_breaks_is_limited_too(runner: Runner) -> None:
+    assert runner.run("import sys; sys.stdout.write('x' * 3_000_000)", *LIMITED) == 0
+    assert 2**20 <= log_of(runner).stat().st_size < 2**20 + 2**16 + 512
+
+
+def test_a_log_without_a_limit_has_everything(runner: Runner) -> None:
+    assert runner.run(MANY_LINES.format(20000)) == 0
+    assert len(runner.said()) == 20000

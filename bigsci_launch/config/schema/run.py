@@ -42,6 +42,10 @@ class RunSection(Section):
     MASTER_ADDR, MASTER_PORT, BSL_RUN_DIR and BSL_ATTEMPT. `-m bigsci_launch.train` or `bsl train` in its words counts
     as `bsl train`, as in `[numactl, --localalloc, python, -m, bigsci_launch.train]`. Nothing is known about others."""
 
+    log_limit_mib: NonNegativeInt = 1024
+    """Largest size of the log of one rank, MiB; 0: no limit. A log that reaches it keeps its beginning and the newest
+    64 KiB, and has a line that says so."""
+
     @property
     def starts_trainer(self) -> bool:
         """Whether the ranks run `bsl train`, perhaps inside another program."""
