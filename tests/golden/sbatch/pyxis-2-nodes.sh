@@ -140,8 +140,12 @@ check_options=(
   --input=none
   --export=ALL
   '--container-image=/images/pytorch 25.sqsh'
-  # the run directory contains the config, the runner and all records
-  '--container-mounts=/home/alice/runs/my run:/home/alice/runs/my run,/scratch:/scratch,/users'
+  # the config, the runner and all records are in the run directory; relative paths and data in the others
+  '--container-mounts=/home/alice/llm:/home/alice/llm,/home/alice/runs/my run:/home/alice/runs/my run,/scratch:/scratch,/users'
+  # where bsl was called, as without a container
+  --container-workdir=/home/alice/llm
+  # otherwise values from the image would replace these
+  '--container-env=MASTER_ADDR,MASTER_PORT,PYTHONUNBUFFERED,PYTHONFAULTHANDLER,GLOO_SOCKET_IFNAME,NCCL_SOCKET_IFNAME'
 )
 checked=0
 (timeout --kill-after=5 110 srun "${check_options[@]}" "$rank_python" -I "$frozen/tools/check_node.py" || true) |

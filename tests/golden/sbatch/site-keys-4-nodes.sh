@@ -39,9 +39,10 @@ if [ "$restarts" -gt 0 ]; then
   attempt="$first_attempt.r$restarts"
   mkdir -p -- "$run_dir/attempts/$attempt"
   cp -p -- "$frozen"/*.json "$frozen"/config.yaml "$frozen"/script.sh "$run_dir/attempts/$attempt/"
-  rm -f -- "$run_dir/attempts/$attempt/exit.json"
+  rm -f -- "$run_dir/attempts/$attempt/exit.json" "$run_dir/attempts/$attempt/next.json"
 fi
 attempt_dir="$run_dir/attempts/$attempt"
+rm -f -- "$attempt_dir/queued"
 started="$(date +%s)"
 facts=(--restart-count "$restarts")
 
@@ -55,11 +56,19 @@ conclude() {
   "$host_python" -I -S "$frozen/tools/exit_reason.py" --attempt-dir "$attempt_dir" \
     --world-size 16 --job-id "$SLURM_JOB_ID" --started "$started" \
     "${facts[@]}" "$@" || say "exit.json could not be written" >&2
+  # Nodes that this end has shown to be bad are left out of later attempts.
+  "$host_python" -I -S "$frozen/tools/bad_nodes.py" --attempt-dir "$attempt_dir" --job-id "$SLURM_JOB_ID" "${facts[@]}" || true
+}
+
+# With grace time, Slurm ends only the ranks when it takes the nodes for another job, and they may end well.
+ask_preemption() {
+  facts+=(--preempted "$(timeout 5 squeue --noheader --states=all --jobs="$SLURM_JOB_ID" --Format=PreemptTime | tr -d ' ' || true)")
 }
 
 on_exit() {
   local code="$?" told
   trap '' TERM USR2
+  ask_preemption
   # srun's status is the highest of all ranks, including those that it killed because another had failed.
   told="$(conclude --exit-code "$code")"
   [[ "$told" =~ ^[0-9]+$ ]] && code="$told"
@@ -72,7 +81,7 @@ on_exit() {
 # SIGTERM for its own program only.
 on_time_limit_near() {
   say "the time limit is near: telling ranks to save and stop"
-  facts+=(--stop-requested)
+  facts+=(--stop-requested --stop-requested-at "$(date +%s)")
   scancel --signal=URG "$SLURM_JOB_ID" || say "the ranks could not be signalled"
 }
 
@@ -85,6 +94,7 @@ on_termination() {
   known="$(timeout 5 squeue --noheader --states=all --jobs="$SLURM_JOB_ID" --Format=Reason,RestartCnt || true)"
   read -r reason slurm_restarts _ <<<"$known" || true
   lost="$(timeout 5 sinfo --noheader --Node --nodes="$SLURM_JOB_NODELIST" --states=down --format=%N || true)"
+  ask_preemption
   facts+=(--terminated "$(date +%s)" --lost-nodes "$lost" --slurm-reason "${reason:-}" --slurm-restarts "${slurm_restarts:-0}")
   conclude
 }
@@ -112,13 +122,16 @@ stage_in() {
   say "copying $1 to $to on every node"
   sbcast --force --preserve -- "$1" "$to" || { echo "stage-in failed: $1 could not be copied to $to on every node: is a disk full, or a folder missing?" >&2; exit 1; }
 }
-stage_in /shared/train.sif /local/%u/%j/train.sif
+stage_in /shared/train.sif /local/train.sif
 
-# The ranks rendezvous on the first host. The port is below the ephemeral range (32768 and up), where another connection
-# could be using it. It is derived from the job ID, so that two jobs on one node use different ports.
+# The ranks rendezvous on the first host, which is this one. The port is below the ephemeral range (32768 and up), where
+# another connection could be using it. It is derived from the job ID, so that two jobs on one node use different ports.
+# If somebody uses it already, it is another one, and the output says which and why.
 hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
 export MASTER_ADDR="${hosts%%$'\n'*}"i
-export MASTER_PORT="$((10000 + SLURM_JOB_ID % 20000))"
+derived_port="$((10000 + SLURM_JOB_ID % 20000))"
+MASTER_PORT="$("$host_python" -I -S "$frozen/tools/free_port.py" "$derived_port")" || MASTER_PORT="$derived_port"
+export MASTER_PORT
 say "rendezvous at $MASTER_ADDR:$MASTER_PORT"
 
 step_options=(
@@ -144,6 +157,7 @@ step_options=(
 srun "${step_options[@]}" singularity exec --no-home --rocm --bind=/home/alice/llm:/home/alice/llm '--bind=/home/alice/runs/my run:/home/alice/runs/my run' --pwd=/home/alice/llm /local/train.sif "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
   --attempt-dir "$attempt_dir" --topology tp=8,pp=1,dp=2 --ranks-per-node 4 \
   --stop-signal TERM \
+  --log-limit-mib 1024 \
   -- python pretrain_gpt.py --exit-signal-handler &
 step=$!
 
