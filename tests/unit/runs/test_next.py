@@ -1,0 +1,156 @@
+"""What `bsl status` says about the next start of a run, from records on disk and a fake squeue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bigsci_launch.cli.main import bsl
+from bigsci_launch.errors import RunDirError
+from bigsci_launch.launch.turn import find_turn
+from bigsci_launch.runs.attempts import JobRecord, write_job
+from bigsci_launch.runs.chain.records import ChainRecord, NextRecord, write_chain
+from bigsci_launch.runs.layout import write_json
+
+SENTENCE = "start 0001 ended: stopped; it reached step 19"
+
+
+def line(state: str, job_id: str = "12", start: str = "N/A") -> str:
+    return f"{job_id}|{state}|root|debug|4|n[0-3]|None|{start}|N/A|1:00|N/A|trial|(null)\n"
+
+
+@pytest.fixture
+def slurm(fake_slurm: Callable[..., Any]) -> Any:
+    fake = fake_slurm("squeue", "sinfo", "scancel")
+    fake.answer("squeue", line("RUNNING"))
+    fake.answer("sinfo", "")
+    return fake
+
+
+def chain(by: str = "requeue", **more: Any) -> ChainRecord:
+    values = {"max_starts": 50, "max_hours": None, "total_steps": 20, "only_preempted": False, "first": "0001"}
+    return ChainRecord(by=by, **{**values, **more})  # type: ignore[arg-type]
+
+
+def decide(trial: Any, **more: Any) -> None:
+    """Write what the job script decided."""
+    values: dict[str, Any] = {"attempt": "0001", "action": "continue", "sentence": SENTENCE, "progress": "made"}
+    values |= {"step": 19, "by": "requeue", "num_starts": 1, "max_starts": 50, "next_attempt": "0001.r1"}
+    values |= {"next_job_id": "12", "asked": True, "words": None, "decided": trial.now}
+    write_json(trial.attempt.next, asdict(NextRecord(**{**values, **more})))
+
+
+def queue(trial: Any, job_id: str = "13") -> None:
+    """Queue attempt 0002 behind the newest one."""
+    attempt = trial.run.attempt("0002")
+    attempt.make()
+    write_job(attempt, JobRecord("slurm", trial.now, job_id=job_id, total_steps=20))
+    attempt.queued_mark.write_text("")
+
+
+def command(trial: Any) -> None:
+    words = ["/opt/bin/bsl", "submit", "my run.yaml", "--set", "training.steps=20"]
+    write_json(trial.attempt.provenance, {"command": words})
+
+
+def status(*words: str) -> Any:
+    done = CliRunner().invoke(bsl, ["status", "trial", *words])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def said(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.startswith("next start")]
+    return lines[0].removeprefix("next start").strip() if lines else ""
+
+
+def test_a_running_chain(slurm: Any, trial: Any) -> None:
+    assert said(status()) == "" and json.loads(status("--json"))["next"] is None
+    write_chain(trial.attempt, chain())
+    assert said(status()) == "it starts itself again until it is finished (at most 50, slurm.chain)"
+    write_chain(trial.attempt, chain(only_preempted=True))
+    assert "after a preemption or a lost node" in said(status())
+
+
+def test_a_job_that_was_requeued_says_when_and_as_what_it_starts(slurm: Any, trial: Any) -> None:
+    write_chain(trial.attempt, chain())
+    trial.ended("stopped", 0)
+    decide(trial)
+    slurm.answer("squeue", line("PENDING", start="2099-11-23T10:32:05"))
+    assert said(status()) == f"Slurm starts it again at 10:32:05 as 0001.r1: {SENTENCE}"
+    found = json.loads(status("--json"))["next"]
+    assert (found["attempt"], found["job_id"], found["submit_again"]) == ("0001.r1", "12", None)
+    assert json.loads(CliRunner().invoke(bsl, ["list", "--json"]).stdout)["runs"][0]["state"] == "PENDING"
+
+
+def test_a_chain_that_stopped_says_why_and_how_to_go_on(slurm: Any, trial: Any) -> None:
+    write_chain(trial.attempt, chain())
+    command(trial)
+    slurm.answer("squeue", line("COMPLETED"))
+    trial.ended("stopped", 0)
+    decide(trial, action="stop", sentence="this was start 2, and slurm.chain.max_starts is 2", next_attempt=None)
+    assert said(status()) == "none: this was start 2, and slurm.chain.max_starts is 2"
+    again = "bsl submit 'my run.yaml' --set training.steps=20"
+    assert status().splitlines()[-1] == f"next: {again}   (it resumes from its newest checkpoint)"
+    decide(trial, action="stop", sentence="no step since the start before (step 19)", progress="none")
+    assert status().splitlines()[-1] == f"next: bsl logs trial   (see why it made no step); then {again}"
+
+
+def test_a_refusal_of_slurm_is_shown(slurm: Any, trial: Any) -> None:
+    write_chain(trial.attempt, chain())
+    slurm.answer("squeue", line("COMPLETED"))
+    trial.ended("preempted", 0)
+    decide(trial, asked=False, words="Requested operation is presently disabled")
+    text = said(status())
+    assert (
+        text == f"none, although {SENTENCE}; Slurm did not requeue the job: Requested operation is presently disabled"
+    )
+    assert status().splitlines()[-1].startswith("next: bsl submit")
+
+
+@pytest.mark.parametrize("reason", ["stopped", "preempted", "time_limit"])
+def test_a_run_without_a_chain_is_submitted_again(slurm: Any, trial: Any, reason: str) -> None:
+    command(trial)
+    slurm.answer("squeue", line("COMPLETED"))
+    trial.ended(reason, 0)
+    assert said(status()) == ""
+    assert status().splitlines()[-1].startswith("next: bsl submit 'my run.yaml' --set training.steps=20")
+    trial.attempt.cancel_mark.write_text("")
+    assert "next:" not in status()
+
+
+def test_what_waits_behind_a_run_is_shown_and_cancelled_with_it(slurm: Any, trial: Any) -> None:
+    write_chain(trial.attempt, chain("queue"))
+    queue(trial)
+    slurm.answer("squeue", line("RUNNING") + line("PENDING", "13"))
+    assert said(status()) == "job 13, attempt 0002, is queued behind it"
+    with pytest.raises(RunDirError, match=r"attempt 0002 \(job 13\) is queued already"):
+        find_turn(trial.run, chain("queue"))
+    slurm.answer("squeue", line("COMPLETED") + line("PENDING", "13"))
+    assert said(status()) == "job 13, attempt 0002, is PENDING"
+    slurm.answer("squeue", line("COMPLETED") + line("CANCELLED", "13"))
+    assert said(status()) == "" and find_turn(trial.run, chain("queue")) is None
+    assert trial.run.next_attempt_name() == "0003"
+
+
+def test_a_chain_by_queue_with_nothing_behind_it_names_the_command(slurm: Any, trial: Any) -> None:
+    write_chain(trial.attempt, chain("queue"))
+    command(trial)
+    trial.log(0, "training\n")
+    decide(trial, by="queue", asked=False, words="sbatch: command not found on n0", next_attempt=None)
+    assert said(status()) == "no job is queued behind it: sbatch: command not found on n0"
+    assert status().splitlines()[-1].endswith("(queues the next attempt behind it)")
+
+
+def test_only_a_chain_by_queue_may_wait_behind_an_active_attempt(slurm: Any, trial: Any) -> None:
+    active = find_turn(trial.run, chain("queue"))
+    assert active is not None and active.attempt.name == "0001"
+    for refused in (None, chain("requeue")):
+        with pytest.raises(RunDirError, match="can have only one active attempt") as caught:
+            find_turn(trial.run, refused)
+        assert "slurm.chain.by=queue" in str(caught.value.hint)
