@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -240,3 +241,42 @@ def test_sruns_words_on_lost_nodes_count(attempt: Attempt) -> None:
     attempt.output("srun: error: Node failure on n[3-4]")
     found = attempt.describe(code=137)
     assert (found["reason"], found["first_failure"]["node"]) == ("node_failure", "n3")
+
+
+def local(moment: float) -> str:
+    return datetime.fromtimestamp(moment).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def test_a_preemption_with_grace_time_lets_ranks_end_well(attempt: Attempt) -> None:
+    attempt.exits(*range(8), terminated=91.0)
+    assert attempt.describe("--preempted", local(90.0), code=0)["reason"] == "preempted"
+    attempt.event(*range(8), kind="end", reason="signal")
+    assert attempt.describe("--preempted", local(90.0), code=0)["reason"] == "preempted"
+    assert attempt.describe("--preempted", "N/A", code=0)["reason"] == "stopped"
+    assert attempt.describe(code=0)["reason"] == "stopped"
+    attempt.event(*range(8), kind="end", reason="finished")
+    assert attempt.describe("--preempted", local(90.0), code=0)["reason"] == "finished"
+
+
+def test_a_preemption_without_grace_time(attempt: Attempt) -> None:
+    attempt.exits(*range(8), code=None, signal="SIGTERM", terminated=91.0)
+    options = ("--terminated", "91", "--slurm-restarts", "1")
+    assert attempt.describe(*options, "--preempted", local(91.0), code=143)["reason"] == "preempted"
+    assert attempt.describe(*options, "--preempted", "N/A", code=143)["reason"] == "requeued"
+    attempt.output("slurmstepd: error: *** STEP 6.0 ON n1 CANCELLED AT 2026-11-23T03:06:04 DUE TO PREEMPTION ***")
+    assert attempt.describe(*options, code=143)["reason"] == "preempted"
+
+
+def test_a_preemption_blames_no_rank_and_hides_no_crash(attempt: Attempt) -> None:
+    attempt.exits(*range(1, 8), terminated=91.0)
+    attempt.exits(0, code=1, terminated=91.0, time=92.0)
+    found = attempt.describe("--preempted", local(90.0), code=1)
+    assert (found["reason"], found["first_failure"]) == ("preempted", None)
+    attempt.fails(0, "loss is NaN", time=80.0)
+    assert attempt.describe("--preempted", local(90.0), code=1)["reason"] == "crashed"
+
+
+def test_the_preemption_of_an_earlier_start_says_nothing(attempt: Attempt) -> None:
+    attempt.exits(*range(8), terminated=91.0)
+    attempt.event(*range(8), kind="end", reason="signal")
+    assert attempt.describe("--preempted", local(1.0), code=0)["reason"] == "stopped"

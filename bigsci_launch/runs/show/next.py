@@ -117,7 +117,7 @@ def next_document(status: RunStatus) -> dict[str, Any] | None:
         "action": decision.action if decision else None,
         "sentence": decision.sentence if decision else None,
         "progress": decision.progress if decision else None,
-        "num_starts": decision.num_starts if decision else None,
+        "num_starts": decision.num_starts if decision else carry.chain.num_starts if carry.chain else None,
         "max_starts": carry.chain.max_starts if carry.chain else None,
         "asked": decision.asked if decision else None,
         "words": decision.words if decision else None,

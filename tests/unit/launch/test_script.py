@@ -25,7 +25,10 @@ from bigsci_launch.launch.script import (
     render_script,
     template_environment,
 )
+from bigsci_launch.launch.turn import ActiveAttempt, behind
+from bigsci_launch.runs.attempts import JobRecord
 from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.scheduler.job import JobState
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "sbatch"
 SHAPES = sorted(path.stem for path in GOLDEN.glob("*-*.yaml"))
@@ -173,3 +176,20 @@ def test_a_directive_is_one_line_or_refused(text: str) -> None:
 def test_options_without_a_value() -> None:
     assert header_lines((Option("requeue", None, "why"),)) == "# why\n#SBATCH --requeue"
     assert quote("a b") == "'a b'"
+
+
+def test_a_chain_is_requeued_or_waits_behind() -> None:
+    options = ("slurm.chain.by=requeue", "slurm.dependency=afterok:7")
+    text = render_script(request_of("jean-zay-48-nodes", *options))
+    assert "#SBATCH --requeue\n" in text and "#SBATCH --dependency=afterok:7\n" in text
+    assert "carry_on gate" in text and "carry_on end" in text
+    request = request_of("jean-zay-48-nodes", "slurm.chain.by=queue", "slurm.dependency=afterok:7")
+    assert "#SBATCH --no-requeue\n" in render_script(request)
+    record = JobRecord("slurm", 0.0, job_id="12")
+    active = ActiveAttempt(request.run.attempt("0001"), record, JobState.PENDING)
+    waiting = behind(replace(request, attempt=request.run.attempt("0002")), active)
+    text = render_script(waiting)
+    assert "#SBATCH --dependency=afterany:12\n" in text and "afterok" not in text
+    assert waiting.chain is not None and (waiting.chain.after, waiting.chain.first) == ("0001", "0002")
+    assert "carry_on" not in render_script(request_of("jean-zay-48-nodes"))
+    assert request_of("jean-zay-48-nodes", *options, local=True).chain is None
