@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigsci_launch.config.schema.node import Limits
+from bigsci_launch.config.schema.node import ResourceLimits
 from bigsci_launch.config.schema.options import name_of
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.site import SiteConfig
@@ -165,7 +165,7 @@ def shape_options(site: SiteConfig) -> tuple[Option, ...]:
     return tuple(option for option in placed if option.value is not None)
 
 
-def limit_options(ulimits: Limits) -> tuple[Option, ...]:
+def limit_options(ulimits: ResourceLimits) -> tuple[Option, ...]:
     names = ",".join(name.upper() for name in ulimits.given)
     if not names:
         return ()

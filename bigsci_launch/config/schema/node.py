@@ -13,7 +13,7 @@ from bigsci_launch.config.schema.values import Word
 Limit = Literal["unlimited"] | NonNegativeInt
 
 
-class Limits(Section):
+class ResourceLimits(Section):
     """Soft resource limits of the ranks, as bash's `ulimit` takes them. What is left out stays as it is. A job whose
     node refuses one ends before the ranks start."""
 

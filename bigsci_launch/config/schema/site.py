@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
-from bigsci_launch.config.schema.node import Container, Limits, StageIn
+from bigsci_launch.config.schema.node import Container, ResourceLimits, StageIn
 from bigsci_launch.config.schema.options import SbatchOptions, SrunOptions
 from bigsci_launch.config.schema.section import Section
 from bigsci_launch.config.schema.values import EnvironmentName, EnvironmentVariable, SlurmDuration, Word
@@ -94,7 +94,7 @@ class SiteConfig(Section):
     cpu_bind: Word | None = None
     """Which CPUs each rank of a node may use (`srun --cpu-bind`), such as `cores` or `mask_cpu:fe,fe00`."""
 
-    ulimits: Limits = Limits()
+    ulimits: ResourceLimits = ResourceLimits()
     """Resource limits of every run; a run may override each."""
 
     stage_in: list[StageIn] = []

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from bigsci_launch.config.schema.node import Limits, StageIn
+from bigsci_launch.config.schema.node import ResourceLimits, StageIn
 from bigsci_launch.config.schema.options import SbatchOptions
 from bigsci_launch.config.schema.section import Section
 from bigsci_launch.config.schema.values import SlurmDuration, Word
@@ -85,7 +85,7 @@ class SlurmSection(Section):
     container_image: str | None = None
     """Image of this run, on a site whose ranks run in a container; default: the site's."""
 
-    ulimits: Limits = Limits()
+    ulimits: ResourceLimits = ResourceLimits()
     """Resource limits of the ranks; default: the site's."""
 
     stage_in: list[StageIn] = []
