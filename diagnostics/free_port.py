@@ -8,6 +8,8 @@ Prints the port, and on stderr why it is another one than the port that was aske
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -74,8 +76,8 @@ def why_taken(port: int) -> str | None:
                 probe.bind((address, port))
                 probe.listen(1)
             except OSError as error:
-                if family == socket.AF_INET or error.errno == 98:
-                    return (error.strerror or str(error)).lower()
+                if family == socket.AF_INET or error.errno == errno.EADDRINUSE:
+                    return os.strerror(error.errno or errno.EADDRINUSE).lower()
     return None
 
 

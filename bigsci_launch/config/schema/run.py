@@ -39,8 +39,9 @@ class RunSection(Section):
 
     command: list[str] | None = None
     """The program that every rank runs; default: `bsl train`. Its environment contains RANK, LOCAL_RANK, WORLD_SIZE,
-    MASTER_ADDR, MASTER_PORT, BSL_RUN_DIR and BSL_ATTEMPT. `-m bigsci_launch.train` or `bsl train` in its words counts
-    as `bsl train`, as in `[numactl, --localalloc, python, -m, bigsci_launch.train]`. Nothing is known about others."""
+    MASTER_ADDR, MASTER_PORT, BSL_RUN_DIR and BSL_ATTEMPT. With `-m bigsci_launch.train` or `bsl train` in its words,
+    it counts as `bsl train`: `[numactl, --localalloc, python, -m, bigsci_launch.train]`. Of others nothing is
+    known."""
 
     log_limit_mib: NonNegativeInt = 1024
     """Largest size of the log of one rank, MiB; 0: no limit. A log that reaches it keeps its beginning and the newest

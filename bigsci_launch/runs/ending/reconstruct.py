@@ -1,7 +1,7 @@
 """Works out why an attempt ended from what its ranks left, if its batch host was lost and wrote no exit.json.
 
-The packaged exit_reason.py judges, as it would have on the batch host, but it writes nothing. What Slurm knows
-takes the place of what the script saw. Its exit code is not known, unless a rank's own is the training's.
+The packaged exit_reason.py judges, as it would have on the batch host, but it writes nothing. What Slurm knows takes
+the place of what the script saw. Its exit code is not known, unless a rank's own is the training's.
 """
 
 from __future__ import annotations

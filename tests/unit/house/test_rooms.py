@@ -64,6 +64,11 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
         "explain": {"files", "formats", "match", "compare"},
         "show": {"files", "compare"},
     },
+    "runs": {
+        "output": set(),
+        "ending": set(),
+        "show": {"ending"},
+    },
     "plan": {
         "shape": set(),
         "price": {"shape"},
