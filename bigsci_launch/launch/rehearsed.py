@@ -12,7 +12,7 @@ from bigsci_launch.runs.rehearsals.identity import CodeRevision, config_identity
 from bigsci_launch.runs.rehearsals.record import describe_past, read_rehearsals
 
 MOST_NODES = 2
-"""A run on no more nodes is as small as its rehearsal."""
+"""A run on so few nodes is as small as its rehearsal."""
 
 
 def read_revision(working_directory: Path) -> CodeRevision:

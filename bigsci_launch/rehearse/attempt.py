@@ -15,7 +15,7 @@ from bigsci_launch.errors import BslError, RunDirError, SlurmUnavailable
 from bigsci_launch.launch.cancel import cancel_run
 from bigsci_launch.launch.submit import Submission
 from bigsci_launch.procfs import start_ticks
-from bigsci_launch.rehearse.evidence import Evidence, EvidenceReader, RankProcess
+from bigsci_launch.rehearse.evidence import AttemptEvidence, EvidenceReader, RankProcess
 from bigsci_launch.runs.attempts import query_attempt, read_exit
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.scheduler.slurm import run_monitor_step, signal_script
@@ -59,7 +59,7 @@ class RunningAttempt:
     def label(self) -> str:
         return f"attempt {self.attempt.name}, {self.submission.record.label}"
 
-    def evidence(self) -> Evidence:
+    def evidence(self) -> AttemptEvidence:
         return self._reader.read()
 
     def ending(self) -> dict[str, Any] | None:
@@ -80,7 +80,7 @@ class RunningAttempt:
             self._is_over = job.state.is_over or job.is_gone
         return self._is_over
 
-    def wait(self, holds: Callable[[Evidence], bool], limit_s: float) -> tuple[Waited, Evidence]:
+    def wait(self, holds: Callable[[AttemptEvidence], bool], limit_s: float) -> tuple[Waited, AttemptEvidence]:
         """Wait until `holds` is true of the evidence, the attempt ends, or `limit_s` seconds have passed."""
         deadline = time.monotonic() + limit_s
         while True:

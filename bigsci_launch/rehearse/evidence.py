@@ -45,7 +45,7 @@ class RankProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class AttemptEvidence:
     """What an attempt has shown. Dictionaries go from a step to seconds, None where nobody measured them.
 
     `loaded` is the step of the checkpoint from which it resumed; None if nothing says that it did. `is_recorded` is
@@ -90,7 +90,7 @@ class EvidenceReader:
         self._printed = _Printed()
         self._saved_before = self._saved_iteration()
 
-    def read(self) -> Evidence:
+    def read(self) -> AttemptEvidence:
         ranks = tuple(self._ranks())
         records = [list(read_events(path)) for path in rank_files(self._attempt.events, ".jsonl").values()]
         if any(records):
@@ -99,7 +99,7 @@ class EvidenceReader:
         printed, saved = self._printed, self._saved_iteration()
         saves = {**printed.saves, **({saved: None} if saved is not None and saved != self._saved_before else {})}
         steps = tuple(printed.steps[step] for step in sorted(printed.steps))
-        return Evidence(ranks, steps, dict(printed.evaluations), saves, printed.loaded, is_recorded=False)
+        return AttemptEvidence(ranks, steps, dict(printed.evaluations), saves, printed.loaded, is_recorded=False)
 
     def _ranks(self) -> Iterator[RankProcess]:
         for rank, path in rank_files(self._attempt.pids, ".json").items():
@@ -133,13 +133,13 @@ class EvidenceReader:
             return None
 
 
-def _recorded(ranks: tuple[RankProcess, ...], records: list[dict[str, Any]]) -> Evidence:
+def _recorded(ranks: tuple[RankProcess, ...], records: list[dict[str, Any]]) -> AttemptEvidence:
     steps = {
         record["step"]: StepSeen(record["step"], record.get("loss"), record.get("loss_hex"), record.get("seconds"))
         for record in _of_kind(records, "step")
     }
     loads = [record["checkpoint_step"] for record in _of_kind(records, "load")]
-    return Evidence(
+    return AttemptEvidence(
         ranks=ranks,
         steps=tuple(steps[step] for step in sorted(steps)),
         evaluations=_slowest(records, "evaluation"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from bigsci_launch.rehearse.evidence import Evidence, StepSeen
+from bigsci_launch.rehearse.evidence import AttemptEvidence, StepSeen
 from bigsci_launch.rehearse.phases import (
     EVALUATION,
     KILL,
@@ -26,7 +26,7 @@ REPEATABLE = 1e-3
 NO_LINES = "the program prints no iteration lines"
 
 
-def judge_steps(evidence: Evidence, seconds: float) -> PhaseResult:
+def judge_steps(evidence: AttemptEvidence, seconds: float) -> PhaseResult:
     """Return whether steps were made with finite losses."""
     if not evidence.steps:
         return PhaseResult(STEPS, "not checked", seconds, (NO_LINES,))
@@ -54,7 +54,7 @@ def longest(seconds: Mapping[int, float | None]) -> float | None:
     return max((each for each in seconds.values() if each is not None), default=None)
 
 
-def judge_evaluation(evidence: Evidence, *, is_asked: bool, seconds: float) -> PhaseResult:
+def judge_evaluation(evidence: AttemptEvidence, *, is_asked: bool, seconds: float) -> PhaseResult:
     """Return whether an evaluation was seen; `is_asked` is whether the run has any that bsl knows of."""
     if evidence.evaluations:
         took = longest(evidence.evaluations)
@@ -68,7 +68,7 @@ def judge_evaluation(evidence: Evidence, *, is_asked: bool, seconds: float) -> P
     return PhaseResult(EVALUATION, "not checked", None, ("the program printed no validation loss so far",))
 
 
-def judge_save(evidence: Evidence, seconds: float) -> PhaseResult:
+def judge_save(evidence: AttemptEvidence, seconds: float) -> PhaseResult:
     """Return whether a checkpoint was saved."""
     if evidence.saves:
         took = longest(evidence.saves)
@@ -111,7 +111,7 @@ def with_left_over(
 
 
 def judge_resume_after_kill(
-    before: Evidence, after: Evidence, seconds: float, *, saved: int, tolerance: float
+    before: AttemptEvidence, after: AttemptEvidence, seconds: float, *, saved: int, tolerance: float
 ) -> PhaseResult:
     """Return whether the attempt resumed from the saved step, and repeated the losses of the steps after it.
 
@@ -137,7 +137,9 @@ def judge_resume_after_kill(
     return PhaseResult(RESUME_AFTER_KILL, "failed", seconds, (*said, text))
 
 
-def judge_resume_after_stop(before: Evidence, after: Evidence, seconds: float, *, saved: int) -> PhaseResult:
+def judge_resume_after_stop(
+    before: AttemptEvidence, after: AttemptEvidence, seconds: float, *, saved: int
+) -> PhaseResult:
     """Return whether the attempt resumed from the step that was saved at the stop."""
     if (wrong := _wrong_start(after, saved, RESUME_AFTER_STOP, seconds)) is not None:
         return wrong
@@ -149,7 +151,7 @@ def judge_resume_after_stop(before: Evidence, after: Evidence, seconds: float, *
     return PhaseResult(RESUME_AFTER_STOP, "ok" if math.isfinite(first.loss) else "failed", seconds, tuple(said))
 
 
-def _wrong_start(after: Evidence, saved: int, name: str, seconds: float) -> PhaseResult | None:
+def _wrong_start(after: AttemptEvidence, saved: int, name: str, seconds: float) -> PhaseResult | None:
     """Return the result of a resume from another step than the saved one; None if it is the right one."""
     if not after.steps:
         return PhaseResult(name, "not checked", seconds, (NO_LINES,))
@@ -163,7 +165,7 @@ def _wrong_start(after: Evidence, saved: int, name: str, seconds: float) -> Phas
     return PhaseResult(name, "failed", seconds, (text,))
 
 
-def _start_text(after: Evidence, saved: int) -> str:
+def _start_text(after: AttemptEvidence, saved: int) -> str:
     return f"from step {saved}, next step {after.steps[0].step}"
 
 
@@ -177,7 +179,7 @@ def _difference(one: StepSeen, other: StepSeen) -> float:
 
 
 def judge_stop(
-    evidence: Evidence, ending: Mapping[str, Any] | None, stop_s: float | None, margin_s: float, saved: int
+    evidence: AttemptEvidence, ending: Mapping[str, Any] | None, stop_s: float | None, margin_s: float, saved: int
 ) -> PhaseResult:
     """Return whether the attempt saved and ended within the exit margin after it was asked to stop at step `saved`+."""
     if stop_s is None:

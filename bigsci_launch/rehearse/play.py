@@ -12,7 +12,7 @@ from typing import Any
 
 from bigsci_launch.errors import BslError
 from bigsci_launch.rehearse.attempt import RunningAttempt, Waited
-from bigsci_launch.rehearse.evidence import Evidence
+from bigsci_launch.rehearse.evidence import AttemptEvidence
 from bigsci_launch.rehearse.judge import (
     ending_text,
     judge_evaluation,
@@ -76,8 +76,8 @@ class Rehearsal:
         self._saves_on_interval = saves_on_interval
         self._results: dict[str, PhaseResult] = {}
         self._current: RunningAttempt | None = None
-        self._first: Evidence | None = None
-        self._second: Evidence | None = None
+        self._first: AttemptEvidence | None = None
+        self._second: AttemptEvidence | None = None
         self._never_started: str | None = None
 
     def play(self, *, slower_by: float, unchecked: tuple[str, ...]) -> Played:
@@ -123,7 +123,7 @@ class Rehearsal:
         text = f"{len(evidence.steps)} steps in {limit_s:g} s; it is ended: `bsl logs {attempt.run.path}`"
         return self._fail(STEPS, limit_s, text)
 
-    def _wait_for_save(self, attempt: RunningAttempt) -> tuple[Waited, Evidence]:
+    def _wait_for_save(self, attempt: RunningAttempt) -> tuple[Waited, AttemptEvidence]:
         """Wait for the save, and for steps after it. When another program saves is not known."""
         if not self._saves_on_interval:
             return "held", attempt.evidence()
@@ -225,7 +225,7 @@ class Rehearsal:
             self._note(PhaseResult(START, "ok", seconds, (said, *queued)))
         return True
 
-    def _wait_for_resumed(self, attempt: RunningAttempt, phase: str, began: float) -> Evidence | None:
+    def _wait_for_resumed(self, attempt: RunningAttempt, phase: str, began: float) -> AttemptEvidence | None:
         prints_steps = self._first is not None and self._first.steps
         limits = self._limits
         limit_s = limits.first_step_s + STEPS_AFTER_RESUME * limits.step_s if prints_steps else limits.step_s

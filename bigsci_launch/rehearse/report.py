@@ -58,9 +58,7 @@ def find_advice(config: RunConfig, measured: Measured) -> Iterator[str]:
             continue
         took = f"{what} took {found:.3g} s"
         if key == "step_time_s" and estimated:
-            took = (
-                f"a step took {measured.step_s:.3g} s, which is about {found:.3g} s with all micro batches of the run"
-            )
+            took = f"a step took {measured.step_s:.3g} s, so about {found:.3g} s with all micro batches of the run"
         if found > expected:
             why = "the margin before the time limit is too short" if key != "eval_time_s" else "evaluations take longer"
             yield f"{took}: {why}; set monitor.{key} (now {expected:g}) to {_rounded(found)} or more"

@@ -158,7 +158,8 @@ def pages() -> dict[str, str]:
             errors.__doc__,
             "130 is an interrupt (Ctrl-C), 0 is success. What `bsl spy` finds is no error: it exits with 0, whatever\n"
             "the state. With `--exit-code`, `hang` and `crashed` exit with 1. `waiting`, `slow` and `unknown` do not:\n"
-            "they are no failures. 4 also means that some nodes did not answer.",
+            "they are no failures. 4 also means that some nodes did not answer. `bsl rehearse` exits with 1 for a\n"
+            "no-go, and with 4 if its job never started.",
         ),
         "run-directory.md": docstring_page("The run directory", layout.__doc__, "The files that a run writes."),
         "events.md": docstring_page(

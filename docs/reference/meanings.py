@@ -85,6 +85,29 @@ stages[].milliseconds | predicted milliseconds of a micro batch, or null without
 stages[].need_gib | GiB that a rank needs, or null without a GPU
 script | the whole job script
 """,
+    "bsl rehearse --json": """
+schema_version | 1
+verdict | `go`, `no-go` or `unknown`
+never_started | for what the job waited that never started; null otherwise
+not_checked | everything that was not checked, one sentence each
+run | {name, file}: the run that was rehearsed
+directory | folder of the rehearsal, where this document is `report.json`
+site | name of the site
+scheduler | `slurm` or `local`
+topology | {tp, pp, dp}: sizes of the axes in the rehearsal
+made | seconds since the epoch
+seconds | how long it took
+identity | digest of what the rehearsal is valid for: model, parallelism, batches, program, environment, site
+revision.repositories | git revision of `bsl` and of the working directory; null where it is not known
+revision.dirty | whether there were uncommitted changes; null if that is not known
+revision.diff_digest | digest of the uncommitted changes; null if there were none
+revision.untracked_files | number of files that git does not track
+versions | {bigsci_launch, python, torch, deepspeed, numpy} where `bsl` ran; null for a missing package
+changes | list of {key, before, after, reason}: what differs from the run file
+phases | list of {name, outcome, seconds, found}: `ok`, `failed`, `not checked` or `none`, and what was seen
+measured | {step_s, save_s, eval_s, teardown_s, stop_s, slower_by}: seconds, and how much longer a step of the run takes
+advice | what the measured times mean for the run file, one sentence each
+""",
     "bsl status --json": """
 schema_version | 1
 run | {name, directory}; null for a job that bsl did not submit; only `job` is present then

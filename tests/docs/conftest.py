@@ -38,8 +38,9 @@ HOME = "/home/me"
 FOLDER = "bigsci-launch"
 HOST = "vm"
 WORDS = {"torch", "slurm", "tutorial"}
-# tests/slurm/test_training.py and tests/train/test_diff_weights_defects.py show the same.
-LONG = {("submit.md", "slurm"), ("restart-spike.md", "torch")}
+# tests/slurm/test_training.py, tests/process/test_rehearse.py and tests/train/test_diff_weights_defects.py show the
+# same.
+LONG = {("submit.md", "slurm"), ("rehearse.md", "tutorial"), ("restart-spike.md", "torch")}
 COLUMNS = 100
 SESSION_TIMEOUT_S = 270.0
 MARK = "\x1e"

@@ -23,6 +23,7 @@ spec.loader.exec_module(meanings)
 ALONE = {
     "bsl submit --dry-run --json": ["submit configs/minicluster.yaml --dry-run --json"],
     "bsl list --json": ["list --json"],
+    "bsl rehearse --json": ["""rehearse configs/demo.yaml --set 'run.command=["true"]' --json"""],
     "bsl config check --json": [
         "config check configs/demo.yaml --json",
         "config check configs/demo.yaml --set training.steps=x --json",

@@ -35,12 +35,16 @@ MAY_USE: dict[str, set[str]] = {
     "spy": {"config", "pages", "runs", "scheduler"},
     "nodes": {"config", "runs", "scheduler"},
     "launch": {"config", "nodes", "plan", "runs", "scheduler"},
+    "launch": {"config", "plan", "runs", "scheduler"},
+    "rehearse": {"config", "launch", "plan", "runs", "scheduler"},
     "train": {"config", "data", "launch", "plan", "runs", "weights"},
     "hang_lab": {"config", "launch", "runs", "scheduler", "spy"},
     "demo": {"runs"},
     "cli": {
         *("config", "data", "demo", "hang_lab", "launch", "minicluster", "nodes", "pages", "plan", "runs", "scheduler"),
         *("spy", "weights"),
+        *("config", "data", "demo", "hang_lab", "launch", "minicluster", "pages", "plan", "rehearse", "runs"),
+        *("scheduler", "spy", "weights"),
     },
 }
 """What each may import apart from the ground floor and itself. Nobody may use `cli` or `train`."""
@@ -80,7 +84,10 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
 }
 """The judge never touches a machine; calibrating and choosing never see each other."""
 
-PURE = ("spy/judge/", "plan/shape/", "launch/request.py", "config/check.py")
+PURE = (
+    *("spy/judge/", "plan/shape/", "launch/request.py", "config/check.py"),
+    *("rehearse/reduce.py", "rehearse/judge.py", "rehearse/phases.py", "rehearse/limits.py"),
+)
 IMPURE_MODULES = {"os", "subprocess", "socket", "time", "threading", "shutil", "tempfile", "random", "signal"}
 IMPURE_CALLS = {"open", "print", "input", "read_text", "write_text", "read_bytes", "write_bytes", "is_file", "is_dir"}
 
