@@ -107,10 +107,10 @@ class Rehearsal:
         self._first, seconds = evidence, time.monotonic() - began
         self._note(judge_steps(evidence, seconds))
         self._note(judge_evaluation(evidence, is_asked=self._has_evaluation, seconds=seconds))
-        self._note(judge_save(evidence, seconds))
-        if waited == "ended":
+        if waited == "ended" and not evidence.saves:
             return self._fail_end(SAVE, attempt, seconds)
-        return self._kill(attempt)
+        self._note(judge_save(evidence, seconds))
+        return self._fail_end(STEPS, attempt, seconds) if waited == "ended" else self._kill(attempt)
 
     def _wait_for_steps(self, attempt: RunningAttempt, began: float) -> bool:
         limits = self._limits
@@ -242,7 +242,8 @@ class Rehearsal:
         """Note that an attempt ended by itself. Always False."""
         attempt.wait_for_ending(GONE_S if not attempt.is_over() else 0.0)
         ending: dict[str, Any] | None = attempt.ending()
-        text = ending_text(ending) if ending else f"without an exit.json: {attempt.job().raw_state or 'state unknown'}"
+        job = attempt.job()
+        text = ending_text(ending) if ending else f"{job.state.value} ({job.reason or 'it left no exit.json'})"
         return self._fail(phase, seconds, f"the attempt ended by itself: {text}")
 
     def _fail(self, phase: str, seconds: float, text: str) -> bool:

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from bigsci_launch.config.finding import DP, PP
@@ -128,6 +129,12 @@ def inner_size(parallelism: ParallelismSection) -> int:
     """Return the ranks of one stage of one replica: tp x cp x ep."""
     inner = [getattr(parallelism, axis.key) for axis in AXES if axis.name not in ("dp", "pp")]
     return math.prod(size or 1 for size in inner)
+
+
+def runs_bsl_train(config: RunConfig) -> bool:
+    """Whether the ranks run `bsl train`, as they do without `run.command`, or below a program such as numactl."""
+    words = " ".join(config.run.command or ()).split()
+    return config.run.command is None or "bigsci_launch.train" in words or ("bsl", "train") in pairwise(words)
 
 
 def lost_axes(before: RunConfig, after: RunConfig) -> list[str]:

@@ -34,6 +34,7 @@ class RehearsalReport:
     revision: CodeRevision
     made: float
     seconds: float
+    is_stored: bool = True
 
     @property
     def exit_code(self) -> int:
@@ -147,5 +148,5 @@ def closing_lines(report: RehearsalReport) -> list[str]:
     return [
         *(f"not checked: {text}" for text in alone),
         *report.advice,
-        f"report: {report.arrangement.folder.report}",
+        *([f"report: {report.arrangement.folder.report}"] if report.is_stored else []),
     ]

@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bigsci_launch.errors import BslError
 from bigsci_launch.launch.foreground import interrupts_on
@@ -13,7 +14,7 @@ from bigsci_launch.launch.rehearsed import read_revision
 from bigsci_launch.rehearse.arrange import Arrangement
 from bigsci_launch.rehearse.judge import REPEATABLE
 from bigsci_launch.rehearse.play import Rehearsal, Tell
-from bigsci_launch.rehearse.reduce import slower_by
+from bigsci_launch.rehearse.reduce import runs_bsl_train, slower_by
 from bigsci_launch.rehearse.report import RehearsalReport, report_document
 from bigsci_launch.runs.layout import write_json
 
@@ -32,7 +33,7 @@ def run_rehearsal(arrangement: Arrangement, command: Sequence[str], tell: Tell) 
         tell,
         has_evaluation=arrangement.has_evaluation,
         tolerance=_tolerance(arrangement),
-        saves_on_interval=arrangement.loaded.config.run.command is None,
+        saves_on_interval=runs_bsl_train(arrangement.loaded.config),
     )
     more = slower_by(arrangement.original, arrangement.prepared.loaded.config)
     try:
@@ -42,7 +43,11 @@ def run_rehearsal(arrangement: Arrangement, command: Sequence[str], tell: Tell) 
         arrangement.forget()
         raise
     report = RehearsalReport(arrangement, played, revision, time.time(), time.time() - began)
-    write_json(arrangement.folder.report, report_document(report))
+    try:
+        write_json(arrangement.folder.report, report_document(report))
+    except OSError as error:  # the disk on which the save has failed may be full
+        report = replace(report, is_stored=False)
+        tell(f"warning: the report is not stored: {arrangement.folder.report}: {error.strerror or error}")
     if played.decision == "go":
         # They may be large, and show nothing more. After a no-go they are evidence.
         shutil.rmtree(arrangement.prepared.request.run.checkpoints, ignore_errors=True)
@@ -52,5 +57,5 @@ def run_rehearsal(arrangement: Arrangement, command: Sequence[str], tell: Tell) 
 def _tolerance(arrangement: Arrangement) -> float:
     """Return the relative difference that repeated losses may have: none for `bsl train` on CPUs."""
     loaded = arrangement.loaded
-    is_exact = loaded.config.run.command is None and loaded.site.config.gpu is None
+    is_exact = runs_bsl_train(loaded.config) and loaded.site.config.gpu is None
     return 0.0 if is_exact else REPEATABLE

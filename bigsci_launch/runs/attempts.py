@@ -195,7 +195,7 @@ def launcher_state(launcher: Launcher, ended: dict[str, Any] | None) -> JobInfo:
         return _local(launcher, ended_state(job_id, ended))
     if not launcher.is_here:
         return _local(launcher, unknown(job_id, f"it was started on {launcher.host}, and only that machine can tell"))
-    killed = unknown(job_id, "the launcher is gone and left no exit.json: it was killed")
+    killed = unknown(job_id, "the launcher is gone and left no exit.json: it was killed, or could not write")
     return _local(launcher, replace(killed, is_gone=True))
 
 

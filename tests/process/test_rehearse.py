@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,31 @@ def test_a_program_that_is_unfit_gets_a_no_go(
     assert (code, document["verdict"], outcomes(document)[phase]) == (1, "no-go", "failed"), document["phases"]
     assert re.search(words, found(document, phase)), found(document, phase)
     assert not processes_of(tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    argv = ["mount", "-t", "tmpfs", "-o", "size=1m", "bsl-test", str(folder)]
+    mounted = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_save_on_a_full_disk_is_a_no_go_even_if_the_report_cannot_be_stored(
+    rehearse: Rehearse, small_disk: Path
+) -> None:
+    process = rehearse("fills-disk", "--json", "--set", f"run.root={small_disk}")
+    stdout, stderr = process.communicate(timeout=120)
+    document = json.loads(stdout)
+    assert (process.returncode, document["verdict"]) == (1, "no-go"), stderr
+    assert "the attempt ended by itself" in found(document, "steps"), document["phases"]
+    assert "warning: the report is not stored" in stderr and "No space left on device" in stderr
+    assert not processes_of(small_disk)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])

@@ -91,6 +91,13 @@ def test_a_job_that_never_starts_is_neither_go_nor_no_go(isolated_cluster: Slurm
         isolated_cluster.run("scancel", blocking)
 
 
+def test_a_refused_rehearsal_leaves_nothing(isolated_cluster: SlurmCluster, tmp_path: Path) -> None:
+    done = isolated_cluster.bsl("rehearse", str(run_file(tmp_path)), "--set", "slurm.constraint=a100")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "error: sbatch: Slurm refused: Batch job submission failed: Invalid feature" in done.stderr
+    assert not list((tmp_path / "runs").glob("rehearsals/*"))
+
+
 def test_an_interrupted_rehearsal_cancels_its_job(isolated_cluster: SlurmCluster, tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "bigsci_launch", "rehearse", str(run_file(tmp_path))]
     process = subprocess.Popen(argv, env=isolated_cluster.environment(), stderr=subprocess.PIPE, text=True)

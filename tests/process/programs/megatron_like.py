@@ -4,6 +4,7 @@ python megatron_like.py [MODE]     each mode is one way to be unfit for a real r
 
 ignores-stop: does not handle the signal before the time limit    starts-over: resumes one step before its last save
 other-losses: its losses depend on the moment    leaves-child: a process of its own session outlives each rank
+fills-disk: its checkpoint needs more space than there is
 infinite-loss: the loss is not finite    no-lines: prints nothing    ends: ends with an error at the second step
 """
 
@@ -30,6 +31,10 @@ def say(text):
 def save(step):
     if TELLS:
         LATEST.parent.mkdir(exist_ok=True)
+        if MODE == "fills-disk":
+            with (LATEST.parent / "weights").open("wb", buffering=0) as stream:
+                while stream.write(b"x" * 4096):
+                    pass
         LATEST.write_text(str(step))
         say(f"  successfully saved checkpoint at iteration {step:7} to {LATEST.parent}")
 

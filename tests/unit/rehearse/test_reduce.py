@@ -16,6 +16,7 @@ from bigsci_launch.rehearse.reduce import (
     choose_sizes,
     find_changes,
     lost_axes,
+    runs_bsl_train,
     saved_elsewhere,
     slower_by,
 )
@@ -124,6 +125,21 @@ def test_a_step_of_the_run_is_longer_by_its_micro_batches() -> None:
     run = original("bloom-176b.yaml", layers=BLOOM_LAYERS)
     small = load_run(CONFIGS / "bloom-176b.yaml", [change.override for change in find_changes(run, root="/r")])
     assert slower_by(run, small.config) == (128 + 11) / (4 + 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "is_own"),
+    [
+        (None, True),
+        (["numactl", "--localalloc", "python", "-m", "bigsci_launch.train"], True),
+        (["bash", "-c", "nsys profile bsl train"], True),
+        (["python", "train.py"], False),
+    ],
+)
+def test_bsl_train_is_known_below_other_programs(command: list[str] | None, is_own: bool) -> None:
+    config = load_run(CONFIGS / "demo.yaml").config
+    run = config.run.model_copy(update={"command": command})
+    assert runs_bsl_train(config.model_copy(update={"run": run})) is is_own
 
 
 @pytest.mark.parametrize(
