@@ -14,7 +14,14 @@ from bigsci_launch.launch.report import remark_lines
 from bigsci_launch.launch.submit import notes, submit
 from bigsci_launch.rehearse.attempt import RunningAttempt
 from bigsci_launch.rehearse.limits import RehearsalLimits
-from bigsci_launch.rehearse.reduce import Change, Original, find_changes, lost_axes, runs_bsl_train, saved_elsewhere
+from bigsci_launch.rehearse.reduce import (
+    ConfigChange,
+    Original,
+    find_changes,
+    lost_axes,
+    runs_bsl_train,
+    saved_elsewhere,
+)
 from bigsci_launch.runs.layout import RehearsalDir, next_rehearsal
 
 MEMORY = "memory"
@@ -32,7 +39,7 @@ class Arrangement:
     is_local: bool
     loaded: LoadedRun
     original: Original
-    changes: tuple[Change, ...]
+    changes: tuple[ConfigChange, ...]
     folder: RehearsalDir
     prepared: Prepared
     limits: RehearsalLimits
@@ -123,7 +130,7 @@ def arrange(
 
 def _fit(
     original: Original, root: str, prepared_with: Callable[[Sequence[str]], Prepared]
-) -> tuple[tuple[Change, ...], Prepared]:
+) -> tuple[tuple[ConfigChange, ...], Prepared]:
     """Return the changes and the rehearsal with as many layers as the planner thinks fit into memory."""
     most = max(original.layers, default=1)
     for fewer in range(most):

@@ -121,7 +121,7 @@ def judge_resume_after_kill(
         return wrong
     said = [_start_text(after, saved)]
     old = {step.step: step for step in before.steps}
-    pairs = [(old[step.step], step) for step in after.steps if step.step in old and step.step > saved]
+    pairs = [(old[step.step], step) for step in after.steps if step.step in old]
     pairs = [(one, other) for one, other in pairs if _is_finite(one) and _is_finite(other)]
     if not pairs:
         said.append("the killed attempt shows no loss of a step after the save, so none could be compared")

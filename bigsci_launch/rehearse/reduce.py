@@ -32,7 +32,7 @@ SAVING_OPTIONS = ("--save", "--save-dir", "--save_dir", "--output-dir", "--outpu
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ConfigChange:
     """A key of the run file with another value in the rehearsal, and why."""
 
     key: str
@@ -74,7 +74,7 @@ class Original:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class RehearsalSizes:
     """Nodes, stages and replicas of a rehearsal."""
 
     nodes: int
@@ -82,7 +82,7 @@ class Sizes:
     dp: int
 
 
-def find_changes(original: Original, *, root: str, fewer_layers: int = 0) -> tuple[Change, ...]:
+def find_changes(original: Original, *, root: str, fewer_layers: int = 0) -> tuple[ConfigChange, ...]:
     """Return what a rehearsal with its run directory below `root` changes; keys that keep their value are left out.
 
     With `fewer_layers`, each stage holds that many layers less than in the run, at least one.
@@ -100,7 +100,7 @@ def find_changes(original: Original, *, root: str, fewer_layers: int = 0) -> tup
     return tuple(change for part in parts for change in part if change.before != change.after)
 
 
-def choose_sizes(original: Original) -> Sizes:
+def choose_sizes(original: Original) -> RehearsalSizes:
     """Return the sizes of the rehearsal.
 
     Groups of tensor, context and expert parallelism keep their size, on as many nodes as one of them needs, at least
@@ -111,7 +111,7 @@ def choose_sizes(original: Original) -> Sizes:
     config, dp = original.config, original.num_replicas
     pp, nodes = config.parallelism.pipeline_parallel_size, config.slurm.nodes
     if original.is_local_site:
-        return Sizes(nodes, pp, min(dp, MOST_LOCAL_REPLICAS))
+        return RehearsalSizes(nodes, pp, min(dp, MOST_LOCAL_REPLICAS))
     group = inner_size(config.parallelism)
     few = next(n for n in range(min(NODES, nodes), nodes + 1) if n * original.ranks_per_node % group == 0)
     ranks = few * original.ranks_per_node // group
@@ -122,7 +122,7 @@ def choose_sizes(original: Original) -> Sizes:
         return (2 * keeps_pipeline + keeps_replicas, stages)
 
     stages = max(fitting, key=worth)
-    return Sizes(few, stages, ranks // stages)
+    return RehearsalSizes(few, stages, ranks // stages)
 
 
 def inner_size(parallelism: ParallelismSection) -> int:
@@ -170,56 +170,58 @@ def _ticks(original: Original) -> int:
     return original.num_micro_batches + original.config.parallelism.pipeline_parallel_size - 1
 
 
-def _place(config: RunConfig, root: str) -> Iterator[Change]:
+def _place(config: RunConfig, root: str) -> Iterator[ConfigChange]:
     name = f"{NAME_PREFIX}{config.run.name}"[:LONGEST_NAME]
-    yield Change("run.name", config.run.name, name, "its jobs are told apart from those of the run")
-    yield Change("run.root", config.run.root, root, "the checkpoints of the run are not touched")
+    yield ConfigChange("run.name", config.run.name, name, "its jobs are told apart from those of the run")
+    yield ConfigChange("run.root", config.run.root, root, "the checkpoints of the run are not touched")
 
 
-def _nodes(original: Original, sizes: Sizes) -> Iterator[Change]:
+def _nodes(original: Original, sizes: RehearsalSizes) -> Iterator[ConfigChange]:
     if original.is_local_site:
         return
     slurm = original.config.slurm
-    yield Change("slurm.nodes", slurm.nodes, sizes.nodes, "a rehearsal takes few nodes")
+    yield ConfigChange("slurm.nodes", slurm.nodes, sizes.nodes, "a rehearsal takes few nodes")
     if slurm.nodelist and sizes.nodes != slurm.nodes:
-        yield Change("slurm.nodelist", slurm.nodelist, None, "it names the nodes of the whole run")
-    yield Change("slurm.requeue", slurm.requeue, False, "an attempt that is killed must end")
+        yield ConfigChange("slurm.nodelist", slurm.nodelist, None, "it names the nodes of the whole run")
+    yield ConfigChange("slurm.requeue", slurm.requeue, False, "an attempt that is killed must end")
     limit_s = parse_slurm_duration(slurm.time_limit) if slurm.time_limit else None
     short = format_slurm_duration(min(TIME_LIMIT_S, limit_s or TIME_LIMIT_S))
-    yield Change("slurm.time_limit", slurm.time_limit, short, "a short job starts earlier")
+    yield ConfigChange("slurm.time_limit", slurm.time_limit, short, "a short job starts earlier")
     margin = original.config.monitor.exit_margin_s
     if margin is not None and margin >= parse_slurm_duration(short):
-        yield Change("monitor.exit_margin_s", margin, None, f"it is longer than {short}")
+        yield ConfigChange("monitor.exit_margin_s", margin, None, f"it is longer than {short}")
 
 
-def _stages(original: Original, sizes: Sizes, fewer: int) -> Iterator[Change]:
+def _stages(original: Original, sizes: RehearsalSizes, fewer: int) -> Iterator[ConfigChange]:
     config, layers = original.config, original.layers
     parallelism = config.parallelism
     pp, method = parallelism.pipeline_parallel_size, parallelism.partition_method
     fit = f"what fits on {sizes.nodes} nodes" if not original.is_local_site else "two replicas show what more would"
-    yield Change(PP, pp, sizes.pp, fit)
-    yield Change(DP, parallelism.data_parallel_size, sizes.dp, fit)
+    yield ConfigChange(PP, pp, sizes.pp, fit)
+    yield ConfigChange(DP, parallelism.data_parallel_size, sizes.dp, fit)
     if not layers or (pp == sizes.pp and not fewer):
         return
     kept = [max(1, count - fewer) for count in (*layers[: sizes.pp - 1], layers[-1])]
     why = "a stage holds as many layers as before"
     if fewer:
         why = f"with fewer replicas, a rank holds more of the optimizer's state: {fewer} layers less fit on a stage"
-    yield Change("model.num_layers", config.model.num_layers, sum(kept), why)
-    yield Change("model.declared_parameters", config.model.declared_parameters, None, "the model has fewer layers")
+    yield ConfigChange("model.num_layers", config.model.num_layers, sum(kept), why)
+    yield ConfigChange(
+        "model.declared_parameters", config.model.declared_parameters, None, "the model has fewer layers"
+    )
     name, _, counts = method.partition(":")
     if name in ("time", "memory") and counts:
         cut = f"{name}:{','.join(str(count) for count in kept)}"
-        yield Change("parallelism.partition_method", method, cut, "the layers of the stages that are left")
+        yield ConfigChange("parallelism.partition_method", method, cut, "the layers of the stages that are left")
 
 
-def _batches(original: Original, sizes: Sizes) -> Iterator[Change]:
+def _batches(original: Original, sizes: RehearsalSizes) -> Iterator[ConfigChange]:
     training = original.config.training
     unit = training.micro_batch_size * sizes.dp
     few = min(original.num_micro_batches, MICRO_BATCHES_PER_STAGE * sizes.pp)
     if training.rampup is not None:
         few = max(2, few)
-    yield Change(
+    yield ConfigChange(
         "training.global_batch_size",
         training.global_batch_size,
         unit * few,
@@ -229,33 +231,33 @@ def _batches(original: Original, sizes: Sizes) -> Iterator[Change]:
         before = training.rampup.model_dump()
         start = unit * (few - 1)
         after = {"start": start, "increment": unit, "samples": 2 * start}
-        yield Change("training.rampup", before, after, "the batch grows once, after two steps")
+        yield ConfigChange("training.rampup", before, after, "the batch grows once, after two steps")
 
 
-def _length(config: RunConfig) -> Iterator[Change]:
+def _length(config: RunConfig) -> Iterator[ConfigChange]:
     training, optimizer = config.training, config.optimizer
-    yield Change("training.steps", training.steps, STEPS, "more than it makes: each attempt is ended on purpose")
-    yield Change("training.stop_after_steps", training.stop_after_steps, None, "each attempt is ended on purpose")
+    yield ConfigChange("training.steps", training.steps, STEPS, "more than it makes: each attempt is ended on purpose")
+    yield ConfigChange("training.stop_after_steps", training.stop_after_steps, None, "each attempt is ended on purpose")
     decay = optimizer.decay_steps or training.steps
-    yield Change("optimizer.decay_steps", optimizer.decay_steps, decay, "the learning rate is that of the run")
+    yield ConfigChange("optimizer.decay_steps", optimizer.decay_steps, decay, "the learning rate is that of the run")
     dumps = config.monitor.dump_weights_steps
-    yield Change("monitor.dump_weights_steps", dumps, [], "no dumps are needed")
+    yield ConfigChange("monitor.dump_weights_steps", dumps, [], "no dumps are needed")
 
 
-def _evaluation(config: RunConfig) -> Iterator[Change]:
+def _evaluation(config: RunConfig) -> Iterator[ConfigChange]:
     monitor = config.monitor
     if monitor.eval_interval is None:
         return
-    yield Change("monitor.eval_interval", monitor.eval_interval, EVAL_INTERVAL, "one evaluation before the save")
+    yield ConfigChange("monitor.eval_interval", monitor.eval_interval, EVAL_INTERVAL, "one evaluation before the save")
     few = min(monitor.eval_batches, EVAL_BATCHES)
-    yield Change("monitor.eval_batches", monitor.eval_batches, few, "a short one")
+    yield ConfigChange("monitor.eval_batches", monitor.eval_batches, few, "a short one")
 
 
-def _checkpoints(config: RunConfig) -> Iterator[Change]:
+def _checkpoints(config: RunConfig) -> Iterator[ConfigChange]:
     checkpoint = config.checkpoint
-    yield Change("checkpoint.save_interval", checkpoint.save_interval, SAVE_INTERVAL, "one save before the kill")
-    yield Change("checkpoint.keep_last", checkpoint.keep_last, 1, "they are deleted at the end anyway")
-    yield Change("checkpoint.load", checkpoint.load, "auto", "it starts at step 0 and resumes from its own")
+    yield ConfigChange("checkpoint.save_interval", checkpoint.save_interval, SAVE_INTERVAL, "one save before the kill")
+    yield ConfigChange("checkpoint.keep_last", checkpoint.keep_last, 1, "they are deleted at the end anyway")
+    yield ConfigChange("checkpoint.load", checkpoint.load, "auto", "it starts at step 0 and resumes from its own")
 
 
 def _shown(value: Any) -> str:

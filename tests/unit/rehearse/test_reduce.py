@@ -12,7 +12,7 @@ from bigsci_launch.config.load import load_run
 from bigsci_launch.rehearse.arrange import arrange
 from bigsci_launch.rehearse.reduce import (
     Original,
-    Sizes,
+    RehearsalSizes,
     choose_sizes,
     find_changes,
     lost_axes,
@@ -37,15 +37,23 @@ def changes_of(run: Original, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("sizes", "ranks_per_node", "expected"),
     [
-        ({"tp": 4, "pp": 12, "dp": 8, "nodes": 48}, 8, Sizes(2, 2, 2)),  # stages and replicas, not stages alone
-        ({"tp": 8, "pp": 4, "dp": 4, "nodes": 16}, 8, Sizes(2, 2, 1)),  # one of the two fits: stages
-        ({"tp": 8, "pp": 1, "dp": 16, "nodes": 16}, 8, Sizes(2, 1, 2)),
-        ({"tp": 1, "pp": 3, "dp": 8, "nodes": 3}, 8, Sizes(2, 2, 8)),  # 3 stages do not divide 16 ranks
-        ({"tp": 2, "pp": 2, "dp": 2, "nodes": 1}, 8, Sizes(1, 2, 2)),  # already small
-        ({"tp": 4, "pp": 2, "dp": 8, "cp": 8, "nodes": 64}, 8, Sizes(4, 1, 1)),  # one tp x cp group needs 4 nodes
+        (
+            {"tp": 4, "pp": 12, "dp": 8, "nodes": 48},
+            8,
+            RehearsalSizes(2, 2, 2),
+        ),  # stages and replicas, not stages alone
+        ({"tp": 8, "pp": 4, "dp": 4, "nodes": 16}, 8, RehearsalSizes(2, 2, 1)),  # one of the two fits: stages
+        ({"tp": 8, "pp": 1, "dp": 16, "nodes": 16}, 8, RehearsalSizes(2, 1, 2)),
+        ({"tp": 1, "pp": 3, "dp": 8, "nodes": 3}, 8, RehearsalSizes(2, 2, 8)),  # 3 stages do not divide 16 ranks
+        ({"tp": 2, "pp": 2, "dp": 2, "nodes": 1}, 8, RehearsalSizes(1, 2, 2)),  # already small
+        (
+            {"tp": 4, "pp": 2, "dp": 8, "cp": 8, "nodes": 64},
+            8,
+            RehearsalSizes(4, 1, 1),
+        ),  # one tp x cp group needs 4 nodes
     ],
 )
-def test_sizes_keep_every_axis_that_fits(sizes: dict[str, int], ranks_per_node: int, expected: Sizes) -> None:
+def test_sizes_keep_every_axis_that_fits(sizes: dict[str, int], ranks_per_node: int, expected: RehearsalSizes) -> None:
     run = original("bloom-176b.yaml")
     parallelism = run.config.parallelism.model_copy(
         update={
@@ -63,9 +71,9 @@ def test_sizes_keep_every_axis_that_fits(sizes: dict[str, int], ranks_per_node: 
 
 
 def test_a_local_site_keeps_its_stages_and_two_replicas() -> None:
-    assert choose_sizes(original("demo.yaml")) == Sizes(1, 2, 2)
+    assert choose_sizes(original("demo.yaml")) == RehearsalSizes(1, 2, 2)
     many = original("demo.yaml", "parallelism.data_parallel_size=4")
-    assert choose_sizes(many) == Sizes(1, 2, 2)
+    assert choose_sizes(many) == RehearsalSizes(1, 2, 2)
     assert changes_of(many)["training.global_batch_size"] == 8, "2 micro batches of 2 samples on each of 2 replicas"
 
 
