@@ -110,7 +110,8 @@ def examine(attempt: Path, down: list[str]) -> tuple[list[Record], list[Record]]
     ranks = read_ranks(attempt, output.unwritten)
     ended = read_json(attempt / "exit.json")
     found = [*broken_gpus(attempt, ranks), *failed_checks(attempt)]
-    said = {node: "Slurm lost the node" for node in [*output.lost_nodes, *down]}
+    said = {node: f"Slurm says that {node} is down" for node in down}
+    said.update({node: f"srun: error: Node failure on {node}" for node in output.lost_nodes})
     first = ended.get("first_failure") or {}
     if ended.get("reason") == "node_failure" and str(first.get("error", "")).startswith("Slurm lost the node"):
         said.setdefault(first["node"], first["error"])

@@ -42,6 +42,7 @@ def check_nodes(place: NodeRequest, tell: Callable[[str], None]) -> dict[str, An
     lines: list[str] = []
     argv = [sys.executable, "-I", str(packaged("diagnostics", "check_node.py"))]
     options = {**place.as_options, "time": "5", "input": "none"}
+    tell("waiting until Slurm gives the nodes, then for about 10 s")
     words = run_on_each(argv, name=NAME, options=options, limit_s=LIMIT_S, on_line=lines.append)
     if words:
         tell(words)

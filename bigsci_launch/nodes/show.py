@@ -67,7 +67,7 @@ def nodes_document(entries: Sequence[BadNode], memory: str, cluster: str | None)
 
 def check_rows(document: Mapping[str, Any]) -> list[list[str]]:
     """Return the rows of `bsl nodes check` under `CHECK_COLUMNS`."""
-    return [_check_row(node) for node in document["nodes"]]
+    return [_check_row(node) for node in sorted(document["nodes"], key=lambda node: str(node["node"]))]
 
 
 def _check_row(node: Mapping[str, Any]) -> list[str]:

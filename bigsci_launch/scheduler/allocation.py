@@ -10,7 +10,7 @@ from bigsci_launch.scheduler.command import run_slurm, slurm_words, stream_slurm
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.slurm import cancel_job, query_job
 
-_FOR_EVER_S = 30 * 86400.0
+_FOR_EVER_S = 20 * 86400.0
 """A queue may be long. Whoever waits can interrupt."""
 _POLL_S = 1.0
 

@@ -35,6 +35,7 @@ ranks_per_node | ranks on each
 world_size | ranks in all
 topology | {tp, pp, dp}: sizes of the axes
 caller_options | list of {variable, value, option, applies, why}: what becomes of each `SBATCH_*` variable of the caller
+left_out | list of {cluster, node, reason, evidence, since, expires, run, attempt, rank, by}: remembered bad nodes
 """
 
 DOCUMENTS = {
@@ -206,6 +207,44 @@ runs[].step | the newest step
 runs[].total_steps | steps of the whole run
 runs[].last_sign | time of the newest record of any rank, or else of the newest output, in seconds since the epoch
 runs[].problem | why the run cannot be read; null if it can
+""",
+    "bsl nodes list --json": """
+schema_version | 1
+memory | the file that remembers the nodes
+cluster | name of the cluster whose nodes are listed; null if it is not known: then those of all clusters
+nodes[].cluster | name of the node's cluster; null if it was not known
+nodes[].node | name of the node
+nodes[].reason | `ecc`, `gpu`, `lost`, `failed_check`, `slow` or `by_hand`
+nodes[].evidence | the line that shows it, or the words of who added it
+nodes[].since | when it was seen, in seconds since the epoch
+nodes[].expires | when the node is used again, in seconds since the epoch; null: when it is forgiven
+nodes[].run | name of the run that saw it; null if none did
+nodes[].attempt | the attempt of that run
+nodes[].rank | the rank that showed it; null if it was none
+nodes[].by | user whose command or job added it
+""",
+    "bsl nodes check --json": """
+schema_version | 1
+verdict | the worst of the nodes' verdicts
+slow_factors | {gpu, other}: how many times slower than the others' median is slow
+nodes[].node | name of the node
+nodes[].verdict | `failed`, `slow`, `not_known` or `ok`
+nodes[].why | what is wrong, or what is not known
+nodes[].not_tried | list of tests that could not be tried, each with the reason
+nodes[].tests | list of {name, status, value, unit, why}; a status is `ok`, `failed` or `not_tried`
+nodes[].peers | list of {round, peer, status, value, why}: exchanges with other nodes, in MiB/s
+nodes[].gpus? | GPUs that torch sees; null if none were looked for
+nodes[].seconds? | how long the check of the node took
+""",
+    "bsl nodes bisect --json": """
+schema_version | 1
+spares | how many nodes may be slow at most
+slow | list of {node, times_slower}
+good | nodes that were in a fast group
+not_known | groups that could not be timed, or were slow although none of their nodes was
+reference_s | time of the fastest group in seconds; null if nothing could be timed
+rounds | how often groups were timed
+are_too_many | whether more nodes are slow than `spares`: there may be others
 """,
     "bsl config check --json": """
 schema_version | 1

@@ -42,6 +42,7 @@ ALONE = {
     "bsl hang-lab list --json": ["hang-lab list --json"],
     "bsl plan check --json": ["plan check configs/bloom-176b.yaml --json"],
     "bsl cluster status --json": ["cluster status --json"],
+    "bsl nodes list --json": ["nodes add n1 --reason hot > /dev/null; bsl nodes list --json"],
     "bsl data prepare --json": ["data prepare configs --output corpus --vocab-size 300 --json"],
 }
 AFTER_TUTORIAL = {
@@ -59,6 +60,8 @@ AFTER_TUTORIAL = {
         "diff-weights runs/demo/checkpoints/global_step10 runs/demo/checkpoints/global_step20 --json"
     ],
 }
+ON_SLURM = {"bsl nodes check --json", "bsl nodes bisect --json"}
+"""Checked where a cluster runs: tests/slurm/test_nodes.py."""
 
 
 def differences(document: Any, fields: dict[str, str], path: str = "") -> Iterator[str]:
@@ -135,4 +138,4 @@ def reporting(command: click.Command = bsl, path: str = "bsl") -> Iterator[str]:
 
 def test_every_command_that_reports_is_described_and_checked() -> None:
     assert set(meanings.DOCUMENTS) == {*reporting(), "bsl submit --dry-run --json", "bsl plan --survive --json"}
-    assert set(meanings.DOCUMENTS) == {*ALONE, *AFTER_TUTORIAL}
+    assert set(meanings.DOCUMENTS) == {*ALONE, *AFTER_TUTORIAL, *ON_SLURM}

@@ -28,7 +28,7 @@ def nodes(ctx: click.Context) -> None:
         ctx.invoke(list_)
 
 
-@nodes.command("list", epilog="Example: bsl nodes list --json")
+@nodes.command("list", short_help="List the nodes that are left out now.", epilog="Example: bsl nodes list --json")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def list_(as_json: bool = False) -> None:
     """List the nodes that are left out now, each with its reason and until when."""
@@ -91,7 +91,7 @@ def forgive(names: str | None, everything: bool) -> None:
         console.answer(f"forgiven: {entry.node} ({words_of(entry.reason)}: {entry.evidence})")
 
 
-@nodes.command(epilog="Example: bsl nodes check --nodes 4")
+@nodes.command(short_help="Try nodes in a short job.", epilog="Example: bsl nodes check --nodes 4")
 @click.option("--config", type=click.Path(path_type=Path), help="Run file whose partition, account and nodes are used.")
 @click.option("--nodes", "number", type=click.IntRange(min=1), metavar="N", help="Any N nodes.")
 @click.option("--nodelist", metavar="NODES", help="These nodes, as a Slurm hostlist.")
@@ -120,7 +120,11 @@ def check(ctx: click.Context, config: Path | None, number: int | None, nodelist:
     ctx.exit(exit_code_of_check(document))
 
 
-@nodes.command(epilog="Example: bsl nodes bisect --nodes 8 --spares 1 -- python bench.py")
+@nodes.command(
+    short_help="Find slow nodes by timing a program on groups of them.",
+    epilog="Example: bsl nodes bisect --nodes 8 --spares 1 python bench.py",
+    context_settings={"allow_interspersed_args": False},
+)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 @click.option("--config", type=click.Path(path_type=Path), help="Run file whose partition, account and nodes are used.")
 @click.option("--nodes", "number", type=click.IntRange(min=2), metavar="N", help="Any N nodes.")

@@ -1,0 +1,143 @@
+"""The check of a node, as real processes: alone, in pairs, with broken parts. The tests of GPUs run on torch's CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsci_launch.content import packaged
+from tests.unit.house.conftest import standalone
+
+PROGRAM = packaged("diagnostics", "check_node.py")
+JUDGE = packaged("diagnostics", "check_verdict.py")
+HOSTNAMES = "#!/bin/sh\nprintf '127.0.0.1\\n%.0s' $(seq $NUM_NODES)\n"
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path) -> Path:
+    """A folder with a `scontrol` that calls every node 127.0.0.1."""
+    program = tmp_path / "bin" / "scontrol"
+    program.parent.mkdir()
+    program.write_text(HOSTNAMES)
+    program.chmod(0o755)
+    return program.parent
+
+
+def start(scontrol: Path, index: int, count: int, *words: str) -> subprocess.Popen[str]:
+    variables = {
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_STEP_ID": "3",
+        "SLURM_NODEID": str(index),
+        "SLURM_STEP_NODELIST": "x",
+        "SLURMD_NODENAME": f"n{index}",
+        "NUM_NODES": str(count),
+        "PATH": f"{scontrol}:{os.environ['PATH']}",
+    }
+    argv = [sys.executable, "-I", str(PROGRAM), *words]
+    return subprocess.Popen(argv, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True)
+
+
+def ends(processes: list[subprocess.Popen[str]]) -> list[str]:
+    return [line for process in processes for line in process.communicate(timeout=100)[0].splitlines()]
+
+
+def result(lines: list[str], node: str) -> dict[str, Any]:
+    records = [json.loads(line.removeprefix("@check ")) for line in lines]
+    return next(record for record in records if record["node"] == node and record["kind"] == "result")
+
+
+def test_nodes_meet_each_other_in_rounds(scontrol: Path) -> None:
+    lines = ends([start(scontrol, index, 3) for index in range(3)])
+    for index in range(3):
+        found = result(lines, f"n{index}")
+        assert [(peer["status"], peer["why"]) for peer in found["peers"]] == [("ok", "")] * 2
+        statuses = {test["name"]: test["status"] for test in found["tests"]}
+        assert statuses["cpu"] == statuses["memory"] == statuses["shared memory"] == statuses["exchange"] == "ok"
+    argv = [sys.executable, "-I", "-S", str(JUDGE), "--json", "--nodes", "n0 n1 n2"]
+    done = subprocess.run(argv, input="\n".join(lines), capture_output=True, text=True, timeout=20, check=True)
+    assert {node["verdict"] for node in json.loads(done.stdout)["nodes"]} <= {"ok", "slow"}
+
+
+def test_a_node_that_does_not_come_is_not_waited_for_and_blames_nobody(scontrol: Path) -> None:
+    lines = ends([start(scontrol, index, 3) for index in (0, 2)])
+    found = result(lines, "n0")
+    assert sorted((peer["status"], peer["why"]) for peer in found["peers"]) == [
+        ("not_tried", "it did not come"),
+        ("ok", ""),
+    ]
+
+
+def test_without_the_first_node_the_exchange_is_not_tried(scontrol: Path) -> None:
+    found = result(ends([start(scontrol, 1, 2, "--limit-s", "20")]), "n1")
+    [exchange] = [test for test in found["tests"] if test["name"] == "exchange"]
+    assert exchange["status"] == "not_tried" and "was not found" in exchange["why"]
+
+
+def test_a_node_without_slurm_is_alone() -> None:
+    done = subprocess.run([sys.executable, "-I", str(PROGRAM)], capture_output=True, text=True, timeout=60, check=True)
+    first, last = (json.loads(line.removeprefix("@check ")) for line in done.stdout.splitlines())
+    assert first["kind"] == "start" and last["peers"] == []
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
+def test_full_shared_memory_has_failed(scontrol: Path, tmp_path: Path) -> None:
+    small = "mount -t tmpfs -o size=1m none /dev/shm && exec"
+    argv = ["unshare", "--mount", "sh", "-c", f"{small} {sys.executable} -I {PROGRAM}"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    into = tmp_path / "check"
+    judged = [sys.executable, "-I", "-S", str(JUDGE), "--into", str(into), "--nodes", "n1"]
+    verdict = subprocess.run(judged, input=done.stdout, capture_output=True, text=True, timeout=20, check=False)
+    assert verdict.returncode == 3, verdict.stdout
+    assert "failed: shared memory: 64 MiB cannot be written to /dev/shm: No space left on device" in verdict.stdout
+    assert json.loads((into / "n1.json").read_text())["verdict"] == "not_known"
+    assert json.loads((into / "result.json").read_text())["verdict"] == "failed"
+
+
+def test_a_test_that_hangs_has_failed(tmp_path: Path) -> None:
+    """A memory that never answers: the watchdog says which test was running."""
+    folder = tmp_path / "tools"
+    shutil.copytree(PROGRAM.parent, folder, ignore=shutil.ignore_patterns("signatures", "lab", "node_*"))
+    program = folder / "check_node.py"
+    program.write_text(
+        program.read_text().replace(
+            "def check_memory() -> float:\n", "def check_memory() -> float:\n    time.sleep(99)\n"
+        )
+    )
+    argv = [sys.executable, "-I", str(program), "--limit-s", "6"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
+    last = json.loads(done.stdout.splitlines()[-1].removeprefix("@check "))
+    memory = next(test for test in last["tests"] if test["name"] == "memory")
+    assert (memory["status"], memory["why"][:17]) == ("failed", "it did not end in")
+
+
+def test_nothing_that_arrives_is_no_failure() -> None:
+    argv = [sys.executable, "-I", "-S", str(JUDGE), "--nodes", "n0 n1"]
+    done = subprocess.run(argv, input="", capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[:2] == [
+        "bsl: node check: 2 not known",
+        "bsl: n0: not known: its check did not start",
+    ]
+
+
+@pytest.mark.torch
+def test_the_tests_of_gpus_on_the_cpu() -> None:
+    import torch
+
+    class Wrong(Exception):
+        pass
+
+    with standalone() as program:
+        gpus = program("check_gpus")
+        tests = list(gpus.try_gpus(torch, ["cpu", "cpu"], Wrong))
+        assert [name for name, _, _ in tests] == [
+            *("gpu 0 matmul", "gpu 0 memory", "gpu 1 matmul", "gpu 1 memory", "gpu 0 to 1", "gpu 1 to 0"),
+        ]
+        assert all(test() > 0 for _, _, test in tests)
