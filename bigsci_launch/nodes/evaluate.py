@@ -8,13 +8,16 @@ import sys
 
 from bigsci_launch.content import packaged
 from bigsci_launch.errors import RunDirError, SlurmError
-from bigsci_launch.runs.attempts import JobRecord, query_attempts, read_job
+from bigsci_launch.nodes.memory import LASTS_S
+from bigsci_launch.runs.attempts import JobRecord, age_s, query_attempts, read_job
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json
 from bigsci_launch.scheduler.command import scrubbed_environment
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.slurm import query_nodes
 
 TIMEOUT_S = 60.0
+OLDEST_S = max(lasts_s for lasts_s in LASTS_S.values() if lasts_s is not None)
+"""What an older attempt has shown would have expired."""
 
 
 def evaluate_run(run: RunDir) -> list[str]:
@@ -23,7 +26,7 @@ def evaluate_run(run: RunDir) -> list[str]:
     Attempts of other people, and those whose end is not known, are left alone.
     """
     attempts = run.attempts()
-    newest = attempts[-1].name if attempts else ""
+    newest = {attempt.base_name: attempt.name for attempt in attempts}
     open_attempts = [(attempt, record) for attempt in attempts if (record := _open_record(attempt)) is not None]
     if not open_attempts:
         return []
@@ -32,7 +35,7 @@ def evaluate_run(run: RunDir) -> list[str]:
     for attempt, record in open_attempts:
         job = jobs[attempt.name]
         # A later start of the same job says that this one is over, whatever the job does now.
-        if attempt.name != newest or job.state.is_over or job.is_gone:
+        if attempt.name != newest[attempt.base_name] or job.state.is_over or job.is_gone:
             lines += _evaluate(attempt, record, job)
     return lines
 
@@ -40,7 +43,7 @@ def evaluate_run(run: RunDir) -> list[str]:
 def _open_record(attempt: AttemptDir) -> JobRecord | None:
     """Return the job of an attempt that still has to be evaluated; None for any other."""
     try:
-        if not os.access(attempt.path, os.W_OK) or (attempt.bad_nodes.exists() and _is_final(attempt)):
+        if not os.access(attempt.path, os.W_OK) or age_s(attempt) > OLDEST_S or _is_final(attempt):
             return None
         record = read_job(attempt)
     except RunDirError:
@@ -49,6 +52,8 @@ def _open_record(attempt: AttemptDir) -> JobRecord | None:
 
 
 def _is_final(attempt: AttemptDir) -> bool:
+    if not attempt.bad_nodes.exists():
+        return False
     document = read_json(attempt.bad_nodes)
     return isinstance(document, dict) and bool(document.get("is_final"))
 
