@@ -25,7 +25,9 @@ TAIL_BYTES = 16384
 MAX_LOGS_READ = 16
 """Logs that are searched for a step, the newest first: one rank of a program prints it."""
 FRESH_S = 120.0
-"""A rank whose newest sign is younger than this is alive."""
+"""A rank with heartbeats whose newest sign is older than this is lost, if its node does not answer Slurm either."""
+ALIVE_S = 10.0
+"""Slurm finds that a node does not answer after about this long: an older sign of life may be from before."""
 
 Events = dict[int, list[dict[str, Any]]]
 
@@ -230,14 +232,14 @@ def stamp_time(stamp: str) -> float:
 def judge_node(node: NodeInfo, signs: Iterable[RankSign], asked: float) -> UnreachableNode:
     """Say whether a node that does not answer Slurm is lost. `asked` is when Slurm was asked (seconds since the epoch).
 
-    A slurmd that is restarted does not answer either, and the ranks run on. Old logs are no sign of a loss, because the
-    ranks of a node may print nothing.
+    A slurmd that is restarted does not answer either, and the ranks run on. A sign that is some seconds old may be from
+    before the loss. Old logs are no sign of a loss, because the ranks of a node may print nothing.
     """
     here = [sign for sign in signs if sign.node == node.name and not sign.has_ended]
     age = max(0.0, asked - max(sign.newest for sign in here)) if here else None
     if node.is_given_up:
         return UnreachableNode(node, "lost", age)
-    if age is not None and age <= FRESH_S:
+    if age is not None and age <= ALIVE_S:
         return UnreachableNode(node, "alive", age)
-    has_records = any(sign.phase for sign in here)
-    return UnreachableNode(node, "lost" if has_records else "unknown", age)
+    is_silent = age is not None and age > FRESH_S and any(sign.phase for sign in here)
+    return UnreachableNode(node, "lost" if is_silent else "unknown", age)

@@ -9,7 +9,7 @@ from bigsci_launch.runs.ending.words import source_facts, unknown_end
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.show.ending import ending_advice, ending_facts
 from bigsci_launch.runs.show.next import next_advice, next_lines
-from bigsci_launch.runs.signs import LastOutput, RankSign, UnreachableNode
+from bigsci_launch.runs.signs import FRESH_S, LastOutput, RankSign, UnreachableNode
 from bigsci_launch.runs.status import RunStatus, total_steps
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState
@@ -137,7 +137,7 @@ def node_text(unreachable: UnreachableNode) -> str:
     signs = "its ranks left no sign of life" if age is None else f"newest sign of life of its ranks {age} ago"
     if unreachable.fate == "lost":
         return f"{said}; {signs}" + ("; Slurm has given it up" if node.is_given_up else "")
-    may_be_usual = "" if age is None else ", but they may print nothing"
+    may_be_usual = ", but they may print nothing" if (unreachable.sign_age_s or 0.0) > FRESH_S else ""
     return f"{said}; {signs}{may_be_usual}: unknown if it is lost"
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -150,6 +151,18 @@ def test_a_node_whose_ranks_beat_has_a_slurmd_to_wait_for(slurm: Any, training: 
     slurm.answer("sinfo", "n2|down*|Not responding\n")
     assert [node["name"] for node in json.loads(invoke("status", "--json").stdout)["lost_nodes"]] == ["n2"]
     assert "Slurm has given it up" in invoke("status").stdout
+
+
+def test_a_sign_that_may_be_from_before_the_loss_tells_nothing(slurm: Any, trial: Any) -> None:
+    slurm.answer("sinfo", "n2|mixed*|Not responding\n")
+    trial.log(4, "up\n")
+    for age_s, fate in ((0, "alive"), (30, "unknown")):
+        os.utime(trial.attempt.log_file(4), (time.time() - age_s, time.time() - age_s))
+        [node] = json.loads(invoke("status", "--json").stdout)["unreachable_nodes"]
+        assert node["fate"] == fate
+    text = invoke("status").stdout
+    assert re.search(r"newest sign of life of its ranks \d+ s ago: unknown if it is lost", text)
+    assert "only its slurmd" not in text and "cancel" not in text
 
 
 def test_nobody_looks_for_a_hang_of_ranks_that_have_not_started(slurm: Any, trial: Any) -> None:
