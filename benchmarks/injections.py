@@ -35,7 +35,7 @@ from injected.page import FOLDER, counts_text, document, page, shortened
 CASES = (*cases_ranks.CASES, *cases_jobs.CASES, *cases_control.CASES)
 NODES = {"isolated": 16, "shared": 2, "preempting": 2}
 AT_A_TIME = {"isolated": 4, "shared": 1, "preempting": 1}
-SAID = ("state", "ended", "first failure", "waits because", "lost node", "node ", "next:")
+SAID = ("state", "ended", "first failure", "cause", "evidence", "waits because", "lost node", "node ", "next:")
 LINE_LENGTH = 200
 talking = threading.Lock()
 

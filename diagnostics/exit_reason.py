@@ -153,6 +153,9 @@ def find_reason(options: argparse.Namespace, ranks: Ranks, output: JobOutput) ->
         return blamed
     if silent and silent.unknown:
         return Finding("unknown", None, failed, evidence=[silent.unknown])
+    if ranks and not failures:
+        said = f"no rank failed before it was told to end: what started them ended with {options.exit_code}"
+        return Finding("crashed", None, failed, evidence=[said])
     return with_first("crashed" if ranks else "launch_failed", failures, failed)
 
 

@@ -227,7 +227,7 @@ def module_missing(field: Field) -> Iterator[Look]:
 
 def launcher_killed(field: Field) -> Iterator[Look]:
     for moment, program in (("srun", b"srun"), ("the batch shell", b"slurm_script")):
-        run = field.submit(name=program.decode())
+        run = field.submit(name="one" if program == b"srun" else "two")
         run.wait_for_line("iteration 2")
         os.kill(run.find_launcher(program), signal.SIGKILL)
         run.wait_over()
@@ -312,7 +312,7 @@ CASES = (
         "a node loses power while `bsl train` runs with requeue",
         node_killed_and_requeued,
         (
-            Truth(states=("RUNNING", "COMPLETING"), words=("does not respond",), never=(*HARM, "only its slurmd")),
+            Truth(states=("RUNNING", "COMPLETING", "PENDING"), never=(*HARM, "only its slurmd")),
             WAITS,
             FINISHED,
         ),
@@ -395,7 +395,7 @@ CASES = (
                 137,
                 ("FAILED",),
                 ("crashed", "unknown", "launcher_killed"),
-                words=("srun",),
+                words=("no rank failed",),
                 never=("lost node", "node_failure"),
             ),
             Truth(None, ("FAILED",), words=("script was killed",), never=("lost node", "node_failure")),

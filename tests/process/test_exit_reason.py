@@ -119,6 +119,13 @@ def test_a_rank_whose_term_came_before_its_runners_did_not_crash(attempt: Attemp
     assert attempt.describe(code=143)["first_failure"]["rank"] == 3
 
 
+def test_a_launcher_that_was_killed_blames_no_rank(attempt: Attempt) -> None:
+    attempt.exits(*range(8), code=None, signal="SIGTERM", terminated=90.0)
+    found = attempt.describe(code=137)
+    assert (found["reason"], found["exit_code"], found["first_failure"]) == ("crashed", 137, None)
+    assert found["evidence"] == ["no rank failed before it was told to end: what started them ended with 137"]
+
+
 def test_one_killed_runner_is_no_lost_node(attempt: Attempt) -> None:
     attempt.exits(0, 1, 2, 3, 5, 6, 7, code=None, signal="SIGTERM", terminated=91.0)
     found = attempt.describe(code=137)
