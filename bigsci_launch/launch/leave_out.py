@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from bigsci_launch.config.schema.slurm import SlurmSection
 from bigsci_launch.errors import SlurmError
-from bigsci_launch.launch.options import Option
-from bigsci_launch.launch.request import JobRequest
+from bigsci_launch.launch.job.options import Option
+from bigsci_launch.launch.job.request import JobRequest
 from bigsci_launch.nodes.evaluate import evaluate_run
 from bigsci_launch.nodes.memory import BadNode, left_out, read_nodes
 from bigsci_launch.nodes.show import entry_line

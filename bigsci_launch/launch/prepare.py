@@ -14,8 +14,8 @@ from bigsci_launch.config.finding import Finding
 from bigsci_launch.config.load import COMPUTED, LoadedRun, load_run
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import ConfigError
-from bigsci_launch.launch.caller import apply_caller_options
-from bigsci_launch.launch.request import JobRequest, make_request
+from bigsci_launch.launch.job.caller import apply_caller_options
+from bigsci_launch.launch.job.request import JobRequest, make_request
 from bigsci_launch.launch.submit import require_same_run
 from bigsci_launch.launch.turn import find_turn
 from bigsci_launch.plan.choose.answer import calibration_of, configured_setup

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from bigsci_launch.config.finding import Finding, finding_line
-from bigsci_launch.launch.rank_map import rank_map, rank_map_lines
-from bigsci_launch.launch.request import JobRequest
-from bigsci_launch.launch.script import option_text, render_script
+from bigsci_launch.launch.job.rank_map import rank_map, rank_map_lines
+from bigsci_launch.launch.job.request import JobRequest
+from bigsci_launch.launch.job.script import option_text, render_script
 from bigsci_launch.launch.submit import Submission
 from bigsci_launch.nodes.show import entry_document
 from bigsci_launch.plan.price.stages import StageLayout, layout_lines

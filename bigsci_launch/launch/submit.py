@@ -16,10 +16,10 @@ from bigsci_launch.config.load import LoadedRun, dump_resolved
 from bigsci_launch.config.schema.run import ModelSection, RunConfig
 from bigsci_launch.content import packaged
 from bigsci_launch.errors import RunDirError, SlurmError
+from bigsci_launch.launch.job.request import JobRequest, make_request
+from bigsci_launch.launch.job.script import render_script
 from bigsci_launch.launch.provenance import collect_provenance, is_secret_name
 from bigsci_launch.launch.rehearsed import rehearsal_note
-from bigsci_launch.launch.request import JobRequest, make_request
-from bigsci_launch.launch.script import render_script
 from bigsci_launch.launch.turn import ActiveAttempt, behind, find_turn
 from bigsci_launch.runs.attempts import JobRecord, query_attempt, read_exit, write_job
 from bigsci_launch.runs.chain.records import write_chain

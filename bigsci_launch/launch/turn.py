@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bigsci_launch.errors import RunDirError
-from bigsci_launch.launch.options import Option
-from bigsci_launch.launch.request import JobRequest
+from bigsci_launch.launch.job.options import Option
+from bigsci_launch.launch.job.request import JobRequest
 from bigsci_launch.runs.attempts import JobRecord, age_s, query_attempt, read_job
 from bigsci_launch.runs.chain.carry import find_queued
 from bigsci_launch.runs.chain.records import ChainRecord, read_chain

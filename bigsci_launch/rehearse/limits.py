@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.launch.request import SLACK_S
+from bigsci_launch.launch.job.request import SLACK_S
 from bigsci_launch.rehearse.reduce import runs_bsl_train
 
 RANKS_START_S = 300.0

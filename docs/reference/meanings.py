@@ -157,7 +157,8 @@ checkpoint | {path, age_s}: the newest complete checkpoint
 lost_nodes | nodes of a running job that Slurm cannot reach, and whose ranks are silent too
 unreachable_nodes[].name | a node of a running job that Slurm cannot reach
 unreachable_nodes[].raw_state | its state in sinfo's words
-unreachable_nodes[].fate | `lost`, `alive` if its ranks gave a sign of life in the last 10 s, or `unknown` if they left none that tells
+unreachable_nodes[].fate | `lost`, `alive` if its ranks gave a sign of life in the last 10 s, or `unknown` if \
+they left none that tells
 unreachable_nodes[].sign_age_s | seconds since the newest heartbeat or output of its ranks; null if they left none
 exit | the attempt's `exit.json`, fields as under `bsl submit --json`; null while it runs, or if nobody knows why it \
 ended. Without an `exit.json`, it has `reconstructed` as well: {source, host}; the source is `records` of the ranks or \

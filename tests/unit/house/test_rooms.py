@@ -35,15 +35,12 @@ MAY_USE: dict[str, set[str]] = {
     "spy": {"config", "pages", "runs", "scheduler"},
     "nodes": {"config", "runs", "scheduler"},
     "launch": {"config", "nodes", "plan", "runs", "scheduler"},
-    "launch": {"config", "plan", "runs", "scheduler"},
     "rehearse": {"config", "launch", "plan", "runs", "scheduler"},
     "train": {"config", "data", "launch", "plan", "runs", "weights"},
     "hang_lab": {"config", "launch", "runs", "scheduler", "spy"},
     "demo": {"runs"},
     "cli": {
-        *("config", "data", "demo", "hang_lab", "launch", "minicluster", "nodes", "pages", "plan", "runs", "scheduler"),
-        *("spy", "weights"),
-        *("config", "data", "demo", "hang_lab", "launch", "minicluster", "pages", "plan", "rehearse", "runs"),
+        *("config", "data", "demo", "hang_lab", "launch", "minicluster", "nodes", "pages", "plan", "rehearse", "runs"),
         *("scheduler", "spy", "weights"),
     },
 }
@@ -85,7 +82,7 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
 """The judge never touches a machine; calibrating and choosing never see each other."""
 
 PURE = (
-    *("spy/judge/", "plan/shape/", "launch/request.py", "config/check.py"),
+    *("spy/judge/", "plan/shape/", "launch/job/request.py", "config/check.py"),
     *("rehearse/reduce.py", "rehearse/judge.py", "rehearse/phases.py", "rehearse/limits.py"),
 )
 IMPURE_MODULES = {"os", "subprocess", "socket", "time", "threading", "shutil", "tempfile", "random", "signal"}

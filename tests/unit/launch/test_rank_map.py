@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bigsci_launch.launch.rank_map import rank_map, rank_map_lines
+from bigsci_launch.launch.job.rank_map import rank_map, rank_map_lines
 from bigsci_launch.topology import Topology
 
 

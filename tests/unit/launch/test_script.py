@@ -15,9 +15,9 @@ from jinja2 import UndefinedError
 
 from bigsci_launch.config.load import load_run
 from bigsci_launch.errors import ConfigError
-from bigsci_launch.launch.options import Option
-from bigsci_launch.launch.request import JobRequest, Variable, make_request
-from bigsci_launch.launch.script import (
+from bigsci_launch.launch.job.options import Option
+from bigsci_launch.launch.job.request import JobRequest, Variable, make_request
+from bigsci_launch.launch.job.script import (
     comment_lines,
     header_lines,
     quote,

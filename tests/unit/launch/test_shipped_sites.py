@@ -15,9 +15,9 @@ from bigsci_launch.config.load import load_run
 from bigsci_launch.config.schema.site import SiteConfig
 from bigsci_launch.config.site import load_site
 from bigsci_launch.content import packaged
-from bigsci_launch.launch.options import Option
-from bigsci_launch.launch.request import JobRequest, make_request
-from bigsci_launch.launch.script import render_script
+from bigsci_launch.launch.job.options import Option
+from bigsci_launch.launch.job.request import JobRequest, make_request
+from bigsci_launch.launch.job.script import render_script
 from bigsci_launch.runs.layout import RunDir
 
 OWN = {"local", "minicluster", "template"}

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from bigsci_launch.config.load import LoadedRun
 from bigsci_launch.config.schema.node import Container
-from bigsci_launch.launch.options import Option, parse_option
+from bigsci_launch.launch.job.options import Option, parse_option
 from bigsci_launch.runs.layout import RunDir
 
 VENDOR_OPTIONS = {"nvidia": "--nv", "amd": "--rocm"}

@@ -11,8 +11,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from bigsci_launch.content import packaged
-from bigsci_launch.launch.options import Option
-from bigsci_launch.launch.request import JobRequest
+from bigsci_launch.launch.job.options import Option
+from bigsci_launch.launch.job.request import JobRequest
 
 TEMPLATES = {"slurm": "slurm.sbatch.j2", "local": "local.sbatch.j2"}
 

@@ -15,8 +15,8 @@ from bigsci_launch.config.schema.node import StageIn
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.config.schema.site import SiteConfig
 from bigsci_launch.errors import ConfigError, Problem
-from bigsci_launch.launch.containers import RankContainer, apptainer_prefix, container_of, pyxis_options
-from bigsci_launch.launch.options import ExitMargin, Option, check_options, sbatch_options, step_options
+from bigsci_launch.launch.job.containers import RankContainer, apptainer_prefix, container_of, pyxis_options
+from bigsci_launch.launch.job.options import ExitMargin, Option, check_options, sbatch_options, step_options
 from bigsci_launch.nodes.memory import BadNode
 from bigsci_launch.runs.chain.records import ChainRecord, chain_of
 from bigsci_launch.runs.layout import AttemptDir, RunDir

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bigsci_launch.config.load import LoadedRun
-from bigsci_launch.launch.request import CallerOption, JobRequest
+from bigsci_launch.launch.job.request import CallerOption, JobRequest
 
 PREFIX = "SBATCH_"
 _OPTION_OF = {

@@ -1,0 +1,1 @@
+"""What a job consists of: its options, its containers, and the script."""
