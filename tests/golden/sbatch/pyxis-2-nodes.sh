@@ -39,7 +39,6 @@ if [ "$restarts" -gt 0 ]; then
   mkdir -p -- "$run_dir/attempts/$attempt"
   cp -p -- "$frozen"/*.json "$frozen"/config.yaml "$frozen"/script.sh "$run_dir/attempts/$attempt/"
   rm -f -- "$run_dir/attempts/$attempt"/{exit,next,bad_nodes}.json
-  rm -f -- "$run_dir/attempts/$attempt"/{exit,bad_nodes}.json
 fi
 attempt_dir="$run_dir/attempts/$attempt"
 rm -f -- "$attempt_dir/queued"
