@@ -208,7 +208,7 @@ class Run:
         return (int(code) or (128 + int(number) if number != "0" else 0)) if code else None
 
     def pid(self, rank: int) -> int:
-        """The PID of a rank's program on this machine: its environment says which rank of which job it is."""
+        """The PID of a rank's program on this machine: its environment names the rank and the job."""
         wanted = {f"RANK={rank}".encode(), f"SLURM_JOB_ID={self.job_id}".encode()}
         return self.find_process(wanted, lambda words: b"rank_runner.py" not in b" ".join(words))
 

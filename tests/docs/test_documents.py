@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,9 @@ import pytest
 from bigsci_launch.cli.main import bsl
 
 ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("meanings", ROOT / "docs" / "reference" / "meanings.py")
-assert spec is not None and spec.loader is not None
-meanings = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(meanings)
+sys.path.insert(0, str(ROOT / "docs" / "reference"))
+meanings = importlib.import_module("meanings")
+sys.path.pop(0)
 
 ALONE = {
     "bsl submit --dry-run --json": ["submit configs/minicluster.yaml --dry-run --json"],

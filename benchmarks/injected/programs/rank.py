@@ -8,7 +8,7 @@ all, or `!R` for all but R. Several actions at one step happen in the order of t
   wait         do nothing, for ever          deaf          ignore TERM
   flood:MB     print so many megabytes       line:MB       the same without a line end
   bind         listen on MASTER_PORT, as a rendezvous does
-  fill:PATH    write until the disk is full  inodes:PATH   make files until no more can be made
+  fill:PATH    write until the disk is full  inodes:PATH   make files until the disk takes none
 """
 
 from __future__ import annotations

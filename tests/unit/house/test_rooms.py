@@ -68,7 +68,9 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
     "runs": {
         "output": set(),
         "ending": set(),
-        "show": {"ending"},
+        "chain": set(),
+        "rehearsals": set(),
+        "show": {"chain", "ending"},
     },
     "plan": {
         "shape": set(),
