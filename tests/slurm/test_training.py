@@ -120,11 +120,11 @@ def test_a_cancelled_job_resumes_with_the_very_same_losses_and_weights(site: Sit
 def test_a_wrapped_trainer_is_the_trainer(site: Site) -> None:
     """Its layers are laid out and its steps are known, although `run.command` is given."""
     command = json.dumps(["nice", sys.executable, "-m", "bigsci_launch.train"])
-    run, code = site.submit("wrapped", f"run.command={command}", "training.steps=2")
+    run, code = site.submit("wrapped", f"run.command={command}", "training.steps=5")
     assert code == 0, site.cluster.bsl("logs", str(run.path)).stdout
     status = site.status(run)
-    assert (status["step"]["step"], status["step"]["total_steps"]) == (2, 2)
-    assert status["checkpoint"]["path"].endswith("global_step2")
+    assert (status["step"]["step"], status["step"]["total_steps"]) == (5, 5)
+    assert status["checkpoint"]["path"].endswith("global_step5")
 
 
 @pytest.mark.long
