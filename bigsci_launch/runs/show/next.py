@@ -30,7 +30,8 @@ def next_text(status: RunStatus) -> str | None:
         return f"{label} is {carry.queued.job.state.value}{_when(carry.queued.job.expected_start)}{_because(carry)}"
     if status.job.state.is_queued and status.has_started:
         return f"Slurm starts it again{_when(status.job.expected_start)} as {next_name(status)}{_because(carry)}"
-    if status.job.state.is_active:
+    has_ended = status.exit is not None and decision is not None
+    if status.job.state.is_active and not has_ended:
         return _while_running(status)
     if decision is None:
         return None

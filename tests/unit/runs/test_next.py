@@ -97,6 +97,9 @@ def test_a_chain_that_stopped_says_why_and_how_to_go_on(slurm: Any, trial: Any) 
     assert said(status()) == "none: this was start 2, and slurm.chain.max_starts is 2"
     again = "bsl submit 'my run.yaml' --set training.steps=20"
     assert status().splitlines()[-1] == f"next: {again}   (it resumes from its newest checkpoint)"
+    slurm.answer("squeue", line("COMPLETING"))
+    assert said(status()) == "none: this was start 2, and slurm.chain.max_starts is 2"
+    slurm.answer("squeue", line("COMPLETED"))
     decide(trial, action="stop", sentence="no step since the start before (step 19)", progress="none")
     assert status().splitlines()[-1] == f"next: bsl logs trial   (see why it made no step); then {again}"
 
