@@ -182,6 +182,7 @@ def test_a_node_whose_disk_is_full_is_named_and_no_rank_starts(sites: Sites, loc
     assert "(n1)" in ended["cause"] and "(n0)" not in ended["cause"], "sbcast does not say why, but where"
     assert "stage-in failed: large.bin could not be copied" in ended["cause"]
     assert not any((attempt.path / "pids").glob("*"))
+    assert ended["cause"] in sites.bsl("status", str(attempt.path.parents[1]))
 
 
 def test_a_file_that_is_not_there_is_said_at_once(sites: Sites) -> None:
