@@ -112,7 +112,7 @@ def arrange(
     layers = whole.setup.layers_per_stage if runs_bsl_train(config) else ()
     site = whole.loaded.site
     original = Original(config, site.config.ranks_per_node, site.is_local, layers)
-    changes, prepared = _fit(original, str(folder.path), prepared_with)
+    changes, prepared = _fit(original, str(folder.path), prepared_with, _memory_findings(whole))
     return Arrangement(
         path=path,
         overrides=tuple(overrides),
@@ -129,16 +129,24 @@ def arrange(
 
 
 def _fit(
-    original: Original, root: str, prepared_with: Callable[[Sequence[str]], Prepared]
+    original: Original, root: str, prepared_with: Callable[[Sequence[str]], Prepared], tolerated: set[str]
 ) -> tuple[tuple[ConfigChange, ...], Prepared]:
-    """Return the changes and the rehearsal with as many layers as the planner thinks fit into memory."""
+    """Return the changes and the rehearsal with as many layers as the planner thinks fit into memory.
+
+    What it says of the run itself is `tolerated`.
+    """
     most = max(original.layers, default=1)
     for fewer in range(most):
         changes = find_changes(original, root=root, fewer_layers=fewer)
         prepared = prepared_with([change.override for change in changes])
-        if not any(finding.is_error and finding.rule == MEMORY for finding in prepared.findings):
+        if _memory_findings(prepared) <= tolerated:
             break
     return changes, prepared
+
+
+def _memory_findings(prepared: Prepared) -> set[str]:
+    """Return the severities of what the planner says about memory: `warning` if it is tight, `error` if too small."""
+    return {finding.severity for finding in prepared.findings if finding.rule == MEMORY}
 
 
 def _require_own_checkpoints(loaded: LoadedRun, folder: RehearsalDir) -> None:

@@ -122,6 +122,15 @@ def test_the_whole_rehearsal_of_each_shipped_run_is_a_legal_run(tmp_path: Path) 
         assert not list(tmp_path.iterdir()), "arranging writes nothing"
 
 
+def test_stages_hold_fewer_layers_where_fewer_replicas_would_not_fit_into_memory(tmp_path: Path) -> None:
+    found = arrange(
+        CONFIGS / "bloom-176b.yaml", [], working_directory=tmp_path, python="python3", local=False, pending_s=1
+    )
+    (layers,) = [change for change in found.changes if change.key == "model.num_layers"]
+    assert layers.after < 10 and "a rank holds more of the optimizer's state" in layers.reason
+    assert not [finding for finding in found.prepared.findings if finding.rule == "memory"]
+
+
 def test_axes_that_are_gone_are_not_checked() -> None:
     before = load_run(CONFIGS / "minicluster.yaml").config
     after = before.model_copy(update={"parallelism": before.parallelism.model_copy(update={"data_parallel_size": 1})})
