@@ -19,7 +19,6 @@ from bigsci_launch.rehearse.reduce import (
     Original,
     find_changes,
     lost_axes,
-    runs_bsl_train,
     saved_elsewhere,
 )
 from bigsci_launch.runs.layout import RehearsalDir, next_rehearsal
@@ -60,7 +59,7 @@ class Arrangement:
         findings = self.prepared.findings
         found = remark_lines([finding for finding in findings if finding.is_error or finding.rule == MEMORY])
         found += notes(self.prepared.loaded, is_local=is_local, was_asked=was_local_asked)
-        if not runs_bsl_train(self.loaded.config):
+        if not self.loaded.config.run.starts_trainer:
             found.append(
                 "warning: run.command is passed as it is: files that the program writes outside $BSL_RUN_DIR are those "
                 "of the run, and its own options still describe the whole run"
@@ -109,7 +108,7 @@ def arrange(
     config = whole.loaded.config
     folder = next_rehearsal((working_directory / config.run.root).resolve(), config.run.name)
     _require_own_checkpoints(whole.loaded, folder)
-    layers = whole.setup.layers_per_stage if runs_bsl_train(config) else ()
+    layers = whole.setup.layers_per_stage if config.run.starts_trainer else ()
     site = whole.loaded.site
     original = Original(config, site.config.ranks_per_node, site.is_local, layers)
     changes, prepared = _fit(original, str(folder.path), prepared_with, _memory_findings(whole))

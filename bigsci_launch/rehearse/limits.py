@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.launch.job.request import SLACK_S
-from bigsci_launch.rehearse.reduce import runs_bsl_train
 
 RANKS_START_S = 300.0
 """From the start of the job until the last rank runs: containers and shared file systems are slow."""
@@ -40,7 +39,7 @@ class RehearsalLimits:
             pending_s=pending_s,
             ranks_s=RANKS_START_S,
             # Nobody knows whether another program prints its steps at all.
-            first_step_s=step_s + (FIRST_STEP_S if runs_bsl_train(config) else 0.0),
+            first_step_s=step_s + (FIRST_STEP_S if config.run.starts_trainer else 0.0),
             step_s=step_s,
             save_s=max(LEAST_S, SLOWEST * (monitor.save_time_s + monitor.eval_time_s)),
             stop_s=float(monitor.exit_margin_s or 2 * (monitor.step_time_s + monitor.save_time_s) + SLACK_S),

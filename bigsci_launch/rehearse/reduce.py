@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from bigsci_launch.config.finding import DP, PP
@@ -131,12 +130,6 @@ def inner_size(parallelism: ParallelismSection) -> int:
     return math.prod(size or 1 for size in inner)
 
 
-def runs_bsl_train(config: RunConfig) -> bool:
-    """Whether the ranks run `bsl train`, as they do without `run.command`, or below a program such as numactl."""
-    words = " ".join(config.run.command or ()).split()
-    return config.run.command is None or "bigsci_launch.train" in words or ("bsl", "train") in pairwise(words)
-
-
 def lost_axes(before: RunConfig, after: RunConfig) -> list[str]:
     """Return the axes of the run that its rehearsal does not have, one sentence each."""
     return [
@@ -184,6 +177,8 @@ def _nodes(original: Original, sizes: RehearsalSizes) -> Iterator[ConfigChange]:
     if slurm.nodelist and sizes.nodes != slurm.nodes:
         yield ConfigChange("slurm.nodelist", slurm.nodelist, None, "it names the nodes of the whole run")
     yield ConfigChange("slurm.requeue", slurm.requeue, False, "an attempt that is killed must end")
+    yield ConfigChange("slurm.chain", slurm.chain and slurm.chain.by, None, "an attempt that is killed must end")
+    yield ConfigChange("slurm.dependency", slurm.dependency, None, "a rehearsal waits for no other job")
     limit_s = parse_slurm_duration(slurm.time_limit) if slurm.time_limit else None
     short = format_slurm_duration(min(TIME_LIMIT_S, limit_s or TIME_LIMIT_S))
     yield ConfigChange("slurm.time_limit", slurm.time_limit, short, "a short job starts earlier")

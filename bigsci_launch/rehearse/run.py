@@ -14,7 +14,7 @@ from bigsci_launch.launch.rehearsed import read_revision
 from bigsci_launch.rehearse.arrange import Arrangement
 from bigsci_launch.rehearse.judge import REPEATABLE
 from bigsci_launch.rehearse.play import Rehearsal, Tell
-from bigsci_launch.rehearse.reduce import runs_bsl_train, slower_by
+from bigsci_launch.rehearse.reduce import slower_by
 from bigsci_launch.rehearse.report import RehearsalReport, report_document
 from bigsci_launch.runs.layout import write_json
 
@@ -33,7 +33,7 @@ def run_rehearsal(arrangement: Arrangement, command: Sequence[str], tell: Tell) 
         tell,
         has_evaluation=arrangement.has_evaluation,
         tolerance=_tolerance(arrangement),
-        saves_on_interval=runs_bsl_train(arrangement.loaded.config),
+        saves_on_interval=arrangement.loaded.config.run.starts_trainer,
     )
     more = slower_by(arrangement.original, arrangement.prepared.loaded.config)
     try:
@@ -57,5 +57,5 @@ def run_rehearsal(arrangement: Arrangement, command: Sequence[str], tell: Tell) 
 def _tolerance(arrangement: Arrangement) -> float:
     """Return the relative difference that repeated losses may have: none for `bsl train` on CPUs."""
     loaded = arrangement.loaded
-    is_exact = runs_bsl_train(loaded.config) and loaded.site.config.gpu is None
+    is_exact = loaded.config.run.starts_trainer and loaded.site.config.gpu is None
     return 0.0 if is_exact else REPEATABLE

@@ -1,4 +1,4 @@
-"""Meanings of the fields of the documents of `bsl spy`, `diff-weights`, `plan` and `hang-lab`. The form is that of meanings.py."""
+"""Fields that `bsl spy`, `diff-weights`, `plan` and `hang-lab` print. The form is that of meanings.py."""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ def ending_facts(ended: EndRecord) -> list[tuple[str, str]]:
     """Return lines (name, text): the reason, who failed first, and what supports it."""
     code = ended.get("exit_code")
     reason = f"{ended['reason']}" + (f", exit code {code}" if code is not None else "")
-    facts = [("ended", f"{reason}: {ended['cause']}" if ended.get("cause") else reason)]
+    facts = [("ended", reason)]
+    if ended.get("cause"):
+        facts.append(("cause", str(ended["cause"])))
     failure = ended.get("first_failure")
     if failure is not None:
         facts.append(("first failure", failure_text(failure)))
@@ -26,7 +28,7 @@ def ending_facts(ended: EndRecord) -> list[tuple[str, str]]:
             facts.append(("last words", str(failure["last_words"])))
     elif ended["reason"] == "hang":
         facts.append(("first failure", "not known: nothing says which rank hung"))
-    evidence = [("evidence" if number == 0 else "", text) for number, text in enumerate(ended.get("evidence") or [])]
+    evidence = [("evidence", text) for text in ended.get("evidence") or []]
     stacks = [("stacks", str(ended["spy_bundle"]))] if ended.get("spy_bundle") else []
     return [*facts, *evidence, *stacks]
 

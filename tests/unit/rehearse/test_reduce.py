@@ -16,7 +16,6 @@ from bigsci_launch.rehearse.reduce import (
     choose_sizes,
     find_changes,
     lost_axes,
-    runs_bsl_train,
     saved_elsewhere,
     slower_by,
 )
@@ -144,19 +143,9 @@ def test_a_step_of_the_run_is_longer_by_its_micro_batches() -> None:
     assert slower_by(run, small.config) == (128 + 11) / (4 + 1)
 
 
-@pytest.mark.parametrize(
-    ("command", "is_own"),
-    [
-        (None, True),
-        (["numactl", "--localalloc", "python", "-m", "bigsci_launch.train"], True),
-        (["bash", "-c", "nsys profile bsl train"], True),
-        (["python", "train.py"], False),
-    ],
-)
-def test_bsl_train_is_known_below_other_programs(command: list[str] | None, is_own: bool) -> None:
-    config = load_run(CONFIGS / "demo.yaml").config
-    run = config.run.model_copy(update={"command": command})
-    assert runs_bsl_train(config.model_copy(update={"run": run})) is is_own
+def test_a_rehearsal_does_not_start_itself_again() -> None:
+    changes = changes_of(original("minicluster.yaml", "slurm.chain={by: requeue}", "slurm.dependency=afterok:7"))
+    assert changes["slurm.chain"] is None and changes["slurm.dependency"] is None
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_a_record_of_an_older_version_has_only_a_reason() -> None:
 
 def test_a_failed_launch_quotes_its_cause() -> None:
     cause = "line 80: module: command not found"
-    assert text("launch_failed", 127, cause=cause) == f"ended: launch_failed, exit code 127: {cause}"
+    assert text("launch_failed", 127, cause=cause) == f"ended: launch_failed, exit code 127\ncause: {cause}"
     assert ending_advice({"reason": "launch_failed", "cause": cause}, "x") == "bsl logs x"
 
 
@@ -39,7 +39,7 @@ def test_the_last_words_of_a_killed_rank_are_shown() -> None:
 def test_a_hang_without_suspects_names_nobody() -> None:
     shown = text("hang", 134, first_failure=None, evidence=["timed out: ALLREDUCE 178", "which rank hung is not known"])
     assert "first failure: not known: nothing says which rank hung" in shown
-    assert shown.endswith("evidence: timed out: ALLREDUCE 178\n: which rank hung is not known")
+    assert shown.endswith("evidence: timed out: ALLREDUCE 178\nevidence: which rank hung is not known")
     assert "--rank" not in (ending_advice({"reason": "hang", "first_failure": None}, "x") or "")
 
 
