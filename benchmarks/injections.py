@@ -1,6 +1,7 @@
 """Injects failures into runs on a real Slurm, and judges what `bsl` says of each.
 
-    python benchmarks/injections.py [--only NAME,...] [--list] [--json] [--page docs/explanation/injections.md]
+    python benchmarks/injections.py --json --page docs/explanation/injections.md > all.json
+    python benchmarks/injections.py --only slurmd-silent --earlier all.json --page docs/explanation/injections.md
 
 Needs root and Slurm's packages: it starts mini clusters and small file systems of its own, and removes them. Each
 failure declares what is true of it (`injected/cases_*.py`); `bsl status` and the `bsl logs` that it advises are run as
@@ -25,12 +26,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from injected import cases_control, cases_jobs, cases_ranks
 from injected.case import COLUMNS, Fault, Injection, Look, Row
 from injected.field import Field, MiniCluster, NotMade, Refused
 from injected.judge import judge
-from injected.page import FOLDER, counts_text, document, page, shortened
+from injected.page import FOLDER, counts_text, document, page, parse_row, shortened
 
 CASES = (*cases_ranks.CASES, *cases_jobs.CASES, *cases_control.CASES)
 NODES = {"isolated": 16, "shared": 2, "preempting": 2}
@@ -46,6 +48,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="list the injections and exit")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--page", type=Path, help="write the page")
+    parser.add_argument("--earlier", type=Path, help="an earlier --json: its rows stand for what is not made now")
     parser.add_argument("--keep", action="store_true", help="keep the folder with the runs")
     return parser.parse_args()
 
@@ -61,12 +64,25 @@ def main() -> None:
     if not cases:
         sys.exit(f"--only {options.only}: no such injection; --list shows them all")
     rows = run_all(cases, keep=options.keep)
+    if options.earlier:
+        rows = merged(json.loads(options.earlier.read_text()), rows)
     if options.page:
         options.page.write_text(page(rows))
     if options.json:
         print(json.dumps(document(rows), indent=1))
     print(counts_text(rows), file=sys.stderr)
     sys.exit(1 if any(row.verdict in ("wrong", "not made") for row in rows) else 0)
+
+
+def merged(earlier: dict[str, Any], rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of an earlier run, replaced by those of this one, in the order of the table."""
+    known = {row["name"]: row for row in earlier["rows"]}
+    made = {row.injection.name: row for row in rows}
+    return [
+        made.get(case.name) or parse_row(case, known[case.name])
+        for case in CASES
+        if case.name in made or case.name in known
+    ]
 
 
 def run_all(cases: Sequence[Injection], keep: bool) -> list[Row]:

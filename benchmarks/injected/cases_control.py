@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from injected.case import Check, Injection, Look, Truth
-from injected.field import Field, MiniCluster, Run, wait_until
+from injected.field import Field, MiniCluster, NotMade, Run, wait_until
 
 HEALTHY = (r"bsl cancel", r"scancel", r"lost node", r"\bended\b", r"died", r"bsl spy")
 
@@ -23,7 +23,10 @@ def slurmd_silent(field: Field) -> Iterator[Look]:
     os.kill(pid, signal.SIGSTOP)
     try:
         wait_until(lambda: "*" in run.cluster.ask("sinfo", "-h", "-n", node, "-o", "%T"), "Slurm notices it", 120)
-        yield run.look("while slurmd is silent")
+        seen = run.look("while slurmd is silent")
+        if run.facts()["JobState"] != "RUNNING":
+            raise NotMade("Slurm gave the node up before anybody could look")
+        yield seen
     finally:
         os.kill(pid, signal.SIGCONT)
     (field.folder / "enough").touch()

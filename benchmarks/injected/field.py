@@ -29,7 +29,7 @@ LOGS_BYTES = 1 << 21
 CONF_OF = {
     "isolated": "",
     # Long enough to look at a node that does not answer, before Slurm gives it up.
-    "shared": "SlurmdTimeout=60\n",
+    "shared": "SlurmdTimeout=120\n",
     "preempting": "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
     "PartitionName=urgent Nodes=ALL PriorityTier=9 MaxTime=60 State=UP\n"
     "PartitionName=patient Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=25 MaxTime=60 State=UP\n"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from injected.case import COLUMNS, Row
+from injected.case import COLUMNS, Fault, Injection, Row
 
 SCHEMA_VERSION = 1
 WORDS_LENGTH = 300
@@ -106,3 +106,9 @@ def document(rows: Sequence[Row]) -> dict[str, Any]:
             for row in rows
         ],
     }
+
+
+def parse_row(injection: Injection, row: dict[str, Any]) -> Row:
+    """Return the row of an injection from a document."""
+    faults = tuple(Fault(fault["column"], fault["grade"], fault["what"]) for fault in row["faults"])
+    return Row(injection, row["grades"], faults, tuple(row["said"]), row["seconds"], row["problem"] or "")

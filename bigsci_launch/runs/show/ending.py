@@ -28,9 +28,16 @@ def ending_facts(ended: EndRecord) -> list[tuple[str, str]]:
             facts.append(("last words", str(failure["last_words"])))
     elif ended["reason"] == "hang":
         facts.append(("first failure", "not known: nothing says which rank hung"))
-    evidence = [("evidence", text) for text in ended.get("evidence") or []]
+    evidence = [("evidence", sentence) for sentence in explaining(ended)]
     stacks = [("stacks", str(ended["spy_bundle"]))] if ended.get("spy_bundle") else []
     return [*facts, *evidence, *stacks]
+
+
+def explaining(ended: EndRecord) -> list[str]:
+    """What else explains a failure. Clocks that may differ matter only if the order of the failures depends on them."""
+    sentences: list[str] = [] if ended["reason"] in ("finished", "stopped") else ended.get("evidence") or []
+    is_open = any("not certain" in sentence for sentence in sentences)
+    return [sentence for sentence in sentences if is_open or "are not corrected" not in sentence]
 
 
 def failure_text(failure: dict[str, Any]) -> str:

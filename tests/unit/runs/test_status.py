@@ -291,6 +291,15 @@ def test_what_the_record_explains_is_shown(slurm: Any, trial: Any) -> None:
     ]
     trial.ended("cancelled", 143, cause=None, evidence=[])
     assert "next:" not in invoke("status").stdout
+    may_differ, matters = "ranks started at other times: the times of failures are not corrected", "it is not certain"
+    for reason, evidence, shown in (
+        ("crashed", [may_differ], []),
+        ("crashed", [may_differ, matters], [may_differ, matters]),
+        ("finished", [may_differ, matters], []),
+    ):
+        trial.ended(reason, 1, evidence=evidence)
+        text = invoke("status").stdout
+        assert [line.split(maxsplit=1)[1] for line in text.splitlines() if line.startswith("evidence")] == shown
 
 
 def test_a_broken_record_of_one_rank_hides_no_other(slurm: Any, training: Any) -> None:
