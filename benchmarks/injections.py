@@ -16,6 +16,7 @@ import argparse
 import fnmatch
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that clusters and mounts end with this process
     patterns = options.only.split(",")
     cases = [case for case in CASES if any(fnmatch.fnmatch(case.name, pattern) for pattern in patterns)]
     if options.list:
