@@ -54,8 +54,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--work", action="store_true", help="only do the same work everywhere, to be timed from outside"
     )
+    parser.add_argument("--hosts", default="", help="all nodes in Slurm's order; default: scontrol is asked")
     options = parser.parse_args(arguments)
-    node = Node(options.limit_s)
+    node = Node(options.limit_s, options.hosts.split())
     if options.work:
         node.work()
     else:
@@ -66,7 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
 class Node:
     """The tests of one node, and what they have found so far."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, hosts: list[str]) -> None:
+        self.hosts = hosts
         self.name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         self.began = time.monotonic()
         self.limit_s = limit_s
@@ -93,7 +95,7 @@ class Node:
         self.work()
         self.running = "exchange"
         try:
-            self.peers = try_peers(self.name, self.began + self.limit_s - 5)
+            self.peers = try_peers(self.name, self.hosts, self.began + self.limit_s - 5)
             self.note("exchange", "ok" if self.peers else "not_tried", why="" if self.peers else "this node is alone")
         except (OSError, ValueError, KeyError) as error:
             self.note("exchange", "not_tried", why=f"{type(error).__name__}: {error}")

@@ -41,13 +41,13 @@ class Place:
         return [10000 + (seed * 7919 + number * 2503) % 20000 for number in range(NUM_PORTS)]
 
 
-def try_peers(node: str, deadline: float) -> list[Record]:
+def try_peers(node: str, hosts: list[str], deadline: float) -> list[Record]:
     """Exchange blocks with other nodes, and return one record for each exchange. Empty if there is no other node.
 
     Raises:
         OSError: the nodes did not find each other.
     """
-    place = read_place(node)
+    place = read_place(node, hosts)
     if len(place.hosts) < 2:
         return []
     with socket.create_server(("", 0), backlog=64) as listener:
@@ -60,16 +60,21 @@ def try_peers(node: str, deadline: float) -> list[Record]:
         ]
 
 
-def read_place(node: str) -> Place:
-    """Return this node's place from Slurm's variables."""
+def read_place(node: str, hosts: list[str]) -> Place:
+    """Return this node's place from Slurm's variables. A container has no scontrol: `hosts` are then given."""
+    environment = os.environ
+    token = f"{environment.get('SLURM_JOB_ID', '0')}.{environment.get('SLURM_STEP_ID', '0')}"
+    return Place(int(environment.get("SLURM_NODEID", "0")), hosts or ask_hosts(node), token)
+
+
+def ask_hosts(node: str) -> list[str]:
+    """Return the nodes of the step in Slurm's order."""
     environment = os.environ
     listed = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or node
     done = subprocess.run(
         ["scontrol", "show", "hostnames", listed], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10
     )
-    hosts = done.stdout.split() or [node]
-    token = f"{environment.get('SLURM_JOB_ID', '0')}.{environment.get('SLURM_STEP_ID', '0')}"
-    return Place(int(environment.get("SLURM_NODEID", "0")), hosts, token)
+    return done.stdout.split() or [node]
 
 
 def tournament(count: int) -> list[list[tuple[int, int]]]:

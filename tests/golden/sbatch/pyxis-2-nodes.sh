@@ -148,7 +148,7 @@ check_options=(
   '--container-env=MASTER_ADDR,MASTER_PORT,PYTHONUNBUFFERED,PYTHONFAULTHANDLER,GLOO_SOCKET_IFNAME,NCCL_SOCKET_IFNAME'
 )
 checked=0
-(timeout --kill-after=5 110 srun "${check_options[@]}" "$rank_python" -I "$frozen/tools/check_node.py" || true) |
+(timeout --kill-after=5 110 srun "${check_options[@]}" "$rank_python" -I "$frozen/tools/check_node.py" --hosts "$hosts" || true) |
   "$host_python" -I -S "$frozen/tools/check_verdict.py" --into "$attempt_dir/check" --nodes "$hosts" || checked="$?"
 if [ "$checked" -eq 3 ]; then
   exit 1
