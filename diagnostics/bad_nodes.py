@@ -300,18 +300,28 @@ def leave_out_of_jobs(options: argparse.Namespace, memory: Path, new: list[Recor
 
     Slurm refuses to change a job that runs, and accepts it as soon as the job has been sent back to the queue.
     """
-    jobs = waiting_jobs(options.job_id) if new else []
-    bad = {entry["node"] for entry in new}
+    for job_id in waiting_jobs(options.job_id) if new else []:
+        leave_out(job_id, {entry["node"] for entry in new})
     if options.slurm_restarts > options.restart_count:
-        jobs.append(options.job_id)
-        now = time.time()
-        bad |= {
-            entry["node"]
-            for entry in read_memory(memory)
-            if entry["cluster"] in (None, options.cluster) and (entry["expires"] or now) >= now
-        }
-    for job_id in dict.fromkeys(jobs):
+        leave_out(options.job_id, remembered(memory, options.cluster))
+
+
+def leave_out_remembered(attempt: Path, job_id: str) -> None:
+    """Leave all remembered bad nodes out of a job of the run that waits: a requeued one, or one just queued."""
+    try:
+        bad = remembered(attempt.absolute().parent.parent.parent / "nodes.json", os.environ.get("SLURM_CLUSTER_NAME"))
+    except Unreadable as error:
+        say(f"bad_nodes: {error}")
+        return
+    if bad:
         leave_out(job_id, bad)
+
+
+def remembered(memory: Path, cluster: str | None) -> set[str]:
+    """Return the nodes of this cluster that are remembered as bad."""
+    now = time.time()
+    entries = read_memory(memory)
+    return {each["node"] for each in entries if each["cluster"] in (None, cluster) and (each["expires"] or now) >= now}
 
 
 def waiting_jobs(job_id: str) -> list[str]:
@@ -324,20 +334,26 @@ def waiting_jobs(job_id: str) -> list[str]:
 
 
 def leave_out(job_id: str, bad: set[str]) -> None:
-    """Add nodes to those that a job excludes."""
+    """Add nodes to those that a job excludes, apart from those that it demands: it could never start."""
     shown = ask("scontrol", "--oneliner", "show", "job", job_id)
     match = re.search(r"\bExcNodeList=(\S+)", shown or "")
     if match is None:
         say(f"bsl: job {job_id}: Slurm does not say what it excludes, so that nothing was changed")
         return
-    before = "" if match[1] == "(null)" else match[1]
-    listed = (ask("scontrol", "show", "hostnames", before) or before).split() if before else []
+    listed = expand(match[1])
+    demanded = re.search(r"\bReqNodeList=(\S+)", shown or "")
+    bad = bad - set(expand(demanded[1])) if demanded else bad
     if not bad - set(listed):
         return
     names = ",".join(sorted({*listed, *bad}))
     done = ask("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={names}")
     said = "leaves out" if done is not None else "could not be changed: it does not leave out"
     say(f"bsl: job {job_id} {said} {names}")
+
+
+def expand(hostlist: str) -> list[str]:
+    """Return the names of a hostlist as Slurm shows it."""
+    return [] if hostlist == "(null)" else (ask("scontrol", "show", "hostnames", hostlist) or hostlist).split()
 
 
 def say(text: str) -> None:

@@ -23,6 +23,7 @@ if "__file__" in globals():
     sys.path.insert(0, str(Path(__file__).resolve().parent))  # -I leaves it out
 sys.dont_write_bytecode = True  # nothing is left in the attempt's tools
 
+from bad_nodes import leave_out_remembered
 from chain_decision import Decision, decide
 from chain_records import (
     mark_before,
@@ -135,7 +136,10 @@ def come_back(options: argparse.Namespace, chain: Chain, decision: Decision, rea
     following = f"{options.attempt_dir.name.partition('.')[0]}.r{options.restart_count + 1}"
     write_next(options, chain, decision, number, Answer(True, ""), following, options.job_id, is_asked=None)
     answer = requeue(options.job_id, options.restart_count, reason)
-    if not answer.is_done:
+    if answer.is_done:
+        # Slurm refuses to change what a job leaves out while it runs.
+        leave_out_remembered(options.attempt_dir, options.job_id)
+    else:
         say(f"the job could not be requeued: {answer.words}")
     write_next(options, chain, decision, number, answer, following, options.job_id)
 
@@ -159,6 +163,8 @@ def keep_queued(
         job_id = read_json(run / "attempts" / following / "job.json").get("job_id") if following else None
     if answer.is_done:
         say(f"job {job_id} is queued behind this one, as attempt {following}")
+        if job_id is not None:
+            leave_out_remembered(attempt, job_id)
     elif may_submit:
         say(f"no job is queued behind this one: {answer.words}; `bsl submit` queues one")
     write_next(options, chain, decision, number, answer, following, job_id)

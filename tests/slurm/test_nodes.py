@@ -56,6 +56,27 @@ def test_a_rank_that_dies_of_its_gpu_costs_its_node_the_next_attempt(isolated_cl
     assert "exclude" not in run.bsl("submit", str(run.config), "--dry-run")
 
 
+@pytest.mark.parametrize("by", ["requeue", "queue"])
+def test_a_run_that_carries_itself_leaves_its_broken_node_behind(
+    isolated_cluster: Any, tmp_path: Path, by: str
+) -> None:
+    run = write_run(isolated_cluster, tmp_path, name=f"carried-{by}")
+    command = json.dumps([sys.executable, str(BROKEN_GPU), "2", XID])
+    run.submit("--set", f"run.command={command}", "--set", f"slurm.chain={{by: {by}}}")
+    first = run.directory / "attempts" / "0001"
+    run.wait_for(lambda: (first / "next.json").exists() and (first / "bad_nodes.json").exists(), timeout_s=120)
+    run.wait_for(lambda: remembered(run) != [])
+    [(bad, reason)] = remembered(run)
+    assert reason == "gpu"
+    following = {"requeue": "0001.r1", "queue": "0002"}[by]
+    run.wait_for(lambda: (run.directory / "attempts" / following / "exit.json").exists(), timeout_s=120)
+    ended = json.loads((run.directory / "attempts" / following / "exit.json").read_text())
+    assert ended["reason"] == "finished"
+    pids = [json.loads(path.read_text()) for path in (run.directory / "attempts" / following / "pids").iterdir()]
+    assert pids and bad not in {each["node"] for each in pids}
+    run.bsl("nodes", "forgive", bad)
+
+
 def test_a_killed_node_is_left_out_and_so_is_a_lost_batch_host(make_cluster: Any, tmp_path: Path) -> None:
     """Two runs lose a node each: one its second, whose script sees it; one its first, with the script itself."""
     cluster = make_cluster(nodes=6)
