@@ -26,7 +26,7 @@ quick: $(READY)
 
 test: $(READY)
 	bash slurm/minicluster/install.sh || true
-	$(BIN)/python -m pytest --durations=25
+	bash .ci/test.sh $(BIN)/python
 
 long: $(READY)
 	bash slurm/minicluster/install.sh || true

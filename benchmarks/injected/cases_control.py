@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from injected.case import Check, Injection, Look, Truth
 from injected.field import Field, MiniCluster, NotMade, Run, wait_until
 
-HEALTHY = (r"bsl cancel", r"scancel", r"lost node", r"\bended\b", r"died", r"bsl spy")
+HEALTHY = (r"bsl cancel", r"scancel", r"(?m)^lost node", r"\bended\b", r"died", r"bsl spy")
 
 
 def slurmd_silent(field: Field) -> Iterator[Look]:

@@ -16,7 +16,7 @@ from injected.field import Field, NotMade, Run, wait_until
 
 Inject = Callable[[Field], Iterator[Look]]
 HARM = (r"bsl cancel", r"scancel", r"batch host died")
-HEALTHY = (*HARM, r"lost node", r"\bended\b", r"bsl spy", r"died")
+HEALTHY = (*HARM, r"(?m)^lost node", r"\bended\b", r"bsl spy", r"died")
 AGAIN = (r"bsl submit", r"submit it again", r"slurm\.exclude", r"bsl nodes", r"bsl logs")
 LATER = {"sbatch_options": ["--begin=now+1hour"]}
 TRAIN = ("training.steps=60", "checkpoint.save_interval=10")
@@ -293,9 +293,9 @@ def requeued_by_hand(field: Field) -> Iterator[Look]:
 LOST = Truth(None, ("NODE_FAIL",), ("node_failure",), node_index=1, advice=AGAIN, never=HARM)
 RUNS = Truth(states=("RUNNING",), never=HEALTHY)
 STOPPED = Truth(0, ("COMPLETED",), ("stopped",), advice=("submit",), never=HARM)
-CANCELLED = Truth(r"[1-9]\d*", ("CANCELLED",), ("cancelled",), never=(*HARM, "lost node", "NODE_FAIL"))
+CANCELLED = Truth(r"[1-9]\d*", ("CANCELLED",), ("cancelled",), never=(*HARM, r"(?m)^lost node", "NODE_FAIL"))
 FINISHED = Truth(0, ("COMPLETED",), ("finished",), never=HARM)
-WAITS = Truth(states=("PENDING", "COMPLETING", "RUNNING", "COMPLETED"), never=(*HARM, "lost node", "died"))
+WAITS = Truth(states=("PENDING", "COMPLETING", "RUNNING", "COMPLETED"), never=(*HARM, r"(?m)^lost node", "died"))
 CASES = (
     Injection(
         "node-killed", "a node of the job loses power", node_killed, (LOST,), "right; the advice was gone at the end"
@@ -367,7 +367,7 @@ CASES = (
         "time-limit",
         "the time limit ends a program that ignores signals",
         time_limit,
-        (Truth(None, ("TIMEOUT",), ("time_limit",), never=(*HARM, "lost node")),),
+        (Truth(None, ("TIMEOUT",), ("time_limit",), never=(*HARM, r"(?m)^lost node")),),
         "right",
     ),
     Injection(
@@ -396,9 +396,9 @@ CASES = (
                 ("FAILED",),
                 ("crashed", "unknown", "launcher_killed"),
                 words=("no rank failed",),
-                never=("lost node", "node_failure"),
+                never=(r"(?m)^lost node", "node_failure"),
             ),
-            Truth(None, ("FAILED",), words=("script was killed",), never=("lost node", "node_failure")),
+            Truth(None, ("FAILED",), words=("script was killed",), never=(r"(?m)^lost node", "node_failure")),
         ),
         "called crashed, and a lost batch host",
     ),
@@ -429,7 +429,7 @@ CASES = (
         "cancelled-pending",
         "a job is cancelled before it has started",
         cancelled_while_pending,
-        (Truth(states=("CANCELLED",), never=(*HARM, "died", "killed", "lost node")),),
+        (Truth(states=("CANCELLED",), never=(*HARM, "died", "killed", r"(?m)^lost node")),),
         is_own=True,
     ),
     Injection("drained", "a node of a healthy job is drained", drained, (RUNS,), is_own=True),

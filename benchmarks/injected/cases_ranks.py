@@ -13,7 +13,7 @@ from injected.field import PROGRAMS, Field, NotMade, wait_until
 
 Inject = Callable[[Field], Iterator[Look]]
 LOGS = (r"bsl logs .*--rank {}\b",)
-HARM = (r"bsl cancel", r"scancel", r"batch host died", r"node_failure", r"lost node")
+HARM = (r"bsl cancel", r"scancel", r"batch host died", r"node_failure", r"(?m)^lost node")
 WATCHDOG = (
     "[E1122 03:12:41.1 ProcessGroupNCCL.cpp:632] [PG ID 2 PG GUID 4(DP) Rank 1] Watchdog caught collective operation "
     "timeout: WorkNCCL(SeqNum=178, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for 600027 "

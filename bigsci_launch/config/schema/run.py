@@ -43,7 +43,7 @@ class RunSection(Section):
     it counts as `bsl train`: `[numactl, --localalloc, python, -m, bigsci_launch.train]`. Of others nothing is
     known."""
 
-    log_limit_mib: NonNegativeInt = 1024
+    log_limit_mib: NonNegativeInt = 256
     """Largest size of the log of one rank, MiB; 0: no limit. A log that reaches it keeps its beginning and the newest
     64 KiB, and has a line that says so."""
 

@@ -138,7 +138,7 @@ step_options=(
 # The runner sets RANK, LOCAL_RANK and WORLD_SIZE inside the step: this shell runs once per job, not once per rank.
 srun "${step_options[@]}" apptainer exec --nv --bind=/home/alice/llm:/home/alice/llm '--bind=/home/alice/runs/my run:/home/alice/runs/my run' --pwd=/home/alice/llm /images/train.sif "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
   --attempt-dir "$attempt_dir" --topology tp=2,pp=1,dp=1 --ranks-per-node 2 \
-  --log-limit-mib 1024 \
+  --log-limit-mib 256 \
   -- python3 train.py --title 'don'"'"'t stop' '$HOME' &
 step=$!
 

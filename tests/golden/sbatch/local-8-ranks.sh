@@ -26,5 +26,5 @@ exec "$host_python" -m bigsci_launch.scheduler.local \
   --wait-s 60 \
   -- "$rank_python" -I -S "$tools/rank_runner.py" \
   --attempt-dir "$attempt_dir" --topology tp=2,pp=2,dp=2 --ranks-per-node 8 \
-  --log-limit-mib 1024 \
+  --log-limit-mib 256 \
   -- /opt/bsl/bin/python -m bigsci_launch.train

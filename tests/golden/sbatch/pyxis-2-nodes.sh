@@ -180,7 +180,7 @@ step_options=(
 # The runner sets RANK, LOCAL_RANK and WORLD_SIZE inside the step: this shell runs once per job, not once per rank.
 srun "${step_options[@]}" "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
   --attempt-dir "$attempt_dir" --topology tp=4,pp=1,dp=2 --ranks-per-node 4 \
-  --log-limit-mib 1024 \
+  --log-limit-mib 256 \
   -- python3 -m bigsci_launch.train &
 step=$!
 

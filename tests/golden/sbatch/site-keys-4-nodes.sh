@@ -157,7 +157,7 @@ step_options=(
 srun "${step_options[@]}" singularity exec --no-home --rocm --bind=/home/alice/llm:/home/alice/llm '--bind=/home/alice/runs/my run:/home/alice/runs/my run' --pwd=/home/alice/llm /local/train.sif "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
   --attempt-dir "$attempt_dir" --topology tp=8,pp=1,dp=2 --ranks-per-node 4 \
   --stop-signal TERM \
-  --log-limit-mib 1024 \
+  --log-limit-mib 256 \
   -- python pretrain_gpt.py --exit-signal-handler &
 step=$!
 
