@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests in two processes at once: one computes, the other waits for Slurm and for hung ranks most of the time.
-# The output of the second one is printed when both have ended.
+# Runs the tests in two processes at once: one computes, the other waits for Slurm most of the time. The output of the
+# second one is printed when both have ended.
 #
 #     bash .ci/test.sh .venv/bin/python
 set -uo pipefail
@@ -11,10 +11,10 @@ waiting="$(mktemp)"
 trap 'rm -f -- "$waiting"' EXIT
 
 # A shell starts background processes with SIGINT ignored; Ctrl-C must end this one too, with what it has started.
-env --default-signal=INT "$python" -m pytest tests/slurm tests/process "${options[@]}" >"$waiting" 2>&1 &
+env --default-signal=INT "$python" -m pytest tests/slurm "${options[@]}" >"$waiting" 2>&1 &
 second=$!
 code=0
-"$python" -m pytest tests/unit tests/docs tests/train "${options[@]}" || code=$?
+"$python" -m pytest tests/unit tests/docs tests/train tests/process "${options[@]}" || code=$?
 wait "$second" || code=$?
 cat -- "$waiting"
 exit "$code"
