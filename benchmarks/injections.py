@@ -29,15 +29,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from injected import cases_control, cases_jobs, cases_ranks
+from injected import cases_control, cases_held_out, cases_jobs, cases_ranks
 from injected.case import COLUMNS, Fault, Injection, Look, Row
 from injected.field import Field, MiniCluster, NotMade, Refused
 from injected.judge import judge
 from injected.page import FOLDER, counts_text, document, page, parse_row, shortened
 
-CASES = (*cases_ranks.CASES, *cases_jobs.CASES, *cases_control.CASES)
-NODES = {"isolated": 16, "shared": 2, "preempting": 2}
-AT_A_TIME = {"isolated": 4, "shared": 1, "preempting": 1}
+CASES = (*cases_ranks.CASES, *cases_jobs.CASES, *cases_control.CASES, *cases_held_out.CASES)
+NODES = {"isolated": 16, "shared": 2, "preempting": 2, "rebooting": 2}
+AT_A_TIME = {"isolated": 4, "shared": 1, "preempting": 1, "rebooting": 1}
 SAID = ("state", "ended", "first failure", "cause", "evidence", "waits because", "lost node", "node ", "next:")
 LINE_LENGTH = 200
 talking = threading.Lock()
@@ -45,7 +45,7 @@ talking = threading.Lock()
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Inject failures into runs on a mini Slurm, and judge the answers.")
-    parser.add_argument("--only", default="*", help="names of injections, or patterns, with commas (default: all)")
+    parser.add_argument("--only", default="*", help="names, or patterns, with commas; 'held-out/*' is a group")
     parser.add_argument("--list", action="store_true", help="list the injections and exit")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--page", type=Path, help="write the page")
@@ -58,10 +58,10 @@ def main() -> None:
     options = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that clusters and mounts end with this process
     patterns = options.only.split(",")
-    cases = [case for case in CASES if any(fnmatch.fnmatch(case.name, pattern) for pattern in patterns)]
+    cases = [case for case in CASES if any(is_chosen(case, pattern) for pattern in patterns)]
     if options.list:
         for case in cases:
-            print(f"{case.name:20s} {case.cluster:11s} {case.what}")
+            print(f"{case.group:8s} {case.name:20s} {case.cluster:11s} {case.what}")
         return
     if not cases:
         sys.exit(f"--only {options.only}: no such injection; --list shows them all")
@@ -74,6 +74,11 @@ def main() -> None:
         print(json.dumps(document(rows), indent=1))
     print(counts_text(rows), file=sys.stderr)
     sys.exit(1 if any(row.verdict in ("wrong", "not made") for row in rows) else 0)
+
+
+def is_chosen(case: Injection, pattern: str) -> bool:
+    """Whether the pattern is for the name, or for the group and the name."""
+    return any(fnmatch.fnmatch(name, pattern) for name in (case.name, f"{case.group}/{case.name}"))
 
 
 def merged(earlier: dict[str, Any], rows: Sequence[Row]) -> list[Row]:

@@ -71,7 +71,8 @@ class Injection:
 
     `before` is what was said of it before this table existed, in short words. `cluster` says where it is made:
     `isolated` nodes, or `shared`, a cluster whose daemons the injection itself may stop. `is_own` marks those that are
-    not among the 28 of the first table.
+    not among the 28 of the first table, `is_held_out` those of them that were written without looking at how `bsl`
+    judges.
     """
 
     name: str
@@ -79,9 +80,15 @@ class Injection:
     inject: Callable[[Field], Iterator[Look]]
     truths: tuple[Truth, ...]
     before: str = ""
-    cluster: Literal["isolated", "shared", "preempting"] = "isolated"
+    cluster: Literal["isolated", "shared", "preempting", "rebooting"] = "isolated"
     is_own: bool = False
+    is_held_out: bool = False
     needs_torch: bool = False
+
+    @property
+    def group(self) -> Literal["first", "more", "held-out"]:
+        """Return which table of the page has it."""
+        return "held-out" if self.is_held_out else "more" if self.is_own else "first"
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ CONF_OF = {
     "isolated": "",
     # Long enough to look at a node that does not answer, before Slurm gives it up.
     "shared": "SlurmdTimeout=120\n",
+    # As on most sites, a node that was reset is not used again before somebody has looked at it.
+    "rebooting": "ReturnToService=1\nSlurmdTimeout=60\n",
     "preempting": "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
     "PartitionName=urgent Nodes=ALL PriorityTier=9 MaxTime=60 State=UP\n"
     "PartitionName=patient Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=25 MaxTime=60 State=UP\n"

@@ -29,15 +29,19 @@ advised, and the answers were compared with what is true, which is known from ho
 apply. A row is as good as its worst column. **Before** is the verdict on the version in which these failures were first
 injected. NCCL needs GPUs: in its row, ranks print the words that it prints.
 """
+TITLES = {"first": "The first 28, and a healthy run", "more": "More", "held-out": "Held out"}
+HELD_OUT = """These were written, and what is true of them was declared, without looking at how `bsl` judges. They were
+measured once before anything was changed, and this is that measurement."""
 
 
 def page(rows: Sequence[Row]) -> str:
     """Return the page."""
     parts = [HEAD, counts_text(rows)]
-    for title, is_own in (("The first 28, and a healthy run", False), ("More", True)):
-        chosen = [row for row in rows if row.injection.is_own is is_own]
+    for group, title in TITLES.items():
+        chosen = [row for row in rows if row.injection.group == group]
         if chosen:
-            parts.append(f"## {title}\n\n" + table(chosen))
+            words = f"{HELD_OUT}\n\n{counts_text(chosen)}\n\n" if group == "held-out" else ""
+            parts.append(f"## {title}\n\n{words}{table(chosen)}")
     bad = [row for row in rows if row.verdict != "right"]
     if bad:
         parts.append("## What is not right\n\n" + "\n".join(line for row in bad for line in fault_lines(row)))
@@ -95,6 +99,7 @@ def document(rows: Sequence[Row]) -> dict[str, Any]:
                 "name": row.injection.name,
                 "what": row.injection.what,
                 "is_own": row.injection.is_own,
+                "is_held_out": row.injection.is_held_out,
                 "before": row.injection.before or None,
                 "now": row.verdict,
                 "grades": row.grades,

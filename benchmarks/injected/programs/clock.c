@@ -1,13 +1,17 @@
-/* A library to preload: on the node SKEWED_NODE of a job step, the clock is SKEW_S seconds ahead. */
+/* A library to preload: on the node SKEWED_NODE of a job step, the clock is SKEW_S seconds ahead; with SKEW_FROM, only
+   from when that file exists. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/time.h>
 #include <time.h>
+#include <unistd.h>
 
 static long skew(void) {
   const char *here = getenv("SLURM_NODEID"), *node = getenv("SKEWED_NODE"), *seconds = getenv("SKEW_S");
+  const char *from = getenv("SKEW_FROM");
+  if (from && access(from, F_OK)) return 0;
   return here && node && seconds && getenv("SLURM_PROCID") && !strcmp(here, node) ? atol(seconds) : 0;
 }
 

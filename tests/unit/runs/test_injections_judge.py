@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
-from injected.case import Check, Look, Truth  # noqa: E402
+from injected.case import COLUMNS, Check, Look, Row, Truth  # noqa: E402
 from injected.judge import judge  # noqa: E402
-from injections import CASES  # noqa: E402
+from injected.page import page  # noqa: E402
+from injections import CASES, is_chosen  # noqa: E402
 
 sys.path.remove(str(BENCHMARKS))
 DIED = Truth(137, ("FAILED",), ("crashed",), 2, words=("SIGKILL",), advice=("--rank 2",), never=("bsl cancel", "lost"))
@@ -89,3 +91,12 @@ def test_every_injection_has_a_name_and_a_truth() -> None:
     assert len(set(names)) == len(names) and all(case.truths and case.what for case in CASES)
     assert sum(not case.is_own for case in CASES) == 29, "the first 28, and a healthy run"
     assert all(case.before for case in CASES if not case.is_own)
+
+
+def test_the_held_out_are_a_group_of_their_own() -> None:
+    held_out = [case for case in CASES if is_chosen(case, "held-out/*")]
+    assert len(held_out) == 12 and not any(case.before for case in held_out)
+    text = page([Row(case, dict.fromkeys(COLUMNS, "right"), (), (), 1.0) for case in CASES])
+    _, more, section = re.split(r"^## (?:More|Held out)$", text, flags=re.MULTILINE)
+    assert all(f"`{case.name}`" in section and f"`{case.name}`" not in more for case in held_out)
+    assert "Now, of 12 rows: 12 right." in section
