@@ -67,7 +67,7 @@ def inside(cluster: MiniCluster, node: str) -> list[str]:
     """The words that run a command among the mounts of an isolated node."""
     pid = cluster.daemon(node)
     child = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
-    return ["nsenter", f"--mount=/proc/{child}/ns/mnt"]
+    return ["nsenter", f"--mount=/proc/{child}/ns/mnt", f"--pid=/proc/{child}/ns/pid"]
 
 
 def missing_on_one_node(field: Field) -> Iterator[Look]:
@@ -161,7 +161,7 @@ def rebooted(field: Field) -> Iterator[Look]:
     daemon = cluster.daemon(nodes[1])
     argv = Path(f"/proc/{daemon}/cmdline").read_text().rstrip("\0").split("\0")
     variables = dict(word.partition("=")[::2] for word in Path(f"/proc/{daemon}/environ").read_text().split("\0"))
-    reset(run, nodes[1], daemon)
+    reset(cluster, nodes[1])
     time.sleep(3)
     with (cluster.directory / "slurmd-again").open("ab") as output:
         again = subprocess.Popen(
@@ -175,15 +175,11 @@ def rebooted(field: Field) -> Iterator[Look]:
         again.wait()
 
 
-def reset(run: Run, node: str, daemon: int) -> None:
+def reset(cluster: MiniCluster, node: str) -> None:
     """Kill slurmd, and what it started on its node; all stand still first, so that nobody sees another's end."""
-    log = str(run.cluster.directory / "log" / f"slurmd-{node}.log")
-    variables = {b"SLURM_NODEID=1", f"SLURM_JOB_ID={run.job_id}".encode(), f"BSL_RUN_DIR={run.directory}".encode()}
-    found = [daemon]
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit() and int(path.name) != daemon:
-            with suppress(OSError):
-                found += [int(path.name)] if is_of_node(path, log, variables) else []
+    log = str(cluster.directory / "log" / f"slurmd-{node}.log")
+    holders = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and holds(path, log)]
+    found = [pid for holder in holders for pid in family(holder)]
     if len(found) < 6:
         raise NotMade(f"only {len(found)} processes of the node are found")
     for signum in (signal.SIGSTOP, signal.SIGKILL):
@@ -192,10 +188,19 @@ def reset(run: Run, node: str, daemon: int) -> None:
                 os.kill(pid, signum)
 
 
-def is_of_node(process: Path, log: str, variables: set[bytes]) -> bool:
-    """Whether it is a slurmstepd of the node, which has the log of its slurmd open, or a process of a rank on it."""
-    is_rank = variables <= set((process / "environ").read_bytes().split(b"\0"))
-    return is_rank or any(str(each.readlink()) == log for each in (process / "fd").iterdir())
+def holds(process: Path, log: str) -> bool:
+    """Whether it is a slurmd or slurmstepd of the node: they have the log open."""
+    with suppress(OSError):
+        return any(str(each.readlink()) == log for each in (process / "fd").iterdir())
+    return False
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and what it started."""
+    with suppress(OSError):
+        children = [word for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
+        return [pid, *(each for child in children for each in family(int(child)))]
+    return []
 
 
 def same_crash(field: Field) -> Iterator[Look]:

@@ -12,6 +12,7 @@ from injected.case import COLUMNS, Fault, Injection, Row
 SCHEMA_VERSION = 1
 WORDS_LENGTH = 300
 FOLDER = re.compile(r"/tmp/bsl-[\w-]+")
+UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 HEAD = """<!-- Made by `python benchmarks/injections.py --page docs/explanation/injections.md`. -->
 
 # Injected failures, and what `bsl` says of each
@@ -31,7 +32,8 @@ injected. NCCL needs GPUs: in its row, ranks print the words that it prints.
 """
 TITLES = {"first": "The first 28, and a healthy run", "more": "More", "held-out": "Held out"}
 HELD_OUT = """These were written, and what is true of them was declared, without looking at how `bsl` judges. They were
-measured once before anything was changed, and this is that measurement."""
+measured once before anything was changed, and this is that measurement. The first try of `rebooted` made no failure: it
+did not find the processes of the node. It was corrected, and then measured once."""
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -80,7 +82,8 @@ def fault_lines(row: Row) -> list[str]:
 
 def said_lines(row: Row) -> list[str]:
     """Return a block with what `bsl status` said at the end about why; nothing if it was not asked."""
-    return [f"`{row.injection.name}`:\n\n```text\n" + "\n".join(row.said) + "\n```\n"] if row.said else []
+    text = UNPRINTABLE.sub("?", "\n".join(row.said))
+    return [f"`{row.injection.name}`:\n\n```text\n{text}\n```\n"] if text else []
 
 
 def shortened(text: str) -> str:
