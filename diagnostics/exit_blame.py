@@ -123,6 +123,24 @@ def is_early(rank: Record, before: float) -> bool:
     return is_clean and not has_ended(rank) and end.get("time", before) < before
 
 
+def find_own_error(ranks: Ranks, failures: list[Record]) -> Finding:
+    """Return who is to blame if all that failed only lost another rank: one that still ran, and had printed an error.
+
+    A rank may take long to die of its own error, as in its exit handlers. The others notice, and end sooner. Without
+    such a rank, nobody is named.
+    """
+    failed, victims = sorted(failure["rank"] for failure in failures), {failure["rank"] for failure in failures}
+    own = sorted((rank["raised"][1] or 0.0, n) for n, rank in ranks.items() if rank["raised"][0] and n not in victims)
+    who = ranks_text(sorted(victims))
+    if not own:
+        said = f"which rank failed first is not known: {who} lost the connection to another rank"
+        return Finding("crashed", None, failed, evidence=[said], status_of=failures[0])
+    moment, number = own[0]
+    first = make_failure(number, ranks[number], ranks[number]["raised"][0], moment or None)
+    said = f"rank {number} still ran when it was told to end; its error came before {who} lost the connection"
+    return Finding("crashed", first, sorted({number, *failed}), evidence=[said], status_of=failures[0])
+
+
 def find_hang(world_size: int, ranks: Ranks, failures: list[Record]) -> Finding | None:
     """Return the hang that ranks complain about: a collective took too long. None if nobody does.
 

@@ -30,10 +30,10 @@ if "__file__" in globals():
     sys.path.insert(0, str(Path(__file__).resolve().parent))  # -I leaves it out
 sys.dont_write_bytecode = True  # nothing is left in the attempt's tools
 
-from exit_blame import Finding, find_early, find_failed_check, find_hang, find_stragglers, may_be_lost
+from exit_blame import Finding, find_early, find_failed_check, find_hang, find_own_error, find_stragglers, may_be_lost
 from exit_failures import failure_text, find_failures, find_lost, find_silent, ordered, without_marks
 from exit_records import compare_clocks, corrected, read_output, read_ranks
-from exit_words import launch_cause, ranks_text
+from exit_words import launch_cause, ranks_text, was_step_cancelled
 
 if TYPE_CHECKING:
     from typing import Any
@@ -153,9 +153,13 @@ def find_reason(options: argparse.Namespace, ranks: Ranks, output: JobOutput) ->
         return blamed
     if silent and silent.unknown:
         return Finding("unknown", None, failed, evidence=[silent.unknown])
+    if ranks and not failures and was_step_cancelled(output):
+        return Finding("cancelled", None, failed, evidence=["somebody cancelled the step that ran the ranks"])
     if ranks and not failures:
         said = f"no rank failed before it was told to end: what started them ended with {options.exit_code}"
         return Finding("crashed", None, failed, evidence=[said])
+    if failures and all(failure["signal"] != "SIGTERM" for failure in failures):
+        return find_own_error(ranks, failures)
     return with_first("crashed" if ranks else "launch_failed", failures, failed)
 
 

@@ -9,7 +9,7 @@ import re
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from exit_words import FATAL, TOLD, JobOutput, is_about_others, may_be_about_others, parse_output
+from exit_words import FATAL, RAISED, TOLD, JobOutput, is_about_others, may_be_about_others, parse_output
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +66,7 @@ def read_rank(attempt: Path, name: str, unwritten: dict[str, Record]) -> Record:
         "said": last_line(lines),
         "fatal": fatal_line(lines) if end.get("signal") else "",
         "about_others": about_others,
+        "raised": raised_line(lines, end.get("terminated")),
         "was_told": any(may_be_about_others(line) and TOLD.search(plain(line)) for line in lines),
     }
 
@@ -117,16 +118,34 @@ def compare_clocks(ranks: Ranks, started: float) -> dict[str, Clock]:
     if len(starts) < 2:
         return {}
     reference = candidates[(len(candidates) - 1) // 2]
+    jumped = {node_of(rank) for rank in ranks.values() if has_jumped(rank)}
     clocks = {}
     for node, start in starts.items():
         apart = start - starts[reference]
         if node in ends and reference in ends:
-            clock = Clock(shown_by_both(apart, ends[node] - ends[reference]), is_certain=True)
+            clock = compare_both(apart, ends[node] - ends[reference], node in jumped)
         else:
             clock = Clock(apart, is_certain=start < started - START_ROUNDING_S)
         if abs(clock.seconds) > CLOCK_TOLERANCE_S:
             clocks[node] = clock
     return clocks
+
+
+def compare_both(start_s: float, end_s: float, has_jumped: bool) -> Clock:
+    """Return the clock of a node that is `start_s` ahead at the start and `end_s` at the end.
+
+    If only the end shows it, the clock was set in between, or the node heard of the end later than the others.
+    """
+    agreed = shown_by_both(start_s, end_s)
+    if abs(agreed) > CLOCK_TOLERANCE_S:
+        return Clock(agreed, is_certain=True)
+    return Clock(end_s, is_certain=has_jumped)
+
+
+def has_jumped(rank: Record) -> bool:
+    """Whether a rank ended before it started, by the clock of its node."""
+    start, end = rank["pid"].get("started"), rank["exit"].get("time")
+    return start is not None and end is not None and end < start - START_ROUNDING_S
 
 
 def earliest(ranks: Ranks, kind: str, field: str) -> dict[str, float]:
@@ -193,9 +212,18 @@ def fatal_line(lines: list[bytes]) -> str:
     return next((text for text in found if text.startswith("what():")), next(iter(found), ""))
 
 
+def raised_line(lines: list[bytes], terminated: float | None) -> tuple[str, float | None]:
+    """Return the exception that the rank printed last, before it was told to end, and when; empty if it printed on."""
+    own = [line for line in lines if plain(line) and not is_after(stamp_of(line), terminated)]
+    if not own or not RAISED.match(plain(own[-1])) or is_about_others(plain(own[-1])):
+        return "", None
+    return plain(own[-1]), stamp_of(own[-1])
+
+
 def plain(line: bytes) -> str:
     """Return a line of a log without its time."""
-    return STAMP.sub(b"", line).strip().decode(errors="replace")[:WORDS_LENGTH]
+    text = STAMP.sub(b"", line).strip().decode(errors="replace")[:WORDS_LENGTH]
+    return "".join(letter if letter.isprintable() or letter == "\t" else "?" for letter in text)
 
 
 def stamp_of(line: bytes) -> float | None:

@@ -34,10 +34,14 @@ TOLD = re.compile(r"dump signal due to a collective timeout|due to collective ti
 HINTS = (b"connection", b"pipe", b"closed", b"remote", b"closure", b"route", b"network", b"recv", b"watchdog",
          b"timed out", b"nccl", b"inconsistency", b"collective timeout")  # fmt: skip
 FATAL = re.compile(r"Fatal Python error|terminate called|what\(\):|Assertion .*failed|double free|CUDA error")
+# The last line of a traceback of Python: the class of the exception, and what it says.
+RAISED = re.compile(r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit)\b(: |$)")
 GROUP = re.compile(r"\[(PG [^\]]*?) Rank \d+\]")
 STEP = r"(?:StepId=|step:)\S+"
 FIRST_LEFT = re.compile(r"^srun: (?:\S+: )*first task exited (\d+)s ago", re.IGNORECASE)
 TASKS = re.compile(rf"^srun: (?:\S+: )*{STEP} tasks? ([0-9,-]+): (running|exited)$")
+STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT (?!.*DUE TO)")
+TASK_ENDED = re.compile(r"^srun: (?:\S+: )*(error: \S+: tasks? |Terminating|.*_step_signal: Terminating)")
 NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)")
 # The local launcher's own line.
 STILL_RUN = re.compile(r"bsl: ranks \[([0-9, ]+)\] still run ([0-9.]+) s after the first rank ended")
@@ -73,6 +77,16 @@ def parse_output(text: str, attempt: str) -> JobOutput:
     running, left, waited_s = read_stragglers(lines)
     lost = [node for line in lines if (match := NODE_FAILURE.match(line)) for node in expand(match[1])]
     return JobOutput(tuple(lines), running, left, waited_s, tuple(lost), read_unwritten(lines))
+
+
+def was_step_cancelled(output: JobOutput) -> bool:
+    """Whether somebody ended the step that runs the ranks: Slurm says so before srun speaks of a rank that ended."""
+    for line in output.lines:
+        if STEP_CANCELLED.search(line):
+            return True
+        if TASK_ENDED.search(line):
+            return False
+    return False
 
 
 def lines_of_attempt(text: str, attempt: str) -> list[str]:

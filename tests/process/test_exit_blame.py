@@ -139,7 +139,59 @@ def test_a_rank_whose_training_had_ended_did_not_leave_early(attempt: Attempt) -
     attempt.exits(3, time=80.0)
     attempt.event(3, kind="end", reason="finished")
     found = attempt.describe(code=1)
-    assert (found["reason"], first(found)) == ("crashed", (0, "n1"))
+    assert (found["reason"], found["first_failure"]) == ("crashed", None)
+
+
+def test_nobody_is_named_if_all_only_lost_a_connection(attempt: Attempt) -> None:
+    for rank in others(3):
+        attempt.fails(rank, "[gloo] Connection reset by peer", time=90.0 + rank)
+    attempt.exits(3, signal="SIGTERM", time=99.0, terminated=98.9)
+    found = attempt.describe(code=1)
+    assert (found["reason"], found["first_failure"], attempt.code) == ("crashed", None, "1")
+    said = "which rank failed first is not known: ranks 0-2,4-7 lost the connection to another rank"
+    assert found["evidence"] == [said]
+
+
+def test_a_rank_that_takes_long_to_die_is_found_by_its_error(attempt: Attempt) -> None:
+    for rank in others(3):
+        attempt.fails(rank, "[gloo] Connection reset by peer", time=90.0 + rank / 10)
+    attempt.exits(3, signal="SIGTERM", time=99.0, terminated=98.9)
+    attempt.logs(3, text="iteration 3\nTraceback (most recent call last):\nMemoryError: CUDA out of memory", time=89.0)
+    found = attempt.describe(code=1)
+    assert (found["reason"], first(found)) == ("crashed", (3, "n2"))
+    assert found["first_failure"]["error"] == "MemoryError: CUDA out of memory"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MemoryError: caught, and tried again with a smaller batch\niteration 4",
+        "RuntimeError: Connection closed by peer",
+    ],
+    ids=["it went on", "about others"],
+)
+def test_an_error_that_was_survived_blames_nobody(attempt: Attempt, text: str) -> None:
+    for rank in others(3):
+        attempt.fails(rank, "[gloo] Connection reset by peer", time=90.0)
+    attempt.exits(3, signal="SIGTERM", time=99.0, terminated=98.9)
+    attempt.logs(3, text=text, time=89.0)
+    assert attempt.describe(code=1)["first_failure"] is None
+
+
+CANCELLED = "0: slurmstepd-n1: error: *** STEP 9.0 ON n1 CANCELLED AT 2026-11-23T04:53:27 ***"
+
+
+def test_a_step_that_somebody_cancelled_has_not_crashed(attempt: Attempt) -> None:
+    attempt.exits(*ALL, signal="SIGTERM", time=99.0, terminated=98.9)
+    attempt.output(CANCELLED, "srun: error: n1: tasks 0-1: Killed")
+    found = attempt.describe(code=137)
+    assert (found["reason"], found["first_failure"]) == ("cancelled", None)
+
+
+def test_a_step_that_srun_ended_after_a_rank_was_not_cancelled_by_anybody(attempt: Attempt) -> None:
+    attempt.exits(*ALL, signal="SIGTERM", time=99.0, terminated=98.9)
+    attempt.output("srun: error: n1: task 0: Killed", "srun: Terminating StepId=9.0", CANCELLED)
+    assert attempt.describe(code=137)["reason"] == "crashed"
 
 
 def test_a_failure_of_its_own_comes_before_one_that_left(attempt: Attempt) -> None:
@@ -284,6 +336,17 @@ def test_clocks_that_differ_do_not_change_who_was_first(attempt: Attempt, ahead_
     assert found["first_failure"]["rank"] == 2
     assert found["clocks"] == [{"node": "n3", "ahead_s": ahead_s, "corrected": True}]
     assert f"bsl: clocks differ from the other nodes': n3 {ahead_s:+.1f} s; the times of failures" in attempt.line
+
+
+def test_a_clock_that_was_set_back_while_ranks_ran_does_not_change_who_was_first(attempt: Attempt) -> None:
+    """Rank 2 fails at second 61; rank 4 on n3 fails 3 s later, after its clock was set back by 60 s."""
+    attempt.fails(2, "the first", time=61.0)
+    attempt.exits(*others(2, 4, 5), signal="SIGTERM", time=66.0, terminated=65.5)
+    attempt.fails(4, "later", time=4.0)
+    attempt.exits(5, signal="SIGTERM", time=6.0, terminated=5.5)
+    found = attempt.describe(code=1)
+    assert first(found) == (2, "n2")
+    assert found["clocks"] == [{"node": "n3", "ahead_s": -60.0, "corrected": True}]
 
 
 def test_a_node_that_starts_late_has_no_other_clock(attempt: Attempt) -> None:

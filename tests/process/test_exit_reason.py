@@ -70,10 +70,10 @@ def test_the_earliest_of_two_exceptions_is_first(attempt: Attempt) -> None:
     assert found["failed_ranks"] == [2, 6]
 
 
-def test_only_broken_connections_still_name_the_earliest(attempt: Attempt) -> None:
-    for rank in range(8):
-        attempt.fails(rank, "Broken pipe", time=100.0 - rank)
-    assert attempt.describe(code=1)["first_failure"]["rank"] == 7
+def test_bytes_that_are_no_text_do_not_reach_the_report(attempt: Attempt) -> None:
+    attempt.dir.log_file(4).write_bytes(b"2026-11-21T01:02:03.5Z caf\xe9 \x00 \x1b[31mred\n")
+    attempt.exits(4, code=3)
+    assert attempt.describe(code=3)["first_failure"]["error"] == "caf\ufffd ? ?[31mred"
 
 
 def test_a_program_without_error_records_is_quoted_from_its_log(attempt: Attempt) -> None:
