@@ -162,6 +162,8 @@ def living() -> Iterator[str]:
 
 def differences(before: dict[str, list[str]], after: dict[str, list[str]]) -> dict[str, list[str]]:
     changed = {key: sorted(set(after[key]) ^ set(before[key])) for key in before}
+    # A mount of the machine vanishes from this namespace too when its folder is removed there.
+    changed["mounts"] = sorted(set(after["mounts"]) - set(before["mounts"]))
     return {key: value for key, value in changed.items() if value}
 
 
