@@ -312,7 +312,7 @@ CASES = (
         "a node loses power while `bsl train` runs with requeue",
         node_killed_and_requeued,
         (
-            Truth(states=("RUNNING", "COMPLETING", "PENDING"), never=(*HARM, "only its slurmd")),
+            Truth(states=("RUNNING", "COMPLETING", "PENDING"), node_index=1, never=(*HARM, "only its slurmd")),
             WAITS,
             FINISHED,
         ),

@@ -34,8 +34,8 @@ TITLES = {"first": "The first 28, and a healthy run", "more": "More", "held-out"
 HELD_OUT = """These were written, and what is true of them was declared, without looking at how `bsl` judges. **Measured
 once before anything was changed, 9 of 12 were right.** Three were wrong: `slow-death` blamed a victim, `step-cancelled`
 was called crashed, and `clock-jumps` named the wrong rank. They were mended after that, so the table below no longer
-measures what `bsl` says of failures that it has never seen. (The first try of `rebooted` made no failure: it did not find
-the processes of the node. It was corrected, and then measured once.)"""
+measures what `bsl` says of failures that it has never seen. (The first try of `rebooted` made no failure: it did not
+find the processes of the node. It was corrected, and then measured once.)"""
 
 
 def page(rows: Sequence[Row]) -> str:
