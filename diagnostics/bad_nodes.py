@@ -318,10 +318,9 @@ def leave_out_remembered(attempt: Path, job_id: str) -> None:
 
 
 def remembered(memory: Path, cluster: str | None) -> set[str]:
-    """Return the nodes of this cluster that are remembered as bad."""
-    now = time.time()
-    entries = read_memory(memory)
-    return {each["node"] for each in entries if each["cluster"] in (None, cluster) and (each["expires"] or now) >= now}
+    """Return the nodes that are remembered as bad here. A cluster whose name is not known may be this one."""
+    here = [each for each in read_memory(memory) if None in (cluster, each["cluster"]) or each["cluster"] == cluster]
+    return {each["node"] for each in here if is_in_force(each)}
 
 
 def waiting_jobs(job_id: str) -> list[str]:

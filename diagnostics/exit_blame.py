@@ -129,14 +129,18 @@ def find_own_error(ranks: Ranks, failures: list[Record]) -> Finding:
     A rank may take long to die of its own error, as in its exit handlers. The others notice, and end sooner. Without
     such a rank, nobody is named.
     """
-    failed, victims = sorted(failure["rank"] for failure in failures), {failure["rank"] for failure in failures}
-    own = sorted((rank["raised"][1] or 0.0, n) for n, rank in ranks.items() if rank["raised"][0] and n not in victims)
-    who = ranks_text(sorted(victims))
+    victims = {failure["rank"] for failure in failures}
+    failed, who = sorted(victims), ranks_text(sorted(victims))
+    noticed = min((failure["time"] for failure in failures if failure["time"] is not None), default=0.0)
+    raised = [(number, *rank["raised"]) for number, rank in ranks.items() if number not in victims]
+    own = sorted(
+        (moment, number) for number, text, moment in raised if text and moment is not None and moment < noticed
+    )
     if not own:
         said = f"which rank failed first is not known: {who} lost the connection to another rank"
         return Finding("crashed", None, failed, evidence=[said], status_of=failures[0])
     moment, number = own[0]
-    first = make_failure(number, ranks[number], ranks[number]["raised"][0], moment or None)
+    first = make_failure(number, ranks[number], ranks[number]["raised"][0], moment)
     said = f"rank {number} still ran when it was told to end; its error came before {who} lost the connection"
     return Finding("crashed", first, sorted({number, *failed}), evidence=[said], status_of=failures[0])
 

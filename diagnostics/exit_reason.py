@@ -234,7 +234,10 @@ def clock_notes(clocks: dict[str, Clock]) -> list[str]:
     notes = []
     for is_certain, text in (
         (True, "clocks differ from the other nodes': {}; the times of failures are corrected"),
-        (False, "ranks started at other times, or clocks differ: {}; the times of failures are not corrected"),
+        (
+            False,
+            "ranks started or ended at other times, or clocks differ: {}; the times of failures are not corrected",
+        ),
     ):
         chosen = {node: clock for node, clock in sorted(clocks.items()) if clock.is_certain is is_certain}
         found = [f"{node} {clock.seconds:+.1f} s" for node, clock in chosen.items()]

@@ -24,6 +24,7 @@ EVENT_TAIL_BYTES = 8192
 OUTPUT_BYTES = 2**22
 WORDS_LENGTH = 500
 STAMP = re.compile(rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z ")
+TRACEBACK = b"Traceback (most recent call last)"
 CLOCK_TOLERANCE_S = 2.0
 """Clocks that differ by less count as equal: starting ranks, and telling them to end, takes about as long."""
 START_ROUNDING_S = 1.0
@@ -213,9 +214,13 @@ def fatal_line(lines: list[bytes]) -> str:
 
 
 def raised_line(lines: list[bytes], terminated: float | None) -> tuple[str, float | None]:
-    """Return the exception that the rank printed last, before it was told to end, and when; empty if it printed on."""
+    """Return the end of a traceback that is the last that the rank printed before it was told to end, and its time.
+
+    Empty if there is none: a rank that printed on has survived its exception.
+    """
     own = [line for line in lines if plain(line) and not is_after(stamp_of(line), terminated)]
-    if not own or not RAISED.match(plain(own[-1])) or is_about_others(plain(own[-1])):
+    has_traceback = any(TRACEBACK in line for line in own)
+    if not has_traceback or not RAISED.match(plain(own[-1])) or is_about_others(plain(own[-1])):
         return "", None
     return plain(own[-1]), stamp_of(own[-1])
 

@@ -165,16 +165,25 @@ def test_a_rank_that_takes_long_to_die_is_found_by_its_error(attempt: Attempt) -
 @pytest.mark.parametrize(
     "text",
     [
-        "MemoryError: caught, and tried again with a smaller batch\niteration 4",
-        "RuntimeError: Connection closed by peer",
+        "Traceback (most recent call last):\nMemoryError: caught, tried again\niteration 4",
+        "Traceback (most recent call last):\nRuntimeError: Connection closed by peer",
+        "Error: the dashboard does not answer",
     ],
-    ids=["it went on", "about others"],
+    ids=["it printed on", "about others", "no traceback"],
 )
 def test_an_error_that_was_survived_blames_nobody(attempt: Attempt, text: str) -> None:
     for rank in others(3):
         attempt.fails(rank, "[gloo] Connection reset by peer", time=90.0)
     attempt.exits(3, signal="SIGTERM", time=99.0, terminated=98.9)
     attempt.logs(3, text=text, time=89.0)
+    assert attempt.describe(code=1)["first_failure"] is None
+
+
+def test_an_error_after_the_others_had_failed_is_not_their_cause(attempt: Attempt) -> None:
+    for rank in others(3):
+        attempt.fails(rank, "[gloo] Connection reset by peer", time=90.0)
+    attempt.exits(3, signal="SIGTERM", time=99.0, terminated=98.9)
+    attempt.logs(3, text="Traceback (most recent call last):\nKeyError: late", time=95.0)
     assert attempt.describe(code=1)["first_failure"] is None
 
 

@@ -61,7 +61,7 @@ def ending_advice(ended: EndRecord, run: str) -> str | None:
     if reason == "hang":
         return f"{logs}   (and `bsl spy {run}` while it hangs, if it does so again)"
     if reason == "node_failure" and failure is not None and failure.get("node"):
-        return f"submit it again: {failure['node']} is left out   (bsl nodes)"
+        return f"submit it again; `bsl nodes` shows whether {failure['node']} is left out"
     if reason == "hung_at_exit":
         return f"{logs}   (if the rank had work to do at its exit, raise slurm.wait_s)"
     if failure is not None and failure.get("signal") == "SIGKILL":

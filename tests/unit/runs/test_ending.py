@@ -61,7 +61,10 @@ def test_the_node_of_a_lost_batch_host_is_named(slurm: Any, trial: Any) -> None:
     assert found["reconstructed"]["source"] == "records"
     text = invoke("status")
     assert "first failure  rank 0 (dp0 pp0 tp0) on n0: Slurm lost the node n0\n" in text
-    assert "says           worked out on " in text and "next: submit it again: n0 is left out" in text
+    assert (
+        "says           worked out on " in text
+        and "next: submit it again; `bsl nodes` shows whether n0 is left out" in text
+    )
     assert not trial.attempt.exit.exists()
 
 

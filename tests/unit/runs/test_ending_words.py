@@ -49,8 +49,10 @@ def test_a_hang_with_stacks_leads_to_them() -> None:
     assert ending_advice(ended, "x") == "bsl spy --bundle /runs/x/spy/1   (the stacks while it hung)"
 
 
-def test_a_lost_node_is_left_out_of_the_next_attempt() -> None:
-    assert "n2 is left out" in (ending_advice({"reason": "node_failure", "first_failure": RANK_5}, "x") or "")
+def test_nothing_claims_that_a_silent_node_is_left_out() -> None:
+    assert "`bsl nodes` shows whether n2 is left out" in (
+        ending_advice({"reason": "node_failure", "first_failure": RANK_5}, "x") or ""
+    )
     no_name = {"reason": "node_failure", "first_failure": {**RANK_5, "node": None}}
     assert ending_advice(no_name, "x") == "bsl logs x --rank 5"
 
