@@ -209,15 +209,19 @@ def _step(training: Training, progress: TrainingProgress) -> tuple[TrainingProgr
     seconds = time.monotonic() - started
     _dump(training, step, "after")
     skipped = engine.skipped_steps > num_skipped
-    data = training.guards.data.word() if training.guards else DataWord()
-    word = StepWord(training.stop.is_raised, skipped, alarm=False, loss=loss, data=data)
-    words = exchange_words(word, engine.device)
+    words = exchange_words(_word(training, skipped, loss), engine.device)
     if training.guards:
         training.guards.after_step(step, seconds, words)
     progress = TrainingProgress(step, progress.consumed_samples + batch_size)
     if training.tells:
         _tell(training, progress, batch_size, learning_rate, loss, int(skipped), seconds)
     return progress, words
+
+
+def _word(training: Training, skipped: bool, loss: float) -> StepWord:
+    guards = training.guards
+    alarm, data = (guards.alarm(), guards.data.word()) if guards else (False, DataWord())
+    return StepWord(training.stop.is_raised, skipped, alarm, loss, data)
 
 
 def _dump(training: Training, step: int, when: str) -> None:

@@ -110,16 +110,26 @@ class Guards:
         if found := compare_fingerprints(exchange_fingerprints(self._fingerprint)):
             self._act(step, found)
 
+    def alarm(self) -> bool:
+        """Return whether this rank alone has seen that the step just done was wrong; `after_step` exchanges it."""
+        self._seen = list(self._gradients.find_in_step(self._config.optimizer.clip_grad))
+        return bool(self._seen)
+
     def after_step(self, step: int, seconds: float, words: Sequence[StepWord]) -> None:
         """Check the data of every step, and the whole step, which took `seconds`, if it was due."""
         if wrong := find_wrong_data([word.data for word in words], self._topology):
             self._act(step, wrong)
         if not self._gradients.is_armed:
+            if any(word.alarm for word in words):
+                self._judge(step, self._seen, self._digests())
             return
         started = time.monotonic()
         norm, lost = self._independent_norm()
         used, clip = float(self._engine.get_global_grad_norm() or 0.0), self._config.optimizer.clip_grad
-        found = [*self._gradients.violations, *find_masters_apart(partitions(self._engine.optimizer), self._rank)]
+        found = [
+            *self._gradients.violations,
+            *find_masters_apart(partitions(self._engine.optimizer), self._rank),
+        ]
         # A step whose gradients are not finite is skipped on all ranks, and may keep the norm of the step before.
         if clip > 0 and not getattr(self._engine.optimizer, "overflow", False):
             found += find_wrong_norm(norm, used, self._rank, lost)
