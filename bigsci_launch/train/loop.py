@@ -18,7 +18,7 @@ from bigsci_launch.train.batches import Batches, open_batches
 from bigsci_launch.train.evaluation import evaluate, format_evaluation, is_evaluation_due
 from bigsci_launch.train.flight_recorder import offered_recorder
 from bigsci_launch.train.flops import FlopCounter
-from bigsci_launch.train.guards.step_word import StepWord, exchange_words
+from bigsci_launch.train.guards.step_word import DataWord, StepWord, exchange_words
 from bigsci_launch.train.guards.watch import Guards, make_guards
 from bigsci_launch.train.identity import RankIdentity
 from bigsci_launch.train.log_line import StepResult, format_step, step_record
@@ -100,7 +100,7 @@ def train(
         batches=batches,
         faults=Faults(config.faults, identity.rank, report, engine, defects),
         defects=defects,
-        guards=make_guards(config, topology, identity.rank, engine, ranks.group, report),
+        guards=make_guards(config, topology, identity.rank, engine, ranks.group, report, batches),
         stop=stop,
         checkpoints=checkpoints,
         learning_rate=LearningRate.of_config(config.optimizer, config.training),
@@ -202,13 +202,18 @@ def _step(training: Training, progress: TrainingProgress) -> tuple[TrainingProgr
         training.guards.before_step(step)
     started = time.monotonic()
     training.faults.before_step(step)
-    loss = float(engine.train_batch(training.batches.step(progress.consumed_samples, engine.micro_batches)))
+    taken = training.batches.step(progress.consumed_samples, engine.micro_batches)
+    if training.guards:
+        taken = training.guards.data.watch(taken, progress.consumed_samples, engine.micro_batches)
+    loss = float(engine.train_batch(taken))
     seconds = time.monotonic() - started
     _dump(training, step, "after")
     skipped = engine.skipped_steps > num_skipped
-    words = exchange_words(StepWord(training.stop.is_raised, skipped, alarm=False, loss=loss), engine.device)
+    data = training.guards.data.word() if training.guards else DataWord()
+    word = StepWord(training.stop.is_raised, skipped, alarm=False, loss=loss, data=data)
+    words = exchange_words(word, engine.device)
     if training.guards:
-        training.guards.after_step(step, seconds)
+        training.guards.after_step(step, seconds, words)
     progress = TrainingProgress(step, progress.consumed_samples + batch_size)
     if training.tells:
         _tell(training, progress, batch_size, learning_rate, loss, int(skipped), seconds)

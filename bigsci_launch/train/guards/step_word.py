@@ -21,12 +21,12 @@ class DataWord:
 
     read: int = 0
     """All tokens and labels that the engine took in this step."""
-    first: int = 0
-    """The first sample that the engine took."""
+    probe: int = 0
+    """One sample that the engine took, at a place that the step decides."""
     own: int = 0
-    """The first sample that this rank should have taken."""
+    """The sample that this rank should have taken there."""
     neighbour: int = 0
-    """The first sample that the next data-parallel rank should have taken, as this rank reads it."""
+    """The sample that the next data-parallel rank should have taken there, as this rank reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +46,25 @@ class StepWord:
 
 def exchange_words(word: StepWord, device: torch.device) -> list[StepWord]:
     """Return the words of all ranks, by rank; a collective call of all ranks."""
-    mine = torch.tensor(_encode(word), dtype=torch.int64, device=device)
+    mine = torch.tensor(encode(word), dtype=torch.int64, device=device)
     everywhere = torch.empty(dist.get_world_size(), len(mine), dtype=torch.int64, device=device)
     _all_gather(everywhere, mine)
-    return [_decode(row) for row in everywhere.tolist()]
+    return [decode(row) for row in everywhere.tolist()]
 
 
 def _all_gather(everywhere: Tensor, mine: Tensor) -> None:
     dist.all_gather(list(everywhere.unbind()), mine)
 
 
-def _encode(word: StepWord) -> list[int]:
+def encode(word: StepWord) -> list[int]:
+    """Return a word as signed 64-bit integers; the loss keeps its bits."""
     (loss,) = struct.unpack("<q", struct.pack("<d", word.loss))
     digests = [getattr(word.data, each.name) for each in fields(DataWord)]
     return [int(word.wants_stop), int(word.skipped), int(word.alarm), loss, *digests]
 
 
-def _decode(row: Sequence[int]) -> StepWord:
+def decode(row: Sequence[int]) -> StepWord:
+    """Return the word that `encode` made."""
     wants_stop, skipped, alarm, loss, *digests = row
     (value,) = struct.unpack("<d", struct.pack("<q", loss))
     return StepWord(bool(wants_stop), bool(skipped), bool(alarm), value, DataWord(*digests))
