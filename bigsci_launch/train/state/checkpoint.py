@@ -41,6 +41,8 @@ from bigsci_launch.runs.verify import (
     file_digest,
     finish_deletions,
     list_checkpoints,
+    require_agreement,
+    with_digest,
 )
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.collective import on_first_rank
@@ -170,7 +172,8 @@ def _begin(checkpoints: CheckpointsDir, tag: str) -> Path:
 
 def _commit(checkpoints: CheckpointsDir, staged: Path, record: CheckpointRecord, keep_last: int | None) -> None:
     with _disk_errors(checkpoints.path):
-        write_record(staged, replace(record, files=list_files(staged), code=running_code()))
+        record = replace(record, files=list_files(staged), code=running_code())
+        write_record(staged, with_digest(staged, record))
         commit_checkpoint(checkpoints, staged.name, record.step)
         if keep_last is not None:
             for state in choose_prunable(list_checkpoints(checkpoints), keep_last):
@@ -210,6 +213,7 @@ def _choose(load: str, run: RunDir, expected: CheckpointRecord) -> tuple[Path, C
     record = read_record(folder)
     require_same_run(folder, record, expected)
     require_complete(folder, record)
+    require_agreement(folder, record)
     return folder, record
 
 
