@@ -262,7 +262,7 @@ def begin_checkpoint(checkpoints: CheckpointsDir, tag: str) -> Path:
 def commit_checkpoint(checkpoints: CheckpointsDir, tag: str, step: int) -> None:
     """Rename the finished checkpoint into place and point `latest` to it. Its files are already synced.
 
-    If it failed the guards' checks, `latest` stays as it was, and one of the same step that did not fail is kept instead.
+    If it failed the guards' checks, `latest` stays, and one of the same step that did not fail is kept instead.
     """
     staging = checkpoints.staging(tag)
     for folder in _folders(staging / tag):
