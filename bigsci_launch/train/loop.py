@@ -6,13 +6,12 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.runs.checkpoints import CheckpointRecord, CheckpointsDir
+from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.batches import Batches, open_batches
 from bigsci_launch.train.evaluation import evaluate, format_evaluation, is_evaluation_due
@@ -31,6 +30,7 @@ from bigsci_launch.train.rank_events import RankReport
 from bigsci_launch.train.schedule import BatchSize, LearningRate
 from bigsci_launch.train.startup import join_ranks
 from bigsci_launch.train.state.checkpoint import (
+    ChosenCheckpoint,
     DurableCheckpointEngine,
     TrainingProgress,
     choose_checkpoint,
@@ -81,13 +81,14 @@ def train(
     join_ranks()
     checkpoints = CheckpointsDir(identity.run.checkpoints)
     report.phase("load")
-    chosen = choose_checkpoint(config.checkpoint.load, identity.run, describe(config, topology, TrainingProgress()))
+    expected = describe(config, topology, TrainingProgress(), identity.run)
+    chosen = choose_checkpoint(config.checkpoint.load, identity, expected, batches.dataset)
     report.phase("init")
     seed_generators(config.run.seed, coordinate)
     batch_size = BatchSize.of_config(config.training)
     ranks = make_tensor_parallel(topology.groups("tp"), identity.rank)
     defects = Defects(config.faults, identity.rank)
-    first_batch_size = batch_size.at(chosen[1].consumed_samples if chosen else 0)
+    first_batch_size = batch_size.at(chosen.record.consumed_samples if chosen else 0)
     engine = build_engine(config, topology, ranks, first_batch_size, defects)
     engine.checkpoint_engine = DurableCheckpointEngine()
     training = Training(
@@ -111,8 +112,8 @@ def train(
         return _run(training, chosen)
 
 
-def _run(training: Training, chosen: tuple[Path, CheckpointRecord] | None) -> EndReason:
-    progress = _resume(training, *chosen) if chosen else TrainingProgress()
+def _run(training: Training, chosen: ChosenCheckpoint | None) -> EndReason:
+    progress = _resume(training, chosen) if chosen else TrainingProgress()
     if training.guards and not chosen:
         training.guards.before_first_step()
     if training.tells:
@@ -130,14 +131,25 @@ def _run(training: Training, chosen: tuple[Path, CheckpointRecord] | None) -> En
     return "finished"
 
 
-def _resume(training: Training, folder: Path, record: CheckpointRecord) -> TrainingProgress:
+def _resume(training: Training, chosen: ChosenCheckpoint) -> TrainingProgress:
     training.report.phase("load")
+    folder, record = chosen.folder, chosen.record
     progress = load_checkpoint(training.engine, folder, record, training.config, training.coordinate, training.defects)
     training.report.step = progress.step
     training.report.event("load", path=str(folder), checkpoint_step=progress.step)
+    if training.tells:
+        _tell_changes(training, chosen)
     if training.guards:
         training.guards.after_load(folder, progress.step)
     return progress
+
+
+def _tell_changes(training: Training, chosen: ChosenCheckpoint) -> None:
+    for change in chosen.changes:
+        fields = {"accepted": chosen.accepted.covers(change), "checkpoint_step": chosen.record.step}
+        training.report.event("changed", **change.document, **fields)
+    for line in chosen.lines:
+        print(line, flush=True)
 
 
 def _announce(training: Training, progress: TrainingProgress) -> None:
@@ -163,7 +175,7 @@ def _save(training: Training, progress: TrainingProgress) -> None:
     if training.guards:
         training.guards.before_save(progress.step)
     started = time.monotonic()
-    record = describe(training.config, training.topology, progress)
+    record = describe(training.config, training.topology, progress, training.identity.run)
     folder = save_checkpoint(
         training.engine,
         training.checkpoints,
