@@ -1,4 +1,4 @@
-"""Exchanges what ranks have found, tells it, and stops the run. All ranks get the findings of all, so they act alike."""
+"""Exchanges what ranks have found, tells it, and stops the run; all ranks get all findings, so they act alike."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _is_sound(values: Mapping[str, Tensor | None], limits: MomentLimits) -> bool
     if first is None or second is None:
         return True
     lowest, highest = (float(each) for each in torch.aminmax(second))
-    is_small = 0 <= lowest and highest <= limits.size**2 and float(first.abs().max()) <= limits.size
+    is_small = lowest >= 0 and highest <= limits.size**2 and float(first.abs().max()) <= limits.size
     return is_small and not bool((first.abs() > second.sqrt().mul_(limits.factor * _MARGIN).add_(_TINY)).any())
 
 

@@ -45,7 +45,7 @@ class FiniteWatch:
         self._stand_before_clearing()
 
     def after_step(
-        self, step: int, words: Sequence[StepWord], find_more: Callable[[], Sequence[Violation]] = tuple
+        self, step: int, words: Sequence[StepWord], find_more: Callable[[], Sequence[Violation]] = list
     ) -> None:
         """Judge the loss and the skipping of `step`; a collective call.
 
@@ -81,7 +81,9 @@ class FiniteWatch:
             found = by_cause(self._judge.gather(list(find_more()))) + self._began
             text = f"{self._num_skipped} steps in a row were skipped, the first of them step {first}"
             everywhere = tuple(range(self._topology.world_size))
-            self._judge.act(step, [*map(_with(text), found[:1]), *found[1:]] or [Violation(CHECK, "all", everywhere, text)])
+            self._judge.act(
+                step, [*map(_with(text), found[:1]), *found[1:]] or [Violation(CHECK, "all", everywhere, text)]
+            )
             self._num_skipped = 0
 
     def _furthest_first(self, found: Sequence[Violation]) -> list[Violation]:
@@ -134,7 +136,7 @@ class FiniteWatch:
     @torch.no_grad()
     def _name(self, gradients: Sequence[tuple[str, Tensor | None]], more: str) -> list[Violation]:
         """Return the gradients that are not finite, the last layer's first."""
-        found = []
+        found: list[Violation] = []
         for name, gradient in reversed(gradients):
             if gradient is None or math.isfinite(float(gradient.double().sum())):
                 continue
