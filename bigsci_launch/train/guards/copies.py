@@ -103,6 +103,11 @@ _ORDER = (
     "data",
     "optimizer groups",
     "load",
+    "memory",
+    "optimizer settings",
+    "learning rate",
+    "optimizer step",
+    "optimizer update",
     "loss gradient",
     "layer gradients",
     "gradient reduction",
@@ -110,6 +115,8 @@ _ORDER = (
     "clipping",
     "replicated gradients",
     "tied gradients",
+    "moments",
+    "padding",
 )
 
 
