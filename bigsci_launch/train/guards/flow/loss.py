@@ -64,7 +64,7 @@ class LossWatch:
             return
         apart, factor = distance(self._found, self._expected)
         if apart > _TOLERANCE:
-            text = f"the backward pass starts with {factor:.4g} times the gradient of the mean cross-entropy"
+            text = f"the backward pass starts with {factor:.3g} times the gradient of the mean cross-entropy"
             yield Violation("loss gradient", "logits", (rank,), f"{text} (off by {apart:.0%})")
 
 
