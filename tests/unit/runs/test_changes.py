@@ -140,7 +140,9 @@ def test_data_is_told_by_what_it_holds_not_by_its_name(
 def test_only_what_stops_needs_to_be_accepted() -> None:
     found = changes(record(run_id=None), record("run.seed=7", "optimizer.weight_decay=0.3"))
     assert short(found) == [("stop", "run.seed"), ("name", "optimizer.weight_decay"), ("unknown", "run_id")]
-    with pytest.raises(CheckpointError, match=r"would not continue as the one that saved it: run.seed: 1234 -> 7") as no:
+    with pytest.raises(
+        CheckpointError, match=r"would not continue as the one that saved it: run.seed: 1234 -> 7"
+    ) as no:
         require_accepted("global_step20", found, NOTHING_ACCEPTED)
     assert "weight_decay" not in str(no.value)
     assert no.value.hint and "--force" in no.value.hint
