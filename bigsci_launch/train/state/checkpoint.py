@@ -24,7 +24,7 @@ from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.launch.provenance import describe_repository
 from bigsci_launch.runs.changes import (
     Acceptance,
-    Change,
+    RunChange,
     change_lines,
     find_changes,
     read_accepted,
@@ -97,7 +97,7 @@ class ChosenCheckpoint:
 
     folder: Path
     record: CheckpointRecord
-    changes: tuple[Change, ...]
+    changes: tuple[RunChange, ...]
     accepted: Acceptance
 
     @property
