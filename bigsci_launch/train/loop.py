@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,7 @@ from bigsci_launch.train.batches import Batches, open_batches
 from bigsci_launch.train.evaluation import evaluate, format_evaluation, is_evaluation_due
 from bigsci_launch.train.flight_recorder import offered_recorder
 from bigsci_launch.train.flops import FlopCounter
+from bigsci_launch.train.guards.step_word import DataWord, StepWord, exchange_words
 from bigsci_launch.train.guards.watch import Guards, make_guards
 from bigsci_launch.train.identity import RankIdentity
 from bigsci_launch.train.log_line import StepResult, format_step, step_record
@@ -98,7 +100,7 @@ def train(
         batches=batches,
         faults=Faults(config.faults, identity.rank, report, engine, defects),
         defects=defects,
-        guards=make_guards(config, topology, identity.rank, engine, ranks.group, report),
+        guards=make_guards(config, topology, identity.rank, engine, ranks.group, report, batches),
         stop=stop,
         checkpoints=checkpoints,
         learning_rate=LearningRate.of_config(config.optimizer, config.training),
@@ -117,8 +119,8 @@ def _run(training: Training, chosen: tuple[Path, CheckpointRecord] | None) -> En
         _announce(training, progress)
     first_step, steps = progress.step, training.config.training.steps
     while progress.step < steps:
-        progress = _step(training, progress)
-        reason = _stop_reason(training, progress.step - first_step)
+        progress, words = _step(training, progress)
+        reason = _stop_reason(training, words, progress.step - first_step)
         if reason or progress.step == steps or _is_save_due(training.config, progress.step):
             _save(training, progress)
         if not reason and is_evaluation_due(training.config, progress.step):
@@ -149,8 +151,8 @@ def _is_save_due(config: RunConfig, step: int) -> bool:
     return interval is not None and step % interval == 0
 
 
-def _stop_reason(training: Training, num_own_steps: int) -> EndReason | None:
-    if training.stop.agree(training.engine.device):
+def _stop_reason(training: Training, words: Sequence[StepWord], num_own_steps: int) -> EndReason | None:
+    if any(word.wants_stop for word in words):
         return "signal"
     limit = training.config.training.stop_after_steps
     return "stop_after_steps" if limit is not None and num_own_steps >= limit else None
@@ -185,8 +187,8 @@ def _evaluate(training: Training, progress: TrainingProgress) -> None:
     training.report.event("evaluation", **fields)
 
 
-def _step(training: Training, progress: TrainingProgress) -> TrainingProgress:
-    """Train one step and return the new progress."""
+def _step(training: Training, progress: TrainingProgress) -> tuple[TrainingProgress, list[StepWord]]:
+    """Train one step and return the new progress, and what the ranks said of it."""
     engine, report = training.engine, training.report
     step = report.step = progress.step + 1
     batch_size = training.batch_size.at(progress.consumed_samples)
@@ -200,15 +202,22 @@ def _step(training: Training, progress: TrainingProgress) -> TrainingProgress:
         training.guards.before_step(step)
     started = time.monotonic()
     training.faults.before_step(step)
-    loss = float(engine.train_batch(training.batches.step(progress.consumed_samples, engine.micro_batches)))
+    taken = training.batches.step(progress.consumed_samples, engine.micro_batches)
+    if training.guards:
+        taken = training.guards.data.watch(taken, progress.consumed_samples, engine.micro_batches)
+    loss = float(engine.train_batch(taken))
     seconds = time.monotonic() - started
     _dump(training, step, "after")
+    skipped = engine.skipped_steps > num_skipped
+    data = training.guards.data.word() if training.guards else DataWord()
+    word = StepWord(training.stop.is_raised, skipped, alarm=False, loss=loss, data=data)
+    words = exchange_words(word, engine.device)
     if training.guards:
-        training.guards.after_step(step, seconds)
+        training.guards.after_step(step, seconds, words)
     progress = TrainingProgress(step, progress.consumed_samples + batch_size)
     if training.tells:
-        _tell(training, progress, batch_size, learning_rate, loss, engine.skipped_steps - num_skipped, seconds)
-    return progress
+        _tell(training, progress, batch_size, learning_rate, loss, int(skipped), seconds)
+    return progress, words
 
 
 def _dump(training: Training, step: int, when: str) -> None:

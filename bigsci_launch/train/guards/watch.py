@@ -17,10 +17,18 @@ import torch.distributed as dist
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.data.fingerprint import fingerprint
 from bigsci_launch.errors import CheckpointError, GuardError
 from bigsci_launch.runs.checkpoints import digests_path, write_digests
 from bigsci_launch.topology import Coordinate, Topology
+from bigsci_launch.train.batches import Batches
 from bigsci_launch.train.guards.copies import Column, CopyChecker, Violation, by_cause, describe, holders
+from bigsci_launch.train.guards.data import (
+    DataWatch,
+    compare_fingerprints,
+    exchange_fingerprints,
+    find_wrong_data,
+)
 from bigsci_launch.train.guards.gradients import GradientWatch, find_wrong_norm
 from bigsci_launch.train.guards.state import (
     columns,
@@ -31,6 +39,7 @@ from bigsci_launch.train.guards.state import (
     state_document,
     weight_digests,
 )
+from bigsci_launch.train.guards.step_word import StepWord
 from bigsci_launch.train.rank_events import RankReport
 
 SHARE = 0.005
@@ -54,12 +63,15 @@ class Guards:
         engine: PipelineEngine,
         tp_group: dist.ProcessGroup | None,
         report: RankReport,
+        batches: Batches,
     ) -> None:
         self._config, self._topology, self._rank = config, topology, rank
         self._engine, self._report = engine, report
         self._coordinate = topology.coordinate(rank)
         first_of_last = (topology.pp - 1, 0, 0)
         self._tells = (self._coordinate.pp_rank, self._coordinate.tp_rank, self._coordinate.dp_rank) == first_of_last
+        self.data = DataWatch(batches)
+        self._fingerprint = fingerprint(batches.dataset)
         self._gradients = GradientWatch(engine, tp_group, rank)
         self._columns = self._exchange_columns()
         self._copies = CopyChecker(self._columns, topology)
@@ -78,11 +90,13 @@ class Guards:
         return everywhere
 
     def before_first_step(self) -> None:
-        """Check weights, masters and optimizer groups before anything is trained."""
+        """Check the data, weights, masters and optimizer groups before anything is trained."""
+        self._check_datasets(0)
         self._judge(0, self._static_violations(), self._digests())
 
     def after_load(self, folder: Path, step: int) -> None:
         """Check that a checkpoint was restored as it was saved, and everything that `before_first_step` checks."""
+        self._check_datasets(step)
         saved = read_state_document(folder, self._rank)
         loaded = state_document(self._engine, rank=self._rank, coordinate=self._coordinate, step=step)
         found = [*find_load_differences(saved, loaded, self._rank), *self._static_violations()]
@@ -92,8 +106,14 @@ class Guards:
         """Arm the gradient watch if this step is due for a check."""
         self._gradients.is_armed = self._due_early > 0 or step % self.interval == 0
 
-    def after_step(self, step: int, seconds: float) -> None:
-        """Check the step that took `seconds`, if it was due."""
+    def _check_datasets(self, step: int) -> None:
+        if found := compare_fingerprints(exchange_fingerprints(self._fingerprint)):
+            self._act(step, found)
+
+    def after_step(self, step: int, seconds: float, words: Sequence[StepWord]) -> None:
+        """Check the data of every step, and the whole step, which took `seconds`, if it was due."""
+        if wrong := find_wrong_data([word.data for word in words], self._topology):
+            self._act(step, wrong)
         if not self._gradients.is_armed:
             return
         started = time.monotonic()
@@ -207,11 +227,12 @@ def make_guards(
     engine: PipelineEngine,
     tp_group: dist.ProcessGroup | None,
     report: RankReport,
+    batches: Batches,
 ) -> Guards | None:
     """Return the guards of a run, or None if they are off; a collective call."""
     if config.guards.interval == "off":
         return None
-    return Guards(config, topology, rank, engine, tp_group, report)
+    return Guards(config, topology, rank, engine, tp_group, report, batches)
 
 
 def _merge(found: Sequence[Violation]) -> list[Violation]:
