@@ -297,7 +297,7 @@ def _answer(ctx: click.Context, found: Comparison | None, jump: Seam | None, htm
         from bigsci_launch.weights.explain.seam import seam_document, seam_finding
 
         document = seam_document(jump)
-        found = with_finding(found, seam_finding(jump, is_equal=found.is_equal if found else None))
+        found = with_finding(found, seam_finding(jump.loss, is_equal=found.is_equal if found else None))
     assert found is not None
     if as_json:
         console.answer_json(as_document(found, document))
