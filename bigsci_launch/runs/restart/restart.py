@@ -5,7 +5,7 @@ A cause is only named if a record shows it. If none does, the answer says what t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +27,15 @@ class Restart:
     """How an attempt continued the run: from which checkpoint, how the loss moved there, and what else changed.
 
     `checkpoint` is None for programs that do not record it. `jump` is None if the losses on one side are not known;
-    `unknown` then says why. `causes` are sentences, the likeliest first. `logs` are those of the two sides.
+    `unknown` then says why. `causes` are sentences, the likeliest first, `not_known` what nobody recorded. `logs` are
+    those of the two sides.
     """
 
     attempt: AttemptDir
     checkpoint: Path | None
     jump: LossJump | None
     causes: tuple[str, ...] = ()
+    not_known: tuple[str, ...] = ()
     unknown: str = ""
     before: AttemptDir | None = None
     logs: tuple[Path, Path] | None = None
@@ -75,12 +77,17 @@ def find_restart(run: RunDir, attempt: AttemptDir) -> Restart | None:
     sources = _sources(earlier, step)
     before = {at: loss for each in reversed(sources) for at, loss in each.by_step.items()}
     if not any(at <= step for at in before):
-        why = "no attempt has reported the losses before it"
-        return Restart(attempt, checkpoint, None, _causes(attempt, checkpoint, after, sources), why)
-    jump = measure_jump(before, {at: after.by_step[at] for at in sorted(after.by_step)[:RECENT]})
-    causes = _causes(attempt, checkpoint, after, sources)
-    logs = (sources[0].log, after.log)
-    return Restart(attempt, checkpoint, jump, causes, before=sources[0].attempt, logs=logs)
+        return Restart(attempt, checkpoint, None, unknown="no attempt has reported the losses before it")
+    changes = list(read_kinds(attempt, "changed"))
+    return Restart(
+        attempt=attempt,
+        checkpoint=checkpoint,
+        jump=measure_jump(before, {at: after.by_step[at] for at in sorted(after.by_step)[:RECENT]}),
+        causes=_causes(changes, checkpoint, after, sources),
+        not_known=tuple(dict.fromkeys(_texts(change for change in changes if change.get("severity") == "unknown"))),
+        before=sources[0].attempt,
+        logs=(sources[0].log, after.log),
+    )
 
 
 def _earlier(run: RunDir, attempt: AttemptDir, checkpoint: Path | None) -> list[AttemptDir]:
@@ -109,25 +116,23 @@ def _sources(earlier: Sequence[AttemptDir], step: int) -> list[Losses]:
     return found
 
 
-def _causes(attempt: AttemptDir, checkpoint: Path | None, after: Losses, sources: Sequence[Losses]) -> tuple[str, ...]:
+def _causes(
+    changes: Sequence[Mapping[str, Any]], checkpoint: Path | None, after: Losses, sources: Sequence[Losses]
+) -> tuple[str, ...]:
     """Return what records show to have changed or failed at the restart, without repetitions."""
     last = sorted(after.by_step)[:FIRST][-1]
     found = [
-        *_of_settings(attempt),
+        *_texts(change for change in changes if change.get("severity") != "unknown"),
         *_of_steps(after, sources),
-        *_of_guards(attempt, last),
-        *_of_checkpoint(checkpoint),
+        *_of_guards(after.attempt, last),
+        # An attempt that compares its settings with the checkpoint's compares this too.
+        *([] if changes else _of_checkpoint(checkpoint)),
     ]
     return tuple(dict.fromkeys(found))[:MAX_CAUSES]
 
 
-def _of_settings(attempt: AttemptDir) -> Iterator[str]:
-    """Yield the settings that the attempt itself found to be changed."""
-    for event in read_kinds(attempt, "changed"):
-        if isinstance(event.get("text"), str):
-            yield event["text"]
-        elif "key" in event:
-            yield f"{event['key']} changed from {event.get('before')} to {event.get('after')}"
+def _texts(events: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    return (event["text"] for event in events if isinstance(event.get("text"), str))
 
 
 def _of_steps(after: Losses, sources: Sequence[Losses]) -> Iterator[str]:
@@ -158,8 +163,12 @@ def _of_guards(attempt: AttemptDir, last: int) -> Iterator[str]:
     """Yield what guards found, and which steps were skipped, until the last step that is compared."""
     for event in read_kinds(attempt, "guard", "skipped"):
         step = event.get("step")
-        if isinstance(step, int) and step <= last and isinstance(event.get("text"), str):
-            yield f"{event['kind']}: {event['text']}"
+        if not isinstance(step, int) or step > last:
+            continue
+        if event["kind"] == "skipped":
+            yield f"step {step} was skipped" + (f": {event['text']}" if isinstance(event.get("text"), str) else "")
+        else:
+            yield from _texts([event])
 
 
 def _of_checkpoint(checkpoint: Path | None) -> Iterator[str]:

@@ -16,9 +16,10 @@ def restart_facts(restart: Restart | None) -> list[tuple[str, str]]:
     facts = [("restart", f"{start}{restart.sentence}")]
     if not restart.is_changed:
         return facts
-    facts += [("because", cause) for cause in restart.causes]
+    facts += [("cause", cause) for cause in restart.causes]
     if not restart.causes:
-        facts.append(("because", "not known: no record shows a changed setting, a failed check or skipped steps"))
+        facts.append(("cause", "not known: no record shows a changed setting, a failed check or a skipped step"))
+    facts += [("not known", text) for text in restart.not_known]
     return facts + [("compare", command) for command in advice_about(restart)]
 
 
@@ -39,6 +40,7 @@ def restart_document(restart: Restart | None) -> dict[str, Any] | None:
         "spreads": None if jump is None else _number(jump.spreads),
         "text": restart.sentence,
         "causes": list(restart.causes),
+        "not_known": list(restart.not_known),
         "compare": list(advice_about(restart)),
     }
 
