@@ -87,6 +87,11 @@ class LossJump:
         return (self.spreads is not None and self.spreads >= self.limit) or self.is_rise
 
     @property
+    def is_changed(self) -> bool:
+        """Whether the restart is known to have changed the loss: by a jump, or for the same step."""
+        return self.is_jump or self.is_other
+
+    @property
     def is_rise(self) -> bool:
         """Whether the mean of the first steps is too high, whatever the first step alone shows."""
         return self.rise_spreads is not None and self.rise_spreads >= MEAN_SPREADS

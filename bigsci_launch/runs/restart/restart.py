@@ -41,14 +41,9 @@ class Restart:
     logs: tuple[Path, Path] | None = None
 
     @property
-    def is_spike(self) -> bool:
-        """Whether the loss is known to have jumped."""
-        return self.jump is not None and self.jump.is_jump
-
-    @property
     def is_changed(self) -> bool:
         """Whether the restart is known to have changed the loss, by a jump or for the same step."""
-        return self.jump is not None and (self.jump.is_jump or self.jump.is_other)
+        return self.jump is not None and self.jump.is_changed
 
     @property
     def verdict(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.iteration_line import parse_iterations
 from bigsci_launch.loss_jump import RECENT, LossJump, describe_jump, measure_jump
-from bigsci_launch.weights.compare.comparison import WeightsFinding
+from bigsci_launch.weights.compare.comparison import Comparison, WeightsFinding, names_text
 from bigsci_launch.weights.files.tensors import os_reason
 
 
@@ -85,12 +85,19 @@ def seam_finding(jump: LossJump, *, is_equal: bool | None, causes: Sequence[str]
     claim = describe_jump(jump)
     is_changed = jump.is_jump or (jump.is_overlap and not jump.is_exact)
     if is_changed and causes:
-        claim = f"{claim}; {'; '.join(causes)}"
+        claim = f"{claim}. {'Causes' if len(causes) > 1 else 'Cause'} on record: {'; '.join(causes)}"
     elif is_changed and is_equal:
         return WeightsFinding("data or random state", (), (), f"{claim}. Weights equal: look at data order and RNG")
     if jump.is_jump:
         return WeightsFinding("restart spike", (), (), claim)
     return WeightsFinding("other loss" if jump.is_other else "no loss jump", (), (), claim, is_fault=jump.is_other)
+
+
+def causes_in(found: Comparison | None) -> Iterator[str]:
+    """Yield the faults that a comparison of the weights, or an audit, has found: each with its tensors."""
+    for finding in found.findings if found else ():
+        if finding.is_fault:
+            yield f"{finding.pattern}: {names_text(finding.tensors)}" if finding.tensors else finding.pattern
 
 
 def seam_document(seam: Seam, causes: Sequence[str] = ()) -> dict[str, Any]:

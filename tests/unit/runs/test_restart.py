@@ -99,7 +99,7 @@ def test_changed_settings_and_findings_are_its_causes(trial: Any) -> None:
     skipped, differs = "step 32 was skipped", "copies: weight on rank 2 differs"
     assert restart()["causes"] == ["optimizer.lr is 3e-3, was 3e-4", skipped, differs]
     assert restart()["not_known"] == ["health: no guard checked the state"]
-    assert "cause     optimizer.lr is 3e-3, was 3e-4\n" in status().stdout
+    assert "cause      optimizer.lr is 3e-3, was 3e-4\n" in status().stdout
     assert attempt.name == "0002"
 
 
