@@ -38,7 +38,7 @@ VOCABULARY, NUM_TOKENS = 300, 20_000
 AT_A_TIME, STALL_S = 40, 150
 
 
-class Submitted(BaseException):
+class Submitted(Exception):
     """Carries what `bsl submit` would have started now: all of its checks have passed."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -220,6 +220,8 @@ class Field:
 
     def submit(self, run: RunDir, content: Mapping[str, Any], spec: Mapping[str, Any]) -> Made:
         """Put a run file through everything that `bsl submit` does before it starts a process."""
+        for attempt in run.attempts():
+            os.utime(attempt.path, (0, 0))  # else `bsl submit` takes it for one that is being submitted
         path = self.folder / "files" / f"{run.path.name}.yaml"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps({**content, "run": {**content["run"], "root": str(run.path.parent)}}, indent=1))
