@@ -74,7 +74,14 @@ CASES_SETTINGS = (
         "epsilon",
         edit="fresh run",
     ),
-    setting("other-run", "the checkpoint of another run of equal sizes", "stop", {}, "another run|other run|run_id|run id|seed", edit="another run's"),
+    setting(
+        "other-run",
+        "the checkpoint of another run of equal sizes",
+        "stop",
+        {},
+        "another run|other run|run_id|run id|seed",
+        edit="another run's",
+    ),
     setting(
         "same-path-other-tokens",
         "other tokens under the path of the dataset",
