@@ -19,7 +19,8 @@ class Truth:
     `wanted` is what the run must do: `stop` (or be refused), `name` the defect and continue, say `nothing` because
     nothing is wrong, or `anything`, because the defect cannot be told from a healthy run: `why` says the reason. At
     least one finding must match all of `check`, `tensor` and `words` (regular expressions), and blame no rank outside
-    of `ranks` (None: not judged).
+    of `ranks` (None: not judged, because two that disagree do not know which of them is wrong). `late` is how many
+    steps late it may be found if every step is checked; a defect that `is_saved` is in the checkpoints after it.
     """
 
     wanted: Wanted = "stop"
@@ -28,6 +29,8 @@ class Truth:
     words: str = "."
     ranks: tuple[int, ...] | None = None
     why: str = ""
+    late: int = 1
+    is_saved: bool = True
 
 
 @dataclass(frozen=True, slots=True)

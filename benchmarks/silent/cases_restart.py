@@ -55,7 +55,7 @@ CASES_SETTINGS = (
     setting("data", "another dataset", "stop", {"data": {"prefix": "other"}}, "data|tokens"),
     setting("tokenizer", "another tokenizer of the same size", "stop", {"data": {"prefix": "retokenized"}}, "token"),
     setting("held-out", "another share held out", "stop", {"data": {"held_out": 0.1}}, "held_out|data"),
-    setting("grown", "a dataset that has grown at its end", "stop", {"data": {"prefix": "grown"}}, "data|tokens"),
+    setting("grown", "a dataset that has grown at its end", "name", {"data": {"prefix": "grown"}}, "data|tokens"),
     setting("dropout", "another dropout in the same run", "stop", {"model": {"dropout": 0.5}}, "dropout"),
     setting("epsilon", "another epsilon in the same run", "stop", {"model": {"layernorm_epsilon": 0.1}}, "epsilon"),
     setting(

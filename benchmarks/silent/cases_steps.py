@@ -8,11 +8,11 @@ from silent.case import AT, Case, Truth
 
 SAMPLES = 8
 BEFORE = SAMPLES * (AT - 1)
-DATA = r"data|tokens|samples"
-MOMENTS = r"moment|adam|optimizer state|seal|state|update|masters?"
-RATE = r"learning rate|rate|adam|update|optimizer groups"
-FINITE = r"finite|skipped|moment|adam|seal|state|masters"
-GRADIENTS = r"gradient|clipping|scale|reduc"
+DATA = "^data"
+MOMENTS = "memory|moments|optimizer (step|update)"
+RATE = "learning rate|optimizer (update|settings)"
+FINITE = "not finite|memory|moments"
+GRADIENTS = "gradient|clipping"
 FP32: dict[str, Any] = {"training": {"precision": "fp32"}}
 AUTO: dict[str, Any] = {
     "training": {"steps": 24},
@@ -36,7 +36,8 @@ def other(name: str, what: str, shape: str, ranks: tuple[int, ...], folder: str)
 
 def cursor(name: str, what: str, shape: str, ranks: tuple[int, ...], shift: int, **more: Any) -> Case:
     options = {"from": BEFORE, "shift": shift}
-    return data(name, what, shape, "shifted cursor", ranks, options=options, **more)
+    blamed = ranks or None
+    return data(name, what, shape, "shifted cursor", ranks, options=options, blamed=blamed, **more)
 
 
 CASES_DATA = (
@@ -69,6 +70,7 @@ CASES_DATA = (
         "flipped token",
         (3,),
         options={"from": BEFORE, "part": 1},
+        blamed=(3,),
     ),
 )
 
@@ -84,7 +86,7 @@ def moment(name: str, what: str, **options: Any) -> Case:
     return state(name, what, "changed moment", MOMENTS, options=options, **more)
 
 
-NORM_TRUTH = Truth(check="tensor-parallel copies|moment|adam|seal|state|masters", ranks=ONE)
+NORM_TRUTH = Truth(check="tensor-parallel copies|memory", ranks=ONE)
 CASES_STATE = (
     moment("v-x100-dp", "exp_avg_sq times 100 on a dp rank", key="exp_avg_sq", factor=100.0),
     moment("v-x100-tp", "exp_avg_sq times 100 on a tp rank", key="exp_avg_sq", factor=100.0, shape="tp=2"),
@@ -131,10 +133,10 @@ CASES_STATE = (
         sections=FP32,
     ),
     state(
-        "betas",
+        "betas-in-adam",
         "betas of a group changed on all ranks",
         "changed groups",
-        "optimizer groups|adam|update",
+        "optimizer (groups|settings)",
         ranks=(),
         options={"key": "betas", "value": (0.9, 0.5)},
     ),
@@ -142,10 +144,10 @@ CASES_STATE = (
         "decay-dropped",
         "weight decay of the groups set to 0 on a dp rank",
         "changed groups",
-        "optimizer groups|adam|update",
+        "optimizer (groups|settings)",
         options={"key": "weight_decay", "value": 0.0},
     ),
-    state("decay-twice", "weights decayed ten times more", "decayed twice", "adam|update|seal|state", ranks=()),
+    state("decay-twice", "weights decayed ten times more", "decayed twice", "optimizer update", ranks=()),
     state(
         "update-left-out",
         "AdamW does not update on a dp rank, once",
@@ -153,12 +155,12 @@ CASES_STATE = (
         MOMENTS,
         options={"once": True},
     ),
-    state("other-sign", "AdamW gets gradients of the other sign", "other sign", "update|adam|gradient", ranks=()),
+    state("other-sign", "AdamW gets gradients of the other sign", "other sign", "optimizer update|gradient", ranks=()),
     state(
         "padded-rows",
         "padded rows of the embedding set to 3 on all ranks",
         "changed weight",
-        "padd|seal|state|moment|adam",
+        "padding|memory",
         "tp=2",
         ranks=ONE,
         options={"name": "embedding.weight", "first": 108 * 32, "plus": 3.0},
@@ -176,11 +178,13 @@ CASES_STATE = (
         "tied-copy-stale",
         "the tied copy of the last stage and its master changed",
         "changed weight",
-        "tied copies|seal|state|masters|moment|adam",
+        "tied copies|memory",
         "pp=2",
         options={"name": "embedding.weight", "factor": 1.01},
     ),
-    state("weight-bit-dp", "a bit of a weight, not of its master", "changed copy", "data-parallel copies|masters"),
+    state(
+        "weight-bit-dp", "a bit of a weight, not of its master", "changed copy", "data-parallel copies|masters|memory"
+    ),
     state(
         "reseeded",
         "the generator of dropout seeded again in mid-run",
@@ -200,7 +204,8 @@ def not_finite(name: str, what: str, defect: str, **more: Any) -> Case:
 
 NAN, INF = float("nan"), float("inf")
 FOR_EVER: dict[str, Any] = {"training": {"steps": 20}, "guards": {"interval": 1, "max_skipped_steps": 4}}
-SKIPPED = Truth("name", check="skipped|finite", ranks=None)
+SKIPPED = Truth("name", check="skipped|not finite", words=r"2\.mlp\.up\.weight")
+NEVER = Truth(check="not finite", words=r"2\.mlp\.up\.weight", ranks=(1,), late=3, is_saved=False)
 CASES_NAN = (
     not_finite(
         "nan-gradient-once",
@@ -223,6 +228,7 @@ CASES_NAN = (
         "scaled gradients",
         options={"factor": NAN, "name": "2.mlp.up.weight"},
         sections=FOR_EVER,
+        truth=NEVER,
     ),
     not_finite(
         "nan-gradient-for-ever-fp32",
@@ -230,6 +236,7 @@ CASES_NAN = (
         "scaled gradients",
         options={"factor": NAN, "name": "2.mlp.up.weight"},
         sections={**FOR_EVER, "training": {"steps": 20, "precision": "fp32"}},
+        truth=NEVER,
     ),
     not_finite(
         "nan-weight-pp",

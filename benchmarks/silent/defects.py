@@ -9,44 +9,12 @@ Places that belong to DeepSpeed or torch are patched where they exist, so that a
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from typing import Any
 
-Act = Callable[["Place"], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a defect acts: an engine on a rank. `is_here` is whether this rank has it."""
-
-    engine: Any
-    is_here: bool
-    at: int
-    options: Mapping[str, Any]
-    undo: ExitStack
-
-    @property
-    def step(self) -> int:
-        """The optimizer step in progress, or that which comes next."""
-        return int(self.engine.global_steps) + 1
-
-    @property
-    def is_on(self) -> bool:
-        """Whether the defect acts now: from its step on, or in that step alone."""
-        return self.is_here and (self.step == self.at if self.options.get("once") else self.step >= self.at)
-
-    @property
-    def adam(self) -> Any:
-        return self.engine.optimizer.optimizer
-
-
-def patch(undo: ExitStack, target: Any, name: str, value: Any) -> None:
-    """Set an attribute, and set it back when `undo` closes."""
-    undo.callback(setattr, target, name, getattr(target, name))
-    setattr(target, name, value)
+from silent.defects_data import DATA, inject_data
+from silent.place import Act, Place, patch
 
 
 def inject(spec: Mapping[str, Any], rank: int, undo: ExitStack) -> None:
@@ -69,67 +37,6 @@ def inject(spec: Mapping[str, Any], rank: int, undo: ExitStack) -> None:
         return engine
 
     patch(undo, loop, "build_engine", build)
-
-
-# --- data
-
-
-def inject_data(spec: Mapping[str, Any], is_here: bool, undo: ExitStack) -> None:
-    """Let this rank read something else. The path of the dataset is the same for all: it leads through the folder in
-    which the process is, as a path on a node's own disk does."""
-    from bigsci_launch.train import loop
-
-    kind, options = spec["defect"], spec.get("options", {})
-    if kind == "other file":
-        os.chdir(options["other"] if is_here else options["own"])
-        return
-    original = loop.open_batches
-
-    def open_batches(*args: Any, **kwargs: Any) -> Any:
-        batches = original(*args, **kwargs)
-        if is_here:
-            DATA[kind](batches, spec["at"], options)
-        return batches
-
-    patch(undo, loop, "open_batches", open_batches)
-
-
-def shift_cursor(batches: Any, at: int, options: Mapping[str, Any]) -> None:
-    """Read other samples than the cursor says, from the step that begins after `from` samples on."""
-    original = batches.step
-
-    def step(consumed_samples: int, *args: Any) -> Iterator[Any]:
-        is_on = consumed_samples >= options["from"]
-        yield from original(max(0, consumed_samples + is_on * options["shift"]), *args)
-
-    batches.step = step
-
-
-def share_of_first(batches: Any, at: int, options: Mapping[str, Any]) -> None:
-    """Read the samples of the first replica."""
-    batches._share = replace(batches._share, dp_rank=0)
-
-
-def flip_token(batches: Any, at: int, options: Mapping[str, Any]) -> None:
-    """Change one token of each micro batch, in its tokens or its labels."""
-    original = batches.step
-
-    def step(consumed_samples: int, *args: Any) -> Iterator[Any]:
-        for tokens, labels in original(consumed_samples, *args):
-            changed = (tokens, labels)[options["part"]]
-            if consumed_samples >= options["from"]:
-                changed[0, 3] = (changed[0, 3] + 1) % 290
-            yield tokens, labels
-
-    batches.step = step
-
-
-DATA: dict[str, Any] = {
-    "other file": None,
-    "shifted cursor": shift_cursor,
-    "share of the first replica": share_of_first,
-    "flipped token": flip_token,
-}
 
 
 # --- state, between steps

@@ -171,7 +171,6 @@ class Field:
         stop = {
             "training": {"stop_after_steps": HALF},
             "checkpoint": {"save_interval": 3},
-            "guards": {"interval": "off"},
         }
         config = RunConfig.model_validate(run_file("base", shape, self.data, sections, stop))
         return self._begin(RunDir(self.bases / name), config, {})

@@ -18,7 +18,6 @@ from silent.field import Made, crash_text, has_ended, records, world_size
 
 ORDINARY = re.compile(r"^(resumes from|config |run |attempt )")
 SENTENCE = re.compile(r"(?:step \d+: )?(?P<check>[^:]+): (?P<tensor>.*?)(?: on (?P<where>ranks? [\d,\- and]+).*)?$")
-LATE = 1
 LENGTH = 220
 
 
@@ -125,7 +124,8 @@ def judge(case: Case, seen: Seen) -> Row:
     about = relevant(case, seen)
     verdict = verdict_of(case, seen, about)
     cause = cause_of(case.truth, about)
-    tainted = case.truth.wanted == "stop" and seen.latest is not None and seen.latest >= max(1, case.at)
+    is_newer = seen.latest is not None and seen.latest >= max(1, case.at)
+    tainted = case.truth.wanted == "stop" and case.truth.is_saved and is_newer
     said = seen.message or "; ".join(each.text for each in about[:2])
     right = is_right(case, verdict, cause, tainted)
     return Row(case.name, verdict, cause, tainted, right, short(said), seen.jump)
@@ -154,7 +154,7 @@ def verdict_of(case: Case, seen: Seen, about: Sequence[Finding]) -> str:
     late = seen.stopped_at - case.at
     if late < 0:
         return f"{-late} steps too early"
-    if any(case.at <= step < seen.stopped_at for step in seen.saved):
+    if case.truth.is_saved and any(case.at <= step < seen.stopped_at for step in seen.saved):
         return f"after a save, {late} late"
     return "in its step" if late == 0 else f"{late} late, before a save"
 
@@ -191,7 +191,7 @@ def is_right(case: Case, verdict: str, cause: str, tainted: bool) -> bool:
         return verdict == "named" and cause == "right"
     late = re.match(r"(\d+) late, before a save", verdict)
     is_every_step = case.sections.get("guards", {}).get("interval", 1) == 1
-    in_time = not late or not is_every_step or int(late[1]) <= LATE
+    in_time = not late or not is_every_step or int(late[1]) <= case.truth.late
     is_found = verdict in ("refused", "refused at load", "in its step") or late is not None
     return is_found and in_time and cause == "right" and not tainted
 
