@@ -213,7 +213,7 @@ def scale_rate(place: Place) -> None:
 
 
 def decay_twice(place: Place) -> None:
-    """Decay the weights once more after the update."""
+    """decay the weights again after the update."""
 
     def step(original: Callable[[], Any]) -> Any:
         result = original()
