@@ -230,15 +230,18 @@ def _step(training: Training, progress: TrainingProgress) -> tuple[TrainingProgr
     seconds = time.monotonic() - started
     _dump(training, step, "after")
     skipped = engine.skipped_steps > num_skipped
-    data = training.guards.data.word() if training.guards else DataWord()
-    alarm = training.guards.alarm() if training.guards else False
-    word = StepWord(training.stop.is_raised, skipped, alarm, loss=loss, data=data)
-    words = exchange_words(word, engine.device)
+    words = exchange_words(_word(training, skipped, loss), engine.device)
     _judge_step(training, step, seconds, words)
     progress = TrainingProgress(step, progress.consumed_samples + batch_size)
     if training.tells:
         _tell(training, progress, batch_size, learning_rate, loss, int(skipped), seconds)
     return progress, words
+
+
+def _word(training: Training, skipped: bool, loss: float) -> StepWord:
+    guards = training.guards
+    alarm, data = (guards.alarm(), guards.data.word()) if guards else (False, DataWord())
+    return StepWord(training.stop.is_raised, skipped, alarm, loss, data)
 
 
 def _judge_step(training: Training, step: int, seconds: float, words: Sequence[StepWord]) -> None:
