@@ -282,9 +282,21 @@ def gradient(name: str, what: str, shape: str, defect: str, **more: Any) -> Case
 
 
 LATE: dict[str, Any] = {"at": 15}
-BIAS = Truth(check="replicated gradients|gradient")
+BIAS = Truth(check="replicated gradients|layer gradients")
+LOSS, LOSS_ONE = Truth(check="loss gradient"), Truth(check="loss gradient", ranks=ONE)
+LAYER = Truth(check="layer gradients|replicated gradients|gradient norm", ranks=ONE)
+REDUCTION, TIED = Truth(check="gradient reduction"), Truth(check="tied gradients", tensor="embedding")
+CLIPPING = Truth(check="clipping")
 CASES_GRADIENTS = (
-    gradient("x8-dp", "gradients times 8 on a dp rank", "dp=2", "scaled loss", ranks=ONE, options={"factor": 8.0}),
+    gradient(
+        "x8-dp",
+        "gradients times 8 on a dp rank",
+        "dp=2",
+        "scaled loss",
+        ranks=ONE,
+        options={"factor": 8.0},
+        truth=LOSS_ONE,
+    ),
     gradient(
         "x8-dp-fp32",
         "the same, fp32",
@@ -293,6 +305,7 @@ CASES_GRADIENTS = (
         ranks=ONE,
         options={"factor": 8.0},
         sections=FP32,
+        truth=LOSS_ONE,
     ),
     gradient(
         "x8-one-matrix-dp",
@@ -301,14 +314,32 @@ CASES_GRADIENTS = (
         "scaled gradients",
         ranks=ONE,
         options={"factor": 8.0, "name": "2.mlp.up.weight"},
+        truth=Truth(check="layer gradients", tensor=r"2\.mlp\.up\.weight", ranks=ONE),
     ),
-    gradient("x8-tp", "gradients times 8 on a tp rank", "tp=2", "scaled gradients", ranks=ONE, options={"factor": 8.0}),
-    gradient("x8-all", "gradients times 8 on all ranks", "dp=2", "scaled loss", options={"factor": 8.0}),
-    gradient("x8-all-fp32", "the same, fp32", "dp=2", "scaled loss", options={"factor": 8.0}, sections=FP32),
-    gradient("half-dp", "half of what was accumulated is lost on a dp rank", "dp=2", "half accumulated", ranks=ONE),
-    gradient("unreduced-dp", "gradients not summed over dp", "dp=2", "unreduced dp"),
-    gradient("unreduced-dp-fp32", "the same, fp32", "dp=2", "unreduced dp", sections=FP32),
-    gradient("unreduced-dp-tp", "the same at tp 2", "tp=2,dp=2", "unreduced dp"),
+    gradient(
+        "x8-tp",
+        "gradients times 8 on a tp rank",
+        "tp=2",
+        "scaled gradients",
+        ranks=ONE,
+        options={"factor": 8.0},
+        truth=LAYER,
+    ),
+    gradient("x8-all", "gradients times 8 on all ranks", "dp=2", "scaled loss", options={"factor": 8.0}, truth=LOSS),
+    gradient(
+        "x8-all-fp32", "the same, fp32", "dp=2", "scaled loss", options={"factor": 8.0}, sections=FP32, truth=LOSS
+    ),
+    gradient(
+        "half-dp",
+        "half of what was accumulated is lost on a dp rank",
+        "dp=2",
+        "half accumulated",
+        ranks=ONE,
+        truth=REDUCTION,
+    ),
+    gradient("unreduced-dp", "gradients not summed over dp", "dp=2", "unreduced dp", truth=REDUCTION),
+    gradient("unreduced-dp-fp32", "the same, fp32", "dp=2", "unreduced dp", sections=FP32, truth=REDUCTION),
+    gradient("unreduced-dp-tp", "the same at tp 2", "tp=2,dp=2", "unreduced dp", truth=REDUCTION),
     gradient(
         "unreduced-dp-fp32-auto",
         "fp32, between armed steps",
@@ -316,9 +347,18 @@ CASES_GRADIENTS = (
         "unreduced dp",
         **LATE,
         sections={**AUTO, "training": {"steps": 24, "precision": "fp32"}},
+        truth=REDUCTION,
     ),
-    gradient("unreduced-tied", "tied gradients not summed", "pp=2", "unreduced tied"),
-    gradient("unreduced-tied-auto", "the same between armed steps", "pp=2", "unreduced tied", **LATE, sections=COARSE),
+    gradient("unreduced-tied", "tied gradients not summed", "pp=2", "unreduced tied", truth=TIED),
+    gradient(
+        "unreduced-tied-auto",
+        "the same between armed steps",
+        "pp=2",
+        "unreduced tied",
+        **LATE,
+        sections=COARSE,
+        truth=TIED,
+    ),
     gradient("unreduced-tp", "gradients not summed over tp", "tp=2", "unreduced tp", truth=BIAS),
     gradient("unreduced-tp-auto", "between armed steps", "tp=2", "unreduced tp", **LATE, sections=COARSE, truth=BIAS),
     gradient(
@@ -339,9 +379,19 @@ CASES_GRADIENTS = (
         sections=AUTO,
         truth=BIAS,
     ),
-    gradient("unclipped", "no clipping, checked in every step", "dp=2", "unclipped"),
-    gradient("unclipped-auto", "no clipping between armed steps", "dp=2", "unclipped", **LATE, sections=AUTO),
-    gradient("unclipped-coarse", "no clipping, armed for the save alone", "dp=2", "unclipped", **LATE, sections=COARSE),
+    gradient("unclipped", "no clipping, checked in every step", "dp=2", "unclipped", truth=CLIPPING),
+    gradient(
+        "unclipped-auto", "no clipping between armed steps", "dp=2", "unclipped", **LATE, sections=AUTO, truth=CLIPPING
+    ),
+    gradient(
+        "unclipped-coarse",
+        "no clipping, armed for the save alone",
+        "dp=2",
+        "unclipped",
+        **LATE,
+        sections=COARSE,
+        truth=CLIPPING,
+    ),
 )
 
 CASES = (*CASES_DATA, *CASES_STATE, *CASES_NAN, *CASES_GRADIENTS)

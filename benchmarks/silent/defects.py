@@ -213,7 +213,7 @@ def scale_rate(place: Place) -> None:
 
 
 def decay_twice(place: Place) -> None:
-    """decay the weights again after the update."""
+    """Decay the weights again after the update."""
 
     def step(original: Callable[[], Any]) -> Any:
         result = original()
