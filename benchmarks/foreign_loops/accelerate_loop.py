@@ -43,7 +43,6 @@ def train(arguments):
     guards.before_save()
     guards.end()
     accelerator.end_training()
-    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

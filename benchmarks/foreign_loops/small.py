@@ -39,6 +39,7 @@ class SmallModel(nn.Module):
         self.layers = nn.ModuleList(Block() for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.head.weight = self.embedding.weight
+        nn.init.normal_(self.embedding.weight, std=0.1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the loss of predicting each token of (batch, length) from those before it."""

@@ -40,7 +40,7 @@ def own_gradient(parameter: nn.Parameter) -> Tensor | None:
 
 
 class LoopGuards:
-    """The guards of one rank. Every method but `batch` and `end` is a collective call of all ranks.
+    """The guards of one rank. Every method but `batch`, `touched` and `end` is a collective call of all ranks.
 
     Args:
         model: the model, wrapped or not.
@@ -135,7 +135,7 @@ class LoopGuards:
         """Look at the reduced gradients; call it after the last backward pass, before clipping and the step."""
         started = time.monotonic()
         self._saw_gradients = True
-        self._found += self._seal.find_changed(self._state.optimizer_tensors(), self._rank)
+        self._found += self._seal.find_changed(self._state.tensors(), self._rank)
         self._seal.break_open()
         if self._is_armed:
             self._look_at_gradients()
@@ -175,10 +175,12 @@ class LoopGuards:
         word = LoopWord(mine, value is not None, self._data, len(self._found))
         words, found = self._exchange(word)
         self._record_step(words, seconds)
-        self._cost += time.monotonic() - started
+        sealed = time.monotonic()
+        self._seal.close(self._state.tensors(), is_whole=self._is_armed)
+        now = time.monotonic()
         if self._is_armed:
-            self._choose_interval(seconds)
-        self._seal.close(self._state.optimizer_tensors())
+            # Looking at the seal will take as long once more.
+            self._choose_interval(self._cost + now - started + now - sealed, seconds)
         if self._saw_gradients and self._is_armed:
             self.gradients_checked = self.steps_done
         self._act(found)
@@ -231,11 +233,11 @@ class LoopGuards:
             found += gather_findings(self._found)
         return words, in_order(found)
 
-    def _choose_interval(self, seconds: float) -> None:
+    def _choose_interval(self, mine: float, seconds: float) -> None:
         """With `auto`, choose the shortest interval whose cost stays within the aim; the same on all ranks."""
         if not self._is_auto or self.steps_done <= _EARLY:
             return
-        worst = torch.tensor([self._cost, -seconds], dtype=torch.float64, device=self._state.device)
+        worst = torch.tensor([mine, -seconds], dtype=torch.float64, device=self._state.device)
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         cost, fastest = float(worst[0]), -float(worst[1])
         interval = max(1, math.ceil(cost / (_AIM * max(fastest, 1e-6))))
@@ -291,7 +293,7 @@ class LoopGuards:
             GuardError: anything is wrong on any rank, and the action is `stop`.
         """
         self._records.phase("save")
-        found = self._check_now([*self._seal.find_changed(self._state.optimizer_tensors(), self._rank)])
+        found = self._check_now([*self._seal.find_changed(self._state.tensors(), self._rank)])
         return {
             "step": self.steps_done,
             "rank": self._rank,
@@ -320,7 +322,7 @@ class LoopGuards:
         is_same = saved is not None and (saved["rank"], saved["world_size"]) == (self._rank, self._places.world_size)
         self._records.event("load", compared=is_same)
         self._check_now(self._find_load_differences(saved["digests"]) if saved is not None and is_same else [])
-        self._seal.close(self._state.optimizer_tensors())
+        self._seal.close(self._state.tensors(), is_whole=True)
 
     def _find_load_differences(self, saved: Mapping[str, str]) -> list[Violation]:
         loaded = self._state.document()
@@ -329,6 +331,10 @@ class LoopGuards:
             for name in dict.fromkeys([*saved, *loaded])
             if saved.get(name) != loaded.get(name)
         ]
+
+    def touched(self) -> None:
+        """Say that the loop itself has just changed weights or moments between two steps; not collective."""
+        self._seal.break_open()
 
     def end(self, reason: str = "finished") -> None:
         """Record that this rank ends as it should, and write what is still queued."""

@@ -43,7 +43,8 @@ class LoopState:
     ) -> None:
         self.parameters = named_parameters(model)
         self._optimizer, self._places = innermost(optimizer), places
-        self._tied = [(pair, _tied_pair(model, pair)) for pair in tied]
+        self._tied = tied
+        self._owners = {name: _owner(model, name) for pair in tied for name in pair}
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         self._states = list(name_states(self._optimizer, names))
         found = {name: copies_of(name, each, places, sharded) for name, each in self.parameters.items()}
@@ -87,7 +88,8 @@ class LoopState:
         rank = self._places.rank
         weights = {name: local(parameter) for name, parameter in self.parameters.items()}
         found = [*find_absurd(weights, rank), *find_wrong_moments(self._optimizer, self._states, rank)]
-        for (one, other), (left, right) in self._tied:
+        for one, other in self._tied:
+            left, right = (getattr(*place) for place in (self._owners[one], self._owners[other]))
             if left is not right and not torch.equal(local(left), local(right)):
                 found.append(Violation("tied copies", other, (rank,), f"differs from {one}, to which it is tied"))
         return found
@@ -102,9 +104,9 @@ class LoopState:
                 found.append(Violation("optimizer settings", name, (self._places.rank,), text))
         return found
 
-    def optimizer_tensors(self) -> dict[str, Tensor]:
-        """Return the moments, and shards that are no parameter of the model: only a step or a load may change them."""
-        found = {}
+    def tensors(self) -> dict[str, Tensor]:
+        """Return weights, moments and masters of this rank: only a step or a load may change them."""
+        found = {name: local(parameter) for name, parameter in self.parameters.items()}
         for name, tensor in self._states:
             found.update({f"{name}: {key}": part for key, part in moments_of(self._optimizer, tensor).items()})
             if name not in self.parameters:
@@ -120,17 +122,18 @@ class LoopState:
 
     def document(self) -> dict[str, str]:
         """Return digests of everything that a checkpoint restores on this rank, by name."""
-        parts = {name: local(parameter) for name, parameter in self.parameters.items()} | self.optimizer_tensors()
+        parts = self.tensors()
         found = {name: f"{value & (2**64 - 1):016x}" for name, value in zip(parts, _digests(parts), strict=True)}
         return {**found, "step count": f"{self.step_count():g}"}
 
 
-def _tied_pair(model: nn.Module, pair: tuple[str, str]) -> tuple[nn.Parameter, nn.Parameter]:
-    known = {plain_name(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
-    for name in pair:
-        if name not in known:
-            raise BslError(f"tied: the model has no parameter {name!r}")
-    return known[pair[0]], known[pair[1]]
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Return the module of a parameter and its name there: another object may take its place."""
+    for prefix, module in model.named_modules():
+        for key, _ in module.named_parameters(recurse=False):
+            if plain_name(f"{prefix}.{key}".removeprefix(".")) == name:
+                return module, key
+    raise BslError(f"tied: the model has no parameter {name!r}")
 
 
 def _digests(tensors: Mapping[str, Tensor | None]) -> list[int]:

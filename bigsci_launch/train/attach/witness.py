@@ -177,10 +177,11 @@ def _projection(reduced: Tensor, witnessed: Witnessed) -> Tensor:
         return torch.stack([witnessed.left @ matrix @ witnessed.right, matrix.square().sum()]).double()
     mesh, everywhere = reduced.device_mesh, [Replicate()] * reduced.device_mesh.ndim
     left, right = (
-        DTensor.from_local(signs, mesh, everywhere, run_check=False) for signs in (witnessed.left, witnessed.right)
+        DTensor.from_local(signs, mesh, everywhere, run_check=False)
+        for signs in (witnessed.left[None, :], witnessed.right[:, None])
     )
     shards: Any = reduced.detach().float()
-    whole = [(left @ shards @ right).full_tensor(), shards.square().sum().full_tensor()]
+    whole = [(left @ shards @ right).full_tensor().sum(), shards.square().sum().full_tensor()]
     return torch.stack(whole).double()
 
 
