@@ -21,11 +21,11 @@ def train(arguments):
     for step, tokens in batches(arguments.steps, rank, defect):
         guards.batch(tokens)
         spoil_weights(model, defect, step)
-        with torch.autocast("cpu", torch.bfloat16, enabled=arguments.bf16):
-            # no_sync leaves the reduction out, as a wrong condition for gradient accumulation does.
-            with model.no_sync() if defect == "unreduced" and step >= AT else nullcontext():
-                loss = model(tokens)
-                loss.backward()
+        # no_sync leaves the reduction out, as a wrong condition for gradient accumulation does.
+        kept_apart = model.no_sync() if defect == "unreduced" and step >= AT else nullcontext()
+        with kept_apart, torch.autocast("cpu", torch.bfloat16, enabled=arguments.bf16):
+            loss = model(tokens)
+            loss.backward()
         spoil_moments(optimizer, defect, step)
         spoil_settings(optimizer, defect, step)
         if defect == "scaled" and step >= AT:

@@ -85,9 +85,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def innermost(optimizer: Any) -> torch.optim.Optimizer:
     """Return the optimizer that has the moments, below the wrappers of accelerate, DeepSpeed and others."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer) or hasattr(
-        inner, "param_groups"
-    ):
+    while (inner := getattr(optimizer, "optimizer", None)) is not None:
         optimizer = inner
     found: torch.optim.Optimizer = optimizer
     return found

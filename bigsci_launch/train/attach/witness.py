@@ -89,21 +89,24 @@ class GradientWitness:
         yield from _not_finite(self._layers, seen, rank)
         epsilon = max(witnessed.epsilon for witnessed in self._layers)
         dist.all_reduce(seen, group=group)
-        found = _projections(self._layers, gradient)
-        for witnessed, (total, noise, unseen), (projection, size) in zip(
-            self._layers, seen.tolist(), found, strict=True
-        ):
+        wrong = []
+        found = zip(self._layers, seen.tolist(), _projections(self._layers, gradient), strict=True)
+        for witnessed, (total, noise, unseen), (projection, size) in found:
             expected, scale = factor * total, factor * math.sqrt(max(0.0, noise)) + size
             tolerance = max(_TIMES_EPSILON * epsilon, _LEAST) * scale + 1e-30
-            if unseen or not math.isfinite(expected) or not math.isfinite(projection):
-                continue
-            if abs(projection - expected) > tolerance:
-                yield Violation("gradient reduction", f"{witnessed.name}.weight", (rank,), _text(projection, expected))
+            is_known = not unseen and math.isfinite(expected) and math.isfinite(projection)
+            if is_known and abs(projection - expected) > tolerance:
+                wrong.append((f"{witnessed.name}.weight", projection / expected if expected else math.inf))
+        relation = _relation([ratio for _, ratio in wrong])
+        text = f"its gradient {relation} what the backward passes of all data-parallel ranks add up to"
+        yield from (Violation("gradient reduction", name, (rank,), text) for name, _ in wrong)
 
 
-def _text(projection: float, expected: float) -> str:
-    times = f"{projection / expected:.3g} times" if expected else "not"
-    return f"its gradient is {times} what the backward passes of all data-parallel ranks add up to"
+def _relation(ratios: Sequence[float]) -> str:
+    """A factor, if several layers have the same; a projection says nothing about the whole otherwise."""
+    middle = sorted(ratios)[len(ratios) // 2] if ratios else math.inf
+    has_factor = math.isfinite(middle) and sum(abs(each / middle - 1) < 0.05 for each in ratios) > len(ratios) / 2
+    return f"is {middle:.3g} times" if has_factor and len(ratios) > 1 else "does not follow from"
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
