@@ -76,7 +76,7 @@ def train(
     """Train until the run is finished or this attempt is asked to stop; a collective call of all ranks."""
     coordinate = topology.coordinate(identity.rank)
     batches = open_batches(config, topology, coordinate)
-    join_ranks()
+    join_ranks(config.training, identity)
     checkpoints = CheckpointsDir(identity.run.checkpoints)
     report.phase("load")
     chosen = choose_checkpoint(config.checkpoint.load, identity.run, describe(config, topology, TrainingProgress()))
