@@ -22,7 +22,7 @@ from bigsci_launch.config.schema.run import OptimizerSection
 from bigsci_launch.topology import Coordinate
 from bigsci_launch.train.guards.copies import TIED, Column, Violation
 from bigsci_launch.train.optimizer import group_by_shape, loss_scale
-from bigsci_launch.train.state.rng import capture_generators
+from bigsci_launch.train.state.rng import capture_generators, split_states
 from bigsci_launch.weights.formats.text.digests import digest_bytes, digest_document, digest_entry
 
 _INTEGERS = {2: torch.int16, 4: torch.int32}
@@ -142,8 +142,17 @@ def state_document(engine: PipelineEngine, *, rank: int, coordinate: Coordinate,
     return {
         **digest_document(entries, rank=rank, coordinate=coordinate, step=step),
         "optimizer": dict(_optimizer_entries(engine.optimizer)),
-        "random": digest_bytes(repr(_plain(capture_generators())).encode()),
+        **_random_entries(),
     }
+
+
+def _random_entries() -> dict[str, str]:
+    """Digests of the random states: those of the host, and that of the GPU if there is one."""
+    host, device = split_states(capture_generators())
+    entries = {"random": digest_bytes(repr(_plain(host)).encode())}
+    if device is not None:
+        entries["random_device"] = digest_bytes(bytes_of(device))
+    return entries
 
 
 def tensor_entry(tensor: Tensor) -> list[Any]:
@@ -182,3 +191,7 @@ def find_load_differences(saved: Mapping[str, Any], loaded: Mapping[str, Any], r
             yield Violation("load", f"optimizer state {name}", (rank,), text)
     if saved["random"] is not None and saved["random"] != loaded["random"]:
         yield Violation("load", "random states", (rank,), "differ from what was saved")
+    on_device = saved.get("random_device"), loaded.get("random_device")
+    # A checkpoint of the other kind of device has none; the load says so.
+    if None not in on_device and on_device[0] != on_device[1]:
+        yield Violation("load", "random states of the GPU", (rank,), "differ from what was saved")

@@ -200,6 +200,8 @@ def engine_settings(config: RunConfig, topology: Topology, batch_size: int) -> d
         "gradient_clipping": config.optimizer.clip_grad,
         "zero_optimization": {"stage": 1},
         "steps_per_print": _NEVER,
+        # It synchronizes the device before the forward pass of every micro batch.
+        "timers": {"throughput": {"enabled": False}},
         "checkpoint": {"tag_validation": "Ignore"},
         "pipeline": {
             "activation_checkpoint_interval": int(training.activation_checkpointing),
