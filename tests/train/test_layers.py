@@ -19,7 +19,8 @@ from bigsci_launch.topology import Coordinate  # noqa: E402
 from bigsci_launch.train.initial_weights import BLOCK_ROWS, Draw  # noqa: E402
 from bigsci_launch.train.model import GptSizes, TransformerLayer, VocabularyEmbedding  # noqa: E402
 from bigsci_launch.train.optimizer import apply_settings, choose_kernel, make_optimizer  # noqa: E402
-from bigsci_launch.train.parallel.tensor import TensorParallel, VocabularyParallelLoss  # noqa: E402
+from bigsci_launch.train.parallel.loss import VocabularyParallelLoss  # noqa: E402
+from bigsci_launch.train.parallel.tensor import TensorParallel  # noqa: E402
 from bigsci_launch.train.state.rng import (  # noqa: E402
     capture_generators,
     restore_generators,

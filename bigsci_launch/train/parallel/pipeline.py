@@ -49,7 +49,8 @@ from bigsci_launch.train.model import (
     tied_logits,
 )
 from bigsci_launch.train.optimizer import make_optimizer
-from bigsci_launch.train.parallel.tensor import TensorParallel, VocabularyParallelLoss
+from bigsci_launch.train.parallel.loss import VocabularyParallelLoss
+from bigsci_launch.train.parallel.tensor import TensorParallel
 from bigsci_launch.train.startup import talk_as_debug
 
 log = logging.getLogger(__name__)
