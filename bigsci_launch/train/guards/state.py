@@ -20,6 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from bigsci_launch.config.schema.run import OptimizerSection
 from bigsci_launch.topology import Coordinate
+from bigsci_launch.train.device.digest import digests_on_device
 from bigsci_launch.train.guards.copies import TIED, Column, Violation
 from bigsci_launch.train.optimizer import group_by_shape, loss_scale
 from bigsci_launch.train.state.rng import capture_generators, split_states
@@ -87,14 +88,19 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def digest64(tensor: Tensor) -> int:
-    """Return a digest of `tensor` as a signed 64-bit integer."""
+    """Return a digest of `tensor` as a signed 64-bit integer; another one on a GPU than on a CPU."""
+    if tensor.is_cuda:
+        return digests_on_device([tensor])[0]
     value = xxh3_64_intdigest(bytes_of(tensor))
     return value - (1 << 64) if value >> 63 else value
 
 
 def weight_digests(module: nn.Module) -> list[int]:
     """Return the digests of the weights, in the order of `columns`."""
-    return [digest64(parameter) for parameter in module.parameters()]
+    parameters = list(module.parameters())
+    if all(parameter.is_cuda for parameter in parameters):
+        return digests_on_device(parameters)
+    return [digest64(parameter) for parameter in parameters]
 
 
 def find_masters_apart(parts: Sequence[OptimizerPartition], rank: int) -> Iterator[Violation]:
