@@ -54,7 +54,7 @@ def _train(identity: RankIdentity, report: RankReport, stop: StopFlag) -> str:
     try:
         from bigsci_launch.train import startup
 
-        startup.start_torch()
+        startup.start_torch(config.training)
         startup.start_deepspeed()
         from bigsci_launch.train.loop import train
     except ModuleNotFoundError as error:

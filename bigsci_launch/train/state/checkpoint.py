@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -59,13 +60,16 @@ from bigsci_launch.runs.verify import (
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.topology.words import name_ranks_and_part
 from bigsci_launch.train.collective import on_first_rank
+from bigsci_launch.train.device.gpu import computes_on_gpu
 from bigsci_launch.train.guards.watch import write_state_document
 from bigsci_launch.train.identity import RankIdentity
 from bigsci_launch.train.mischief.defects import Defects, lose_optimizer_step
-from bigsci_launch.train.optimizer import apply_settings
+from bigsci_launch.train.optimizer import apply_settings, choose_kernel
 from bigsci_launch.train.rank_events import is_lost_peer
 from bigsci_launch.train.startup import talk_as_debug
 from bigsci_launch.train.state.rng import capture_generators, restore_generators, seed_generators
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +289,13 @@ def load_checkpoint(
     if generators is None:
         seed_generators(config.run.seed, coordinate, record.step)
     elif not defects.loses("lost_random_states", record.step):
-        restore_generators(generators)
+        remark = restore_generators(generators)
+        if remark and config.model.dropout:
+            log.warning("%s: %s", folder, remark)
     if defects.loses("lost_optimizer_step", record.step):
         lose_optimizer_step(engine)
     apply_settings(engine.optimizer.param_groups, config.optimizer)
+    choose_kernel(engine.optimizer.optimizer, fused=computes_on_gpu())
     engine.optimizer.clip_grad = config.optimizer.clip_grad
     return TrainingProgress(record.step, record.consumed_samples)
 
