@@ -27,6 +27,9 @@ _STOPPING = {
 }
 """Settings that make a run another one, and what each changes."""
 
+_REORDERING = {"run.seed", "data.held_out"}
+"""Settings whose change explains another order of the data."""
+
 _NAMED = (
     "model.dropout",
     "training.global_batch_size",
@@ -87,12 +90,18 @@ NOTHING_ACCEPTED = Acceptance()
 
 
 def find_changes(
-    saved: CheckpointRecord, run: CheckpointRecord, *, is_own: bool, likeness: DataLikeness | None
+    saved: CheckpointRecord,
+    run: CheckpointRecord,
+    *,
+    is_own: bool,
+    likeness: DataLikeness | None,
+    is_order_kept: bool | None = None,
 ) -> list[RunChange]:
     """Return what differs between the run that saved a checkpoint and `run`, which resumes from it.
 
     `is_own` says whether the checkpoint lies in the run's own folder; another one is loaded because the run file names
-    it. `likeness` is how the run's data relates to the saved fingerprint; None if nobody has looked.
+    it. `likeness` is how the run's data relates to the saved fingerprint, and `is_order_kept` whether the run draws the
+    same sample at the place of the checkpoint; None if nobody has looked.
     """
     changes = [
         *_other_run(saved, run, is_own),
@@ -100,6 +109,9 @@ def find_changes(
         *_other_settings(saved.config, run.config),
         *_other_data(saved, run, likeness),
     ]
+    if likeness == "same" and is_order_kept is False and not {each.key for each in changes} & _REORDERING:
+        text = "data order: where the checkpoint was saved, this run draws another sample than the run that saved it"
+        changes.append(RunChange("data.order", None, None, "stop", text))
     rank = {"stop": 0, "name": 1, "unknown": 2}
     return sorted(changes, key=lambda change: rank[change.severity])
 

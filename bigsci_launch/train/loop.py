@@ -18,6 +18,7 @@ from bigsci_launch.train.device.gpu import memory_figures
 from bigsci_launch.train.evaluation import evaluate, format_evaluation, is_evaluation_due
 from bigsci_launch.train.flight_recorder import offered_recorder
 from bigsci_launch.train.flops import FlopCounter
+from bigsci_launch.train.guards.data import saved_data
 from bigsci_launch.train.guards.judge import Judge
 from bigsci_launch.train.guards.nonfinite import FiniteWatch
 from bigsci_launch.train.guards.step_word import DataWord, StepWord, exchange_words
@@ -87,7 +88,7 @@ def train(
     checkpoints = CheckpointsDir(identity.run.checkpoints)
     report.phase("load")
     expected = describe(config, topology, TrainingProgress(), identity.run)
-    chosen = choose_checkpoint(config.checkpoint.load, identity, expected, batches.dataset)
+    chosen = choose_checkpoint(config.checkpoint.load, identity, expected, batches)
     report.phase("init")
     seed_generators(config.run.seed, coordinate)
     batch_size = BatchSize.of_config(config.training)
@@ -183,8 +184,11 @@ def _save(training: Training, progress: TrainingProgress) -> None:
     if training.guards:
         training.guards.before_save(progress.step)
     started = time.monotonic()
-    health = training.judge.health(progress.step)
-    record = replace(describe(training.config, training.topology, progress, training.identity.run), health=health)
+    record = replace(
+        describe(training.config, training.topology, progress, training.identity.run),
+        health=training.judge.health(progress.step),
+        data=saved_data(training.batches, progress.consumed_samples),
+    )
     folder = save_checkpoint(
         training.engine,
         training.checkpoints,

@@ -17,7 +17,7 @@ from torch import Tensor
 from bigsci_launch.train.guards.copies import Violation
 from bigsci_launch.train.guards.flow.samples import distance, spread
 from bigsci_launch.train.optimizer import loss_scale
-from bigsci_launch.train.parallel.tensor import VocabularyParallelLoss
+from bigsci_launch.train.parallel.loss import VocabularyParallelLoss
 
 _TOLERANCE = 0.05
 _TOKENS = 8
