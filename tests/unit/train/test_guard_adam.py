@@ -54,7 +54,7 @@ def one_step(num_before: int, scale: float, **changes: Any) -> float:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-4, 1e-9])
-@pytest.mark.parametrize("num_before", [0, 1, 30, 1000])
+@pytest.mark.parametrize("num_before", [0, 1, 30, 200])
 def test_torch_does_what_is_expected_of_it(num_before: int, scale: float) -> None:
     assert one_step(num_before, scale) < 1
 
