@@ -17,7 +17,6 @@ import torch.distributed as dist
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.data.fingerprint import fingerprint
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.runs.checkpoints import digests_path, write_digests
 from bigsci_launch.topology import Coordinate, Topology
@@ -76,7 +75,7 @@ class Guards:
         self._tells = (self._coordinate.pp_rank, self._coordinate.tp_rank, self._coordinate.dp_rank) == first_of_last
         self.judge = judge
         self.data = DataWatch(batches)
-        self._fingerprint = fingerprint(batches.dataset)
+        self._batches = batches
         self._gradients = GradientWatch(engine, tp_group, rank)
         self._optimizer = OptimizerWatch(engine, config, rank)
         self._columns = self._exchange_columns()
@@ -88,6 +87,7 @@ class Guards:
         self._due_early = 2
         self._is_announced = False
         self._first_step, self._seconds, self._is_last_asked = 0, 0.0, False
+        self._alarming: list[Violation] = []
 
     def _exchange_columns(self) -> list[list[Column]]:
         mine = columns(self._engine.module)
@@ -139,14 +139,17 @@ class Guards:
     def alarm(self) -> bool:
         """Return whether this rank has found something in the step just done, which all ranks must hear of."""
         self._optimizer.end_step()
-        return bool(self._optimizer.violations)
+        self._alarming = [*self._optimizer.violations]
+        if not self._gradients.is_armed:
+            self._alarming += self._gradients.find_in_step(self._config.optimizer.clip_grad)
+        return bool(self._alarming)
 
     def find_causes(self, step: int) -> list[Violation]:
         """Find, in the state of this rank, what may have made the numbers of `step` wrong."""
-        return [*self._optimizer.violations, *self._optimizer.find_wrong_state(step)]
+        return [*self._alarming, *self._optimizer.find_wrong_state(step)]
 
     def _check_datasets(self, step: int) -> None:
-        if found := compare_fingerprints(exchange_fingerprints(self._fingerprint)):
+        if found := compare_fingerprints(exchange_fingerprints(self._batches.fingerprint)):
             self.judge.act(step, found)
 
     def after_words(self, step: int, words: Sequence[StepWord]) -> None:
@@ -154,7 +157,7 @@ class Guards:
         if wrong := find_wrong_data([word.data for word in words], self._topology):
             self.judge.act(step, wrong)
         if any(word.alarm for word in words):
-            self.judge.judge(step, self._optimizer.violations)
+            self.judge.judge(step, self._alarming)
             self._optimizer.violations = []
 
     def after_step(self, step: int, seconds: float) -> None:
@@ -168,7 +171,10 @@ class Guards:
         started = time.monotonic()
         norm, lost = self._independent_norm()
         used, clip = float(self._engine.get_global_grad_norm() or 0.0), self._config.optimizer.clip_grad
-        found = [*self._gradients.violations, *find_masters_apart(partitions(self._engine.optimizer), self._rank)]
+        found = [
+            *self._gradients.violations,
+            *find_masters_apart(partitions(self._engine.optimizer), self._rank),
+        ]
         # A step whose gradients are not finite is skipped on all ranks, and may keep the norm of the step before.
         if clip > 0 and not getattr(self._engine.optimizer, "overflow", False):
             found += find_wrong_norm(norm, used, self._rank, lost)
