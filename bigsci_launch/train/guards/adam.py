@@ -105,16 +105,29 @@ class OptimizerWatch:
 
     def find_wrong_state(self, step: int) -> Iterator[Violation]:
         """Find moments, masters and step counts that a healthy run cannot have after `step`."""
+        yield from self._find_wrong_counts(step)
+        yield from self._find_wrong_moments()
+
+    def find_in_check(self, step: int) -> Iterator[Violation]:
+        """Find the same in a checked step; with `guards.interval: auto` only the counts, which cost nothing."""
+        yield from self._find_wrong_counts(step)
+        if self._is_whole:
+            yield from self._find_wrong_moments()
+
+    def _find_wrong_counts(self, step: int) -> Iterator[Violation]:
+        expected = step - self._engine.skipped_steps
+        for part, state in zip(self._parts, self._states, strict=True):
+            if "step" in state and float(state["step"]) != expected:
+                text = f"is {float(state['step']):g} after step {step}; {self._engine.skipped_steps} steps were skipped"
+                yield Violation("optimizer step", f"step count of group {part.name}", (self._rank,), text)
+
+    def _find_wrong_moments(self) -> Iterator[Violation]:
         clip = self._config.clip_grad
         size = max(clip * _CLIPPING_MARGIN, self._had_size) if clip > 0 else ABSURD
         for part, state in zip(self._parts, self._states, strict=True):
             num_steps = max(0, round(float(state.get("step", 0)) - self._began))
             factor = moment_factor(self._config.betas, num_steps, self._had_factor)
             yield from find_wrong_moments(part, state, MomentLimits(factor, size), self._rank)
-            expected = step - self._engine.skipped_steps
-            if "step" in state and float(state["step"]) != expected:
-                text = f"is {float(state['step']):g} after step {step}; {self._engine.skipped_steps} steps were skipped"
-                yield Violation("optimizer step", f"step count of group {part.name}", (self._rank,), text)
         yield from self._find_padding("first moment", "second moment")
         if self._is_padding_zero:
             yield from self._find_padding("fp32 master")
