@@ -31,7 +31,10 @@ def scenario(name: str, interval: int | str = 1, **sections: Any) -> tuple[str, 
 
 # Moments of the old settings are not impossible under the new ones.
 RETUNED = {"betas": [0.5, 0.6], "clip_grad": 0.01, "learning_rate": 1e-3, "warmup_steps": 0}
-NAMES = ("zeroed", "zeroed-all", "scaled", "flipped", "count", "masters", "rate", "rate-all", "padding", "weight")
+NAMES = (
+    *("zeroed", "zeroed-all", "scaled", "flipped", "count", "masters"),
+    *("rate", "rate-all", "padding", "weight", "decay", "left-out"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +54,7 @@ def runs(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
                 *(scenario(f"{name}.fp32", training={"precision": "fp32"}) for name in ("zeroed", "scaled", "rate")),
                 scenario("zeroed.warned", guards={"action": "warn"}),
                 scenario("weight.unguarded", "off"),
+                *(scenario(f"stopped.{interval}", interval, checkpoint={}) for interval in (1, 100)),
                 scenario("once"),
                 scenario("for-ever", guards={"max_skipped_steps": 3}),
                 scenario("for-ever.fp32", guards={"max_skipped_steps": 3}, training={"precision": "fp32"}),
@@ -100,6 +104,8 @@ SENTENCES = {
     "rate": ("learning rate", "group decay", ONE, "the schedule gives"),
     "rate-all": ("learning rate", "group decay", "on ranks 0-1", "the schedule gives"),
     "rate-inside": ("optimizer update", "fp32 master of ", ONE, "they moved 3 times as far"),
+    "decay": ("optimizer update", "fp32 master of "),
+    "left-out": ("optimizer update", "all tensors", ONE, "AdamW was not run"),
     "padding": ("memory", "fp32 master of tied_modules.embedding.weight"),
     "zeroed.unchecked": ("memory", "first moment of ", ONE, "it is zero"),
     "scaled.unchecked": ("memory", "second moment of ", ONE, "each 100 times what it was"),
@@ -138,6 +144,14 @@ def test_a_warned_run_continues_but_its_checkpoints_are_not_the_latest(runs: Run
     assert record.health["passed"] is False
     assert record.health["findings"][0].startswith("step 4: memory: first moment of ")
     assert read_record(checkpoints.folder("global_step3")).health["passed"] is True
+
+
+@pytest.mark.parametrize(("interval", "step"), [(1, 4), (100, 5)])
+def test_a_stop_signal_is_followed_by_a_checked_step(runs: Runs, interval: int, step: int) -> None:
+    attempt = runs[f"stopped.{interval}"]
+    assert [attempt.events(rank)[-1]["reason"] for rank in (0, 1)] == ["signal", "signal"]
+    assert sorted(attempt.steps()) == list(range(1, step + 1))
+    assert read_record(attempt.run.checkpoints / f"global_step{step}").health["passed"] is True
 
 
 def test_one_skipped_step_is_recorded_and_the_run_continues(runs: Runs) -> None:
