@@ -2,8 +2,8 @@
 
 A partition of ZeRO has no copy that it could be compared with. So a rank remembers elements of its masters, moments
 and weights at the end of a step, and compares them bit by bit just before AdamW next changes them. A seal that is
-`whole` is a digest of every tensor; otherwise it holds up to `SAMPLED` elements of each, others in every step. A tensor
-that is zeroed, scaled or exchanged is therefore seen always, and a single bit if it is among those elements.
+`whole` is a digest of every tensor. Otherwise it holds up to `SAMPLED` elements of each, others after some steps. A
+tensor that is zeroed, scaled or exchanged is therefore seen always, a single bit if it is among those elements.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from bigsci_launch.train.guards.state import OptimizerPartition, digest64
 
 CHECK = "memory"
 SAMPLED = 256
+SAME_FOR = 8
+"""Steps for which the same elements are looked at, because choosing them costs more than looking."""
+
 _STRIDE = 7919
 _WORDS = {2: torch.int16, 4: torch.int32}
 
@@ -40,13 +43,16 @@ class Seal:
         self._sealed: list[dict[str, SealedTensor]] = []
         self._counts: list[float | None] = []
         self._samples: list[Tensor] = []
+        self._samples_of = -1
         self._step = 0
 
     @torch.no_grad()
     def take(self, step: int, *, is_whole: bool) -> None:
         """Remember the state after `step`."""
         self._step = step
-        self._samples = [sample_of(part, step) for part in self._parts]
+        if step // SAME_FOR != self._samples_of:
+            self._samples_of = step // SAME_FOR
+            self._samples = [sample_of(part, step) for part in self._parts]
         self._sealed = [
             {label: _seal(part, tensor, at, is_whole) for label, tensor in sealed_tensors(part, state).items()}
             for part, state, at in zip(self._parts, self._states, self._samples, strict=True)
@@ -103,7 +109,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 def _seal(part: OptimizerPartition, tensor: Tensor, at: Tensor, is_whole: bool) -> SealedTensor:
     if not is_whole:
-        return SealedTensor(_bits(tensor)[at], None)
+        return SealedTensor(_bits(tensor).index_select(0, at), None)
     return SealedTensor(None, _digests(part, tensor))
 
 
@@ -114,12 +120,13 @@ def _digests(part: OptimizerPartition, tensor: Tensor) -> dict[str, int]:
 def _changed(part: OptimizerPartition, tensor: Tensor, before: SealedTensor, at: Tensor) -> list[str]:
     """Return the names of the parameters whose elements differ."""
     if before.digests is not None:
-        now = _digests(part, tensor)
-        return [name for name, digest in before.digests.items() if now[name] != digest]
+        digests = _digests(part, tensor)
+        return [name for name, digest in before.digests.items() if digests[name] != digest]
     assert before.bits is not None
-    if torch.equal(_bits(tensor)[at], before.bits):
+    now = _bits(tensor).index_select(0, at)
+    if torch.equal(now, before.bits):
         return []
-    places = at[_bits(tensor)[at] != before.bits]
+    places = at[now != before.bits]
     return [
         name for name, (start, size) in part.slices.items() if bool(((places >= start) & (places < start + size)).any())
     ]

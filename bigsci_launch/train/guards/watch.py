@@ -108,6 +108,7 @@ class Guards:
         saved = read_state_document(folder, self._rank)
         loaded = state_document(self._engine, rank=self._rank, coordinate=self._coordinate, step=step)
         self._first_step = step
+        self.judge.begin(step)
         self._optimizer.begin(step)
         found = [*find_load_differences(saved, loaded, self._rank), *self._static_violations(step)]
         self._judge(step, found, self._digests())
@@ -179,7 +180,7 @@ class Guards:
         if clip > 0 and not getattr(self._engine.optimizer, "overflow", False):
             found += find_wrong_norm(norm, used, self._rank, lost)
         found += self._gradients.find_wrong_clipping(used if clip > 0 else norm, clip)
-        found += self._optimizer.find_wrong_state(step)
+        found += self._optimizer.find_in_check(step)
         if self._judge(step, found, self._digests(with_gradients=True)):
             self.judge.passed(step)
         watched = self._gradients.seconds
