@@ -18,7 +18,8 @@ from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_json
 SCHEMA_VERSION = 1
 
 ChangeSeverity = Literal["stop", "name", "unknown"]
-DataLikeness = Literal["same", "grown", "other", "unknown"]
+DataLikeness = Literal["same", "grown", "reordered", "other", "unknown"]
+"""How a dataset relates to that of a checkpoint. `reordered`: the same, but another sample is due next."""
 
 _STOPPING = {
     "run.seed": "another order of the data and other dropout",
@@ -42,6 +43,8 @@ _NAMED = (
     "optimizer.clip_grad",
 )
 """Settings that people change between attempts. `training.steps` counts only as the end of the decay."""
+
+DATA_KEY = "data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,6 @@ class Acceptance:
 
     keys: tuple[str, ...] = ()
     everything: bool = False
-
-    @classmethod
-    def of(cls, changes: Sequence[RunChange]) -> Acceptance:
-        """Return the acceptance of those of `changes` that would stop the run."""
-        return cls(tuple(sorted(change.key for change in changes if change.severity == "stop")))
 
     def covers(self, change: RunChange) -> bool:
         """Whether the user accepted this change."""
@@ -172,17 +170,25 @@ def _other_data(saved: CheckpointRecord, run: CheckpointRecord, likeness: DataLi
     moved = f"{key}: {before} -> {after}" if is_moved else f"{key}: {after}"
     if likeness == "other":
         text = f"{moved}: not the data or the tokenizer that the checkpoint was trained with"
-        yield RunChange("data", before, after, "stop", text)
+        yield RunChange(DATA_KEY, before, after, "stop", text)
     elif likeness == "grown":
         text = f"{moved}: the dataset has grown, so the samples still to come are drawn in another order"
-        yield RunChange("data", before, after, "name", text)
-    elif likeness == "same" and is_moved:
-        yield RunChange("data", before, after, "name", f"{moved}: the same data in another place")
+        yield RunChange(DATA_KEY, before, after, "name", text)
+    elif likeness == "reordered" and not _draws_otherwise(saved.config, run.config):
+        text = f"{moved}: the same data, but the sample due next is not the one that was due when it was saved"
+        yield RunChange(DATA_KEY, before, after, "stop", text)
+    elif likeness in ("same", "reordered") and is_moved:
+        yield RunChange(DATA_KEY, before, after, "name", f"{moved}: the same data in another place")
     elif saved.data is None or likeness == "unknown":
         text = f"{moved}: the checkpoint does not say what data it was trained with"
-        yield RunChange("data", before, after, "stop" if is_moved else "unknown", text)
+        yield RunChange(DATA_KEY, before, after, "stop" if is_moved else "unknown", text)
     elif likeness is None and is_moved:
-        yield RunChange("data", before, after, "name", f"{moved}: the ranks compare the data when they start")
+        yield RunChange(DATA_KEY, before, after, "name", f"{moved}: the ranks compare the data when they start")
+
+
+def _draws_otherwise(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a setting that is named by itself explains that samples are drawn in another order."""
+    return any(_setting(saved, key) != _setting(now, key) for key in ("run.seed", "data.held_out"))
 
 
 def require_accepted(name: str, changes: Sequence[RunChange], accepted: Acceptance) -> None:

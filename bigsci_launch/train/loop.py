@@ -86,7 +86,7 @@ def train(
     checkpoints = CheckpointsDir(identity.run.checkpoints)
     report.phase("load")
     expected = describe(config, topology, TrainingProgress(), identity.run)
-    chosen = choose_checkpoint(config.checkpoint.load, identity, expected, batches.dataset)
+    chosen = choose_checkpoint(config.checkpoint.load, identity, expected, batches)
     report.phase("init")
     seed_generators(config.run.seed, coordinate)
     batch_size = BatchSize.of_config(config.training)
@@ -183,7 +183,8 @@ def _save(training: Training, progress: TrainingProgress) -> None:
         training.guards.before_save(progress.step)
     started = time.monotonic()
     health = training.judge.health(progress.step)
-    record = replace(describe(training.config, training.topology, progress, training.identity.run), health=health)
+    record = describe(training.config, training.topology, progress, training.identity.run)
+    record = replace(record, health=health, data=training.batches.document(progress.consumed_samples))
     folder = save_checkpoint(
         training.engine,
         training.checkpoints,

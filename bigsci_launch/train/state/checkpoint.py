@@ -17,8 +17,6 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 import bigsci_launch
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.data.fingerprint import compare_with_saved
-from bigsci_launch.data.indexed import IndexedDataset
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.launch.provenance import describe_repository
@@ -58,6 +56,7 @@ from bigsci_launch.runs.verify import (
 )
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.topology.words import name_ranks_and_part
+from bigsci_launch.train.batches import Batches
 from bigsci_launch.train.collective import on_first_rank
 from bigsci_launch.train.guards.watch import write_state_document
 from bigsci_launch.train.identity import RankIdentity
@@ -219,7 +218,7 @@ def _disk_errors(path: Path) -> Iterator[None]:
 
 
 def choose_checkpoint(
-    load: str, identity: RankIdentity, expected: CheckpointRecord, dataset: IndexedDataset
+    load: str, identity: RankIdentity, expected: CheckpointRecord, batches: Batches
 ) -> ChosenCheckpoint | None:
     """Find the checkpoint that `checkpoint.load` names and check that it fits the run; None means start at step 0.
 
@@ -229,12 +228,10 @@ def choose_checkpoint(
         CheckpointError: the checkpoint is missing, incomplete, mixed of several steps, or of another model or topology;
             or a change since then makes the run another one, and the user has not accepted it.
     """
-    return on_first_rank(lambda: _choose(load, identity, expected, dataset))
+    return on_first_rank(lambda: _choose(load, identity, expected, batches))
 
 
-def _choose(
-    load: str, identity: RankIdentity, expected: CheckpointRecord, dataset: IndexedDataset
-) -> ChosenCheckpoint | None:
+def _choose(load: str, identity: RankIdentity, expected: CheckpointRecord, batches: Batches) -> ChosenCheckpoint | None:
     own = CheckpointsDir(identity.run.checkpoints)
     running_code()  # read now, because the repository may change while the run trains
     with _disk_errors(own.path):
@@ -249,7 +246,8 @@ def _choose(
     require_same_run(folder, record, expected)
     require_complete(folder, record)
     require_agreement(folder, record)
-    is_own, likeness = folder.parent.resolve() == own.path.resolve(), compare_with_saved(record.data, dataset)
+    is_own = folder.parent.resolve() == own.path.resolve()
+    likeness = batches.likeness(record.data, record.consumed_samples)
     changes = find_changes(record, expected, is_own=is_own, likeness=likeness)
     accepted = read_accepted(identity.attempt)
     require_accepted(str(folder), changes, accepted)
