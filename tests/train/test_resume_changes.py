@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from bigsci_launch.cli.main import bsl
 from bigsci_launch.data.indexed import IndexedWriter, open_dataset
 from bigsci_launch.runs.checkpoints import CheckpointsDir, digests_path, list_files, read_record, record_path
 from bigsci_launch.runs.layout import RunDir, read_json
@@ -22,7 +24,7 @@ from bigsci_launch.runs.verify import find_damage
 
 pytestmark = pytest.mark.torch
 
-UNTIED = {"model": {"tied_embeddings": False}, "training": {"steps": 6}}
+UNTIED: dict[str, Any] = {"model": {"tied_embeddings": False}, "training": {"steps": 6}}
 SAVING = {**UNTIED, "checkpoint": {"save_interval": 3}}
 Runs = dict[str, Any]
 Tampering = Callable[[Path], None]
@@ -189,6 +191,23 @@ def test_stages_of_two_steps_are_refused_by_name(resumed: Runs) -> None:
     assert "the files of rank 1 (dp0 pp1 tp0) are of step 6, the checkpoint is of step 3" in message
     hidden = refusal(resumed["mixed and hidden"])
     assert "in the files of rank 1 (dp0 pp1 tp0): iteration is 6, but 3 in checkpoint.json" in hidden
+
+
+def test_the_command_compares_the_counters_in_the_files(resumed: Runs) -> None:
+    def verify(name: str) -> tuple[int, str]:
+        folder = resumed[name].run.checkpoints / "global_step3"
+        done = CliRunner().invoke(bsl, ["checkpoint", "verify", str(folder)])
+        return done.exit_code, done.stdout.replace(f"{folder}/", "")
+
+    counters = "consumed_train_samples is 48; checkpoint.json says step 3, 0 consumed samples"
+    files = [f"mp_rank_0{pp}_model_states.pt" for pp in range(2)]
+    assert verify("samples of an older version") == (1, "".join(f"{name}: {counters}\n" for name in files))
+    code, text = verify("mixed and hidden")
+    counters = (
+        "iteration is 6, global_steps is 6, consumed_train_samples is 96; checkpoint.json says step 3, 48 consumed"
+    )
+    assert (code, text) == (1, f"{files[1]}: {counters} samples\n")
+    assert verify("same") == (0, "global_step3: unchanged since it was saved\n")
 
 
 def test_edited_counters_are_refused(resumed: Runs) -> None:
