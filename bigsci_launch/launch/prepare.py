@@ -24,7 +24,7 @@ from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.stages import StageLayout, lay_out_stages
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.progress import Progress, no_progress
-from bigsci_launch.runs.changes import DATA_KEY, Acceptance, DataLikeness, RunChange, find_changes, read_run_id
+from bigsci_launch.runs.changes import SEEN_BY_RANKS, Acceptance, DataLikeness, RunChange, find_changes, read_run_id
 from bigsci_launch.runs.checkpoints import CheckpointRecord, CheckpointsDir, finish_interrupted
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.resume import describe_run, require_not_lost, verify_resume
@@ -165,4 +165,4 @@ def accept_changes(request: JobRequest, folder: Path | None, changes: Sequence[R
     if folder is None:
         return replace(request, accepted=Acceptance(everything=True)) if request.run.record.exists() else request
     keys = {change.key for change in changes if change.severity == "stop"}
-    return replace(request, accepted=Acceptance((*sorted(keys | {DATA_KEY}),)))
+    return replace(request, accepted=Acceptance(tuple(sorted(keys | SEEN_BY_RANKS))))

@@ -18,8 +18,7 @@ from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_json
 SCHEMA_VERSION = 1
 
 ChangeSeverity = Literal["stop", "name", "unknown"]
-DataLikeness = Literal["same", "grown", "reordered", "other", "unknown"]
-"""How a dataset relates to that of a checkpoint. `reordered`: the same, but another sample is due next."""
+DataLikeness = Literal["same", "grown", "other", "unknown"]
 
 _STOPPING = {
     "run.seed": "another order of the data and other dropout",
@@ -27,6 +26,9 @@ _STOPPING = {
     "data.held_out": "other samples are trained on",
 }
 """Settings that make a run another one, and what each changes."""
+
+_REORDERING = {"run.seed", "data.held_out"}
+"""Settings whose change explains another order of the data."""
 
 _NAMED = (
     "model.dropout",
@@ -45,6 +47,9 @@ _NAMED = (
 """Settings that people change between attempts. `training.steps` counts only as the end of the decay."""
 
 DATA_KEY = "data"
+ORDER_KEY = "data.order"
+SEEN_BY_RANKS = frozenset((DATA_KEY, ORDER_KEY))
+"""Changes that perhaps only the ranks see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +90,18 @@ NOTHING_ACCEPTED = Acceptance()
 
 
 def find_changes(
-    saved: CheckpointRecord, run: CheckpointRecord, *, is_own: bool, likeness: DataLikeness | None
+    saved: CheckpointRecord,
+    run: CheckpointRecord,
+    *,
+    is_own: bool,
+    likeness: DataLikeness | None,
+    is_order_kept: bool | None = None,
 ) -> list[RunChange]:
     """Return what differs between the run that saved a checkpoint and `run`, which resumes from it.
 
     `is_own` says whether the checkpoint lies in the run's own folder; another one is loaded because the run file names
-    it. `likeness` is how the run's data relates to the saved fingerprint; None if nobody has looked.
+    it. `likeness` is how the run's data relates to the saved fingerprint, and `is_order_kept` whether the run draws the
+    same sample at the place of the checkpoint; None if nobody has looked.
     """
     changes = [
         *_other_run(saved, run, is_own),
@@ -98,6 +109,9 @@ def find_changes(
         *_other_settings(saved.config, run.config),
         *_other_data(saved, run, likeness),
     ]
+    if likeness == "same" and is_order_kept is False and not {each.key for each in changes} & _REORDERING:
+        text = "data order: where the checkpoint was saved, this run draws another sample than the run that saved it"
+        changes.append(RunChange(ORDER_KEY, None, None, "stop", text))
     rank = {"stop": 0, "name": 1, "unknown": 2}
     return sorted(changes, key=lambda change: rank[change.severity])
 
@@ -174,21 +188,13 @@ def _other_data(saved: CheckpointRecord, run: CheckpointRecord, likeness: DataLi
     elif likeness == "grown":
         text = f"{moved}: the dataset has grown, so the samples still to come are drawn in another order"
         yield RunChange(DATA_KEY, before, after, "name", text)
-    elif likeness == "reordered" and not _draws_otherwise(saved.config, run.config):
-        text = f"{moved}: the same data, but the sample due next is not the one that was due when it was saved"
-        yield RunChange(DATA_KEY, before, after, "stop", text)
-    elif likeness in ("same", "reordered") and is_moved:
+    elif likeness == "same" and is_moved:
         yield RunChange(DATA_KEY, before, after, "name", f"{moved}: the same data in another place")
     elif saved.data is None or likeness == "unknown":
         text = f"{moved}: the checkpoint does not say what data it was trained with"
         yield RunChange(DATA_KEY, before, after, "stop" if is_moved else "unknown", text)
     elif likeness is None and is_moved:
         yield RunChange(DATA_KEY, before, after, "name", f"{moved}: the ranks compare the data when they start")
-
-
-def _draws_otherwise(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a setting that is named by itself explains that samples are drawn in another order."""
-    return any(_setting(saved, key) != _setting(now, key) for key in ("run.seed", "data.held_out"))
 
 
 def require_accepted(name: str, changes: Sequence[RunChange], accepted: Acceptance) -> None:

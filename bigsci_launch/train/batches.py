@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from xxhash import xxh3_128
 
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.data.fingerprint import DataFingerprint, compare_with_saved, fingerprint
+from bigsci_launch.data.fingerprint import DataFingerprint, fingerprint
 from bigsci_launch.data.indexed import IndexedDataset, open_dataset, tokenizer_path
 from bigsci_launch.errors import DataError
-from bigsci_launch.runs.changes import DataLikeness
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.sampler import SampleOrder, Share, num_samples, split_samples
 
@@ -56,6 +53,11 @@ class Batches:
     def dataset(self) -> IndexedDataset:
         return self._dataset
 
+    @cached_property
+    def fingerprint(self) -> DataFingerprint:
+        """What tells this dataset from another one."""
+        return fingerprint(self._dataset)
+
     @property
     def dp(self) -> int:
         return self._share.dp
@@ -71,28 +73,6 @@ class Batches:
         """Return tokens and labels, each (length,) int64, of the sample that is drawn at `position`."""
         tokens, labels = self._micro_batch([self._order.sample(position)])
         return tokens[0], labels[0]
-
-    @cached_property
-    def fingerprint(self) -> DataFingerprint:
-        """What tells the dataset from another one; made once."""
-        return fingerprint(self._dataset)
-
-    def document(self, consumed_samples: int) -> dict[str, Any]:
-        """Return what a checkpoint holds of the data: its fingerprint, and the place in it after `consumed_samples`."""
-        cursor = {"consumed_samples": consumed_samples, "digest": self._digest_at(consumed_samples)}
-        return {**self.fingerprint.document, "cursor": cursor}
-
-    def likeness(self, saved: Mapping[str, Any] | None, consumed_samples: int) -> DataLikeness:
-        """Return how the data relates to that of a checkpoint after `consumed_samples`; `saved` is its document."""
-        found: DataLikeness = compare_with_saved(saved, self._dataset)
-        cursor = (saved or {}).get("cursor") or {}
-        is_reordered = found == "same" and cursor.get("digest") not in (None, self._digest_at(consumed_samples))
-        return "reordered" if is_reordered else found
-
-    def _digest_at(self, position: int) -> str:
-        """Return a digest of the sample that is drawn at `position`."""
-        tokens, labels = self.at(position)
-        return xxh3_128(tokens.numpy().tobytes() + labels.numpy().tobytes()).hexdigest()
 
     def _micro_batch(self, samples: Sequence[int]) -> tuple[Tensor, Tensor]:
         windows = torch.from_numpy(np.stack([self._window(sample) for sample in samples]))

@@ -113,7 +113,7 @@ def test_another_seed_needs_force_which_is_recorded(saved: tuple[RunDir, Path]) 
     forced = submit(path, "--set", "run.seed=7", "--force")
     assert forced.exit_code == 0, forced.output
     assert "changed since global_step5, accepted with --force: run.seed: 1234 -> 7" in forced.stderr
-    assert accepted(run) == Acceptance(("data", "run.seed"))
+    assert accepted(run) == Acceptance(("data", "data.order", "run.seed"))
 
 
 def test_other_data_is_seen_before_the_job_waits(saved: tuple[RunDir, Path]) -> None:

@@ -123,8 +123,6 @@ def test_a_key_that_the_older_version_did_not_have_is_not_known() -> None:
         ("other", None, [("stop", "data")]),
         ("grown", None, [("name", "data")]),
         ("same", "data.prefix=elsewhere", [("name", "data")]),
-        ("reordered", None, [("stop", "data")]),
-        ("reordered", "run.seed=7", [("stop", "run.seed")]),
         ("unknown", None, [("unknown", "data")]),
         ("unknown", "data.prefix=elsewhere", [("stop", "data")]),
         # Nobody could look: the ranks will.
@@ -178,3 +176,12 @@ def test_a_run_without_an_id_has_none(tmp_path: Path) -> None:
     assert read_run_id(run) == "abc"
     run.record.write_text("[]")
     assert read_run_id(run) is None
+
+
+def test_an_order_of_the_data_that_no_setting_explains_stops_the_run() -> None:
+    def found(saved: CheckpointRecord, run: CheckpointRecord, is_kept: bool | None) -> list[tuple[str, str]]:
+        return short(find_changes(saved, run, is_own=True, likeness="same", is_order_kept=is_kept))
+
+    assert found(record(), record(), True) == found(record(), record(), None) == []
+    assert found(record(), record(), False) == [("stop", "data.order")]
+    assert found(record(), record("run.seed=7"), False) == [("stop", "run.seed")]
