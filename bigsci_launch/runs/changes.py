@@ -138,7 +138,7 @@ def _other_health(saved: CheckpointRecord) -> Iterator[RunChange]:
         found = "; ".join(str(each) for each in (saved.health or {}).get("findings") or ()) or "they left no words"
         yield RunChange("health", False, None, "stop", f"health: the checkpoint failed the guards' checks: {found}")
     elif saved.passed is None:
-        text = "health: no guard checked the state before it was saved, so nobody knows whether it is sound"
+        text = "health: the guards did not check the step after which it was saved, so nobody knows whether it is sound"
         yield RunChange("health", None, None, "unknown", text)
 
 

@@ -118,7 +118,7 @@ def remark(record: CheckpointRecord) -> list[str]:
         found = [str(each) for each in (record.health or {}).get("findings") or ()]
         remarks.append(f"it failed the guards' checks: {'; '.join(found) or 'they left no words'}")
     elif record.passed is None:
-        remarks.append("whether its state was sound is not known: no guard checked it before the save")
+        remarks.append("whether its state was sound is not known: the guards did not check the step before the save")
     return remarks
 
 
