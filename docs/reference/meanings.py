@@ -187,6 +187,7 @@ checkpoints[].path | its folder
 checkpoints[].step | the step after which it was saved
 checkpoints[].bytes | size of its files; null if its record cannot be read
 checkpoints[].latest | whether `latest` names it
+checkpoints[].passed | whether the guards found nothing before it was saved; null: not known
 checkpoints[].half_verified | whether its verification did not finish, or files have changed since; it is not pruned
 checkpoints[].pinned | whether it is pinned, and so not pruned
 checkpoints[].verified | whether it was verified and has not changed since
@@ -196,6 +197,7 @@ schema_version | 1
 path | its folder
 sound | whether every file is there with the bytes that were saved
 problems | what is wrong, one sentence per file
+remarks | what cannot be known of a sound checkpoint, or what the guards found before it was saved
 """,
     "bsl list --json": """
 schema_version | 1
