@@ -90,13 +90,14 @@ def test_changed_settings_and_findings_are_its_causes(trial: Any) -> None:
     attempt = train(trial, "0002", losses(31, 36, rise=0.5))
     trial.event(1, "changed", 45, key="optimizer.lr", severity="name", text="optimizer.lr is 3e-3, was 3e-4")
     trial.event(1, "changed", 45, key="health", severity="unknown", text="health: no guard checked the state")
-    trial.event(1, "skipped", 45, step=32)
+    trial.event(1, "skipped", 45, step=33, skipped_step=32, began=["gradient of 4.up on rank 2 is not finite"])
     trial.event(2, "guard", 40, step=31, check="copies", text="copies: weight on rank 2 differs")
     trial.event(3, "guard", 30, step=36, check="copies", text="much later")
     folder = trial.run.checkpoints / "global_step30"
     folder.mkdir(parents=True)
     write_record(folder, CheckpointRecord(30, 240, {}, "bf16", {}, {}))
-    skipped, differs = "step 32 was skipped", "copies: weight on rank 2 differs"
+    skipped = "step 32 was skipped: gradient of 4.up on rank 2 is not finite"
+    differs = "copies: weight on rank 2 differs"
     assert restart()["causes"] == ["optimizer.lr is 3e-3, was 3e-4", skipped, differs]
     assert restart()["not_known"] == ["health: no guard checked the state"]
     assert "cause      optimizer.lr is 3e-3, was 3e-4\n" in status().stdout
