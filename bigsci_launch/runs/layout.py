@@ -18,6 +18,7 @@ RUN/
     next.json                 whether the run continues after this start, and why
     queued                    the attempt waits behind another one; removed when it starts
     cancelled                 `bsl cancel` ended the attempt: it does not continue
+    accepted.json             which changes since the checkpoint was saved `bsl submit --force` accepted
     bad_nodes.json            nodes that the attempt has shown to be bad, and whether that is final
     pids/rank-0003.json       where rank 3 runs: host, PID, coordinate
     logs/rank-0003.log        output of rank 3, each line with its time
@@ -163,6 +164,11 @@ class AttemptDir:
     def cancel_mark(self) -> Path:
         """Exists if `bsl cancel` ended the attempt; its requeues share it."""
         return self.path.parent / self.base_name / "cancelled"
+
+    @property
+    def accepted(self) -> Path:
+        """Which changes the user accepted with `--force`; the attempt's requeues share it."""
+        return self.path.parent / self.base_name / "accepted.json"
 
     @property
     def bad_nodes(self) -> Path:
