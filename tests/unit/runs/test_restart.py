@@ -104,6 +104,17 @@ def test_changed_settings_and_findings_are_its_causes(trial: Any) -> None:
     assert attempt.name == "0002"
 
 
+def test_a_checkpoint_that_failed_its_checks_is_a_cause(trial: Any) -> None:
+    train(trial, "0001", losses(1, 30))
+    train(trial, "0002", losses(31, 36, rise=0.5))
+    folder = trial.run.checkpoints / "global_step30"
+    folder.mkdir(parents=True)
+    health = {"passed": False, "step": 30, "findings": ["moments: 3.up on rank 1 are zero"]}
+    write_record(folder, CheckpointRecord(30, 240, {}, "bf16", {}, {}, health=health))
+    sentence = "global_step30 was saved although its checks failed: moments: 3.up on rank 1 are zero"
+    assert restart()["causes"] == [sentence]
+
+
 def test_records_of_the_same_step_show_other_settings(trial: Any) -> None:
     train(trial, "0001", losses(1, 35))
     train(trial, "0002", losses(31, 36, rise=0.5), learning_rate=1e-3, global_batch_size=16)
