@@ -68,7 +68,7 @@ def test_a_smooth_restart_is_said_to_be_one(trial: Any) -> None:
     found = restart()
     assert (found["verdict"], found["step"], found["after_attempt"]) == ("no jump", 31, "0001")
     assert "restart  from global_step30: at the restart, step 31," in status().stdout
-    assert "within its usual movement" in found["text"] and "cause" not in status().stdout
+    assert "within its usual movement" in found["text"] and "likely cause" not in status().stdout
 
 
 def test_a_spike_is_called_one_and_its_cause_is_not_invented(trial: Any) -> None:
@@ -100,7 +100,7 @@ def test_changed_settings_and_findings_are_its_causes(trial: Any) -> None:
     differs = "copies: weight on rank 2 differs"
     assert restart()["causes"] == ["optimizer.lr is 3e-3, was 3e-4", skipped, differs]
     assert restart()["not_known"] == ["health: no guard checked the state"]
-    assert "cause      optimizer.lr is 3e-3, was 3e-4\n" in status().stdout
+    assert "likely cause  optimizer.lr is 3e-3, was 3e-4\n" in status().stdout
     assert attempt.name == "0002"
 
 

@@ -187,7 +187,7 @@ def test_a_jump_in_a_run_is_explained_by_the_checkpoint_between(resumed: Any, di
 def test_status_names_the_tensor_too(resumed: Any) -> None:
     run = resumed(1.0, apart)
     answer = CliRunner().invoke(bsl, ["status", str(run.path)])
-    assert f"cause       {CAUSE}\n" in answer.stdout, answer.output
+    assert f"likely cause  {CAUSE}\n" in answer.stdout, answer.output
     assert "restart spike: " in answer.stdout
 
 
@@ -197,7 +197,7 @@ def test_a_sound_checkpoint_is_not_called_the_cause_nor_equal_weights(resumed: A
     assert answer.document["seam"]["causes"] == []
     assert "Weights equal" not in answer.text and answer.document["findings"][-1]["pattern"] == "restart spike"
     stated = CliRunner().invoke(bsl, ["status", str(run.path)]).stdout
-    assert "cause       not known: no record shows" in stated
+    assert "likely cause  not known: no record shows" in stated
 
 
 def test_equal_dumps_around_a_jump_point_at_data_and_rng(resumed: Any, diff: Any, save_arrays: Any) -> None:
@@ -207,7 +207,7 @@ def test_equal_dumps_around_a_jump_point_at_data_and_rng(resumed: Any, diff: Any
         save_arrays(run.dump_file(step, when, 0), {"w": np.ones(3, np.float32)}, metadata)
     assert diff("--seam", *logs_of(run), "--json").document["findings"][-1]["pattern"] == "data or random state"
     stated = CliRunner().invoke(bsl, ["status", str(run.path)]).stdout
-    assert "cause       the restart left the weights as they were: look at data order" in stated
+    assert "likely cause  the restart left the weights as they were: look at data order" in stated
 
 
 def test_nothing_is_read_if_the_loss_did_not_jump(resumed: Any, diff: Any) -> None:
