@@ -2,7 +2,7 @@
 # make quick  the tests of the inner loop: no ranks, no Slurm, two minutes
 # make test   set up, install Slurm's packages when allowed, then run every test but the long tier
 # make long   set up, then run the tests that make test leaves out: further variants of expensive kinds
-# make gpu    on a machine with a GPU: the tests that need one, then the speed of a 1.3B model; skips in words elsewhere
+# make gpu    the tests that need a GPU, then the speed of a 1.3B model on it; says so where there is none
 # make check  lint, types
 # make docs   write the generated pages of docs/reference again
 
