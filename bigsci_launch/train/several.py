@@ -23,13 +23,14 @@ def main() -> None:
     startup.start_deepspeed()
     for name in sys.argv[1:]:
         os.environ["BSL_RUN_DIR"], os.environ["BSL_ATTEMPT"] = str(Path(name).parent.parent), Path(name).name
-        _train_one()
+        train_one()
     import torch.distributed as dist
 
     dist.destroy_process_group()
 
 
-def _train_one() -> None:
+def train_one() -> None:
+    """Train the attempt that the environment names, as `bsl train` would; a collective call of all ranks."""
     from bigsci_launch.config.load import load_resolved
     from bigsci_launch.errors import BslError
     from bigsci_launch.train.identity import require_topology, this_rank

@@ -187,6 +187,9 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def find_load_differences(saved: Mapping[str, Any], loaded: Mapping[str, Any], rank: int) -> Iterator[Violation]:
     """Find what a load did not restore as it was saved; `saved` and `loaded` are state documents of one rank."""
+    if "step" in saved and saved["step"] != loaded.get("step"):
+        text = f"is {loaded.get('step')}, but the digests are of step {saved['step']}"
+        yield Violation("load", "step of the checkpoint", (rank,), text)
     for name in saved["tensors"].keys() | loaded["tensors"].keys():
         if saved["tensors"].get(name) != loaded["tensors"].get(name):
             yield Violation("load", name, (rank,), "differs from what was saved")
