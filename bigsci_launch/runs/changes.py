@@ -7,8 +7,8 @@ older version saved it), so nobody can say that it is equal.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from bigsci_launch.errors import CheckpointError, RunDirError
@@ -17,8 +17,8 @@ from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_json
 
 SCHEMA_VERSION = 1
 
-Severity = Literal["stop", "name", "unknown"]
-Likeness = Literal["same", "grown", "other", "unknown"]
+ChangeSeverity = Literal["stop", "name", "unknown"]
+DataLikeness = Literal["same", "grown", "other", "unknown"]
 
 _STOPPING = {
     "run.seed": "another order of the data and other dropout",
@@ -26,6 +26,9 @@ _STOPPING = {
     "data.held_out": "other samples are trained on",
 }
 """Settings that make a run another one, and what each changes."""
+
+_REORDERING = {"run.seed", "data.held_out"}
+"""Settings whose change explains another order of the data."""
 
 _NAMED = (
     "model.dropout",
@@ -45,13 +48,13 @@ _NAMED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RunChange:
     """Something that differs from when the checkpoint was saved, or is not known of it. `text` is a whole sentence."""
 
     key: str
     saved: Any
     now: Any
-    severity: Severity
+    severity: ChangeSeverity
     text: str
 
     @property
@@ -73,18 +76,32 @@ class Acceptance:
     keys: tuple[str, ...] = ()
     everything: bool = False
 
-    def covers(self, change: Change) -> bool:
+    @classmethod
+    def of(cls, changes: Sequence[RunChange]) -> Acceptance:
+        """Return the acceptance of those of `changes` that would stop the run."""
+        return cls(tuple(sorted(change.key for change in changes if change.severity == "stop")))
+
+    def covers(self, change: RunChange) -> bool:
         """Whether the user accepted this change."""
         return self.everything or change.key in self.keys
 
 
+NOTHING_ACCEPTED = Acceptance()
+
+
 def find_changes(
-    saved: CheckpointRecord, run: CheckpointRecord, *, is_own: bool, likeness: Likeness | None
-) -> list[Change]:
+    saved: CheckpointRecord,
+    run: CheckpointRecord,
+    *,
+    is_own: bool,
+    likeness: DataLikeness | None,
+    is_order_kept: bool | None = None,
+) -> list[RunChange]:
     """Return what differs between the run that saved a checkpoint and `run`, which resumes from it.
 
     `is_own` says whether the checkpoint lies in the run's own folder; another one is loaded because the run file names
-    it. `likeness` is how the run's data relates to the saved fingerprint; None if nobody has looked.
+    it. `likeness` is how the run's data relates to the saved fingerprint, and `is_order_kept` whether the run draws the
+    same sample at the place of the checkpoint; None if nobody has looked.
     """
     changes = [
         *_other_run(saved, run, is_own),
@@ -92,19 +109,22 @@ def find_changes(
         *_other_settings(saved.config, run.config),
         *_other_data(saved, run, likeness),
     ]
+    if likeness == "same" and is_order_kept is False and not {each.key for each in changes} & _REORDERING:
+        text = "data order: where the checkpoint was saved, this run draws another sample than the run that saved it"
+        changes.append(RunChange("data.order", None, None, "stop", text))
     rank = {"stop": 0, "name": 1, "unknown": 2}
     return sorted(changes, key=lambda change: rank[change.severity])
 
 
-def _other_run(saved: CheckpointRecord, run: CheckpointRecord, is_own: bool) -> Iterator[Change]:
+def _other_run(saved: CheckpointRecord, run: CheckpointRecord, is_own: bool) -> Iterator[RunChange]:
     if saved.run_id is None or run.run_id is None:
         whose = "the checkpoint does not name its run" if saved.run_id is None else "this run has no run_id"
-        yield Change("run_id", saved.run_id, run.run_id, "unknown", f"run_id: {whose}, so it may be another run's")
+        yield RunChange("run_id", saved.run_id, run.run_id, "unknown", f"run_id: {whose}, so it may be another run's")
     elif saved.run_id != run.run_id:
         is_asked = not is_own or saved.converted_from is not None
         where = "which the run file names" if is_asked else "though it lies in this run's folder"
         text = f"run_id: the checkpoint is of another run ({_name_of(saved)}), {where}"
-        yield Change("run_id", saved.run_id, run.run_id, "name" if is_asked else "stop", text)
+        yield RunChange("run_id", saved.run_id, run.run_id, "name" if is_asked else "stop", text)
 
 
 def _name_of(record: CheckpointRecord) -> str:
@@ -113,30 +133,30 @@ def _name_of(record: CheckpointRecord) -> str:
     return str(name) if name else "its name is not known"
 
 
-def _other_health(saved: CheckpointRecord) -> Iterator[Change]:
+def _other_health(saved: CheckpointRecord) -> Iterator[RunChange]:
     if saved.passed is False:
         found = "; ".join(str(each) for each in (saved.health or {}).get("findings") or ()) or "they left no words"
-        yield Change("health", False, None, "stop", f"health: the checkpoint failed the guards' checks: {found}")
+        yield RunChange("health", False, None, "stop", f"health: the checkpoint failed the guards' checks: {found}")
     elif saved.passed is None:
         text = "health: no guard checked the state before it was saved, so nobody knows whether it is sound"
-        yield Change("health", None, None, "unknown", text)
+        yield RunChange("health", None, None, "unknown", text)
 
 
-def _other_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+def _other_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[RunChange]:
     if not saved:
         text = "settings: the checkpoint does not hold those that it was saved with"
-        yield Change("settings", None, None, "unknown", text)
+        yield RunChange("settings", None, None, "unknown", text)
         return
     for key in (*_STOPPING, *_NAMED):
         is_known, before = _setting(saved, key)
         after = _setting(now, key)[1]
         if not is_known:
             text = f"{key}: the checkpoint does not hold it; it is {_shown(after)} now"
-            yield Change(key, None, after, "unknown", text)
+            yield RunChange(key, None, after, "unknown", text)
         elif before != after:
             effect = f" ({_STOPPING[key]})" if key in _STOPPING else ""
             text = f"{key}: {_shown(before)} -> {_shown(after)}{effect}"
-            yield Change(key, before, after, "stop" if effect else "name", text)
+            yield RunChange(key, before, after, "stop" if effect else "name", text)
 
 
 def _setting(config: Mapping[str, Any], key: str) -> tuple[bool, Any]:
@@ -157,27 +177,27 @@ def _shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _other_data(saved: CheckpointRecord, run: CheckpointRecord, likeness: Likeness | None) -> Iterator[Change]:
+def _other_data(saved: CheckpointRecord, run: CheckpointRecord, likeness: DataLikeness | None) -> Iterator[RunChange]:
     key = "data.prefix"
     (_, before), (_, after) = _setting(saved.config, key), _setting(run.config, key)
     is_moved = before is not None and before != after
     moved = f"{key}: {before} -> {after}" if is_moved else f"{key}: {after}"
     if likeness == "other":
         text = f"{moved}: not the data or the tokenizer that the checkpoint was trained with"
-        yield Change("data", before, after, "stop", text)
+        yield RunChange("data", before, after, "stop", text)
     elif likeness == "grown":
         text = f"{moved}: the dataset has grown, so the samples still to come are drawn in another order"
-        yield Change("data", before, after, "name", text)
+        yield RunChange("data", before, after, "name", text)
     elif likeness == "same" and is_moved:
-        yield Change("data", before, after, "name", f"{moved}: the same data in another place")
+        yield RunChange("data", before, after, "name", f"{moved}: the same data in another place")
     elif saved.data is None or likeness == "unknown":
         text = f"{moved}: the checkpoint does not say what data it was trained with"
-        yield Change("data", before, after, "stop" if is_moved else "unknown", text)
+        yield RunChange("data", before, after, "stop" if is_moved else "unknown", text)
     elif likeness is None and is_moved:
-        yield Change("data", before, after, "name", f"{moved}: the ranks compare the data when they start")
+        yield RunChange("data", before, after, "name", f"{moved}: the ranks compare the data when they start")
 
 
-def require_accepted(name: str, changes: Sequence[Change], accepted: Acceptance) -> None:
+def require_accepted(name: str, changes: Sequence[RunChange], accepted: Acceptance) -> None:
     """Check that the run may resume from checkpoint `name` in spite of `changes`.
 
     Raises:
@@ -191,7 +211,7 @@ def require_accepted(name: str, changes: Sequence[Change], accepted: Acceptance)
         )
 
 
-def change_lines(name: str, changes: Sequence[Change], accepted: Acceptance) -> list[str]:
+def change_lines(name: str, changes: Sequence[RunChange], accepted: Acceptance) -> list[str]:
     """Return the changes as lines for people; what is not known of checkpoint `name` shares one."""
     lines = []
     for change in changes:
@@ -212,10 +232,9 @@ def read_run_id(run: RunDir) -> str | None:
     return str(found) if found else None
 
 
-def write_accepted(attempt: AttemptDir, keys: Collection[str], *, everything: bool) -> None:
-    """Record for an attempt that the user accepts the change of `keys`, or of `everything`."""
-    document = {"schema_version": SCHEMA_VERSION, "keys": sorted(keys), "everything": everything}
-    write_json(attempt.accepted, document)
+def write_accepted(attempt: AttemptDir, accepted: Acceptance) -> None:
+    """Record for an attempt, and its requeues, what the user accepts."""
+    write_json(attempt.accepted, {"schema_version": SCHEMA_VERSION, **asdict(accepted)})
 
 
 def read_accepted(attempt: AttemptDir) -> Acceptance:
@@ -225,7 +244,7 @@ def read_accepted(attempt: AttemptDir) -> Acceptance:
         RunDirError: there is one, and it cannot be read.
     """
     if not attempt.accepted.exists():
-        return Acceptance()
+        return NOTHING_ACCEPTED
     document = read_json(attempt.accepted)
     try:
         return Acceptance(tuple(str(key) for key in document["keys"]), bool(document["everything"]))

@@ -247,9 +247,13 @@ class RunDir:
     def dumps(self) -> Path:
         return self.path / "dumps"
 
+    def dump_folder(self, step: int, when: str) -> Path:
+        """The weights of all ranks around `step`; `when` is `before` or `after`."""
+        return self.dumps / dump_name(step, when)
+
     def dump_file(self, step: int, when: str, rank: int) -> Path:
         """The weights of `rank` around `step`; `when` is `before` or `after`."""
-        return self.dumps / dump_name(step, when) / f"{rank_name(rank)}.safetensors"
+        return self.dump_folder(step, when) / f"{rank_name(rank)}.safetensors"
 
     @property
     def bundles(self) -> Path:
@@ -339,6 +343,14 @@ def checkpoint_of_dump(folder: Path) -> Path | None:
         return None
     saved = run.checkpoints / checkpoint_tag(step)
     return saved if saved.is_dir() else None
+
+
+def attempt_of_log(log: Path) -> AttemptDir | None:
+    """Return the attempt that a rank's log belongs to; None if the file lies in no run."""
+    attempt = AttemptDir(log.resolve().parent.parent)
+    run = RunDir(attempt.path.parent.parent)
+    is_log = log.resolve().parent == attempt.logs and attempt.path.parent == run.attempts_folder
+    return attempt if is_log and run.record.is_file() else None
 
 
 def find_runs(root: Path) -> list[RunDir]:

@@ -166,9 +166,7 @@ def _find_other_record(folder: Path, record: CheckpointRecord) -> Iterator[str]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: cannot be read: {error}") from error
     if found != record.digest:
-        text = (
-            "the digest over the whole checkpoint differs: this file, or the digests of a rank, changed after the save"
-        )
+        text = "the digest over the whole checkpoint differs: this file or the digests of a rank are not as saved"
         yield f"{record_path(folder)}: {text}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.data.fingerprint import DataFingerprint, fingerprint
 from bigsci_launch.data.indexed import IndexedDataset, open_dataset, tokenizer_path
 from bigsci_launch.errors import DataError
 from bigsci_launch.topology import Coordinate, Topology
@@ -50,6 +52,11 @@ class Batches:
     @property
     def dataset(self) -> IndexedDataset:
         return self._dataset
+
+    @cached_property
+    def fingerprint(self) -> DataFingerprint:
+        """What tells this dataset from another one."""
+        return fingerprint(self._dataset)
 
     @property
     def dp(self) -> int:

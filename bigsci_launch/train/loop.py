@@ -14,9 +14,11 @@ from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.batches import Batches, open_batches
+from bigsci_launch.train.device.gpu import memory_figures
 from bigsci_launch.train.evaluation import evaluate, format_evaluation, is_evaluation_due
 from bigsci_launch.train.flight_recorder import offered_recorder
 from bigsci_launch.train.flops import FlopCounter
+from bigsci_launch.train.guards.data import saved_data
 from bigsci_launch.train.guards.judge import Judge
 from bigsci_launch.train.guards.nonfinite import FiniteWatch
 from bigsci_launch.train.guards.step_word import DataWord, StepWord, exchange_words
@@ -82,11 +84,11 @@ def train(
     """Train until the run is finished or this attempt is asked to stop; a collective call of all ranks."""
     coordinate = topology.coordinate(identity.rank)
     batches = open_batches(config, topology, coordinate)
-    join_ranks()
+    join_ranks(config.training, identity)
     checkpoints = CheckpointsDir(identity.run.checkpoints)
     report.phase("load")
     expected = describe(config, topology, TrainingProgress(), identity.run)
-    chosen = choose_checkpoint(config.checkpoint.load, identity, expected, batches.dataset)
+    chosen = choose_checkpoint(config.checkpoint.load, identity, expected, batches)
     report.phase("init")
     seed_generators(config.run.seed, coordinate)
     batch_size = BatchSize.of_config(config.training)
@@ -182,8 +184,11 @@ def _save(training: Training, progress: TrainingProgress) -> None:
     if training.guards:
         training.guards.before_save(progress.step)
     started = time.monotonic()
-    health = training.judge.health(progress.step)
-    record = replace(describe(training.config, training.topology, progress, training.identity.run), health=health)
+    record = replace(
+        describe(training.config, training.topology, progress, training.identity.run),
+        health=training.judge.health(progress.step),
+        data=saved_data(training.batches, progress.consumed_samples),
+    )
     folder = save_checkpoint(
         training.engine,
         training.checkpoints,
@@ -273,7 +278,7 @@ def _tell(
 ) -> None:
     """Print and record the result of a step."""
     config = training.config
-    tflops = training.flops.tflops_per_rank(batch_size, seconds, training.identity.world_size)
+    world_size = training.identity.world_size
     peak = config.monitor.peak_tflops_per_rank
     result = StepResult(
         step=progress.step,
@@ -287,8 +292,9 @@ def _tell(
         num_skipped=num_skipped,
         num_nan=int(math.isnan(loss)),
         seconds=seconds,
-        tflops=tflops,
-        utilization=tflops / peak if peak else None,
+        tflops=training.flops.tflops_per_rank(batch_size, seconds, world_size),
+        utilization=training.flops.utilization(batch_size, seconds, world_size, peak) if peak else None,
+        memory=memory_figures(),
         loss_scale=loss_scale(training.engine.optimizer),
     )
     print(format_step(result), flush=True)

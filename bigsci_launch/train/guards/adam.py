@@ -113,7 +113,7 @@ class OptimizerWatch:
             yield from find_wrong_moments(part, state, MomentLimits(factor, size), self._rank)
             expected = step - self._engine.skipped_steps
             if "step" in state and float(state["step"]) != expected:
-                text = f"is {float(state['step']):g} after step {step}, of which {self._engine.skipped_steps} skipped"
+                text = f"is {float(state['step']):g} after step {step}; {self._engine.skipped_steps} steps were skipped"
                 yield Violation("optimizer step", f"step count of group {part.name}", (self._rank,), text)
         yield from self._find_padding("first moment", "second moment")
         if self._is_padding_zero:

@@ -161,9 +161,12 @@ def exchange_fingerprints(mine: DataFingerprint) -> list[DataFingerprint]:
     return everywhere
 
 
-def saved_data(batches: Batches, data: DataFingerprint, consumed_samples: int) -> dict[str, Any]:
+def saved_data(batches: Batches, consumed_samples: int) -> dict[str, Any]:
     """Return what a checkpoint keeps of the data: its fingerprint, and the last sample that was drawn."""
-    return {**data.document, "cursor": {"consumed_samples": consumed_samples, **_cursor(batches, consumed_samples)}}
+    return {
+        **batches.fingerprint.document,
+        "cursor": {"consumed_samples": consumed_samples, **_cursor(batches, consumed_samples)},
+    }
 
 
 def _cursor(batches: Batches, consumed_samples: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ With g_i the gradients, m_t = (1-b1) sum_i b1^(t-i) g_i and v_t = (1-b2) sum_i b
 
     |m_t| <= (1-b1)/sqrt(1-b2) * sqrt(sum_{j<t} (b1^2/b2)^j) * sqrt(v_t),
 
-so one wrong bit in an exponent shows at once. A run that begins with moments of which |m| <= C sqrt(v) was known
+so one wrong bit in an exponent shows at once. A run that begins with moments that kept |m| <= C sqrt(v)
 t steps ago adds (b1^2/b2)^t C^2 to the square of that factor. Clipping to a norm c also makes |m| <= c and v <= c^2,
 because no single gradient exceeds the norm. A padded row of the vocabulary never receives a gradient: its moments are
 zero. Rounding moves these limits by far less than the margin that is allowed.

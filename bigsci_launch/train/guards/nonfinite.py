@@ -126,7 +126,8 @@ class FiniteWatch:
         original = getattr(optimizer, name)
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            if optimizer.overflow:
+            # The engine clears once more after the optimizer has done so.
+            if optimizer.overflow and not self._reduced:
                 named = [*reduced_gradients(self._engine)]
                 self._reduced = self._name(named, "; seen after the sum over dp, so any of these ranks began it")
             return original(*args, **kwargs)

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.data.fingerprint import fingerprint
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.runs.checkpoints import digests_path, write_digests
 from bigsci_launch.topology import Coordinate, Topology
@@ -76,7 +75,7 @@ class Guards:
         self._tells = (self._coordinate.pp_rank, self._coordinate.tp_rank, self._coordinate.dp_rank) == first_of_last
         self.judge = judge
         self.data = DataWatch(batches)
-        self._fingerprint = fingerprint(batches.dataset)
+        self._batches = batches
         self._gradients = GradientWatch(engine, tp_group, rank)
         self._optimizer = OptimizerWatch(engine, config, rank)
         self._columns = self._exchange_columns()
@@ -150,7 +149,7 @@ class Guards:
         return [*self._alarming, *self._optimizer.find_wrong_state(step)]
 
     def _check_datasets(self, step: int) -> None:
-        if found := compare_fingerprints(exchange_fingerprints(self._fingerprint)):
+        if found := compare_fingerprints(exchange_fingerprints(self._batches.fingerprint)):
             self.judge.act(step, found)
 
     def after_words(self, step: int, words: Sequence[StepWord]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,13 +19,12 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 import bigsci_launch
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.data.fingerprint import compare_with_saved
-from bigsci_launch.data.indexed import IndexedDataset
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.launch.provenance import describe_repository
 from bigsci_launch.runs.changes import (
     Acceptance,
-    Change,
+    RunChange,
     change_lines,
     find_changes,
     read_accepted,
@@ -58,14 +58,19 @@ from bigsci_launch.runs.verify import (
 )
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.topology.words import name_ranks_and_part
+from bigsci_launch.train.batches import Batches
 from bigsci_launch.train.collective import on_first_rank
+from bigsci_launch.train.device.gpu import computes_on_gpu
+from bigsci_launch.train.guards.data import is_order_kept
 from bigsci_launch.train.guards.watch import write_state_document
 from bigsci_launch.train.identity import RankIdentity
 from bigsci_launch.train.mischief.defects import Defects, lose_optimizer_step
-from bigsci_launch.train.optimizer import apply_settings
+from bigsci_launch.train.optimizer import apply_settings, choose_kernel
 from bigsci_launch.train.rank_events import is_lost_peer
 from bigsci_launch.train.startup import talk_as_debug
 from bigsci_launch.train.state.rng import capture_generators, restore_generators, seed_generators
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ class ChosenCheckpoint:
 
     folder: Path
     record: CheckpointRecord
-    changes: tuple[Change, ...]
+    changes: tuple[RunChange, ...]
     accepted: Acceptance
 
     @property
@@ -219,7 +224,7 @@ def _disk_errors(path: Path) -> Iterator[None]:
 
 
 def choose_checkpoint(
-    load: str, identity: RankIdentity, expected: CheckpointRecord, dataset: IndexedDataset
+    load: str, identity: RankIdentity, expected: CheckpointRecord, batches: Batches
 ) -> ChosenCheckpoint | None:
     """Find the checkpoint that `checkpoint.load` names and check that it fits the run; None means start at step 0.
 
@@ -229,12 +234,10 @@ def choose_checkpoint(
         CheckpointError: the checkpoint is missing, incomplete, mixed of several steps, or of another model or topology;
             or a change since then makes the run another one, and the user has not accepted it.
     """
-    return on_first_rank(lambda: _choose(load, identity, expected, dataset))
+    return on_first_rank(lambda: _choose(load, identity, expected, batches))
 
 
-def _choose(
-    load: str, identity: RankIdentity, expected: CheckpointRecord, dataset: IndexedDataset
-) -> ChosenCheckpoint | None:
+def _choose(load: str, identity: RankIdentity, expected: CheckpointRecord, batches: Batches) -> ChosenCheckpoint | None:
     own = CheckpointsDir(identity.run.checkpoints)
     running_code()  # read now, because the repository may change while the run trains
     with _disk_errors(own.path):
@@ -249,8 +252,13 @@ def _choose(
     require_same_run(folder, record, expected)
     require_complete(folder, record)
     require_agreement(folder, record)
-    is_own, likeness = folder.parent.resolve() == own.path.resolve(), compare_with_saved(record.data, dataset)
-    changes = find_changes(record, expected, is_own=is_own, likeness=likeness)
+    changes = find_changes(
+        record,
+        expected,
+        is_own=folder.parent.resolve() == own.path.resolve(),
+        likeness=compare_with_saved(record.data, batches.dataset),
+        is_order_kept=is_order_kept(record.data, batches),
+    )
     accepted = read_accepted(identity.attempt)
     require_accepted(str(folder), changes, accepted)
     return ChosenCheckpoint(folder, record, tuple(changes), accepted)
@@ -285,10 +293,13 @@ def load_checkpoint(
     if generators is None:
         seed_generators(config.run.seed, coordinate, record.step)
     elif not defects.loses("lost_random_states", record.step):
-        restore_generators(generators)
+        remark = restore_generators(generators)
+        if remark and config.model.dropout:
+            log.warning("%s: %s", folder, remark)
     if defects.loses("lost_optimizer_step", record.step):
         lose_optimizer_step(engine)
     apply_settings(engine.optimizer.param_groups, config.optimizer)
+    choose_kernel(engine.optimizer.optimizer, fused=computes_on_gpu())
     engine.optimizer.clip_grad = config.optimizer.clip_grad
     return TrainingProgress(record.step, record.consumed_samples)
 

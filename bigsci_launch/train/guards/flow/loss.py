@@ -17,7 +17,7 @@ from torch import Tensor
 from bigsci_launch.train.guards.copies import Violation
 from bigsci_launch.train.guards.flow.samples import distance, spread
 from bigsci_launch.train.optimizer import loss_scale
-from bigsci_launch.train.parallel.tensor import VocabularyParallelLoss
+from bigsci_launch.train.parallel.loss import VocabularyParallelLoss
 
 _TOLERANCE = 0.05
 _TOKENS = 8
@@ -64,7 +64,7 @@ class LossWatch:
             return
         apart, factor = distance(self._found, self._expected)
         if apart > _TOLERANCE:
-            text = f"the backward pass starts with {factor:.4g} times the gradient of the mean cross-entropy"
+            text = f"the backward pass starts with {factor:.3g} times the gradient of the mean cross-entropy"
             yield Violation("loss gradient", "logits", (rank,), f"{text} (off by {apart:.0%})")
 
 

@@ -1,0 +1,358 @@
+"""The guards of a training loop that is not ours: three calls a step, one before a save and one after a load.
+
+Every rank gets the findings of all ranks, so all ranks decide alike.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bigsci_launch.errors import BslError, GuardError
+from bigsci_launch.train.attach.digest import digests_of
+from bigsci_launch.train.attach.equal import EqualChecker, find_wrong_data
+from bigsci_launch.train.attach.exchange import LoopWord, exchange_rows
+from bigsci_launch.train.attach.findings import gather_findings, in_order, in_words
+from bigsci_launch.train.attach.places import find_places
+from bigsci_launch.train.attach.records import open_records
+from bigsci_launch.train.attach.seal import StateSeal
+from bigsci_launch.train.attach.state import LoopState
+from bigsci_launch.train.attach.watched import Sharded, by_marks, local
+from bigsci_launch.train.attach.witness import Gradient, GradientWitness, group_of
+from bigsci_launch.train.guards.copies import Violation
+
+_AIM = 0.0025
+"""The share of the training time that `interval="auto"` aims at: half of what the guards may take."""
+_EARLY, _SHOWN = 2, 20
+
+
+def own_gradient(parameter: nn.Parameter) -> Tensor | None:
+    """Return `parameter.grad`, where most loops have the reduced gradient."""
+    return parameter.grad
+
+
+class LoopGuards:
+    """The guards of one rank. Every method but `batch`, `touched` and `end` is a collective call of all ranks.
+
+    Args:
+        model: the model, wrapped or not.
+        optimizer: its optimizer, wrapped or not. AdamW's moments are checked; of others, only that they are finite.
+        groups: the process group, or one-dimensional device mesh, of each axis: dp, tp, pp, cp, ep. Without any, all
+            ranks are data-parallel.
+        events: a file for this rank's records, or False for none. By default they go into the attempt that
+            `bsl submit` has started, if any.
+        interval: steps between checks of gradients, copies and moments; `auto` aims at 0.25 % of the training time.
+            Loss and data are looked at in every step.
+        action: `stop` raises GuardError on every rank; `warn` prints and continues.
+        tied: pairs of parameters that must be equal, by name, such as the embedding and the last layer.
+        sharded: the axes along which a parameter is cut. By default, Megatron's marks say; a DTensor knows itself.
+        gradient: returns the reduced gradient of a parameter, for engines that keep it elsewhere than in `.grad`.
+        reduction: whether gradients are the `mean` or the `sum` over the data-parallel ranks.
+        save_every: steps between saves: the step before each is checked.
+        max_skipped: steps that may be skipped in a row because gradients overflow.
+        fresh_data: in how many steps no batch may come twice on a rank; 0 allows it.
+
+    Raises:
+        BslError: torch.distributed is not initialized, or an argument is wrong.
+        GuardError: the ranks do not begin with the same weights.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        *,
+        groups: Mapping[str, Any] | None = None,
+        events: Path | str | bool | None = None,
+        interval: int | str = "auto",
+        action: str = "stop",
+        tied: Sequence[tuple[str, str]] = (),
+        sharded: Sharded = by_marks,
+        gradient: Gradient = own_gradient,
+        reduction: str = "mean",
+        save_every: int | None = None,
+        max_skipped: int = 20,
+        fresh_data: int = 0,
+    ) -> None:
+        _require("interval", interval, interval == "auto" or (isinstance(interval, int) and interval > 0))
+        _require("action", action, action in ("stop", "warn"))
+        _require("reduction", reduction, reduction in ("mean", "sum"))
+        self._places = find_places(groups)
+        self._rank, self._group, self._gradient = self._places.rank, group_of(groups or {}), gradient
+        self._state = LoopState(model, optimizer, self._places, tied, sharded)
+        self._is_auto, self.interval = interval == "auto", interval if isinstance(interval, int) else 1
+        self._stops, self._save_every = action == "stop", save_every
+        self._max_skipped, self._num_skipped = max_skipped, 0
+        self._fresh_data, self._batches = fresh_data, dict[int, int]()
+        ranks = self._places.mine.get("dp", ())
+        self._factor = 1 / len(ranks) if reduction == "mean" and ranks else 1.0
+        # With context parallelism, loops differ in what they divide by.
+        self._witness = GradientWitness(model) if ranks and len(self._places.mine.get("cp", ())) < 2 else None
+        self._seal = StateSeal()
+        self.steps_done = 0
+        self.gradients_checked: int | None = None
+        self._records = open_records(events, os.environ)
+        self._records.start(self._places.coordinate(self._rank))
+        self._records.phase("init")
+        everywhere: list[Any] = [None] * self._places.world_size
+        dist.all_gather_object(everywhere, self._state.watched())
+        self._equal, self._width = EqualChecker(everywhere), max(len(each) for each in everywhere)
+        self._check_now([])
+
+    def _begin_step(self) -> None:
+        number = self.steps_done + 1
+        saves_after = self._save_every is not None and number % self._save_every == 0
+        self._is_armed = self.steps_done < _EARLY or number % self.interval == 0 or saves_after
+        self._found: list[Violation] = []
+        self._gradient_digests: list[int] = []
+        self._data, self._samples, self._cost, self._saw_gradients = 0, 0, 0.0, False
+        self._count_before = self._state.step_count()
+        self._started = time.monotonic()
+        if self._witness is not None:
+            self._witness.is_armed = self._is_armed
+            self._witness.clear()
+
+    def batch(self, tokens: Tensor) -> None:
+        """Note the samples of this micro-batch, the first axis counting them; call it before the forward pass."""
+        started = time.monotonic()
+        if self._data == 0:
+            self._records.step = self.steps_done + 1
+            self._records.phase("step")
+        # Zero means that nothing is known.
+        self._data = _signed(self._data * 31 + digests_of([tokens])[0]) or 1
+        self._samples += int(tokens.shape[0]) if tokens.dim() else 1
+        self._cost += time.monotonic() - started
+
+    def gradients(self) -> None:
+        """Look at the reduced gradients; call it after the last backward pass, before clipping and the step."""
+        started = time.monotonic()
+        self._saw_gradients = True
+        self._found += self._seal.find_changed(self._state.tensors(), self._rank)
+        self._seal.break_open()
+        if self._is_armed:
+            self._look_at_gradients()
+        self._cost += time.monotonic() - started
+
+    @torch.no_grad()
+    def _look_at_gradients(self) -> None:
+        found = {name: self._gradient(parameter) for name, parameter in self._state.parameters.items()}
+        present = {name: local(each) for name, each in found.items() if each is not None}
+        self._gradient_digests = self._state.gradient_digests(present)
+        if not present and any(each.requires_grad for each in self._state.parameters.values()):
+            text = "no parameter has a gradient after the backward pass, so nothing would be trained"
+            self._found.append(Violation("missing gradients", "all gradients", (self._rank,), text))
+        if self._witness is not None:
+            self._found += self._witness.find_wrong(self._gradient, self._group, self._rank, self._factor)
+
+    def step(
+        self, loss: Tensor | float | None = None, *, norm: Tensor | float | None = None, lr: float | None = None
+    ) -> None:
+        """Check the step; call it after the optimizer's step.
+
+        Args:
+            loss: this rank's loss. One that is not finite stops the run in this step.
+            norm: the gradient norm that clipping used. It may be infinite only if the optimizer skipped the step.
+            lr: the learning rate that the schedule gives for this step; every optimizer group must have it.
+
+        Raises:
+            GuardError: anything is wrong on any rank, and the action is `stop`.
+        """
+        started = time.monotonic()
+        seconds = max(0.0, started - self._started - self._cost)
+        self.steps_done += 1
+        self._records.step = self.steps_done
+        value = None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
+        self._find_in_step(value, None if norm is None else float(norm), lr)
+        mine = math.nan if value is None else value
+        word = LoopWord(mine, value is not None, self._data, len(self._found))
+        words, found = self._exchange(word)
+        self._record_step(words, seconds)
+        sealed = time.monotonic()
+        self._seal.close(self._state.tensors(), is_whole=self._is_armed)
+        now = time.monotonic()
+        if self._is_armed:
+            # Looking at the seal will take as long once more.
+            self._choose_interval(self._cost + now - started + now - sealed, seconds)
+        if self._saw_gradients and self._is_armed:
+            self.gradients_checked = self.steps_done
+        self._act(found)
+        self._begin_step()
+
+    def _find_in_step(self, loss: float | None, norm: float | None, lr: float | None) -> None:
+        self._note_skipped(norm)
+        is_wrong = loss is not None and not math.isfinite(loss)
+        if is_wrong:
+            self._found.append(Violation("non-finite", "loss", (self._rank,), f"is {loss}"))
+        if is_wrong or self._is_armed:
+            self._found += self._state.find_wrong()
+        if lr is not None:
+            self._found += self._state.find_wrong_lr(lr, self.steps_done)
+        self._found += self._find_replayed()
+
+    def _note_skipped(self, norm: float | None) -> None:
+        """Count steps that left the optimizer where it was; too many in a row are a finding."""
+        after, is_finite = self._state.step_count(), norm is None or math.isfinite(norm)
+        was_skipped = after == self._count_before and (after > 0 or not is_finite)
+        self._num_skipped = self._num_skipped + 1 if was_skipped else 0
+        if was_skipped:
+            self._records.event("skipped", in_a_row=self._num_skipped, norm=norm)
+        elif not is_finite:
+            text = f"is {norm}, and the optimizer has taken the step"
+            self._found.append(Violation("non-finite", "gradient norm", (self._rank,), text))
+        if self._num_skipped > self._max_skipped:
+            text = f"has skipped {self._num_skipped} steps in a row"
+            self._found.append(Violation("skipped steps", "optimizer", (self._rank,), text))
+        if after < self._count_before:
+            text = f"fell from {self._count_before:g} to {after:g}"
+            self._found.append(Violation("moments", "step count", (self._rank,), text))
+
+    def _find_replayed(self) -> list[Violation]:
+        if not self._fresh_data or not self._data:
+            return []
+        before = self._batches.pop(self._data, None)
+        self._batches[self._data] = self.steps_done
+        while len(self._batches) > self._fresh_data:
+            del self._batches[next(iter(self._batches))]
+        text = f"the samples of step {before} have been read again"
+        return [] if before is None else [Violation("data", "batch", (self._rank,), text)]
+
+    def _exchange(self, word: LoopWord) -> tuple[list[LoopWord], list[Violation]]:
+        values = self._state.values(self._gradient_digests) if self._is_armed else []
+        words, table = exchange_rows(word, values, self._width if self._is_armed else 0, self._state.device)
+        found = self._equal.find_unequal(table) if self._is_armed else []
+        found += find_wrong_data([each.data for each in words], self._places.members)
+        if any(each.num_findings for each in words):
+            found += gather_findings(self._found)
+        return words, in_order(found)
+
+    def _choose_interval(self, mine: float, seconds: float) -> None:
+        """With `auto`, choose the shortest interval whose cost stays within the aim; the same on all ranks."""
+        if not self._is_auto or self.steps_done <= _EARLY:
+            return
+        worst = torch.tensor([mine, -seconds], dtype=torch.float64, device=self._state.device)
+        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+        cost, fastest = float(worst[0]), -float(worst[1])
+        interval = max(1, math.ceil(cost / (_AIM * max(fastest, 1e-6))))
+        if interval != self.interval and self._rank == 0:
+            self._records.event("guards", interval=interval, seconds=cost, step_seconds=fastest)
+        self.interval = interval
+
+    def _record_step(self, words: Sequence[LoopWord], seconds: float) -> None:
+        if self._rank == 0:
+            losses = [each.loss for each in words if each.has_loss]
+            mean = sum(losses) / len(losses) if losses else None
+            self._records.event("step", loss=mean, seconds=seconds, num_samples=self._samples or None)
+
+    def _act(self, found: Sequence[Violation]) -> None:
+        if not found:
+            return
+        sentences = [in_words(violation, self._places) for violation in found]
+        if self._rank == 0:
+            for violation, sentence in zip(found, sentences, strict=True):
+                coordinates = [self._places.coordinate(rank).as_dict() for rank in violation.ranks]
+                fields = {"check": violation.check, "tensor": violation.tensor, "coordinates": coordinates}
+                self._records.event("guard", **fields, text=sentence)
+            print(*(f"guard: step {self.steps_done}: {each}" for each in sentences[:_SHOWN]), sep="\n", flush=True)
+        if self._stops:
+            more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
+            error = GuardError(f"step {self.steps_done}: {sentences[0]}{more}", hint=self._hint())
+            self._records.fail(error)
+            self._records.close()
+            raise error
+
+    def _hint(self) -> str:
+        checked = f"at step {self.gradients_checked}" if self.gradients_checked else "at no step"
+        return f"gradients were last checked {checked}: what was saved after it is suspect"
+
+    def _check_now(self, found: Sequence[Violation]) -> list[Violation]:
+        """Check weights, moments and settings apart from any step, and begin the next step."""
+        self._begin_step()
+        self._is_armed = True
+        self._found = [*found, *self._state.find_wrong()]
+        _, everything = self._exchange(LoopWord(math.nan, False, 0, len(self._found)))
+        self._act(everything)
+        self._begin_step()
+        return everything
+
+    def before_save(self) -> dict[str, Any]:
+        """Check the state that is about to be saved, and return what `after_load` compares; keep it with the save.
+
+        The document says whether the checks passed, what they found, at which step gradients were last checked, and
+        has a digest of everything that this rank will save. With `warn`, look at `passed` before the save becomes the
+        one to continue from.
+
+        Raises:
+            GuardError: anything is wrong on any rank, and the action is `stop`.
+        """
+        self._records.phase("save")
+        found = self._check_now([*self._seal.find_changed(self._state.tensors(), self._rank)])
+        return {
+            "step": self.steps_done,
+            "rank": self._rank,
+            "world_size": self._places.world_size,
+            "passed": not found,
+            "findings": [in_words(each, self._places) for each in found],
+            "gradients_checked": self.gradients_checked,
+            "digests": self._state.document(),
+        }
+
+    def after_load(self, saved: Mapping[str, Any] | None = None, *, step: int | None = None) -> None:
+        """Check the state after a load, and compare it with the document of `before_save` if the ranks are the same.
+
+        Args:
+            saved: what `before_save` returned on this rank. Without it, or with another number of ranks, what was
+                loaded is checked, but it is not known whether it is what was saved; the records say so.
+            step: the step to continue from, if no document says it.
+
+        Raises:
+            GuardError: anything is wrong on any rank, and the action is `stop`.
+        """
+        self._records.phase("load")
+        self._seal.break_open()
+        self.steps_done = int(step if step is not None else (saved or {}).get("step", self.steps_done))
+        self._records.step = self.steps_done
+        is_same = saved is not None and (saved["rank"], saved["world_size"]) == (self._rank, self._places.world_size)
+        self._records.event("load", compared=is_same)
+        self._check_now(self._find_load_differences(saved["digests"]) if saved is not None and is_same else [])
+        self._seal.close(self._state.tensors(), is_whole=True)
+
+    def _find_load_differences(self, saved: Mapping[str, str]) -> list[Violation]:
+        loaded = self._state.document()
+        return [
+            Violation("load", name, (self._rank,), _difference(name, saved.get(name), loaded.get(name)))
+            for name in dict.fromkeys([*saved, *loaded])
+            if saved.get(name) != loaded.get(name)
+        ]
+
+    def touched(self) -> None:
+        """Say that the loop itself has just changed weights or moments between two steps; not collective."""
+        self._seal.break_open()
+
+    def end(self, reason: str = "finished") -> None:
+        """Record that this rank ends as it should, and write what is still queued."""
+        self._records.end(reason)
+        self._records.close()
+
+
+def _difference(name: str, saved: str | None, loaded: str | None) -> str:
+    if loaded is None or saved is None:
+        return "was saved and not loaded" if loaded is None else "was not saved"
+    return f"is {loaded}, but {saved} was saved" if name == "step count" else "differs from what was saved"
+
+
+def _signed(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _require(name: str, value: object, is_right: bool) -> None:
+    if not is_right:
+        raise BslError(f"{name}: {value!r} is not allowed", hint="`help(Guards)` says what is")
