@@ -44,7 +44,7 @@ def train_one(attempt: Path, rank: int) -> None:
     with ExitStack() as undo:
         try:
             inject(spec, rank, undo)
-            several._train_one()
+            several.train_one()
         except BaseException:
             (attempt / CRASH.format(rank)).write_text(traceback.format_exc())
             os._exit(1)
