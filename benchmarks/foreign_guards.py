@@ -133,9 +133,13 @@ def run_case(case: LoopCase, ranks: int = 2) -> LoopOutcome:
         for rank in range(ranks)
     ]
     outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
+    return judge(case, outputs, [process.returncode for process in processes], time.monotonic() - started)
+
+
+def judge(case: LoopCase, outputs: Sequence[str], codes: Sequence[int], seconds: float) -> LoopOutcome:
+    """Return what came of a case; `outputs` and `codes` are those of its ranks."""
     findings = tuple(line for line in outputs[0].splitlines() if line.startswith("guard: "))
-    codes = tuple(process.returncode for process in processes)
-    return LoopOutcome(case, findings, codes, time.monotonic() - started, "\n".join(outputs))
+    return LoopOutcome(case, findings, tuple(codes), seconds, "\n".join(outputs))
 
 
 def table(outcomes: Sequence[LoopOutcome]) -> str:
