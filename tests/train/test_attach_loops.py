@@ -121,3 +121,53 @@ def test_a_loop_of_ones_own_is_followed_by_status_and_its_finding_is_the_reason_
     first = next(record for record in records if record["kind"] == "guard")
     assert (first["check"], first["tensor"]) == ("optimizer settings", "lr of optimizer group 0")
     assert [each["dp"] for each in first["coordinates"]] == [0, 1]
+
+
+@pytest.fixture(scope="module")
+def saves(start_rank: StartRank, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """What `programs/attach_save.py` has found on two ranks, and its folder."""
+    folder = tmp_path_factory.mktemp("saves")
+    program = [str(Path(__file__).parent / "programs" / "attach_save.py"), str(folder)]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    processes = []
+    for rank in range(2):
+        environment = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": str(ROOT)}
+        processes.append(start_rank(program, environment, folder / f"{rank}.log"))
+    codes = [process.wait(240) for process in processes]
+    assert codes == [0, 0], (folder / "0.log").read_text() + (folder / "1.log").read_text()
+    return json.loads((folder / "0.log").read_text().splitlines()[-1]), folder
+
+
+def test_what_was_loaded_as_it_was_saved_continues(saves: tuple[Any, Path]) -> None:
+    found, _ = saves
+    assert found["right"] == "continued to step 5"
+    assert (found["document"]["passed"], found["document"]["gradients_checked"]) == (True, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("optimizer", "load: 0.weight: exp_avg on ranks 0-1 (dp0-1): was saved and not loaded"),
+        ("moments", "load: 0.weight: exp_avg on rank 1 (dp1 pp0 tp0): differs from what was saved"),
+        ("weights", "load: 2.bias on rank 1 (dp1 pp0 tp0): differs from what was saved"),
+        ("step", "load: step count on rank 1 (dp1 pp0 tp0): is 4, but 3 was saved"),
+    ],
+)
+def test_what_a_load_has_changed_is_named(saves: tuple[Any, Path], name: str, words: str) -> None:
+    found, _ = saves
+    assert words.replace(" (dp0-1)", "") in found[name]
+
+
+def test_a_save_of_other_ranks_is_not_compared_and_the_records_say_so(saves: tuple[Any, Path]) -> None:
+    found, folder = saves
+    assert found["other"] == "continued to step 5"
+    loads = [record for record in read_events(folder / "0.jsonl") if record["kind"] == "load"]
+    assert [record["compared"] for record in loads] == [True, True, True, True, True, False]
+
+
+def test_a_damaged_state_is_not_called_sound_when_it_is_saved(saves: tuple[Any, Path]) -> None:
+    refused = saves[0]["refused"]
+    assert refused["stop"] == "stopped"
+    assert refused["warn"]["passed"] is False
+    sentence = "changed between steps: 0.weight: exp_avg on rank 1 (dp1 pp0 tp0): is not as the last step left it"
+    assert refused["warn"]["findings"][0].startswith(sentence)
