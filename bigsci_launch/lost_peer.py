@@ -1,4 +1,8 @@
-"""Recognises the errors of a rank whose peer is gone. The reason for them is on the other rank."""
+"""Recognises the errors of a rank whose peer is gone or did not come. The reason for them is on the other rank.
+
+gloo's errors name the connection. NCCL mostly waits until its watchdog ends the collective after the time-out of the
+process group; what it says then is in two further patterns.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,27 @@ LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 
+# What the watchdog of NCCL, and gloo, say when a collective took too long: another rank did not take part in it.
+TIMED_OUT = re.compile(
+    r"Watchdog caught collective operation timeout|Timed out waiting \d+ ?ms for (recv|send) operation"
+    r"|Application timeout caused pair closure",
+    re.IGNORECASE,
+)
+
+# What NCCL says after that, or after a lost connection.
+AFTERMATH = re.compile(
+    r"NCCL communicator was aborted|Some NCCL operations have failed or timed out"
+    r"|To avoid data inconsistency, we are taking the entire process down",
+    re.IGNORECASE,
+)
+
+# NCCL's word for a failed system call: mostly that of a socket, but a full /dev/shm is this rank's own trouble.
+SYSTEM_ERROR = re.compile(
+    r"unhandled system error(?!.*(shared memory|no space left|cannot allocate|malloc of))", re.IGNORECASE | re.DOTALL
+)
+
 
 def says_lost_peer(words: str) -> bool:
-    """Return whether an error, as `Type: message`, is one that gloo, NCCL and plain sockets raise when a peer is
-    gone."""
-    return LOST_PEER.search(words) is not None
+    """Return whether an error, as `Type: message`, is one that gloo, NCCL and plain sockets raise when a peer is gone
+    or did not come."""
+    return any(pattern.search(words) for pattern in (LOST_PEER, TIMED_OUT, AFTERMATH, SYSTEM_ERROR))

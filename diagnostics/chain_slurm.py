@@ -26,7 +26,7 @@ WAIT_FOR_RECORD_S = 10.0
 SCRUBBED = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC|SCONTROL|PMI|PMIX)_.*")
 KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"})
 FOLDERS = ("pids", "logs", "events", "errors", "exits")
-FROZEN = ("config.yaml", "origins.json", "provenance.json", "dirty.diff", "chain.json")
+FROZEN = ("config.yaml", "origins.json", "provenance.json", "dirty.diff", "chain.json", "accepted.json")
 
 
 class Answer(NamedTuple):

@@ -42,6 +42,7 @@ def list_(run: str | None, as_json: bool) -> None:
         return
     for state in states:
         marks = [name for name in ("latest", "pinned", "verified", "half_verified") if state.document[name]]
+        marks += ["failed the guards"] if state.passed is False else []
         size = "unreadable" if state.size_bytes is None else format_bytes(state.size_bytes)
         console.answer(f"{state.folder.name:<20} {size:>14}  {' '.join(marks).replace('_', ' ')}".rstrip())
 
@@ -54,21 +55,27 @@ def list_(run: str | None, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def verify(ctx: click.Context, run: str | None, step: int | None, as_json: bool) -> None:
-    """Check that a checkpoint of RUN is complete and that its bytes are those that were saved.
+    """Check that a checkpoint of RUN is complete, that its bytes are those that were saved, and that all of its files
+    are of one step. What cannot be known is said.
 
-    Exit code: 0 sound, 1 damaged.
+    Exit code: 0 as it was saved, 1 damaged.
     """
-    from bigsci_launch.runs.verify import find_damage, mark_verified, verifying
+    from bigsci_launch.runs.checkpoints import read_record
+    from bigsci_launch.runs.verify import find_damage, mark_verified, remark, verifying
 
     folder = _folder(run, step)
     with verifying(folder), console.late_progress("verify", 100) as report_progress:
         problems = find_damage(folder, report_progress)
     if not problems:
         mark_verified(folder)
+    remarks = [] if problems else remark(read_record(folder))
     if as_json:
-        console.answer_json({"schema_version": 1, "path": str(folder), "sound": not problems, "problems": problems})
+        document = {"path": str(folder), "sound": not problems, "problems": problems, "remarks": remarks}
+        console.answer_json({"schema_version": 1, **document})
     else:
         console.answer("\n".join(problems) or f"{folder.name}: unchanged since it was saved")
+        for line in remarks:
+            console.talk(f"{folder.name}: {line}")
     ctx.exit(1 if problems else 0)
 
 
@@ -93,7 +100,8 @@ def pin(run: str | None, step: int | None, undo: bool) -> None:
 @click.option("--keep", required=True, type=click.IntRange(min=1), help="How many of the newest to keep.")
 @click.option("--dry-run", is_flag=True, help="Print what would be deleted; delete nothing.")
 def prune(run: str | None, keep: int, dry_run: bool) -> None:
-    """Delete old checkpoints of RUN, but never the newest, the last verified, a pinned or a half verified one."""
+    """Delete old checkpoints of RUN, but never the newest, the last verified, the last that passed the guards' checks,
+    a pinned or a half verified one."""
     from bigsci_launch.runs.verify import choose_prunable, delete_checkpoint, finish_deletions
 
     if not dry_run:

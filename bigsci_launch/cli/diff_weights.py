@@ -12,6 +12,7 @@ import click
 from bigsci_launch.cli import console
 
 if TYPE_CHECKING:
+    from bigsci_launch.runs.restart.restart import Restart
     from bigsci_launch.weights.compare.comparison import Comparison, Selection
     from bigsci_launch.weights.compare.reading import ReadPlan
     from bigsci_launch.weights.explain.seam import Seam
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # The reader of the files reports what it cannot read, with exit code 4.
 PATH = click.Path(path_type=Path, readable=False)
+# What is read without being asked for, because a loss jumped: some seconds' worth.
+UNASKED_BYTES = 8 << 30
 
 
 @click.command("diff-weights", short_help="Compare weights tensor by tensor and bit by bit.")
@@ -99,7 +102,10 @@ def diff_weights(
     wanted = _Wanted(jobs, None if sample is None else parse_share(ctx, sample), journal, digests)
     found = _audited(audit, selection) if audit else _compared(a, b, selection, tolerance, wanted) if a and b else None
     jump = _seam(seam) if seam else None
-    _answer(ctx, found, jump, html, as_json)
+    restart = _restart(seam) if seam else None
+    if found is None and jump is not None and restart is not None and jump.loss.is_changed:
+        found = _around(restart, jump.loss.step, selection)
+    _answer(ctx, found, _Seams(jump, restart) if jump else None, html, as_json)
 
 
 def _on_node(ctx: click.Context, site: str | None) -> int:
@@ -288,16 +294,56 @@ def _seam(logs: tuple[Path, Path]) -> Seam:
     return measure_seam(read_log(logs[0]), read_log(logs[1]))
 
 
-def _answer(ctx: click.Context, found: Comparison | None, jump: Seam | None, html: Path | None, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Seams:
+    """The seam between two logs, and what is recorded of that restart if the second log is that of an attempt."""
+
+    seam: Seam
+    restart: Restart | None
+
+
+def _restart(logs: tuple[Path, Path]) -> Restart | None:
+    """Return what the run of the second log knows of its restart; None if the log lies in no run."""
+    from bigsci_launch.runs.attempts import run_of
+    from bigsci_launch.runs.layout import attempt_of_log
+    from bigsci_launch.runs.restart.restart import find_restart
+
+    attempt = attempt_of_log(logs[1])
+    return None if attempt is None else find_restart(run_of(attempt), attempt)
+
+
+def _around(restart: Restart, step: int, selection: Selection) -> Comparison | None:
+    """Compare the dumps on both sides of a restart, else audit the checkpoint between them.
+
+    None if the run has neither, or if it is too large to be read unasked.
+    """
+    from bigsci_launch.errors import BslError
+    from bigsci_launch.runs.attempts import run_of
+    from bigsci_launch.weights.locate.locate import open_weights
+
+    run = run_of(restart.attempt)
+    after, before = run.dump_folder(step - 1, "after"), run.dump_folder(step, "before")
+    with suppress(BslError):  # what cannot be read was not asked for
+        if after.is_dir() and before.is_dir():
+            return _compared(after, before, selection, None, _Wanted(None, None, None, False))
+        saved = restart.checkpoint
+        if saved is not None and saved.is_dir() and open_weights(saved, "a").num_bytes() <= UNASKED_BYTES:
+            return _audited(saved, selection)
+    return None
+
+
+def _answer(ctx: click.Context, found: Comparison | None, at: _Seams | None, html: Path | None, as_json: bool) -> None:
     from bigsci_launch.weights.show.report import COLUMNS, as_document, closing_line, summary_lines, table_rows
 
     document: dict[str, Any] | None = None
-    if jump is not None:
+    if at is not None:
         from bigsci_launch.weights.compare.comparison import with_finding
-        from bigsci_launch.weights.explain.seam import seam_document, seam_finding
+        from bigsci_launch.weights.explain.seam import causes_in, seam_document, seam_finding
 
-        document = seam_document(jump)
-        found = with_finding(found, seam_finding(jump, is_equal=found.is_equal if found else None))
+        causes = [*(at.restart.causes if at.restart else ()), *causes_in(found)]
+        document = seam_document(at.seam, causes)
+        is_equal = found.is_equal if found else None
+        found = with_finding(found, seam_finding(at.seam.loss, is_equal=is_equal, causes=causes))
     assert found is not None
     if as_json:
         console.answer_json(as_document(found, document))

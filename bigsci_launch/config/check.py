@@ -349,11 +349,29 @@ def check_command_without_effect(config: RunConfig, site: Site) -> Iterator[Find
     """Keys that only `bsl train` follows are not used with another program."""
     if config.run.starts_trainer:
         return
-    asked = {"faults": config.faults, "monitor.dump_weights_steps": config.monitor.dump_weights_steps}
-    for key, value in asked.items():
-        if value:
-            text = "no effect: only `bsl train` does this, and run.command starts another program"
-            yield warning("command_without_effect", (key, "run.command"), text)
+    for key in _keys_of_trainer(config):
+        text = "no effect: only `bsl train` does this, and run.command starts another program"
+        if key == "monitor.eval_interval":
+            text = "no effect on the ranks: run.command starts another program; only `bsl plan check` uses it"
+        yield warning("command_without_effect", (key, "run.command"), text)
+
+
+def _keys_of_trainer(config: RunConfig) -> Iterator[str]:
+    """Yield the keys that the run file sets and that only `bsl train` follows."""
+    if config.faults:
+        yield "faults"
+    followed = {
+        "guards": tuple(type(config.guards).model_fields),
+        "checkpoint": ("keep_last", "load"),
+        "monitor": ("dump_weights_steps", "eval_interval"),
+        "training": ("stop_after_steps",),
+        "data": ("held_out",),
+    }
+    for section, names in followed.items():
+        values = getattr(config, section)
+        for name in names:
+            if getattr(values, name) != type(values).model_fields[name].default:
+                yield f"{section}.{name}"
 
 
 def check_local_without_effect(config: RunConfig, site: Site) -> Iterator[Finding]:

@@ -58,11 +58,19 @@ def render_scalar(value: Scalar) -> str:
     """Return one scalar: plain if that is unambiguous, else in double quotes with unprintable characters escaped."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    if isinstance(value, (int, float)):
-        return repr(value)
+    if isinstance(value, float):
+        return _float(value)
+    if isinstance(value, int):
+        return str(value)
     if _BARE.fullmatch(value) and resolve_plain(value) == "str" and value.lower() not in _OLD_BOOLEANS:
         return value
     return f'"{"".join(_escape(char) for char in value)}"'
+
+
+def _float(value: float) -> str:
+    """Return a float that readers of YAML 1.1 take for one too: to them, `1e-05` is text and `1.0e-05` a number."""
+    mantissa, exponent, power = repr(value).partition("e")
+    return f"{mantissa}{'' if '.' in mantissa or not exponent else '.0'}{exponent}{power}"
 
 
 def _escape(char: str) -> str:

@@ -24,10 +24,14 @@ from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.stages import StageLayout, lay_out_stages
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.progress import Progress, no_progress
-from bigsci_launch.runs.checkpoints import CheckpointsDir, finish_interrupted
+from bigsci_launch.runs.changes import Acceptance, DataLikeness, RunChange, find_changes, read_run_id
+from bigsci_launch.runs.checkpoints import CheckpointRecord, CheckpointsDir, finish_interrupted
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.resume import require_not_lost, verify_resume
+from bigsci_launch.runs.resume import describe_run, require_not_lost, verify_resume
 from bigsci_launch.scheduler.command import has_command
+
+NEW_RUN = "new"
+"""Stands for the run_id of a run that has no directory yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +141,26 @@ def find_start(config: RunConfig, request: JobRequest, report_progress: Progress
     if folder is None and load == "auto":
         require_not_lost(request.run)
     return folder
+
+
+def review_changes(
+    folder: Path, record: CheckpointRecord, config: RunConfig, request: JobRequest, likeness: DataLikeness | None
+) -> list[RunChange]:
+    """Return what has changed since the checkpoint in `folder`, whose record is `record`, was saved.
+
+    `likeness` is how the data relates to that of the checkpoint; None if this machine does not see the dataset.
+    """
+    is_new = not request.run.record.exists()
+    now = describe_run(config, request.topology, run_id=NEW_RUN if is_new else read_run_id(request.run))
+    is_own = folder.parent.resolve() == request.run.checkpoints.resolve()
+    return find_changes(record, now, is_own=is_own, likeness=likeness)
+
+
+def accept_changes(request: JobRequest, folder: Path | None, changes: Sequence[RunChange]) -> JobRequest:
+    """Return the request with what `bsl submit --force` accepts.
+
+    These are the changes since the checkpoint in `folder`. If it is not known yet from which checkpoint the attempt
+    will resume, because another one still saves, every change is accepted.
+    """
+    is_open = folder is None and request.run.record.exists()
+    return replace(request, accepted=Acceptance(everything=True) if is_open else Acceptance.of(changes))

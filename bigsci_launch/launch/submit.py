@@ -23,6 +23,7 @@ from bigsci_launch.launch.rehearsed import rehearsal_note
 from bigsci_launch.launch.turn import ActiveAttempt, behind, find_turn
 from bigsci_launch.runs.attempts import JobRecord, query_attempt, read_exit, write_job
 from bigsci_launch.runs.chain.records import write_chain
+from bigsci_launch.runs.changes import NOTHING_ACCEPTED, write_accepted
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_atomically, write_json
 from bigsci_launch.scheduler.command import has_command
@@ -115,6 +116,7 @@ def queue_second(loaded: LoadedRun, submission: Submission, command: Sequence[st
         python=first.host_python,
         local=False,
     )
+    following = replace(following, accepted=first.accepted)
     active = ActiveAttempt(first.attempt, submission.record, JobState.PENDING)
     try:
         queued = _start_attempt(loaded, behind(following, active), command)
@@ -167,6 +169,8 @@ def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> No
         write_chain(attempt, request.chain)
     write_atomically(attempt.config, dump_resolved(loaded.config))
     write_json(attempt.origins, loaded.origins)
+    if request.accepted != NOTHING_ACCEPTED:
+        write_accepted(attempt, request.accepted)
     provenance = collect_provenance(command, request.working_directory)
     write_json(attempt.provenance, provenance.document)
     if provenance.diff:

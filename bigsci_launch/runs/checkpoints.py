@@ -2,14 +2,14 @@
 
     CHECKPOINTS/
       global_step20/                        one checkpoint; its checkpoint.json says what it is and lists its files
-      latest                                name of the newest one
+      latest                                name of the newest one that did not fail the guards' checks
       latest_checkpointed_iteration.txt     its step (Megatron's name for it)
       .saving-global_step20/global_step20/  one that is being written
       .saving-global_step20/commit          it is complete and only has to be renamed
 
 A checkpoint is written completely in its `.saving-` folder, then renamed; `latest` is written last. So whatever is
 killed, and when, `latest` names a complete checkpoint or does not exist, and `finish_interrupted` completes or discards
-what is left.
+what is left. A checkpoint that failed the guards' checks never becomes `latest` and never replaces one that did not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bigsci_launch.runs.layout import write_atomically
 SCHEMA_VERSION = 1
 _STAGING = ".saving-"
 _COMMIT = "commit"
-_OTHER_CHECKPOINT = "resume from another checkpoint: set checkpoint.load to its global_stepN folder"
+OTHER_CHECKPOINT = "resume from another checkpoint: set checkpoint.load to its global_stepN folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,20 @@ class CheckpointRecord:
     """The code that saved it: git revision, whether there were uncommitted changes, versions."""
     converted_from: dict[str, Any] | None = None
     """The checkpoint it was converted from (`path`, `topology`), and whether `random_states` were kept or are new."""
+    digest: str | None = None
+    """Over the rest of this record and the contents of every file; None: saved by an older version."""
+    health: dict[str, Any] | None = None
+    """What the guards found before the save: `passed` (None: not checked), `step`, `findings`; None: not known."""
+    run_id: str | None = None
+    """The run that saved it, as in its `run.json`; None: not known."""
+    data: dict[str, Any] | None = None
+    """Fingerprints of the dataset and the place in it; None: not known."""
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether the guards found nothing before the save; None: not known."""
+        found = (self.health or {}).get("passed")
+        return None if found is None else bool(found)
 
     def differences(self, other: CheckpointRecord) -> list[str]:
         """Return, in words, why a run described by `other` cannot load this checkpoint; step and files do not count."""
@@ -138,7 +152,7 @@ def read_record(folder: Path) -> CheckpointRecord:
     """
     path = record_path(folder)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_record_document(folder)
         document.pop("schema_version")
         return CheckpointRecord(**document)
     except FileNotFoundError as error:
@@ -150,8 +164,18 @@ def read_record(folder: Path) -> CheckpointRecord:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(
-            f"{path}: not a checkpoint record ({type(error).__name__}: {error})", hint=_OTHER_CHECKPOINT
+            f"{path}: not a checkpoint record ({type(error).__name__}: {error})", hint=OTHER_CHECKPOINT
         ) from error
+
+
+def read_record_document(folder: Path) -> dict[str, Any]:
+    """Return `checkpoint.json` as it is.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is not JSON.
+    """
+    document: dict[str, Any] = json.loads(record_path(folder).read_text(encoding="utf-8"))
+    return document
 
 
 def require_complete(folder: Path, record: CheckpointRecord) -> None:
@@ -161,7 +185,7 @@ def require_complete(folder: Path, record: CheckpointRecord) -> None:
         CheckpointError: names the first that does not.
     """
     for problem in find_incomplete(folder, record).values():
-        raise CheckpointError(problem, hint=_OTHER_CHECKPOINT)
+        raise CheckpointError(problem, hint=OTHER_CHECKPOINT)
 
 
 def find_incomplete(folder: Path, record: CheckpointRecord) -> dict[str, str]:
@@ -210,8 +234,10 @@ def _newest(checkpoints: CheckpointsDir) -> Path | None:
     except FileNotFoundError:
         if not checkpoints.tags():
             return None
+        failed = [tag for tag in checkpoints.tags() if _has_failed(checkpoints.folder(tag))]
+        why = f"; {', '.join(failed)} failed the guards' checks" if failed else ""
         raise CheckpointError(
-            f"{checkpoints.latest}: missing, although there are checkpoints: {', '.join(checkpoints.tags())}",
+            f"{checkpoints.latest}: missing, although there are checkpoints: {', '.join(checkpoints.tags())}{why}",
             hint="set checkpoint.load to one of these folders, or to `none` to start at step 0",
         ) from None
     except OSError as error:
@@ -234,7 +260,10 @@ def begin_checkpoint(checkpoints: CheckpointsDir, tag: str) -> Path:
 
 
 def commit_checkpoint(checkpoints: CheckpointsDir, tag: str, step: int) -> None:
-    """Rename the finished checkpoint into place and point `latest` to it. Its files are already synced."""
+    """Rename the finished checkpoint into place and point `latest` to it. Its files are already synced.
+
+    If it failed the guards' checks, `latest` stays, and one of the same step that did not fail is kept instead.
+    """
     staging = checkpoints.staging(tag)
     for folder in _folders(staging / tag):
         sync_path(folder)
@@ -246,18 +275,31 @@ def _finish_commit(checkpoints: CheckpointsDir, tag: str, step: int) -> None:
     """Complete a commit that has begun; each part may already be done."""
     staging = checkpoints.staging(tag)
     staged, final = staging / tag, checkpoints.folder(tag)
+    if _has_failed(staged) and final.is_dir() and not _has_failed(final):
+        shutil.rmtree(staging)
+        return
     if staged.is_dir():
-        if final.exists():
+        if final.exists() and not _has_failed(staged):
             # `latest` may name the folder that is replaced: until the rename it names the complete, staged one.
             write_atomically(checkpoints.latest, f"{staging.name}/{tag}")
+        if final.exists():
             shutil.rmtree(final)
         staged.rename(final)
     for script in staging.glob("*.py"):
         script.replace(checkpoints.path / script.name)
     sync_path(checkpoints.path)
-    write_atomically(checkpoints.latest_iteration, f"{step}\n")
-    write_atomically(checkpoints.latest, tag)
+    if not _has_failed(final):
+        write_atomically(checkpoints.latest_iteration, f"{step}\n")
+        write_atomically(checkpoints.latest, tag)
     shutil.rmtree(staging)
+
+
+def _has_failed(folder: Path) -> bool:
+    """Whether the guards found something before the checkpoint in `folder` was saved; False if that is not known."""
+    try:
+        return read_record(folder).passed is False
+    except CheckpointError:
+        return False
 
 
 def finish_interrupted(checkpoints: CheckpointsDir) -> None:

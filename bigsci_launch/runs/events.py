@@ -4,8 +4,10 @@ Writing never blocks training: records go into a bounded queue that a thread emp
 dropped and counted. Each record is one `write` to a file opened with O_APPEND. Readers tolerate a torn last line.
 
 A record is `{"kind", "time", "mono", "step", ...}`. Kinds: `start` (world, coordinate, host, pid), `heartbeat`
-(phase: the rank has just entered it), `step` (loss, seconds, tflops, ... from the ranks that know them), `save`
-(path, seconds), `load` (path), `evaluation` (loss, samples, seconds), `fault` (what was injected), `guards` (interval,
+(phase: the rank has just entered it), `step` (loss, seconds, tflops, ... from the ranks that know them; on a GPU also
+memory_allocated and memory_reserved, peak bytes of that rank in the step, and memory_retries), `save`
+(path, seconds), `load` (path), `changed` (what is not as it was when the loaded checkpoint was saved: key, saved, now,
+severity, text, accepted), `evaluation` (loss, samples, seconds), `fault` (what was injected), `guards` (interval,
 cost), `guard` (what a guard found: check, tensor, coordinates, text), `dropped` (how many records were lost), `end`
 (reason).
 `time` is wall clock seconds, `mono` the monotonic clock of that host, `step` the optimizer step in progress.

@@ -18,6 +18,7 @@ RUN/
     next.json                 whether the run continues after this start, and why
     queued                    the attempt waits behind another one; removed when it starts
     cancelled                 `bsl cancel` ended the attempt: it does not continue
+    accepted.json             which changes since the checkpoint was saved `bsl submit --force` accepted
     bad_nodes.json            nodes that the attempt has shown to be bad, and whether that is final
     pids/rank-0003.json       where rank 3 runs: host, PID, coordinate
     logs/rank-0003.log        output of rank 3, each line with its time
@@ -165,6 +166,11 @@ class AttemptDir:
         return self.path.parent / self.base_name / "cancelled"
 
     @property
+    def accepted(self) -> Path:
+        """Which changes the user accepted with `--force`; the attempt's requeues share it."""
+        return self.path.parent / self.base_name / "accepted.json"
+
+    @property
     def bad_nodes(self) -> Path:
         return self.path / "bad_nodes.json"
 
@@ -241,9 +247,13 @@ class RunDir:
     def dumps(self) -> Path:
         return self.path / "dumps"
 
+    def dump_folder(self, step: int, when: str) -> Path:
+        """The weights of all ranks around `step`; `when` is `before` or `after`."""
+        return self.dumps / dump_name(step, when)
+
     def dump_file(self, step: int, when: str, rank: int) -> Path:
         """The weights of `rank` around `step`; `when` is `before` or `after`."""
-        return self.dumps / dump_name(step, when) / f"{rank_name(rank)}.safetensors"
+        return self.dump_folder(step, when) / f"{rank_name(rank)}.safetensors"
 
     @property
     def bundles(self) -> Path:
@@ -333,6 +343,14 @@ def checkpoint_of_dump(folder: Path) -> Path | None:
         return None
     saved = run.checkpoints / checkpoint_tag(step)
     return saved if saved.is_dir() else None
+
+
+def attempt_of_log(log: Path) -> AttemptDir | None:
+    """Return the attempt that a rank's log belongs to; None if the file lies in no run."""
+    attempt = AttemptDir(log.resolve().parent.parent)
+    run = RunDir(attempt.path.parent.parent)
+    is_log = log.resolve().parent == attempt.logs and attempt.path.parent == run.attempts_folder
+    return attempt if is_log and run.record.is_file() else None
 
 
 def find_runs(root: Path) -> list[RunDir]:

@@ -17,7 +17,7 @@ from bigsci_launch.topology import Topology
 
 
 def describe_run(
-    config: RunConfig, topology: Topology, *, step: int = 0, consumed_samples: int = 0
+    config: RunConfig, topology: Topology, *, step: int = 0, consumed_samples: int = 0, run_id: str | None = None
 ) -> CheckpointRecord:
     """Return the record of a checkpoint of this run, without its files."""
     model = config.model
@@ -42,6 +42,7 @@ def describe_run(
         },
         files={},
         config=config.model_dump(mode="json"),
+        run_id=run_id,
     )
 
 

@@ -30,6 +30,7 @@ from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.runs.ending.reconstruct import reconstruct_exit
 from bigsci_launch.runs.find import find_attempt
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, read_json
+from bigsci_launch.runs.restart.restart import Restart, find_restart
 from bigsci_launch.runs.signs import (
     LastOutput,
     RankSign,
@@ -76,6 +77,8 @@ class RunStatus:
     carry: Carry
     cancelled_by: str | None = None
     """Who cancelled the job; None if it was not cancelled, or if Slurm does not say."""
+    restart: Restart | None = None
+    """How the attempt continued the run; None if it began at step 1, or if nothing shows where it began."""
 
     @property
     def has_started(self) -> bool:
@@ -110,6 +113,7 @@ def read_status(run: RunDir, name: str | None = None) -> RunStatus:
         unreachable_nodes=find_unreachable_nodes(job, signs),
         cancelled_by=query_canceller(job.job_id) if _is_cancelled_on_slurm(job) else None,
         carry=read_carry(run, attempt),
+        restart=find_restart(run, attempt),
     )
 
 

@@ -1,6 +1,8 @@
 """Checks that a checkpoint is what was saved, and chooses which may be deleted. Runs neither torch nor pickle code.
 
-Every rank stores the digests of the files that it wrote with those of its tensors. A verified checkpoint contains
+Every rank stores the digests of the files that it wrote with those of its tensors, and the step that it was at. The
+record has one digest over itself and all of these, so nothing can be exchanged or edited alone. A verified checkpoint
+contains
 `verified.json` (when, and the newest change of its files at that time); a pinned one contains `pinned`.
 """
 
@@ -9,9 +11,9 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,18 @@ from bigsci_launch.errors import CheckpointError
 from bigsci_launch.file_names import step_of_tag
 from bigsci_launch.progress import Progress, no_progress
 from bigsci_launch.runs.checkpoints import (
+    OTHER_CHECKPOINT,
     CheckpointRecord,
     CheckpointsDir,
     digests_path,
     find_incomplete,
     read_record,
+    read_record_document,
     record_path,
 )
 from bigsci_launch.runs.layout import write_atomically
 from bigsci_launch.topology import Topology
+from bigsci_launch.topology.words import name_ranks_and_part
 
 _CHUNK = 8 << 20
 _DELETING = ".deleting-"
@@ -39,14 +44,36 @@ def file_digest(path: Path) -> str:
     Raises:
         CheckpointError: xxhash is not installed.
     """
+    digest = _new_digest()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return str(digest.hexdigest())
+
+
+def _new_digest() -> Any:
     try:
         from xxhash import xxh3_128
     except ModuleNotFoundError as error:
         raise CheckpointError("digests need xxhash", hint="pip install 'bigsci-launch[weights]'") from error
-    digest = xxh3_128()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
+    return xxh3_128()
+
+
+def with_digest(folder: Path, record: CheckpointRecord) -> CheckpointRecord:
+    """Return `record` with the digest over itself and the contents of every file of the checkpoint in `folder`."""
+    return replace(record, digest=_whole_digest(folder, record, asdict(record)))
+
+
+def _whole_digest(folder: Path, record: CheckpointRecord, document: Mapping[str, Any]) -> str:
+    """Return the digest of a record, given as a `document`, and of every file, as digested by the rank that wrote it.
+
+    The documents of the ranks, and files that none of them digested, are digested here.
+    """
+    contents = saved_digests(folder, record)
+    contents |= {name: file_digest(folder / name) for name in record.files if name not in contents}
+    fields = {key: value for key, value in document.items() if key not in ("digest", "schema_version")}
+    digest = _new_digest()
+    digest.update(json.dumps([fields, contents], sort_keys=True).encode())
     return str(digest.hexdigest())
 
 
@@ -68,7 +95,79 @@ def find_damage(folder: Path, report_progress: Progress = no_progress) -> list[s
         report_progress(100 * number // len(expected), name)
         if name not in problems and (problem := _find_other_bytes(folder / name, digest)):
             problems[name] = problem
-    return [*problems.values()]
+    return [*problems.values(), *(find_disagreements(folder, record) if not problems else ())]
+
+
+def find_disagreements(folder: Path, record: CheckpointRecord) -> list[str]:
+    """Return how the record and the documents of the ranks contradict each other, one sentence each.
+
+    The files that the ranks digested are not read. In a checkpoint of an older version only the counters are compared.
+
+    Raises:
+        CheckpointError: a document of a rank is missing or cannot be read.
+    """
+    return [*_find_other_counters(folder, record), *_find_other_record(folder, record)]
+
+
+def remark(record: CheckpointRecord) -> list[str]:
+    """Return what is not known of a checkpoint that is as it was saved, or what the guards found before the save."""
+    remarks = []
+    if record.digest is None:
+        remarks.append("saved by an older version: its record has no digest, so edits of checkpoint.json are not seen")
+    if record.passed is False:
+        found = [str(each) for each in (record.health or {}).get("findings") or ()]
+        remarks.append(f"it failed the guards' checks: {'; '.join(found) or 'they left no words'}")
+    elif record.passed is None:
+        remarks.append("whether its state was sound is not known: no guard checked it before the save")
+    return remarks
+
+
+def require_agreement(folder: Path, record: CheckpointRecord) -> None:
+    """Check that the record and the documents of the ranks were written together.
+
+    Raises:
+        CheckpointError: they were not, or a document of a rank is missing or cannot be read.
+    """
+    if problems := find_disagreements(folder, record):
+        raise CheckpointError("; ".join(problems), hint=OTHER_CHECKPOINT)
+
+
+def _find_other_counters(folder: Path, record: CheckpointRecord) -> Iterator[str]:
+    """Yield counters of the files that are not those of the record."""
+    named = step_of_tag(folder.name)
+    if named is not None and named != record.step:
+        yield f"{record_path(folder)}: it says step {record.step}, its folder step {named}"
+    topology = Topology(**record.topology)
+    steps: dict[Any, list[int]] = {}
+    adam: dict[Any, list[int]] = {}
+    for rank, document in _documents(folder, topology):
+        steps.setdefault(document.get("step"), []).append(rank)
+        optimizer = document.get("optimizer") or {}
+        for step in sorted({value for key, value in optimizer.items() if key.endswith(".step")}):
+            adam.setdefault(step, []).append(rank)
+    for step, ranks in steps.items():
+        if step is not None and step != record.step:
+            where = name_ranks_and_part(ranks, topology)
+            yield f"{folder}: the files of {where} are of step {step}, the checkpoint is of step {record.step}"
+    usual = max(adam, key=lambda step: len(adam[step]), default=0)
+    for step, ranks in adam.items():
+        if step > record.step or step != usual:
+            where = name_ranks_and_part(ranks, topology)
+            right = f"the checkpoint is of step {record.step}" if step > record.step else f"{usual} on the others"
+            yield f"{folder}: the optimizer's step is {step} on {where}, {right}"
+
+
+def _find_other_record(folder: Path, record: CheckpointRecord) -> Iterator[str]:
+    """Yield that the record's digest does not match, if it has one."""
+    if record.digest is None:
+        return
+    try:
+        found = _whole_digest(folder, record, read_record_document(folder))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: cannot be read: {error}") from error
+    if found != record.digest:
+        text = "the digest over the whole checkpoint differs: this file or the digests of a rank are not as saved"
+        yield f"{record_path(folder)}: {text}"
 
 
 def _find_other_bytes(path: Path, digest: str) -> str | None:
@@ -86,13 +185,25 @@ def saved_digests(folder: Path, record: CheckpointRecord) -> dict[str, str]:
         CheckpointError: those of a rank are missing or cannot be read.
     """
     found: dict[str, str] = {}
-    for rank in range(Topology(**record.topology).world_size):
+    for rank, document in _documents(folder, Topology(**record.topology)):
+        try:
+            found.update(document["files"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{digests_path(folder, rank)}: cannot be read: {error}") from error
+    return found
+
+
+def _documents(folder: Path, topology: Topology) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield what each rank stored: its digests, and the step that it was at."""
+    for rank in range(topology.world_size):
         path = digests_path(folder, rank)
         try:
-            found.update(json.loads(path.read_text(encoding="utf-8"))["files"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: cannot be read: {error}") from error
-    return found
+        if not isinstance(document, dict):
+            raise CheckpointError(f"{path}: cannot be read: not a JSON object")
+        yield rank, document
 
 
 def recorded_digests(folder: Path) -> dict[Path, str]:
@@ -125,6 +236,8 @@ class CheckpointState:
     is_verified: bool
     is_half_verified: bool = False
     """Its verification is in progress or was interrupted, or files have changed since."""
+    passed: bool | None = None
+    """Whether the guards found nothing before the save; None if that is not known."""
 
     @property
     def document(self) -> dict[str, Any]:
@@ -136,6 +249,7 @@ class CheckpointState:
             "pinned": self.is_pinned,
             "verified": self.is_verified,
             "half_verified": self.is_half_verified,
+            "passed": self.passed,
         }
 
 
@@ -147,13 +261,20 @@ def list_checkpoints(checkpoints: CheckpointsDir) -> list[CheckpointState]:
 
 def _state(folder: Path, latest: str) -> CheckpointState:
     try:
-        size: int | None = sum(read_record(folder).files.values())
+        record: CheckpointRecord | None = read_record(folder)
     except CheckpointError:
-        size = None
-    step = step_of_tag(folder.name) or 0
+        record = None
     is_sound = is_verified(folder)
-    is_half = _begun_path(folder).exists() or (_mark_path(folder).exists() and not is_sound)
-    return CheckpointState(folder, step, size, folder.name == latest, pin_path(folder).exists(), is_sound, is_half)
+    return CheckpointState(
+        folder=folder,
+        step=step_of_tag(folder.name) or 0,
+        size_bytes=sum(record.files.values()) if record else None,
+        is_latest=folder.name == latest,
+        is_pinned=pin_path(folder).exists(),
+        is_verified=is_sound,
+        is_half_verified=_begun_path(folder).exists() or (_mark_path(folder).exists() and not is_sound),
+        passed=record.passed if record else None,
+    )
 
 
 def pin_path(folder: Path) -> Path:
@@ -205,12 +326,13 @@ def _newest_change(folder: Path) -> int:
 def choose_prunable(states: Sequence[CheckpointState], keep: int) -> list[CheckpointState]:
     """Return which checkpoints may be deleted so that the newest `keep` stay.
 
-    A checkpoint that is pinned, half verified or named by `latest` always stays. So does the newest verified one,
-    because no later one is known to be good.
+    A checkpoint that is pinned, half verified or named by `latest` always stays. So do the newest verified one and the
+    newest that passed the guards' checks, because no later one is known to be good.
     """
     kept = {state.folder for state in states[-keep:]}
     kept |= {state.folder for state in states if state.is_pinned or state.is_latest or state.is_half_verified}
     kept |= {state.folder for state in [state for state in states if state.is_verified][-1:]}
+    kept |= {state.folder for state in [state for state in states if state.passed][-1:]}
     return [state for state in states if state.folder not in kept]
 
 

@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # torch's C++ code warns about its own sockets and servers, on every rank.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
+import signal
 import sys
 import traceback
 
@@ -19,7 +20,7 @@ from bigsci_launch.config.load import load_resolved
 from bigsci_launch.errors import BslError, ConfigError
 from bigsci_launch.train.identity import RankIdentity, require_topology, this_rank
 from bigsci_launch.train.rank_events import RankReport
-from bigsci_launch.train.stop import StopFlag
+from bigsci_launch.train.stop import SIGNALS, StopFlag
 
 
 def main() -> None:
@@ -53,7 +54,7 @@ def _train(identity: RankIdentity, report: RankReport, stop: StopFlag) -> str:
     try:
         from bigsci_launch.train import startup
 
-        startup.start_torch()
+        startup.start_torch(config.training)
         startup.start_deepspeed()
         from bigsci_launch.train.loop import train
     except ModuleNotFoundError as error:
@@ -62,6 +63,10 @@ def _train(identity: RankIdentity, report: RankReport, stop: StopFlag) -> str:
 
 
 def _leave() -> None:
+    # The interpreter gives a signal its default action back while it ends, unless it is ignored: a request to stop that
+    # comes now would kill a rank that has finished.
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     import torch.distributed as dist
 
     dist.destroy_process_group()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.data.fingerprint import DataFingerprint, fingerprint
 from bigsci_launch.data.indexed import IndexedDataset, open_dataset, tokenizer_path
 from bigsci_launch.errors import DataError
 from bigsci_launch.topology import Coordinate, Topology
@@ -45,6 +48,31 @@ class Batches:
         """
         for positions in self._share.positions(0, num_micro_batches):
             yield self._micro_batch([self._held_out[position % len(self._held_out)] for position in positions])
+
+    @property
+    def dataset(self) -> IndexedDataset:
+        return self._dataset
+
+    @cached_property
+    def fingerprint(self) -> DataFingerprint:
+        """What tells this dataset from another one."""
+        return fingerprint(self._dataset)
+
+    @property
+    def dp(self) -> int:
+        return self._share.dp
+
+    def first_of(self, consumed_samples: int, micro_batch: int, further: int) -> tuple[Tensor, Tensor]:
+        """Return tokens and labels, each (length,) int64, of the first sample of a micro batch of the step that begins
+        after `consumed_samples`, for the rank `further` places of dp from this one."""
+        share = replace(self._share, dp_rank=(self._share.dp_rank + further) % self._share.dp)
+        positions = share.micro_batch(consumed_samples, micro_batch)
+        return self.at(positions[0])
+
+    def at(self, position: int) -> tuple[Tensor, Tensor]:
+        """Return tokens and labels, each (length,) int64, of the sample that is drawn at `position`."""
+        tokens, labels = self._micro_batch([self._order.sample(position)])
+        return tokens[0], labels[0]
 
     def _micro_batch(self, samples: Sequence[int]) -> tuple[Tensor, Tensor]:
         windows = torch.from_numpy(np.stack([self._window(sample) for sample in samples]))

@@ -1,9 +1,15 @@
 """Floating-point operations of a training step, by the corrected formula of bigscience Megatron-DeepSpeed#251.
 
-    24 x passes x B x s x L x h^2 x (1 + s / 6h + V / 16Lh)
+    24 x passes x B x s x L x h^2 x (1 + s / 6h) + 6 x B x s x h x V
 
 with B samples of s tokens, L layers of width h, V the padded vocabulary size, and 4 passes if activations are
-recomputed in the backward pass, otherwise 3. An MLP whose width is not 4h counts with its own width.
+recomputed in the backward pass, otherwise 3. The head is never recomputed: 2 h V forward, 4 h V backward. (#251 has
+the head inside the bracket, which is the same for 4 passes and 4.5 h V for 3.) An MLP whose width is not 4h counts
+with its own width.
+
+Model FLOPs, from which the utilisation is computed, are those of 3 passes: what recomputation repeats is no progress.
+Attention counts over the whole square of s x s scores, as in PaLM's MFU, Megatron's logs and torchtitan's, although a
+causal kernel computes half of it.
 """
 
 from __future__ import annotations
@@ -38,12 +44,21 @@ class FlopCounter:
 
     def step_flops(self, num_samples: int) -> float:
         """Return the operations of one optimizer step over `num_samples` samples, summed over all ranks."""
+        return self._flops(num_samples, passes=4 if self.recomputes_activations else 3)
+
+    def model_flops(self, num_samples: int) -> float:
+        """Return what one optimizer step needs without recomputation, summed over all ranks."""
+        return self._flops(num_samples, passes=3)
+
+    def _flops(self, num_samples: int, passes: int) -> float:
         h, s = self.hidden_size, self.sequence_length
-        passes = 4 if self.recomputes_activations else 3
         layer = 8 * h * h + 4 * h * self.ffn_hidden_size + 4 * s * h
-        head = 1.5 * h * self.padded_vocab_size
-        return passes * num_samples * s * (self.num_layers * layer + head)
+        return num_samples * s * (passes * self.num_layers * layer + 6 * h * self.padded_vocab_size)
 
     def tflops_per_rank(self, num_samples: int, seconds: float, world_size: int) -> float:
         """Return the TFLOP/s of one rank in a step that took `seconds`."""
         return self.step_flops(num_samples) / (seconds * world_size * 1e12)
+
+    def utilization(self, num_samples: int, seconds: float, world_size: int, peak_tflops: float) -> float:
+        """Return the share (0 to 1) of the peak of all ranks that a step of `seconds` used for model FLOPs (MFU)."""
+        return self.model_flops(num_samples) / (seconds * world_size * peak_tflops * 1e12)

@@ -6,7 +6,8 @@ has both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from bigsci_launch.iteration_line import BATCH_SIZE, LOSS, MILLISECONDS, SECONDS
@@ -14,8 +15,9 @@ from bigsci_launch.iteration_line import BATCH_SIZE, LOSS, MILLISECONDS, SECONDS
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a step. `seconds` is wall time, `tflops` the TFLOP/s of one rank, `utilization` its share of the
-    peak (0 to 1); `loss_scale` is None unless fp16 scales the loss."""
+    """The result of a step. `seconds` is wall time, `tflops` the TFLOP/s of one rank with recomputation, `utilization`
+    the share of the peak (0 to 1) without it; `loss_scale` is None unless fp16 scales the loss. `memory` holds the
+    rank's figures as its GPU has them, none on a CPU."""
 
     step: int
     num_steps: int
@@ -31,6 +33,7 @@ class StepResult:
     tflops: float
     utilization: float | None
     loss_scale: float | None = None
+    memory: Mapping[str, int] = field(default_factory=dict)
 
 
 def format_step(result: StepResult) -> str:
@@ -53,6 +56,9 @@ def format_step(result: StepResult) -> str:
     ]
     if result.utilization is not None:
         fields.append(f"utilization: {100 * result.utilization:.1f} %")
+    if "memory_allocated" in result.memory:
+        peak, pool = (result.memory[key] / 2**30 for key in ("memory_allocated", "memory_reserved"))
+        fields.append(f"memory: {peak:.2f} of {pool:.2f} GiB reserved")
     return f" {' | '.join(fields)} |"
 
 
@@ -70,4 +76,5 @@ def step_record(result: StepResult) -> dict[str, Any]:
         "utilization": result.utilization,
         "num_skipped": result.num_skipped,
         "loss_scale": result.loss_scale,
+        **result.memory,
     }

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.runs.checkpoints import CheckpointRecord, CheckpointsDir
+from bigsci_launch.runs.checkpoints import CheckpointsDir
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.batches import Batches, open_batches
+from bigsci_launch.train.device.gpu import memory_figures
 from bigsci_launch.train.evaluation import evaluate, format_evaluation, is_evaluation_due
 from bigsci_launch.train.flight_recorder import offered_recorder
 from bigsci_launch.train.flops import FlopCounter
+from bigsci_launch.train.guards.data import saved_data
+from bigsci_launch.train.guards.judge import Judge
+from bigsci_launch.train.guards.nonfinite import FiniteWatch
+from bigsci_launch.train.guards.step_word import DataWord, StepWord, exchange_words
 from bigsci_launch.train.guards.watch import Guards, make_guards
 from bigsci_launch.train.identity import RankIdentity
 from bigsci_launch.train.log_line import StepResult, format_step, step_record
@@ -29,6 +34,7 @@ from bigsci_launch.train.rank_events import RankReport
 from bigsci_launch.train.schedule import BatchSize, LearningRate
 from bigsci_launch.train.startup import join_ranks
 from bigsci_launch.train.state.checkpoint import (
+    ChosenCheckpoint,
     DurableCheckpointEngine,
     TrainingProgress,
     choose_checkpoint,
@@ -56,6 +62,8 @@ class Training:
     batches: Batches
     faults: Faults
     defects: Defects
+    judge: Judge
+    finite: FiniteWatch
     guards: Guards | None
     stop: StopFlag
     checkpoints: CheckpointsDir
@@ -76,18 +84,20 @@ def train(
     """Train until the run is finished or this attempt is asked to stop; a collective call of all ranks."""
     coordinate = topology.coordinate(identity.rank)
     batches = open_batches(config, topology, coordinate)
-    join_ranks()
+    join_ranks(config.training, identity)
     checkpoints = CheckpointsDir(identity.run.checkpoints)
     report.phase("load")
-    chosen = choose_checkpoint(config.checkpoint.load, identity.run, describe(config, topology, TrainingProgress()))
+    expected = describe(config, topology, TrainingProgress(), identity.run)
+    chosen = choose_checkpoint(config.checkpoint.load, identity, expected, batches)
     report.phase("init")
     seed_generators(config.run.seed, coordinate)
     batch_size = BatchSize.of_config(config.training)
     ranks = make_tensor_parallel(topology.groups("tp"), identity.rank)
     defects = Defects(config.faults, identity.rank)
-    first_batch_size = batch_size.at(chosen[1].consumed_samples if chosen else 0)
+    first_batch_size = batch_size.at(chosen.record.consumed_samples if chosen else 0)
     engine = build_engine(config, topology, ranks, first_batch_size, defects)
     engine.checkpoint_engine = DurableCheckpointEngine()
+    judge = Judge(config, topology, identity.rank, report)
     training = Training(
         config=config,
         topology=topology,
@@ -98,7 +108,9 @@ def train(
         batches=batches,
         faults=Faults(config.faults, identity.rank, report, engine, defects),
         defects=defects,
-        guards=make_guards(config, topology, identity.rank, engine, ranks.group, report),
+        judge=judge,
+        finite=FiniteWatch(engine, config, topology, identity.rank, judge),
+        guards=make_guards(config, topology, identity.rank, engine, ranks.group, report, batches, judge),
         stop=stop,
         checkpoints=checkpoints,
         learning_rate=LearningRate.of_config(config.optimizer, config.training),
@@ -109,16 +121,16 @@ def train(
         return _run(training, chosen)
 
 
-def _run(training: Training, chosen: tuple[Path, CheckpointRecord] | None) -> EndReason:
-    progress = _resume(training, *chosen) if chosen else TrainingProgress()
+def _run(training: Training, chosen: ChosenCheckpoint | None) -> EndReason:
+    progress = _resume(training, chosen) if chosen else TrainingProgress()
     if training.guards and not chosen:
         training.guards.before_first_step()
     if training.tells:
         _announce(training, progress)
     first_step, steps = progress.step, training.config.training.steps
     while progress.step < steps:
-        progress = _step(training, progress)
-        reason = _stop_reason(training, progress.step - first_step)
+        progress, words = _step(training, progress)
+        reason = _stop_reason(training, words, progress.step - first_step)
         if reason or progress.step == steps or _is_save_due(training.config, progress.step):
             _save(training, progress)
         if not reason and is_evaluation_due(training.config, progress.step):
@@ -128,14 +140,25 @@ def _run(training: Training, chosen: tuple[Path, CheckpointRecord] | None) -> En
     return "finished"
 
 
-def _resume(training: Training, folder: Path, record: CheckpointRecord) -> TrainingProgress:
+def _resume(training: Training, chosen: ChosenCheckpoint) -> TrainingProgress:
     training.report.phase("load")
+    folder, record = chosen.folder, chosen.record
     progress = load_checkpoint(training.engine, folder, record, training.config, training.coordinate, training.defects)
     training.report.step = progress.step
     training.report.event("load", path=str(folder), checkpoint_step=progress.step)
+    if training.tells:
+        _tell_changes(training, chosen)
     if training.guards:
         training.guards.after_load(folder, progress.step)
     return progress
+
+
+def _tell_changes(training: Training, chosen: ChosenCheckpoint) -> None:
+    for change in chosen.changes:
+        fields = {"accepted": chosen.accepted.covers(change), "checkpoint_step": chosen.record.step}
+        training.report.event("changed", **change.document, **fields)
+    for line in chosen.lines:
+        print(line, flush=True)
 
 
 def _announce(training: Training, progress: TrainingProgress) -> None:
@@ -149,9 +172,9 @@ def _is_save_due(config: RunConfig, step: int) -> bool:
     return interval is not None and step % interval == 0
 
 
-def _stop_reason(training: Training, num_own_steps: int) -> EndReason | None:
-    if training.stop.agree(training.engine.device):
-        return "signal"
+def _stop_reason(training: Training, words: Sequence[StepWord], num_own_steps: int) -> EndReason | None:
+    if any(word.wants_stop for word in words):
+        return None if training.guards and training.guards.checks_one_more() else "signal"
     limit = training.config.training.stop_after_steps
     return "stop_after_steps" if limit is not None and num_own_steps >= limit else None
 
@@ -161,7 +184,11 @@ def _save(training: Training, progress: TrainingProgress) -> None:
     if training.guards:
         training.guards.before_save(progress.step)
     started = time.monotonic()
-    record = describe(training.config, training.topology, progress)
+    record = replace(
+        describe(training.config, training.topology, progress, training.identity.run),
+        health=training.judge.health(progress.step),
+        data=saved_data(training.batches, progress.consumed_samples),
+    )
     folder = save_checkpoint(
         training.engine,
         training.checkpoints,
@@ -170,6 +197,7 @@ def _save(training: Training, progress: TrainingProgress) -> None:
         training.defects,
         training.config.checkpoint.keep_last,
     )
+    training.judge.saved(progress.step)
     seconds = time.monotonic() - started
     training.report.event("save", path=str(folder), seconds=seconds)
     if training.tells:
@@ -185,8 +213,8 @@ def _evaluate(training: Training, progress: TrainingProgress) -> None:
     training.report.event("evaluation", **fields)
 
 
-def _step(training: Training, progress: TrainingProgress) -> TrainingProgress:
-    """Train one step and return the new progress."""
+def _step(training: Training, progress: TrainingProgress) -> tuple[TrainingProgress, list[StepWord]]:
+    """Train one step and return the new progress, and what the ranks said of it."""
     engine, report = training.engine, training.report
     step = report.step = progress.step + 1
     batch_size = training.batch_size.at(progress.consumed_samples)
@@ -200,15 +228,34 @@ def _step(training: Training, progress: TrainingProgress) -> TrainingProgress:
         training.guards.before_step(step)
     started = time.monotonic()
     training.faults.before_step(step)
-    loss = float(engine.train_batch(training.batches.step(progress.consumed_samples, engine.micro_batches)))
+    taken = training.batches.step(progress.consumed_samples, engine.micro_batches)
+    if training.guards:
+        taken = training.guards.data.watch(taken, progress.consumed_samples, engine.micro_batches)
+    loss = float(engine.train_batch(taken))
     seconds = time.monotonic() - started
     _dump(training, step, "after")
-    if training.guards:
-        training.guards.after_step(step, seconds)
+    skipped = engine.skipped_steps > num_skipped
+    words = exchange_words(_word(training, skipped, loss), engine.device)
+    _judge_step(training, step, seconds, words)
     progress = TrainingProgress(step, progress.consumed_samples + batch_size)
     if training.tells:
-        _tell(training, progress, batch_size, learning_rate, loss, engine.skipped_steps - num_skipped, seconds)
-    return progress
+        _tell(training, progress, batch_size, learning_rate, loss, int(skipped), seconds)
+    return progress, words
+
+
+def _word(training: Training, skipped: bool, loss: float) -> StepWord:
+    guards = training.guards
+    alarm, data = (guards.alarm(), guards.data.word()) if guards else (False, DataWord())
+    return StepWord(training.stop.is_raised, skipped, alarm, loss, data)
+
+
+def _judge_step(training: Training, step: int, seconds: float, words: Sequence[StepWord]) -> None:
+    guards = training.guards
+    if guards:
+        guards.after_words(step, words)
+    training.finite.after_step(step, words, (lambda: guards.find_causes(step)) if guards else list)
+    if guards:
+        guards.after_step(step, seconds)
 
 
 def _dump(training: Training, step: int, when: str) -> None:
@@ -231,7 +278,7 @@ def _tell(
 ) -> None:
     """Print and record the result of a step."""
     config = training.config
-    tflops = training.flops.tflops_per_rank(batch_size, seconds, training.identity.world_size)
+    world_size = training.identity.world_size
     peak = config.monitor.peak_tflops_per_rank
     result = StepResult(
         step=progress.step,
@@ -245,8 +292,9 @@ def _tell(
         num_skipped=num_skipped,
         num_nan=int(math.isnan(loss)),
         seconds=seconds,
-        tflops=tflops,
-        utilization=tflops / peak if peak else None,
+        tflops=training.flops.tflops_per_rank(batch_size, seconds, world_size),
+        utilization=training.flops.utilization(batch_size, seconds, world_size, peak) if peak else None,
+        memory=memory_figures(),
         loss_scale=loss_scale(training.engine.optimizer),
     )
     print(format_step(result), flush=True)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from bigsci_launch.config.schema.run import OptimizerSection
+from bigsci_launch.train.device.gpu import computes_on_gpu
 
 
 def _without_compiler_hooks(name: str) -> Any:
@@ -49,6 +50,7 @@ def make_optimizer(
     optimizer = EagerAdamW(
         [{"name": name, "params": parameters} for name, parameters in groups.items()], lr=config.learning_rate
     )
+    choose_kernel(optimizer, fused=computes_on_gpu())
     apply_settings(optimizer.param_groups, config)
     return optimizer
 
@@ -59,6 +61,20 @@ def apply_settings(groups: Sequence[dict[str, Any]], config: OptimizerSection) -
         group["betas"] = (config.betas[0], config.betas[1])
         group["eps"] = config.epsilon
         group["weight_decay"] = config.weight_decay if group["name"] == "decay" else 0.0
+
+
+def choose_kernel(optimizer: torch.optim.Optimizer, *, fused: bool) -> None:
+    """Use one kernel for a whole step of AdamW (`fused`, for GPUs) or one for each operation.
+
+    A loaded checkpoint brings the choice of the device that saved it, and a fused kernel reads the step number on the
+    device, where the other one has it on the host.
+    """
+    for group in optimizer.param_groups:
+        group["fused"], group["foreach"] = fused, not fused
+    for parameter, state in optimizer.state.items():
+        if "step" in state:
+            step = torch.as_tensor(state["step"], dtype=torch.float32)
+            state["step"] = step.to(parameter.device if fused else "cpu")
 
 
 def loss_scale(optimizer: Any) -> float | None:

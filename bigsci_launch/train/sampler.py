@@ -62,10 +62,13 @@ class Share:
         Positions are ordered by micro batch, then by rank. So all topologies with the same global batch size draw the
         same samples in the same step.
         """
-        stride = self.micro_batch_size * self.dp
         for micro_batch in range(num_micro_batches):
-            start = consumed_samples + micro_batch * stride + self.dp_rank * self.micro_batch_size
-            yield range(start, start + self.micro_batch_size)
+            yield self.micro_batch(consumed_samples, micro_batch)
+
+    def micro_batch(self, consumed_samples: int, number: int) -> range:
+        """Return the positions of one micro batch, counted from 0, of that step."""
+        start = consumed_samples + (number * self.dp + self.dp_rank) * self.micro_batch_size
+        return range(start, start + self.micro_batch_size)
 
 
 def num_samples(num_tokens: int, sequence_length: int) -> int:

@@ -12,22 +12,25 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Run the attempts whose folders are on the command line."""
+    """Run the attempts whose folders are on the command line, all on the device of the first one."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from bigsci_launch.config.load import load_resolved
+    from bigsci_launch.runs.layout import AttemptDir
     from bigsci_launch.train import startup
 
-    startup.start_torch()
+    startup.start_torch(load_resolved(AttemptDir(Path(sys.argv[1])).config).training)
     startup.start_deepspeed()
     for name in sys.argv[1:]:
         os.environ["BSL_RUN_DIR"], os.environ["BSL_ATTEMPT"] = str(Path(name).parent.parent), Path(name).name
-        _train_one()
+        train_one()
     import torch.distributed as dist
 
     dist.destroy_process_group()
 
 
-def _train_one() -> None:
+def train_one() -> None:
+    """Train the attempt that the environment names, as `bsl train` would; a collective call of all ranks."""
     from bigsci_launch.config.load import load_resolved
     from bigsci_launch.errors import BslError
     from bigsci_launch.train.identity import require_topology, this_rank

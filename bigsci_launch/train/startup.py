@@ -14,22 +14,61 @@ import warnings
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+
+from bigsci_launch.config.schema.run import TrainingSection
+from bigsci_launch.train.device.choice import Device, choose_device
+from bigsci_launch.train.device.meeting import DeviceFacts, meet
+from bigsci_launch.train.identity import RankIdentity
 
 log = logging.getLogger(__name__)
 
 
-def start_torch() -> None:
-    """Choose this rank's device (one thread per rank on a CPU) and keep known noise out of the log."""
-    if torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cuda")
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+def start_torch(training: TrainingSection) -> None:
+    """Choose this rank's device (one thread per rank on a CPU) and keep known noise out of the log.
+
+    A rank without a device is only refused in `join_ranks`, where all ranks are told.
+    """
+    device = _this_device(training)
+    os.environ["DS_ACCELERATOR"] = device.kind
+    if device.index is not None:
+        # DeepSpeed takes the GPU of LOCAL_RANK in several places.
+        os.environ["LOCAL_RANK"] = str(device.index)
+        torch.cuda.set_device(device.index)
     else:
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if training.deterministic:
+        _compute_deterministically()
+    quieten_libraries()
+
+
+def quieten_libraries() -> None:
+    """Keep known noise of torch and DeepSpeed out of the log."""
     # DeepSpeed broadcasts the initial weights outside autograd, and calls all_gather by a name that torch replaced.
     warnings.filterwarnings("ignore", message=r".*c10d::.*autograd kernel.*")
     warnings.filterwarnings("ignore", message=r".*all_gather_into_tensor.*", category=FutureWarning)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+
+
+def _this_device(training: TrainingSection) -> Device:
+    """Return this rank's device; the same before and after `start_torch` has set LOCAL_RANK."""
+    return choose_device(
+        training.device,
+        shares=training.share_devices,
+        num_visible=torch.cuda.device_count(),
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        environ=os.environ,
+    )
+
+
+def _compute_deterministically() -> None:
+    """Make torch use kernels whose sums have a fixed order, and refuse operations that have none."""
+    # cuBLAS reads it when a GPU is first used.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
 
 
 def start_deepspeed() -> None:
@@ -51,14 +90,61 @@ def start_deepspeed() -> None:
     gc.freeze()
 
 
-def join_ranks() -> None:
-    """Join the process group of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; blocks until all ranks have joined."""
-    import deepspeed
-    from deepspeed.accelerator import get_accelerator
+def join_ranks(training: TrainingSection, identity: RankIdentity) -> None:
+    """Join the process group of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; blocks until all ranks have joined.
 
-    backend = get_accelerator().communication_backend_name()
+    Raises:
+        BslError: the ranks' devices cannot train together; every rank raises it.
+    """
+    import deepspeed
+
+    device = _this_device(training)
+    if not dist.is_initialized():
+        _form_group(device, identity, shares=training.share_devices)
     with talk_as_debug():
-        deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+        deepspeed.init_distributed(dist_backend=device.backend, auto_mpi_discovery=False, verbose=False)
+    if device.kind == "cuda" and device.backend == "gloo":
+        from bigsci_launch.train.device.staging import send_through_host
+
+        send_through_host()
+
+
+def _form_group(device: Device, identity: RankIdentity, *, shares: bool) -> None:
+    from deepspeed.constants import default_pg_timeout
+
+    store, rank, world_size = next(rendezvous("env://", timeout=default_pg_timeout))
+    store.set_timeout(default_pg_timeout)
+    verdict = meet(PrefixStore("devices", store), _facts(device, identity), world_size, shares=shares)
+    if rank == 0:
+        for remark in verdict.remarks:
+            log.warning("%s", remark)
+    # With a device, NCCL forms its communicator here instead of in the first collective call, where a failure is
+    # hard to tell from a hang.
+    binds = device.backend == "nccl" and world_size > 1 and device.index is not None
+    dist.init_process_group(
+        device.backend,
+        store=PrefixStore("default_pg", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=default_pg_timeout,
+        device_id=torch.device("cuda", device.index or 0) if binds else None,
+    )
+
+
+def _facts(device: Device, identity: RankIdentity) -> DeviceFacts:
+    properties = torch.cuda.get_device_properties(device.index) if device.index is not None else None
+    uuid = getattr(properties, "uuid", None)
+    return DeviceFacts(
+        rank=identity.rank,
+        node=identity.node,
+        kind=device.kind,
+        backend=device.backend,
+        name="CPU" if properties is None else properties.name,
+        identity=None if uuid is None else str(uuid),
+        torch=torch.__version__,
+        why=device.why,
+        refusal=device.refusal,
+    )
 
 
 @contextlib.contextmanager

@@ -1,13 +1,9 @@
-"""Stops on a signal. It only raises a flag; ranks agree at a step boundary, so none is left in a collective."""
+"""Stops on a signal. It only raises a flag; ranks agree on it in their words at the end of a step."""
 
 from __future__ import annotations
 
 import signal
 from types import FrameType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
 
 SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 
@@ -22,12 +18,3 @@ class StopFlag:
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
         self.is_raised = True
-
-    def agree(self, device: torch.device) -> bool:
-        """Return whether any rank was asked to stop; a collective call with the same answer on every rank."""
-        import torch
-        import torch.distributed as dist
-
-        flag = torch.tensor([int(self.is_raised)], device=device)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        return bool(flag.item())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -17,9 +18,15 @@ from bigsci_launch.config.schema.run import OptimizerSection  # noqa: E402
 from bigsci_launch.topology import Coordinate  # noqa: E402
 from bigsci_launch.train.initial_weights import BLOCK_ROWS, Draw  # noqa: E402
 from bigsci_launch.train.model import GptSizes, TransformerLayer, VocabularyEmbedding  # noqa: E402
-from bigsci_launch.train.optimizer import apply_settings, make_optimizer  # noqa: E402
-from bigsci_launch.train.parallel.tensor import TensorParallel, VocabularyParallelLoss  # noqa: E402
-from bigsci_launch.train.state.rng import capture_generators, restore_generators, seed_generators  # noqa: E402
+from bigsci_launch.train.optimizer import apply_settings, choose_kernel, make_optimizer  # noqa: E402
+from bigsci_launch.train.parallel.loss import VocabularyParallelLoss  # noqa: E402
+from bigsci_launch.train.parallel.tensor import TensorParallel  # noqa: E402
+from bigsci_launch.train.state.rng import (  # noqa: E402
+    capture_generators,
+    restore_generators,
+    seed_generators,
+    split_states,
+)
 
 SIZES = GptSizes(
     num_layers=2,
@@ -109,6 +116,20 @@ def test_random_states_come_back() -> None:
     assert draws() == first
 
 
+def test_random_states_of_the_other_kind_of_device_are_left_out_in_words() -> None:
+    """A GPU's state cannot be used on a CPU; the states of the host come back all the same."""
+    state = {**capture_generators(), "cuda": torch.zeros(16, dtype=torch.uint8)}
+    first = torch.rand(3).tolist()
+    remark = restore_generators(state)
+    assert remark == "the checkpoint was saved on a GPU, and this rank has none: dropout draws other numbers"
+    assert torch.rand(3).tolist() == first
+    host, device = split_states(state)
+    assert sorted(host) == ["numpy", "python", "torch"]
+    assert torch.equal(device, state["cuda"])
+    assert split_states(capture_generators())[1] is None
+    assert restore_generators(capture_generators()) is None
+
+
 def test_seeds_differ_by_stage_and_replica_but_not_by_tensor_rank() -> None:
     def first_draw(pp: int, dp: int, tp: int) -> float:
         seed_generators(3, Coordinate.at(dp=dp, pp=pp, tp=tp))
@@ -151,3 +172,35 @@ def test_the_optimizer_steps_as_torchs_own() -> None:
             optimizer.step()
     assert torch.equal(ours.weight, theirs.weight)
     assert torch.equal(ours.bias, theirs.bias)
+
+
+def test_a_state_saved_with_one_kernel_of_adamw_is_loaded_with_the_other() -> None:
+    """`fused` also runs on a CPU; torch takes the choice from the loaded state unless it is made again."""
+
+    def trained(layer: Any, optimizer: Any, num_steps: int) -> Any:
+        for step in range(num_steps):
+            optimizer.zero_grad()
+            layer(torch.full((2, 5), 1.0 + step)).square().sum().backward()
+            optimizer.step()
+        return optimizer
+
+    def fresh(*, fused: bool) -> Any:
+        torch.manual_seed(1)
+        layer = torch.nn.Linear(5, 3)
+        optimizer = make_optimizer(layer, OptimizerSection(learning_rate=0.01))
+        choose_kernel(optimizer, fused=fused)
+        return layer, optimizer
+
+    for saves_fused in (False, True):
+        source, saved = fresh(fused=saves_fused)
+        trained(source, saved, 3)
+        layer, optimizer = fresh(fused=not saves_fused)
+        layer.load_state_dict(source.state_dict())
+        optimizer.load_state_dict(copy.deepcopy(saved.state_dict()))
+        assert optimizer.param_groups[0]["fused"] is saves_fused
+        choose_kernel(optimizer, fused=not saves_fused)
+        assert [group["fused"] for group in optimizer.param_groups] == [not saves_fused] * 2
+        trained(layer, optimizer, 2)
+        trained(source, saved, 2)
+        torch.testing.assert_close(layer.weight, source.weight, rtol=1e-5, atol=1e-7)
+        assert [float(state["step"]) for state in optimizer.state.values()] == [5.0, 5.0]

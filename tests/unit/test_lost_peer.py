@@ -20,12 +20,29 @@ LOST = (
     BrokenPipeError(32, "Broken pipe"),
     ConnectionRefusedError(111, "Connection refused"),
     OSError(113, "No route to host"),
+    RuntimeError(
+        "[PG ID 0 PG GUID 0(default_pg) Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, "
+        "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds before timing out."
+    ),
+    RuntimeError("NCCL communicator was aborted on rank 3."),
+    RuntimeError("NCCL communicator was aborted on rank 3.  Original reason for failure was: watchdog timeout"),
+    RuntimeError(
+        "NCCL error in: ProcessGroupNCCL.cpp:1691, unhandled system error (run with NCCL_DEBUG=INFO for details), "
+        "NCCL version 2.27.5\nncclSystemError: System call (e.g. socket, malloc) or external library call failed or "
+        "device error.\nLast error:\nsocketPollConnect: connect to 10.0.0.3<41234> returned Connection timed out"
+    ),
+    RuntimeError("Timed out waiting 1800000ms for recv operation to complete"),
 )
 OWN = (
     FloatingPointError("loss is NaN at step 12"),
     RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     RuntimeError("[enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 512 vs 256."),
     TimeoutError("no answer to a connection in 300 s"),
+    RuntimeError(
+        "NCCL error in: NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO for details)\nLast error:\n"
+        "Error while creating shared memory segment /dev/shm/nccl-x (size 9637888)"
+    ),
+    RuntimeError("NCCL error: unhandled cuda error, out of memory"),
 )
 
 

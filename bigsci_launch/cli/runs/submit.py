@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.errors import BslError
 
 if TYPE_CHECKING:
+    from bigsci_launch.config.schema.run import RunConfig
+    from bigsci_launch.launch.job.request import JobRequest
     from bigsci_launch.launch.submit import Submission
+    from bigsci_launch.runs.changes import DataLikeness
+    from bigsci_launch.runs.checkpoints import CheckpointRecord
 
 
 @click.command(
@@ -23,7 +28,11 @@ if TYPE_CHECKING:
 @click.option("--dry-run", "--dryrun", "dry_run", is_flag=True, help="Print the script and rank map; start nothing.")
 @click.option("--local", is_flag=True, help="Run on this machine, without Slurm (the default if there is no sbatch).")
 @click.option("--detach", is_flag=True, help="With --local: leave the ranks in the background.")
-@click.option("--force", is_flag=True, help="Submit even if `bsl plan check` finds errors; they are still printed.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Submit even if `bsl plan check` finds errors, or the run has changed since its checkpoint; both are printed.",
+)
 @click.option("--wait", is_flag=True, help="Wait until the job ends, and exit with its exit code.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
@@ -78,6 +87,7 @@ def submit(
         folder = find_start(loaded.config, request, report_progress)
     if folder is not None:
         console.talk(f"resumes from {folder}, which is unchanged since it was saved")
+    request = _review(loaded.config, request, folder, force=force)
     submission = launch.submit(loaded, request, sys.argv)
     for line in (*submission.record.said, *report.successor_lines(submission)):
         console.talk(line)
@@ -88,6 +98,38 @@ def submit(
         ended = launch.exit_of(submission) if code is not None else None
         console.answer_json(report.submission_document(submission, ended))
     ctx.exit(code or 0)
+
+
+def _review(config: RunConfig, request: JobRequest, folder: Path | None, *, force: bool) -> JobRequest:
+    """Print what has changed since the checkpoint in `folder` was saved; with `force`, accept it."""
+    from bigsci_launch.launch.prepare import accept_changes, review_changes
+    from bigsci_launch.runs.changes import change_lines, require_accepted
+    from bigsci_launch.runs.checkpoints import read_record
+
+    record = read_record(folder) if folder else None
+    changes = []
+    if folder and record:
+        changes = review_changes(folder, record, config, request, _likeness(record, Path(config.data.prefix)))
+    if force and config.run.starts_trainer:
+        request = accept_changes(request, folder, changes)
+    if folder:
+        require_accepted(str(folder), changes, request.accepted)
+        for line in change_lines(folder.name, changes, request.accepted):
+            console.talk(line)
+    return request
+
+
+def _likeness(record: CheckpointRecord, prefix: Path) -> DataLikeness | None:
+    """Return how the dataset at `prefix` relates to that of a checkpoint; None if this machine cannot read it."""
+    if record.data is None:
+        return "unknown"
+    try:
+        from bigsci_launch.data.fingerprint import compare_with_saved
+        from bigsci_launch.data.indexed import open_dataset
+
+        return compare_with_saved(record.data, open_dataset(prefix))
+    except (BslError, ImportError):
+        return None
 
 
 def show(submission: Submission) -> None:

@@ -11,15 +11,23 @@ from bigsci_launch.config.schema.section import Section
 
 class GuardsSection(Section):
     """Checks that the trainer makes on itself: copies that must be equal are equal to the last bit, and gradients are
-    complete. All of them run before the first step, in the first two steps, and before a save."""
+    complete, the optimizer's state is one that AdamW can have. All of them run before the first step, in the first two
+    steps, and before a save."""
 
     action: Literal["stop", "warn"] = "stop"
     """What happens on a violation: `stop` all ranks with an error before anything wrong is saved, or `warn` in the
     log."""
 
     interval: Literal["auto", "off"] | PositiveInt = "auto"
-    """Steps between checks. `auto`: as few as keep their cost below 0.5 % of the training time. `off`: no checks at
-    all, not even at load and save."""
+    """Steps between checks; a step whose result is saved is always checked. `auto`: as few as keep their cost below
+    0.5 % of the training time. `off`: no checks of copies, gradients and state at all, not even at load and save. With
+    a number, a check also compares the whole state of the optimizer with the one that the step before left; with
+    `auto`, up to 256 elements of each of its tensors, in every step."""
+
+    max_skipped_steps: PositiveInt = 20
+    """After this many steps in a row whose gradients were not finite, so that the optimizer skipped them, the run
+    stops and names where that began. In fp16 a few are ordinary: each one halves the loss scale, which begins at 65536.
+    A loss that is not finite always stops the run in its step. Both hold with `interval: off` too."""
 
     preflight: Literal["stop", "warn"] = "stop"
     """What happens with a layout that would hang or crash later. `stop` refuses it before the first step."""

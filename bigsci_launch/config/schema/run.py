@@ -176,6 +176,21 @@ class TrainingSection(Section):
     activation_checkpointing: bool = False
     """Whether the activations of transformer layers are recomputed in the backward pass."""
 
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """What the ranks compute on. `auto`: GPUs if a rank sees any, otherwise the CPU; a Slurm step that was given GPUs
+    which torch cannot see is refused. `cuda`: a rank without a GPU is refused. `cpu`: never a GPU. Ranks that come to
+    different answers are refused before they wait for each other."""
+
+    share_devices: bool = False
+    """Whether several ranks may compute on one GPU, for tests on a small machine. They communicate over gloo, through
+    host memory, because NCCL refuses two ranks on one GPU."""
+
+    deterministic: bool = False
+    """Whether only operations whose sums have a fixed order are used, so that the same run on the same kind and number
+    of GPUs gives the same losses to the last bit. Without it, attention's backward pass and some others add in any
+    order on a GPU. Slower; an operation that has no such variant is an error. On a CPU `bsl train` repeats itself
+    without it."""
+
     stop_after_steps: PositiveInt | None = None
     """End each attempt with a checkpoint after this many of its own steps, as if it had been asked to stop."""
 

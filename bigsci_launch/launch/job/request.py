@@ -19,6 +19,7 @@ from bigsci_launch.launch.job.containers import RankContainer, apptainer_prefix,
 from bigsci_launch.launch.job.options import ExitMargin, Option, check_options, sbatch_options, step_options
 from bigsci_launch.nodes.memory import BadNode
 from bigsci_launch.runs.chain.records import ChainRecord, chain_of
+from bigsci_launch.runs.changes import NOTHING_ACCEPTED, Acceptance
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.topology import Topology
 from bigsci_launch.units import parse_slurm_duration
@@ -101,6 +102,8 @@ class JobRequest:
     """What becomes of the `SBATCH_*` variables of the caller."""
     left_out: tuple[BadNode, ...] = ()
     """Bad nodes that the job excludes, apart from those of slurm.exclude."""
+    accepted: Acceptance = NOTHING_ACCEPTED
+    """What has changed since the checkpoint was saved and is accepted with `--force`."""
 
 
 BUILT_IN_VARIABLES = (

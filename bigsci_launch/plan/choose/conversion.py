@@ -88,13 +88,16 @@ def plan_conversion(folder: Path, topology: Topology, partition_method: str | No
     require_complete(folder, before)
     saved = RunConfig.model_validate(before.config)
     config = _at(saved, topology, partition_method or _partition_method(saved, topology))
-    after = describe_run(config, topology, step=before.step, consumed_samples=before.consumed_samples)
+    after = describe_run(
+        config, topology, step=before.step, consumed_samples=before.consumed_samples, run_id=before.run_id
+    )
     stages = _stages(config, topology)
     conversion = Conversion(folder, before, after, config, topology, stages)
     origin = {"path": str(folder.absolute()), "topology": before.topology, "random_states": "new"}
     if conversion.keeps_random_states:
         origin["random_states"] = "kept"
-    return replace(conversion, after=replace(after, code=before.code, converted_from=origin))
+    after = replace(after, code=before.code, health=before.health, data=before.data, converted_from=origin)
+    return replace(conversion, after=after)
 
 
 def _at(config: RunConfig, topology: Topology, partition_method: str) -> RunConfig:

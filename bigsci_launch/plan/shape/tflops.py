@@ -35,11 +35,14 @@ def weight_flops(shape: ModelShape, num_samples: int, passes: int = 4) -> float:
 
 
 def full_flops(shape: ModelShape, tp: int, num_samples: int, passes: int = 4) -> float:
-    """Return FLOPs with attention and head: 24 x passes x B s L h^2 (1 + s / 6h + V / 16Lh) for an MLP of 4h."""
+    """Return FLOPs with attention and head: 24 x passes x B s L h^2 (1 + s / 6h) + 6 B s h V for an MLP of 4h.
+
+    The head is never recomputed. The formula as printed, with V / 16Lh in the bracket, is the same for 4 passes.
+    """
     h, s = shape.hidden_size, shape.sequence_length
     layer = 8 * h * h + 4 * h * shape.ffn_hidden_size + 4 * s * h
-    head = 1.5 * h * shape.padded_vocab_size(tp)
-    return float(passes * num_samples * s * (shape.num_layers * layer + head))
+    head = 6 * h * shape.padded_vocab_size(tp)
+    return float(num_samples * s * (passes * shape.num_layers * layer + head))
 
 
 def tflops_of(setup: Setup, seconds: float) -> Tflops:

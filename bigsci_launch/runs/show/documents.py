@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bigsci_launch.runs.show.next import next_document
+from bigsci_launch.runs.show.restart import restart_document
 from bigsci_launch.runs.status import RunStatus, total_steps
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.scheduler.waiting import meaning_of
@@ -28,6 +29,7 @@ def status_document(status: RunStatus) -> dict[str, Any]:
         "step": _step_document(status),
         "slowest_rank": _slowest_document(status),
         "checkpoint": _checkpoint_document(status),
+        "restart": restart_document(status.restart),
         "last_output": _output_document(status),
         "lost_nodes": [asdict(each.node) for each in status.unreachable_nodes if each.fate == "lost"],
         "unreachable_nodes": [

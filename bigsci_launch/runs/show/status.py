@@ -9,6 +9,7 @@ from bigsci_launch.runs.ending.words import source_facts, unknown_end
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.show.ending import ending_advice, ending_facts
 from bigsci_launch.runs.show.next import next_advice, next_lines
+from bigsci_launch.runs.show.restart import restart_facts
 from bigsci_launch.runs.signs import FRESH_S, LastOutput, RankSign, UnreachableNode
 from bigsci_launch.runs.status import RunStatus, total_steps
 from bigsci_launch.scheduler.hostlist import expand_hostlist
@@ -25,7 +26,8 @@ def status_lines(status: RunStatus) -> list[str]:
     """Return the status as lines `name   value`, followed by what to do next."""
     submitted = status.record.submitted if status.record else None
     waiting = _waiting(status.job, submitted, status.asked)
-    facts = [*_identity(status), *waiting, *_progress(status), *_ranks(status), *_ending(status), *next_lines(status)]
+    progress = [*_progress(status), *restart_facts(status.restart)]
+    facts = [*_identity(status), *waiting, *progress, *_ranks(status), *_ending(status), *next_lines(status)]
     width = max(len(name) for name, _ in facts)
     return [f"{name:<{width}}  {value}" for name, value in facts] + _advice(status)
 

@@ -99,7 +99,25 @@ def holders(columns: Sequence[Sequence[Column]], topology: Topology) -> Mapping[
 
 
 # Checks closer to the cause come first.
-_ORDER = ("optimizer groups", "load", "gradient norm", "clipping", "replicated gradients", "tied gradients")
+_ORDER = (
+    "data",
+    "optimizer groups",
+    "load",
+    "memory",
+    "optimizer settings",
+    "learning rate",
+    "optimizer step",
+    "optimizer update",
+    "loss gradient",
+    "layer gradients",
+    "gradient reduction",
+    "gradient norm",
+    "clipping",
+    "replicated gradients",
+    "tied gradients",
+    "moments",
+    "padding",
+)
 
 
 def by_cause(violations: Sequence[Violation]) -> list[Violation]:

@@ -1,6 +1,7 @@
 """Checks the gradients of a step on their way from the backward pass to AdamW.
 
-Three things are checked, each computed in a different way from the code under check:
+The legs of that way are checked in `guards.flow`: the loss, the layers, the reduction over dp, and clipping. Here
+are the things that need several ranks, each computed in a different way from the code under check:
 
 - Tied copies have the same gradient, bit for bit, once the stages have summed theirs.
 - Only one column-parallel layer reads a layer norm's bias, so the gradient of that bias must be sum_r(W_r^T db_r)
@@ -26,6 +27,10 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor, nn
 
 from bigsci_launch.train.guards.copies import TIED, Violation
+from bigsci_launch.train.guards.flow.clipping import ClipWatch, clip_factor
+from bigsci_launch.train.guards.flow.layers import LayerWatch
+from bigsci_launch.train.guards.flow.loss import LossWatch
+from bigsci_launch.train.guards.flow.reduction import ReductionWatch
 from bigsci_launch.train.guards.state import digest64, gradient_parts, local_gradient, partitions
 from bigsci_launch.train.model import TransformerLayer
 from bigsci_launch.train.optimizer import loss_scale
@@ -45,13 +50,21 @@ class GradientWatch:
         # Read once, here: during ZeRO's step the optimizer exposes one group at a time.
         self._parts = partitions(engine.optimizer)
         self.is_armed = False
+        self._loss = LossWatch(engine, self._armed)
+        self._layers = LayerWatch(engine.module, self._armed)
+        self._reduction = ReductionWatch(engine.module, engine.optimizer, self._parts)
+        self._clipping = ClipWatch(engine.optimizer, self._parts)
         self.clear()
+        self._stand_before(schedule.ReduceTiedGrads, self._see_tied)
         self._stand_before(schedule.ReduceGrads, self._see_local)
         self._stand_before(schedule.OptimizerStep, self._see_reduced)
+        self._stand_before(schedule.OptimizerStep, self._clipping.see_reduced, always=True)
         self._stand_before_adam()
 
     def clear(self) -> None:
         """Discard what was recorded in the last step."""
+        for each in (self._loss, self._layers, self._reduction):
+            each.clear()
         self.tied_digests = [0] * len(self._tied)
         self.violations: list[Violation] = []
         self._reduced: dict[str, float] = {}
@@ -64,11 +77,23 @@ class GradientWatch:
         """The tied parameters of this rank."""
         return list(self._tied)
 
-    def _stand_before(self, instruction: type, look: Callable[[], None]) -> None:
+    def _armed(self) -> bool:
+        return self.is_armed
+
+    def find_in_step(self, clip: float) -> Iterator[Violation]:
+        """Find what can be seen in every step at next to no cost: gradients that were not clipped as reported."""
+        if not getattr(self._engine.optimizer, "overflow", False):
+            norm = float(self._engine.get_global_grad_norm() or 0.0)
+            yield from self._clipping.findings(norm, clip, self._rank)
+
+    def _stand_before(self, instruction: type, look: Callable[[], None], always: bool = False) -> None:
         original = self._engine._INSTRUCTION_MAP[instruction]
 
         def run(engine: PipelineEngine, *args: Any, **kwargs: Any) -> None:
-            self._look(look)
+            if always:
+                look()
+            else:
+                self._look(look)
             original(engine, *args, **kwargs)
 
         self._engine._INSTRUCTION_MAP = {**self._engine._INSTRUCTION_MAP, instruction: run}
@@ -78,6 +103,7 @@ class GradientWatch:
         original = adam.step
 
         def step(*args: Any, **kwargs: Any) -> Any:
+            self._clipping.see_used()
             self._look(self._see_used)
             return original(*args, **kwargs)
 
@@ -89,14 +115,21 @@ class GradientWatch:
             look()
             self.seconds += time.monotonic() - started
 
+    def _see_tied(self) -> None:
+        self.violations += self._loss.findings(self._rank)
+        self.violations += self._layers.findings(self._rank, lambda name: name in self._tied)
+
     @torch.no_grad()
     def _see_local(self) -> None:
+        self.violations += self._layers.findings(self._rank, lambda name: name not in self._tied)
+        self._reduction.see_local()
         gradients = {name: local_gradient(parameter) for name, parameter in self._tied.items()}
         self.tied_digests = [0 if each is None else digest64(each) for each in gradients.values()]
         self.violations += find_wrong_bias_gradients(self._engine.module, self._tp_group, self._rank)
 
     @torch.no_grad()
     def _see_reduced(self) -> None:
+        self.violations += self._reduction.findings(self._rank)
         optimizer = self._engine.optimizer
         scale = loss_scale(optimizer) or 1.0
         for number, part in enumerate(self._parts):
@@ -119,7 +152,7 @@ class GradientWatch:
         """Find gradients whose factor on reaching AdamW does not follow from `norm`, the norm used for clipping."""
         if not math.isfinite(norm) or not self._used:
             return
-        factor = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
+        factor = clip_factor(norm, clip)
         for name, before in self._reduced.items():
             after = math.sqrt(self._used.get(name, 0.0))
             if abs(after - factor * math.sqrt(before)) > _FACTOR_TOLERANCE * factor * math.sqrt(before) + 1e-12:

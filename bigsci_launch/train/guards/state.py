@@ -20,9 +20,10 @@ from xxhash import xxh3_64_intdigest
 
 from bigsci_launch.config.schema.run import OptimizerSection
 from bigsci_launch.topology import Coordinate
+from bigsci_launch.train.device.digest import digests_on_device
 from bigsci_launch.train.guards.copies import TIED, Column, Violation
 from bigsci_launch.train.optimizer import group_by_shape, loss_scale
-from bigsci_launch.train.state.rng import capture_generators
+from bigsci_launch.train.state.rng import capture_generators, split_states
 from bigsci_launch.weights.formats.text.digests import digest_bytes, digest_document, digest_entry
 
 _INTEGERS = {2: torch.int16, 4: torch.int32}
@@ -87,14 +88,19 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def digest64(tensor: Tensor) -> int:
-    """Return a digest of `tensor` as a signed 64-bit integer."""
+    """Return a digest of `tensor` as a signed 64-bit integer; another one on a GPU than on a CPU."""
+    if tensor.is_cuda:
+        return digests_on_device([tensor])[0]
     value = xxh3_64_intdigest(bytes_of(tensor))
     return value - (1 << 64) if value >> 63 else value
 
 
 def weight_digests(module: nn.Module) -> list[int]:
     """Return the digests of the weights, in the order of `columns`."""
-    return [digest64(parameter) for parameter in module.parameters()]
+    parameters = list(module.parameters())
+    if all(parameter.is_cuda for parameter in parameters):
+        return digests_on_device(parameters)
+    return [digest64(parameter) for parameter in parameters]
 
 
 def find_masters_apart(parts: Sequence[OptimizerPartition], rank: int) -> Iterator[Violation]:
@@ -142,8 +148,17 @@ def state_document(engine: PipelineEngine, *, rank: int, coordinate: Coordinate,
     return {
         **digest_document(entries, rank=rank, coordinate=coordinate, step=step),
         "optimizer": dict(_optimizer_entries(engine.optimizer)),
-        "random": digest_bytes(repr(_plain(capture_generators())).encode()),
+        **_random_entries(),
     }
+
+
+def _random_entries() -> dict[str, str]:
+    """Digests of the random states: those of the host, and that of the GPU if there is one."""
+    host, device = split_states(capture_generators())
+    entries = {"random": digest_bytes(repr(_plain(host)).encode())}
+    if device is not None:
+        entries["random_device"] = digest_bytes(bytes_of(device))
+    return entries
 
 
 def tensor_entry(tensor: Tensor) -> list[Any]:
@@ -172,6 +187,9 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def find_load_differences(saved: Mapping[str, Any], loaded: Mapping[str, Any], rank: int) -> Iterator[Violation]:
     """Find what a load did not restore as it was saved; `saved` and `loaded` are state documents of one rank."""
+    if "step" in saved and saved["step"] != loaded.get("step"):
+        text = f"is {loaded.get('step')}, but the digests are of step {saved['step']}"
+        yield Violation("load", "step of the checkpoint", (rank,), text)
     for name in saved["tensors"].keys() | loaded["tensors"].keys():
         if saved["tensors"].get(name) != loaded["tensors"].get(name):
             yield Violation("load", name, (rank,), "differs from what was saved")
@@ -182,3 +200,7 @@ def find_load_differences(saved: Mapping[str, Any], loaded: Mapping[str, Any], r
             yield Violation("load", f"optimizer state {name}", (rank,), text)
     if saved["random"] is not None and saved["random"] != loaded["random"]:
         yield Violation("load", "random states", (rank,), "differ from what was saved")
+    on_device = saved.get("random_device"), loaded.get("random_device")
+    # A checkpoint of the other kind of device has none; the load says so.
+    if None not in on_device and on_device[0] != on_device[1]:
+        yield Violation("load", "random states of the GPU", (rank,), "differ from what was saved")

@@ -17,11 +17,20 @@ import torch.distributed as dist
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.errors import CheckpointError, GuardError
+from bigsci_launch.errors import CheckpointError
 from bigsci_launch.runs.checkpoints import digests_path, write_digests
 from bigsci_launch.topology import Coordinate, Topology
-from bigsci_launch.train.guards.copies import Column, CopyChecker, Violation, by_cause, describe, holders
+from bigsci_launch.train.batches import Batches
+from bigsci_launch.train.guards.adam import OptimizerWatch
+from bigsci_launch.train.guards.copies import Column, CopyChecker, Violation, by_cause, holders
+from bigsci_launch.train.guards.data import (
+    DataWatch,
+    compare_fingerprints,
+    exchange_fingerprints,
+    find_wrong_data,
+)
 from bigsci_launch.train.guards.gradients import GradientWatch, find_wrong_norm
+from bigsci_launch.train.guards.judge import Judge
 from bigsci_launch.train.guards.state import (
     columns,
     find_load_differences,
@@ -31,6 +40,7 @@ from bigsci_launch.train.guards.state import (
     state_document,
     weight_digests,
 )
+from bigsci_launch.train.guards.step_word import StepWord
 from bigsci_launch.train.rank_events import RankReport
 
 SHARE = 0.005
@@ -40,7 +50,8 @@ AIM = 0.5 * SHARE
 """The share that the interval is chosen for. A check costs more than the time it takes, because it leaves caches cold
 and ranks out of step: up to 1.9 times as much was measured (`benchmarks/guards_cost.py`)."""
 
-_SHOWN = 20
+ONE_MORE_S = 10.0
+"""Seconds that a step may take to be checked and done after a signal has asked the run to stop."""
 
 
 class Guards:
@@ -54,13 +65,19 @@ class Guards:
         engine: PipelineEngine,
         tp_group: dist.ProcessGroup | None,
         report: RankReport,
+        batches: Batches,
+        judge: Judge,
     ) -> None:
         self._config, self._topology, self._rank = config, topology, rank
         self._engine, self._report = engine, report
         self._coordinate = topology.coordinate(rank)
         first_of_last = (topology.pp - 1, 0, 0)
         self._tells = (self._coordinate.pp_rank, self._coordinate.tp_rank, self._coordinate.dp_rank) == first_of_last
+        self.judge = judge
+        self.data = DataWatch(batches)
+        self._batches = batches
         self._gradients = GradientWatch(engine, tp_group, rank)
+        self._optimizer = OptimizerWatch(engine, config, rank)
         self._columns = self._exchange_columns()
         self._copies = CopyChecker(self._columns, topology)
         self._first_stage = holders(self._columns, topology)
@@ -69,6 +86,8 @@ class Guards:
         self.interval = interval if isinstance(interval, int) else 1
         self._due_early = 2
         self._is_announced = False
+        self._first_step, self._seconds, self._is_last_asked = 0, 0.0, False
+        self._alarming: list[Violation] = []
 
     def _exchange_columns(self) -> list[list[Column]]:
         mine = columns(self._engine.module)
@@ -78,47 +97,105 @@ class Guards:
         return everywhere
 
     def before_first_step(self) -> None:
-        """Check weights, masters and optimizer groups before anything is trained."""
-        self._judge(0, self._static_violations(), self._digests())
+        """Check the data, weights, masters and optimizer groups before anything is trained."""
+        self._check_datasets(0)
+        self._optimizer.begin(0)
+        self._judge(0, self._static_violations(0), self._digests())
 
     def after_load(self, folder: Path, step: int) -> None:
         """Check that a checkpoint was restored as it was saved, and everything that `before_first_step` checks."""
+        self._check_datasets(step)
         saved = read_state_document(folder, self._rank)
         loaded = state_document(self._engine, rank=self._rank, coordinate=self._coordinate, step=step)
-        found = [*find_load_differences(saved, loaded, self._rank), *self._static_violations()]
+        self._first_step = step
+        self._optimizer.begin(step)
+        found = [*find_load_differences(saved, loaded, self._rank), *self._static_violations(step)]
         self._judge(step, found, self._digests())
 
     def before_step(self, step: int) -> None:
-        """Arm the gradient watch if this step is due for a check."""
-        self._gradients.is_armed = self._due_early > 0 or step % self.interval == 0
+        """Arm the watches if this step is due for a check."""
+        self._gradients.is_armed = self._due_early > 0 or self._is_due(step)
+        self._optimizer.before_step(step, is_armed=self._gradients.is_armed)
+
+    def _is_due(self, step: int) -> bool:
+        """Return whether `step` is to be checked, early steps apart: it is its turn, or its result will be saved."""
+        save_interval, training = self._config.checkpoint.save_interval, self._config.training
+        is_saved = save_interval is not None and step % save_interval == 0
+        last = (training.steps, self._first_step + (training.stop_after_steps or 0))
+        return self._is_last_asked or is_saved or step in last or step % self.interval == 0
+
+    def checks_one_more(self) -> bool:
+        """Return whether the run does one more step, a checked one, before it saves and stops; a collective call.
+
+        It does if the step just done was not checked and another one takes less than `ONE_MORE_S`.
+        """
+        if self._gradients.is_armed:
+            return False
+        slowest = torch.tensor([self._seconds], dtype=torch.float64, device=self._engine.device)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        self._is_last_asked = float(slowest) <= ONE_MORE_S
+        return self._is_last_asked
+
+    def alarm(self) -> bool:
+        """Return whether this rank has found something in the step just done, which all ranks must hear of."""
+        self._optimizer.end_step()
+        self._alarming = [*self._optimizer.violations]
+        if not self._gradients.is_armed:
+            self._alarming += self._gradients.find_in_step(self._config.optimizer.clip_grad)
+        return bool(self._alarming)
+
+    def find_causes(self, step: int) -> list[Violation]:
+        """Find, in the state of this rank, what may have made the numbers of `step` wrong."""
+        return [*self._alarming, *self._optimizer.find_wrong_state(step)]
+
+    def _check_datasets(self, step: int) -> None:
+        if found := compare_fingerprints(exchange_fingerprints(self._batches.fingerprint)):
+            self.judge.act(step, found)
+
+    def after_words(self, step: int, words: Sequence[StepWord]) -> None:
+        """Judge what is looked at in every step: its data, and what any rank raised an alarm for."""
+        if wrong := find_wrong_data([word.data for word in words], self._topology):
+            self.judge.act(step, wrong)
+        if any(word.alarm for word in words):
+            self.judge.judge(step, self._alarming)
+            self._optimizer.violations = []
 
     def after_step(self, step: int, seconds: float) -> None:
-        """Check the step that took `seconds`, if it was due."""
-        if not self._gradients.is_armed:
-            return
+        """Check the whole step, which took `seconds`, if it was due, and seal the state that it leaves."""
+        self._seconds = seconds
+        if self._gradients.is_armed:
+            self._check_step(step, seconds)
+        self._optimizer.seal(step, is_next_checked=self._due_early > 0 or self._is_due(step + 1))
+
+    def _check_step(self, step: int, seconds: float) -> None:
         started = time.monotonic()
         norm, lost = self._independent_norm()
         used, clip = float(self._engine.get_global_grad_norm() or 0.0), self._config.optimizer.clip_grad
-        found = [*self._gradients.violations, *find_masters_apart(partitions(self._engine.optimizer), self._rank)]
+        found = [
+            *self._gradients.violations,
+            *find_masters_apart(partitions(self._engine.optimizer), self._rank),
+        ]
         # A step whose gradients are not finite is skipped on all ranks, and may keep the norm of the step before.
         if clip > 0 and not getattr(self._engine.optimizer, "overflow", False):
             found += find_wrong_norm(norm, used, self._rank, lost)
         found += self._gradients.find_wrong_clipping(used if clip > 0 else norm, clip)
-        self._judge(step, found, self._digests(with_gradients=True))
+        found += self._optimizer.find_wrong_state(step)
+        if self._judge(step, found, self._digests(with_gradients=True)):
+            self.judge.passed(step)
         watched = self._gradients.seconds
         self._gradients.clear()
         self._due_early = max(0, self._due_early - 1)
         self._choose_interval(time.monotonic() - started + watched, seconds - watched)
 
     def before_save(self, step: int) -> None:
-        """Check the state about to be saved, unless this step has just been checked."""
-        if not self._gradients.is_armed:
-            self._judge(step, self._static_violations(), self._digests())
+        """Check the state about to be saved."""
+        found = [*self._optimizer.find_broken_seal(), *self._static_violations(step)]
+        self._judge(step, found, self._digests())
 
-    def _static_violations(self) -> list[Violation]:
+    def _static_violations(self, step: int) -> list[Violation]:
         module, optimizer = self._engine.module, self._engine.optimizer
         found = find_wrong_groups(module, optimizer, self._config.optimizer, self._rank)
-        return [*find_masters_apart(partitions(optimizer), self._rank), *found]
+        return [*find_masters_apart(partitions(optimizer), self._rank), *found, *self._optimizer.find_wrong_state(step)]
 
     def _digests(self, with_gradients: bool = False) -> list[int]:
         tied = self._gradients.tied_digests if with_gradients else [0] * len(self._gradients.tied_names)
@@ -141,8 +218,8 @@ class Guards:
         is_first = self._first_stage[name] == self._coordinate.pp_rank
         return is_first and (name not in self._replicated or self._coordinate.tp_rank == 0)
 
-    def _judge(self, step: int, found: Sequence[Violation], digests: Sequence[int]) -> None:
-        """Exchange the findings of all ranks and act on them.
+    def _judge(self, step: int, found: Sequence[Violation], digests: Sequence[int]) -> bool:
+        """Exchange the findings of all ranks, act on them, and return whether there were none.
 
         Raises:
             GuardError: something was found, and `guards.action` is to stop.
@@ -156,30 +233,10 @@ class Guards:
         table = torch.stack(everywhere).cpu().numpy()
         violations = self._copies.find_unequal(table[:, :-1])
         if table[:, -1].any():
-            violations += _merge(self._gather_found(found))
+            violations += self.judge.gather(found)
         if violations:
-            self._act(step, by_cause(violations))
-
-    def _gather_found(self, found: Sequence[Violation]) -> list[Violation]:
-        everywhere: list[Any] = [None] * self._topology.world_size
-        dist.all_gather_object(everywhere, list(found))
-        return [violation for each in everywhere for violation in each]
-
-    def _act(self, step: int, violations: Sequence[Violation]) -> None:
-        sentences = [describe(violation, self._topology) for violation in violations]
-        if self._tells:
-            for violation, sentence in zip(violations, sentences, strict=True):
-                coordinates = [self._topology.coordinate(rank).as_dict() for rank in violation.ranks]
-                fields = {"check": violation.check, "tensor": violation.tensor, "coordinates": coordinates}
-                self._report.event("guard", **fields, text=sentence)
-            print(*(f"guard: step {step}: {sentence}" for sentence in sentences[:_SHOWN]), sep="\n", flush=True)
-        if self._config.guards.action == "stop":
-            more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
-            raise GuardError(
-                f"step {step}: {sentences[0]}{more}",
-                hint="nothing has been saved since; `bsl diff-weights --audit` says whether the last checkpoint is "
-                "sound; with guards.action: warn the run continues",
-            )
+            self.judge.act(step, by_cause(violations))
+        return not violations
 
     def _choose_interval(self, cost: float, step_seconds: float) -> None:
         """With `auto`, choose the shortest interval whose cost stays within `AIM`; the same on all ranks."""
@@ -207,22 +264,13 @@ def make_guards(
     engine: PipelineEngine,
     tp_group: dist.ProcessGroup | None,
     report: RankReport,
+    batches: Batches,
+    judge: Judge,
 ) -> Guards | None:
     """Return the guards of a run, or None if they are off; a collective call."""
     if config.guards.interval == "off":
         return None
-    return Guards(config, topology, rank, engine, tp_group, report)
-
-
-def _merge(found: Sequence[Violation]) -> list[Violation]:
-    """Merge violations of the same check and tensor on several ranks into one."""
-    by_check: dict[tuple[str, str], list[Violation]] = {}
-    for violation in found:
-        by_check.setdefault((violation.check, violation.tensor), []).append(violation)
-    return [
-        Violation(check, tensor, tuple(sorted({rank for each in same for rank in each.ranks})), same[0].text)
-        for (check, tensor), same in by_check.items()
-    ]
+    return Guards(config, topology, rank, engine, tp_group, report, batches, judge)
 
 
 def write_state_document(

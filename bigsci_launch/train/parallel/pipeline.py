@@ -49,7 +49,8 @@ from bigsci_launch.train.model import (
     tied_logits,
 )
 from bigsci_launch.train.optimizer import make_optimizer
-from bigsci_launch.train.parallel.tensor import TensorParallel, VocabularyParallelLoss
+from bigsci_launch.train.parallel.loss import VocabularyParallelLoss
+from bigsci_launch.train.parallel.tensor import TensorParallel
 from bigsci_launch.train.startup import talk_as_debug
 
 log = logging.getLogger(__name__)
@@ -200,6 +201,8 @@ def engine_settings(config: RunConfig, topology: Topology, batch_size: int) -> d
         "gradient_clipping": config.optimizer.clip_grad,
         "zero_optimization": {"stage": 1},
         "steps_per_print": _NEVER,
+        # It synchronizes the device before the forward pass of every micro batch.
+        "timers": {"throughput": {"enabled": False}},
         "checkpoint": {"tag_validation": "Ignore"},
         "pipeline": {
             "activation_checkpoint_interval": int(training.activation_checkpointing),

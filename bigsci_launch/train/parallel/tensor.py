@@ -8,7 +8,6 @@ column-parallel layer, `sum_over_ranks` (sum forward, identity backward) after a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -130,6 +129,8 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., inputs / tp) -> (..., outputs), the same on every rank. The bias is added once, after the sum."""
+        if self.ranks.size == 1:
+            return F.linear(x, self.weight, self.bias)
         return sum_over_ranks(F.linear(x, self.weight), self.ranks) + self.bias
 
 
@@ -162,46 +163,3 @@ class VocabularyParallelTable(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """(batch, length, hidden), the same on every rank -> (batch, length, padded vocabulary / tp)."""
         return F.linear(copy_to_ranks(x, self.ranks), self.weight)
-
-
-class _CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, ranks: TensorParallel, first_token: int) -> Tensor:
-        largest = logits.amax(dim=-1)
-        ranks.all_reduce(largest, dist.ReduceOp.MAX)
-        shifted = logits - largest.unsqueeze(-1)
-        columns = labels - first_token
-        is_elsewhere = (columns < 0) | (columns >= logits.shape[-1])
-        columns = columns.masked_fill(is_elsewhere, 0).unsqueeze(-1)
-        target = shifted.gather(-1, columns).squeeze(-1).masked_fill(is_elsewhere, 0.0)
-        exponentials = shifted.exp_()
-        sums = torch.stack([exponentials.sum(dim=-1), target])
-        ranks.all_reduce(sums)
-        ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(-1)), columns, is_elsewhere)
-        return sums[0].log() - sums[1]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
-        probabilities, columns, is_elsewhere = ctx.saved_tensors
-        here = (~is_elsewhere).to(probabilities.dtype).unsqueeze(-1)
-        gradient = probabilities.scatter_add(-1, columns, -here)
-        return gradient.mul_(gradients[0].unsqueeze(-1)), None, None, None
-
-
-@dataclass(frozen=True, slots=True)
-class VocabularyParallelLoss:
-    """Mean cross-entropy of logits split over ranks by vocabulary; never gathers the logits, never counts padding."""
-
-    vocab_size: int
-    ranks: TensorParallel
-
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Logits (batch, length, padded vocabulary / tp) and labels (batch, length) -> a scalar, in fp32."""
-        first_token = self.ranks.rank * logits.shape[-1]
-        num_columns = max(0, min(logits.shape[-1], self.vocab_size - first_token))
-        scores = logits.float()
-        if num_columns < logits.shape[-1]:
-            is_padding = torch.arange(logits.shape[-1], device=logits.device) >= num_columns
-            scores = scores.masked_fill(is_padding, torch.finfo(scores.dtype).min)
-        losses: Tensor = _CrossEntropy.apply(scores, labels, self.ranks, first_token)  # type: ignore[no-untyped-call]
-        return losses.mean()

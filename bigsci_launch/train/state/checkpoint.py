@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,10 +18,21 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 import bigsci_launch
 from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.data.fingerprint import compare_with_saved
 from bigsci_launch.errors import CheckpointError
 from bigsci_launch.file_names import checkpoint_tag
 from bigsci_launch.launch.provenance import describe_repository
+from bigsci_launch.runs.changes import (
+    Acceptance,
+    RunChange,
+    change_lines,
+    find_changes,
+    read_accepted,
+    read_run_id,
+    require_accepted,
+)
 from bigsci_launch.runs.checkpoints import (
+    OTHER_CHECKPOINT,
     CheckpointRecord,
     CheckpointsDir,
     begin_checkpoint,
@@ -41,15 +53,24 @@ from bigsci_launch.runs.verify import (
     file_digest,
     finish_deletions,
     list_checkpoints,
+    require_agreement,
+    with_digest,
 )
 from bigsci_launch.topology import Coordinate, Topology
+from bigsci_launch.topology.words import name_ranks_and_part
+from bigsci_launch.train.batches import Batches
 from bigsci_launch.train.collective import on_first_rank
+from bigsci_launch.train.device.gpu import computes_on_gpu
+from bigsci_launch.train.guards.data import is_order_kept
 from bigsci_launch.train.guards.watch import write_state_document
+from bigsci_launch.train.identity import RankIdentity
 from bigsci_launch.train.mischief.defects import Defects, lose_optimizer_step
-from bigsci_launch.train.optimizer import apply_settings
+from bigsci_launch.train.optimizer import apply_settings, choose_kernel
 from bigsci_launch.train.rank_events import is_lost_peer
 from bigsci_launch.train.startup import talk_as_debug
 from bigsci_launch.train.state.rng import capture_generators, restore_generators, seed_generators
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +96,25 @@ class DurableCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
         self.digests[Path(path).name] = file_digest(Path(path))
 
 
-def describe(config: RunConfig, topology: Topology, progress: TrainingProgress) -> CheckpointRecord:
+@dataclass(frozen=True, slots=True)
+class ChosenCheckpoint:
+    """The checkpoint that a run starts from, and what has changed since it was saved."""
+
+    folder: Path
+    record: CheckpointRecord
+    changes: tuple[RunChange, ...]
+    accepted: Acceptance
+
+    @property
+    def lines(self) -> list[str]:
+        """The changes for people."""
+        return change_lines(self.folder.name, self.changes, self.accepted)
+
+
+def describe(config: RunConfig, topology: Topology, progress: TrainingProgress, run: RunDir) -> CheckpointRecord:
     """Return the record of a checkpoint of this run, without its files."""
-    return describe_run(config, topology, step=progress.step, consumed_samples=progress.consumed_samples)
+    at = {"step": progress.step, "consumed_samples": progress.consumed_samples}
+    return describe_run(config, topology, **at, run_id=read_run_id(run))
 
 
 @lru_cache(maxsize=1)
@@ -170,7 +207,8 @@ def _begin(checkpoints: CheckpointsDir, tag: str) -> Path:
 
 def _commit(checkpoints: CheckpointsDir, staged: Path, record: CheckpointRecord, keep_last: int | None) -> None:
     with _disk_errors(checkpoints.path):
-        write_record(staged, replace(record, files=list_files(staged), code=running_code()))
+        record = replace(record, files=list_files(staged), code=running_code())
+        write_record(staged, with_digest(staged, record))
         commit_checkpoint(checkpoints, staged.name, record.step)
         if keep_last is not None:
             for state in choose_prunable(list_checkpoints(checkpoints), keep_last):
@@ -185,19 +223,22 @@ def _disk_errors(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{error.filename or path}: {error.strerror or error}") from error
 
 
-def choose_checkpoint(load: str, run: RunDir, record: CheckpointRecord) -> tuple[Path, CheckpointRecord] | None:
+def choose_checkpoint(
+    load: str, identity: RankIdentity, expected: CheckpointRecord, batches: Batches
+) -> ChosenCheckpoint | None:
     """Find the checkpoint that `checkpoint.load` names and check that it fits the run; None means start at step 0.
 
     A collective call: rank 0 looks, and all ranks get its answer.
 
     Raises:
-        CheckpointError: the checkpoint is missing, incomplete, or of another model or topology.
+        CheckpointError: the checkpoint is missing, incomplete, mixed of several steps, or of another model or topology;
+            or a change since then makes the run another one, and the user has not accepted it.
     """
-    return on_first_rank(lambda: _choose(load, run, record))
+    return on_first_rank(lambda: _choose(load, identity, expected, batches))
 
 
-def _choose(load: str, run: RunDir, expected: CheckpointRecord) -> tuple[Path, CheckpointRecord] | None:
-    own = CheckpointsDir(run.checkpoints)
+def _choose(load: str, identity: RankIdentity, expected: CheckpointRecord, batches: Batches) -> ChosenCheckpoint | None:
+    own = CheckpointsDir(identity.run.checkpoints)
     running_code()  # read now, because the repository may change while the run trains
     with _disk_errors(own.path):
         finish_interrupted(own)
@@ -205,12 +246,22 @@ def _choose(load: str, run: RunDir, expected: CheckpointRecord) -> tuple[Path, C
         folder = find_checkpoint(load, own)
     if folder is None:
         if load == "auto":
-            require_not_lost(run)
+            require_not_lost(identity.run)
         return None
     record = read_record(folder)
     require_same_run(folder, record, expected)
     require_complete(folder, record)
-    return folder, record
+    require_agreement(folder, record)
+    changes = find_changes(
+        record,
+        expected,
+        is_own=folder.parent.resolve() == own.path.resolve(),
+        likeness=compare_with_saved(record.data, batches.dataset),
+        is_order_kept=is_order_kept(record.data, batches),
+    )
+    accepted = read_accepted(identity.attempt)
+    require_accepted(str(folder), changes, accepted)
+    return ChosenCheckpoint(folder, record, tuple(changes), accepted)
 
 
 def load_checkpoint(
@@ -226,11 +277,11 @@ def load_checkpoint(
     If a conversion to another topology could not keep the random states, they are seeded again.
 
     Raises:
-        CheckpointError: DeepSpeed could not load it, or loaded nothing.
+        CheckpointError: DeepSpeed could not load it, or loaded nothing; or a file is of another step than the record.
     """
     try:
         with talk_as_debug():
-            path, _ = engine.load_checkpoint(str(folder.parent), tag=folder.name)
+            path, counters = engine.load_checkpoint(str(folder.parent), tag=folder.name)
         generators = _read_generators(folder, record)
     except Exception as error:
         if is_lost_peer(error):
@@ -238,15 +289,41 @@ def load_checkpoint(
         raise CheckpointError(f"{folder}: cannot be loaded: {type(error).__name__}: {error}") from error
     if path is None:
         raise CheckpointError(f"{folder}: DeepSpeed loaded nothing from it")
+    _require_counters(engine, folder, record, counters)
     if generators is None:
         seed_generators(config.run.seed, coordinate, record.step)
     elif not defects.loses("lost_random_states", record.step):
-        restore_generators(generators)
+        remark = restore_generators(generators)
+        if remark and config.model.dropout:
+            log.warning("%s: %s", folder, remark)
     if defects.loses("lost_optimizer_step", record.step):
         lose_optimizer_step(engine)
     apply_settings(engine.optimizer.param_groups, config.optimizer)
+    choose_kernel(engine.optimizer.optimizer, fused=computes_on_gpu())
     engine.optimizer.clip_grad = config.optimizer.clip_grad
     return TrainingProgress(record.step, record.consumed_samples)
+
+
+def _require_counters(
+    engine: PipelineEngine, folder: Path, record: CheckpointRecord, counters: Mapping[str, Any]
+) -> None:
+    """Check that the loaded files count the same steps and samples as the record; all ranks raise alike."""
+    found = {
+        "iteration": (counters.get("iteration"), record.step),
+        "consumed_train_samples": (counters.get("consumed_train_samples"), record.consumed_samples),
+        "global_steps": (engine.global_steps, record.step),
+    }
+    wrong = [
+        f"{key} is {value}, but {asked} in checkpoint.json" for key, (value, asked) in found.items() if value != asked
+    ]
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, wrong)
+    ranks = [rank for rank, each in enumerate(everywhere) if each]
+    if ranks:
+        where = name_ranks_and_part(ranks, Topology(**record.topology))
+        raise CheckpointError(
+            f"{folder}: in the files of {where}: {'; '.join(everywhere[ranks[0]])}", hint=OTHER_CHECKPOINT
+        )
 
 
 def _read_generators(folder: Path, record: CheckpointRecord) -> dict[str, Any] | None:

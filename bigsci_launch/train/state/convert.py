@@ -32,7 +32,7 @@ from bigsci_launch.runs.checkpoints import (
     write_digests,
     write_record,
 )
-from bigsci_launch.runs.verify import file_digest
+from bigsci_launch.runs.verify import file_digest, with_digest
 from bigsci_launch.topology import Coordinate, Topology
 from bigsci_launch.train.guards.copies import TIED
 from bigsci_launch.train.guards.state import bytes_of, tensor_entry
@@ -271,7 +271,7 @@ def convert(conversion: Conversion, out: CheckpointsDir, report: Callable[[int, 
         raise
     for script in conversion.source.parent.glob("zero_to_*.py"):
         shutil.copyfile(script, staged.parent / script.name)
-    write_record(staged, replace(conversion.after, files=list_files(staged)))
+    write_record(staged, with_digest(staged, replace(conversion.after, files=list_files(staged))))
     commit_checkpoint(out, tag, conversion.after.step)
     return out.folder(tag)
 

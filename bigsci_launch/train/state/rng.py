@@ -6,12 +6,14 @@ Ranks that differ only in tp hold the same activations where dropout is applied,
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from bigsci_launch.topology import Coordinate
+from bigsci_launch.train.device.gpu import computes_on_gpu
 from bigsci_launch.train.initial_weights import derive_seed
 
 
@@ -33,17 +35,32 @@ def capture_generators() -> dict[str, Any]:
         "python": (version, list(words), gauss),
         "numpy": ([int(key) for key in keys], int(position), int(has_gauss), float(cached)),
     }
-    if torch.cuda.is_available():
+    if computes_on_gpu():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 
 
-def restore_generators(state: dict[str, Any]) -> None:
-    """Restore the states that `capture_generators` returned."""
+def split_states(state: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Return the states of the host's generators and that of the GPU's, which is None without a GPU."""
+    return {name: value for name, value in state.items() if name != "cuda"}, state.get("cuda")
+
+
+def restore_generators(state: Mapping[str, Any]) -> str | None:
+    """Restore the states that `capture_generators` returned.
+
+    Dropout draws on the device. A checkpoint that was saved on the other kind of device has no state for it: the
+    generator keeps its present state, and the result says so in a sentence.
+    """
     torch.set_rng_state(state["torch"])
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_gauss, cached))
-    if "cuda" in state and torch.cuda.is_available():
+    if computes_on_gpu() and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"])
+        return None
+    if computes_on_gpu():
+        return "the checkpoint was saved on a CPU and has no random state of a GPU: dropout draws other numbers"
+    if "cuda" in state:
+        return "the checkpoint was saved on a GPU, and this rank has none: dropout draws other numbers"
+    return None

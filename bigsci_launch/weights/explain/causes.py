@@ -79,7 +79,15 @@ def cause_of_constant(where: str, constant: float) -> Cause:
     """Return the cause for a copy that has one value everywhere, if its moments are unknown."""
     if constant in (0.0, 1.0):
         return Cause("never trained", f"the copy on {where} is {constant:g} everywhere: never trained")
-    return Cause("decay only", f"the copy on {where} is {constant:.4g} everywhere: moved by weight decay only")
+    head = f"the copy on {where} is {constant:.4g} everywhere"
+    if not can_be_decayed(constant):
+        return Cause("set apart", f"{head}, which weight decay cannot make of an initial 1 or 0: it was set")
+    return Cause("decay only", f"{head}: moved by weight decay only")
+
+
+def can_be_decayed(constant: float) -> bool:
+    """Return whether weight decay can bring a parameter that begins at 1 to `constant`: it only shrinks towards 0."""
+    return 0 < constant < 1
 
 
 def _is_square(ratio: float, ratio_of_squares: float) -> bool:
@@ -95,6 +103,9 @@ def _without_gradient(where: str, state: CopyState) -> Cause:
         return Cause("never trained", f"{head} and never left its initial {state.constant:g}")
     if not state.decay or state.learning_rate is None or state.step is None:
         return Cause("no gradient", f"{head} at all")
+    if state.constant is not None and not can_be_decayed(state.constant):
+        moved = f"a weight decay of {state.decay:g} cannot make {state.constant:.4g} of an initial 1 or 0: it was set"
+        return Cause("no gradient", f"{head}, and {moved}")
     left = (1 - state.learning_rate * state.decay) ** state.step
     if state.constant is not None and math.isclose(state.constant, left, rel_tol=2e-3):
         power = f"(1 - lr x {state.decay:g}) ^ {state.step:g}"

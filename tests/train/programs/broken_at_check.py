@@ -68,7 +68,7 @@ def stand_in() -> None:
 
 def main() -> None:
     """Train each attempt in turn."""
-    train_one = several._train_one
+    train_one = several.train_one
     is_standing = False
 
     def first_stand_in() -> None:
@@ -78,7 +78,7 @@ def main() -> None:
             is_standing = True
         train_one()
 
-    several._train_one = first_stand_in
+    several.train_one = first_stand_in
     several.main()
 
 

@@ -31,7 +31,9 @@ class Become(BaseException):
 def import_all() -> None:
     from bigsci_launch.train import startup
 
-    startup.start_torch()
+    # Which device a rank takes is its own matter: each fork chooses.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    startup.quieten_libraries()
     startup.start_deepspeed()
     import bigsci_launch.train.loop  # noqa: F401
 

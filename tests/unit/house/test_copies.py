@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from bigsci_launch import procfs
 from bigsci_launch.file_names import LATEST, checkpoint_tag, rank_name
 from bigsci_launch.iteration_line import parse_iterations
-from bigsci_launch.lost_peer import LOST_PEER
+from bigsci_launch.lost_peer import AFTERMATH, LOST_PEER, TIMED_OUT
 from bigsci_launch.runs.layout import AttemptDir, rank_files, write_json
 from bigsci_launch.scheduler.command import is_scrubbed
 from bigsci_launch.spy.inputs.flight_recorder import read_recorder_json, read_recorder_pickle
@@ -126,8 +126,9 @@ def cuts_at_parenthesis(tree: ast.Module) -> bool:
 
 
 def test_a_lost_peer_has_the_same_words_on_both_sides(program: Program) -> None:
-    theirs = program("exit_words").CASCADE
-    assert (theirs.pattern, theirs.flags) == (LOST_PEER.pattern, LOST_PEER.flags)
+    words = program("exit_words")
+    for theirs, ours in ((words.CASCADE, LOST_PEER), (words.TIMED_OUT, TIMED_OUT), (words.AFTERMATH, AFTERMATH)):
+        assert (theirs.pattern, theirs.flags) == (ours.pattern, ours.flags)
 
 
 # ------------------------------------------------------------------------------------------- numbering of ranks

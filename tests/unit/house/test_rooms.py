@@ -14,6 +14,7 @@ GROUND = {
     "errors",
     "file_names",
     "iteration_line",
+    "loss_jump",
     "lost_peer",
     "procfs",
     "progress",
@@ -70,7 +71,8 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
         "ending": set(),
         "chain": set(),
         "rehearsals": set(),
-        "show": {"chain", "ending"},
+        "restart": set(),
+        "show": {"chain", "ending", "restart"},
     },
     "plan": {
         "shape": set(),

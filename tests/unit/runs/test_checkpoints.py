@@ -32,12 +32,13 @@ RECORD = CheckpointRecord(
 )
 
 
-def save(checkpoints: CheckpointsDir, step: int, content: bytes = b"weights") -> Path:
+def save(checkpoints: CheckpointsDir, step: int, content: bytes = b"weights", passed: bool | None = None) -> Path:
     tag = checkpoint_tag(step)
     staging = begin_checkpoint(checkpoints, tag)
     (staging / tag / "mp_rank_00_model_states.pt").write_bytes(content)
     (staging / "zero_to_fp32.py").write_text("# recovers weights\n")
-    write_record(staging / tag, replace(RECORD, step=step, files=list_files(staging / tag)))
+    health = None if passed is None else {"passed": passed, "step": step, "findings": []}
+    write_record(staging / tag, replace(RECORD, step=step, files=list_files(staging / tag), health=health))
     commit_checkpoint(checkpoints, tag, step)
     return checkpoints.folder(tag)
 
@@ -149,3 +150,32 @@ def test_what_a_killed_save_left_is_removed(checkpoints: CheckpointsDir) -> None
     finish_interrupted(checkpoints)
     assert not checkpoints.stagings()
     assert newest(checkpoints)[1].step == 10
+
+
+def test_one_that_failed_its_guards_is_never_the_newest(checkpoints: CheckpointsDir) -> None:
+    good = save(checkpoints, 20, passed=True)
+    assert save(checkpoints, 30, passed=False).is_dir()
+    assert newest(checkpoints)[0] == good
+    assert checkpoints.latest_iteration.read_text() == "20\n"
+    assert save(checkpoints, 40, passed=None) == newest(checkpoints)[0]
+
+
+def test_one_that_failed_replaces_none_that_did_not(checkpoints: CheckpointsDir) -> None:
+    good = save(checkpoints, 20, b"good", passed=True)
+    save(checkpoints, 20, b"bad", passed=False)
+    assert (good / "mp_rank_00_model_states.pt").read_bytes() == b"good"
+    assert newest(checkpoints)[0] == good
+    assert checkpoints.stagings() == []
+    bad = save(checkpoints, 30, b"bad", passed=False)
+    save(checkpoints, 30, b"worse", passed=False)
+    assert (bad / "mp_rank_00_model_states.pt").read_bytes() == b"worse"
+    save(checkpoints, 30, b"good", passed=True)
+    assert newest(checkpoints)[0] == bad
+
+
+def test_if_all_failed_the_run_says_so(checkpoints: CheckpointsDir) -> None:
+    save(checkpoints, 20, passed=False)
+    with pytest.raises(
+        CheckpointError, match="missing, although there are checkpoints: global_step20; global_step20 fa"
+    ):
+        find_checkpoint("auto", checkpoints)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from bigsci_launch.runs.checkpoints import (
     list_files,
     read_record,
     record_path,
+    write_digests,
     write_record,
 )
 from bigsci_launch.runs.layout import RunDir
@@ -29,26 +31,32 @@ from bigsci_launch.runs.verify import (
     delete_checkpoint,
     file_digest,
     find_damage,
+    find_disagreements,
     finish_deletions,
     list_checkpoints,
     mark_verified,
     pin_path,
+    remark,
     verifying,
+    with_digest,
 )
 
 SHARD = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
 
 
-def save(checkpoints: CheckpointsDir, step: int) -> Path:
+def save(checkpoints: CheckpointsDir, step: int, passed: bool | None = None, pp: int = 1) -> Path:
     tag = checkpoint_tag(step)
     staged = begin_checkpoint(checkpoints, tag) / tag
     shard = staged / SHARD
     shard.write_bytes(bytes(range(256)) * 100 + str(step).encode())
-    digests = digests_path(staged, 0)
-    digests.parent.mkdir()
-    digests.write_text(json.dumps({"files": {SHARD: file_digest(shard)}}))
-    record = CheckpointRecord(step, step * 16, {"tp": 1, "pp": 1, "dp": 1}, "bf16", {}, list_files(staged))
-    write_record(staged, record)
+    for rank in range(pp):
+        files = {SHARD: file_digest(shard)} if rank == 0 else {}
+        document = {"step": step, "optimizer": {"decay.step": step, "decay.master": "0f"}, "files": files}
+        write_digests(staged, rank, document)
+    health = {"passed": passed, "step": step, "findings": ["exp_avg is 1e34"] if passed is False else []}
+    shape = {"tp": 1, "pp": pp, "dp": 1}
+    record = CheckpointRecord(step, step * 16, shape, "bf16", {}, list_files(staged), health=health)
+    write_record(staged, with_digest(staged, record))
     commit_checkpoint(checkpoints, tag, step)
     return checkpoints.folder(tag)
 
@@ -120,6 +128,92 @@ def test_a_mark_holds_until_a_file_changes(checkpoints: CheckpointsDir) -> None:
     assert find_damage(folder) == []
     (folder / SHARD).write_bytes((folder / SHARD).read_bytes())
     assert [state.is_verified for state in list_checkpoints(checkpoints)] == [False]
+
+
+def change(path: Path, **fields: object) -> None:
+    """Edit a JSON document as somebody by hand would."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}, indent=2) + "\n")
+
+
+@pytest.mark.parametrize(
+    "edit", [{"consumed_samples": 0}, {"precision": "fp32"}, {"code": {"revision": "x"}}, {"health": {"passed": True}}]
+)
+def test_an_edited_record_is_found(checkpoints: CheckpointsDir, edit: dict[str, object]) -> None:
+    folder = save(checkpoints, 10)
+    change(record_path(folder), **edit)
+    text = "the digest over the whole checkpoint differs: this file or the digests of a rank are not as saved"
+    assert find_damage(folder) == [f"{record_path(folder)}: {text}"]
+
+
+def test_an_edited_step_is_found_even_without_a_digest(checkpoints: CheckpointsDir) -> None:
+    folder = save(checkpoints, 10)
+    change(record_path(folder), step=5, digest=None)
+    assert find_damage(folder) == [
+        f"{record_path(folder)}: it says step 5, its folder step 10",
+        f"{folder}: the files of rank 0 (dp0 pp0 tp0) are of step 10, the checkpoint is of step 5",
+        f"{folder}: the optimizer's step is 10 on rank 0 (dp0 pp0 tp0), the checkpoint is of step 5",
+    ]
+
+
+def mix(folder: Path, source: Path, ranks: list[int]) -> None:
+    """Take the files of some ranks from another checkpoint, with their digests, as a torn copy would."""
+    for rank in ranks:
+        shutil.copyfile(digests_path(source, rank), digests_path(folder, rank))
+    sizes = list_files(folder)
+    change(record_path(folder), files=sizes)
+
+
+def test_two_steps_in_one_checkpoint_are_named(checkpoints: CheckpointsDir) -> None:
+    folder, later = save(checkpoints, 10, pp=2), save(checkpoints, 12, pp=2)
+    mix(folder, later, [1])
+    problems = [problem.removeprefix(f"{folder}: ") for problem in find_damage(folder)]
+    assert problems[:2] == [
+        "the files of rank 1 (dp0 pp1 tp0) are of step 12, the checkpoint is of step 10",
+        "the optimizer's step is 12 on rank 1 (dp0 pp1 tp0), the checkpoint is of step 10",
+    ]
+    assert "digest over the whole checkpoint differs" in problems[2]
+
+
+def test_exchanged_digests_are_found_when_all_counters_agree(checkpoints: CheckpointsDir) -> None:
+    folder = save(checkpoints, 10, pp=2)
+    document = json.loads(digests_path(folder, 1).read_text())
+    document["optimizer"]["decay.master"] = "f0"
+    digests_path(folder, 1).write_text(json.dumps(document) + "\n")
+    (problem,) = find_damage(folder)
+    assert "digest over the whole checkpoint differs" in problem
+
+
+def test_an_optimizer_step_that_only_some_ranks_have_is_named(checkpoints: CheckpointsDir) -> None:
+    folder = save(checkpoints, 10, pp=3)
+    change(digests_path(folder, 2), optimizer={"decay.step": 3})
+    text = "the optimizer's step is 3 on rank 2 (dp0 pp2 tp0), 10 on the others"
+    assert f"{folder}: {text}" in find_disagreements(folder, read_record(folder))
+
+
+def test_what_is_not_known_is_said(checkpoints: CheckpointsDir) -> None:
+    folder = save(checkpoints, 10, passed=True)
+    assert remark(read_record(folder)) == []
+    change(record_path(folder), digest=None, health=None)
+    assert find_damage(folder) == []
+    older, unchecked = remark(read_record(folder))
+    assert older.startswith("saved by an older version: its record has no digest")
+    assert "not known" in unchecked
+    result = CliRunner().invoke(bsl, ["checkpoint", "verify", str(folder)])
+    assert result.stderr.splitlines() == [f"global_step10: {older}", f"global_step10: {unchecked}"]
+    failed = save(checkpoints, 20, passed=False)
+    assert remark(read_record(failed)) == ["it failed the guards' checks: exp_avg is 1e34"]
+
+
+def test_the_newest_that_passed_is_never_deleted(checkpoints: CheckpointsDir) -> None:
+    for step, passed in ((10, True), (20, True), (30, False), (40, False), (50, False)):
+        save(checkpoints, step, passed)
+    assert checkpoints.latest.read_text() == "global_step20"
+    states = list_checkpoints(checkpoints)
+    assert [each.passed for each in states] == [True, True, False, False, False]
+    assert [each.step for each in choose_prunable(states, 1)] == [10, 30, 40]
+    # Somebody has set `latest` to one that failed.
+    checkpoints.latest.write_text("global_step50")
+    assert [each.step for each in choose_prunable(list_checkpoints(checkpoints), 1)] == [10, 30, 40]
 
 
 def state(step: int, marks: str = "") -> CheckpointState:

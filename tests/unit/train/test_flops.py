@@ -38,9 +38,21 @@ def test_the_row_before_the_fix_is_known_to_differ() -> None:
     assert reported == pytest.approx(135.55 / 1.038, abs=0.1)
 
 
-def test_without_checkpointing_a_pass_less() -> None:
+def test_without_checkpointing_the_layers_have_a_pass_less_and_the_head_has_not() -> None:
     with_it, without = counter(72, 14336), counter(72, 14336, checkpointing=False)
-    assert without.step_flops(8) == pytest.approx(with_it.step_flops(8) * 3 / 4)
+    head = 6 * 8 * 2048 * 14336 * 250880
+    assert without.step_flops(8) - head == pytest.approx((with_it.step_flops(8) - head) * 3 / 4)
+
+
+def test_model_flops_are_six_per_weight_and_token_and_twelve_per_score() -> None:
+    """PaLM's count, appendix B: 6 N + 12 L h s per token, where N has the head and neither norms nor biases."""
+    layers, h, s, vocabulary = 24, 2048, 2048, 250880
+    weights = layers * 12 * h * h + h * vocabulary
+    per_token = 6 * weights + 12 * layers * h * s
+    for checkpointing in (False, True):
+        counted = counter(layers, h, checkpointing=checkpointing)
+        assert counted.model_flops(3) == pytest.approx(3 * s * per_token)
+        assert counted.utilization(3, 2.0, 4, 100.0) == pytest.approx(3 * s * per_token / (2.0 * 4 * 100e12))
 
 
 def test_is_the_published_formula() -> None:

@@ -81,3 +81,11 @@ def test_utilization_shows_where_the_peak_is_known() -> None:
 def test_the_record_holds_the_loss_to_the_last_bit() -> None:
     record = step_record(RESULT)
     assert float.fromhex(record["loss_hex"]) == RESULT.loss
+
+
+def test_memory_of_a_gpu_is_in_line_and_record() -> None:
+    memory = {"memory_allocated": 60 << 30, "memory_reserved": 64 << 30, "memory_retries": 2}
+    on_gpu = replace(RESULT, memory=memory)
+    assert format_step(on_gpu).endswith(" | memory: 60.00 of 64.00 GiB reserved |")
+    assert step_record(on_gpu).items() >= memory.items()
+    assert not {key for key in step_record(RESULT) if key.startswith("memory")}

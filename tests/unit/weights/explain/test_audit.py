@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from bigsci_launch.weights.explain.causes import cause_of_constant
 from bigsci_launch.weights.explain.health import is_exempt_by_name
 from bigsci_launch.weights.match.sharding import ShardingHints, is_replicated
 
@@ -282,3 +283,32 @@ def test_an_audit_lists_what_it_does_not_read(tmp_path: Path, diff: Any) -> None
     assert answer.code == 4
     assert "not read: past (a reference)" in answer.text
     assert answer.text.splitlines()[-1].endswith("1 entry not read.")
+
+
+@pytest.mark.parametrize(("constant", "words"), [(1.01, "0.1 cannot make 1.01 of an initial 1"), (-0.5, "cannot make")])
+def test_weight_decay_only_shrinks(tmp_path: Path, tiny: Any, diff: Any, constant: float, words: str) -> None:
+    name = "tied_modules.embed.norm.weight"
+    checkpoint = tiny(tp=1, weight_decay_of_norms=0.1)
+    for (pp, _), params in checkpoint.state.items():
+        idle = {"fp32": torch.full((8,), constant), "exp_avg": torch.zeros(8), "exp_avg_sq": torch.zeros(8)}
+        params[name] = {role: torch.rand(8) + 1 for role in idle} if pp == 0 else idle
+    shapes = checkpoint.shapes
+    checkpoint.shapes = lambda pp: {**shapes(pp), name: (8,)}
+    checkpoint.write(tmp_path)
+    _, findings, _ = audit(diff, tmp_path)
+    assert words in findings["untied passenger"] and "weight decay only" not in findings["untied passenger"]
+
+
+@pytest.mark.parametrize(
+    ("constant", "cause", "words"),
+    [
+        (1.0, "never trained", "never trained"),
+        (0.98, "decay only", "moved by weight decay only"),
+        (1.01, "set apart", "cannot make"),
+        (-0.98, "set apart", "cannot make"),
+        (math.nan, "set apart", "cannot make"),
+    ],
+)
+def test_a_constant_whose_moments_are_not_known(constant: float, cause: str, words: str) -> None:
+    found = cause_of_constant("pp1", constant)
+    assert found.name == cause and words in found.words

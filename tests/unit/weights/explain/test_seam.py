@@ -61,7 +61,7 @@ def test_a_smooth_restart_is_no_jump_and_a_spike_is(tmp_path: Path, diff: Any) -
     assert (seam["step"], seam["is_jump"], seam["seconds_before"]) == (51, True, 123.69)
     assert seam["jump"] == pytest.approx(1, abs=0.15)
     assert seam["spreads"] > 15
-    assert spike.document["findings"][0]["pattern"] == "loss jump"
+    assert spike.document["findings"][0]["pattern"] == "restart spike"
 
 
 def test_a_page_and_a_document_of_two_logs_alone_name_no_weights(tmp_path: Path, diff: Any) -> None:
@@ -106,14 +106,14 @@ def test_equal_weights_and_another_loss_point_at_data_and_rng(tmp_path: Path, di
 def test_a_loss_that_is_no_number_is_a_jump() -> None:
     before = {step: Iteration(step, 3.0 + step % 2, None) for step in range(1, 20)}
     seam = measure_seam(before, {20: Iteration(20, float("nan"), None)})
-    assert seam.is_jump
-    assert seam_finding(seam, is_equal=None).is_fault
+    assert seam.loss.is_jump
+    assert seam_finding(seam.loss, is_equal=None).is_fault
 
 
 def test_too_few_steps_are_said_to_be_too_few() -> None:
     seam = measure_seam({1: Iteration(1, 3.0, None)}, {2: Iteration(2, 9.0, None)})
-    assert (seam.spread, seam.is_jump) == (None, False)
-    assert "too few earlier steps" in seam_finding(seam, is_equal=None).claim
+    assert (seam.loss.spread, seam.loss.is_jump, seam.loss.verdict) == (None, False, "unknown")
+    assert "too few earlier steps" in seam_finding(seam.loss, is_equal=None).claim
 
 
 def test_logs_that_cannot_be_used_are_errors(tmp_path: Path, diff: Any) -> None:

@@ -1,0 +1,1 @@
+"""Whether the loss jumped where an attempt continued its run, and what changed there."""

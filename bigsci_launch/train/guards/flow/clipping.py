@@ -1,0 +1,86 @@
+"""Checks in every step, on a few elements, that gradients reach AdamW clipped by the norm that the engine reports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from torch import Tensor
+
+from bigsci_launch.train.guards.copies import Violation
+from bigsci_launch.train.guards.flow.samples import distance
+from bigsci_launch.train.guards.state import OptimizerPartition
+from bigsci_launch.train.optimizer import loss_scale
+
+_TOLERANCE = 2e-3
+_PER_PART = 64
+
+
+def clip_factor(norm: float, clip: float) -> float:
+    """Return the factor by which gradients of that norm are scaled; a `clip` of 0 clips nothing."""
+    return min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Elements of a partition: their places in it, and their values before clipping, without fp16's loss scale."""
+
+    places: Tensor
+    values: Tensor
+
+
+class ClipWatch:
+    """Keeps a few gradients of each partition of one rank on their way into AdamW."""
+
+    def __init__(self, optimizer: Any, parts: Sequence[OptimizerPartition]) -> None:
+        self._optimizer, self._parts = optimizer, parts
+        self._clear()
+
+    def _clear(self) -> None:
+        self._before: dict[int, _Sample] = {}
+        self._used: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def see_reduced(self) -> None:
+        """Keep gradients before they are clipped."""
+        self._clear()
+        scale = loss_scale(self._optimizer) or 1.0
+        for number in range(len(self._parts)):
+            start, piece = largest_piece(self._optimizer, number)
+            places = torch.arange(0, len(piece), max(1, len(piece) // _PER_PART), device=piece.device)
+            self._before[number] = _Sample(start + places, piece[places].double() / scale)
+
+    @torch.no_grad()
+    def see_used(self) -> None:
+        """Keep the same gradients as AdamW gets them; ZeRO hands over one partition at a time."""
+        for number, part in enumerate(self._parts):
+            if part.master.grad is not None and number in self._before and number not in self._used:
+                self._used[number] = part.master.grad[self._before[number].places].double()
+
+    def findings(self, norm: float, clip: float, rank: int) -> Iterator[Violation]:
+        """Find partitions whose gradients were not scaled by the factor that follows from `norm`, the reported one."""
+        if not math.isfinite(norm):
+            return
+        factor = clip_factor(norm, clip)
+        for number, used in self._used.items():
+            apart, real = distance(used, factor * self._before[number].values)
+            if apart > _TOLERANCE:
+                text = f"gradients reached the optimizer scaled by {real * factor:.4g}; clipping calls for {factor:.4g}"
+                yield Violation("clipping", f"group {self._parts[number].name}", (rank,), text)
+
+
+def largest_piece(optimizer: Any, number: int) -> tuple[int, Tensor]:
+    """Return the longest piece of this rank's reduced gradients of a group that lies in one tensor, flat, and where it
+    begins in the partition. ZeRO keeps them in pieces until its step, and joining them would copy all of them."""
+    if isinstance(optimizer, BF16_Optimizer):
+        return 0, optimizer.fp32_groups_gradient_flat_partition[number]
+    flat: Tensor | None = optimizer._get_preflattened_grad_partition(number)
+    if flat is not None:
+        return 0, flat
+    pieces = [each.reshape(-1) for each in optimizer.averaged_gradients[number]]
+    longest = max(range(len(pieces)), key=lambda index: len(pieces[index]))
+    return sum(len(each) for each in pieces[:longest]), pieces[longest]

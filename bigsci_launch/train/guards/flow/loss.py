@@ -1,0 +1,87 @@
+"""Checks that the backward pass starts with the right gradient: a wrong scale would change every gradient alike.
+
+AdamW hides a factor on all gradients almost completely, and no copy differs. The gradient of the mean cross-entropy by
+the logits of a token is (softmax - one-hot) / tokens, so it is computed again for a few tokens of the first micro batch
+and compared. The factors of gradient accumulation and of fp16's loss scale are part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from torch import Tensor
+
+from bigsci_launch.train.guards.copies import Violation
+from bigsci_launch.train.guards.flow.samples import distance, spread
+from bigsci_launch.train.optimizer import loss_scale
+from bigsci_launch.train.parallel.loss import VocabularyParallelLoss
+
+_TOLERANCE = 0.05
+_TOKENS = 8
+
+
+class LossWatch:
+    """Stands between the engine and its loss function on the last stage; elsewhere it does nothing."""
+
+    def __init__(self, engine: PipelineEngine, is_armed: Callable[[], bool]) -> None:
+        self._engine, self._is_armed = engine, is_armed
+        self.clear()
+        loss = engine.module.loss_fn
+        if engine.is_last_stage() and isinstance(loss, VocabularyParallelLoss):
+            engine.module.loss_fn = self._standing_before(loss)
+
+    def clear(self) -> None:
+        """Forget the last step."""
+        self._expected: Tensor | None = None
+        self._found: Tensor | None = None
+
+    def _standing_before(self, loss: VocabularyParallelLoss) -> Callable[[Tensor, Tensor], Tensor]:
+        def run(logits: Tensor, labels: Tensor) -> Tensor:
+            if self._is_armed() and logits.requires_grad and self._expected is None:
+                self._look(loss, logits, labels)
+            return loss(logits, labels)
+
+        return run
+
+    @torch.no_grad()
+    def _look(self, loss: VocabularyParallelLoss, logits: Tensor, labels: Tensor) -> None:
+        """Keep what the gradient of some tokens must be; a collective call of the tp ranks."""
+        rows = torch.tensor(spread(labels.numel(), _TOKENS), device=logits.device)
+        factor = (loss_scale(self._engine.optimizer) or 1.0) / (self._engine.micro_batches * labels.numel())
+        self._expected = factor * gradient_by_logits(loss, _rows(logits, rows), labels.flatten()[rows])
+
+        def see(gradient: Tensor) -> None:
+            self._found = _rows(gradient, rows)
+
+        logits.register_hook(see)  # type: ignore[no-untyped-call]
+
+    def findings(self, rank: int) -> Iterator[Violation]:
+        """Yield a violation if the gradient at the logits is not what the loss implies."""
+        if self._expected is None or self._found is None:
+            return
+        apart, factor = distance(self._found, self._expected)
+        if apart > _TOLERANCE:
+            text = f"the backward pass starts with {factor:.3g} times the gradient of the mean cross-entropy"
+            yield Violation("loss gradient", "logits", (rank,), f"{text} (off by {apart:.0%})")
+
+
+def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1, tensor.shape[-1])[rows].float()
+
+
+def gradient_by_logits(loss: VocabularyParallelLoss, scores: Tensor, labels: Tensor) -> Tensor:
+    """Return softmax - one-hot, shape (tokens, vocabulary / tp), of fp32 logits; a collective call of the tp ranks."""
+    first_token = loss.ranks.rank * scores.shape[-1]
+    columns = torch.arange(first_token, first_token + scores.shape[-1], device=scores.device)
+    scores = scores.masked_fill(columns >= loss.vocab_size, -torch.inf)
+    mine = scores.logsumexp(dim=-1)
+    parts = [torch.empty_like(mine) for _ in range(loss.ranks.size)]
+    if loss.ranks.size > 1:
+        dist.all_gather(parts, mine, group=loss.ranks.group)
+    else:
+        parts = [mine]
+    total = torch.stack(parts).logsumexp(dim=0)
+    return (scores - total.unsqueeze(-1)).exp() - (columns == labels.unsqueeze(-1)).float()

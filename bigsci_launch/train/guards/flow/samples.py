@@ -1,0 +1,30 @@
+"""Picks elements of a tensor to compare, where comparing all of them would cost too much."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def spread(size: int, count: int) -> list[int]:
+    """Return at most `count` positions, spread evenly over `size` elements."""
+    step = max(1, math.ceil(size / count))
+    return list(range(step // 2, size, step)) or [0] * bool(size)
+
+
+def signs(size: int, like: Tensor, salt: int) -> Tensor:
+    """Return a fixed vector of -1 and +1, shape (size,), of the dtype and device of `like`; draws no random number of
+    the run."""
+    generator = torch.Generator().manual_seed(salt)
+    drawn = torch.randint(0, 2, (size,), generator=generator) * 2 - 1
+    return drawn.to(device=like.device, dtype=like.dtype)
+
+
+def distance(found: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Return how far `found` is from `expected`, relative to its size, and the factor between them."""
+    size, apart = float(expected.norm()), float((found - expected).norm())
+    if not size:
+        return (math.inf if apart > 1e-9 else 0.0), math.inf
+    return apart / size, float(found.flatten() @ expected.flatten()) / size**2

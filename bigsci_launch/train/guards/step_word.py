@@ -1,0 +1,70 @@
+"""What every rank tells all others once per step, in a single collective.
+
+The ranks decide from these words alike: whether to stop at the end of the step, whether a guard must be heard, and
+whether all of them train on the data that they should.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DataWord:
+    """The data of a rank's step, as signed 64-bit digests; 0 where the rank read none."""
+
+    read: int = 0
+    """All tokens and labels that the engine took in this step."""
+    probe: int = 0
+    """One sample that the engine took, at a place that the step decides."""
+    own: int = 0
+    """The sample that this rank should have taken there."""
+    neighbour: int = 0
+    """The sample that the next data-parallel rank should have taken there, as this rank reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepWord:
+    """The word of one rank about the step that it has just done."""
+
+    wants_stop: bool
+    """A signal has asked this rank to stop."""
+    skipped: bool
+    """The optimizer skipped the step because gradients were not finite."""
+    alarm: bool
+    """A guard of this rank has found something, which must be exchanged now."""
+    loss: float
+    """The loss that the engine reports on this rank."""
+    data: DataWord = DataWord()
+
+
+def exchange_words(word: StepWord, device: torch.device) -> list[StepWord]:
+    """Return the words of all ranks, by rank; a collective call of all ranks."""
+    mine = torch.tensor(encode(word), dtype=torch.int64, device=device)
+    everywhere = torch.empty(dist.get_world_size(), len(mine), dtype=torch.int64, device=device)
+    _all_gather(everywhere, mine)
+    return [decode(row) for row in everywhere.tolist()]
+
+
+def _all_gather(everywhere: Tensor, mine: Tensor) -> None:
+    dist.all_gather(list(everywhere.unbind()), mine)
+
+
+def encode(word: StepWord) -> list[int]:
+    """Return a word as signed 64-bit integers; the loss keeps its bits."""
+    (loss,) = struct.unpack("<q", struct.pack("<d", word.loss))
+    digests = [getattr(word.data, each.name) for each in fields(DataWord)]
+    return [int(word.wants_stop), int(word.skipped), int(word.alarm), loss, *digests]
+
+
+def decode(row: Sequence[int]) -> StepWord:
+    """Return the word that `encode` made."""
+    wants_stop, skipped, alarm, loss, *digests = row
+    (value,) = struct.unpack("<d", struct.pack("<q", loss))
+    return StepWord(bool(wants_stop), bool(skipped), bool(alarm), value, DataWord(*digests))

@@ -1,0 +1,95 @@
+"""Runs `bigsci_launch.train.several` with data or gradients broken from step `STEP` on; run.name says how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from bigsci_launch.train import several
+
+STEP = 4
+
+
+def replay(training: Any) -> None:
+    """Read the first samples of the run again, on all ranks."""
+    step = training.batches.step
+    training.batches.step = lambda consumed, count: step(0, count)
+
+
+def share_samples(training: Any) -> None:
+    """Let the second replica read the samples of the first."""
+    training.batches._share = replace(training.batches._share, dp_rank=0)
+
+
+def shift_labels(training: Any) -> None:
+    """Move the labels by one token, on the last stage of the first replica."""
+    step = training.batches.step
+
+    def shifted(consumed: int, count: int) -> Iterator[Any]:
+        for tokens, labels in step(consumed, count):
+            yield tokens, labels.roll(1, dims=1)
+
+    if training.coordinate.pp_rank == 1 and training.coordinate.dp_rank == 0:
+        training.batches.step = shifted
+
+
+def scale_loss(training: Any) -> None:
+    """Make every gradient eight times as large, on all ranks."""
+    scale = training.engine.optimizer.scale_if_loss
+    training.engine.optimizer.scale_if_loss = lambda loss: 8 * scale(loss)
+
+
+def scale_weight(training: Any) -> None:
+    """Make the gradient of one matrix eight times as large, on rank 1."""
+    if training.identity.rank == 1:
+        weights = dict(training.engine.module.named_parameters())
+        next(each for name, each in weights.items() if name.endswith("mlp.up.weight")).register_hook(lambda g: 8 * g)
+
+
+def skip_reduction(training: Any) -> None:
+    """Do not average gradients over the replicas."""
+    training.engine.buffered_allreduce_fallback = lambda *args, **kwargs: None
+
+
+def skip_clipping(training: Any) -> None:
+    """Do not clip."""
+    training.engine.optimizer.clip_grad = 0.0
+
+
+BREAKS: dict[str, Callable[[Any], None]] = {
+    "replayed": replay,
+    "same samples": share_samples,
+    "shifted labels": shift_labels,
+    "scaled loss": scale_loss,
+    "scaled weight": scale_weight,
+    "unreduced": skip_reduction,
+    "unclipped": skip_clipping,
+}
+
+
+def main() -> None:
+    """Train each attempt in turn."""
+    train_one = several.train_one
+
+    def stand_in() -> None:
+        from bigsci_launch.train import loop
+
+        several.train_one = train_one
+        step = loop._step
+
+        def run(training: Any, progress: Any) -> Any:
+            name = training.config.run.name.replace("-", " ")
+            if progress.step + 1 == STEP and name in BREAKS:
+                BREAKS[name](training)
+            return step(training, progress)
+
+        loop._step = run
+        train_one()
+
+    several.train_one = stand_in
+    several.main()
+
+
+if __name__ == "__main__":
+    main()

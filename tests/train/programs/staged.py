@@ -1,0 +1,39 @@
+"""Like `several`, but stages send through the host, as ranks that share a GPU do. Says how much each rank sent."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["DS_ACCELERATOR"] = "cpu"
+
+from typing import Any
+
+from bigsci_launch.train import several, startup
+
+num_sent = 0
+
+
+def start_deepspeed() -> None:
+    plain_start()
+    from deepspeed.runtime.pipe import p2p
+
+    from bigsci_launch.train.device.staging import send_through_host
+
+    send_through_host()
+    staged = p2p.send
+
+    def counted(tensor: Any, *place: Any) -> Any:
+        global num_sent
+        num_sent += 1
+        return staged(tensor, *place)
+
+    p2p.send = counted
+
+
+plain_start = startup.start_deepspeed
+startup.start_deepspeed = start_deepspeed
+
+if __name__ == "__main__":
+    several.main()
+    print(f"sent {num_sent} tensors through the host", flush=True)

@@ -1,0 +1,72 @@
+"""Guards: wrong data and wrong gradients stop the run in their step, and are named.
+
+All runs are trained in turn on the same four ranks (pp 2 x dp 2), broken from outside the package.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+Runs = dict[str, Any]
+STEP = 4
+LOSS = "the backward pass starts with 8 times"
+SENTENCES = {
+    "replayed": ("data: samples", "not train on the samples due in this step"),
+    "same samples": ("data: samples", "they trained on the same samples"),
+    "shifted labels": ("data: tokens and labels", "on ranks 0,2 (dp0)", "which of them is wrong is not known"),
+    "scaled loss": ("loss gradient: logits on ranks 2-3 (pp1)", LOSS),
+    "scaled weight": ("layer gradients: ", "mlp.up.weight on rank 1 ", "8 times what its layer implies"),
+    "unreduced": ("gradient reduction: ", "not the mean over the data-parallel ranks"),
+    "unclipped": ("clipping: group decay", "scaled by 1; clipping calls for 0."),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    def sections(name: str, precision: str) -> dict[str, Any]:
+        is_seen_unarmed = name in ("replayed", "same samples", "shifted labels", "unclipped")
+        return {
+            "run": {"name": name.replace(" ", "-")},
+            "training": {"steps": 6, "precision": precision},
+            "optimizer": {"clip_grad": 0.05, "warmup_steps": 0, "learning_rate": 1e-2},
+            "guards": {"interval": 50 if is_seen_unarmed else 1},
+        }
+
+    scenarios = [
+        ("healthy", sections("healthy", "bf16")),
+        ("healthy fp32", sections("healthy", "fp32")),
+        *((name, sections(name, "bf16")) for name in SENTENCES),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "programs"), prepend=os.pathsep)
+        found: Runs = train_several(tmp_path_factory.mktemp("flow"), "pp=2,dp=2", scenarios, "broken_flow")
+    return found
+
+
+def stopped(runs: Runs, name: str) -> tuple[int, str]:
+    errors = [runs[name].error(rank) for rank in range(4)]
+    assert all(errors), f"{name}: silent"
+    assert {error["type"] for error in errors} == {"GuardError"}, errors[0]["traceback"]
+    (message,) = {error["message"] for error in errors}
+    return errors[0]["step"], message
+
+
+@pytest.mark.parametrize("name", ["healthy", "healthy fp32"])
+def test_a_healthy_run_is_silent(runs: Runs, name: str) -> None:
+    assert [runs[name].error(rank) for rank in range(4)] == [None] * 4
+    assert sorted(runs[name].steps()) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_a_defect_stops_the_run_in_its_step(runs: Runs, name: str) -> None:
+    step, message = stopped(runs, name)
+    assert step == STEP
+    for part in SENTENCES[name]:
+        assert part in message
+    assert not list(runs[name].run.checkpoints.glob("global_step*"))

@@ -1,0 +1,153 @@
+"""Guards of the optimizer's state and of numbers that are not finite: found in their step, named, and never saved.
+
+All runs of this module are trained in turn on the same two replicas, and broken from outside before step 4.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsci_launch.runs.checkpoints import CheckpointsDir, read_record
+
+pytestmark = pytest.mark.torch
+
+Runs = dict[str, Any]
+BROKEN = 4
+
+
+def scenario(name: str, interval: int | str = 1, **sections: Any) -> tuple[str, dict[str, Any]]:
+    base: dict[str, Any] = {
+        "training": {"steps": 7, "precision": "bf16", **sections.pop("training", {})},
+        "optimizer": {"clip_grad": 0.5, "warmup_steps": 0, "learning_rate": 1e-2, "weight_decay": 0.1},
+        "checkpoint": {"save_interval": 3, "keep_last": 2},
+        "guards": {"interval": interval, **sections.pop("guards", {})},
+    }
+    return name, {**base, **sections}
+
+
+NAMES = ("zeroed", "zeroed-all", "scaled", "flipped", "count", "masters", "rate", "rate-all", "padding", "weight")
+
+
+@pytest.fixture(scope="module")
+def runs(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "programs"), prepend=os.pathsep)
+        found: Runs = train_several(
+            tmp_path_factory.mktemp("state"),
+            "dp=2",
+            [
+                scenario("healthy"),
+                scenario("healthy.fp32", training={"precision": "fp32"}),
+                scenario("healthy.auto", "auto"),
+                *(scenario(name) for name in NAMES),
+                # Step 4 is not checked: only what is looked at in every step can find these.
+                *(scenario(f"{name}.unchecked", 100) for name in ("zeroed", "scaled", "masters", "rate")),
+                *(scenario(f"{name}.fp32", training={"precision": "fp32"}) for name in ("zeroed", "scaled", "rate")),
+                scenario("zeroed.warned", guards={"action": "warn"}),
+                scenario("weight.unguarded", "off"),
+                scenario("once"),
+                scenario("for-ever", guards={"max_skipped_steps": 3}),
+                scenario("for-ever.fp32", guards={"max_skipped_steps": 3}, training={"precision": "fp32"}),
+                scenario("for-ever.unguarded", "off", guards={"max_skipped_steps": 2}),
+                scenario("rate-inside"),
+            ],
+            "broken_state",
+        )
+    return found
+
+
+def stopped(runs: Runs, name: str) -> tuple[int, str]:
+    """Return the step and message of the guard that stopped a run: the same on both ranks."""
+    errors = [runs[name].error(rank) for rank in (0, 1)]
+    assert all(errors), name
+    assert {error["type"] for error in errors} == {"GuardError"}, errors[0]
+    assert len({error["message"] for error in errors}) == 1
+    return errors[0]["step"], errors[0]["message"]
+
+
+@pytest.mark.parametrize("name", ["healthy", "healthy.fp32", "healthy.auto"])
+def test_a_healthy_run_passes_and_its_checkpoints_say_so(runs: Runs, name: str) -> None:
+    assert runs[name].error(0) is None
+    assert runs[name].events(0, "guard") == runs[name].events(0, "skipped") == []
+    for step in (6, 7):
+        record = read_record(runs[name].run.checkpoints / f"global_step{step}")
+        assert record.health == {"passed": True, "step": step, "findings": []}
+
+
+ONE = "on rank 1 (dp1 pp0 tp0)"
+# By run: the check and the parts of its message. All are found in the step in which they begin.
+SENTENCES = {
+    "zeroed": ("memory", "first moment of ", ONE, "it is zero"),
+    "zeroed-all": ("memory", "first moment of ", "on rank 0 (dp0 pp0 tp0)", "it is zero", "(and 3 more)"),
+    "scaled": ("memory", "second moment of ", ONE),
+    "flipped": ("memory", "first moment of ", ONE),
+    "count": ("memory", "step count of group decay", "on ranks 0-1", "was 3 after step 3, and is 0"),
+    "masters": ("memory", "fp32 master of ", ONE),
+    "rate": ("learning rate", "group decay", ONE, "the schedule gives"),
+    "rate-all": ("learning rate", "group decay", "on ranks 0-1", "the schedule gives"),
+    "rate-inside": ("optimizer update", "fp32 master of ", ONE, "they moved 3 times as far"),
+    "padding": ("memory", "fp32 master of tied_modules.embedding.weight"),
+    "zeroed.unchecked": ("memory", "first moment of ", ONE, "it is zero"),
+    "scaled.unchecked": ("memory", "second moment of ", ONE, "each 100 times what it was"),
+    "masters.unchecked": ("memory", "fp32 master of ", ONE, "elements looked at differ"),
+    "rate.unchecked": ("learning rate", "group decay", ONE),
+    "zeroed.fp32": ("memory", "first moment of ", ONE, "it is zero"),
+    "scaled.fp32": ("memory", "second moment of ", ONE),
+    "rate.fp32": ("learning rate", "group decay", ONE, "the schedule gives"),
+    "weight": ("memory", "weight of ", "on rank 0"),
+    "weight.unguarded": ("not finite", "weight ", "1 of ", "are not finite"),
+}
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_a_wrong_state_stops_the_run_in_its_step(runs: Runs, name: str) -> None:
+    step, message = stopped(runs, name)
+    assert step == BROKEN
+    check, *parts = SENTENCES[name]
+    assert message.startswith(f"step {BROKEN}: {check}: "), message
+    for part in parts:
+        assert part in message
+    checkpoints = CheckpointsDir(runs[name].run.checkpoints)
+    assert checkpoints.latest.read_text() == "global_step3"
+    known = "global_step3 is the first suspect" if "unguarded" in name else "step 3, and nothing has been saved since"
+    assert known in runs[name].error(0)["hint"]
+
+
+def test_a_warned_run_continues_but_its_checkpoints_are_not_the_latest(runs: Runs) -> None:
+    assert runs["zeroed.warned"].error(0) is None
+    checkpoints = CheckpointsDir(runs["zeroed.warned"].run.checkpoints)
+    assert checkpoints.latest.read_text() == "global_step3"
+    record = read_record(checkpoints.folder("global_step6"))
+    assert record.health is not None
+    assert record.health["passed"] is False
+    assert record.health["findings"][0].startswith("step 4: memory: first moment of ")
+    assert read_record(checkpoints.folder("global_step3")).health["passed"] is True
+
+
+def test_one_skipped_step_is_recorded_and_the_run_continues(runs: Runs) -> None:
+    assert runs["once"].error(0) is None
+    (skipped,) = runs["once"].events(0, "skipped")
+    assert (skipped["skipped_step"], skipped["in_a_row"], skipped["first"]) == (4, 1, 4)
+    assert skipped["began"][0].startswith("not finite: gradient of ")
+    record = read_record(runs["once"].run.checkpoints / "global_step7")
+    assert record.health == {"passed": True, "step": 7, "findings": []}
+
+
+@pytest.mark.parametrize("name", ["for-ever", "for-ever.fp32"])
+def test_steps_skipped_in_a_row_stop_the_run_and_name_the_rank(runs: Runs, name: str) -> None:
+    step, message = stopped(runs, name)
+    assert step == 6
+    assert message.startswith("step 6: not finite: gradient of ")
+    assert "weight on rank 1 (dp1 pp0 tp0): 1 of 32 elements are not finite" in message
+    assert "3 steps in a row were skipped, the first of them step 4" in message
+    assert [record["in_a_row"] for record in runs[name].events(0, "skipped")] == [1, 2, 3]
+
+
+def test_skipped_steps_stop_an_unguarded_run_too(runs: Runs) -> None:
+    step, message = stopped(runs, "for-ever.unguarded")
+    assert step == 5
+    assert "2 steps in a row were skipped" in message
