@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,6 @@ pytestmark = pytest.mark.torch
 from torch import nn  # noqa: E402
 
 from bigsci_launch.topology import Topology  # noqa: E402
-from bigsci_launch.train.attach.digest import digests_of  # noqa: E402
 from bigsci_launch.train.attach.equal import EqualChecker, as_bits, as_number, find_wrong_data  # noqa: E402
 from bigsci_launch.train.attach.findings import in_order, merged  # noqa: E402
 from bigsci_launch.train.attach.moments import find_absurd, find_wrong_moments, moment_bound, settings_of  # noqa: E402
@@ -22,6 +23,7 @@ from bigsci_launch.train.attach.places import Places, places_of  # noqa: E402
 from bigsci_launch.train.attach.seal import StateSeal  # noqa: E402
 from bigsci_launch.train.attach.watched import Watched, innermost, name_states, plain_name  # noqa: E402
 from bigsci_launch.train.attach.witness import GradientWitness  # noqa: E402
+from bigsci_launch.train.device.digest import digests_on_device  # noqa: E402
 from bigsci_launch.train.guards.copies import Violation  # noqa: E402
 
 BETAS = [(0.9, 0.999), (0.9, 0.95), (0.0, 0.99), (0.95, 0.98)]
@@ -111,7 +113,7 @@ def test_the_digest_sees_every_element_and_its_place(dtype: Any) -> None:
     changed[270_001] += 1
     swapped = tensor.clone()
     swapped[[5, 6]] = tensor[[6, 5]]
-    found = digests_of([tensor, tensor.clone(), changed, swapped, tensor[:-1], tensor.roll(1 << 18)])
+    found = digests_on_device([tensor, tensor.clone(), changed, swapped, tensor[:-1], tensor.roll(1 << 18)])
     assert found[0] == found[1]
     assert len(set(found)) == 5
     assert all(-(2**63) <= value < 2**63 for value in found)
@@ -119,8 +121,8 @@ def test_the_digest_sees_every_element_and_its_place(dtype: Any) -> None:
 
 def test_the_digest_tells_zero_from_minus_zero_and_sees_nan() -> None:
     zero, minus, nan = torch.zeros(1), -torch.zeros(1), torch.full((1,), math.nan)
-    assert len(set(digests_of([zero, minus, nan]))) == 3
-    assert digests_of([nan]) == digests_of([nan.clone()])
+    assert len(set(digests_on_device([zero, minus, nan]))) == 3
+    assert digests_on_device([nan]) == digests_on_device([nan.clone()])
 
 
 def test_a_seal_is_broken_by_one_element_after_a_checked_step() -> None:
@@ -248,3 +250,10 @@ def test_a_witness_leaves_layers_out_that_others_read_or_nobody_trains() -> None
     model["frozen"] = nn.Linear(4, 4).requires_grad_(False)
     model["head"].weight = model["embedding"].weight
     assert [each.name for each in GradientWitness(model)._layers] == ["up"]
+
+
+def test_the_library_needs_neither_deepspeed_nor_a_run_file() -> None:
+    code = "import sys, bigsci_launch.train.attach; print([name for name in sys.modules if 'deepspeed' in name or "
+    code += "name in ('pydantic', 'bigsci_launch.config')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bigsci_launch.errors import BslError, GuardError
-from bigsci_launch.train.attach.digest import digests_of
 from bigsci_launch.train.attach.equal import EqualChecker, find_wrong_data
 from bigsci_launch.train.attach.exchange import SLOTS, LoopWord, exchange_rows
 from bigsci_launch.train.attach.findings import gather_findings, in_order, in_words, merged
@@ -27,6 +26,7 @@ from bigsci_launch.train.attach.seal import StateSeal
 from bigsci_launch.train.attach.state import LoopState
 from bigsci_launch.train.attach.watched import Sharded, by_marks, local
 from bigsci_launch.train.attach.witness import Gradient, GradientWitness, group_of
+from bigsci_launch.train.device.digest import digests_on_device
 from bigsci_launch.train.guards.copies import Violation
 
 _AIM = 0.0025
@@ -127,7 +127,7 @@ class LoopGuards:
         if not self._data:
             self._records.step = self.steps_done + 1
             self._records.phase("step")
-        self._data += digests_of([tokens])
+        self._data += digests_on_device([tokens])
         self._samples += int(tokens.shape[0]) if tokens.dim() else 1
         self._cost += time.monotonic() - started
 
