@@ -106,11 +106,11 @@ def _has_floats(tensor: StoredTensor) -> bool:
     return tensor.dtype in FLOATS and tensor.has_bytes and tensor.num_elements > 0
 
 
-Judge = Callable[[Array, tuple[int, int]], Array]
+IsImpossible = Callable[[Array, tuple[int, int]], Array]
 """Says for each of some values whether it cannot be; the range is that of their positions in the tensor."""
 
 
-def _is_absurd(tensor: StoredTensor) -> Judge:
+def _is_absurd(tensor: StoredTensor) -> IsImpossible:
     limit, lowest = ABSURD[tensor.role], LOWEST.get(tensor.dtype)
 
     def judge(values: Array, _: tuple[int, int]) -> Array:
@@ -123,7 +123,7 @@ def _is_absurd(tensor: StoredTensor) -> Judge:
     return judge
 
 
-def _is_out_of_reach(squares: StoredTensor, bound: float, files: FilePool) -> Judge:
+def _is_out_of_reach(squares: StoredTensor, bound: float, files: FilePool) -> IsImpossible:
     def judge(values: Array, at: tuple[int, int]) -> Array:
         second = as_floats(read_elements(squares, *at, files), squares.dtype)
         reach = SLACK * bound * np.sqrt(np.maximum(second, 0)) + UNDERFLOW
@@ -133,7 +133,7 @@ def _is_out_of_reach(squares: StoredTensor, bound: float, files: FilePool) -> Ju
 
 
 @np.errstate(all="ignore")
-def _scan(tensor: StoredTensor, judge: Judge, files: FilePool) -> Impossible | None:
+def _scan(tensor: StoredTensor, judge: IsImpossible, files: FilePool) -> Impossible | None:
     count, largest, first = 0, 0.0, -1
     for start, stop in ranges(tensor.num_elements, CHUNK):
         values = as_floats(read_elements(tensor, start, stop, files), tensor.dtype).reshape(-1)
