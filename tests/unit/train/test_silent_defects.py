@@ -34,6 +34,7 @@ def verdict(case: Case, seen: Seen) -> tuple[str, str, bool, bool]:
     ("seen", "expected"),
     [
         (STOPPED, ("in its step", "right", False, True)),
+        (replace(STOPPED, latest=6), ("in its step", "right", True, False)),
         (Seen("finished", saved=(4, 8, 12), latest=12), ("silent", "-", True, False)),
         (Seen("finished", findings=(FOUND,), saved=(4, 8), latest=8), ("named", "right", True, False)),
         (replace(STOPPED, findings=(replace(FOUND, ranks=(0,)),)), ("in its step", "wrong", False, False)),
