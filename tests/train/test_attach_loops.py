@@ -24,6 +24,9 @@ from .conftest import free_port  # noqa: E402
 from .rank_processes import StartRank  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
+with pytest.MonkeyPatch.context() as path:
+    path.syspath_prepend(ROOT / "benchmarks")
+    import foreign_guards
 NEEDS = {"accelerate_loop": "accelerate", "deepspeed_zero1": "deepspeed"}
 HELD = {
     ("ddp", "unreduced"),
@@ -42,22 +45,13 @@ HELD = {
 Run = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def benchmark() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        import foreign_guards
-
-        yield foreign_guards
-
-
 @pytest.fixture
-def run(benchmark: Any, start_rank: StartRank, tmp_path: Path) -> Run:
+def run(start_rank: StartRank, tmp_path: Path) -> Run:
     """`run(case)` runs a loop of the benchmark on two ranks, and returns its outcome."""
 
     def run_ranks(case: Any) -> Any:
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-        program = [str(benchmark.HERE / f"{case.loop}.py"), *case.arguments]
+        program = [str(foreign_guards.HERE / f"{case.loop}.py"), *case.arguments]
         program += ["--defect", case.defect] if case.defect else []
         processes = []
         for rank in range(2):
@@ -65,17 +59,12 @@ def run(benchmark: Any, start_rank: StartRank, tmp_path: Path) -> Run:
             environment = {**os.environ, **common, **place, "PYTHONPATH": str(ROOT)}
             processes.append(start_rank(program, environment, tmp_path / f"{rank}.log"))
         codes = [process.wait(240) for process in processes]
-        return benchmark.judge(case, [(tmp_path / f"{rank}.log").read_text() for rank in range(2)], codes, 0.0)
+        return foreign_guards.judge(case, [(tmp_path / f"{rank}.log").read_text() for rank in range(2)], codes, 0.0)
 
     return run_ranks
 
 
 def chosen() -> list[Any]:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        import foreign_guards
-    finally:
-        sys.path.pop(0)
     marked = []
     for case in foreign_guards.cases():
         is_held = (case.loop, case.defect) in HELD or case.arguments == ("--interval", "1")

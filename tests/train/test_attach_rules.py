@@ -348,3 +348,13 @@ def test_wrong_arguments_are_refused(wrong: Any, alone: None) -> None:
     model, optimizer = trained()
     with pytest.raises(BslError):
         Guards(model, optimizer, **wrong)
+
+
+def test_the_witness_notices_gradients_that_are_not_there(alone: None) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    witness = GradientWitness(model)
+    witness.is_armed = True
+    model(torch.randn(9, 4)).square().mean().backward()
+    found = list(witness.find_wrong(lambda parameter: None, None, 0, 1.0))
+    assert [each.tensor for each in found] == ["0.weight", "1.weight"]
+    assert "does not follow from" in found[0].text

@@ -107,7 +107,9 @@ class GradientWitness:
 def _relation(ratios: Sequence[float]) -> str:
     """A factor, if several layers have the same; a projection says nothing about the whole otherwise."""
     middle = sorted(ratios)[len(ratios) // 2] if ratios else math.inf
-    has_factor = math.isfinite(middle) and sum(abs(each / middle - 1) < 0.05 for each in ratios) > len(ratios) / 2
+    has_factor = (
+        middle not in (0.0, math.inf) and sum(abs(each / middle - 1) < 0.05 for each in ratios) > len(ratios) / 2
+    )
     return f"is {middle:.3g} times" if has_factor and len(ratios) > 1 else "does not follow from"
 
 
