@@ -56,7 +56,8 @@ def not_run(cases: Sequence[Case], rows: Mapping[str, Row]) -> Iterator[str]:
     """Yield a sentence that names the cases without a row: nothing is known of them."""
     missing = [f"`{case.name}`" for case in cases if case.name not in rows]
     if missing:
-        yield f"**{len(missing)} of {len(cases)} cases have not been run**, so nothing is known of them: {', '.join(missing)}."
+        names, total = ", ".join(missing), len(cases)
+        yield f"**{len(missing)} of {total} cases have not been run**, so nothing is known of them: {names}."
 
 
 def counts(cases: Sequence[Case], rows: Mapping[str, Row], before: Mapping[str, Row]) -> Iterator[str]:
