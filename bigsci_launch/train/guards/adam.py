@@ -66,7 +66,7 @@ class OptimizerWatch:
         self._states = [engine.optimizer.optimizer.state[part.master] for part in self._parts]
         self._seal = Seal(self._parts, self._states, rank)
         self._padding = [padding_of(engine.module, part, config.model.vocab_size) for part in self._parts]
-        self._is_whole = isinstance(config.guards.interval, int)
+        self.is_whole = isinstance(config.guards.interval, int)
         self._had_factor, self._had_size, self._began = 0.0, 0.0, 0.0
         self._is_padding_zero = True
         self._step, self._is_armed, self._is_seal_due = 0, False, False
@@ -92,7 +92,7 @@ class OptimizerWatch:
 
     def seal(self, step: int, *, is_next_checked: bool) -> None:
         """Seal the state after `step`: all of it if the next step is checked and the user chose the interval."""
-        self._seal.take(step, is_whole=self._is_whole and is_next_checked)
+        self._seal.take(step, is_whole=self.is_whole and is_next_checked)
 
     def end_step(self) -> None:
         """Check what AdamW has left, or the seal of a step that the optimizer skipped."""
@@ -122,7 +122,7 @@ class OptimizerWatch:
     def find_in_check(self, step: int) -> Iterator[Violation]:
         """Find the same in a checked step; with `guards.interval: auto` only the counts, which cost nothing."""
         yield from self._find_wrong_counts(step)
-        if self._is_whole:
+        if self.is_whole:
             yield from self._find_wrong_moments()
 
     def _find_wrong_counts(self, step: int) -> Iterator[Violation]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bigsci_launch.train.guards.copies import Violation
-from bigsci_launch.train.guards.state import OptimizerPartition, digest64
+from bigsci_launch.train.guards.state import OptimizerPartition, digest64, weight_digests
 
 CHECK = "memory"
 SAMPLED = 256
@@ -78,6 +78,32 @@ class Seal:
         more = f" (and of {len(names) - 1} more tensors)" if len(names) > 1 else ""
         text = f"changed after the end of step {self._step}, when nothing may change it: {what}{more}"
         return Violation(CHECK, f"{label} of {names[0]}", (self._rank,), text)
+
+
+class WeightSeal:
+    """The seal of all weights that a rank computes with.
+
+    It also covers those whose masters other data-parallel ranks hold: a wrong one spoils a step, and then the
+    all-gather of new weights hides it.
+    """
+
+    def __init__(self, module: nn.Module, rank: int) -> None:
+        self._module, self._rank = module, rank
+        self._step, self._digests = 0, list[int]()
+
+    def take(self, step: int, *, is_whole: bool) -> None:
+        """Remember the weights after `step`, or nothing unless `is_whole`."""
+        self._step, self._digests = step, weight_digests(self._module) if is_whole else []
+
+    def find_broken(self) -> Iterator[Violation]:
+        """Find weights that have changed since they were sealed."""
+        if not self._digests:
+            return
+        names = [name for name, _ in self._module.named_parameters()]
+        for name, before, now in zip(names, self._digests, weight_digests(self._module), strict=True):
+            if before != now:
+                text = f"changed after the end of step {self._step}, when nothing may change it: its digest differs"
+                yield Violation(CHECK, f"weight {name}", (self._rank,), text)
 
 
 def sealed_tensors(part: OptimizerPartition, state: Mapping[str, Any]) -> dict[str, Tensor]:

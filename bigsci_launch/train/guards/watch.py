@@ -31,6 +31,7 @@ from bigsci_launch.train.guards.data import (
 )
 from bigsci_launch.train.guards.gradients import GradientWatch, find_wrong_norm
 from bigsci_launch.train.guards.judge import Judge
+from bigsci_launch.train.guards.seal import WeightSeal
 from bigsci_launch.train.guards.state import (
     columns,
     find_load_differences,
@@ -88,6 +89,7 @@ class Guards:
         self._is_announced = False
         self._first_step, self._seconds, self._is_last_asked = 0, 0.0, False
         self._alarming: list[Violation] = []
+        self._weights = WeightSeal(engine.module, rank)
 
     def _exchange_columns(self) -> list[list[Column]]:
         mine = columns(self._engine.module)
@@ -117,6 +119,7 @@ class Guards:
         """Arm the watches if this step is due for a check."""
         self._gradients.is_armed = self._due_early > 0 or self._is_due(step)
         self._optimizer.before_step(step, is_armed=self._gradients.is_armed)
+        self._optimizer.violations += self._weights.find_broken()
 
     def _is_due(self, step: int) -> bool:
         """Return whether `step` is to be checked, early steps apart: it is its turn, or its result will be saved."""
@@ -166,7 +169,9 @@ class Guards:
         self._seconds = seconds
         if self._gradients.is_armed:
             self._check_step(step, seconds)
-        self._optimizer.seal(step, is_next_checked=self._due_early > 0 or self._is_due(step + 1))
+        is_next_checked = self._due_early > 0 or self._is_due(step + 1)
+        self._optimizer.seal(step, is_next_checked=is_next_checked)
+        self._weights.take(step, is_whole=self._optimizer.is_whole and is_next_checked)
 
     def _check_step(self, step: int, seconds: float) -> None:
         started = time.monotonic()
