@@ -92,7 +92,7 @@ def test_loss_and_gradients_are_those_of_a_plain_model(choice: str) -> None:
         copies["head"] = copies["embedding"]
     expected = plain_loss(config.model, copies, tokens, labels)
     expected.backward()
-    assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     for name, each in copies.items():
         apart = float((named[name].grad.double() - each.grad).norm())
         assert apart <= 2e-6 * float(each.grad.norm()), name
@@ -204,9 +204,7 @@ def test_a_conversion_keeps_every_bit_there_and_back(two: Any, tmp_path: Path) -
 def test_another_choice_is_another_model(two: Any, start: Any, tmp_path: Path) -> None:
     saved = two["stopped"].run.checkpoints / "global_step3"
     other = {key: value for key, value in MODERN.items() if key not in ("biases", "num_key_value_heads")}
-    refused = start(
-        tmp_path, "tp=2", model=other, training={"steps": STEPS}, checkpoint={"load": str(saved)}
-    )
+    refused = start(tmp_path, "tp=2", model=other, training={"steps": STEPS}, checkpoint={"load": str(saved)})
     assert set(refused.wait()) == {4}
     message = refused.error(0)["message"]
     assert "num_key_value_heads is 2 in the checkpoint and absent in the run" in message

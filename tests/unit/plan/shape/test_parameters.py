@@ -101,7 +101,9 @@ def test_parts_at_tp8(
     ],
 )
 def test_stage_sums_at_tp8(hidden: int, layers: int, vocab: int, with_embedding: bool, gigabytes: float) -> None:
-    parameters = layers * count_layer_parameters(shape(hidden, 1, 1)) / 8 + (vocab * hidden / 8 if with_embedding else 0)
+    parameters = layers * count_layer_parameters(shape(hidden, 1, 1)) / 8 + (
+        vocab * hidden / 8 if with_embedding else 0
+    )
     assert parameters * 18 / 1e9 == pytest.approx(gigabytes, abs=0.05)
 
 
