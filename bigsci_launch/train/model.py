@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -177,7 +178,7 @@ class SelfAttention(nn.Module):
         there are as many heads of keys and of values as groups."""
         if self.queries_per_group == 1:
             return qkv.permute(3, 0, 2, 1, 4).unbind()
-        query, key, value = qkv.split((self.queries_per_group, 1, 1), dim=3)
+        query, key, value = torch.split(qkv, [self.queries_per_group, 1, 1], dim=3)
         return [heads.flatten(2, 3).transpose(1, 2) for heads in (query, key, value)]
 
 
@@ -201,7 +202,7 @@ class Mlp(nn.Module):
     def _activate(self, x: Tensor) -> Tensor:
         if not self.is_gated:
             return F.gelu(x)
-        gate, value = x.unflatten(-1, (-1, 2)).unbind(-1)
+        gate, value = x[..., 0::2], x[..., 1::2]
         return F.silu(gate) * value
 
 

@@ -30,18 +30,23 @@ def plain_loss(model: Any, weights: Weights, tokens: Tensor, labels: Tensor) -> 
         x = x + mlp(model, part, norm(model, part, "mlp_norm", x))
     logits = norm(model, weights, "final", x) @ weights["head"][: model.vocab_size].T
     chosen = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    return (logits.exp().sum(-1).log() - chosen).mean()
+    losses: Tensor = logits.exp().sum(-1).log() - chosen
+    return losses.mean()
 
 
 def norm(model: Any, weights: Weights, name: str, x: Tensor) -> Tensor:
     if model.norm == "layernorm":
         x = x - x.mean(-1, keepdim=True)
-    scaled = x / (x.square().mean(-1, keepdim=True) + model.layernorm_epsilon).sqrt() * weights[f"{name}.weight"]
-    return scaled + weights.get(f"{name}.bias", 0.0)
+    scaled: Tensor = x / (x.square().mean(-1, keepdim=True) + model.layernorm_epsilon).sqrt()
+    return scaled * weights[f"{name}.weight"] + bias(weights, name)
+
+
+def bias(weights: Weights, name: str) -> Tensor:
+    return weights.get(f"{name}.bias", torch.zeros(()))
 
 
 def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
-    return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+    return x @ weights[f"{name}.weight"].T + bias(weights, name)
 
 
 def attend(model: Any, weights: Weights, x: Tensor) -> Tensor:

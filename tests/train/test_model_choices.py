@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +88,12 @@ def test_loss_and_gradients_are_those_of_a_plain_model(choice: str) -> None:
         x = layer(x)
     logits = layers[0].logits(x) if config.model.tied_embeddings else layers[-1](x)
     loss = VocabularyParallelLoss(config.model.vocab_size, TensorParallel(0, 1, None))(logits, labels)
-    loss.backward()
+    torch.autograd.backward(loss)
     copies = {name: each.detach().double().requires_grad_() for name, each in named.items()}
     if config.model.tied_embeddings:
         copies["head"] = copies["embedding"]
     expected = plain_loss(config.model, copies, tokens, labels)
-    expected.backward()
+    torch.autograd.backward(expected)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     for name, each in copies.items():
         apart = float((named[name].grad.double() - each.grad).norm())
@@ -129,28 +131,28 @@ def one(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def two(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Guarded at every step. `stopped` resumes; `unreduced` and `scaled` have a defect at step 3."""
 
-    def case(name: str, steps: int = STEPS, model: Any = MODERN, **sections: Any) -> tuple[str, dict[str, Any]]:
-        training = {"steps": steps, **sections.pop("training", {})}
-        return name, {"model": model, "training": training, "guards": {"interval": 1}, **sections}
+    def case(name: str, model: Any = MODERN, **training: Any) -> tuple[str, dict[str, Any]]:
+        return name, {"model": model, "training": {"steps": STEPS, **training}, "guards": {"interval": 1}}
 
-    def broken(kind: str) -> dict[str, Any]:
-        return {"faults": [{"kind": kind, "step": 3}], "optimizer": {"warmup_steps": 0, "learning_rate": 1e-2}}
+    def broken(name: str, kind: str, **training: Any) -> tuple[str, dict[str, Any]]:
+        faults = [{"kind": kind, "step": 3}]
+        optimizer = {"warmup_steps": 0, "learning_rate": 1e-2}
+        return name, {**case(name, **training)[1], "faults": faults, "optimizer": optimizer}
 
-    bf16 = {"training": {"precision": "bf16"}}
     return train_several(
         tmp_path_factory.mktemp("two"),
         "tp=2",
         [
-            case("grouped alibi", model=CHOICES["grouped alibi"] | {"num_key_value_heads": 2}),
+            case("grouped alibi", CHOICES["grouped alibi"] | {"num_key_value_heads": 2}),
             case("modern"),
-            case("stopped", training={"stop_after_steps": 3}),
+            case("stopped", stop_after_steps=3),
             case("stopped"),
-            case("healthy bf16", 12, **bf16),
-            case("healthy no biases", model={"biases": False}, **bf16),
-            case("healthy rmsnorm", model={"norm": "rmsnorm"}, **bf16),
-            case("unreduced", **broken("unreduced_tp_gradients")),
-            case("unreduced bf16", **broken("unreduced_tp_gradients"), **bf16),
-            case("scaled", **broken("scaled_gradients"), **bf16),
+            case("healthy bf16", steps=12, precision="bf16"),
+            case("healthy no biases", {"biases": False}, precision="bf16"),
+            case("healthy rmsnorm", {"norm": "rmsnorm"}, precision="bf16"),
+            broken("unreduced", "unreduced_tp_gradients"),
+            broken("unreduced bf16", "unreduced_tp_gradients", precision="bf16"),
+            broken("scaled", "scaled_gradients", precision="bf16"),
         ],
     )
 
@@ -186,7 +188,7 @@ def test_without_biases_the_weights_of_the_norms_tell(name: str, two: Any) -> No
     assert "what the layer that reads it implies" in error["message"]
 
 
-def test_a_conversion_keeps_every_bit_there_and_back(two: Any, tmp_path: Path) -> None:
+def test_a_conversion_keeps_every_bit_there_and_back_and_deepspeeds_agrees(two: Any, tmp_path: Path) -> None:
     saved = two["modern"].run.checkpoints / f"global_step{STEPS}"
 
     def invoke(*words: Any) -> Any:
@@ -197,7 +199,19 @@ def test_a_conversion_keeps_every_bit_there_and_back(two: Any, tmp_path: Path) -
         assert done.exit_code == 0, done.output
     compared = invoke("diff-weights", saved, tmp_path / "two" / saved.name, "--exclude", "rng_*")
     assert compared.exit_code == 0, compared.output
-    refused = invoke("checkpoint", "convert", saved, "-o", tmp_path / "four", "--tp", 4, "--pp", 1, "--dp", 1)
+    universal = tmp_path / "universal"
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--num_extract_workers", "1"]
+    command += ["--num_merge_workers", "1", "--input_folder", str(saved), "--output_folder", str(universal)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    compared = invoke("diff-weights", tmp_path / "one" / saved.name, universal)
+    assert compared.exit_code == 0, compared.output
+
+
+def test_no_conversion_splits_a_key_value_head(two: Any, tmp_path: Path) -> None:
+    saved = two["modern"].run.checkpoints / f"global_step{STEPS}"
+    command = ["checkpoint", "convert", str(saved), "-o", str(tmp_path), "--tp", "4", "--pp", "1", "--dp", "1"]
+    refused = CliRunner().invoke(bsl, command)
     assert "tp 4 does not divide the model's key/value heads (2)" in refused.output
 
 
