@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bigsci_launch.plan.shape.parameters import (
@@ -140,3 +142,20 @@ def test_tensor_parallel_ranks_hold_biases_and_norms_whole() -> None:
     (half,) = count_stage_parameters(model, 2, (4,))
     replicated = 4 * 6 * 64 + 32 * 64 + 2 * 64
     assert 2 * half.num_parameters - replicated == count_parameters(model, 2)
+
+
+def test_llamas_layers_give_the_published_sizes() -> None:
+    """Llama 3 8B (arXiv 2407.21783) has 8,030,261,248 parameters, Llama 2 7B 6,738,415,616; both have untied tables."""
+    llama = ModelShape(
+        *(32, 4096, 32, 14336, 8192, 128256),
+        tied_embeddings=False,
+        positions="rotary",
+        num_key_value_heads=8,
+        activation="swiglu",
+        norm="rmsnorm",
+        biases=False,
+    )
+    older = replace(llama, ffn_hidden_size=11008, vocab_size=32000, num_key_value_heads=None)
+    assert count_parameters(llama) == 8030261248
+    assert count_parameters(older) == 6738415616
+    assert sum(each.num_parameters for each in count_stage_parameters(llama, 1, (16, 16))) == 8030261248
