@@ -166,6 +166,16 @@ def test_two_ranks_of_a_layer_train_as_one(name: str, one: Any, two: Any) -> Non
         assert theirs[step]["grad_norm"] == pytest.approx(mine[step]["grad_norm"], rel=1e-5), step
 
 
+@pytest.mark.parametrize("topology", ["pp=2", "dp=2"])
+def test_stages_and_replicas_train_as_one(topology: str, one: Any, finish: Any, tmp_path: Path) -> None:
+    training = {"steps": STEPS, "activation_checkpointing": topology == "pp=2"}
+    other = finish(tmp_path, topology, model=MODERN, training=training, guards={"interval": 1})
+    mine, theirs = one["modern"].steps(), other.steps()
+    assert sorted(mine) == sorted(theirs)
+    for step in mine:
+        assert theirs[step]["loss"] == pytest.approx(mine[step]["loss"], rel=1e-6), step
+
+
 def test_a_resumed_run_has_the_same_losses_to_the_last_bit(two: Any) -> None:
     whole = {step: record["loss_hex"] for step, record in two["modern"].steps().items()}
     parts = {**two["stopped"].steps(), **two["stopped+"].steps()}
