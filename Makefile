@@ -2,6 +2,7 @@
 # make quick  the tests of the inner loop: no ranks, no Slurm, two minutes
 # make test   set up, install Slurm's packages when allowed, then run every test but the long tier
 # make long   set up, then run the tests that make test leaves out: further variants of expensive kinds
+# make gpu    the tests that need a GPU, then the speed of a 1.3B model on it; says so where there is none
 # make check  lint, types
 # make docs   write the generated pages of docs/reference again
 
@@ -10,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo quick test long check docs clean
+.PHONY: setup demo quick test long gpu check docs clean
 
 setup: $(READY)
 
@@ -31,6 +32,10 @@ test: $(READY)
 long: $(READY)
 	bash slurm/minicluster/install.sh || true
 	$(BIN)/python -m pytest -m long --durations=25
+
+gpu: $(READY)
+	$(BIN)/python -m pytest tests/gpu --durations=10
+	$(BIN)/python benchmarks/gpu_mfu.py --device auto
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -71,10 +71,12 @@ EXPECTED: dict[str, dict[str, str]] = {
         "moments-huge": _ZEROED,
         "step-reset": r"step 4: optimizer settings: step count of optimizer group 0 on ranks 0-1: is 1 on rank 1 and 4",
         "lr-apart": _LR,
+        "replayed": r"step 4: data: batch on ranks 0-1: the samples of step 2 have been read again",
         "untied": r"step 4: .*(embedding|head).weight",
     },
     "accelerate_loop": {
-        "same-data": _SAME,
+        # The second of the two micro-batches of step 2.
+        "same-data": _SAME.replace("step 4", "step 2"),
         "unreduced": r"step 4: gradient reduction: \S+weight on ranks 0-1: its gradient does not follow",
         "scaled-one": rf"step 4: gradient reduction: \S+weight on {ONE}: its gradient is 8 times",
         "weight-apart": rf"step 4: changed between steps: layers.1.up.weight on {ONE}",
@@ -133,9 +135,13 @@ def run_case(case: LoopCase, ranks: int = 2) -> LoopOutcome:
         for rank in range(ranks)
     ]
     outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
+    return judge(case, outputs, [process.returncode for process in processes], time.monotonic() - started)
+
+
+def judge(case: LoopCase, outputs: Sequence[str], codes: Sequence[int], seconds: float) -> LoopOutcome:
+    """Return what came of a case; `outputs` and `codes` are those of its ranks."""
     findings = tuple(line for line in outputs[0].splitlines() if line.startswith("guard: "))
-    codes = tuple(process.returncode for process in processes)
-    return LoopOutcome(case, findings, codes, time.monotonic() - started, "\n".join(outputs))
+    return LoopOutcome(case, findings, tuple(codes), seconds, "\n".join(outputs))
 
 
 def table(outcomes: Sequence[LoopOutcome]) -> str:

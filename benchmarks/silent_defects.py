@@ -1,7 +1,7 @@
 """Injects defects into `bsl train` from outside the package, and judges what it says of each.
 
     python benchmarks/silent_defects.py --json rows.json --page docs/explanation/silent-defects.md
-    python benchmarks/silent_defects.py --only 'x8|lr-' --keep FOLDER
+    python benchmarks/silent_defects.py --only "data/|/x8" --keep FOLDER
 
 A tiny GPT on 2 or 4 ranks of this machine (gloo, CPU). Many attempts are trained in turn on the same ranks. Each
 declares what is true of it (`silent/cases_*.py`); verdicts come from the records of the run alone (`silent/judge.py`).
@@ -89,7 +89,7 @@ def read_rows(path: Path | None) -> Mapping[str, Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="a regular expression: run the cases whose name it finds")
+    parser.add_argument("--only", default="", help="a regular expression: run the cases whose `group/name` it finds")
     parser.add_argument("--list", action="store_true", help="list the cases and exit")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--page", type=Path, help="write the page to this file")
@@ -99,7 +99,7 @@ def main() -> None:
     )
     parser.add_argument("--keep", type=Path, help="keep the runs in this folder")
     options = parser.parse_args()
-    cases = [case for case in CASES if re.search(options.only, case.name)]
+    cases = [case for case in CASES if re.search(options.only, f"{case.group}/{case.name}")]
     if options.list:
         print(*(f"{case.group:10} {case.name:28} {case.shape:10} {case.what}" for case in cases), sep="\n")
         return

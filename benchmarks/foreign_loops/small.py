@@ -73,7 +73,8 @@ def batches(steps: int, rank: int, defect: str) -> Iterator[tuple[int, Tensor]]:
     """Yield the number of each step, from 1, and this rank's samples of (batch, length + 1) tokens."""
     for step in range(1, steps + 1):
         reader = 0 if defect == "same-data" and step >= AT else rank
-        generator = torch.Generator().manual_seed(1000 * step + reader)
+        is_replayed = defect == "replayed" and step >= AT
+        generator = torch.Generator().manual_seed(1000 * (step - 2 * is_replayed) + reader)
         start = torch.randint(0, VOCABULARY, (BATCH, 1), generator=generator)
         stride = torch.randint(1, 4, (BATCH, 1), generator=generator)
         yield step, (start + stride * torch.arange(LENGTH + 1)) % VOCABULARY

@@ -163,7 +163,7 @@ CASES_STATE = (
         "padding|memory",
         "tp=2",
         ranks=ONE,
-        options={"name": "embedding.weight", "first": 108 * 32, "plus": 3.0},
+        options={"name": "embedding.weight", "first": 140 * 32, "plus": 3.0},
     ),
     state(
         "norm-apart-tp",

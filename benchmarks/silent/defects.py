@@ -259,13 +259,16 @@ def scale_gradients(place: Place) -> None:
 
 
 def scale_loss(place: Place) -> None:
-    """Scale the loss of this replica, as a wrong loss scale or count of micro batches would."""
-    original = place.engine._scale_loss_by_gas
+    """Begin the backward pass with a scaled loss, as a wrong loss scale or count of micro batches would."""
+    from deepspeed.runtime.engine import DeepSpeedEngine
 
-    def scaled(loss: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(loss, *args, **kwargs) * (place.options["factor"] if place.is_on else 1.0)
+    original = DeepSpeedEngine.backward
 
-    place.engine._scale_loss_by_gas = scaled
+    def backward(engine: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        factor = place.options["factor"] if engine is place.engine and place.is_on else 1.0
+        return original(engine, loss * factor, *args, **kwargs)
+
+    patch(place.undo, DeepSpeedEngine, "backward", backward)
 
 
 def scale_replicated(place: Place) -> None:

@@ -111,6 +111,7 @@ def run_file(name: str, shape: str, data: Path, *sections: Mapping[str, Any]) ->
             "num_attention_heads": 4,
             "sequence_length": 32,
             "vocab_size": VOCABULARY,
+            "vocab_size_multiple": 32,
         },
         "training": {"steps": STEPS, "micro_batch_size": 2, "global_batch_size": 8, "precision": "bf16"},
         "optimizer": {"learning_rate": 3e-3, "warmup_steps": 2, "decay_steps": 60, "clip_grad": 0.2},
@@ -252,7 +253,7 @@ def train(attempts: Sequence[AttemptDir], logs: Path) -> None:
     for attempt in attempts:
         by_size[world_size(attempt)].append(attempt)
     for size, same in sorted(by_size.items()):
-        left = list(same)
+        left, num_in_vain = list(same), 0
         while left:
             some, left = left[:AT_A_TIME], left[AT_A_TIME:]
             begun = time.monotonic()
@@ -260,6 +261,9 @@ def train(attempts: Sequence[AttemptDir], logs: Path) -> None:
             done = [attempt for attempt in some if has_ended(attempt, size)]
             culprit = next((attempt for attempt in some if attempt not in done), None)
             left = [attempt for attempt in some if attempt not in done and attempt is not culprit] + left
+            num_in_vain = 0 if done else num_in_vain + 1
+            if culprit is not None and num_in_vain > 2:
+                sys.exit(f"{culprit.path}: no attempt came to its end: {crash_text(culprit)}; see {logs}")
             print(
                 f"{len(done)} of {len(some)} attempts on {size} ranks in {time.monotonic() - begun:.0f} s; "
                 f"{len(left)} to do" + (f"; {culprit.path} ended its ranks" if culprit else ""),

@@ -16,6 +16,7 @@ from silent.case import Case, Finding, Row, Seen, Truth
 from silent.cases_restart import BASES, HALF
 from silent.field import Made, crash_text, has_ended, records, world_size
 
+REMARKS = ("skipped", "changed")
 ORDINARY = re.compile(r"^(resumes from|config |run |attempt )")
 SENTENCE = re.compile(r"(?:step \d+: )?(?P<check>[^:]+): (?P<tensor>.*?)(?: on (?P<where>ranks? [\d,\- and]+).*)?$")
 LENGTH = 220
@@ -36,7 +37,7 @@ def look(case: Case, made: Made, reference: AttemptDir | None, ordinary: Sequenc
     if error is not None:
         stopped_at, message = int(error["step"]), f"{error['type']}: {error['message']}"
         ended = "refused" if stopped_at <= start else "stopped"
-        if not any(each.step == stopped_at and each.check != "skipped" for each in found):
+        if not any(each.step == stopped_at and each.check not in REMARKS for each in found):
             found.append(finding_of_error(error))
     elif not has_ended(attempt, size):
         message = crash_text(attempt)
@@ -72,7 +73,7 @@ def findings_of(record: dict[str, Any], topology: Topology) -> Iterator[Finding]
             rank for rank in range(topology.world_size) if tuple(topology.coordinate(rank).as_dict().items()) in places
         )
         yield Finding(record["step"], record["check"], record["tensor"], ranks, record["text"])
-    elif kind in ("skipped", "changed"):
+    elif kind in REMARKS:
         fields = {key: value for key, value in record.items() if key not in ("kind", "time", "mono", "step")}
         ranks = (fields["rank"],) if isinstance(fields.get("rank"), int) else None
         yield Finding(record["step"], kind, str(fields.get("tensor", "")), ranks, json.dumps(fields))
@@ -136,7 +137,7 @@ def relevant(case: Case, seen: Seen) -> list[Finding]:
     lines of `bsl submit` those that speak of it."""
     if seen.ended == "stopped":
         same = [each for each in seen.findings if each.step == seen.stopped_at]
-        return same or list(seen.findings)
+        return [each for each in same if each.check not in REMARKS] or same or list(seen.findings)
     spoken = re.compile(case.truth.words)
     return [
         each for each in seen.findings if each.step is not None or each.check != "submit" or spoken.search(each.text)

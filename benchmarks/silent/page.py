@@ -43,13 +43,21 @@ with its cause; or named; or, for an undisturbed run, nothing at all.
 
 def page(cases: Sequence[Case], rows: Mapping[str, Row], before: Mapping[str, Row], numbers: Mapping[str, int]) -> str:
     """Return the page, with the rows of `before` as a column."""
-    parts = [HEAD.format(**numbers), "\n".join(counts(cases, rows, before))]
+    parts = [HEAD.format(**numbers), "\n".join(counts(cases, rows, before)), *not_run(cases, rows)]
     for group, title in TITLES.items():
         chosen = [case for case in cases if case.group == group and case.name in rows]
         if chosen:
             parts.append(f"## {title}\n\n" + "\n".join(table(chosen, rows, before)))
     parts.append("## What was said\n\n" + "\n".join(said(cases, rows)))
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def not_run(cases: Sequence[Case], rows: Mapping[str, Row]) -> Iterator[str]:
+    """Yield a sentence that names the cases without a row: nothing is known of them."""
+    missing = [f"`{case.name}`" for case in cases if case.name not in rows]
+    if missing:
+        names, total = ", ".join(missing), len(cases)
+        yield f"**{len(missing)} of {total} cases have not been run**, so nothing is known of them: {names}."
 
 
 def counts(cases: Sequence[Case], rows: Mapping[str, Row], before: Mapping[str, Row]) -> Iterator[str]:

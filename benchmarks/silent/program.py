@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,29 +22,24 @@ SPEC, CRASH = "defect.json", "crash-{}.txt"
 
 
 def main() -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from bigsci_launch.train import startup
+    home, train_one = Path.cwd(), several.train_one
 
-    startup.start_torch()
-    startup.start_deepspeed()
-    home = Path.cwd()
-    for name in map(Path, sys.argv[1:]):
-        os.environ["BSL_RUN_DIR"], os.environ["BSL_ATTEMPT"] = str(name.parent.parent), name.name
-        train_one(name, int(os.environ["RANK"]))
+    def train_with_defect() -> None:
+        attempt = Path(os.environ["BSL_RUN_DIR"]) / "attempts" / os.environ["BSL_ATTEMPT"]
+        run_one(attempt, int(os.environ["RANK"]), train_one)
         os.chdir(home)
-    import torch.distributed as dist
 
-    dist.destroy_process_group()
+    several.train_one = train_with_defect
+    several.main()
 
 
-def train_one(attempt: Path, rank: int) -> None:
+def run_one(attempt: Path, rank: int, train_one: Callable[[], None]) -> None:
     """Train one attempt with its defect; end the process if it fails in a way that the trainer does not record."""
     spec = json.loads((attempt / SPEC).read_text()) if (attempt / SPEC).exists() else {}
     with ExitStack() as undo:
         try:
             inject(spec, rank, undo)
-            several._train_one()
+            train_one()
         except BaseException:
             (attempt / CRASH.format(rank)).write_text(traceback.format_exc())
             os._exit(1)

@@ -62,13 +62,17 @@ def verify(ctx: click.Context, run: str | None, step: int | None, as_json: bool)
     """
     from bigsci_launch.runs.checkpoints import read_record
     from bigsci_launch.runs.verify import find_damage, mark_verified, remark, verifying
+    from bigsci_launch.weights.formats.counters import find_other_counters
 
     folder = _folder(run, step)
     with verifying(folder), console.late_progress("verify", 100) as report_progress:
         problems = find_damage(folder, report_progress)
+        record = None if problems else read_record(folder)
+        if record:
+            problems = [*find_other_counters(folder, record.step, record.consumed_samples)]
     if not problems:
         mark_verified(folder)
-    remarks = [] if problems else remark(read_record(folder))
+    remarks = remark(record) if record else []
     if as_json:
         document = {"path": str(folder), "sound": not problems, "problems": problems, "remarks": remarks}
         console.answer_json({"schema_version": 1, **document})

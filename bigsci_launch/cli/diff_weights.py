@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # The reader of the files reports what it cannot read, with exit code 4.
 PATH = click.Path(path_type=Path, readable=False)
-# What is read without being asked for, because a loss jumped: some seconds' worth.
 UNASKED_BYTES = 8 << 30
+"""How much is read at most without being asked for, because a loss jumped: some seconds' worth."""
 
 
 @click.command("diff-weights", short_help="Compare weights tensor by tensor and bit by bit.")
@@ -104,7 +104,7 @@ def diff_weights(
     jump = _seam(seam) if seam else None
     restart = _restart(seam) if seam else None
     if found is None and jump is not None and restart is not None and jump.loss.is_changed:
-        found = _around(restart, jump.loss.step, selection)
+        found = compare_around(restart, jump.loss.step, selection, UNASKED_BYTES)
     _answer(ctx, found, _Seams(jump, restart) if jump else None, html, as_json)
 
 
@@ -312,10 +312,10 @@ def _restart(logs: tuple[Path, Path]) -> Restart | None:
     return None if attempt is None else find_restart(run_of(attempt), attempt)
 
 
-def _around(restart: Restart, step: int, selection: Selection) -> Comparison | None:
-    """Compare the dumps on both sides of a restart, else audit the checkpoint between them.
+def compare_around(restart: Restart, step: int, selection: Selection, most_bytes: int) -> Comparison | None:
+    """Compare the dumps on both sides of a restart (`step` is the first after it), else audit the checkpoint between.
 
-    None if the run has neither, or if it is too large to be read unasked.
+    None if the run has neither, or if what it has is larger than `most_bytes` or cannot be read: nobody asked for it.
     """
     from bigsci_launch.errors import BslError
     from bigsci_launch.runs.attempts import run_of
@@ -323,11 +323,11 @@ def _around(restart: Restart, step: int, selection: Selection) -> Comparison | N
 
     run = run_of(restart.attempt)
     after, before = run.dump_folder(step - 1, "after"), run.dump_folder(step, "before")
-    with suppress(BslError):  # what cannot be read was not asked for
-        if after.is_dir() and before.is_dir():
+    with suppress(BslError):
+        if after.is_dir() and before.is_dir() and 2 * open_weights(after, "a").num_bytes() <= most_bytes:
             return _compared(after, before, selection, None, _Wanted(None, None, None, False))
         saved = restart.checkpoint
-        if saved is not None and saved.is_dir() and open_weights(saved, "a").num_bytes() <= UNASKED_BYTES:
+        if saved is not None and saved.is_dir() and open_weights(saved, "a").num_bytes() <= most_bytes:
             return _audited(saved, selection)
     return None
 
@@ -342,7 +342,7 @@ def _answer(ctx: click.Context, found: Comparison | None, at: _Seams | None, htm
 
         causes = [*(at.restart.causes if at.restart else ()), *causes_in(found)]
         document = seam_document(at.seam, causes)
-        is_equal = found.is_equal if found else None
+        is_equal = found.is_equal if found and not found.is_audit else None
         found = with_finding(found, seam_finding(at.seam.loss, is_equal=is_equal, causes=causes))
     assert found is not None
     if as_json:

@@ -24,7 +24,7 @@ from bigsci_launch.plan.price.calibration import Calibration
 from bigsci_launch.plan.price.stages import StageLayout, lay_out_stages
 from bigsci_launch.plan.shape.setup import Setup
 from bigsci_launch.progress import Progress, no_progress
-from bigsci_launch.runs.changes import Acceptance, DataLikeness, RunChange, find_changes, read_run_id
+from bigsci_launch.runs.changes import SEEN_BY_RANKS, Acceptance, DataLikeness, RunChange, find_changes, read_run_id
 from bigsci_launch.runs.checkpoints import CheckpointRecord, CheckpointsDir, finish_interrupted
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.resume import describe_run, require_not_lost, verify_resume
@@ -159,8 +159,10 @@ def review_changes(
 def accept_changes(request: JobRequest, folder: Path | None, changes: Sequence[RunChange]) -> JobRequest:
     """Return the request with what `bsl submit --force` accepts.
 
-    These are the changes since the checkpoint in `folder`. If it is not known yet from which checkpoint the attempt
-    will resume, because another one still saves, every change is accepted.
+    These are the changes since the checkpoint in `folder`, and other data, which perhaps only the ranks see. If it is
+    not known yet from which checkpoint the attempt will resume, because another one still saves, it is every change.
     """
-    is_open = folder is None and request.run.record.exists()
-    return replace(request, accepted=Acceptance(everything=True) if is_open else Acceptance.of(changes))
+    if folder is None:
+        return replace(request, accepted=Acceptance(everything=True)) if request.run.record.exists() else request
+    keys = {change.key for change in changes if change.severity == "stop"}
+    return replace(request, accepted=Acceptance(tuple(sorted(keys | SEEN_BY_RANKS))))

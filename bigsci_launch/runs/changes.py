@@ -46,6 +46,11 @@ _NAMED = (
 )
 """Settings that people change between attempts. `training.steps` counts only as the end of the decay."""
 
+DATA_KEY = "data"
+ORDER_KEY = "data.order"
+SEEN_BY_RANKS = frozenset((DATA_KEY, ORDER_KEY))
+"""Changes that perhaps only the ranks see."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunChange:
@@ -75,11 +80,6 @@ class Acceptance:
 
     keys: tuple[str, ...] = ()
     everything: bool = False
-
-    @classmethod
-    def of(cls, changes: Sequence[RunChange]) -> Acceptance:
-        """Return the acceptance of those of `changes` that would stop the run."""
-        return cls(tuple(sorted(change.key for change in changes if change.severity == "stop")))
 
     def covers(self, change: RunChange) -> bool:
         """Whether the user accepted this change."""
@@ -111,7 +111,7 @@ def find_changes(
     ]
     if likeness == "same" and is_order_kept is False and not {each.key for each in changes} & _REORDERING:
         text = "data order: where the checkpoint was saved, this run draws another sample than the run that saved it"
-        changes.append(RunChange("data.order", None, None, "stop", text))
+        changes.append(RunChange(ORDER_KEY, None, None, "stop", text))
     rank = {"stop": 0, "name": 1, "unknown": 2}
     return sorted(changes, key=lambda change: rank[change.severity])
 
@@ -138,7 +138,7 @@ def _other_health(saved: CheckpointRecord) -> Iterator[RunChange]:
         found = "; ".join(str(each) for each in (saved.health or {}).get("findings") or ()) or "they left no words"
         yield RunChange("health", False, None, "stop", f"health: the checkpoint failed the guards' checks: {found}")
     elif saved.passed is None:
-        text = "health: no guard checked the state before it was saved, so nobody knows whether it is sound"
+        text = "health: the guards did not check the step after which it was saved, so nobody knows whether it is sound"
         yield RunChange("health", None, None, "unknown", text)
 
 
@@ -184,17 +184,17 @@ def _other_data(saved: CheckpointRecord, run: CheckpointRecord, likeness: DataLi
     moved = f"{key}: {before} -> {after}" if is_moved else f"{key}: {after}"
     if likeness == "other":
         text = f"{moved}: not the data or the tokenizer that the checkpoint was trained with"
-        yield RunChange("data", before, after, "stop", text)
+        yield RunChange(DATA_KEY, before, after, "stop", text)
     elif likeness == "grown":
         text = f"{moved}: the dataset has grown, so the samples still to come are drawn in another order"
-        yield RunChange("data", before, after, "name", text)
+        yield RunChange(DATA_KEY, before, after, "name", text)
     elif likeness == "same" and is_moved:
-        yield RunChange("data", before, after, "name", f"{moved}: the same data in another place")
+        yield RunChange(DATA_KEY, before, after, "name", f"{moved}: the same data in another place")
     elif saved.data is None or likeness == "unknown":
         text = f"{moved}: the checkpoint does not say what data it was trained with"
-        yield RunChange("data", before, after, "stop" if is_moved else "unknown", text)
+        yield RunChange(DATA_KEY, before, after, "stop" if is_moved else "unknown", text)
     elif likeness is None and is_moved:
-        yield RunChange("data", before, after, "name", f"{moved}: the ranks compare the data when they start")
+        yield RunChange(DATA_KEY, before, after, "name", f"{moved}: the ranks compare the data when they start")
 
 
 def require_accepted(name: str, changes: Sequence[RunChange], accepted: Acceptance) -> None:

@@ -8,8 +8,9 @@ A record is `{"kind", "time", "mono", "step", ...}`. Kinds: `start` (world, coor
 memory_allocated and memory_reserved, peak bytes of that rank in the step, and memory_retries), `save`
 (path, seconds), `load` (path), `changed` (what is not as it was when the loaded checkpoint was saved: key, saved, now,
 severity, text, accepted), `evaluation` (loss, samples, seconds), `fault` (what was injected), `guards` (interval,
-cost), `guard` (what a guard found: check, tensor, coordinates, text), `dropped` (how many records were lost), `end`
-(reason).
+cost), `guard` (what a guard found: check, tensor, coordinates, text), `skipped` (a step whose gradients were not
+finite: skipped_step, how many in_a_row, the first of them, loss_scale, and in words where it began), `dropped` (how
+many records were lost), `end` (reason).
 `time` is wall clock seconds, `mono` the monotonic clock of that host, `step` the optimizer step in progress.
 """
 

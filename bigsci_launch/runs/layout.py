@@ -25,7 +25,8 @@ RUN/
     events/rank-0003.jsonl    heartbeats and events of rank 3
     errors/rank-0003.json     the uncaught exception of rank 3
     exits/rank-0003.json      exit code or signal of rank 3
-    recorder/rank-0003.sock   socket on which rank 3 sends its recorded collectives; rank-0003.json: its groups
+    recorder/rank-0003.sock   socket on which rank 3 sends its recorded collectives; rank-0003.json: its groups;
+                              nccl_trace_rank_3: written by torch when a collective of NCCL timed out
   checkpoints/                global_step20/, latest, latest_checkpointed_iteration.txt
   dumps/                      per-rank weight dumps: step-000005-before/rank-0003.safetensors
   spy/                        evidence bundles
@@ -215,6 +216,11 @@ class AttemptDir:
 
     def recorder_socket(self, rank: int) -> Path:
         return self.recorder / f"{rank_name(rank)}.sock"
+
+    @property
+    def recorder_dumps(self) -> Path:
+        """What the files begin with to which torch's watchdog adds the number of a rank, on GPUs."""
+        return self.recorder / "nccl_trace_rank_"
 
     def recorder_groups(self, rank: int) -> Path:
         return self.recorder / f"{rank_name(rank)}.json"

@@ -118,7 +118,7 @@ def remark(record: CheckpointRecord) -> list[str]:
         found = [str(each) for each in (record.health or {}).get("findings") or ()]
         remarks.append(f"it failed the guards' checks: {'; '.join(found) or 'they left no words'}")
     elif record.passed is None:
-        remarks.append("whether its state was sound is not known: no guard checked it before the save")
+        remarks.append("whether its state was sound is not known: the guards did not check the step before the save")
     return remarks
 
 
@@ -137,6 +137,10 @@ def _find_other_counters(folder: Path, record: CheckpointRecord) -> Iterator[str
     named = step_of_tag(folder.name)
     if named is not None and named != record.step:
         yield f"{record_path(folder)}: it says step {record.step}, its folder step {named}"
+    due = ((record.data or {}).get("cursor") or {}).get("consumed_samples", record.consumed_samples)
+    if due != record.consumed_samples:
+        text = f"it says {record.consumed_samples} consumed samples, but its place in the data is {due}"
+        yield f"{record_path(folder)}: {text}"
     topology = Topology(**record.topology)
     steps: dict[Any, list[int]] = {}
     adam: dict[Any, list[int]] = {}

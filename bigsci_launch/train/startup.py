@@ -20,6 +20,7 @@ from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defin
 from bigsci_launch.config.schema.run import TrainingSection
 from bigsci_launch.train.device.choice import Device, choose_device
 from bigsci_launch.train.device.meeting import DeviceFacts, meet
+from bigsci_launch.train.device.nccl import nccl_settings
 from bigsci_launch.train.identity import RankIdentity
 
 log = logging.getLogger(__name__)
@@ -118,6 +119,8 @@ def _form_group(device: Device, identity: RankIdentity, *, shares: bool) -> None
     if rank == 0:
         for remark in verdict.remarks:
             log.warning("%s", remark)
+    if device.backend == "nccl":
+        os.environ.update(nccl_settings(identity.attempt, os.environ))
     # With a device, NCCL forms its communicator here instead of in the first collective call, where a failure is
     # hard to tell from a hang.
     binds = device.backend == "nccl" and world_size > 1 and device.index is not None

@@ -71,7 +71,7 @@ unreadable | list of {file, why}
 notes | further remarks
 bytes | {compared, read, from_journal, by_digest}: bytes of A's tensors; those read, and known without reading
 sample | whether only a sample was read (`--sample`)
-seam | the loss at the restart, if logs were given
+seam | the loss at the restart, if logs were given; its `verdict` is spike, other loss, equal, no jump or unknown
 """,
     "bsl plan --json": """
 schema_version | 1

@@ -156,6 +156,20 @@ slowest_rank.heartbeat_age_s | seconds since its newest heartbeat
 slowest_rank.output_age_s | seconds since its log was last written; null if it is empty
 last_output | {rank, age_s}: what was printed last; rank is null for the batch script; null if nothing was printed
 checkpoint | {path, age_s}: the newest complete checkpoint
+restart | how the loss moved where the attempt continued the run; null if it began at step 1
+restart.verdict | `spike`, `other loss` (for the same step), `equal`, `no jump` or `unknown`
+restart.checkpoint | the checkpoint that it loaded; null if that is not recorded
+restart.after_attempt | the attempt whose losses came before
+restart.step | the first step after the restart; null, like all figures, if the losses on one side are not known
+restart.loss_before | the loss of the step before, or of the same step in the earlier attempt
+restart.loss_after | the loss of the first step
+restart.jump | by how much that is more than expected
+restart.spread | standard deviation of the run's own changes from step to step, from medians; null if they are too few
+restart.spreads | the jump in units of the spread
+restart.text | what is known, as a sentence
+restart.causes[] | what records and weights show to have changed or failed there
+restart.not_known[] | what nobody recorded, and so nobody can exclude
+restart.compare[] | commands that compare more
 lost_nodes | nodes of a running job that Slurm cannot reach, and whose ranks are silent too
 unreachable_nodes[].name | a node of a running job that Slurm cannot reach
 unreachable_nodes[].raw_state | its state in sinfo's words
@@ -187,6 +201,7 @@ checkpoints[].path | its folder
 checkpoints[].step | the step after which it was saved
 checkpoints[].bytes | size of its files; null if its record cannot be read
 checkpoints[].latest | whether `latest` names it
+checkpoints[].passed | whether the guards found nothing before it was saved; null: not known
 checkpoints[].half_verified | whether its verification did not finish, or files have changed since; it is not pruned
 checkpoints[].pinned | whether it is pinned, and so not pruned
 checkpoints[].verified | whether it was verified and has not changed since
@@ -196,6 +211,7 @@ schema_version | 1
 path | its folder
 sound | whether every file is there with the bytes that were saved
 problems | what is wrong, one sentence per file
+remarks | what cannot be known of a sound checkpoint, or what the guards found before it was saved
 """,
     "bsl list --json": """
 schema_version | 1

@@ -242,7 +242,11 @@ def make_config(shape: Topology, dataset: Path, sections: dict[str, Any]) -> Run
             "sequence_length": 32,
             "vocab_size": VOCABULARY,
         },
-        "training": {"steps": 8, "micro_batch_size": 2, "global_batch_size": 16, "precision": "fp32"},
+        "training": {
+            **{"steps": 8, "micro_batch_size": 2, "global_batch_size": 16},
+            # Tests of a GPU, in tests/gpu, say so.
+            **{"precision": "fp32", "device": "cpu"},
+        },
         "optimizer": {"learning_rate": 1e-3, "warmup_steps": 2, "clip_grad": 0.5},
         "data": {"prefix": str(dataset)},
     }

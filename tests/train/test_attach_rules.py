@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +17,9 @@ pytestmark = pytest.mark.torch
 
 from torch import nn  # noqa: E402
 
+from bigsci_launch.errors import BslError, GuardError  # noqa: E402
 from bigsci_launch.topology import Topology  # noqa: E402
-from bigsci_launch.train.attach.digest import digests_of  # noqa: E402
+from bigsci_launch.train.attach import Guards  # noqa: E402
 from bigsci_launch.train.attach.equal import EqualChecker, as_bits, as_number, find_wrong_data  # noqa: E402
 from bigsci_launch.train.attach.findings import in_order, merged  # noqa: E402
 from bigsci_launch.train.attach.moments import find_absurd, find_wrong_moments, moment_bound, settings_of  # noqa: E402
@@ -22,6 +27,7 @@ from bigsci_launch.train.attach.places import Places, places_of  # noqa: E402
 from bigsci_launch.train.attach.seal import StateSeal  # noqa: E402
 from bigsci_launch.train.attach.watched import Watched, innermost, name_states, plain_name  # noqa: E402
 from bigsci_launch.train.attach.witness import GradientWitness  # noqa: E402
+from bigsci_launch.train.device.digest import digests_on_device  # noqa: E402
 from bigsci_launch.train.guards.copies import Violation  # noqa: E402
 
 BETAS = [(0.9, 0.999), (0.9, 0.95), (0.0, 0.99), (0.95, 0.98)]
@@ -111,7 +117,7 @@ def test_the_digest_sees_every_element_and_its_place(dtype: Any) -> None:
     changed[270_001] += 1
     swapped = tensor.clone()
     swapped[[5, 6]] = tensor[[6, 5]]
-    found = digests_of([tensor, tensor.clone(), changed, swapped, tensor[:-1], tensor.roll(1 << 18)])
+    found = digests_on_device([tensor, tensor.clone(), changed, swapped, tensor[:-1], tensor.roll(1 << 18)])
     assert found[0] == found[1]
     assert len(set(found)) == 5
     assert all(-(2**63) <= value < 2**63 for value in found)
@@ -119,8 +125,8 @@ def test_the_digest_sees_every_element_and_its_place(dtype: Any) -> None:
 
 def test_the_digest_tells_zero_from_minus_zero_and_sees_nan() -> None:
     zero, minus, nan = torch.zeros(1), -torch.zeros(1), torch.full((1,), math.nan)
-    assert len(set(digests_of([zero, minus, nan]))) == 3
-    assert digests_of([nan]) == digests_of([nan.clone()])
+    assert len(set(digests_on_device([zero, minus, nan]))) == 3
+    assert digests_on_device([nan]) == digests_on_device([nan.clone()])
 
 
 def test_a_seal_is_broken_by_one_element_after_a_checked_step() -> None:
@@ -248,3 +254,107 @@ def test_a_witness_leaves_layers_out_that_others_read_or_nobody_trains() -> None
     model["frozen"] = nn.Linear(4, 4).requires_grad_(False)
     model["head"].weight = model["embedding"].weight
     assert [each.name for each in GradientWitness(model)._layers] == ["up"]
+
+
+def test_the_library_needs_neither_deepspeed_nor_a_run_file() -> None:
+    code = "import sys, bigsci_launch.train.attach; print([name for name in sys.modules if 'deepspeed' in name or "
+    code += "name in ('pydantic', 'bigsci_launch.config')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """This process as the only rank of a world."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def witnessed_step(scale: float, dtype: Any) -> list[Violation]:
+    """What the witness says of a healthy step whose gradients are about so large."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 32)).to(dtype)
+    witness = GradientWitness(model)
+    witness.is_armed = True
+    for _ in range(3):
+        (model(torch.randn(500, 48, dtype=dtype)).float().mean() * scale).backward()
+    return list(witness.find_wrong(lambda parameter: parameter.grad, None, 0, 1.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1.0, 1e-22, 1e-30, 1e6])
+def test_the_witness_is_silent_whatever_the_size_of_gradients(scale: float, dtype: Any, alone: None) -> None:
+    assert witnessed_step(scale, dtype) == []
+
+
+def test_a_loop_of_one_rank_with_vanishing_gradients_is_healthy(alone: None) -> None:
+    model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(60)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    guards = Guards(model, optimizer, interval=2, fresh_data=10)
+    for _ in range(8):
+        samples = torch.randn(16, 32)
+        guards.batch(samples)
+        loss = model(samples).square().mean()
+        loss.backward()
+        guards.gradients()
+        optimizer.step()
+        optimizer.zero_grad()
+        guards.step(loss, lr=1e-3)
+    assert guards.steps_done == guards.gradients_checked == 8
+
+
+def test_a_learning_rate_that_is_not_the_schedules_is_found(alone: None) -> None:
+    model = nn.Linear(4, 4)
+    guards = Guards(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
+    with pytest.raises(GuardError, match=r"lr of optimizer group 0 on rank 0 .*: is 0.003; the schedule gives 0.001"):
+        guards.step(1.0, lr=1e-3)
+
+
+def test_a_loss_that_is_not_finite_names_the_tensor(alone: None) -> None:
+    model = nn.Linear(4, 4)
+    guards = Guards(model, torch.optim.AdamW(model.parameters()), action="warn", interval=100)
+    guards.touched()
+    with torch.no_grad():
+        model.bias[2] = math.nan
+    guards.step(math.nan)
+    found = guards.before_save()
+    assert found["passed"] is False
+    assert found["findings"] == ["non-finite: bias on rank 0 (dp0 pp0 tp0): 1 of 4 elements are not finite"]
+
+
+def test_steps_that_overflow_may_be_skipped_but_not_for_ever(alone: None) -> None:
+    model, optimizer = trained()
+    guards = Guards(model, optimizer, max_skipped=2)
+    for _ in range(2):
+        guards.step(1.0, norm=math.inf)
+    with pytest.raises(GuardError, match=r"skipped steps: optimizer on rank 0 .*: has skipped 3 steps in a row"):
+        guards.step(1.0, norm=math.inf)
+
+
+def test_an_infinite_norm_that_the_optimizer_has_used_is_found(alone: None) -> None:
+    model, optimizer = trained()
+    guards = Guards(model, optimizer)
+    model(torch.randn(8, 6)).square().mean().backward()
+    optimizer.step()
+    with pytest.raises(GuardError, match=r"non-finite: gradient norm .*is inf, and the optimizer has taken the step"):
+        guards.step(1.0, norm=math.inf)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"interval": 0}, {"action": "go"}, {"reduction": "max"}, {"tied": [("weight", "head")]}]
+)
+def test_wrong_arguments_are_refused(wrong: Any, alone: None) -> None:
+    model, optimizer = trained()
+    with pytest.raises(BslError):
+        Guards(model, optimizer, **wrong)
+
+
+def test_the_witness_notices_gradients_that_are_not_there(alone: None) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    witness = GradientWitness(model)
+    witness.is_armed = True
+    model(torch.randn(9, 4)).square().mean().backward()
+    found = list(witness.find_wrong(lambda parameter: None, None, 0, 1.0))
+    assert [each.tensor for each in found] == ["0.weight", "1.weight"]
+    assert "does not follow from" in found[0].text

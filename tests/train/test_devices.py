@@ -25,7 +25,9 @@ def test_a_node_whose_gpus_are_invisible_ends_all_ranks_in_words(
     run = RunDir(tmp_path)
     attempt = run.attempt(run.next_attempt_name())
     attempt.make()
-    attempt.config.write_text(dump_resolved(make_config(Topology(tp=1, pp=1, dp=2), dataset, {})))
+    attempt.config.write_text(
+        dump_resolved(make_config(Topology(tp=1, pp=1, dp=2), dataset, {"training": {"device": "auto"}}))
+    )
     port, processes = free_port(), []
     for rank in range(2):
         environment = {

@@ -29,7 +29,12 @@ def scenario(name: str, interval: int | str = 1, **sections: Any) -> tuple[str, 
     return name, {**base, **sections}
 
 
-NAMES = ("zeroed", "zeroed-all", "scaled", "flipped", "count", "masters", "rate", "rate-all", "padding", "weight")
+# Moments of the old settings are not impossible under the new ones.
+RETUNED = {"betas": [0.5, 0.6], "clip_grad": 0.01, "learning_rate": 1e-3, "warmup_steps": 0}
+NAMES = (
+    *("zeroed", "zeroed-all", "scaled", "flipped", "count", "masters"),
+    *("rate", "rate-all", "padding", "weight", "decay", "left-out"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +54,19 @@ def runs(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
                 *(scenario(f"{name}.fp32", training={"precision": "fp32"}) for name in ("zeroed", "scaled", "rate")),
                 scenario("zeroed.warned", guards={"action": "warn"}),
                 scenario("weight.unguarded", "off"),
+                *(scenario(f"stopped.{interval}", interval, checkpoint={}) for interval in (1, 100)),
                 scenario("once"),
                 scenario("for-ever", guards={"max_skipped_steps": 3}),
                 scenario("for-ever.fp32", guards={"max_skipped_steps": 3}, training={"precision": "fp32"}),
                 scenario("for-ever.unguarded", "off", guards={"max_skipped_steps": 2}),
+                *(
+                    scenario(f"zeroed.resumed.{precision}", training={"precision": precision, **stops})
+                    for precision in ("bf16", "fp32")
+                    for stops in ({"stop_after_steps": 3}, {})
+                ),
+                scenario("retuned", training={"stop_after_steps": 3}),
+                scenario("retuned", optimizer=RETUNED),
+                scenario("fp16", training={"precision": "fp16", "steps": 30}),
                 scenario("rate-inside"),
             ],
             "broken_state",
@@ -69,7 +83,7 @@ def stopped(runs: Runs, name: str) -> tuple[int, str]:
     return errors[0]["step"], errors[0]["message"]
 
 
-@pytest.mark.parametrize("name", ["healthy", "healthy.fp32", "healthy.auto"])
+@pytest.mark.parametrize("name", ["healthy", "healthy.fp32", "healthy.auto", "retuned+"])
 def test_a_healthy_run_passes_and_its_checkpoints_say_so(runs: Runs, name: str) -> None:
     assert runs[name].error(0) is None
     assert runs[name].events(0, "guard") == runs[name].events(0, "skipped") == []
@@ -90,6 +104,8 @@ SENTENCES = {
     "rate": ("learning rate", "group decay", ONE, "the schedule gives"),
     "rate-all": ("learning rate", "group decay", "on ranks 0-1", "the schedule gives"),
     "rate-inside": ("optimizer update", "fp32 master of ", ONE, "they moved 3 times as far"),
+    "decay": ("optimizer update", "fp32 master of "),
+    "left-out": ("optimizer update", "all tensors", ONE, "AdamW was not run"),
     "padding": ("memory", "fp32 master of tied_modules.embedding.weight"),
     "zeroed.unchecked": ("memory", "first moment of ", ONE, "it is zero"),
     "scaled.unchecked": ("memory", "second moment of ", ONE, "each 100 times what it was"),
@@ -98,6 +114,8 @@ SENTENCES = {
     "zeroed.fp32": ("memory", "first moment of ", ONE, "it is zero"),
     "scaled.fp32": ("memory", "second moment of ", ONE),
     "rate.fp32": ("learning rate", "group decay", ONE, "the schedule gives"),
+    "zeroed.resumed.bf16+": ("memory", "first moment of ", ONE, "it is zero"),
+    "zeroed.resumed.fp32+": ("memory", "first moment of ", ONE, "it is zero"),
     "weight": ("memory", "weight of ", "on rank 0"),
     "weight.unguarded": ("not finite", "weight ", "1 of ", "are not finite"),
 }
@@ -128,6 +146,14 @@ def test_a_warned_run_continues_but_its_checkpoints_are_not_the_latest(runs: Run
     assert read_record(checkpoints.folder("global_step3")).health["passed"] is True
 
 
+@pytest.mark.parametrize(("interval", "step"), [(1, 4), (100, 5)])
+def test_a_stop_signal_is_followed_by_a_checked_step(runs: Runs, interval: int, step: int) -> None:
+    attempt = runs[f"stopped.{interval}"]
+    assert [attempt.events(rank)[-1]["reason"] for rank in (0, 1)] == ["signal", "signal"]
+    assert sorted(attempt.steps()) == list(range(1, step + 1))
+    assert read_record(attempt.run.checkpoints / f"global_step{step}").health["passed"] is True
+
+
 def test_one_skipped_step_is_recorded_and_the_run_continues(runs: Runs) -> None:
     assert runs["once"].error(0) is None
     (skipped,) = runs["once"].events(0, "skipped")
@@ -145,6 +171,18 @@ def test_steps_skipped_in_a_row_stop_the_run_and_name_the_rank(runs: Runs, name:
     assert "weight on rank 1 (dp1 pp0 tp0): 1 of 32 elements are not finite" in message
     assert "3 steps in a row were skipped, the first of them step 4" in message
     assert [record["in_a_row"] for record in runs[name].events(0, "skipped")] == [1, 2, 3]
+
+
+def test_the_ordinary_overflows_of_fp16_are_recorded_and_nothing_else(runs: Runs) -> None:
+    error = runs["fp16"].error(0)
+    if error and "does not support it" in error["message"]:
+        pytest.skip(error["message"])
+    assert error is None
+    skipped = runs["fp16"].events(0, "skipped")
+    assert 1 <= len(skipped) < 20
+    assert skipped[0]["loss_scale"] > 0
+    assert runs["fp16"].events(0, "guard") == []
+    assert read_record(runs["fp16"].run.checkpoints / "global_step30").health["passed"] is True
 
 
 def test_skipped_steps_stop_an_unguarded_run_too(runs: Runs) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,20 @@ pytestmark = pytest.mark.torch
 from torch.nn import functional  # noqa: E402
 
 from bigsci_launch.config.schema.run import OptimizerSection  # noqa: E402
-from bigsci_launch.topology import Coordinate  # noqa: E402
+from bigsci_launch.topology import Coordinate, Topology  # noqa: E402
 from bigsci_launch.train.initial_weights import BLOCK_ROWS, Draw  # noqa: E402
 from bigsci_launch.train.model import GptSizes, TransformerLayer, VocabularyEmbedding  # noqa: E402
 from bigsci_launch.train.optimizer import apply_settings, choose_kernel, make_optimizer  # noqa: E402
 from bigsci_launch.train.parallel.loss import VocabularyParallelLoss  # noqa: E402
-from bigsci_launch.train.parallel.tensor import TensorParallel  # noqa: E402
+from bigsci_launch.train.parallel.tensor import RowParallelLinear, TensorParallel  # noqa: E402
 from bigsci_launch.train.state.rng import (  # noqa: E402
     capture_generators,
     restore_generators,
     seed_generators,
     split_states,
 )
+
+from .conftest import make_config  # noqa: E402
 
 SIZES = GptSizes(
     num_layers=2,
@@ -204,3 +207,21 @@ def test_a_state_saved_with_one_kernel_of_adamw_is_loaded_with_the_other() -> No
         trained(source, saved, 2)
         torch.testing.assert_close(layer.weight, source.weight, rtol=1e-5, atol=1e-7)
         assert [float(state["step"]) for state in optimizer.state.values()] == [5.0, 5.0]
+
+
+def test_deepspeeds_timer_does_not_synchronize_the_device_before_each_micro_batch(tmp_path: Path) -> None:
+    from deepspeed.utils.config import get_timers_config
+
+    from bigsci_launch.train.parallel.pipeline import engine_settings
+
+    config = make_config(Topology(tp=1, pp=1, dp=1), tmp_path / "tokens", {})
+    settings = engine_settings(config, Topology(tp=1, pp=1, dp=1), 16)
+    assert get_timers_config({}).enabled
+    assert not get_timers_config(settings).enabled
+
+
+def test_the_bias_of_a_row_parallel_layer_is_added_once_whatever_the_number_of_ranks() -> None:
+    layer = RowParallelLinear(6, 4, 0.5, Draw(7, "layer"), rank_of(0, 1))
+    torch.nn.init.normal_(layer.bias)
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(layer(x), functional.linear(x, layer.weight) + layer.bias)

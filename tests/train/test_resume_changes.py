@@ -12,15 +12,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from bigsci_launch.cli.main import bsl
+from bigsci_launch.data.indexed import IndexedWriter, open_dataset
 from bigsci_launch.runs.checkpoints import CheckpointsDir, digests_path, list_files, read_record, record_path
 from bigsci_launch.runs.layout import RunDir, read_json
 from bigsci_launch.runs.verify import find_damage
 
 pytestmark = pytest.mark.torch
 
-UNTIED = {"model": {"tied_embeddings": False}, "training": {"steps": 6}}
+UNTIED: dict[str, Any] = {"model": {"tied_embeddings": False}, "training": {"steps": 6}}
 SAVING = {**UNTIED, "checkpoint": {"save_interval": 3}}
 Runs = dict[str, Any]
 Tampering = Callable[[Path], None]
@@ -60,12 +64,18 @@ TAMPERED: dict[str, Tampering] = {
     "mixed": mix_steps,
     "mixed and hidden": mix_steps_and_hide_it,
     "samples": lambda folder: edit(record_path(folder), consumed_samples=0),
-    "samples of an older version": lambda folder: edit(record_path(folder), consumed_samples=0, digest=None),
+    "samples of an older version": lambda folder: edit(record_path(folder), consumed_samples=0, digest=None, data=None),
     "failed": lambda folder: edit(
         record_path(folder), health={"passed": False, "step": 3, "findings": ["a moment is 1e34"]}, digest=None
     ),
     "older": forget_new_fields,
 }
+
+
+def write_tokens(prefix: Path, tokens: np.ndarray[Any, Any]) -> None:
+    with IndexedWriter(prefix, np.dtype(np.uint16)) as writer:
+        for first in range(0, len(tokens), 2000):
+            writer.add_document(tokens[first : first + 2000])
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +91,11 @@ def origin(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def resumed(origin: Any, train_several: Any, tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Runs:
     """Runs that resume from a copy of its checkpoint after step 3."""
     folder = tmp_path_factory.mktemp("resumed")
-    moved = folder / "moved"
-    for suffix in (".bin", ".idx"):
-        shutil.copyfile(f"{dataset}{suffix}", f"{moved}{suffix}")
+    moved, other, grown = (folder / name for name in ("moved.tokens", "other.tokens", "grown.tokens"))
+    tokens = np.asarray(open_dataset(dataset).tokens)
+    write_tokens(moved, tokens)
+    write_tokens(other, np.where(np.arange(len(tokens)) == 40_000, (tokens + 1) % 300, tokens))
+    write_tokens(grown, np.concatenate([tokens, tokens[:5000]]))
     scenarios: list[tuple[str, dict[str, Any]]] = [
         ("same", {}),
         ("named", {"optimizer": {"learning_rate": 3e-3, "weight_decay": 0.3}, "model": {"dropout": 0.1}}),
@@ -91,6 +103,8 @@ def resumed(origin: Any, train_several: Any, tmp_path_factory: pytest.TempPathFa
         ("accepted", {"run": {"name": "test", "seed": 7}}),
         ("stranger", {}),
         ("moved", {"data": {"prefix": str(moved)}}),
+        ("other data", {"data": {"prefix": str(other)}}),
+        ("grown", {"data": {"prefix": str(grown)}}),
         *(
             (name, {"guards": {"interval": "off"}} if "hidden" in name or "samples" in name else {})
             for name in TAMPERED
@@ -111,7 +125,7 @@ def resumed(origin: Any, train_several: Any, tmp_path_factory: pytest.TempPathFa
 
 
 def changed(attempt: Any) -> list[tuple[str, str]]:
-    return [(event["severity"], event["key"]) for event in attempt.events(1, "changed") if event["key"] != "health"]
+    return [(event["severity"], event["key"]) for event in attempt.events(1, "changed")]
 
 
 def refusal(attempt: Any) -> str:
@@ -133,6 +147,8 @@ def test_a_record_says_whose_it_is_and_has_a_digest(origin: Any) -> None:
     folder = origin.run.checkpoints / "global_step3"
     record = read_record(folder)
     assert record.run_id == "a"
+    assert record.passed is True
+    assert record.data is not None and record.data["cursor"]["consumed_samples"] == 48
     assert record.digest is not None
     assert find_damage(folder) == []
 
@@ -155,6 +171,15 @@ def test_what_makes_it_another_run_stops_it_unless_it_was_accepted(resumed: Runs
     assert sorted(resumed["accepted"].steps()) == [4, 5, 6]
 
 
+def test_data_is_compared_by_what_it_holds(resumed: Runs, origin: Any) -> None:
+    assert changed(resumed["moved"]) == [("name", "data")]
+    assert resumed["moved"].steps()[6]["loss_hex"] == origin.steps()[6]["loss_hex"]
+    assert changed(resumed["grown"]) == [("name", "data")]
+    assert "other.tokens: not the data or the tokenizer that the checkpoint was trained with" in refusal(
+        resumed["other data"]
+    )
+
+
 def test_weights_of_another_run_in_the_own_folder_are_refused(resumed: Runs) -> None:
     assert "run_id: the checkpoint is of another run (test), though it lies in this run's folder" in refusal(
         resumed["stranger"]
@@ -166,6 +191,23 @@ def test_stages_of_two_steps_are_refused_by_name(resumed: Runs) -> None:
     assert "the files of rank 1 (dp0 pp1 tp0) are of step 6, the checkpoint is of step 3" in message
     hidden = refusal(resumed["mixed and hidden"])
     assert "in the files of rank 1 (dp0 pp1 tp0): iteration is 6, but 3 in checkpoint.json" in hidden
+
+
+def test_the_command_compares_the_counters_in_the_files(resumed: Runs) -> None:
+    def verify(name: str) -> tuple[int, str]:
+        folder = resumed[name].run.checkpoints / "global_step3"
+        done = CliRunner().invoke(bsl, ["checkpoint", "verify", str(folder)])
+        return done.exit_code, done.stdout.replace(f"{folder}/", "")
+
+    counters = "consumed_train_samples is 48; checkpoint.json says step 3, 0 consumed samples"
+    files = [f"mp_rank_0{pp}_model_states.pt" for pp in range(2)]
+    assert verify("samples of an older version") == (1, "".join(f"{name}: {counters}\n" for name in files))
+    code, text = verify("mixed and hidden")
+    counters = (
+        "iteration is 6, global_steps is 6, consumed_train_samples is 96; checkpoint.json says step 3, 48 consumed"
+    )
+    assert (code, text) == (1, f"{files[1]}: {counters} samples\n")
+    assert verify("same") == (0, "global_step3: unchanged since it was saved\n")
 
 
 def test_edited_counters_are_refused(resumed: Runs) -> None:
@@ -180,6 +222,6 @@ def test_one_that_failed_its_guards_is_refused(resumed: Runs) -> None:
 
 def test_one_of_an_older_version_resumes_and_what_is_not_known_is_said(resumed: Runs, origin: Any) -> None:
     attempt = resumed["older"]
-    assert changed(attempt) == [("unknown", "run_id"), ("unknown", "data")]
+    assert changed(attempt) == [("unknown", key) for key in ("run_id", "health", "data")]
     assert sorted(attempt.steps()) == [4, 5, 6]
     assert attempt.steps()[6]["loss_hex"] == origin.steps()[6]["loss_hex"]

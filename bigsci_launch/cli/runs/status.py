@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bigsci_launch.cli import console
 from bigsci_launch.errors import RunDirError
+
+if TYPE_CHECKING:
+    from bigsci_launch.runs.restart.restart import Restart
+
+UNASKED_BYTES = 256 << 20
+"""How many bytes of weights are read at most, if a loss jumped: less than a second's worth."""
 
 
 @click.command(short_help="Show what a run is doing, or why it ended.", epilog="Example: bsl status demo")
@@ -37,7 +44,23 @@ def status(run: str | None, jobid: str | None, name: str | None, as_json: bool) 
     for line in evaluate_run(found):
         console.talk(line)
     known = read_status(found, name)
+    if known.restart is not None and known.restart.is_changed:
+        known = replace(known, restart=_with_weights(known.restart))
     _show(status_document(known) if as_json else status_lines(known))
+
+
+def _with_weights(restart: Restart) -> Restart:
+    """Return the restart with what small dumps or a small checkpoint show of the cause."""
+    from bigsci_launch.cli.diff_weights import compare_around
+    from bigsci_launch.weights.compare.comparison import parse_selection
+    from bigsci_launch.weights.explain.seam import causes_in
+
+    assert restart.jump is not None
+    weights = compare_around(restart, restart.jump.step, parse_selection((), ()), UNASKED_BYTES)
+    causes = list(causes_in(weights))
+    if weights is not None and weights.is_equal and not weights.is_audit:
+        causes.append("the restart left the weights as they were: look at data order and random states")
+    return replace(restart, causes=(*restart.causes, *causes))
 
 
 def _show_foreign(jobid: str, as_json: bool) -> bool:

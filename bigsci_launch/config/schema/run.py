@@ -258,7 +258,8 @@ class CheckpointSection(Section):
 
     keep_last: PositiveInt | None = None
     """How many of the newest checkpoints to keep; default: all. Older ones are deleted after a save, except the last
-    verified one and those that are pinned or half verified (`bsl checkpoint`)."""
+    verified one, the newest that passed the guards' checks, and those that are pinned or half verified
+    (`bsl checkpoint`)."""
 
     load: str = "auto"
     """`auto`: the newest checkpoint of the run, if it has one. `none`: start at step 0. Otherwise the path of a

@@ -157,11 +157,12 @@ def _other_settings(now: Mapping[str, Any], then: Mapping[str, Any], step: int, 
 def _of_guards(attempt: AttemptDir, last: int) -> Iterator[str]:
     """Yield what guards found, and which steps were skipped, until the last step that is compared."""
     for event in read_kinds(attempt, "guard", "skipped"):
-        step = event.get("step")
+        step = event.get("skipped_step", event.get("step"))
         if not isinstance(step, int) or step > last:
             continue
         if event["kind"] == "skipped":
-            yield f"step {step} was skipped" + (f": {event['text']}" if isinstance(event.get("text"), str) else "")
+            began = event.get("began") or ()
+            yield f"step {step} was skipped" + (f": {began[0]}" if isinstance(began, list) and began else "")
         else:
             yield from _texts([event])
 

@@ -16,9 +16,9 @@ def restart_facts(restart: Restart | None) -> list[tuple[str, str]]:
     facts = [("restart", f"{start}{restart.sentence}")]
     if not restart.is_changed:
         return facts
-    facts += [("cause", cause) for cause in restart.causes]
+    facts += [("likely cause", cause) for cause in restart.causes]
     if not restart.causes:
-        facts.append(("cause", "not known: no record shows a changed setting, a failed check or a skipped step"))
+        facts.append(("likely cause", "not known: no record shows a changed setting, a failed check or a skipped step"))
     facts += [("not known", text) for text in restart.not_known]
     return facts + [("compare", command) for command in advice_about(restart)]
 

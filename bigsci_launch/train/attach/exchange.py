@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from bigsci_launch.train.attach.equal import as_bits, as_number
 
-_LENGTH = 4
+SLOTS = 8
+"""Digests of micro-batches in a word. Where a step has more, several share one."""
+_LENGTH = 3 + SLOTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +23,13 @@ class LoopWord:
 
     Attributes:
         loss: this rank's loss; NaN too if it is not known, which `has_loss` says.
-        data: digest of the tokens of the step; 0 if not known.
+        data: digests of the tokens of the step's micro-batches, `SLOTS` of them; 0 where there is none.
         num_findings: how many findings this rank has to tell.
     """
 
     loss: float
     has_loss: bool
-    data: int
+    data: tuple[int, ...]
     num_findings: int
 
 
@@ -45,9 +47,9 @@ def exchange_rows(
 
 
 def _row(word: LoopWord) -> list[int]:
-    return [as_bits(word.loss), int(word.has_loss), word.data, word.num_findings]
+    return [as_bits(word.loss), int(word.has_loss), word.num_findings, *word.data]
 
 
 def _word(row: Sequence[int]) -> LoopWord:
-    loss, has_loss, data, num_findings = row
-    return LoopWord(as_number(loss), bool(has_loss), data, num_findings)
+    loss, has_loss, num_findings, *data = row
+    return LoopWord(as_number(loss), bool(has_loss), tuple(data), num_findings)

@@ -17,16 +17,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bigsci_launch.errors import BslError, GuardError
-from bigsci_launch.train.attach.digest import digests_of
 from bigsci_launch.train.attach.equal import EqualChecker, find_wrong_data
-from bigsci_launch.train.attach.exchange import LoopWord, exchange_rows
-from bigsci_launch.train.attach.findings import gather_findings, in_order, in_words
+from bigsci_launch.train.attach.exchange import SLOTS, LoopWord, exchange_rows
+from bigsci_launch.train.attach.findings import gather_findings, in_order, in_words, merged
 from bigsci_launch.train.attach.places import find_places
 from bigsci_launch.train.attach.records import open_records
 from bigsci_launch.train.attach.seal import StateSeal
 from bigsci_launch.train.attach.state import LoopState
 from bigsci_launch.train.attach.watched import Sharded, by_marks, local
 from bigsci_launch.train.attach.witness import Gradient, GradientWitness, group_of
+from bigsci_launch.train.device.digest import digests_on_device
 from bigsci_launch.train.guards.copies import Violation
 
 _AIM = 0.0025
@@ -113,7 +113,8 @@ class LoopGuards:
         self._is_armed = self.steps_done < _EARLY or number % self.interval == 0 or saves_after
         self._found: list[Violation] = []
         self._gradient_digests: list[int] = []
-        self._data, self._samples, self._cost, self._saw_gradients = 0, 0, 0.0, False
+        self._data: list[int] = []
+        self._samples, self._cost, self._saw_gradients = 0, 0.0, False
         self._count_before = self._state.step_count()
         self._started = time.monotonic()
         if self._witness is not None:
@@ -123,11 +124,10 @@ class LoopGuards:
     def batch(self, tokens: Tensor) -> None:
         """Note the samples of this micro-batch, the first axis counting them; call it before the forward pass."""
         started = time.monotonic()
-        if self._data == 0:
+        if not self._data:
             self._records.step = self.steps_done + 1
             self._records.phase("step")
-        # Zero means that nothing is known.
-        self._data = _signed(self._data * 31 + digests_of([tokens])[0]) or 1
+        self._data += digests_on_device([tokens])
         self._samples += int(tokens.shape[0]) if tokens.dim() else 1
         self._cost += time.monotonic() - started
 
@@ -172,14 +172,14 @@ class LoopGuards:
         value = None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
         self._find_in_step(value, None if norm is None else float(norm), lr)
         mine = math.nan if value is None else value
-        word = LoopWord(mine, value is not None, self._data, len(self._found))
+        word = LoopWord(mine, value is not None, _slots(self._data), len(self._found))
         words, found = self._exchange(word)
         self._record_step(words, seconds)
         sealed = time.monotonic()
         self._seal.close(self._state.tensors(), is_whole=self._is_armed)
         now = time.monotonic()
         if self._is_armed:
-            # Looking at the seal will take as long once more.
+            # Looking at the seal will take as long again.
             self._choose_interval(self._cost + now - started + now - sealed, seconds)
         if self._saw_gradients and self._is_armed:
             self.gradients_checked = self.steps_done
@@ -215,23 +215,24 @@ class LoopGuards:
             self._found.append(Violation("moments", "step count", (self._rank,), text))
 
     def _find_replayed(self) -> list[Violation]:
-        if not self._fresh_data or not self._data:
+        if not self._fresh_data:
             return []
-        before = self._batches.pop(self._data, None)
-        self._batches[self._data] = self.steps_done
-        while len(self._batches) > self._fresh_data:
-            del self._batches[next(iter(self._batches))]
-        text = f"the samples of step {before} have been read again"
-        return [] if before is None else [Violation("data", "batch", (self._rank,), text)]
+        first = self.steps_done - self._fresh_data
+        self._batches = {digest: step for digest, step in self._batches.items() if step >= first}
+        replayed = [self._batches[digest] for digest in self._data if digest in self._batches]
+        self._batches.update(dict.fromkeys(self._data, self.steps_done))
+        text = f"the samples of step {min(replayed, default=0)} have been read again"
+        return [Violation("data", "batch", (self._rank,), text)] if replayed else []
 
     def _exchange(self, word: LoopWord) -> tuple[list[LoopWord], list[Violation]]:
         values = self._state.values(self._gradient_digests) if self._is_armed else []
         words, table = exchange_rows(word, values, self._width if self._is_armed else 0, self._state.device)
         found = self._equal.find_unequal(table) if self._is_armed else []
-        found += find_wrong_data([each.data for each in words], self._places.members)
+        for slot in zip(*(each.data for each in words), strict=True):
+            found += find_wrong_data(slot, self._places.members)
         if any(each.num_findings for each in words):
             found += gather_findings(self._found)
-        return words, in_order(found)
+        return words, in_order(merged(found))
 
     def _choose_interval(self, mine: float, seconds: float) -> None:
         """With `auto`, choose the shortest interval whose cost stays within the aim; the same on all ranks."""
@@ -277,7 +278,7 @@ class LoopGuards:
         self._begin_step()
         self._is_armed = True
         self._found = [*found, *self._state.find_wrong()]
-        _, everything = self._exchange(LoopWord(math.nan, False, 0, len(self._found)))
+        _, everything = self._exchange(LoopWord(math.nan, False, _slots([]), len(self._found)))
         self._act(everything)
         self._begin_step()
         return everything
@@ -348,9 +349,13 @@ def _difference(name: str, saved: str | None, loaded: str | None) -> str:
     return f"is {loaded}, but {saved} was saved" if name == "step count" else "differs from what was saved"
 
 
-def _signed(value: int) -> int:
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value
+def _slots(digests: Sequence[int]) -> tuple[int, ...]:
+    """Return one digest per slot of a word, 0 where there is none."""
+    slots = [0] * SLOTS
+    for number, digest in enumerate(digests):
+        mixed = (slots[number % SLOTS] * 31 + digest) % (1 << 64)
+        slots[number % SLOTS] = (mixed - (1 << 64) if mixed >> 63 else mixed) or 1
+    return tuple(slots)
 
 
 def _require(name: str, value: object, is_right: bool) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from bigsci_launch.train.attach.digest import digests_of
+from bigsci_launch.train.device.digest import digests_on_device
 from bigsci_launch.train.guards.copies import Violation
 
 TENSORS, ELEMENTS = 32, 64
@@ -75,4 +75,4 @@ class StateSeal:
 
 
 def _digests(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    return dict(zip(tensors, digests_of(list(tensors.values())), strict=True))
+    return dict(zip(tensors, digests_on_device(list(tensors.values())), strict=True))

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from bigsci_launch.errors import BslError
-from bigsci_launch.train.attach.digest import digests_of
 from bigsci_launch.train.attach.equal import as_bits
 from bigsci_launch.train.attach.moments import find_absurd, find_wrong_moments, settings_of
 from bigsci_launch.train.attach.places import Places
@@ -24,6 +23,7 @@ from bigsci_launch.train.attach.watched import (
     named_parameters,
     plain_name,
 )
+from bigsci_launch.train.device.digest import digests_on_device
 from bigsci_launch.train.guards.copies import Violation
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -139,5 +139,5 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 def _digests(tensors: Mapping[str, Tensor | None]) -> list[int]:
     """Return a digest for each tensor, 0 for what does not exist; waits for the device once."""
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    found = dict(zip(present, digests_of(list(present.values())), strict=True))
+    found = dict(zip(present, digests_on_device(list(present.values())), strict=True))
     return [found.get(name, 0) for name in tensors]

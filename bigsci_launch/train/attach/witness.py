@@ -28,6 +28,8 @@ Gradient = Callable[[Any], Tensor | None]
 
 _TIMES_EPSILON, _LEAST = 16.0, 2e-3
 _ROWS = 8192
+# Numbers this small have few digits left in 32 bits.
+_SMALLEST = 1e-36
 
 
 @dataclass(slots=True)
@@ -93,7 +95,7 @@ class GradientWitness:
         found = zip(self._layers, seen.tolist(), _projections(self._layers, gradient), strict=True)
         for witnessed, (total, noise, unseen), (projection, size) in found:
             expected, scale = factor * total, factor * math.sqrt(max(0.0, noise)) + size
-            tolerance = max(_TIMES_EPSILON * epsilon, _LEAST) * scale + 1e-30
+            tolerance = max(_TIMES_EPSILON * epsilon, _LEAST) * scale + _SMALLEST
             is_known = not unseen and math.isfinite(expected) and math.isfinite(projection)
             if is_known and abs(projection - expected) > tolerance:
                 wrong.append((f"{witnessed.name}.weight", projection / expected if expected else math.inf))
@@ -105,7 +107,9 @@ class GradientWitness:
 def _relation(ratios: Sequence[float]) -> str:
     """A factor, if several layers have the same; a projection says nothing about the whole otherwise."""
     middle = sorted(ratios)[len(ratios) // 2] if ratios else math.inf
-    has_factor = math.isfinite(middle) and sum(abs(each / middle - 1) < 0.05 for each in ratios) > len(ratios) / 2
+    has_factor = (
+        middle not in (0.0, math.inf) and sum(abs(each / middle - 1) < 0.05 for each in ratios) > len(ratios) / 2
+    )
     return f"is {middle:.3g} times" if has_factor and len(ratios) > 1 else "does not follow from"
 
 
@@ -132,15 +136,16 @@ def _witnessed(name: str, layer: nn.Linear) -> Witnessed:
 
 @torch.no_grad()
 def _project(rows: Tensor, signs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's product with `signs` and its squared length, in 32 bits."""
+    """Return each row's product with `signs`, and its squared length in 64 bits: squares may be too small for 32."""
     pieces = [piece.float() for piece in torch.split(rows, _ROWS)]
-    return torch.cat([piece @ signs for piece in pieces]), torch.cat([piece.square().sum(-1) for piece in pieces])
+    lengths = [torch.linalg.vector_norm(piece, dim=-1, dtype=torch.float64) for piece in pieces]
+    return torch.cat([piece @ signs for piece in pieces]), torch.cat(lengths).square()
 
 
 @torch.no_grad()
 def _add(witnessed: Witnessed, gradient: Tensor, projected: Tensor, sizes: Tensor, dtype: torch.dtype) -> None:
     mine, mine_sizes = _project(gradient.reshape(-1, gradient.shape[-1]), witnessed.left)
-    total, noise = (mine.double() * projected).sum(), (mine_sizes.double() * sizes).sum()
+    total, noise = (mine.double() * projected).sum(), (mine_sizes * sizes).sum()
     witnessed.total = total if witnessed.total is None else witnessed.total + total
     witnessed.noise = noise if witnessed.noise is None else witnessed.noise + noise
     witnessed.epsilon = max(witnessed.epsilon, torch.finfo(gradient.dtype).eps, torch.finfo(dtype).eps)
@@ -177,15 +182,16 @@ def _projections(layers: Sequence[Witnessed], gradient: Gradient) -> list[tuple[
 def _projection(reduced: Tensor, witnessed: Witnessed) -> Tensor:
     if not isinstance(reduced, DTensor):
         matrix = reduced.detach().float()
-        return torch.stack([witnessed.left @ matrix @ witnessed.right, matrix.square().sum()]).double()
+        size = torch.linalg.vector_norm(matrix, dtype=torch.float64)
+        return torch.stack([(witnessed.left @ matrix @ witnessed.right).double(), size.square()])
     mesh, everywhere = reduced.device_mesh, [Replicate()] * reduced.device_mesh.ndim
     left, right = (
         DTensor.from_local(signs, mesh, everywhere, run_check=False)
         for signs in (witnessed.left[None, :], witnessed.right[:, None])
     )
     shards: Any = reduced.detach().float()
-    whole = [(left @ shards @ right).full_tensor().sum(), shards.square().sum().full_tensor()]
-    return torch.stack(whole).double()
+    whole = [(left @ shards @ right).full_tensor().sum(), shards.double().square().sum().full_tensor()]
+    return torch.stack([each.double() for each in whole])
 
 
 def group_of(groups: Mapping[str, Any]) -> dist.ProcessGroup | None:

@@ -1,7 +1,7 @@
 """Checks AdamW itself: its settings in every step, its arithmetic and its state when a step is checked.
 
 The update is recomputed in float64 on a sample of elements from the values just before it, with the learning rate that
-the schedule gives and the settings of the run file:
+the schedule gives and the settings of the run file, and compared with what the step has left at its end:
 
     m' = b1 m + (1-b1) g,  v' = b2 v + (1-b2) g^2,
     w' = w (1 - lr decay) - lr m' / (1-b1^t) / (sqrt(v' / (1-b2^t)) + eps).
@@ -66,10 +66,11 @@ class OptimizerWatch:
         self._states = [engine.optimizer.optimizer.state[part.master] for part in self._parts]
         self._seal = Seal(self._parts, self._states, rank)
         self._padding = [padding_of(engine.module, part, config.model.vocab_size) for part in self._parts]
-        self._is_whole = isinstance(config.guards.interval, int)
+        self.is_whole = isinstance(config.guards.interval, int)
         self._had_factor, self._had_size, self._began = 0.0, 0.0, 0.0
         self._is_padding_zero = True
         self._step, self._is_armed, self._is_seal_due = 0, False, False
+        self._due: list[tuple[OptimizerPartition, Mapping[str, Any], Before]] = []
         self.violations: list[Violation] = []
         self._stand_before_adam()
 
@@ -87,14 +88,24 @@ class OptimizerWatch:
     def before_step(self, step: int, *, is_armed: bool) -> None:
         """Prepare for `step`."""
         self._step, self._is_armed, self._is_seal_due = step, is_armed, True
-        self.violations = []
+        self.violations, self._due = [], []
 
     def seal(self, step: int, *, is_next_checked: bool) -> None:
         """Seal the state after `step`: all of it if the next step is checked and the user chose the interval."""
-        self._seal.take(step, is_whole=self._is_whole and is_next_checked)
+        self._seal.take(step, is_whole=self.is_whole and is_next_checked)
 
     def end_step(self) -> None:
-        """Check the seal of a step that the optimizer skipped, so that it looked at nothing."""
+        """Check what AdamW has left, or the seal of a step that the optimizer skipped."""
+        if self._is_seal_due:
+            self._check_seal()
+            if not getattr(self._engine.optimizer, "overflow", False):
+                text = "AdamW was not run, though the gradients of the step were not skipped"
+                self.violations.append(Violation("optimizer update", "all tensors", (self._rank,), text))
+        for part, state, before in self._due:
+            self.violations += self._find_wrong_update(part, state, before)
+        self._due = []
+
+    def _check_seal(self) -> None:
         if self._is_seal_due:
             self._is_seal_due = False
             self.violations += self._seal.find_broken()
@@ -105,16 +116,29 @@ class OptimizerWatch:
 
     def find_wrong_state(self, step: int) -> Iterator[Violation]:
         """Find moments, masters and step counts that a healthy run cannot have after `step`."""
+        yield from self._find_wrong_counts(step)
+        yield from self._find_wrong_moments()
+
+    def find_in_check(self, step: int) -> Iterator[Violation]:
+        """Find the same in a checked step; with `guards.interval: auto` only the counts, which cost nothing."""
+        yield from self._find_wrong_counts(step)
+        if self.is_whole:
+            yield from self._find_wrong_moments()
+
+    def _find_wrong_counts(self, step: int) -> Iterator[Violation]:
+        expected = step - self._engine.skipped_steps
+        for part, state in zip(self._parts, self._states, strict=True):
+            if "step" in state and float(state["step"]) != expected:
+                text = f"is {float(state['step']):g} after step {step}; {self._engine.skipped_steps} steps were skipped"
+                yield Violation("optimizer step", f"step count of group {part.name}", (self._rank,), text)
+
+    def _find_wrong_moments(self) -> Iterator[Violation]:
         clip = self._config.clip_grad
         size = max(clip * _CLIPPING_MARGIN, self._had_size) if clip > 0 else ABSURD
         for part, state in zip(self._parts, self._states, strict=True):
             num_steps = max(0, round(float(state.get("step", 0)) - self._began))
             factor = moment_factor(self._config.betas, num_steps, self._had_factor)
             yield from find_wrong_moments(part, state, MomentLimits(factor, size), self._rank)
-            expected = step - self._engine.skipped_steps
-            if "step" in state and float(state["step"]) != expected:
-                text = f"is {float(state['step']):g} after step {step}; {self._engine.skipped_steps} steps were skipped"
-                yield Violation("optimizer step", f"step count of group {part.name}", (self._rank,), text)
         yield from self._find_padding("first moment", "second moment")
         if self._is_padding_zero:
             yield from self._find_padding("fp32 master")
@@ -135,17 +159,15 @@ class OptimizerWatch:
 
         def step(*args: Any, **kwargs: Any) -> Any:
             self._look(adam.param_groups)
-            stepped = [*self._stepped(adam.param_groups)] if self._is_armed else []
-            before = [(part, state, _before(part, state, self._step)) for part, state in stepped]
-            result = original(*args, **kwargs)
-            for part, state, each in before:
-                self.violations += self._find_wrong_update(part, state, each)
-            return result
+            if self._is_armed:
+                stepped = self._stepped(adam.param_groups)
+                self._due += [(part, state, _before(part, state, self._step)) for part, state in stepped]
+            return original(*args, **kwargs)
 
         adam.step = step
 
     def _look(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        self.end_step()
+        self._check_seal()
         self.violations += find_wrong_settings(groups, self._config, self._schedule.at(self._step), self._rank)
 
     def _stepped(self, groups: Sequence[Mapping[str, Any]]) -> Iterator[tuple[OptimizerPartition, dict[str, Any]]]:

@@ -81,14 +81,14 @@ def _signed(value: int) -> int:
 
 def find_wrong_data(words: Sequence[DataWord], topology: Topology) -> list[Violation]:
     """Find ranks that trained on other samples than they should; `words` are those of one step, by rank."""
-    found = list(_find_apart(words, topology))
-    for rank, word in enumerate(words):
-        if word.probe != word.own:
-            found.append(Violation(CHECK, "samples", (rank,), "it did not train on the samples due in this step"))
-    # A rank that is known to be wrong explains what its neighbours see.
-    known = {rank for violation in found for rank in violation.ranks}
-    strangers = list(_find_strangers(words, topology))
-    return found + [each for each in strangers if not known & set(each.ranks)]
+    text = "it did not train on the samples due in this step"
+    strayed = [rank for rank, word in enumerate(words) if word.probe != word.own]
+    found = [Violation(CHECK, "samples", (rank,), text) for rank in strayed]
+    # A rank that is known to be wrong explains what ranks at its place and its neighbours see.
+    for others in (_find_apart(words, topology), _find_strangers(words, topology)):
+        known = {rank for violation in found for rank in violation.ranks}
+        found += [each for each in others if not known & set(each.ranks)]
+    return found
 
 
 def _find_apart(words: Sequence[DataWord], topology: Topology) -> Iterator[Violation]:

@@ -26,12 +26,13 @@ class Judge:
         at = topology.coordinate(rank)
         self._tells = (at.pp_rank, at.tp_rank, at.dp_rank) == (topology.pp - 1, 0, 0)
         self._findings: list[str] = []
+        self._began = 0
         self._passed: int | None = None
         self._saved: list[int] = []
 
-    def begin(self) -> None:
-        """Forget what was found before: what is loaded now has been checked."""
-        self._findings = []
+    def begin(self, step: int) -> None:
+        """Note that this attempt trains on from the state after `step`, as it was loaded, or 0."""
+        self._began = step
 
     def gather(self, found: Sequence[Violation]) -> list[Violation]:
         """Return what all ranks have found; a collective call."""
@@ -70,7 +71,7 @@ class Judge:
         print(*(f"guard: step {step}: {sentence}" for sentence in sentences[:_SHOWN]), sep="\n", flush=True)
 
     def _hint(self) -> str:
-        return f"{checked_words(self._passed, self._saved)}; with guards.action: warn the run continues"
+        return f"{checked_words(self._passed, self._saved, self._began)}; with guards.action: warn the run continues"
 
     def passed(self, step: int) -> None:
         """Note that a whole check after `step` found nothing."""
@@ -94,9 +95,16 @@ class Judge:
         return {"passed": passed, "step": step, "findings": self._findings[:_KEPT]}
 
 
-def checked_words(passed: int | None, saved: Sequence[int]) -> str:
-    """Return what is known to be sound: `passed` is the last checked step, `saved` are the steps saved."""
-    known = "no step was checked before" if passed is None else f"the last check that passed was after step {passed}"
+def checked_words(passed: int | None, saved: Sequence[int], began: int) -> str:
+    """Return what is known to be sound: `passed` is the last checked step, `saved` are the steps saved.
+
+    The attempt `began` with the state after that step.
+    """
+    known = (
+        f"no step was checked since this attempt began after step {began}"
+        if passed is None
+        else f"the last check that passed was after step {passed}"
+    )
     suspect = [step for step in saved if passed is None or step > passed]
     if not suspect:
         return f"{known}, and nothing has been saved since"

@@ -70,7 +70,7 @@ class FiniteWatch:
             self._num_skipped, self._began = 0, []
             return
         self._num_skipped += 1
-        seen = self._judge.gather(self._local or self._reduced)
+        seen = self._judge.gather(self._local) or self._judge.gather(self._reduced)
         if self._num_skipped <= 2:
             self._began = self._furthest_first(seen) or self._began
         first = step - self._num_skipped + 1
@@ -126,7 +126,7 @@ class FiniteWatch:
         original = getattr(optimizer, name)
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            # The engine clears once more after the optimizer has done so.
+            # The engine clears them again after the optimizer has.
             if optimizer.overflow and not self._reduced:
                 named = [*reduced_gradients(self._engine)]
                 self._reduced = self._name(named, "; seen after the sum over dp, so any of these ranks began it")

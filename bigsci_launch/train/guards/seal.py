@@ -2,8 +2,8 @@
 
 A partition of ZeRO has no copy that it could be compared with. So a rank remembers elements of its masters, moments
 and weights at the end of a step, and compares them bit by bit just before AdamW next changes them. A seal that is
-`whole` is a digest of every tensor; otherwise it holds up to `SAMPLED` elements of each, others in every step. A tensor
-that is zeroed, scaled or exchanged is therefore seen always, and a single bit if it is among those elements.
+`whole` is a digest of every tensor. Otherwise it holds up to `SAMPLED` elements of each, others after some steps. A
+tensor that is zeroed, scaled or exchanged is therefore seen always, a single bit if it is among those elements.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bigsci_launch.train.guards.copies import Violation
-from bigsci_launch.train.guards.state import OptimizerPartition, digest64
+from bigsci_launch.train.guards.state import OptimizerPartition, digest64, weight_digests
 
 CHECK = "memory"
 SAMPLED = 256
+SAME_FOR = 8
+"""Steps for which the same elements are looked at, because choosing them costs more than looking."""
+
 _STRIDE = 7919
 _WORDS = {2: torch.int16, 4: torch.int32}
 
@@ -40,13 +43,16 @@ class Seal:
         self._sealed: list[dict[str, SealedTensor]] = []
         self._counts: list[float | None] = []
         self._samples: list[Tensor] = []
+        self._samples_of = -1
         self._step = 0
 
     @torch.no_grad()
     def take(self, step: int, *, is_whole: bool) -> None:
         """Remember the state after `step`."""
         self._step = step
-        self._samples = [sample_of(part, step) for part in self._parts]
+        if step // SAME_FOR != self._samples_of:
+            self._samples_of = step // SAME_FOR
+            self._samples = [sample_of(part, step) for part in self._parts]
         self._sealed = [
             {label: _seal(part, tensor, at, is_whole) for label, tensor in sealed_tensors(part, state).items()}
             for part, state, at in zip(self._parts, self._states, self._samples, strict=True)
@@ -72,6 +78,32 @@ class Seal:
         more = f" (and of {len(names) - 1} more tensors)" if len(names) > 1 else ""
         text = f"changed after the end of step {self._step}, when nothing may change it: {what}{more}"
         return Violation(CHECK, f"{label} of {names[0]}", (self._rank,), text)
+
+
+class WeightSeal:
+    """The seal of all weights that a rank computes with.
+
+    It also covers those whose masters other data-parallel ranks hold: a wrong one spoils a step, and then the
+    all-gather of new weights hides it.
+    """
+
+    def __init__(self, module: nn.Module, rank: int) -> None:
+        self._module, self._rank = module, rank
+        self._step, self._digests = 0, list[int]()
+
+    def take(self, step: int, *, is_whole: bool) -> None:
+        """Remember the weights after `step`, or nothing unless `is_whole`."""
+        self._step, self._digests = step, weight_digests(self._module) if is_whole else []
+
+    def find_broken(self) -> Iterator[Violation]:
+        """Find weights that have changed since they were sealed."""
+        if not self._digests:
+            return
+        names = [name for name, _ in self._module.named_parameters()]
+        for name, before, now in zip(names, self._digests, weight_digests(self._module), strict=True):
+            if before != now:
+                text = f"changed after the end of step {self._step}, when nothing may change it: its digest differs"
+                yield Violation(CHECK, f"weight {name}", (self._rank,), text)
 
 
 def sealed_tensors(part: OptimizerPartition, state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -103,7 +135,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 def _seal(part: OptimizerPartition, tensor: Tensor, at: Tensor, is_whole: bool) -> SealedTensor:
     if not is_whole:
-        return SealedTensor(_bits(tensor)[at], None)
+        return SealedTensor(_bits(tensor).index_select(0, at), None)
     return SealedTensor(None, _digests(part, tensor))
 
 
@@ -114,12 +146,13 @@ def _digests(part: OptimizerPartition, tensor: Tensor) -> dict[str, int]:
 def _changed(part: OptimizerPartition, tensor: Tensor, before: SealedTensor, at: Tensor) -> list[str]:
     """Return the names of the parameters whose elements differ."""
     if before.digests is not None:
-        now = _digests(part, tensor)
-        return [name for name, digest in before.digests.items() if now[name] != digest]
+        digests = _digests(part, tensor)
+        return [name for name, digest in before.digests.items() if digests[name] != digest]
     assert before.bits is not None
-    if torch.equal(_bits(tensor)[at], before.bits):
+    now = _bits(tensor).index_select(0, at)
+    if torch.equal(now, before.bits):
         return []
-    places = at[_bits(tensor)[at] != before.bits]
+    places = at[now != before.bits]
     return [
         name for name, (start, size) in part.slices.items() if bool(((places >= start) & (places < start + size)).any())
     ]

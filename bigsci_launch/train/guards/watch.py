@@ -31,6 +31,7 @@ from bigsci_launch.train.guards.data import (
 )
 from bigsci_launch.train.guards.gradients import GradientWatch, find_wrong_norm
 from bigsci_launch.train.guards.judge import Judge
+from bigsci_launch.train.guards.seal import WeightSeal
 from bigsci_launch.train.guards.state import (
     columns,
     find_load_differences,
@@ -88,6 +89,7 @@ class Guards:
         self._is_announced = False
         self._first_step, self._seconds, self._is_last_asked = 0, 0.0, False
         self._alarming: list[Violation] = []
+        self._weights = WeightSeal(engine.module, rank)
 
     def _exchange_columns(self) -> list[list[Column]]:
         mine = columns(self._engine.module)
@@ -108,6 +110,7 @@ class Guards:
         saved = read_state_document(folder, self._rank)
         loaded = state_document(self._engine, rank=self._rank, coordinate=self._coordinate, step=step)
         self._first_step = step
+        self.judge.begin(step)
         self._optimizer.begin(step)
         found = [*find_load_differences(saved, loaded, self._rank), *self._static_violations(step)]
         self._judge(step, found, self._digests())
@@ -116,6 +119,7 @@ class Guards:
         """Arm the watches if this step is due for a check."""
         self._gradients.is_armed = self._due_early > 0 or self._is_due(step)
         self._optimizer.before_step(step, is_armed=self._gradients.is_armed)
+        self._optimizer.violations += self._weights.find_broken()
 
     def _is_due(self, step: int) -> bool:
         """Return whether `step` is to be checked, early steps apart: it is its turn, or its result will be saved."""
@@ -165,7 +169,9 @@ class Guards:
         self._seconds = seconds
         if self._gradients.is_armed:
             self._check_step(step, seconds)
-        self._optimizer.seal(step, is_next_checked=self._due_early > 0 or self._is_due(step + 1))
+        is_next_checked = self._due_early > 0 or self._is_due(step + 1)
+        self._optimizer.seal(step, is_next_checked=is_next_checked)
+        self._weights.take(step, is_whole=self._optimizer.is_whole and is_next_checked)
 
     def _check_step(self, step: int, seconds: float) -> None:
         started = time.monotonic()
@@ -179,7 +185,7 @@ class Guards:
         if clip > 0 and not getattr(self._engine.optimizer, "overflow", False):
             found += find_wrong_norm(norm, used, self._rank, lost)
         found += self._gradients.find_wrong_clipping(used if clip > 0 else norm, clip)
-        found += self._optimizer.find_wrong_state(step)
+        found += self._optimizer.find_in_check(step)
         if self._judge(step, found, self._digests(with_gradients=True)):
             self.judge.passed(step)
         watched = self._gradients.seconds

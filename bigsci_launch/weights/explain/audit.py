@@ -12,6 +12,7 @@ from bigsci_launch.weights.compare.comparison import Comparison, Difference, Sel
 from bigsci_launch.weights.explain.distributed import audit_distributed
 from bigsci_launch.weights.explain.drift import Holdings, compare_pairs, describe, hold, with_moments, with_source
 from bigsci_launch.weights.explain.health import broken_records, decayed_norms, lost_steps, mixed_steps, non_finite
+from bigsci_launch.weights.explain.magnitudes import absurd_magnitudes, impossible_moments
 from bigsci_launch.weights.files.mapped import MANY_FILES, FilePool
 from bigsci_launch.weights.files.sources import Weights
 from bigsci_launch.weights.files.tensors import Place, StoredTensor
@@ -41,6 +42,8 @@ def audit_weights(
         *audit_distributed(weights.sources, holdings, files),
         *with_source(describe(differences, explained, files), source),
         *non_finite(holdings.tensors, files),
+        *absurd_magnitudes(holdings.tensors, files),
+        *impossible_moments(holdings.tensors, holdings.groups, files),
         *lost_steps(holdings.groups, weights.metadata),
         *mixed_steps(holdings.steps, weights.metadata),
         *decayed_norms(holdings.groups),

@@ -85,7 +85,7 @@ def seam_finding(jump: LossJump, *, is_equal: bool | None, causes: Sequence[str]
     claim = describe_jump(jump)
     is_changed = jump.is_jump or (jump.is_overlap and not jump.is_exact)
     if is_changed and causes:
-        claim = f"{claim}. {'Causes' if len(causes) > 1 else 'Cause'} on record: {'; '.join(causes)}"
+        claim = f"{claim}. Likely cause{'s' * (len(causes) > 1)}: {'; '.join(causes)}"
     elif is_changed and is_equal:
         return WeightsFinding("data or random state", (), (), f"{claim}. Weights equal: look at data order and RNG")
     if jump.is_jump:

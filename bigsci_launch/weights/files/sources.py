@@ -79,6 +79,7 @@ class OptimizerGroup:
     weight_decay: float | None
     learning_rate: float | None
     names: tuple[str, ...]
+    betas: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

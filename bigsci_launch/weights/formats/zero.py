@@ -270,7 +270,15 @@ def _groups(
         first = numbers[0] if isinstance(numbers, list) and numbers and isinstance(numbers[0], int) else group
         step = states.get(first, {}).get("step", given.get("step"))
         named = tuple(renaming.get(name, name) for name in names)
-        yield OptimizerGroup(_scalar(file, step), _number(given.get("weight_decay")), _number(given.get("lr")), named)
+        decay, rate = _number(given.get("weight_decay")), _number(given.get("lr"))
+        yield OptimizerGroup(_scalar(file, step), decay, rate, named, _betas(given.get("betas")))
+
+
+def _betas(value: Any) -> tuple[float, float] | None:
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        return None
+    first, second = map(_number, value)
+    return None if first is None or second is None else (first, second)
 
 
 def _number(value: Any) -> float | None:

@@ -6,6 +6,8 @@ Nothing of the package's own defects is used: each break changes what lies in me
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -89,6 +91,27 @@ def wrong_rate_inside(engine: Any) -> None:
         module.adam = adam
 
 
+def decay_again(engine: Any) -> None:
+    """Decay the masters ten times more after each update, on all ranks."""
+    adam = engine.optimizer.optimizer
+    original = adam.step
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        for group in adam.param_groups:
+            for master in group["params"]:
+                master.data.mul_(1 - 10 * group["lr"] * group["weight_decay"])
+        return result
+
+    adam.step = step
+
+
+def leave_out(engine: Any) -> None:
+    """Do not run AdamW on rank 1."""
+    if rank() == 1:
+        engine.optimizer.optimizer.step = lambda *args, **kwargs: None
+
+
 def fill_padding(engine: Any) -> None:
     """Write into a padded row of the embedding: weights and masters, on every rank alike."""
     from bigsci_launch.train.guards.state import partitions
@@ -124,6 +147,12 @@ def spoil_weight(engine: Any) -> None:
     parameter.data.view(-1)[0] = math.nan
 
 
+def ask_to_stop(engine: Any) -> None:
+    """Send rank 1 the signal that asks a run to save and stop."""
+    if rank() == 1:
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+
 BREAKS: dict[str, Callable[[Any], None]] = {
     "zeroed": lambda engine: scale_moments(engine, "exp_avg", 0.0) if rank() == 1 else None,
     "zeroed-all": lambda engine: scale_moments(engine, "exp_avg", 0.0),
@@ -135,9 +164,12 @@ BREAKS: dict[str, Callable[[Any], None]] = {
     "rate-all": lambda engine: wrong_rate(engine, (0, 1)),
     "rate-inside": wrong_rate_inside,
     "padding": fill_padding,
+    "decay": decay_again,
+    "left-out": leave_out,
     "once": lambda engine: spoil_gradient(engine, 1),
     "for-ever": lambda engine: spoil_gradient(engine, None),
     "weight": spoil_weight,
+    "stopped": ask_to_stop,
 }
 
 

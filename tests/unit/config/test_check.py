@@ -200,11 +200,26 @@ def test_faults_hit_ranks_and_steps_that_exist(run: LoadedRun) -> None:
 
 
 def test_another_program_ignores_what_only_the_trainer_does(run: LoadedRun) -> None:
-    config = with_faults(changed(run.config, {"run.command": ["true"], "monitor.dump_weights_steps": [3]}), FAULT)
-    assert brief(check_run(config, run.site)) == [
-        ("warning", "command_without_effect", "faults", "run.command"),
-        ("warning", "command_without_effect", "monitor.dump_weights_steps", "run.command"),
-    ]
+    keys: dict[str, Any] = {
+        "guards.action": "warn",
+        "guards.interval": 5,
+        "checkpoint.keep_last": 2,
+        "checkpoint.load": "none",
+        "monitor.dump_weights_steps": [3],
+        "monitor.eval_interval": 4,
+        "training.stop_after_steps": 5,
+        "data.held_out": 0.1,
+    }
+    config = with_faults(changed(run.config, {"run.command": ["true"], **keys}), FAULT)
+    findings = check_run(config, run.site)
+    named = {finding.keys[0]: finding for finding in findings if finding.rule == "command_without_effect"}
+    assert named.keys() == {"faults", *keys}
+    assert {(finding.severity, finding.keys[1]) for finding in named.values()} == {("warning", "run.command")}
+    assert "only `bsl plan check` uses it" in named["monitor.eval_interval"].text
+    plain = changed(run.config, {"run.command": ["true"]})
+    assert [finding for finding in check_run(plain, run.site) if finding.rule == "command_without_effect"] == []
+    ours = changed(run.config, keys)
+    assert [finding for finding in check_run(ours, run.site) if finding.rule == "command_without_effect"] == []
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_PORT", "SLURM_JOB_ID", "BSL_RUN_DIR"])

@@ -35,6 +35,15 @@ def test_plain_pyyaml_reads_our_text_as_text() -> None:
     assert yaml.safe_load(render_yaml(data)) == data
 
 
+@given(st.floats(allow_nan=False, allow_infinity=False))
+@example(1e-05)
+@example(-1e22)
+@example(5e-324)
+def test_plain_pyyaml_reads_our_floats_as_floats(number: float) -> None:
+    read = yaml.safe_load(render_yaml({"a": number, "b": [number]}))
+    assert repr(read) == repr({"a": number, "b": [number]})
+
+
 def test_remarks_stand_behind_values_and_change_none() -> None:
     data = {"a": {"b": [1, 2], "c": "x # y"}, "f": [{"k": 1}]}
     text = render_yaml(data, lambda path: ".".join(map(str, path)))

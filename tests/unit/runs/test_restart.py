@@ -68,7 +68,7 @@ def test_a_smooth_restart_is_said_to_be_one(trial: Any) -> None:
     found = restart()
     assert (found["verdict"], found["step"], found["after_attempt"]) == ("no jump", 31, "0001")
     assert "restart  from global_step30: at the restart, step 31," in status().stdout
-    assert "within its usual movement" in found["text"] and "cause" not in status().stdout
+    assert "within its usual movement" in found["text"] and "likely cause" not in status().stdout
 
 
 def test_a_spike_is_called_one_and_its_cause_is_not_invented(trial: Any) -> None:
@@ -90,17 +90,29 @@ def test_changed_settings_and_findings_are_its_causes(trial: Any) -> None:
     attempt = train(trial, "0002", losses(31, 36, rise=0.5))
     trial.event(1, "changed", 45, key="optimizer.lr", severity="name", text="optimizer.lr is 3e-3, was 3e-4")
     trial.event(1, "changed", 45, key="health", severity="unknown", text="health: no guard checked the state")
-    trial.event(1, "skipped", 45, step=32)
+    trial.event(1, "skipped", 45, step=33, skipped_step=32, began=["gradient of 4.up on rank 2 is not finite"])
     trial.event(2, "guard", 40, step=31, check="copies", text="copies: weight on rank 2 differs")
     trial.event(3, "guard", 30, step=36, check="copies", text="much later")
     folder = trial.run.checkpoints / "global_step30"
     folder.mkdir(parents=True)
     write_record(folder, CheckpointRecord(30, 240, {}, "bf16", {}, {}))
-    skipped, differs = "step 32 was skipped", "copies: weight on rank 2 differs"
+    skipped = "step 32 was skipped: gradient of 4.up on rank 2 is not finite"
+    differs = "copies: weight on rank 2 differs"
     assert restart()["causes"] == ["optimizer.lr is 3e-3, was 3e-4", skipped, differs]
     assert restart()["not_known"] == ["health: no guard checked the state"]
-    assert "cause      optimizer.lr is 3e-3, was 3e-4\n" in status().stdout
+    assert "likely cause  optimizer.lr is 3e-3, was 3e-4\n" in status().stdout
     assert attempt.name == "0002"
+
+
+def test_a_checkpoint_that_failed_its_checks_is_a_cause(trial: Any) -> None:
+    train(trial, "0001", losses(1, 30))
+    train(trial, "0002", losses(31, 36, rise=0.5))
+    folder = trial.run.checkpoints / "global_step30"
+    folder.mkdir(parents=True)
+    health = {"passed": False, "step": 30, "findings": ["moments: 3.up on rank 1 are zero"]}
+    write_record(folder, CheckpointRecord(30, 240, {}, "bf16", {}, {}, health=health))
+    sentence = "global_step30 was saved although its checks failed: moments: 3.up on rank 1 are zero"
+    assert restart()["causes"] == [sentence]
 
 
 def test_records_of_the_same_step_show_other_settings(trial: Any) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bigsci_launch.errors import BslError
+from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.train.device.choice import Device, choose_device
 from bigsci_launch.train.device.meeting import DeviceFacts, DeviceVerdict, judge, meet
+from bigsci_launch.train.device.nccl import nccl_settings
 
 
 def chosen(wanted: Any = "auto", *, shares: bool = False, visible: int = 0, local: int = 0, **environ: str) -> Device:
@@ -47,6 +50,14 @@ def test_a_cpu_is_taken_only_where_nobody_expects_a_gpu() -> None:
     assert chosen(SLURM_STEP_GPUS="0").refusal == "Slurm gave SLURM_STEP_GPUS=0, but torch sees no GPU"
     hidden = chosen(SLURM_STEP_GPUS="3", CUDA_VISIBLE_DEVICES="")
     assert hidden.refusal == "Slurm gave SLURM_STEP_GPUS=3, but torch sees no GPU (CUDA_VISIBLE_DEVICES is '')"
+
+
+def test_what_is_set_for_nccl_gives_way_to_the_user(tmp_path: Path) -> None:
+    attempt = RunDir(tmp_path).attempt("0001")
+    settings = nccl_settings(attempt, {"NCCL_DEBUG": "INFO"})
+    assert "NCCL_DEBUG" not in settings
+    assert settings["TORCH_FR_DUMP_TEMP_FILE"] == str(attempt.recorder / "nccl_trace_rank_")
+    assert nccl_settings(attempt, {})["NCCL_DEBUG"] == "WARN"
 
 
 GPU = DeviceFacts(0, "n0", "cuda", "nccl", "H200", "uuid-0", "2.13.0")

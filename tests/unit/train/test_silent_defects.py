@@ -34,6 +34,7 @@ def verdict(case: Case, seen: Seen) -> tuple[str, str, bool, bool]:
     ("seen", "expected"),
     [
         (STOPPED, ("in its step", "right", False, True)),
+        (replace(STOPPED, latest=6), ("in its step", "right", True, False)),
         (Seen("finished", saved=(4, 8, 12), latest=12), ("silent", "-", True, False)),
         (Seen("finished", findings=(FOUND,), saved=(4, 8), latest=8), ("named", "right", True, False)),
         (replace(STOPPED, findings=(replace(FOUND, ranks=(0,)),)), ("in its step", "wrong", False, False)),
@@ -122,6 +123,7 @@ def test_the_table_is_complete_and_its_names_are_known() -> None:
 def test_the_page_has_every_row_and_says_what_is_not_right() -> None:
     silent = Row("m-zero-all", "silent", "-", True, False, jump=0.5)
     text = page(CASES, {"m-zero-all": replace(silent, verdict="in its step", is_right=True)}, {}, NUMBERS)
-    assert "| `m-zero-all` |" in text and "**no**" not in text
+    assert f"**{len(CASES) - 1} of {len(CASES)} cases have not been run**" in text
+    assert "| `m-zero-all` |" in text and "| **no** |" not in text
     text = page(CASES, {"m-zero-all": silent}, {"m-zero-all": silent}, NUMBERS)
     assert "| **no** | silent |" in text and "| now | 1 | 0 | 1 | 1 | 0 | 0 |" in text

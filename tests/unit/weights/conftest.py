@@ -45,6 +45,7 @@ class TinyCheckpoint:
     step: int = 20
     optimizer_step: float | None = None
     weight_decay_of_norms: float = 0.0
+    betas: tuple[float, float] | None = None
     state: dict[tuple[int, int], dict[str, dict[str, torch.Tensor]]] = field(default_factory=dict)
     layers: dict[tuple[int, int, str], torch.Tensor] = field(default_factory=dict)
 
@@ -138,7 +139,10 @@ class TinyCheckpoint:
                     }
                     for group in range(2)
                 },
-                "param_groups": [{"weight_decay": decay, "lr": 1e-3, "params": [g]} for g, decay in enumerate(decays)],
+                "param_groups": [
+                    {"weight_decay": decay, "lr": 1e-3, "params": [g]} | ({"betas": self.betas} if self.betas else {})
+                    for g, decay in enumerate(decays)
+                ],
             },
             "single_partition_of_fp32_groups": flats["fp32"],
             "param_slice_mappings": mappings,

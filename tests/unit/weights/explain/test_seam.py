@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import BslError
+from bigsci_launch.runs.layout import RunDir, attempt_of_log, write_json
 from bigsci_launch.weights.explain.seam import Iteration, measure_seam, read_log, seam_finding
 
 MEGATRON = (
@@ -130,3 +135,88 @@ def test_logs_that_cannot_be_used_are_errors(tmp_path: Path, diff: Any) -> None:
         assert message in answer.talk
     with pytest.raises(BslError):
         read_log(tmp_path)
+
+
+@pytest.fixture
+def resumed(tmp_path: Path, tiny: Any) -> Callable[..., RunDir]:
+    """`resumed(rise, change)`: a run of two attempts, the second from a checkpoint of the first, changed before."""
+
+    def make(rise: float, change: Callable[[Any], None] = lambda checkpoint: None) -> RunDir:
+        run = RunDir(tmp_path / "runs" / "spiked")
+        checkpoint = tiny()
+        change(checkpoint)
+        saved = checkpoint.write(run.checkpoints)
+        write_json(run.record, {"name": "spiked", "topology": {"tp": 2, "pp": 2, "dp": 2}})
+        whole = curve(1, 25)
+        parts = {"0001": {s: x for s, x in whole.items() if s <= 20}}
+        parts["0002"] = {s: x + rise for s, x in whole.items() if s > 20}
+        for name, losses in parts.items():
+            run.attempt(name).make()
+            write(run.attempt(name).log_file(4), losses)
+        event = {"kind": "load", "path": str(saved), "checkpoint_step": 20}
+        run.attempt("0002").event_file(0).write_text(json.dumps(event) + "\n")
+        return run
+
+    return make
+
+
+def apart(checkpoint: Any) -> None:
+    for (pp, _), params in checkpoint.state.items():
+        if pp == 1:
+            params["tied_modules.embed.weight"]["exp_avg"].neg_()
+            params["tied_modules.embed.weight"]["fp32"].add_(1)
+
+
+def logs_of(run: RunDir) -> list[Path]:
+    return [run.attempt(name).log_file(4) for name in ("0001", "0002")]
+
+
+CAUSE = "tied copies apart: not reduced: tied_modules.embed.weight"
+
+
+def test_a_jump_in_a_run_is_explained_by_the_checkpoint_between(resumed: Any, diff: Any) -> None:
+    run = resumed(1.0, apart)
+    answer = diff("--seam", *logs_of(run), "--json")
+    assert answer.code == 1
+    assert (answer.document["seam"]["verdict"], answer.document["seam"]["causes"]) == ("spike", [CAUSE])
+    spike = answer.document["findings"][-1]
+    assert spike["pattern"] == "restart spike" and spike["claim"].startswith("restart spike: at the restart, step 21,")
+    assert spike["claim"].endswith(f": a jump. Likely cause: {CAUSE}")
+
+
+def test_status_names_the_tensor_too(resumed: Any) -> None:
+    run = resumed(1.0, apart)
+    answer = CliRunner().invoke(bsl, ["status", str(run.path)])
+    assert f"likely cause  {CAUSE}\n" in answer.stdout, answer.output
+    assert "restart spike: " in answer.stdout
+
+
+def test_a_sound_checkpoint_is_not_called_the_cause_nor_equal_weights(resumed: Any, diff: Any) -> None:
+    run = resumed(1.0)
+    answer = diff("--seam", *logs_of(run), "--json")
+    assert answer.document["seam"]["causes"] == []
+    assert "Weights equal" not in answer.text and answer.document["findings"][-1]["pattern"] == "restart spike"
+    stated = CliRunner().invoke(bsl, ["status", str(run.path)]).stdout
+    assert "likely cause  not known: no record shows" in stated
+
+
+def test_equal_dumps_around_a_jump_point_at_data_and_rng(resumed: Any, diff: Any, save_arrays: Any) -> None:
+    run = resumed(1.0, apart)
+    for step, when in ((20, "after"), (21, "before")):
+        metadata = {"rank": "0", "dp": "0", "pp": "0", "tp": "0", "step": str(step), "when": when}
+        save_arrays(run.dump_file(step, when, 0), {"w": np.ones(3, np.float32)}, metadata)
+    assert diff("--seam", *logs_of(run), "--json").document["findings"][-1]["pattern"] == "data or random state"
+    stated = CliRunner().invoke(bsl, ["status", str(run.path)]).stdout
+    assert "likely cause  the restart left the weights as they were: look at data order" in stated
+
+
+def test_nothing_is_read_if_the_loss_did_not_jump(resumed: Any, diff: Any) -> None:
+    answer = diff("--seam", *logs_of(resumed(0.0, apart)), "--json")
+    assert (answer.code, answer.document["a"], answer.document["seam"]["verdict"]) == (0, None, "no jump")
+
+
+def test_a_log_outside_of_a_run_has_no_attempt(tmp_path: Path, resumed: Any) -> None:
+    run = resumed(0.0)
+    assert attempt_of_log(logs_of(run)[1]) == run.attempt("0002")
+    copy = write(tmp_path / "copy.log", {1: 2.0})
+    assert attempt_of_log(copy) is None

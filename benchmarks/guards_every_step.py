@@ -1,0 +1,89 @@
+"""Trains attempts like `bigsci_launch.train.several` and writes what the guards took in each step that was not checked.
+
+    python -m guards_every_step RUN/ATTEMPT...    (a rank's environment; `guards_cost.py` starts it)
+
+What a step calls of them is timed on rank 0, without the time of waiting for other ranks: none of them
+communicates in such a step. The word that the ranks exchange is left out, because the trainer needs it
+without guards, and so is reading the data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.train import several
+
+FILE = "guards-ms.json"
+
+
+def timed(original: Callable[..., Any], note: Callable[[float], None]) -> Callable[..., Any]:
+    """Return `original` that reports the seconds it takes."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            note(time.perf_counter() - started)
+
+    return run
+
+
+def stand_in(spent: dict[int, float]) -> None:
+    """Time what guards do in a step."""
+    from bigsci_launch.train.guards.adam import OptimizerWatch
+    from bigsci_launch.train.guards.data import DataWatch
+    from bigsci_launch.train.guards.flow.clipping import ClipWatch
+    from bigsci_launch.train.guards.watch import Guards
+
+    step = 0
+
+    def note(seconds: float) -> None:
+        spent[step] += seconds
+
+    before_step = Guards.before_step
+
+    def begin(self: Guards, number: int) -> None:
+        nonlocal step
+        step = number
+        before_step(self, number)
+
+    for owner, names in (
+        (Guards, ("alarm", "after_words", "after_step")),
+        (DataWatch, ("word",)),
+        (ClipWatch, ("see_reduced", "see_used")),
+        (OptimizerWatch, ("_look",)),
+    ):
+        for name in names:
+            setattr(owner, name, timed(getattr(owner, name), note))
+    Guards.before_step = timed(begin, note)  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """Train the attempts whose folders are on the command line."""
+    train_one, spent = several.train_one, defaultdict(float)
+    is_standing = False
+
+    def first_stand_in() -> None:
+        nonlocal is_standing
+        if not is_standing:
+            stand_in(spent)
+            is_standing = True
+        spent.clear()
+        train_one()
+        if os.environ["RANK"] == "0":
+            attempt = Path(os.environ["BSL_RUN_DIR"]) / "attempts" / os.environ["BSL_ATTEMPT"]
+            (attempt / FILE).write_text(json.dumps({step: 1e3 * seconds for step, seconds in spent.items()}))
+
+    several.train_one = first_stand_in
+    several.main()
+
+
+if __name__ == "__main__":
+    main()

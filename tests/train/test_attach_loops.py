@@ -1,0 +1,162 @@
+"""The guards in other people's loops, on two real ranks: a healthy loop ends, and a defect in it is named.
+
+The loops and what must be found in them are those of `benchmarks/foreign_guards.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from bigsci_launch.runs.events import read_events  # noqa: E402
+
+from .conftest import free_port  # noqa: E402
+from .rank_processes import StartRank  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+with pytest.MonkeyPatch.context() as path:
+    path.syspath_prepend(ROOT / "benchmarks")
+    import foreign_guards
+NEEDS = {"accelerate_loop": "accelerate", "deepspeed_zero1": "deepspeed"}
+HELD = {
+    ("ddp", "unreduced"),
+    ("ddp", "lr-apart"),
+    ("ddp", "untied"),
+    ("accelerate_loop", "scaled-one"),
+    ("accelerate_loop", "same-data"),
+    ("fsdp2", "unreduced"),
+    ("fsdp2", "wrong-sum"),
+    ("fsdp2", "moments-zeroed"),
+    ("deepspeed_zero1", "unreduced"),
+    ("deepspeed_zero1", "moments-huge"),
+}
+"""The others are variants: `python benchmarks/foreign_guards.py` runs all of them, and `make long` does."""
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(start_rank: StartRank, tmp_path: Path) -> Run:
+    """`run(case)` runs a loop of the benchmark on two ranks, and returns its outcome."""
+
+    def run_ranks(case: Any) -> Any:
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+        program = [str(foreign_guards.HERE / f"{case.loop}.py"), *case.arguments]
+        program += ["--defect", case.defect] if case.defect else []
+        processes = []
+        for rank in range(2):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+            environment = {**os.environ, **common, **place, "PYTHONPATH": str(ROOT)}
+            processes.append(start_rank(program, environment, tmp_path / f"{rank}.log"))
+        codes = [process.wait(240) for process in processes]
+        return foreign_guards.judge(case, [(tmp_path / f"{rank}.log").read_text() for rank in range(2)], codes, 0.0)
+
+    return run_ranks
+
+
+def chosen() -> list[Any]:
+    marked = []
+    for case in foreign_guards.cases():
+        is_held = (case.loop, case.defect) in HELD or case.arguments == ("--interval", "1")
+        marks = [] if is_held else [pytest.mark.long]
+        name = f"{case.loop}-{case.defect or ' '.join(case.arguments)}"
+        marked.append(pytest.param(case, marks=marks, id=name))
+    return marked
+
+
+@pytest.mark.parametrize("case", chosen())
+def test_a_loop_is_clean_or_its_defect_is_found(case: Any, run: Run) -> None:
+    if case.loop in NEEDS:
+        pytest.importorskip(NEEDS[case.loop])
+    outcome = run(case)
+    assert outcome.verdict == ("found" if case.defect else "clean"), outcome.output[-6000:]
+
+
+def test_a_loop_of_ones_own_is_followed_by_status_and_its_finding_is_the_reason_of_its_end(tmp_path: Path) -> None:
+    model = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
+    loop = ROOT / "benchmarks" / "foreign_loops" / "ddp.py"
+    config = {
+        "run": {"name": "own", "command": [sys.executable, str(loop), "--defect", "lr-apart"]},
+        "slurm": {"site": "local"},
+        "parallelism": {"data_parallel_size": 2},
+        "model": model,
+        "training": {"steps": 8, "micro_batch_size": 1, "global_batch_size": 2},
+        "data": {"prefix": "none"},
+    }
+    (tmp_path / "run.yaml").write_text(json.dumps(config))
+
+    def bsl(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "bigsci_launch", *words]
+        return subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+
+    submitted = bsl("submit", "run.yaml", "--local")
+    assert submitted.returncode == 1, submitted.stdout + submitted.stderr
+    status = bsl("status", "own").stdout
+    assert "step           4, " in status and "loss 4." in status
+    finding = "GuardError: step 4: optimizer settings: lr of optimizer group 0 on ranks 0-1: is 0.003 on rank 1"
+    assert finding in status
+    records = list(read_events(tmp_path / "runs/own/attempts/0001/events/rank-0000.jsonl"))
+    assert [record["step"] for record in records if record["kind"] == "step"] == [1, 2, 3, 4]
+    first = next(record for record in records if record["kind"] == "guard")
+    assert (first["check"], first["tensor"]) == ("optimizer settings", "lr of optimizer group 0")
+    assert [each["dp"] for each in first["coordinates"]] == [0, 1]
+
+
+@pytest.fixture(scope="module")
+def saves(start_rank: StartRank, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """What `programs/attach_save.py` has found on two ranks, and its folder."""
+    folder = tmp_path_factory.mktemp("saves")
+    program = [str(Path(__file__).parent / "programs" / "attach_save.py"), str(folder)]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    processes = []
+    for rank in range(2):
+        environment = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": str(ROOT)}
+        processes.append(start_rank(program, environment, folder / f"{rank}.log"))
+    codes = [process.wait(240) for process in processes]
+    assert codes == [0, 0], (folder / "0.log").read_text() + (folder / "1.log").read_text()
+    return json.loads((folder / "0.log").read_text().splitlines()[-1]), folder
+
+
+def test_what_was_loaded_as_it_was_saved_continues(saves: tuple[Any, Path]) -> None:
+    found, _ = saves
+    assert found["right"] == "continued to step 5"
+    assert (found["document"]["passed"], found["document"]["gradients_checked"]) == (True, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("optimizer", "load: 0.weight: exp_avg on ranks 0-1 (dp0-1): was saved and not loaded"),
+        ("moments", "load: 0.weight: exp_avg on rank 1 (dp1 pp0 tp0): differs from what was saved"),
+        ("weights", "load: 2.bias on rank 1 (dp1 pp0 tp0): differs from what was saved"),
+        ("step", "load: step count on rank 1 (dp1 pp0 tp0): is 4, but 3 was saved"),
+    ],
+)
+def test_what_a_load_has_changed_is_named(saves: tuple[Any, Path], name: str, words: str) -> None:
+    found, _ = saves
+    assert words.replace(" (dp0-1)", "") in found[name]
+
+
+def test_a_save_of_other_ranks_is_not_compared_and_the_records_say_so(saves: tuple[Any, Path]) -> None:
+    found, folder = saves
+    assert found["other"] == "continued to step 5"
+    loads = [record for record in read_events(folder / "0.jsonl") if record["kind"] == "load"]
+    assert [record["compared"] for record in loads] == [True, True, True, True, True, False]
+
+
+def test_a_damaged_state_is_not_called_sound_when_it_is_saved(saves: tuple[Any, Path]) -> None:
+    refused = saves[0]["refused"]
+    assert refused["stop"] == "stopped"
+    assert refused["warn"]["passed"] is False
+    sentence = "changed between steps: 0.weight: exp_avg on rank 1 (dp1 pp0 tp0): is not as the last step left it"
+    assert refused["warn"]["findings"][0].startswith(sentence)
