@@ -89,6 +89,17 @@ def check_heads(config: RunConfig, site: Site) -> Iterator[Finding]:
         yield error("heads", (key, TP), f"{model.num_attention_heads} heads are not a multiple of tp {tp}")
 
 
+def check_key_value_heads(config: RunConfig, site: Site) -> Iterator[Finding]:
+    """The heads divide evenly over the key/value heads, and these over tensor-parallel ranks."""
+    heads, tp = config.model.num_attention_heads, config.parallelism.tensor_parallel_size
+    shared, key = config.model.num_key_value_heads, "model.num_key_value_heads"
+    if shared and heads % shared:
+        text = f"{heads} heads are not a multiple of {shared} key/value heads"
+        yield error("key_value_heads", (key, "model.num_attention_heads"), text)
+    if shared and shared % tp:
+        yield error("key_value_heads", (key, TP), f"{shared} key/value heads are not a multiple of tp {tp}")
+
+
 def check_ffn_width(config: RunConfig, site: Site) -> Iterator[Finding]:
     """The MLP's width divides evenly over tensor-parallel ranks."""
     tp = config.parallelism.tensor_parallel_size
@@ -390,6 +401,7 @@ CHECKS: tuple[Check, ...] = (
     check_tensor_parallel_in_node,
     check_segment,
     check_heads,
+    check_key_value_heads,
     check_ffn_width,
     check_rotary,
     check_stages,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import CheckpointError
@@ -37,13 +38,25 @@ def describe_run(
             "tied_embeddings": model.tied_embeddings,
             "embedding_norm": model.embedding_norm,
             "partition_method": config.parallelism.partition_method,
-            # Learned positions are not recorded, so that checkpoints from before there was a choice stay loadable.
-            **({} if model.positions == "learned" else {"positions": model.positions}),
+            **_chosen(config),
         },
         files={},
         config=config.model_dump(mode="json"),
         run_id=run_id,
     )
+
+
+def _chosen(config: RunConfig) -> dict[str, Any]:
+    """Return the model's choices that are not the defaults; checkpoints from before there was a choice lack them."""
+    model = config.model
+    choices: dict[str, tuple[Any, Any]] = {
+        "positions": (model.positions, "learned"),
+        "norm": (model.norm, "layernorm"),
+        "activation": (model.activation, "gelu"),
+        "num_key_value_heads": (config.num_key_value_heads, model.num_attention_heads),
+        "biases": (model.biases, True),
+    }
+    return {key: value for key, (value, default) in choices.items() if value != default}
 
 
 def require_same_run(folder: Path, record: CheckpointRecord, run: CheckpointRecord) -> None:

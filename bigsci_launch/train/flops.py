@@ -5,7 +5,8 @@
 with B samples of s tokens, L layers of width h, V the padded vocabulary size, and 4 passes if activations are
 recomputed in the backward pass, otherwise 3. The head is never recomputed: 2 h V forward, 4 h V backward. (#251 has
 the head inside the bracket, which is the same for 4 passes and 4.5 h V for 3.) An MLP whose width is not 4h counts
-with its own width.
+with its own width. With grouped-query attention or SwiGLU the layer's matrices count as they are: 2 operations per
+weight and token.
 
 Model FLOPs, from which the utilisation is computed, are those of 3 passes: what recomputation repeats is no progress.
 Attention counts over the whole square of s x s scores, as in PaLM's MFU, Megatron's logs and torchtitan's, although a
@@ -29,6 +30,8 @@ class FlopCounter:
     sequence_length: int
     padded_vocab_size: int
     recomputes_activations: bool
+    key_value_size: int
+    mlp_inputs: int
 
     @classmethod
     def of_config(cls, config: RunConfig) -> FlopCounter:
@@ -40,6 +43,8 @@ class FlopCounter:
             sequence_length=config.model.sequence_length,
             padded_vocab_size=config.padded_vocab_size,
             recomputes_activations=config.training.activation_checkpointing,
+            key_value_size=config.model.hidden_size * config.num_key_value_heads // config.model.num_attention_heads,
+            mlp_inputs=2 if config.model.activation == "swiglu" else 1,
         )
 
     def step_flops(self, num_samples: int) -> float:
@@ -52,7 +57,8 @@ class FlopCounter:
 
     def _flops(self, num_samples: int, passes: int) -> float:
         h, s = self.hidden_size, self.sequence_length
-        layer = 8 * h * h + 4 * h * self.ffn_hidden_size + 4 * s * h
+        attention = 4 * h * h + 4 * h * self.key_value_size + 4 * s * h
+        layer = attention + 2 * (self.mlp_inputs + 1) * h * self.ffn_hidden_size
         return num_samples * s * (passes * self.num_layers * layer + 6 * h * self.padded_vocab_size)
 
     def tflops_per_rank(self, num_samples: int, seconds: float, world_size: int) -> float:

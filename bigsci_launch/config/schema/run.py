@@ -92,6 +92,8 @@ class ParallelismSection(Section):
 
 
 Positions = Literal["learned", "rotary", "alibi"]
+Norm = Literal["layernorm", "rmsnorm"]
+Activation = Literal["gelu", "swiglu"]
 
 
 class ModelSection(Section):
@@ -106,8 +108,17 @@ class ModelSection(Section):
     num_attention_heads: PositiveInt
     """Attention heads; must divide `hidden_size` and be divisible by tp."""
 
+    num_key_value_heads: PositiveInt | None = None
+    """Heads of keys and values (grouped-query attention), each shared by equally many attention heads; default:
+    `num_attention_heads`. Must divide `num_attention_heads` and be divisible by tp."""
+
     ffn_hidden_size: PositiveInt | None = None
-    """Width of the MLP; default: 4 x `hidden_size`."""
+    """Width of the MLP; default: 4 x `hidden_size`. With `swiglu`, 8/3 x `hidden_size` gives as many weights as `gelu`
+    has with 4 x."""
+
+    activation: Activation = "gelu"
+    """What the MLP applies between its matrices. `gelu`: GELU of one product. `swiglu`: SiLU of one product times
+    another, so the MLP has three matrices; the first two are stored as one, whose even rows are the gate."""
 
     sequence_length: PositiveInt
     """Tokens per sample."""
@@ -126,13 +137,19 @@ class ModelSection(Section):
     """Whether the output layer shares its weight with the word embedding."""
 
     embedding_norm: bool = False
-    """Whether a layer norm follows the embeddings, as in BLOOM. It is a separate layer, so that no stage has a copy."""
+    """Whether a norm follows the embeddings, as in BLOOM. It is a separate layer, so that no stage has a copy."""
+
+    norm: Norm = "layernorm"
+    """Every norm of the model. `rmsnorm` neither subtracts the mean nor has a bias."""
+
+    biases: bool = True
+    """Whether linear layers and layer norms have biases."""
 
     dropout: Fraction = 0.0
     """Dropout probability in attention output and MLP output."""
 
     layernorm_epsilon: PositiveFloat = 1e-5
-    """Epsilon of every layer norm."""
+    """Epsilon of every norm, also of `rmsnorm`."""
 
     init_std: PositiveFloat = 0.02
     """Standard deviation of the initial weights."""
@@ -320,3 +337,7 @@ class RunConfig(Section):
     @property
     def ffn_hidden_size(self) -> int:
         return self.model.ffn_hidden_size or 4 * self.model.hidden_size
+
+    @property
+    def num_key_value_heads(self) -> int:
+        return self.model.num_key_value_heads or self.model.num_attention_heads

@@ -122,7 +122,12 @@ def _partition_method(config: RunConfig, topology: Topology) -> str:
 
 
 def _stages(config: RunConfig, topology: Topology) -> tuple[range, ...]:
-    for name, size in (("attention heads", config.model.num_attention_heads), ("MLP", config.ffn_hidden_size)):
+    sizes = {
+        "attention heads": config.model.num_attention_heads,
+        "key/value heads": config.num_key_value_heads,
+        "MLP": config.ffn_hidden_size,
+    }
+    for name, size in sizes.items():
         if size % topology.tp:
             raise CheckpointError(f"tp {topology.tp} does not divide the model's {name} ({size})")
     try:

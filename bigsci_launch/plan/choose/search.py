@@ -116,10 +116,11 @@ def with_free_layers(base: Setup) -> Iterator[Setup]:
 
 
 def with_free_heads(base: Setup) -> Iterator[Setup]:
-    """Yield the same model with its width divided into half to twice as many heads."""
+    """Yield the same model with its width divided into half to twice as many heads, and as many key/value heads."""
     hidden, heads = base.shape.hidden_size, base.shape.num_attention_heads
     for count in divisors(hidden):
-        if heads <= 2 * count and count <= 2 * heads:
+        is_shared_evenly = count % (base.shape.num_key_value_heads or count) == 0
+        if heads <= 2 * count and count <= 2 * heads and is_shared_evenly:
             yield replace(base, shape=replace(base.shape, num_attention_heads=count))
 
 

@@ -65,7 +65,7 @@ def count_memory(setup: Setup, stage: int, num_layers: int | None = None) -> Mem
     parameters = _parameters(setup, stage, num_layers)
     stream = setup.tokens_per_micro_batch * h
     scores = shape.num_attention_heads * shape.sequence_length**2 * setup.micro_batch_size / tp
-    one_layer = (stream * (10 + 24 / tp) + 5 * scores) * (setup.element_bytes / 2)
+    one_layer = (stream * (10 + 24 / tp) + _changed_bytes(setup) / tp + 5 * scores) * (setup.element_bytes / 2)
     kept = in_flight * num_layers * (setup.element_bytes * stream if setup.recomputes_activations else one_layer)
     recomputed = one_layer if setup.recomputes_activations else 0.0
     logits = 2 * setup.tokens_per_micro_batch * shape.padded_vocab_size(tp) / tp if is_last else 0.0
@@ -78,12 +78,23 @@ def count_memory(setup: Setup, stage: int, num_layers: int | None = None) -> Mem
     )
 
 
+def _changed_bytes(setup: Setup) -> int:
+    """Return what a layer keeps in 16 bits beyond a GELU layer in which every head has its own keys and values.
+
+    Shared keys and values are narrower. A gate doubles what the MLP keeps: its two products, SiLU of one, and the
+    result, instead of one product and GELU of it.
+    """
+    shape = setup.shape
+    narrower = 4 * (shape.hidden_size - shape.key_value_size)
+    return setup.tokens_per_micro_batch * (4 * (shape.mlp_inputs - 1) * shape.ffn_hidden_size - narrower)
+
+
 def _parameters(setup: Setup, stage: int, num_layers: int) -> float:
     """Return the parameters of a rank of `stage` with `num_layers` layers; counts layers and tables, the rest is
     tiny."""
     h, tp, last = setup.shape.hidden_size, setup.topology.tp, setup.topology.pp - 1
     ffn = setup.shape.ffn_hidden_size
-    count = num_layers * (4 * h * h + 2 * h * ffn + 9 * h + ffn) / tp
+    count = num_layers * (setup.shape.layer_matrices + 9 * h + ffn) / tp
     if stage in (0, last):
         count += setup.shape.padded_vocab_size(tp) / tp * h
     if stage == 0:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from bigsci_launch.plan.price.constants import Constants, GpuModel
+from bigsci_launch.plan.shape.parameters import count_layer_parameters
 from bigsci_launch.plan.shape.setup import Setup
 
 TERMS = (
@@ -95,11 +96,11 @@ def count_work(setup: Setup, gpu: GpuModel) -> StepWork:
 def _layer_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
     """Return the work of one layer and micro batch: forward (twice with recomputation) and backward."""
     shape, tp, tokens = setup.shape, setup.topology.tp, setup.tokens_per_micro_batch
-    h, ffn = shape.hidden_size, shape.ffn_hidden_size
+    h, ffn, qkv = shape.hidden_size, shape.ffn_hidden_size, shape.hidden_size + 2 * shape.key_value_size
     forwards = 2 if setup.recomputes_activations else 1
     products = sum(
         _trained_product(tokens, columns, inner, forwards, gpu)
-        for columns, inner in ((3 * h // tp, h), (h, h // tp), (ffn // tp, h), (h, ffn // tp))
+        for columns, inner in ((qkv // tp, h), (h, h // tp), (shape.mlp_inputs * ffn // tp, h), (h, ffn // tp))
     )
     scores = shape.sequence_length**2 * shape.num_attention_heads * setup.micro_batch_size / tp
     attention = 4 * scores * shape.head_dim * (forwards + 2) / _peak(setup, gpu)
@@ -107,9 +108,9 @@ def _layer_work(setup: Setup, gpu: GpuModel) -> WorkByTerm:
     traffic = (
         scores * _both(_SCORE_BYTES, forwards)
         + tokens * h * _both(_STREAM_BYTES, forwards)
-        + tokens * ffn / tp * _both(_INNER_BYTES, forwards)
+        + tokens * ffn * (shape.mlp_inputs + 1) / 2 / tp * _both(_INNER_BYTES, forwards)
     ) * (setup.element_bytes / 2)
-    accumulation = (12 if setup.has_fp32_gradients else 6) * (4 * h * h + 2 * h * ffn) / tp
+    accumulation = (12 if setup.has_fp32_gradients else 6) * shape.layer_matrices / tp
     all_reduced = (2 * forwards + 2) * tokens * h * setup.element_bytes * (tp - 1) / tp * 8 / 7
     return (
         products / _peak(setup, gpu) + (attention if aligned else 0.0),
@@ -156,9 +157,8 @@ def _gradient_work(setup: Setup) -> WorkByTerm:
     dp, tp = setup.topology.dp, setup.topology.tp
     if dp == 1:
         return NO_WORK
-    h, layers = setup.shape.hidden_size, setup.layers_per_stage
-    layer = (12 * h * h + 13 * h) / tp
-    table = setup.shape.padded_vocab_size(tp) // tp * h
+    layers, layer = setup.layers_per_stage, count_layer_parameters(setup.shape) / tp
+    table = setup.shape.padded_vocab_size(tp) // tp * setup.shape.hidden_size
     heaviest = max(layers[0] * layer + table, max(layers) * layer, layers[-1] * layer + table)
     rings = setup.ranks_per_node / min(dp, max(1, setup.ranks_per_node / tp))
     return (0.0, 0.0, 0.0, 0.0, 6 * heaviest * (dp - 1) / dp * rings / 1e9, 0.0)

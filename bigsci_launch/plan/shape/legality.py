@@ -64,12 +64,20 @@ def _replica_on_nodes(setup: Setup, limits: Limits) -> str | None:
 
 def _heads_divide_hidden(setup: Setup, limits: Limits) -> str | None:
     hidden, heads = setup.shape.hidden_size, setup.shape.num_attention_heads
-    return f"hidden size {hidden} is not a multiple of {heads} heads" if hidden % heads else None
+    if hidden % heads:
+        return f"hidden size {hidden} is not a multiple of {heads} heads"
+    shared = setup.shape.num_key_value_heads or heads
+    return f"{heads} heads are not a multiple of {shared} key/value heads" if heads % shared else None
 
 
 def _tensor_parallel_divides(setup: Setup, limits: Limits) -> str | None:
     shape, tp = setup.shape, setup.topology.tp
-    sizes = {"heads": shape.num_attention_heads, "hidden": shape.hidden_size, "MLP columns": shape.ffn_hidden_size}
+    sizes = {
+        "heads": shape.num_attention_heads,
+        "key/value heads": shape.num_key_value_heads or shape.num_attention_heads,
+        "hidden": shape.hidden_size,
+        "MLP columns": shape.ffn_hidden_size,
+    }
     broken = next((f"{size} {name}" for name, size in sizes.items() if size % tp), None)
     return f"{broken} are not a multiple of tp {tp}" if broken else None
 

@@ -1,8 +1,8 @@
 """Counts the parameters of a GPT, in total, per pipeline layer, per stage and per rank, and their bytes in memory.
 
-Counts are exact for the model that `bsl train` builds: learned, rotary or alibi positions, biases everywhere, two layer
-norms per layer, one after the last layer, and optionally one after the embedding. With tied embeddings, the head is the
-word embedding: there is nothing more to train, but the last stage has a copy.
+Counts are exact for the model that `bsl train` builds: learned, rotary or alibi positions, two norms per layer, one
+after the last layer, and optionally one after the embedding. With tied embeddings, the head is the word embedding:
+there is nothing more to train, but the last stage has a copy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from bigsci_launch.config.schema.run import Positions, RunConfig
+from bigsci_launch.config.schema.run import Activation, Norm, Positions, RunConfig
 from bigsci_launch.plan.shape.partition import Layer, PartitionRule, Stages, cut_layers
 
 Framework = Literal["bsl", "megatron"]
@@ -33,6 +33,10 @@ class ModelShape:
     tied_embeddings: bool = True
     embedding_norm: bool = False
     positions: Positions = "learned"
+    num_key_value_heads: int | None = None
+    activation: Activation = "gelu"
+    norm: Norm = "layernorm"
+    biases: bool = True
 
     @classmethod
     def of_config(cls, config: RunConfig) -> ModelShape:
@@ -49,6 +53,10 @@ class ModelShape:
             tied_embeddings=model.tied_embeddings,
             embedding_norm=model.embedding_norm,
             positions=model.positions,
+            num_key_value_heads=model.num_key_value_heads,
+            activation=model.activation,
+            norm=model.norm,
+            biases=model.biases,
         )
 
     def padded_vocab_size(self, tp: int) -> int:
@@ -61,24 +69,51 @@ class ModelShape:
         """Width of one attention head; not a whole number if heads do not divide the hidden size."""
         return self.hidden_size / self.num_attention_heads
 
+    @property
+    def key_value_size(self) -> int:
+        """Width of the keys of all heads, and of the values."""
+        return self.hidden_size * (self.num_key_value_heads or self.num_attention_heads) // self.num_attention_heads
 
-def count_layer_parameters(hidden_size: int, ffn_hidden_size: int | None = None) -> int:
-    """Return the parameters of one transformer layer: 12 h^2 + 13 h with the usual MLP of 4 h."""
-    sharded, replicated = _layer_parts(hidden_size, ffn_hidden_size or 4 * hidden_size)
+    @property
+    def mlp_inputs(self) -> int:
+        """Matrices of `ffn_hidden_size` outputs at the entry of the MLP: one, or two with a gate."""
+        return 2 if self.activation == "swiglu" else 1
+
+    @property
+    def layer_matrices(self) -> int:
+        """Weights in the matrices of one transformer layer."""
+        h = self.hidden_size
+        return 2 * h * h + 2 * h * self.key_value_size + (self.mlp_inputs + 1) * h * self.ffn_hidden_size
+
+    @property
+    def norm_parameters(self) -> int:
+        """Parameters of one norm."""
+        return self.hidden_size * (2 if self.norm == "layernorm" and self.biases else 1)
+
+
+def count_layer_parameters(shape: ModelShape) -> int:
+    """Return the parameters of one transformer layer: 12 h^2 + 13 h for a GELU MLP of 4 h with biases and layer norms,
+    if every head has its own keys and values."""
+    sharded, replicated = _layer_parts(shape)
     return sharded + replicated
 
 
-def _layer_parts(h: int, ffn: int) -> tuple[int, int]:
+def _layer_parts(shape: ModelShape) -> tuple[int, int]:
     """Return the parameters of a layer that tensor parallelism shards (matrices, column biases) and replicates."""
-    return 4 * h * h + 3 * h + 2 * h * ffn + ffn, 6 * h
+    h, norms = shape.hidden_size, 2 * shape.norm_parameters
+    if not shape.biases:
+        return shape.layer_matrices, norms
+    column_biases = h + 2 * shape.key_value_size + shape.mlp_inputs * shape.ffn_hidden_size
+    return shape.layer_matrices + column_biases, norms + 2 * h
 
 
 def count_parameters(shape: ModelShape, tp: int = 1) -> int:
     """Return the parameters of the whole model, each counted once, with the vocabulary padded for `tp`."""
     h = shape.hidden_size
     embeddings = shape.padded_vocab_size(tp) * h * (1 if shape.tied_embeddings else 2)
-    layers = shape.num_layers * count_layer_parameters(h, shape.ffn_hidden_size)
-    return layers + embeddings + count_position_parameters(shape) + _norm_parameters(shape) + 2 * h
+    layers = shape.num_layers * count_layer_parameters(shape)
+    norms = _input_norm_parameters(shape) + shape.norm_parameters
+    return layers + embeddings + count_position_parameters(shape) + norms
 
 
 def count_position_parameters(shape: ModelShape) -> int:
@@ -86,9 +121,9 @@ def count_position_parameters(shape: ModelShape) -> int:
     return shape.sequence_length * shape.hidden_size if shape.positions == "learned" else 0
 
 
-def _norm_parameters(shape: ModelShape) -> int:
-    """Return the parameters of the layer norm after the embedding, if there is one."""
-    return 2 * shape.hidden_size if shape.embedding_norm else 0
+def _input_norm_parameters(shape: ModelShape) -> int:
+    """Return the parameters of the norm after the embedding, if there is one."""
+    return shape.norm_parameters if shape.embedding_norm else 0
 
 
 def pipeline_layers(shape: ModelShape, tp: int = 1, framework: Framework = "bsl") -> tuple[Layer, ...]:
@@ -97,17 +132,17 @@ def pipeline_layers(shape: ModelShape, tp: int = 1, framework: Framework = "bsl"
     DeepSpeed counts the parameters on one rank, so counts are those of a tensor-parallel rank. Items without weights
     matter, because a cut may fall on either side of them.
     """
-    h, table = shape.hidden_size, shape.padded_vocab_size(tp) // tp * shape.hidden_size
-    sharded, replicated = _layer_parts(h, shape.ffn_hidden_size)
+    norm, table = shape.norm_parameters, shape.padded_vocab_size(tp) // tp * shape.hidden_size
+    sharded, replicated = _layer_parts(shape)
     first, block, last = _FRAMEWORK_LAYERS[framework]
     sizes = {
         "VocabularyEmbedding": table,
         "OutputEmbedding": table,
         "LearnedPositions": count_position_parameters(shape),
-        "InputNorm": 2 * h,
-        "EmbeddingPipe": table + count_position_parameters(shape) + _norm_parameters(shape),
-        "FinalNorm": 2 * h,
-        "MixedFusedLayerNorm": 2 * h,
+        "InputNorm": norm,
+        "EmbeddingPipe": table + count_position_parameters(shape) + _input_norm_parameters(shape),
+        "FinalNorm": norm,
+        "MixedFusedLayerNorm": norm,
     }
     if framework == "bsl" and not shape.tied_embeddings:
         last = (*last[:-1], "OutputEmbedding")
@@ -167,15 +202,14 @@ def count_stage_parameters(
     The word and position embeddings are on the first stage, the final norm and the head (a copy of the word embedding
     where they are tied and there is more than one stage) on the last.
     """
-    h = shape.hidden_size
-    sharded, replicated = _layer_parts(h, shape.ffn_hidden_size)
+    sharded, replicated = _layer_parts(shape)
     block = sharded // tp + replicated
-    table = shape.padded_vocab_size(tp) // tp * h
+    table = shape.padded_vocab_size(tp) // tp * shape.hidden_size
     last = len(layers_per_stage) - 1
     has_own_head = last > 0 or not shape.tied_embeddings
     counts = [layers * block for layers in layers_per_stage]
-    counts[0] += table + count_position_parameters(shape) + _norm_parameters(shape)
-    counts[last] += 2 * h + (table if has_own_head else 0)
+    counts[0] += table + count_position_parameters(shape) + _input_norm_parameters(shape)
+    counts[last] += shape.norm_parameters + (table if has_own_head else 0)
     return tuple(
         StageParameters(stage, layers, count)
         for stage, (layers, count) in enumerate(zip(layers_per_stage, counts, strict=True))

@@ -30,7 +30,7 @@ class Tflops:
 
 def weight_flops(shape: ModelShape, num_samples: int, passes: int = 4) -> float:
     """Return the FLOPs of a step, 2 per layer weight, token and pass; `passes` is 4 with recomputation, else 3."""
-    weights = shape.num_layers * count_layer_parameters(shape.hidden_size, shape.ffn_hidden_size)
+    weights = shape.num_layers * count_layer_parameters(shape)
     return 2.0 * passes * weights * num_samples * shape.sequence_length
 
 
@@ -40,7 +40,7 @@ def full_flops(shape: ModelShape, tp: int, num_samples: int, passes: int = 4) ->
     The head is never recomputed. The formula as printed, with V / 16Lh in the bracket, is the same for 4 passes.
     """
     h, s = shape.hidden_size, shape.sequence_length
-    layer = 8 * h * h + 4 * h * shape.ffn_hidden_size + 4 * s * h
+    layer = 2 * shape.layer_matrices + 4 * s * h
     head = 6 * h * shape.padded_vocab_size(tp)
     return float(num_samples * s * (passes * shape.num_layers * layer + head))
 

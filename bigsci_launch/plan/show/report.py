@@ -34,10 +34,15 @@ EXPLAIN_COLUMNS = ("seconds of a step", ">winner", ">runner-up", ">runner-up pay
 def model_line(shape: ModelShape, tp: int) -> str:
     """Return the model in one line, with its parameters as they will be trained."""
     return (
-        f"{shape.num_layers} layers of {shape.hidden_size}, {shape.num_attention_heads} heads, "
+        f"{shape.num_layers} layers of {shape.hidden_size}, {_heads(shape)}, "
         f"vocabulary {shape.vocab_size} padded to {shape.padded_vocab_size(tp)}: "
         f"{format_count(count_parameters(shape, tp))} parameters ({count_parameters(shape, tp)})"
     )
+
+
+def _heads(shape: ModelShape) -> str:
+    shared = shape.num_key_value_heads
+    return f"{shape.num_attention_heads} heads" + (f" on {shared} key/value heads" if shared else "")
 
 
 def calibration_line(calibration: Calibration) -> str:

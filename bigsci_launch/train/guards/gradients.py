@@ -7,6 +7,8 @@ are the things that need several ranks, each computed in a different way from th
 - Only one column-parallel layer reads a layer norm's bias, so the gradient of that bias must be sum_r(W_r^T db_r)
   over the tensor-parallel ranks, where W_r is that layer's weight and db_r the gradient of its bias. A missing sum
   over ranks or an extra factor breaks this equality.
+- A norm without a bias is checked by its weight w: its output y is w times something, and dy is sum_r(W_r^T dz_r) at
+  each token, so w dw = sum(y dy) = sum_r(column sums of W_r dW_r), where all products are element by element.
 - Clipping uses the norm of all gradients, each parameter counted once, summed in float64; and every gradient reaches
   AdamW scaled by the factor that follows from that norm. On a CPU, torch sums the squares of a tensor in 32 bits,
   almost sequentially, so the norm of DeepSpeed's bf16 optimizer is 0.4 % off for 50 M elements. That much is allowed.
@@ -38,7 +40,7 @@ from bigsci_launch.train.optimizer import loss_scale
 _NORM_TOLERANCE = 1e-4
 _FACTOR_TOLERANCE = 2e-3
 # Sums over tokens in 16 bits and sums over outputs in 32 bits differ by a few percent; a missing rank by half.
-_BIAS_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.25, torch.float16: 0.1}
+_NORM_TOLERANCES = {torch.float32: 1e-2, torch.bfloat16: 0.25, torch.float16: 0.1}
 
 
 class GradientWatch:
@@ -125,7 +127,7 @@ class GradientWatch:
         self._reduction.see_local()
         gradients = {name: local_gradient(parameter) for name, parameter in self._tied.items()}
         self.tied_digests = [0 if each is None else digest64(each) for each in gradients.values()]
-        self.violations += find_wrong_bias_gradients(self._engine.module, self._tp_group, self._rank)
+        self.violations += find_wrong_norm_gradients(self._engine.module, self._tp_group, self._rank)
 
     @torch.no_grad()
     def _see_reduced(self) -> None:
@@ -190,16 +192,16 @@ def find_wrong_norm(independent: float, used: float, rank: int, lost: float = 0.
         yield Violation("gradient norm", "all gradients", (rank,), text)
 
 
-def find_wrong_bias_gradients(module: nn.Module, tp_group: dist.ProcessGroup | None, rank: int) -> Iterator[Violation]:
-    """Find layer norms whose bias gradient is not what the layer that reads it implies; a collective call over tp."""
+def find_wrong_norm_gradients(module: nn.Module, tp_group: dist.ProcessGroup | None, rank: int) -> Iterator[Violation]:
+    """Find norms whose gradient is not what the layer that reads them implies; a collective call over tp."""
     readers = []
     for prefix, layer in module.named_modules():
         if isinstance(layer, TransformerLayer):
-            readers.append((f"{prefix}.attention_norm.bias", layer.attention_norm, layer.attention.qkv))
-            readers.append((f"{prefix}.mlp_norm.bias", layer.mlp_norm, layer.mlp.up))
+            readers.append((f"{prefix}.attention_norm", layer.attention_norm, layer.attention.qkv))
+            readers.append((f"{prefix}.mlp_norm", layer.mlp_norm, layer.mlp.up))
     if not readers:
         return
-    implied = torch.stack([_implied(linear) for _, _, linear in readers])
+    implied = torch.stack([_implied(norm, linear) for _, norm, linear in readers])
     if tp_group is not None:
         dist.all_reduce(implied, group=tp_group)
     pairs = [(name, norm, expected, _found(norm)) for (name, norm, _), expected in zip(readers, implied, strict=True)]
@@ -207,18 +209,25 @@ def find_wrong_bias_gradients(module: nn.Module, tp_group: dist.ProcessGroup | N
         return
     for name, norm, expected, found in pairs:
         size, apart = float(expected.norm()), float((found - expected).norm())
-        if apart > _BIAS_TOLERANCE[norm.bias.dtype] * size + 1e-9:
+        if apart > _NORM_TOLERANCES[norm.weight.dtype] * size + 1e-9:
             ratio = float(found @ expected) / size**2 if size else math.inf
             text = f"its gradient is {ratio:.3g} times what the layer that reads it implies (off by {apart / size:.0%})"
-            yield Violation("replicated gradients", name, (rank,), text)
+            yield Violation("replicated gradients", f"{name}.{'bias' if _has_bias(norm) else 'weight'}", (rank,), text)
 
 
-def _found(norm: nn.LayerNorm) -> Tensor:
-    found = local_gradient(norm.bias)
-    return torch.zeros_like(norm.bias, dtype=torch.float32) if found is None else found.float()
+def _has_bias(norm: nn.Module) -> bool:
+    return getattr(norm, "bias", None) is not None
 
 
-def _is_far(pairs: Sequence[tuple[str, nn.LayerNorm, Tensor, Tensor]]) -> bool:
+def _found(norm: Any) -> Tensor:
+    checked = norm.bias if _has_bias(norm) else norm.weight
+    found = local_gradient(checked)
+    if found is None:
+        return torch.zeros_like(checked, dtype=torch.float32)
+    return found.float() if _has_bias(norm) else checked.detach().float() * found.float()
+
+
+def _is_far(pairs: Sequence[tuple[str, Any, Tensor, Tensor]]) -> bool:
     """Return whether the gradients of this stage's norms, taken together, are far from the implied ones.
 
     A single gradient may be small compared with the terms that cancel in it, and 16 bits then leave little of it:
@@ -226,12 +235,13 @@ def _is_far(pairs: Sequence[tuple[str, nn.LayerNorm, Tensor, Tensor]]) -> bool:
     """
     size = math.sqrt(sum(float(expected.square().sum()) for _, _, expected, _ in pairs))
     apart = math.sqrt(sum(float((found - expected).square().sum()) for _, _, expected, found in pairs))
-    return apart > _BIAS_TOLERANCE[pairs[0][1].bias.dtype] * size + 1e-9
+    return apart > _NORM_TOLERANCES[pairs[0][1].weight.dtype] * size + 1e-9
 
 
-def _implied(linear: Any) -> Tensor:
-    gradient = local_gradient(linear.bias)
+def _implied(norm: nn.Module, linear: Any) -> Tensor:
+    weight = linear.weight.detach().float()
+    gradient = local_gradient(linear.bias if _has_bias(norm) else linear.weight)
     if gradient is None:
-        return torch.zeros(linear.weight.shape[1], device=linear.weight.device)
-    implied: Tensor = linear.weight.detach().float().T @ gradient.float()
+        return torch.zeros(weight.shape[1], device=weight.device)
+    implied: Tensor = weight.T @ gradient.float() if _has_bias(norm) else (weight * gradient.float()).sum(dim=0)
     return implied

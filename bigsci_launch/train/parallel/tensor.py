@@ -106,12 +106,14 @@ def _sharded(values: Tensor) -> nn.Parameter:
 class ColumnParallelLinear(nn.Module):
     """y = x A^T + b, the rows of A (outputs) split over ranks: x is whole on every rank, y is this rank's part."""
 
-    def __init__(self, inputs: int, outputs: int, std: float, draw: Draw, ranks: TensorParallel) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, std: float, draw: Draw, ranks: TensorParallel, has_bias: bool = True
+    ) -> None:
         super().__init__()
         rows = ranks.part(outputs)
         self.ranks = ranks
         self.weight = _sharded(draw.normal("weight", (outputs, inputs), std, rows=rows))
-        self.bias = _sharded(torch.zeros(rows.stop - rows.start))
+        self.bias = _sharded(torch.zeros(rows.stop - rows.start)) if has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., inputs), the same on every rank -> (..., outputs / tp)."""
@@ -121,17 +123,20 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """y = x A^T + b, the columns of A (inputs) split over ranks: x is this rank's part, y is whole on every rank."""
 
-    def __init__(self, inputs: int, outputs: int, std: float, draw: Draw, ranks: TensorParallel) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, std: float, draw: Draw, ranks: TensorParallel, has_bias: bool = True
+    ) -> None:
         super().__init__()
         self.ranks = ranks
         self.weight = _sharded(draw.normal("weight", (outputs, inputs), std, columns=ranks.part(inputs)))
-        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., inputs / tp) -> (..., outputs), the same on every rank. The bias is added once, after the sum."""
         if self.ranks.size == 1:
             return F.linear(x, self.weight, self.bias)
-        return sum_over_ranks(F.linear(x, self.weight), self.ranks) + self.bias
+        total = sum_over_ranks(F.linear(x, self.weight), self.ranks)
+        return total if self.bias is None else total + self.bias
 
 
 class VocabularyParallelTable(nn.Module):

@@ -142,6 +142,8 @@ def universal_info(model: Mapping[str, Any]) -> dict[str, Any]:
     positions = [r"1\.weight"] if model.get("positions", "learned") == "learned" else []
     last = model["num_layers"] + 2 + len(positions) + model["embedding_norm"]
     table = [r"tied_modules\.embedding\.weight"]
+    # The converter refuses patterns that match nothing.
+    row_biases = [r"\d+\.attention\.output\.bias", r"\d+\.mlp\.down\.bias"] if model.get("biases", True) else []
     return {
         "universal_checkpoint_version": 0.2,
         "original_vocab_size": model["vocab_size"],
@@ -150,8 +152,7 @@ def universal_info(model: Mapping[str, Any]) -> dict[str, Any]:
             r"\d+\.norm\..*",
             r"\d+\.attention_norm\..*",
             r"\d+\.mlp_norm\..*",
-            r"\d+\.attention\.output\.bias",
-            r"\d+\.mlp\.down\.bias",
+            *row_biases,
         ],
         "parameter_with_row_parallelism_patterns": [r"\d+\.attention\.output\.weight", r"\d+\.mlp\.down\.weight"],
         "vocabulary_parameter_patterns": table if tied else [r"0\.weight", rf"{last}\.weight"],

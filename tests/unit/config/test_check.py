@@ -68,6 +68,22 @@ FAULT = {"kind": "hang", "rank": 3, "step": 5}
             "64 / 64 is 1",
         ),
         ({HEADS: 1}, "error", "heads", HEADS, TP, "1 heads are not a multiple of tp 2"),
+        (
+            {"model.num_key_value_heads": 8},
+            "error",
+            "key_value_heads",
+            "model.num_key_value_heads",
+            HEADS,
+            "4 heads are not a multiple of 8 key/value heads",
+        ),
+        (
+            {"model.num_key_value_heads": 1},
+            "error",
+            "key_value_heads",
+            "model.num_key_value_heads",
+            TP,
+            "1 key/value heads are not a multiple of tp 2",
+        ),
         ({"model.ffn_hidden_size": 99}, "error", "ffn_width", "model.ffn_hidden_size", TP, "99"),
         ({"model.num_layers": 1}, "error", "stages", PP, "model.num_layers", "1 would have no layer"),
         (

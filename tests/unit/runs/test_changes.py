@@ -185,3 +185,21 @@ def test_an_order_of_the_data_that_no_setting_explains_stops_the_run() -> None:
     assert found(record(), record(), True) == found(record(), record(), None) == []
     assert found(record(), record(), False) == [("stop", "data.order")]
     assert found(record(), record("run.seed=7"), False) == [("stop", "run.seed")]
+
+
+def test_a_record_names_only_what_differs_from_the_models_of_before() -> None:
+    """A checkpoint that was saved before there was a choice has none of these keys, and must stay loadable."""
+
+    def model(*overrides: str) -> dict[str, Any]:
+        return describe_run(load_run(DEMO, list(overrides)).config, SHAPE).model
+
+    choices = {"positions", "norm", "activation", "num_key_value_heads", "biases"}
+    assert not choices & model().keys()
+    assert not choices & model("model.num_key_value_heads=4", "model.biases=true", "model.norm=layernorm").keys()
+    chosen = model("model.num_key_value_heads=2", "model.biases=false", "model.norm=rmsnorm", "model.activation=swiglu")
+    assert {key: chosen[key] for key in choices & chosen.keys()} == {
+        "norm": "rmsnorm",
+        "activation": "swiglu",
+        "num_key_value_heads": 2,
+        "biases": False,
+    }

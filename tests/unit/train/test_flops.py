@@ -23,7 +23,7 @@ BEFORE_THE_FIX = (80, 13824, 2048, 147.43, 320, 130.53)
 
 
 def counter(layers: int, hidden: int, *, checkpointing: bool = True, ffn: int | None = None) -> FlopCounter:
-    return FlopCounter(layers, hidden, ffn or 4 * hidden, 2048, 250880, checkpointing)
+    return FlopCounter(layers, hidden, ffn or 4 * hidden, 2048, 250880, checkpointing, hidden, 1)
 
 
 @pytest.mark.parametrize(("layers", "hidden", "samples", "seconds", "gpus", "reported"), ROWS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +45,20 @@ def test_the_first_stage_keeps_most_micro_batches(bloom: Setup) -> None:
     middle = [count_memory(bloom, stage).kept_gib for stage in range(1, 11)]
     assert middle == sorted(middle, reverse=True)
     assert count_memory(bloom, 11).kept_gib == count_memory(bloom, 10).kept_gib / 2 * 5 / 6
+
+
+def test_a_gate_and_shared_keys_change_what_a_layer_keeps(bloom: Setup) -> None:
+    """Per token in 16 bits: 8 bytes of an output of the MLP instead of 4, and 4 of each element of a key head."""
+    kept = replace(bloom, recomputes_activations=False)
+    shape, tp = kept.shape, kept.topology.tp
+    gated = replace(kept, shape=replace(shape, activation="swiglu"))
+    grouped = replace(kept, shape=replace(shape, num_key_value_heads=shape.num_attention_heads // 4))
+    h, ffn = shape.hidden_size, shape.ffn_hidden_size
+    layers = min(kept.num_micro_batches, kept.topology.pp) * kept.layers_per_stage[0]
+    per_byte = layers * kept.tokens_per_micro_batch / tp / 2**30
+    before = count_memory(kept, 0).kept_gib
+    assert count_memory(gated, 0).kept_gib - before == pytest.approx(4 * ffn * per_byte)
+    assert before - count_memory(grouped, 0).kept_gib == pytest.approx(3 * h * per_byte)
 
 
 def test_without_recomputation_activations_fill_the_gpu(bloom: Setup) -> None:

@@ -19,6 +19,9 @@ from bigsci_launch.topology import Topology
 NO_LIMITS = Limits()
 
 
+SIZES = (70, 14336, 112, 57344, 2048, 250680)
+
+
 def test_bloom_is_legal_and_needs_no_advice(bloom: Setup) -> None:
     ramp = tuple(Phase(size, 1, 1) for size in range(192, 2049, 16))
     assert find_refusal(bloom, Limits(48, ramp)) is None
@@ -34,6 +37,8 @@ def test_bloom_is_legal_and_needs_no_advice(bloom: Setup) -> None:
         ("heads", {"shape": ModelShape(70, 14336, 108, 57344, 2048, 250680)}, "108 heads"),
         ("tp divides", {"shape": ModelShape(70, 14336, 14, 57344, 2048, 250680)}, "14 heads"),
         ("tp divides", {"shape": ModelShape(70, 14336, 112, 57346, 2048, 250680)}, "57346 MLP columns"),
+        ("tp divides", {"shape": ModelShape(*SIZES, num_key_value_heads=2)}, "2 key/value heads"),
+        ("heads", {"shape": ModelShape(*SIZES, num_key_value_heads=24)}, "multiple of 24 key/value heads"),
         ("batch", {"micro_batch_size": 3}, "2048"),
         ("empty stage", {"topology": Topology(tp=4, pp=96, dp=1)}, "stage"),
         ("empty stage", {"partition_method": "type:mamba"}, "matches no layer"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bigsci_launch.plan.shape.parameters import (
@@ -50,11 +52,11 @@ def test_parts_per_gpu_as_the_document_divides_them(
     hidden: int, vocab: int, tp: int, embedding: int, layer: int
 ) -> None:
     assert vocab * hidden // tp == embedding
-    assert count_layer_parameters(hidden) // tp == layer
+    assert count_layer_parameters(shape(hidden, 1, 1)) // tp == layer
 
 
 def test_104b_on_tp4_pp32() -> None:
-    layers = 2 * count_layer_parameters(11600) // 4
+    layers = 2 * count_layer_parameters(shape(11600, 1, 1)) // 4
     with_embedding = layers + 50257 * 11600 // 4
     assert (layers, with_embedding) == (807435400, 953180700)
     assert state_bytes(with_embedding, 1, "bf16").total == 17157252600
@@ -64,7 +66,7 @@ def test_104b_on_tp4_pp32() -> None:
 def test_206b_on_tp4_pp24() -> None:
     assert (94 + 2) // 24 == 4
     assert state_bytes(4 * 531671296, 1, "bf16").total == 38280333312
-    assert count_layer_parameters(13312) // 2 == 1063342592
+    assert count_layer_parameters(shape(13312, 1, 1)) // 2 == 1063342592
     assert state_bytes(1063342592, 1, "bf16").total == 19140166656
 
 
@@ -82,7 +84,7 @@ def test_206b_on_tp4_pp24() -> None:
 def test_parts_at_tp8(
     hidden: int, vocab: int, embedding_m: float, embedding_mb: float, layer_m: float, layer_mb: float
 ) -> None:
-    table, layer = vocab * hidden / 8, count_layer_parameters(hidden) / 8
+    table, layer = vocab * hidden / 8, count_layer_parameters(shape(hidden, 1, 1)) / 8
     assert round(table / 1e6, 2) == embedding_m
     assert round(table * 18 / 1e6, 2) == embedding_mb
     assert round(layer / 1e6, 2) == layer_m
@@ -101,14 +103,16 @@ def test_parts_at_tp8(
     ],
 )
 def test_stage_sums_at_tp8(hidden: int, layers: int, vocab: int, with_embedding: bool, gigabytes: float) -> None:
-    parameters = layers * count_layer_parameters(hidden) / 8 + (vocab * hidden / 8 if with_embedding else 0)
+    parameters = layers * count_layer_parameters(shape(hidden, 1, 1)) / 8 + (
+        vocab * hidden / 8 if with_embedding else 0
+    )
     assert parameters * 18 / 1e9 == pytest.approx(gigabytes, abs=0.05)
 
 
 def test_the_parts_of_bloom() -> None:
     assert BLOOM.padded_vocab_size(4) == BLOOM.padded_vocab_size(8) == 250880
     assert BLOOM.padded_vocab_size(4) * BLOOM.hidden_size == 3596615680
-    assert count_layer_parameters(BLOOM.hidden_size) == 2466437120
+    assert count_layer_parameters(BLOOM) == 2466437120
     assert 2.2 < checkpoint_bytes(BLOOM, 4) / 2**40 < 2.3  # the chronicle says 2.3 TB
 
 
@@ -138,3 +142,20 @@ def test_tensor_parallel_ranks_hold_biases_and_norms_whole() -> None:
     (half,) = count_stage_parameters(model, 2, (4,))
     replicated = 4 * 6 * 64 + 32 * 64 + 2 * 64
     assert 2 * half.num_parameters - replicated == count_parameters(model, 2)
+
+
+def test_llamas_layers_give_the_published_sizes() -> None:
+    """Llama 3 8B (arXiv 2407.21783) has 8,030,261,248 parameters, Llama 2 7B 6,738,415,616; both have untied tables."""
+    llama = ModelShape(
+        *(32, 4096, 32, 14336, 8192, 128256),
+        tied_embeddings=False,
+        positions="rotary",
+        num_key_value_heads=8,
+        activation="swiglu",
+        norm="rmsnorm",
+        biases=False,
+    )
+    older = replace(llama, ffn_hidden_size=11008, vocab_size=32000, num_key_value_heads=None)
+    assert count_parameters(llama) == 8030261248
+    assert count_parameters(older) == 6738415616
+    assert sum(each.num_parameters for each in count_stage_parameters(llama, 1, (16, 16))) == 8030261248
