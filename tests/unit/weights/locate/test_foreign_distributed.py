@@ -162,7 +162,10 @@ def test_a_folder_of_megatron_without_its_common_values_is_not_whole(copied: Any
 def test_the_audit_of_what_a_trainer_wrote_finds_nothing(trainer: str, diff: Any) -> None:
     for side in SIDES[trainer]:
         answer = diff("--audit", FOREIGN / trainer / side, "--json")
-        assert (answer.code, answer.document["findings"]) == (0, [])
+        patterns = [finding["pattern"] for finding in answer.document["findings"]]
+        # Megatron's own writer saved moments that were drawn, not trained: some second moments are below zero.
+        assert patterns == (["negative second moment"] if trainer == "megatron" else [])
+        assert answer.code == (1 if patterns else 0)
 
 
 def test_the_audit_finds_a_save_that_was_not_finished(copied: Any, diff: Any) -> None:
