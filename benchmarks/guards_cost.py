@@ -2,7 +2,7 @@
 
     python benchmarks/guards_cost.py [--page docs/explanation/guards-cost.md] [--steps 60]
 
-Ranks on this machine train a GPT. In the first run of each size every second step is checked (`guards: {interval: 2}`),
+Ranks on this machine train a GPT. In the first run of each size every second step is checked,
 so checked and unchecked steps alternate. The cost is the median difference between a checked step and the mean of its
 two neighbours, each timed from its beginning to that of the next step. The second run has the default,
 `interval: auto`, and logs what it measured itself and how often it will check. In a third run no step is
@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from defect_matrix import train, write
-from guards_every_step import FILE
+from guards_every_step import EVERY_SECOND, FILE, UNCHECKED
 from ranks import prepare_corpus
 
 from bigsci_launch.runs.events import read_events
@@ -57,6 +57,7 @@ SIZES = (
     Size(Topology(tp=1, pp=2, dp=1), 256, 4, 4096, 16, "fp32"),
     Size(Topology(tp=2, pp=1, dp=1), 256, 4, 4096, 16, "bf16"),
     Size(Topology(tp=2, pp=2, dp=1), 128, 4, 2048, 16, "bf16"),
+    Size(Topology(tp=1, pp=2, dp=1), 512, 6, 4096, 32, "bf16"),
 )
 
 
@@ -77,10 +78,10 @@ class Cost:
         return (self.measured_ms / self.interval + self.every_ms) / self.plain_ms
 
 
-def sections(size: Size, corpus: Path, num_steps: int, interval: int | str) -> dict[str, Any]:
+def sections(size: Size, corpus: Path, num_steps: int, name: str) -> dict[str, Any]:
     """Return the run file of a size."""
     return {
-        "run": {"name": "cost"},
+        "run": {"name": name},
         "parallelism": {
             "tensor_parallel_size": size.topology.tp,
             "pipeline_parallel_size": size.topology.pp,
@@ -100,7 +101,7 @@ def sections(size: Size, corpus: Path, num_steps: int, interval: int | str) -> d
             "precision": size.precision,
         },
         "data": {"prefix": str(corpus)},
-        "guards": {"interval": interval},
+        "guards": {"interval": "auto"},
     }
 
 
@@ -113,11 +114,10 @@ def step_seconds(attempt: AttemptDir) -> dict[int, float]:
 
 def measure(folder: Path, size: Size, corpus: Path, num_steps: int) -> Cost:
     """Train both runs of a size on the same ranks and return the cost."""
-    every_second = write(folder / "every-second", sections(size, corpus, num_steps, 2))
+    every_second = write(folder / EVERY_SECOND, sections(size, corpus, num_steps, EVERY_SECOND))
     chosen = write(folder / "auto", sections(size, corpus, 8, "auto"))
-    unchecked = write(folder / "unchecked", sections(size, corpus, 24, 1000))
-    train([every_second, chosen], folder, size.topology.world_size)
-    train([unchecked], folder, size.topology.world_size, "guards_every_step")
+    unchecked = write(folder / UNCHECKED, sections(size, corpus, 24, UNCHECKED))
+    train([every_second, chosen, unchecked], folder, size.topology.world_size, "guards_every_step")
     seconds = {step: value for step, value in step_seconds(every_second).items() if step > WARM_UP}
     differences = [
         seconds[step] - (seconds[step - 1] + seconds[step + 1]) / 2

@@ -54,9 +54,8 @@ class DataWatch:
         """Return what this rank says of the data of the step that it has just done."""
         if not self._num_read:
             return DataWord()
-        own, neighbour = (self._due(number) for number in (0, 1))
-        read = _signed(self._read.intdigest())
-        return DataWord(read, self._probed, own, neighbour if self._batches.dp > 1 else 0)
+        neighbour = self._due(1) if self._batches.dp > 1 else 0
+        return DataWord(_signed(self._read.intdigest()), self._probed, self._due(0), neighbour)
 
     def _due(self, further: int) -> int:
         """Return the digest of the probed sample that is due `further` data-parallel ranks from this one."""

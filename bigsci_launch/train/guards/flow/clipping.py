@@ -7,17 +7,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import Tensor
 
 from bigsci_launch.train.guards.copies import Violation
-from bigsci_launch.train.guards.flow.samples import distance
 from bigsci_launch.train.guards.state import OptimizerPartition
 from bigsci_launch.train.optimizer import loss_scale
 
 _TOLERANCE = 2e-3
 _PER_PART = 64
+_TINY = 1e-12
 
 
 def clip_factor(norm: float, clip: float) -> float:
@@ -27,7 +28,7 @@ def clip_factor(norm: float, clip: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """Elements of a partition: their places in it, and their values before clipping, without fp16's loss scale."""
+    """Elements of a partition: their places in it, and their values before clipping, times fp16's loss scale."""
 
     places: Tensor
     values: Tensor
@@ -38,6 +39,7 @@ class ClipWatch:
 
     def __init__(self, optimizer: Any, parts: Sequence[OptimizerPartition]) -> None:
         self._optimizer, self._parts = optimizer, parts
+        self._spread: dict[tuple[int, int], Tensor] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -48,18 +50,24 @@ class ClipWatch:
     def see_reduced(self) -> None:
         """Keep gradients before they are clipped."""
         self._clear()
-        scale = loss_scale(self._optimizer) or 1.0
+        self._scale = loss_scale(self._optimizer) or 1.0
         for number in range(len(self._parts)):
             start, piece = largest_piece(self._optimizer, number)
-            places = torch.arange(0, len(piece), max(1, len(piece) // _PER_PART), device=piece.device)
-            self._before[number] = _Sample(start + places, piece[places].double() / scale)
+            places = self._places(len(piece), piece)
+            self._before[number] = _Sample(places + start if start else places, piece[places])
+
+    def _places(self, size: int, like: Tensor) -> Tensor:
+        key = (size, like.get_device())
+        if key not in self._spread:
+            self._spread[key] = torch.arange(0, size, max(1, size // _PER_PART), device=like.device)
+        return self._spread[key]
 
     @torch.no_grad()
     def see_used(self) -> None:
         """Keep the same gradients as AdamW gets them; ZeRO hands over one partition at a time."""
         for number, part in enumerate(self._parts):
             if part.master.grad is not None and number in self._before and number not in self._used:
-                self._used[number] = part.master.grad[self._before[number].places].double()
+                self._used[number] = part.master.grad[self._before[number].places]
 
     def findings(self, norm: float, clip: float, rank: int) -> Iterator[Violation]:
         """Find partitions whose gradients were not scaled by the factor that follows from `norm`, the reported one."""
@@ -67,9 +75,12 @@ class ClipWatch:
             return
         factor = clip_factor(norm, clip)
         for number, used in self._used.items():
-            apart, real = distance(used, factor * self._before[number].values)
-            if apart > _TOLERANCE:
-                text = f"gradients reached the optimizer scaled by {real * factor:.4g}; clipping calls for {factor:.4g}"
+            before = self._before[number].values.double().cpu().numpy() * (factor / self._scale)
+            after = used.double().cpu().numpy()
+            size, apart = float(np.linalg.norm(before)), float(np.linalg.norm(after - before))
+            if apart > _TOLERANCE * size + _TINY:
+                real = float(after @ before) / size**2 * factor if size else math.inf
+                text = f"gradients reached the optimizer scaled by {real:.4g}; clipping calls for {factor:.4g}"
                 yield Violation("clipping", f"group {self._parts[number].name}", (rank,), text)
 
 
