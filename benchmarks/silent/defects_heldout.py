@@ -97,7 +97,8 @@ def keep_gradients(place: Place) -> None:
     original = optimizer.clear_hp_grads
 
     def clear() -> None:
-        if place.step == place.at - 1:
+        # The first of two calls: the engine clears what the optimizer has cleared.
+        if place.step == place.at - 1 and not kept:
             kept[:] = [flat.clone() for flat in optimizer.fp32_groups_gradients_flat]
         original()
 
@@ -155,6 +156,8 @@ def lose_tie(place: Place) -> None:
         functions = place.engine.module.forward_funcs
         head = functions[-1]
         apart = copy.copy(head.args[0])
+        for name in [name for name in vars(apart) if hasattr(type(apart), name)]:
+            delattr(apart, name)  # a method wrapped in this module alone, which would lead back to the original
         apart._parameters = {"weight": torch.nn.Parameter(apart.weight.detach().clone(), requires_grad=False)}
         functions[-1] = partial(head.func, apart)
 
@@ -194,7 +197,7 @@ def be_late(place: Place) -> None:
     original = LearningRate.at
 
     def at(self: LearningRate, step: int) -> float:
-        return original(self, step - 1 if place.is_on else step)
+        return original(self, step - 1 if place.is_here and step >= place.at else step)
 
     patch(place.undo, LearningRate, "at", at)
 
