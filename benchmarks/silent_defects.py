@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from silent import cases_restart, cases_steps
+from silent import cases_heldout, cases_restart, cases_steps
 from silent.case import AT, SAVE_EVERY, STEPS, Case, Row
 from silent.cases_restart import HALF
 from silent.field import Field, Made, train
@@ -29,7 +29,7 @@ from silent.page import count, page
 
 from bigsci_launch.runs.layout import AttemptDir
 
-CASES = (*cases_steps.CASES, *cases_restart.CASES)
+CASES = (*cases_steps.CASES, *cases_restart.CASES, *cases_heldout.CASES)
 NUMBERS = {"at": AT, "steps": STEPS, "every": SAVE_EVERY, "half": HALF}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Group = Literal["data", "state", "nan", "gradients", "restart", "healthy"]
+Group = Literal["data", "state", "nan", "gradients", "restart", "healthy", "heldout"]
 Wanted = Literal["stop", "name", "nothing", "anything"]
 
 STEPS, SAVE_EVERY, AT = 12, 4, 6

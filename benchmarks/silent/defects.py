@@ -22,6 +22,7 @@ def inject(spec: Mapping[str, Any], rank: int, undo: ExitStack) -> None:
     if not spec:
         return
     from bigsci_launch.train import loop
+    from silent.defects_heldout import HELD_OUT
 
     ranks = spec["ranks"]
     is_here = not ranks or rank in ranks
@@ -30,10 +31,11 @@ def inject(spec: Mapping[str, Any], rank: int, undo: ExitStack) -> None:
         inject_data(spec, is_here, undo)
         return
     original = loop.build_engine
+    act = {**DEFECTS, **HELD_OUT}[spec["defect"]]
 
     def build(*args: Any, **kwargs: Any) -> Any:
         engine = original(*args, **kwargs)
-        DEFECTS[spec["defect"]](Place(engine, is_here, spec["at"], options, undo))
+        act(Place(engine, is_here, spec["at"], options, undo))
         return engine
 
     patch(undo, loop, "build_engine", build)

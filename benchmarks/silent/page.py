@@ -14,7 +14,14 @@ TITLES = {
     "nan": "Values that are not finite",
     "gradients": "Gradients",
     "restart": "Restarts",
+    "heldout": "Held out",
     "healthy": "Undisturbed runs",
+}
+NOTES = {
+    "heldout": """These defects were declared by somebody who had not read the checking code, before any of them was
+run, and they were measured once. Their check is open: the cause is judged by ranks, tensor and what is said. Three were
+run a second time, because their injection had to be repaired: `gradients-kept-dp` and `tie-lost` had no effect at
+first, and `schedule-late-dp` acted a step early.""",
 }
 HEAD = """<!-- Made by `python benchmarks/silent_defects.py --before benchmarks/rows/silent-defects-before.json --page
 docs/explanation/silent-defects.md`. -->
@@ -47,7 +54,8 @@ def page(cases: Sequence[Case], rows: Mapping[str, Row], before: Mapping[str, Ro
     for group, title in TITLES.items():
         chosen = [case for case in cases if case.group == group and case.name in rows]
         if chosen:
-            parts.append(f"## {title}\n\n" + "\n".join(table(chosen, rows, before)))
+            note = [NOTES[group]] if group in NOTES else []
+            parts.append("\n\n".join([f"## {title}", *note, "\n".join(table(chosen, rows, before))]))
     parts.append("## What was said\n\n" + "\n".join(said(cases, rows)))
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
@@ -64,9 +72,11 @@ def counts(cases: Sequence[Case], rows: Mapping[str, Row], before: Mapping[str, 
     """Yield the counts, now and before."""
     yield from ("| | defects | found and named | silent | wrong became `latest` | undisturbed runs | false alarms |",)
     yield "|" + "---|" * 7
-    for title, some in (("before", before), ("now", rows)):
-        if some:
-            yield f"| {title} | " + " | ".join(map(str, count(cases, some))) + " |"
+    apart = [case for case in cases if case.group == "heldout"]
+    others = [case for case in cases if case.group != "heldout"]
+    for title, chosen, some in (("before", others, before), ("now", others, rows), ("held out, now", apart, rows)):
+        if any(case.name in some for case in chosen):
+            yield f"| {title} | " + " | ".join(map(str, count(chosen, some))) + " |"
 
 
 def count(cases: Sequence[Case], rows: Mapping[str, Row]) -> tuple[int, ...]:

@@ -12,6 +12,8 @@ import pytest
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 from silent.case import Case, Finding, Row, Seen, Truth  # noqa: E402
+from silent.defects import DEFECTS  # noqa: E402
+from silent.defects_heldout import HELD_OUT  # noqa: E402
 from silent.edits import EDITS  # noqa: E402
 from silent.judge import finding_of_error, findings_of, judge, named_ranks  # noqa: E402
 from silent.page import page  # noqa: E402
@@ -118,6 +120,16 @@ def test_the_table_is_complete_and_its_names_are_known() -> None:
     assert sections <= RunConfig.model_fields.keys()
     assert all(case.truth.why for case in CASES if case.truth.wanted == "anything")
     assert len({reference_key(case) for case in CASES}) < len(CASES) / 2
+
+
+def test_held_out_defects_are_counted_and_shown_apart() -> None:
+    held_out = [case for case in CASES if case.group == "heldout"]
+    assert len(held_out) == 15
+    assert all(case.defect in {**DEFECTS, **HELD_OUT} for case in held_out)
+    rows = {case.name: Row(case.name, "silent", "-", False, False) for case in (held_out[0], MOMENT)}
+    text = page((MOMENT, *held_out), rows, {}, NUMBERS)
+    assert "## Held out\n\nThese defects were declared by somebody who had not read the checking code" in text
+    assert "| now | 1 | 0 | 1 |" in text and "| held out, now | 1 | 0 | 1 |" in text
 
 
 def test_the_page_has_every_row_and_says_what_is_not_right() -> None:
