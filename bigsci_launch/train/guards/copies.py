@@ -35,6 +35,8 @@ class Column:
     name: str
     axes: tuple[str, ...]
     is_gradient: bool = False
+    check: str | None = None
+    """The name of the check, if it is not that of copies along an axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def expected_pairs(columns: Sequence[Sequence[Column]], topology: Topology) -> I
 
 
 def _check(axis: str, column: Column) -> str:
-    return "tied gradients" if column.is_gradient else _CHECKS[axis]
+    return column.check or ("tied gradients" if column.is_gradient else _CHECKS[axis])
 
 
 def _violation(check: str, name: str, pairs: Sequence[ExpectedPair]) -> Violation:
@@ -101,6 +103,7 @@ def holders(columns: Sequence[Sequence[Column]], topology: Topology) -> Mapping[
 # Checks closer to the cause come first.
 _ORDER = (
     "data",
+    "settings of layers",
     "optimizer groups",
     "load",
     "memory",

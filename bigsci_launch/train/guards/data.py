@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -25,6 +26,14 @@ from bigsci_launch.train.guards.step_word import DataWord
 CHECK = "data"
 
 
+@dataclass(slots=True)
+class TakenData:
+    """Sums of the digests of the micro batches of a step, whatever their order."""
+
+    tokens: int = 0
+    labels: int = 0
+
+
 class DataWatch:
     """Looks at the micro batches that the engine of one rank takes."""
 
@@ -34,6 +43,7 @@ class DataWatch:
 
     def _clear(self) -> None:
         self._read, self._num_read, self._probed = xxh3_64(), 0, 0
+        self.taken = TakenData()
 
     def watch(
         self, taken: Iterator[tuple[Tensor, Tensor]], consumed_samples: int, num_micro_batches: int
@@ -45,6 +55,8 @@ class DataWatch:
         for tokens, labels in taken:
             self._read.update(tokens.numpy().tobytes())
             self._read.update(labels.numpy().tobytes())
+            self.taken.tokens += xxh3_64_intdigest(tokens.numpy().tobytes())
+            self.taken.labels += xxh3_64_intdigest(labels.numpy().tobytes())
             if self._num_read == probed:
                 self._probed = _digest_sample(tokens[0], labels[0])
             self._num_read += 1

@@ -29,6 +29,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor, nn
 
 from bigsci_launch.train.guards.copies import TIED, Violation
+from bigsci_launch.train.guards.data import TakenData
 from bigsci_launch.train.guards.flow.clipping import ClipWatch, clip_factor
 from bigsci_launch.train.guards.flow.layers import LayerWatch
 from bigsci_launch.train.guards.flow.loss import LossWatch
@@ -53,7 +54,7 @@ class GradientWatch:
         self._parts = partitions(engine.optimizer)
         self.is_armed = False
         self._loss = LossWatch(engine, self._armed)
-        self._layers = LayerWatch(engine.module, self._armed)
+        self._layers = LayerWatch(engine, self._armed)
         self._reduction = ReductionWatch(engine.module, engine.optimizer, self._parts)
         self._clipping = ClipWatch(engine.optimizer, self._parts)
         self.clear()
@@ -81,6 +82,14 @@ class GradientWatch:
 
     def _armed(self) -> bool:
         return self.is_armed
+
+    def find_wrong_feed(self, taken: TakenData) -> Iterator[Violation]:
+        """Find that a checked step computed with other tokens or labels than the loader gave to this rank."""
+        text = "what the model computed with is not what the loader gave"
+        if self._engine.is_first_stage() and self._layers.tokens != taken.tokens:
+            yield Violation("data", "tokens", (self._rank,), text)
+        if self._loss.is_watching and self._loss.labels not in (0, taken.labels):
+            yield Violation("data", "labels", (self._rank,), text)
 
     def find_in_step(self, clip: float) -> Iterator[Violation]:
         """Find what can be seen in every step at next to no cost: gradients that were not clipped as reported."""

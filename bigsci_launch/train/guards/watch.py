@@ -29,6 +29,7 @@ from bigsci_launch.train.guards.data import (
     exchange_fingerprints,
     find_wrong_data,
 )
+from bigsci_launch.train.guards.flow.agreement import agreed_columns, agreed_digests, find_shared_randomness
 from bigsci_launch.train.guards.gradients import GradientWatch, find_wrong_norm
 from bigsci_launch.train.guards.judge import Judge
 from bigsci_launch.train.guards.seal import WeightSeal
@@ -47,9 +48,10 @@ from bigsci_launch.train.rank_events import RankReport
 SHARE = 0.005
 """The share of the training time that guards may take."""
 
-AIM = 0.5 * SHARE
+AIM = 0.3 * SHARE
 """The share that the interval is chosen for. A check costs more than the time it takes, because it leaves caches cold
-and ranks out of step: up to 1.9 times as much was measured (`benchmarks/guards_cost.py`)."""
+and ranks out of step: up to 1.9 times as much was measured (`benchmarks/guards_cost.py`). What guards do in every step
+comes on top."""
 
 ONE_MORE_S = 10.0
 """Seconds that a step may take to be checked and done after a signal has asked the run to stop."""
@@ -94,6 +96,7 @@ class Guards:
     def _exchange_columns(self) -> list[list[Column]]:
         mine = columns(self._engine.module)
         mine += [Column(f"gradient of {name}", ("pp",), is_gradient=True) for name in self._gradients.tied_names]
+        mine += agreed_columns(self._engine.module)
         everywhere: list[Any] = [None] * self._topology.world_size
         dist.all_gather_object(everywhere, mine)
         return everywhere
@@ -184,6 +187,7 @@ class Guards:
         # A step whose gradients are not finite is skipped on all ranks, and may keep the norm of the step before.
         if clip > 0 and not getattr(self._engine.optimizer, "overflow", False):
             found += find_wrong_norm(norm, used, self._rank, lost)
+        found += self._gradients.find_wrong_feed(self.data.taken)
         found += self._gradients.find_wrong_clipping(used if clip > 0 else norm, clip)
         found += self._optimizer.find_in_check(step)
         if self._judge(step, found, self._digests(with_gradients=True)):
@@ -205,7 +209,8 @@ class Guards:
 
     def _digests(self, with_gradients: bool = False) -> list[int]:
         tied = self._gradients.tied_digests if with_gradients else [0] * len(self._gradients.tied_names)
-        return [*weight_digests(self._engine.module), *tied]
+        agreed = agreed_digests(self._engine.module, self._engine.optimizer.param_groups)
+        return [*weight_digests(self._engine.module), *tied, *agreed]
 
     def _independent_norm(self) -> tuple[float, float]:
         """Return the gradient norm, and how much of it the clipping norm may have lost to rounding."""
@@ -238,6 +243,8 @@ class Guards:
         dist.all_gather(everywhere, mine)
         table = torch.stack(everywhere).cpu().numpy()
         violations = self._copies.find_unequal(table[:, :-1])
+        if self._config.model.dropout > 0:
+            violations += find_shared_randomness(self._columns, table, self._topology)
         if table[:, -1].any():
             violations += self.judge.gather(found)
         if violations:

@@ -7,15 +7,18 @@ counted twice between a layer's backward pass and the reduction over ranks is na
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor, nn
+from xxhash import xxh3_64_intdigest
 
-from bigsci_launch.train.guards.copies import Violation
+from bigsci_launch.train.guards.copies import TIED, Violation
 from bigsci_launch.train.guards.flow.samples import distance, signs
-from bigsci_launch.train.guards.state import local_gradient
+from bigsci_launch.train.guards.state import bytes_of, local_gradient
 from bigsci_launch.train.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabularyParallelTable
 
 # What 16 bits lose in the products; a missing or doubled part changes a gradient by half or more.
@@ -26,8 +29,9 @@ _TINY = 1e-30
 class LayerWatch:
     """Hooks into the linear layers and tables of a stage; the hooks do nothing unless `is_armed()`."""
 
-    def __init__(self, module: nn.Module, is_armed: Callable[[], bool]) -> None:
-        self._is_armed = is_armed
+    def __init__(self, engine: PipelineEngine, is_armed: Callable[[], bool]) -> None:
+        self._engine, self._is_armed = engine, is_armed
+        module = engine.module
         self._weights: dict[str, nn.Parameter] = {}
         self._signs: dict[str, Tensor] = {}
         self.clear()
@@ -42,6 +46,8 @@ class LayerWatch:
     def clear(self) -> None:
         """Forget the last step."""
         self._implied: dict[str, Tensor] = {}
+        self._num_seen: Counter[str] = Counter()
+        self.tokens = 0
 
     def _watch_linear(self, name: str, layer: Any) -> None:
         self._know(name, layer.weight)
@@ -91,6 +97,8 @@ class LayerWatch:
         if not self._is_armed() or not output.requires_grad:
             return
 
+        self.tokens += xxh3_64_intdigest(bytes_of(tokens))
+
         def see(gradient: Tensor) -> None:
             projected = (gradient @ self._signs_of(name)).reshape(-1).float()
             rows = tokens.reshape(-1) - table.first_token
@@ -100,16 +108,27 @@ class LayerWatch:
 
         output.register_hook(see)  # type: ignore[no-untyped-call]
 
+    def _num_uses(self, name: str) -> int:
+        """Return how often a micro batch uses a weight: a tied table begins the first stage and ends the last one."""
+        if not name.startswith(TIED):
+            return 1
+        return int(self._engine.is_first_stage()) + int(self._engine.is_last_stage())
+
     def _add(self, name: str, part: Tensor) -> None:
+        self._num_seen[name] += 1
         self._implied[name] = self._implied[name] + part if name in self._implied else part
 
     @torch.no_grad()
     def findings(self, rank: int, is_wanted: Callable[[str], bool]) -> Iterator[Violation]:
         """Find wanted weights whose gradient, as accumulated until now, is not what this step's layers imply."""
-        for name, implied in self._implied.items():
-            weight = self._weights[name]
+        for name, weight in self._weights.items():
             if not is_wanted(name):
                 continue
+            if self._num_seen[name] != (due := self._engine.micro_batches * self._num_uses(name)):
+                text = f"its layer made a gradient {self._num_seen[name]} times in this step, not {due} times"
+                yield Violation("layer gradients", name, (rank,), text)
+                continue
+            implied = self._implied[name]
             gradient = local_gradient(weight)
             found = torch.zeros_like(implied) if gradient is None else gradient.float() @ self._signs_of(name).float()
             apart, factor = distance(found, implied)

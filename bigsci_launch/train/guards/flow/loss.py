@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor
+from xxhash import xxh3_64_intdigest
 
 from bigsci_launch.train.guards.copies import Violation
 from bigsci_launch.train.guards.flow.samples import distance, spread
+from bigsci_launch.train.guards.state import bytes_of
 from bigsci_launch.train.optimizer import loss_scale
 from bigsci_launch.train.parallel.loss import VocabularyParallelLoss
 
@@ -30,18 +32,22 @@ class LossWatch:
         self._engine, self._is_armed = engine, is_armed
         self.clear()
         loss = engine.module.loss_fn
-        if engine.is_last_stage() and isinstance(loss, VocabularyParallelLoss):
+        self.is_watching = engine.is_last_stage() and isinstance(loss, VocabularyParallelLoss)
+        if self.is_watching:
             engine.module.loss_fn = self._standing_before(loss)
 
     def clear(self) -> None:
         """Forget the last step."""
         self._expected: Tensor | None = None
         self._found: Tensor | None = None
+        self.labels = 0
 
     def _standing_before(self, loss: VocabularyParallelLoss) -> Callable[[Tensor, Tensor], Tensor]:
         def run(logits: Tensor, labels: Tensor) -> Tensor:
-            if self._is_armed() and logits.requires_grad and self._expected is None:
-                self._look(loss, logits, labels)
+            if self._is_armed() and logits.requires_grad:
+                self.labels += xxh3_64_intdigest(bytes_of(labels))
+                if self._expected is None:
+                    self._look(loss, logits, labels)
             return loss(logits, labels)
 
         return run
@@ -60,7 +66,11 @@ class LossWatch:
 
     def findings(self, rank: int) -> Iterator[Violation]:
         """Yield a violation if the gradient at the logits is not what the loss implies."""
+        if not self.is_watching:
+            return
         if self._expected is None or self._found is None:
+            text = "the loss of this step, or its gradient, did not pass through the trainer's own loss function"
+            yield Violation("loss gradient", "logits", (rank,), text)
             return
         apart, factor = distance(self._found, self._expected)
         if apart > _TOLERANCE:
