@@ -5,7 +5,7 @@
 
 A tiny GPT on 2 or 4 ranks of this machine (gloo, CPU). Many attempts are trained in turn on the same ranks. Each
 declares what is true of it (`silent/cases_*.py`); verdicts come from the records of the run alone (`silent/judge.py`).
-`--before FILE` shows the rows of an earlier `--json` as a column.
+`--before FILE...` shows the rows of an earlier `--json` as a column.
 
 Exits with 1 if a row is not as it must be.
 """
@@ -80,11 +80,9 @@ def attempts(made: Sequence[Made]) -> list[AttemptDir]:
     return [each.attempt for each in made if each.attempt is not None]
 
 
-def read_rows(path: Path | None) -> Mapping[str, Row]:
-    """Return the rows of an earlier `--json`."""
-    if path is None:
-        return {}
-    return {name: Row(**row) for name, row in json.loads(path.read_text())["rows"].items()}
+def read_rows(paths: Sequence[Path]) -> Mapping[str, Row]:
+    """Return the rows of files of an earlier `--json`."""
+    return {name: Row(**row) for path in paths for name, row in json.loads(path.read_text())["rows"].items()}
 
 
 def main() -> None:
@@ -93,7 +91,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="list the cases and exit")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--page", type=Path, help="write the page to this file")
-    parser.add_argument("--before", type=Path, help="an earlier --json, shown as a column")
+    parser.add_argument("--before", type=Path, nargs="+", help="files of an earlier --json, shown as a column")
     parser.add_argument(
         "--rest", type=Path, help="an earlier --json: its rows stand for the cases that are not run now"
     )
@@ -106,13 +104,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.keep or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        rows = {**read_rows(options.rest), **run_all(Field(folder), cases)}
+        rows = {**read_rows([options.rest] if options.rest else []), **run_all(Field(folder), cases)}
     if options.json:
         options.json.write_text(
             json.dumps({"rows": {name: row.as_dict() for name, row in rows.items()}}, indent=1) + "\n"
         )
     if options.page:
-        options.page.write_text(page(CASES, rows, read_rows(options.before), NUMBERS))
+        options.page.write_text(page(CASES, rows, read_rows(options.before or []), NUMBERS))
     print("defects, right, silent, tainted, undisturbed, false alarms:", *count(CASES, rows))
     sys.exit(any(not row.is_right for row in rows.values()))
 

@@ -129,7 +129,7 @@ def test_held_out_defects_are_counted_and_shown_apart() -> None:
     rows = {case.name: Row(case.name, "silent", "-", False, False) for case in (held_out[0], MOMENT)}
     text = page((MOMENT, *held_out), rows, {}, NUMBERS)
     assert "## Held out\n\nThese defects were declared by somebody who had not read the checking code" in text
-    assert "| now | 1 | 0 | 1 |" in text and "| held out, now | 1 | 0 | 1 |" in text
+    assert "| now | 1 | 0 | 1 |" in text and "| the same, now | 1 | 0 | 1 |" in text
 
 
 def test_the_page_has_every_row_and_says_what_is_not_right() -> None:

@@ -32,8 +32,8 @@ class LossWatch:
         self._engine, self._is_armed = engine, is_armed
         self.clear()
         loss = engine.module.loss_fn
-        self.is_watching = engine.is_last_stage() and isinstance(loss, VocabularyParallelLoss)
-        if self.is_watching:
+        self.is_watching = engine.is_last_stage()
+        if self.is_watching and isinstance(loss, VocabularyParallelLoss):
             engine.module.loss_fn = self._standing_before(loss)
 
     def clear(self) -> None:
