@@ -180,8 +180,8 @@ Each number of ranks has five tables:
 - **The loss and the guards**, as above.
 - **In mid-run**: the same defects, begun at step {MID_RUN} of a run that saves after step {SAVE_AT}.
   `guards: {{interval: 1}}` catches them in the same step. The default, `guards: {{interval: auto}}`, checks the first
-  two steps, before each save, after each load, and every N steps, where N keeps the cost under 0.5 % of the time. So it
-  catches such a defect up to N steps late, but always before the next save.
+  two steps, each step that is saved, after each load, and every N steps, where N keeps the checks at 0.15 % of the
+  time. So it catches such a defect up to N steps late, but always before the next save.
 - **Dumps**: `bsl diff-weights A B` on the weights after step {SAVE_AT} and those before step {SAVE_AT + 1} of the
   resumed run, as every rank dumped them. This shows what a resume loses or repairs. A defect that both sides share is
   reported, but it is not a difference (exit code 0). The cause is found from the moments in the checkpoint saved with

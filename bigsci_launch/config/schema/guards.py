@@ -19,8 +19,8 @@ class GuardsSection(Section):
     log."""
 
     interval: Literal["auto", "off"] | PositiveInt = "auto"
-    """Steps between checks; a step whose result is saved is always checked. `auto`: as few as keep their cost below
-    0.5 % of the training time. `off`: no checks of copies, gradients and state at all, not even at load and save. With
+    """Steps between checks; a step whose result is saved is always checked. `auto`: as few as keep checks at 0.15 % of
+    the training time. `off`: no checks of copies, gradients and state at all, not even at load and save. With
     a number, a check also compares the whole state of the optimizer with the one that the step before left; with
     `auto`, up to 256 elements of each of its tensors, in every step."""
 
