@@ -57,7 +57,7 @@ def stand_in(spent: dict[int, float]) -> None:
         before_step(self, number)
 
     for owner, names in (
-        (Guards, ("alarm", "after_words", "after_step")),
+        (Guards, ("alarm", "after_words", "check_step", "after_step")),
         (DataWatch, ("word",)),
         (ClipWatch, ("see_reduced", "see_used")),
         (OptimizerWatch, ("_look",)),

@@ -235,8 +235,10 @@ def _step(training: Training, progress: TrainingProgress) -> tuple[TrainingProgr
     seconds = time.monotonic() - started
     _dump(training, step, "after")
     skipped = engine.skipped_steps > num_skipped
+    if training.guards:
+        training.guards.check_step(step, seconds)
     words = exchange_words(_word(training, skipped, loss), engine.device)
-    _judge_step(training, step, seconds, words)
+    _judge_step(training, step, words)
     progress = TrainingProgress(step, progress.consumed_samples + batch_size)
     if training.tells:
         _tell(training, progress, batch_size, learning_rate, loss, int(skipped), seconds)
@@ -249,13 +251,13 @@ def _word(training: Training, skipped: bool, loss: float) -> StepWord:
     return StepWord(training.stop.is_raised, skipped, alarm, loss, data)
 
 
-def _judge_step(training: Training, step: int, seconds: float, words: Sequence[StepWord]) -> None:
+def _judge_step(training: Training, step: int, words: Sequence[StepWord]) -> None:
     guards = training.guards
     if guards:
         guards.after_words(step, words)
     training.finite.after_step(step, words, (lambda: guards.find_causes(step)) if guards else list)
     if guards:
-        guards.after_step(step, seconds)
+        guards.after_step(step)
 
 
 def _dump(training: Training, step: int, when: str) -> None:

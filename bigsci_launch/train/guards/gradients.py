@@ -83,6 +83,11 @@ class GradientWatch:
     def _armed(self) -> bool:
         return self.is_armed
 
+    def find_after_step(self) -> Iterator[Violation]:
+        """Find a wrong gradient of the loss and gradients that were not averaged; a collective call, after the step."""
+        yield from self._loss.findings(self._rank)
+        yield from self._reduction.findings(self._rank)
+
     def find_wrong_feed(self, taken: TakenData) -> Iterator[Violation]:
         """Find that a checked step computed with other tokens or labels than the loader gave to this rank."""
         text = "what the model computed with is not what the loader gave"
@@ -127,7 +132,6 @@ class GradientWatch:
             self.seconds += time.monotonic() - started
 
     def _see_tied(self) -> None:
-        self.violations += self._loss.findings(self._rank)
         self.violations += self._layers.findings(self._rank, lambda name: name in self._tied)
 
     @torch.no_grad()
@@ -140,7 +144,7 @@ class GradientWatch:
 
     @torch.no_grad()
     def _see_reduced(self) -> None:
-        self.violations += self._reduction.findings(self._rank)
+        self._reduction.see_reduced()
         optimizer = self._engine.optimizer
         scale = loss_scale(optimizer) or 1.0
         for number, part in enumerate(self._parts):

@@ -91,6 +91,7 @@ class Guards:
         self._is_announced = False
         self._first_step, self._seconds, self._is_last_asked = 0, 0.0, False
         self._alarming: list[Violation] = []
+        self._checked: list[Violation] = []
         self._weights = WeightSeal(engine.module, rank)
 
     def _exchange_columns(self) -> list[list[Column]]:
@@ -167,21 +168,36 @@ class Guards:
             self.judge.judge(step, self._alarming)
             self._optimizer.violations = []
 
-    def after_step(self, step: int, seconds: float) -> None:
-        """Check the whole step, which took `seconds`, if it was due, and seal the state that it leaves."""
+    def check_step(self, step: int, seconds: float) -> None:
+        """Check the whole step, which took `seconds`, if it was due; `after_step` acts on what was found.
+
+        It comes before the ranks exchange their words. So every step ends with the same collective, and `bsl spy` can
+        compare the next step with all steps before it.
+        """
         self._seconds = seconds
-        if self._gradients.is_armed:
-            self._check_step(step, seconds)
+        self._checked = self._check_step(step, seconds) if self._gradients.is_armed else []
+
+    def after_step(self, step: int) -> None:
+        """Act on what a checked step has shown, and seal the state that it leaves.
+
+        Raises:
+            GuardError: something was found, and `guards.action` is to stop.
+        """
+        if self._checked:
+            self.judge.act(step, self._checked)
+        elif self._gradients.is_armed:
+            self.judge.passed(step)
         is_next_checked = self._due_early > 0 or self._is_due(step + 1)
         self._optimizer.seal(step, is_next_checked=is_next_checked)
         self._weights.take(step, is_whole=self._optimizer.is_whole and is_next_checked)
 
-    def _check_step(self, step: int, seconds: float) -> None:
+    def _check_step(self, step: int, seconds: float) -> list[Violation]:
         started = time.monotonic()
         norm, lost = self._independent_norm()
         used, clip = float(self._engine.get_global_grad_norm() or 0.0), self._config.optimizer.clip_grad
         found = [
             *self._gradients.violations,
+            *self._gradients.find_after_step(),
             *find_masters_apart(partitions(self._engine.optimizer), self._rank),
         ]
         # A step whose gradients are not finite is skipped on all ranks, and may keep the norm of the step before.
@@ -190,12 +206,12 @@ class Guards:
         found += self._gradients.find_wrong_feed(self.data.taken)
         found += self._gradients.find_wrong_clipping(used if clip > 0 else norm, clip)
         found += self._optimizer.find_in_check(step)
-        if self._judge(step, found, self._digests(with_gradients=True)):
-            self.judge.passed(step)
+        violations = self._exchange(found, self._digests(with_gradients=True))
         watched = self._gradients.seconds
         self._gradients.clear()
         self._due_early = max(0, self._due_early - 1)
         self._choose_interval(time.monotonic() - started + watched, seconds - watched)
+        return violations
 
     def before_save(self, step: int) -> None:
         """Check the state about to be saved."""
@@ -229,12 +245,17 @@ class Guards:
         is_first = self._first_stage[name] == self._coordinate.pp_rank
         return is_first and (name not in self._replicated or self._coordinate.tp_rank == 0)
 
-    def _judge(self, step: int, found: Sequence[Violation], digests: Sequence[int]) -> bool:
-        """Exchange the findings of all ranks, act on them, and return whether there were none.
+    def _judge(self, step: int, found: Sequence[Violation], digests: Sequence[int]) -> None:
+        """Exchange the findings of all ranks and act on them.
 
         Raises:
             GuardError: something was found, and `guards.action` is to stop.
         """
+        if violations := self._exchange(found, digests):
+            self.judge.act(step, violations)
+
+    def _exchange(self, found: Sequence[Violation], digests: Sequence[int]) -> list[Violation]:
+        """Return the findings of all ranks, causes first."""
         width = max(len(each) for each in self._columns)
         mine = torch.zeros(width + 1, dtype=torch.int64, device=self._engine.device)
         mine[: len(digests)] = torch.tensor(digests, dtype=torch.int64)
@@ -247,9 +268,7 @@ class Guards:
             violations += find_shared_randomness(self._columns, table, self._topology)
         if table[:, -1].any():
             violations += self.judge.gather(found)
-        if violations:
-            self.judge.act(step, by_cause(violations))
-        return not violations
+        return by_cause(violations)
 
     def _choose_interval(self, cost: float, step_seconds: float) -> None:
         """With `auto`, choose the shortest interval whose cost stays within `AIM`; the same on all ranks."""

@@ -62,7 +62,7 @@ def stand_in() -> None:
 
         return run
 
-    Guards.after_step = standing(Guards.after_step, False)  # type: ignore[method-assign]
+    Guards.check_step = standing(Guards.check_step, False)  # type: ignore[method-assign]
     Guards.before_save = standing(Guards.before_save, True)  # type: ignore[method-assign]
 
 

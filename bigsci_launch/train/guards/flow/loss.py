@@ -8,6 +8,7 @@ and compared. The factors of gradient accumulation and of fp16's loss scale are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,16 @@ _TOLERANCE = 0.05
 _TOKENS = 8
 
 
+@dataclass(frozen=True, slots=True)
+class _SeenTokens:
+    """Logits (tokens, vocabulary / tp) in fp32 and labels (tokens) of some tokens, and the factor of their gradient."""
+
+    loss: VocabularyParallelLoss
+    scores: Tensor
+    labels: Tensor
+    factor: float
+
+
 class LossWatch:
     """Stands between the engine and its loss function on the last stage; elsewhere it does nothing."""
 
@@ -38,7 +49,7 @@ class LossWatch:
 
     def clear(self) -> None:
         """Forget the last step."""
-        self._expected: Tensor | None = None
+        self._seen: _SeenTokens | None = None
         self._found: Tensor | None = None
         self.labels = 0
 
@@ -46,7 +57,7 @@ class LossWatch:
         def run(logits: Tensor, labels: Tensor) -> Tensor:
             if self._is_armed() and logits.requires_grad:
                 self.labels += xxh3_64_intdigest(bytes_of(labels))
-                if self._expected is None:
+                if self._seen is None:
                     self._look(loss, logits, labels)
             return loss(logits, labels)
 
@@ -54,10 +65,10 @@ class LossWatch:
 
     @torch.no_grad()
     def _look(self, loss: VocabularyParallelLoss, logits: Tensor, labels: Tensor) -> None:
-        """Keep what the gradient of some tokens must be; a collective call of the tp ranks."""
+        """Keep some tokens, from which their gradient follows."""
         rows = torch.tensor(spread(labels.numel(), _TOKENS), device=logits.device)
         factor = (loss_scale(self._engine.optimizer) or 1.0) / (self._engine.micro_batches * labels.numel())
-        self._expected = factor * gradient_by_logits(loss, _rows(logits, rows), labels.flatten()[rows])
+        self._seen = _SeenTokens(loss, _rows(logits, rows), labels.flatten()[rows], factor)
 
         def see(gradient: Tensor) -> None:
             self._found = _rows(gradient, rows)
@@ -65,14 +76,18 @@ class LossWatch:
         logits.register_hook(see)  # type: ignore[no-untyped-call]
 
     def findings(self, rank: int) -> Iterator[Violation]:
-        """Yield a violation if the gradient at the logits is not what the loss implies."""
+        """Yield a violation if the gradient at the logits is not what the loss implies; a collective call of the tp
+        ranks, after the step: one within a checked step would hide from `bsl spy` which rank left the schedule.
+        """
         if not self.is_watching:
             return
-        if self._expected is None or self._found is None:
+        seen = self._seen
+        if seen is None or self._found is None:
             text = "the loss of this step, or its gradient, did not pass through the trainer's own loss function"
             yield Violation("loss gradient", "logits", (rank,), text)
             return
-        apart, factor = distance(self._found, self._expected)
+        expected = seen.factor * gradient_by_logits(seen.loss, seen.scores, seen.labels)
+        apart, factor = distance(self._found, expected)
         if apart > _TOLERANCE:
             text = f"the backward pass starts with {factor:.3g} times the gradient of the mean cross-entropy"
             yield Violation("loss gradient", "logits", (rank,), f"{text} (off by {apart:.0%})")

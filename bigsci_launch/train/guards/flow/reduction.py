@@ -7,6 +7,7 @@ each rank compares them with what has arrived in its partition.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,15 @@ _PER_TENSOR = 32
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 
 
+@dataclass(frozen=True, slots=True)
+class _ReducedSample:
+    """Reduced elements of a gradient, float64: those of its places that are listed in `inside`."""
+
+    name: str
+    inside: list[int]
+    found: Tensor
+
+
 class ReductionWatch:
     """Compares the gradients of one rank before and after the reduction over dp."""
 
@@ -34,44 +44,52 @@ class ReductionWatch:
 
     def clear(self) -> None:
         """Forget the last step."""
-        self._expected: dict[str, tuple[Tensor, Tensor]] = {}
+        self._local: Tensor | None = None
+        self._reduced: list[_ReducedSample] = []
 
     @torch.no_grad()
     def see_local(self) -> None:
-        """Average samples of the gradients over dp; a collective call of its ranks."""
-        size = dist.get_world_size(group=self._group)
-        if size == 1:
-            return
-        mine = torch.cat([_at(self._weights[name], places) for name, places in self._places.items()])
-        both = torch.stack([mine, mine.abs()]) / size
-        dist.all_reduce(both, group=self._group)
-        lengths = [len(places) for places in self._places.values()]
-        means, sizes = torch.split(both[0], lengths), torch.split(both[1], lengths)
-        self._expected = {name: (mean, size) for name, mean, size in zip(self._places, means, sizes, strict=True)}
+        """Keep samples of the gradients before the reduction."""
+        if dist.get_world_size(group=self._group) > 1:
+            self._local = torch.cat([_at(self._weights[name], places) for name, places in self._places.items()])
 
     @torch.no_grad()
-    def findings(self, rank: int) -> Iterator[Violation]:
-        """Find gradients in this rank's partition that are not the mean over dp."""
-        if not self._expected:
-            return
-        for number, part in enumerate(self._parts):
-            flat = gradient_parts(self._optimizer, number)
-            yield from self._compare(flat, part.slices, rank)
+    def see_reduced(self) -> None:
+        """Keep the same elements after the reduction, as far as they lie in this rank's partition."""
+        if self._local is not None:
+            for number, part in enumerate(self._parts):
+                self._keep(gradient_parts(self._optimizer, number), part.slices)
 
-    def _compare(self, flat: Tensor, slices: Mapping[str, tuple[int, int]], rank: int) -> Iterator[Violation]:
+    def _keep(self, flat: Tensor, slices: Mapping[str, tuple[int, int]]) -> None:
         for name, (start, size) in slices.items():
             weight: Any = self._weights[name]
             first = weight._hp_mapping.lp_fragment_address.start
             inside = [index for index, place in enumerate(self._places[name]) if first <= place < first + size]
-            if not inside:
-                continue
-            found = torch.stack([flat[start + self._places[name][index] - first] for index in inside]).double()
-            mean, scale = (each[inside] for each in self._expected[name])
-            apart = (found - mean).abs() > _TOLERANCE[weight.dtype] * scale + 1e-30
-            count = int((apart & torch.isfinite(mean)).sum())
+            if inside:
+                found = torch.stack([flat[start + self._places[name][index] - first] for index in inside]).double()
+                self._reduced.append(_ReducedSample(name, inside, found))
+
+    @torch.no_grad()
+    def findings(self, rank: int) -> Iterator[Violation]:
+        """Find gradients in this rank's partition that are not the mean over dp; a collective call of the dp ranks.
+
+        It is made after the step: a collective within a checked step would hide from `bsl spy` which rank left the
+        schedule.
+        """
+        if self._local is None:
+            return
+        both = torch.stack([self._local, self._local.abs()]) / dist.get_world_size(group=self._group)
+        dist.all_reduce(both, group=self._group)
+        lengths = [len(places) for places in self._places.values()]
+        means = dict(zip(self._places, torch.split(both[0], lengths), strict=True))
+        sizes = dict(zip(self._places, torch.split(both[1], lengths), strict=True))
+        for sample in self._reduced:
+            mean, scale = means[sample.name][sample.inside], sizes[sample.name][sample.inside]
+            limit = _TOLERANCE[self._weights[sample.name].dtype] * scale + 1e-30
+            count = int((((sample.found - mean).abs() > limit) & torch.isfinite(mean)).sum())
             if count:
-                text = f"{count} of {len(inside)} compared elements are not the mean over the data-parallel ranks"
-                yield Violation("gradient reduction", name, (rank,), text)
+                text = f"{count} of {len(mean)} compared elements are not the mean over the data-parallel ranks"
+                yield Violation("gradient reduction", sample.name, (rank,), text)
 
 
 def _at(parameter: nn.Parameter, places: Sequence[int]) -> Tensor:
