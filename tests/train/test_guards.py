@@ -72,8 +72,8 @@ def test_a_healthy_run_passes_and_says_what_it_costs(runs: Runs) -> None:
         assert runs[name].events(0)[-1]["reason"] == "finished"
         assert runs[name].events(2, "guard") == []
     (chosen,) = runs["healthy"].events(2, "guards")
-    assert chosen["share"] <= 0.0025
-    assert chosen["interval"] == -(-chosen["seconds"] // (0.0025 * chosen["step_seconds"]))
+    assert chosen["share"] <= 0.0015
+    assert chosen["interval"] == -(-chosen["seconds"] // (0.0015 * chosen["step_seconds"]))
 
 
 # By defect: the step, and what the message must contain.

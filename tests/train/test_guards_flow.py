@@ -19,7 +19,7 @@ LOSS = "the backward pass starts with 8 times"
 SENTENCES = {
     "replayed": ("data: samples", "not train on the samples due in this step"),
     "same samples": ("data: samples", "they trained on the same samples"),
-    "shifted labels": ("data: tokens and labels", "on ranks 0,2 (dp0)", "which of them is wrong is not known"),
+    "shifted labels": ("data: samples on rank 2 ", "not train on the samples due in this step"),
     "scaled loss": ("loss gradient: logits on ranks 2-3 (pp1)", LOSS),
     "scaled weight": ("layer gradients: ", "mlp.up.weight on rank 1 ", "8 times what its layer implies"),
     "unreduced": ("gradient reduction: ", "not the mean over the data-parallel ranks"),
