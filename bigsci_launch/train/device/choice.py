@@ -13,10 +13,9 @@ from typing import Literal
 
 Wanted = Literal["auto", "cuda", "cpu"]
 
-_PROMISES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE")
-"""Variables of a Slurm step that has GPUs: two lists of their numbers, and how many there are."""
-
-_NONE = {"SLURM_GPUS_ON_NODE": "0"}
+_PROMISES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+"""Variables of a Slurm step that has GPUs: lists of their numbers. A mere count proves no device: Slurm also counts GPUs
+that have none."""
 
 _MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -65,7 +64,7 @@ def _without_gpu(wanted: Wanted, environ: Mapping[str, str]) -> Device:
     why = _why_none(environ)
     if wanted == "cuda":
         return Device("cpu", None, "gloo", why=why, refusal=f"training.device is cuda, but {why}")
-    promised = next((name for name in _PROMISES if environ.get(name, "") not in ("", _NONE.get(name))), None)
+    promised = next((name for name in _PROMISES if environ.get(name)), None)
     if promised is None:
         return Device("cpu", None, "gloo", why=why)
     return Device("cpu", None, "gloo", why=why, refusal=f"Slurm gave {promised}={environ[promised]}, but {why}")

@@ -36,7 +36,7 @@ def agreed_columns(module: nn.Module) -> list[Column]:
 def agreed_digests(module: nn.Module, groups: Sequence[dict[str, Any]]) -> list[int]:
     """Return the digests of a rank's settings, random states and learning rates."""
     layers = [_digest(_settings(layer)) for _, layer in _layers(module)]
-    rates = [float(group["lr"]) for group in groups]
+    rates = sorted({float(group["lr"]) for group in groups})
     return [*layers, _random_state(), _digest(rates)]
 
 
