@@ -14,8 +14,8 @@ from typing import Literal
 Wanted = Literal["auto", "cuda", "cpu"]
 
 _PROMISES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-"""Variables of a Slurm step that has GPUs: lists of their numbers. A mere count proves no device: Slurm also counts GPUs
-that have none."""
+"""Variables of a Slurm step that has GPUs: lists of their numbers. A mere count proves no device, because Slurm can
+also count GPUs without one."""
 
 _MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
