@@ -53,10 +53,10 @@ class DataWatch:
         self._place = (consumed_samples, num_micro_batches)
         probed = probed_micro_batch(consumed_samples, num_micro_batches)
         for tokens, labels in taken:
-            self._read.update(tokens.numpy().tobytes())
-            self._read.update(labels.numpy().tobytes())
-            self.taken.tokens += xxh3_64_intdigest(tokens.numpy().tobytes())
-            self.taken.labels += xxh3_64_intdigest(labels.numpy().tobytes())
+            digests = [xxh3_64_intdigest(each.numpy().tobytes()) for each in (tokens, labels)]
+            self._read.update(repr(digests).encode())
+            self.taken.tokens += digests[0]
+            self.taken.labels += digests[1]
             if self._num_read == probed:
                 self._probed = _digest_sample(tokens[0], labels[0])
             self._num_read += 1

@@ -53,7 +53,7 @@ class GradientWatch:
         # Read once, here: during ZeRO's step the optimizer exposes one group at a time.
         self._parts = partitions(engine.optimizer)
         self.is_armed = False
-        self._loss = LossWatch(engine, self._armed)
+        self._loss = LossWatch(engine, tp_group, self._armed)
         self._layers = LayerWatch(engine, self._armed)
         self._reduction = ReductionWatch(engine.module, engine.optimizer, self._parts)
         self._clipping = ClipWatch(engine.optimizer, self._parts)

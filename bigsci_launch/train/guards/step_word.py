@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +47,8 @@ def exchange_words(word: StepWord, device: torch.device) -> list[StepWord]:
     """Return the words of all ranks, by rank; a collective call of all ranks."""
     mine = torch.tensor(encode(word), dtype=torch.int64, device=device)
     everywhere = torch.empty(dist.get_world_size(), len(mine), dtype=torch.int64, device=device)
-    _all_gather(everywhere, mine)
-    return [decode(row) for row in everywhere.tolist()]
-
-
-def _all_gather(everywhere: Tensor, mine: Tensor) -> None:
     dist.all_gather(list(everywhere.unbind()), mine)
+    return [decode(row) for row in everywhere.tolist()]
 
 
 def encode(word: StepWord) -> list[int]:

@@ -35,13 +35,11 @@ class LayerWatch:
         self._weights: dict[str, nn.Parameter] = {}
         self._signs: dict[str, Tensor] = {}
         self.clear()
-        seen: set[int] = set()
         for prefix, layer in module.named_modules():
             if isinstance(layer, (ColumnParallelLinear, RowParallelLinear)):
                 self._watch_linear(f"{prefix}.weight", layer)
-            elif isinstance(layer, VocabularyParallelTable) and id(layer) not in seen:
+            elif isinstance(layer, VocabularyParallelTable):
                 self._watch_table(f"{prefix}.weight", layer)
-            seen.add(id(layer))
 
     def clear(self) -> None:
         """Forget the last step."""

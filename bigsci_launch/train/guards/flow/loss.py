@@ -39,8 +39,10 @@ class _SeenTokens:
 class LossWatch:
     """Stands between the engine and its loss function on the last stage; elsewhere it does nothing."""
 
-    def __init__(self, engine: PipelineEngine, is_armed: Callable[[], bool]) -> None:
-        self._engine, self._is_armed = engine, is_armed
+    def __init__(
+        self, engine: PipelineEngine, tp_group: dist.ProcessGroup | None, is_armed: Callable[[], bool]
+    ) -> None:
+        self._engine, self._tp_group, self._is_armed = engine, tp_group, is_armed
         self.clear()
         loss = engine.module.loss_fn
         self.is_watching = engine.is_last_stage()
@@ -75,6 +77,18 @@ class LossWatch:
 
         logits.register_hook(see)  # type: ignore[no-untyped-call]
 
+    def _exchange_log_sums(self, seen: _SeenTokens | None) -> Tensor:
+        """Return the log-sum-exp of each token over the whole vocabulary, shape (8,): 0 where there are fewer tokens,
+        NaN if a tp rank has seen none; a collective call of the tp ranks."""
+        mine = torch.full((_TOKENS,), torch.nan if seen is None else 0.0, device=self._engine.device)
+        if seen is not None:
+            mine[: len(seen.labels)] = _log_sums(seen)
+        if self._tp_group is None:
+            return mine
+        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group=self._tp_group))]
+        dist.all_gather(parts, mine, group=self._tp_group)
+        return torch.stack(parts).logsumexp(dim=0)
+
     def findings(self, rank: int) -> Iterator[Violation]:
         """Yield a violation if the gradient at the logits is not what the loss implies; a collective call of the tp
         ranks, after the step: one within a checked step would hide from `bsl spy` which rank left the schedule.
@@ -82,31 +96,36 @@ class LossWatch:
         if not self.is_watching:
             return
         seen = self._seen
-        if seen is None or self._found is None:
+        # Every tp rank takes part, whatever it has seen: a defect of one of them must not become a hang.
+        totals = self._exchange_log_sums(seen)
+        if seen is None or self._found is None or bool(totals.isnan().any()):
             text = "the loss of this step, or its gradient, did not pass through the trainer's own loss function"
             yield Violation("loss gradient", "logits", (rank,), text)
             return
-        expected = seen.factor * gradient_by_logits(seen.loss, seen.scores, seen.labels)
+        expected = seen.factor * gradient_by_logits(seen, totals[: len(seen.labels)])
         apart, factor = distance(self._found, expected)
         if apart > _TOLERANCE:
             text = f"the backward pass starts with {factor:.3g} times the gradient of the mean cross-entropy"
             yield Violation("loss gradient", "logits", (rank,), f"{text} (off by {apart:.0%})")
 
 
+def _log_sums(seen: _SeenTokens) -> Tensor:
+    """Return the logarithm of the sum of exponentials over this rank's part of the vocabulary, shape (tokens,)."""
+    return seen.scores.masked_fill(_columns(seen) >= seen.loss.vocab_size, -torch.inf).logsumexp(dim=-1)
+
+
 def _rows(tensor: Tensor, rows: Tensor) -> Tensor:
     return tensor.detach().reshape(-1, tensor.shape[-1])[rows].float()
 
 
-def gradient_by_logits(loss: VocabularyParallelLoss, scores: Tensor, labels: Tensor) -> Tensor:
-    """Return softmax - one-hot, shape (tokens, vocabulary / tp), of fp32 logits; a collective call of the tp ranks."""
-    first_token = loss.ranks.rank * scores.shape[-1]
-    columns = torch.arange(first_token, first_token + scores.shape[-1], device=scores.device)
-    scores = scores.masked_fill(columns >= loss.vocab_size, -torch.inf)
-    mine = scores.logsumexp(dim=-1)
-    parts = [torch.empty_like(mine) for _ in range(loss.ranks.size)]
-    if loss.ranks.size > 1:
-        dist.all_gather(parts, mine, group=loss.ranks.group)
-    else:
-        parts = [mine]
-    total = torch.stack(parts).logsumexp(dim=0)
-    return (scores - total.unsqueeze(-1)).exp() - (columns == labels.unsqueeze(-1)).float()
+def gradient_by_logits(seen: _SeenTokens, log_sums: Tensor) -> Tensor:
+    """Return softmax - one-hot, shape (tokens, vocabulary / tp); `log_sums` are over the whole vocabulary."""
+    columns = _columns(seen)
+    scores = seen.scores.masked_fill(columns >= seen.loss.vocab_size, -torch.inf)
+    return (scores - log_sums.unsqueeze(-1)).exp() - (columns == seen.labels.unsqueeze(-1)).float()
+
+
+def _columns(seen: _SeenTokens) -> Tensor:
+    width = seen.scores.shape[-1]
+    first = seen.loss.ranks.rank * width
+    return torch.arange(first, first + width, device=seen.scores.device)
