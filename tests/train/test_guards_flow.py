@@ -23,6 +23,8 @@ SENTENCES = {
     "scaled loss": ("loss gradient: logits on ranks 2-3 (pp1)", LOSS),
     "scaled weight": ("layer gradients: ", "mlp.up.weight on rank 1 ", "8 times what its layer implies"),
     "unreduced": ("gradient reduction: ", "not the mean over the data-parallel ranks"),
+    "other epsilon": ("settings of layers: layer ", "on rank 1 ", "differs from the copy on rank 0"),
+    "shared masks": ("random states: dropout on ranks ", "draw the same dropout masks"),
     "unclipped": ("clipping: group decay", "scaled by 1; clipping calls for 0."),
 }
 
@@ -33,6 +35,7 @@ def runs(train_several: Any, tmp_path_factory: pytest.TempPathFactory) -> Runs:
         is_seen_unarmed = name in ("replayed", "same samples", "shifted labels", "unclipped")
         return {
             "run": {"name": name.replace(" ", "-")},
+            "model": {"dropout": 0.1 if name == "shared masks" else 0.0},
             "training": {"steps": 6, "precision": precision},
             "optimizer": {"clip_grad": 0.05, "warmup_steps": 0, "learning_rate": 1e-2},
             "guards": {"interval": 50 if is_seen_unarmed else 1},
@@ -70,3 +73,17 @@ def test_a_defect_stops_the_run_in_its_step(runs: Runs, name: str) -> None:
     for part in SENTENCES[name]:
         assert part in message
     assert not list(runs[name].run.checkpoints.glob("global_step*"))
+
+
+def test_a_loss_that_one_tp_rank_computes_otherwise_is_found_and_hangs_nobody(
+    train_several: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    sections = {"training": {"steps": 6, "precision": "bf16"}, "guards": {"interval": 1}}
+    scenarios = [(name, {**sections, "run": {"name": name.replace(" ", "-")}}) for name in ("unknown loss", "healthy")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "programs"), prepend=os.pathsep)
+        runs = train_several(tmp_path_factory.mktemp("loss"), "tp=2", scenarios, "broken_flow")
+    errors = [runs["unknown loss"].error(rank) for rank in range(2)]
+    assert all(errors) and errors[0]["step"] == STEP
+    assert "did not pass through the trainer's own loss function" in errors[0]["message"]
+    assert runs["healthy"].error(0) is None

@@ -57,6 +57,31 @@ def skip_clipping(training: Any) -> None:
     training.engine.optimizer.clip_grad = 0.0
 
 
+def change_epsilon(training: Any) -> None:
+    """Let the norms of rank 1 use another epsilon."""
+    for module in training.engine.module.modules():
+        if training.identity.rank == 1 and hasattr(module, "eps"):
+            module.eps = 0.1
+
+
+def replace_loss(training: Any) -> None:
+    """Compute the loss of rank 1 by a function that no guard knows."""
+    if training.identity.rank == 1:
+        from bigsci_launch.train.parallel.loss import VocabularyParallelLoss
+        from bigsci_launch.train.parallel.tensor import ColumnParallelLinear
+
+        module = training.engine.module
+        ranks = next(each.ranks for each in module.modules() if isinstance(each, ColumnParallelLinear))
+        module.loss_fn = VocabularyParallelLoss(training.config.model.vocab_size, ranks)
+
+
+def share_masks(training: Any) -> None:
+    """Let all ranks draw the same dropout masks."""
+    import torch
+
+    torch.manual_seed(7)
+
+
 BREAKS: dict[str, Callable[[Any], None]] = {
     "replayed": replay,
     "same samples": share_samples,
@@ -65,6 +90,9 @@ BREAKS: dict[str, Callable[[Any], None]] = {
     "scaled weight": scale_weight,
     "unreduced": skip_reduction,
     "unclipped": skip_clipping,
+    "other epsilon": change_epsilon,
+    "shared masks": share_masks,
+    "unknown loss": replace_loss,
 }
 
 
