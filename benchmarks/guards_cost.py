@@ -53,11 +53,10 @@ class Size:
 
 SIZES = (
     Size(Topology(tp=1, pp=2, dp=1), 64, 4, 512, 16, "bf16"),
-    Size(Topology(tp=1, pp=2, dp=1), 256, 4, 4096, 16, "bf16"),
     Size(Topology(tp=1, pp=2, dp=1), 256, 4, 4096, 16, "fp32"),
-    Size(Topology(tp=2, pp=1, dp=1), 256, 4, 4096, 16, "bf16"),
-    Size(Topology(tp=2, pp=2, dp=1), 128, 4, 2048, 16, "bf16"),
-    Size(Topology(tp=1, pp=2, dp=1), 512, 6, 4096, 32, "bf16"),
+    Size(Topology(tp=2, pp=1, dp=1), 256, 4, 4096, 16, "fp32"),
+    Size(Topology(tp=2, pp=2, dp=1), 128, 4, 2048, 16, "fp32"),
+    Size(Topology(tp=1, pp=2, dp=1), 512, 6, 4096, 32, "fp32"),
 )
 
 

@@ -247,8 +247,10 @@ def as_rank(key: tuple[Any, int], pid: int, claim: Claim, env: dict[str, str]) -
     prefixes = [env[name] for name in DUMP_VARIABLES if env.get(name)]
     dumps = {"recorder_files": [f"{prefix}{key[1]}" for prefix in prefixes]} if prefixes else {}
     size = claim[3] if claim[3] is not None else first_number(env, SIZE_VARIABLES)
+    rings = {"rings": env["BSL_RING_DIR"]} if env.get("BSL_RING_DIR") else {}
     return {
         **dumps,
+        **rings,
         "rank": key[1],
         "pid": pid_of_run(key[1], env) or pid,
         "source": claim[2],

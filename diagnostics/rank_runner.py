@@ -31,6 +31,11 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+if "__file__" in globals():
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
+
+from rank_rings import Rings
+
 STOP_SIGNALS = ("USR2", "USR1", "TERM", "INT")
 # Of these, a program that does not handle one, or not yet, would end although nobody asked it to.
 IGNORED_UNTIL_HANDLED = (signal.SIGUSR1, signal.SIGUSR2)
@@ -68,6 +73,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rank", type=int, help="global rank; default: Slurm's variables")
     parser.add_argument("--stop-signal", choices=STOP_SIGNALS, default="USR2", help="asks the program to save and stop")
     parser.add_argument("--log-limit-mib", type=int, default=0, help="largest size of a log; 0: no limit")
+    parser.add_argument("--ring", default="none", help="folder on this node for the last calls; auto: found; none")
     parser.add_argument("program", nargs="+")
     return parser.parse_args(arguments)
 
@@ -293,6 +299,7 @@ class Rank:
         self.parent = os.getppid()
         self.stop_signal = signal.Signals["SIG" + options.stop_signal]
         self.forwarded = forwarded_signals(self.stop_signal, is_local=options.rank is not None)
+        self.rings = Rings(options.ring, self.attempt, self.name)
         self.log = StampedLog(self.attempt / "logs" / f"{self.name}.log", options.log_limit_mib << 20)
 
     def run(self, program: list[str]) -> int:
@@ -316,7 +323,20 @@ class Rank:
             time.sleep(TERMINATION_LAG_S)
         output.join(DRAIN_TIMEOUT_S)
         self.log.end_line()
-        return self.end(status)
+        code = self.end(status)
+        self.end_rings(status)
+        return code
+
+    def end_rings(self, status: int) -> None:
+        if status != 0 or self.terminated is not None:
+            self.keep_rings()
+        self.rings.remove()
+
+    def keep_rings(self) -> None:
+        """Copy the last calls into the attempt. After TERM, KILL may follow: then there is no later."""
+        why = self.rings.keep()
+        if why is not None:
+            say(f"rank_runner: the last calls of {self.name} stay in {self.rings.folder}: {why}")
 
     def start(self, program: list[str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -336,7 +356,8 @@ class Rank:
 
     def environment(self) -> dict[str, str]:
         numbers = {name.upper(): str(value) for name, value in self.place.items()}
-        return {**numbers, "BSL_RUN_DIR": str(self.attempt.parent.parent), "BSL_ATTEMPT": self.attempt.name}
+        run = {"BSL_RUN_DIR": str(self.attempt.parent.parent), "BSL_ATTEMPT": self.attempt.name}
+        return {**numbers, **run, **self.rings.variables()}
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
         """Pass a signal on to the program, or keep it until the program has started."""
@@ -351,6 +372,7 @@ class Rank:
         """Record at once that this rank was told to end: KILL may follow, and no record would mean a lost node."""
         self.terminated = time.time()
         self.write_exit(None, None)
+        self.keep_rings()
         if os.getppid() != self.parent:
             signal.signal(signal.SIGALRM, lambda *_: self.process.kill() if self.process else None)
             signal.alarm(ORPHAN_GRACE_S)
@@ -382,6 +404,8 @@ class Rank:
                 "started": time.time(),
                 "job_id": os.environ.get("SLURM_JOB_ID"),
                 "step_id": os.environ.get("SLURM_STEP_ID"),
+                "rings": str(self.rings.folder) if self.rings.folder else None,
+                "why_no_rings": self.rings.why,
             },
         )
 

@@ -160,17 +160,21 @@ ONE_STEP, AUTO = {"interval": 1}, {"interval": "auto"}
 CASES_HEALTHY = (
     healthy("healthy-1-bf16", "dp=1"),
     healthy("healthy-1-fp32", "dp=1", training={"precision": "fp32"}),
+    healthy("healthy-1-fp16", "dp=1", training={"precision": "fp16"}),
     healthy("healthy-dp2-bf16", "dp=2", model={"dropout": 0.1}),
     healthy("healthy-dp2-fp32", "dp=2", training={"precision": "fp32"}),
+    healthy("healthy-dp2-fp16", "dp=2", training={"precision": "fp16"}),
     healthy("healthy-dp2-ramp", "dp=2", training=RAMP),
     healthy("healthy-dp2-auto", "dp=2", guards=AUTO, training={"steps": 40}),
     healthy("healthy-dp2-unclipped", "dp=2", optimizer={"clip_grad": 0.0}),
     healthy("healthy-dp2-norm", "dp=2", model={"embedding_norm": True, "tied_embeddings": False}),
     healthy("healthy-tp2-bf16", "tp=2", model={"dropout": 0.1}),
     healthy("healthy-tp2-fp32", "tp=2", training={"precision": "fp32"}),
+    healthy("healthy-tp2-fp16", "tp=2", training={"precision": "fp16"}),
     healthy("healthy-tp2-alibi", "tp=2", model={"positions": "alibi", "embedding_norm": True}),
     healthy("healthy-pp2-bf16", "pp=2", model={"dropout": 0.1}),
     healthy("healthy-pp2-fp32", "pp=2", training={"precision": "fp32"}, data={"held_out": 0.1}),
+    healthy("healthy-pp2-fp16", "pp=2", training={"precision": "fp16"}),
     healthy("healthy-pp2-rotary", "pp=2", model={"positions": "rotary", "tied_embeddings": False}),
     healthy("healthy-pp2-recomputed", "pp=2", training={"activation_checkpointing": True}, model={"dropout": 0.1}),
     healthy("healthy-tp2dp2-bf16", "tp=2,dp=2", model={"dropout": 0.1}, training=RAMP),
@@ -178,5 +182,6 @@ CASES_HEALTHY = (
     healthy("healthy-pp2dp2-fp32", "pp=2,dp=2", training={"precision": "fp32"}),
     healthy("healthy-tp2pp2-bf16", "tp=2,pp=2", training=RAMP),
     healthy("healthy-tp2pp2-fp32", "tp=2,pp=2", training={"precision": "fp32"}),
+    healthy("healthy-tp2pp2-fp16", "tp=2,pp=2", training={"precision": "fp16"}),
 )
 CASES = (*CASES_SETTINGS, *CASES_FILES, *CASES_LOADS, *CASES_HEALTHY)

@@ -35,6 +35,11 @@ from bigsci_launch.topology import AXIS_NAMES, Topology
 SCHEMA_VERSION = 1
 TOOLS = (
     "rank_runner.py",
+    "rank_rings.py",
+    "ring_file.py",
+    "ring_hook.py",
+    "ring_torch.py",
+    "ring_site/sitecustomize.py",
     "exit_reason.py",
     "exit_blame.py",
     "exit_failures.py",
@@ -184,7 +189,9 @@ def copy_tools(attempt: AttemptDir) -> None:
     """Copy the stand-alone helpers of the script next to it, onto the file system that all nodes share."""
     attempt.tools.mkdir(exist_ok=True)
     for name in TOOLS:
-        (attempt.tools / name).write_bytes(packaged("diagnostics", name).read_bytes())
+        copy = attempt.tools / name
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(packaged("diagnostics", *name.split("/")).read_bytes())
 
 
 @contextmanager

@@ -199,6 +199,11 @@ class AttemptDir:
     def recorder(self) -> Path:
         return self.path / "recorder"
 
+    @property
+    def rings(self) -> Path:
+        """Last calls of ranks that ended badly."""
+        return self.path / "rings"
+
     def pid_file(self, rank: int) -> Path:
         return self.pids / f"{rank_name(rank)}.json"
 

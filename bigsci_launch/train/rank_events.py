@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 import traceback
 from typing import Any
@@ -40,6 +41,8 @@ class RankReport:
     def phase(self, name: str) -> None:
         """Record that the rank has just entered phase `name`: init, load, step, save, eval, dump or end."""
         self.event("heartbeat", phase=name)
+        if (hook := sys.modules.get("ring_hook")) is not None:
+            hook.mark(self.step, name)
 
     def event(self, event: str, **fields: Any) -> None:
         """Record an event of the current step."""

@@ -278,6 +278,10 @@ class MonitorSection(Section):
     exit_margin_s: PositiveInt | None = None
     """Seconds before the time limit at which ranks are told to save and stop (`--signal`); default: computed."""
 
+    ring: str = Field(default="auto", pattern="^(auto|none|/[^,:]*)$")
+    """Where each rank keeps its last calls of torch.distributed, for `bsl spy` and `bsl trace last`: a folder on
+    storage of the node, `auto` to find one, or `none`. An import hook on PYTHONPATH records them, 1 MiB a rank."""
+
     save_time_s: PositiveFloat = 60.0
     """Expected seconds of one save; part of the exit margin."""
 

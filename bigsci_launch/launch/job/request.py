@@ -96,6 +96,8 @@ class JobRequest:
     exit_margin: ExitMargin | None
     log_limit_mib: int
     """Largest size of the log of a rank, MiB; 0 means no limit."""
+    ring: str
+    """Where ranks keep their last calls: a folder on each node, `auto` or `none`."""
     chain: ChainRecord | None
     """How the run starts itself again; None for a local attempt."""
     caller_options: tuple[CallerOption, ...] = ()
@@ -172,6 +174,7 @@ def make_request(
         exit_margin=margin,
         chain=None if is_local else chain_of(config.slurm, total_steps, attempt),
         log_limit_mib=config.run.log_limit_mib,
+        ring=config.monitor.ring,
     )
 
 

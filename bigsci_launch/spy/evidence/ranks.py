@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from bigsci_launch.spy.evidence.flight_recorder import Recorder, parse_recorder
+from bigsci_launch.spy.evidence.calls.flight_recorder import Recorder, parse_recorder
+from bigsci_launch.spy.evidence.calls.ring import Ring, parse_ring
 from bigsci_launch.spy.evidence.kernel import (
     Connections,
     FileLock,
@@ -72,6 +73,7 @@ class RankEvidence:
     """All of its connections, or None if they are not known."""
     memory_events: MemoryEvents | None = None
     numbered_by: NumberedBy = NumberedBy.UNKNOWN
+    ring: Ring | None = None
 
     @property
     def last(self) -> Sample | None:
@@ -211,7 +213,7 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
     problems = tuple(f"{node['node']}: {problem}" for node in nodes for problem in node.get("problems", []))
     records = RunRecords(collection)
 
-    found = _found_ranks(nodes, records)
+    found = _with_rings(_found_ranks(nodes, records))
     is_counted = any(not seen.numbered_by.is_placed for seen in found.values())
     world_size = _world_size(collection, nodes, found)
     why_missing = _why_missing(nodes, problems, found, world_size)
@@ -255,6 +257,17 @@ def _found_ranks(nodes: Sequence[Mapping[str, Any]], records: RunRecords) -> dic
     for seen, number in zip(counted, list(free), strict=False):
         found[number] = replace(seen, rank=number)
     return found
+
+
+def _with_rings(found: Mapping[int, RankEvidence]) -> dict[int, RankEvidence]:
+    """Take the collectives from the rings if a rank lacks torch's own record and each rank that lives has a ring.
+
+    The two number collectives differently, so that they cannot be compared with each other.
+    """
+    living = [seen for seen in found.values() if not seen.is_gone]
+    if not living or all(seen.recorder for seen in living) or not all(seen.ring for seen in living):
+        return dict(found)
+    return {rank: replace(seen, recorder=seen.ring.recorder if seen.ring else None) for rank, seen in found.items()}
 
 
 def _why_missing(
@@ -331,6 +344,7 @@ def _unreached_rank(
 
 def _parse_rank(document: Mapping[str, Any], node: Mapping[str, Any], records: RunRecords) -> RankEvidence:
     recorders = [sample["recorder"] for sample in document["samples"] if "stream" in sample.get("recorder", {})]
+    rings = [sample["ring"] for sample in document["samples"] if "ring" in sample]
     return RankEvidence(
         rank=int(document["rank"]),
         node=str(node["node"]),
@@ -342,5 +356,6 @@ def _parse_rank(document: Mapping[str, Any], node: Mapping[str, Any], records: R
         sockets=parse_sockets(document["samples"]),
         connections=parse_connections(document["samples"], str(node["node"])),
         memory_events=parse_memory_events(document["samples"]),
+        ring=parse_ring(rings[-1]) if rings else None,
         numbered_by=parse_source(document.get("source"), node.get("found_by") == FILES),
     )

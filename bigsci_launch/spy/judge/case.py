@@ -147,7 +147,8 @@ class JobCase:
     def _shows_none(self, seen: RankEvidence) -> bool:
         """Whether the recorder of the rank lists all that it is in, and lists nothing open. That of gloo does not list
         messages between two ranks."""
-        return seen.recorder is not None and not seen.recorder.open_calls and not self.has_messages
+        recorder = seen.recorder
+        return recorder is not None and recorder.lists_all and not recorder.open_calls and not self.has_messages
 
     @cached_property
     def has_messages(self) -> bool:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from bigsci_launch.spy.evidence.flight_recorder import Call
+from bigsci_launch.spy.evidence.calls.flight_recorder import Call
+from bigsci_launch.spy.evidence.calls.ring import RingCall
 from bigsci_launch.spy.evidence.groups import (
     group_members,
     group_words,
@@ -267,11 +268,22 @@ def find_wait(seen: RankEvidence, evidence: Evidence) -> Wait | None:
         return None
     operation = thread.operation if thread else None
     calls = seen.recorder.open_calls if seen.recorder else ()
+    message = seen.ring.open_message if seen.ring else None
+    if message is not None and not operation and not calls and waits_for_handle(seen) is not False:
+        return _wait_for_message(seen, thread, message)
     if operation in POINT_TO_POINT or operation in SETUP_OPERATIONS or (operation and not calls):
         return _wait_from_stack(seen, thread, operation, evidence)
     if calls and (operation or waits_for_handle(seen) is not False):
         return _wait_from_call(seen, thread, calls[-1] if operation else calls[0], evidence)
     return None
+
+
+def _wait_for_message(seen: RankEvidence, thread: ThreadStack | None, message: RingCall) -> Wait:
+    """Return the wait for a message that only the ring shows: `Work.wait()` has no frame."""
+    assert message.operation is not None and message.peer is not None
+    members = (min(seen.rank, message.peer), max(seen.rank, message.peer))
+    site = thread.site if thread else None
+    return Wait(seen.rank, message.operation, None, members, site, None, partner=message.peer, tag=message.tag)
 
 
 def is_halted(seen: RankEvidence) -> bool:
@@ -299,7 +311,11 @@ def _wait_from_stack(seen: RankEvidence, thread: ThreadStack | None, operation: 
     if operation in SETUP_OPERATIONS or operation == "monitored_barrier":
         scope = "world"
     members = group_members(scope, seen.rank, evidence.world_size, evidence.topology) if scope else None
+    message = seen.ring.open_message if seen.ring and operation in POINT_TO_POINT else None
     partner = thread.argument("src", "dst") if operation in POINT_TO_POINT else None
+    tag = thread.argument("tag") if operation in POINT_TO_POINT else None
+    if message is not None:
+        partner, tag = message.peer, message.tag
     if partner is not None and not 0 <= partner < evidence.world_size:
         partner = None
     if partner is not None:
@@ -313,7 +329,7 @@ def _wait_from_stack(seen: RankEvidence, thread: ThreadStack | None, operation: 
         None,
         outer=thread.outer_operation,
         partner=partner,
-        tag=thread.argument("tag") if operation in POINT_TO_POINT else None,
+        tag=tag,
         root=None if operation in POINT_TO_POINT else thread.argument(*ROOT_ARGUMENTS),
         root_index=thread.argument(*ROOT_INDICES),
         path=path_of(thread) if members is None else "",

@@ -36,7 +36,8 @@ MAX_NATIVE_FRAMES = 40
 PARTNER_ARGUMENTS = ("src", "dst", "group_src", "group_dst", "tag")
 AGENT_MODULES = (
     "node_processes", "node_sockets", "node_kernel", "node_motion", "node_environment", "node_identity", "node_peek",
-    "node_numbers", "node_ranks", "node_recorder", "node_injection", "node_stacks", "node_agent",
+    "node_numbers", "node_ranks", "node_recorder", "ring_file", "node_ring", "node_injection", "node_stacks",
+    "node_agent",
 )  # fmt: skip
 # The submitting machine's Python if the node has it, else the node's own: the agent needs no package.
 START_AGENT = 'p=$1; [ -x "$p" ] || p=python3; exec "$p" -I -S -'
@@ -129,6 +130,8 @@ def unpack(document: dict[str, Any]) -> dict[str, Any]:
                 _unpack_native(sample)
             if "members" in sample.get("recorder", {}):
                 _compress_members(sample["recorder"])
+            if "ring" in sample:
+                _compress_members(sample["ring"]["recorder"])
             shown = sample.get("stack") or (shown if sample.get("same_stack") else None)
     return document
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from bigsci_launch.spy.evidence.flight_recorder import Recorder, Token
+from bigsci_launch.spy.evidence.calls.flight_recorder import Recorder, Token
+from bigsci_launch.spy.evidence.calls.ring import Ring
 from bigsci_launch.spy.evidence.groups import scope_of
 from bigsci_launch.spy.evidence.kernel import Socket
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
@@ -51,6 +52,8 @@ def _records(seen: RankEvidence, evidence: Evidence) -> Iterator[RankFact]:
     """Yield what the run and torch recorded."""
     if seen.heartbeat is not None:
         yield "last heartbeat", f"phase {seen.heartbeat.phase}, step {seen.heartbeat.step}"
+    if seen.ring is not None:
+        yield from _ring_facts(seen.ring)
     yield "failed with", str(seen.failure or seen.error or "")
     yield "ended", str(seen.exit or "")
     if seen.recorder is not None:
@@ -59,6 +62,19 @@ def _records(seen: RankEvidence, evidence: Evidence) -> Iterator[RankFact]:
         yield "newest collectives", ", ".join(f"{name}: number {number}" for name, number in numbers)
         for call in seen.recorder.open_calls[-MAX_ROWS:]:
             yield "unfinished", f"{call} of {names[call.token.group]}, {_tensors(call.token)}"
+
+
+def _ring_facts(ring: Ring) -> Iterator[RankFact]:
+    """Yield what the ring of the rank's last calls says."""
+    phase = f", phase {ring.phase}" if ring.phase else ""
+    yield "step in its ring", f"{ring.step}{phase}; heartbeat {max(0.0, ring.read - ring.heartbeat):.0f} s before"
+    for call in ring.open_calls[-MAX_ROWS:]:
+        since = "not waited for since" if call.is_async else "in it for"
+        yield "open call", f"{call}: {since} {max(0.0, ring.read - call.entered):.0f} s"
+    if ring.calls and not ring.open_calls:
+        yield "last call", f"{ring.calls[-1]}: entered {max(0.0, ring.read - ring.calls[-1].entered):.0f} s before"
+    if ring.lost_names or ring.lost_threads:
+        yield "ring", f"incomplete: {ring.lost_names} names and {ring.lost_threads} threads did not fit"
 
 
 def _group_name(group: str, recorder: Recorder, evidence: Evidence) -> str:

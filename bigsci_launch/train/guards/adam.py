@@ -28,6 +28,7 @@ from bigsci_launch.train.guards.moments import (
     find_used_padding,
     find_wrong_moments,
     largest_factor,
+    largest_size,
     moment_factor,
     padding_of,
 )
@@ -40,7 +41,6 @@ _ROUNDING = 1e-5
 # A step of AdamW may be far below the last bit of the weight that it moves.
 _LAST_BIT = 2.0**-22
 _UPDATE_TOLERANCE = 1e-3
-_CLIPPING_MARGIN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,7 @@ class OptimizerWatch:
                 yield Violation("optimizer step", f"step count of group {part.name}", (self._rank,), text)
 
     def _find_wrong_moments(self) -> Iterator[Violation]:
-        clip = self._config.clip_grad
-        size = max(clip * _CLIPPING_MARGIN, self._had_size) if clip > 0 else ABSURD
+        size = largest_size(self._config.clip_grad, self._had_size)
         for part, state in zip(self._parts, self._states, strict=True):
             num_steps = max(0, round(float(state.get("step", 0)) - self._began))
             factor = moment_factor(self._config.betas, num_steps, self._had_factor)
@@ -181,10 +180,12 @@ class OptimizerWatch:
         self, part: OptimizerPartition, state: Mapping[str, Any], before: Before
     ) -> Iterator[Violation]:
         decay = self._config.weight_decay if part.name == "decay" else 0.0
-        expected = expected_update(before, self._config, self._schedule.at(self._step), decay)
+        rate = self._schedule.at(self._step)
+        expected = expected_update(before, self._config, rate, decay)
+        allowed = tolerances(before, expected, self._config, rate)
         found = (part.master.detach(), state["exp_avg"], state["exp_avg_sq"])
         for label, tensor, value, tolerance in zip(
-            ("fp32 master", "first moment", "second moment"), found, expected, tolerances(before, expected), strict=True
+            ("fp32 master", "first moment", "second moment"), found, expected, allowed, strict=True
         ):
             wrong = (tensor[before.at].double() - value).abs() > tolerance
             if bool(wrong.any()):
@@ -239,12 +240,21 @@ def expected_update(
     return weight, first, second
 
 
-def tolerances(before: Before, expected: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return how far 32 bits may leave weight, first and second moment from `expected`."""
+def tolerances(
+    before: Before, expected: tuple[Tensor, Tensor, Tensor], config: OptimizerSection, learning_rate: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return how far 32 bits may leave weight, first and second moment from `expected`.
+
+    Where the gradient cancels the first moment, the bits that are lost may be most of the weight's step.
+    """
     weight, _, second = expected
+    one, two = config.betas
     moved = (weight - before.weight).abs()
+    cancelled = (one * before.first.abs() + (1 - one) * before.gradient.abs()) / (1 - one**before.count)
+    spread = (second / (1 - two**before.count)).sqrt() + config.epsilon
+    lost_bits = _LAST_BIT * learning_rate * cancelled / spread
     return (
-        _LAST_BIT * before.weight.abs() + _UPDATE_TOLERANCE * moved + 1e-30,
+        _LAST_BIT * before.weight.abs() + _UPDATE_TOLERANCE * moved + lost_bits + 1e-30,
         _ROUNDING * (before.first.abs() + before.gradient.abs()) + 1e-30,
         _ROUNDING * (before.second.abs() + second.abs()) + 1e-37,
     )

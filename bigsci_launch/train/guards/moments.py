@@ -62,6 +62,14 @@ def moment_factor(betas: Sequence[float], num_steps: int, before: float = 0.0) -
     return math.sqrt((1 - first) ** 2 / (1 - second) * total + ratio**num_steps * before**2)
 
 
+def largest_size(clip: float, before: float) -> float:
+    """Return how large |m| and the root of v may be with gradients of norm `clip` at most (0: not clipped).
+
+    `before` was the largest when the attempt began: a moment that keeps its own size may be rounded above it.
+    """
+    return max(clip, before) * _MARGIN if clip > 0 else ABSURD
+
+
 def largest_factor(first: Tensor, second: Tensor) -> float:
     """Return the largest |m|/sqrt(v) of these moments; infinity if there is no limit that they keep."""
     factors = (

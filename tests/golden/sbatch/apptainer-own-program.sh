@@ -135,10 +135,12 @@ step_options=(
   # slurm.wait_s: ranks that still run 60 s after the first one has ended with 0 are hung: end them
   --wait=60
 )
+# monitor.ring: each rank keeps its last calls in a file on its node, where they outlive it. A sitecustomize.py that the
+# runner puts first on PYTHONPATH records them; one of your own still runs.
 # The runner sets RANK, LOCAL_RANK and WORLD_SIZE inside the step: this shell runs once per job, not once per rank.
 srun "${step_options[@]}" apptainer exec --nv --bind=/home/alice/llm:/home/alice/llm '--bind=/home/alice/runs/my run:/home/alice/runs/my run' --pwd=/home/alice/llm /images/train.sif "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
   --attempt-dir "$attempt_dir" --topology tp=2,pp=1,dp=1 --ranks-per-node 2 \
-  --log-limit-mib 256 \
+  --log-limit-mib 256 --ring auto \
   -- python3 train.py --title 'don'"'"'t stop' '$HOME' &
 step=$!
 

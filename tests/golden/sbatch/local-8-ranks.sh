@@ -19,6 +19,8 @@ export PYTHONFAULTHANDLER=1
 # many ranks share few cores; more threads per rank would only compete for them
 export OMP_NUM_THREADS=1
 
+# monitor.ring: each rank keeps its last calls in a file, where they outlive it. A sitecustomize.py that the runner puts
+# first on PYTHONPATH records them; one of your own still runs.
 # The launcher replaces this shell, so its PID and exit status are the attempt's. It sets MASTER_ADDR and MASTER_PORT,
 # starts one runner per rank with --rank, ends the other ranks when one fails, and writes exit.json.
 exec "$host_python" -m bigsci_launch.scheduler.local \
@@ -26,5 +28,5 @@ exec "$host_python" -m bigsci_launch.scheduler.local \
   --wait-s 60 \
   -- "$rank_python" -I -S "$tools/rank_runner.py" \
   --attempt-dir "$attempt_dir" --topology tp=2,pp=2,dp=2 --ranks-per-node 8 \
-  --log-limit-mib 256 \
+  --log-limit-mib 256 --ring auto \
   -- /opt/bsl/bin/python -m bigsci_launch.train

@@ -177,10 +177,12 @@ step_options=(
   # otherwise values from the image would replace these
   '--container-env=MASTER_ADDR,MASTER_PORT,PYTHONUNBUFFERED,PYTHONFAULTHANDLER,GLOO_SOCKET_IFNAME,NCCL_SOCKET_IFNAME'
 )
+# monitor.ring: each rank keeps its last calls in a file on its node, where they outlive it. A sitecustomize.py that the
+# runner puts first on PYTHONPATH records them; one of your own still runs.
 # The runner sets RANK, LOCAL_RANK and WORLD_SIZE inside the step: this shell runs once per job, not once per rank.
 srun "${step_options[@]}" "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
   --attempt-dir "$attempt_dir" --topology tp=4,pp=1,dp=2 --ranks-per-node 4 \
-  --log-limit-mib 256 \
+  --log-limit-mib 256 --ring auto \
   -- python3 -m bigsci_launch.train &
 step=$!
 

@@ -153,11 +153,13 @@ step_options=(
   '--propagate=CORE,MEMLOCK,NOFILE'
   --gpu-bind=none
 )
+# monitor.ring: each rank keeps its last calls in a file on its node, where they outlive it. A sitecustomize.py that the
+# runner puts first on PYTHONPATH records them; one of your own still runs.
 # The runner sets RANK, LOCAL_RANK and WORLD_SIZE inside the step: this shell runs once per job, not once per rank.
 srun "${step_options[@]}" singularity exec --no-home --rocm --bind=/home/alice/llm:/home/alice/llm '--bind=/home/alice/runs/my run:/home/alice/runs/my run' --pwd=/home/alice/llm /local/train.sif "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
   --attempt-dir "$attempt_dir" --topology tp=8,pp=1,dp=2 --ranks-per-node 4 \
   --stop-signal TERM \
-  --log-limit-mib 256 \
+  --log-limit-mib 256 --ring auto \
   -- python pretrain_gpt.py --exit-signal-handler &
 step=$!
 

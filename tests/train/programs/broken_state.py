@@ -153,6 +153,11 @@ def ask_to_stop(engine: Any) -> None:
         os.kill(os.getpid(), signal.SIGUSR2)
 
 
+def overflow(engine: Any) -> None:
+    """Scale the loss so far that gradients of 16 bits overflow, until DeepSpeed has halved the factor often enough."""
+    engine.optimizer.loss_scaler.cur_scale = 2.0**26
+
+
 BREAKS: dict[str, Callable[[Any], None]] = {
     "zeroed": lambda engine: scale_moments(engine, "exp_avg", 0.0) if rank() == 1 else None,
     "zeroed-all": lambda engine: scale_moments(engine, "exp_avg", 0.0),
@@ -170,6 +175,7 @@ BREAKS: dict[str, Callable[[Any], None]] = {
     "for-ever": lambda engine: spoil_gradient(engine, None),
     "weight": spoil_weight,
     "stopped": ask_to_stop,
+    "fp16": overflow,
 }
 
 

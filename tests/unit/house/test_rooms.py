@@ -34,6 +34,7 @@ MAY_USE: dict[str, set[str]] = {
     "minicluster": {"scheduler"},
     "plan": {"config", "pages", "runs", "scheduler"},
     "spy": {"config", "pages", "runs", "scheduler"},
+    "trace": {"runs", "spy"},
     "nodes": {"config", "runs", "scheduler"},
     "launch": {"config", "nodes", "plan", "runs", "scheduler"},
     "rehearse": {"config", "launch", "plan", "runs", "scheduler"},
@@ -42,7 +43,7 @@ MAY_USE: dict[str, set[str]] = {
     "demo": {"runs"},
     "cli": {
         *("config", "data", "demo", "hang_lab", "launch", "minicluster", "nodes", "pages", "plan", "rehearse", "runs"),
-        *("scheduler", "spy", "weights"),
+        *("scheduler", "spy", "trace", "weights"),
     },
 }
 """What each may import apart from the ground floor and itself. Nobody may use `cli` or `train`."""

@@ -68,7 +68,8 @@ def test_the_tools_of_an_attempt_need_nothing_else(tmp_path: Path) -> None:
     for tool in ("rank_runner.py", "exit_reason.py"):
         argv = [sys.executable, "-I", "-S", str(attempt.tools / tool), "--help"]
         subprocess.run(argv, check=True, capture_output=True, timeout=20)
-    assert sorted(path.name for path in attempt.tools.iterdir()) == sorted(launch.TOOLS)
+    files = (path.relative_to(attempt.tools) for path in attempt.tools.rglob("*") if path.is_file())
+    assert sorted(str(path) for path in files if path.suffix == ".py") == sorted(launch.TOOLS)
 
 
 def test_the_script_is_that_of_the_dry_run(slurm: Any, run_file: RunFile) -> None:

@@ -17,6 +17,7 @@ from bigsci_launch.train.guards.adam import (  # noqa: E402
     tolerances,
 )
 from bigsci_launch.train.guards.judge import checked_words  # noqa: E402
+from bigsci_launch.train.guards.moments import ABSURD, largest_size  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -48,7 +49,7 @@ def one_step(num_before: int, scale: float, **changes: Any) -> float:
     found = (weight.detach(), state["exp_avg"], state["exp_avg_sq"])
     apart = [
         float(((real.double() - due).abs() / limit).max())
-        for real, due, limit in zip(found, expected, tolerances(before, expected), strict=True)
+        for real, due, limit in zip(found, expected, tolerances(before, expected, CONFIG, 1e-3), strict=True)
     ]
     return max(apart)
 
@@ -63,6 +64,36 @@ def test_torch_does_what_is_expected_of_it(num_before: int, scale: float) -> Non
 @pytest.mark.parametrize("num_before", [0, 30])
 def test_another_update_is_not_expected(num_before: int, changes: dict[str, Any]) -> None:
     assert one_step(num_before, 1e-3, **changes) > 1
+
+
+def test_a_gradient_that_cancels_the_moment_of_a_tiny_weight_is_no_finding() -> None:
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(4000) * 1e-12)
+    optimizer = torch.optim.AdamW([weight], lr=1e-3, betas=CONFIG.betas, eps=CONFIG.epsilon, weight_decay=0.1)
+    weight.grad = torch.randn(4000)
+    optimizer.step()
+    state = optimizer.state[weight]
+    weight.data.mul_(1e-12)
+    one = CONFIG.betas[0]
+    weight.grad = -state["exp_avg"] * one / (1 - one)
+    before = Before(
+        at=torch.arange(4000),
+        weight=weight.detach().double(),
+        first=state["exp_avg"].double(),
+        second=state["exp_avg_sq"].double(),
+        gradient=weight.grad.double(),
+        count=2,
+    )
+    optimizer.step()
+    expected = expected_update(before, CONFIG, 1e-3, 0.1)
+    limit = tolerances(before, expected, CONFIG, 1e-3)[0]
+    assert float(((weight.detach().double() - expected[0]).abs() / limit).max()) < 1
+
+
+def test_a_loaded_moment_may_be_rounded_above_its_own_size() -> None:
+    assert largest_size(clip=1.0, before=3.0) > 3.0 * (1 + 2**-23)
+    assert 1.0 < largest_size(clip=1.0, before=0.0) < 1.2
+    assert largest_size(clip=0.0, before=3.0) == ABSURD
 
 
 def test_groups_are_updated_with_the_settings_of_the_run_file() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from bigsci_launch.spy.evidence.flight_recorder import Token
+from bigsci_launch.spy.evidence.calls.flight_recorder import Token
 from bigsci_launch.spy.evidence.groups import scope_of
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS, recorded_members

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bigsci_launch.spy.evidence.flight_recorder import Recorder, Token
+from bigsci_launch.spy.evidence.calls.flight_recorder import Recorder, Token
 from bigsci_launch.spy.evidence.groups import scope_of
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.schedule.departure import Collective, Departure

@@ -23,7 +23,13 @@ def signs(size: int, like: Tensor, salt: int) -> Tensor:
 
 
 def distance(found: Tensor, expected: Tensor) -> tuple[float, float]:
-    """Return how far `found` is from `expected`, relative to its size, and the factor between them."""
+    """Return how far `found` is from `expected`, relative to its size, and the factor between them.
+
+    Both are NaN, which exceeds no limit, if a number is not finite, such as at an overflow of 16 bits: the optimizer
+    skips that step, and numbers that are not finite have a check of their own.
+    """
+    if not bool(found.isfinite().all() & expected.isfinite().all()):
+        return math.nan, math.nan
     size, apart = float(expected.norm()), float((found - expected).norm())
     if not size:
         return (math.inf if apart > 1e-9 else 0.0), math.inf

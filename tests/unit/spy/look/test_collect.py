@@ -18,7 +18,7 @@ from bigsci_launch.cli.main import bsl
 from bigsci_launch.errors import CollectError
 from bigsci_launch.scheduler.job import format_comment
 from bigsci_launch.spy.evidence.bundle import Bundle
-from bigsci_launch.spy.evidence.flight_recorder import parse_recorder
+from bigsci_launch.spy.evidence.calls.flight_recorder import parse_recorder
 from bigsci_launch.spy.look.collect import (
     LATE_NODE_S,
     AnswerDeadline,

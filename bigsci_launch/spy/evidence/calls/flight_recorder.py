@@ -56,6 +56,8 @@ class Recorder:
     last_sequence: Mapping[str, int]
     open_positions: tuple[int, ...]
     members: Mapping[str, tuple[int, ...]]
+    lists_all: bool = True
+    """Whether it lists every collective of the rank, also those that C++ began."""
 
     def call(self, position: int) -> Call:
         """Return the entry at `position` with its number. The numbers of a group's entries have no gaps."""
@@ -91,7 +93,7 @@ def _expand_members(text: str) -> tuple[int, ...]:
     return share(expand_ranks(text))
 
 
-def parse_recorder(document: Mapping[str, Any]) -> Recorder:
+def parse_recorder(document: Mapping[str, Any], *, lists_all: bool = True) -> Recorder:
     """Parse a recorder as the node agent writes it."""
     members = document.get("members") or {}
     return Recorder(
@@ -101,4 +103,5 @@ def parse_recorder(document: Mapping[str, Any]) -> Recorder:
         last_sequence={group: int(number) for group, number in document["last_sequence"].items()},
         open_positions=tuple(int(position) for position in document["open"]),
         members={group: _parse_members(ranks) for group, ranks in members.items()},
+        lists_all=lists_all,
     )

@@ -1,0 +1,64 @@
+"""`bsl trace`: the last calls of every rank, also of ranks that are gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bigsci_launch.cli import console
+from bigsci_launch.errors import CollectError
+
+if TYPE_CHECKING:
+    from bigsci_launch.trace.last import RankCalls
+
+
+@click.group(short_help="Show what every rank called last.", epilog="Example: bsl trace last demo")
+def trace() -> None:
+    """Show what every rank called last, also if its process can no longer answer."""
+
+
+@trace.command(
+    short_help="Print the last calls of all ranks, the odd ranks first.",
+    epilog="Example: bsl trace last demo -n 5",
+)
+@click.argument("run", required=False, metavar="[RUN|FOLDER]")
+@click.option("-n", "count", type=click.IntRange(1, 32), default=8, show_default=True, help="Calls of each rank.")
+@click.option("--attempt", "name", metavar="NAME", help="This attempt, such as 0001; default: the newest.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON document.")
+def last(run: str | None, count: int, name: str | None, as_json: bool) -> None:
+    """Print the last calls of torch.distributed, of saving and of data of every rank of RUN (a name or a directory;
+    default: the run submitted last), or those in a FOLDER of rings.
+
+    Ranks that ended badly left a copy in the run. Those of ranks that still run are read on their nodes.
+    """
+    from bigsci_launch.trace.last import document_of, group_ranks, words_of
+
+    ranks = _read(run, name)
+    if not ranks:
+        raise CollectError(
+            "no rank left a record of its last calls",
+            hint="ranks that end well leave none, and `monitor.ring: none` keeps none",
+        )
+    groups = group_ranks(ranks, count)
+    if as_json:
+        console.answer_json(document_of(ranks, groups, count))
+    else:
+        console.answer_lines(words_of(groups, ranks))
+
+
+def _read(run: str | None, name: str | None) -> list[RankCalls]:
+    from bigsci_launch.runs.find import find_attempt, find_run
+    from bigsci_launch.spy.look.collect import collect
+    from bigsci_launch.spy.look.target import find_target
+    from bigsci_launch.trace.read import read_copies, read_files, read_nodes
+
+    if run is not None and (found := sorted(Path(run).glob("*.ring"))):
+        return read_files(found)
+    attempt = find_attempt(find_run(run), name)
+    if copies := read_copies(attempt):
+        return copies
+    if name is not None:
+        return []
+    return read_nodes(collect(find_target(run, None)).nodes)

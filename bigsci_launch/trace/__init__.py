@@ -1,0 +1,1 @@
+"""The last calls of ranks, from their rings."""

@@ -1,0 +1,118 @@
+"""Reads the ring of a rank, for node_agent.py, also of a process that has ended. Standard library, Python 3.8 or newer.
+
+The file is on this node. The process is not asked and not touched.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+if "__file__" in globals():
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
+
+from ring_file import read_ring
+
+TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    Facts = dict[str, Any]
+
+NUM_LAST = 32
+"""Newest calls of each thread that are told in full."""
+
+
+def has_ring(rank: Facts, _request: Facts) -> bool:
+    """Whether the process was told where to keep a ring."""
+    return bool(rank.get("rings")) and bool(rank.get("pid"))
+
+
+def read_rank_ring(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tuple[str, Any]]:
+    """Yield what the ring says, or why there is none."""
+    path = os.path.join(rank["rings"], f"{rank['pid']}.ring")
+    try:
+        with open(path, "rb") as stream:
+            ring = read_ring(stream.read())
+        ticks = rank.get("start_ticks")
+        if ticks and ring["start_ticks"] and ring["start_ticks"] != ticks:
+            yield "ring_why", f"{path} is of an earlier process with the same number"
+        else:
+            yield "ring", summarize(ring)
+    except (OSError, ValueError) as error:
+        yield "ring_why", f"{path}: {getattr(error, 'strerror', None) or error}"
+
+
+def print_files(paths: list[str]) -> None:
+    """Print {path: what its ring says, or {why}} as JSON, for `bsl trace last`."""
+    import json
+
+    found: Facts = {}
+    for path in paths:
+        try:
+            with open(path, "rb") as stream:
+                found[path] = summarize(read_ring(stream.read()))
+        except (OSError, ValueError) as error:
+            found[path] = {"why": getattr(error, "strerror", None) or str(error)}
+    json.dump(found, sys.stdout)
+
+
+def summarize(ring: Facts) -> Facts:
+    """Return a ring without repetition.
+
+    {rank, world_size, step, phase, heartbeat, read, lost_names, lost_threads, threads: [{tid, name, count, last:
+    [call]}], open: [call], recorder: the collectives as node_recorder.py gives those of torch}; a call is [entered,
+    left, operation, group, place, tensors, peer, tag, number, step, is_async].
+    """
+    calls = [call for lane in ring["lanes"] for call in lane["calls"]]
+    kept = ("rank", "world_size", "step", "phase", "heartbeat", "lost_names", "lost_threads", "is_whole")
+    return {
+        **{key: ring[key] for key in kept},
+        "read": time.time(),
+        "threads": [
+            {"tid": lane["tid"], "name": lane["name"], "count": lane["count"], "last": lane["calls"][-NUM_LAST:]}
+            for lane in ring["lanes"]
+        ],
+        "open": sorted((call for call in calls if call[1] is None), key=lambda call: call[0]),
+        "recorder": collectives(calls),
+    }
+
+
+def collectives(calls: list[list[Any]]) -> Facts:
+    """Return the collectives in the form of torch's recorder."""
+    found = sorted((call for call in calls if call[8] and call[3] not in (None, "?")), key=lambda call: call[0])
+    tokens: dict[tuple[str, ...], int] = {}
+    members: dict[str, list[int]] = {}
+    numbers: dict[tuple[str, int], int] = {}
+    last: dict[str, int] = {}
+    stream: list[int] = []
+    unfinished: set[int] = set()
+    for call in found:
+        group, _, ranks = call[3].partition(": ")
+        if ranks:
+            members[group] = [int(rank) for rank in ranks.split(",")]
+        # Waiting for a collective is a call of its own, with the number of the collective.
+        position = numbers.get((group, call[8]))
+        if position is None:
+            position = numbers[(group, call[8])] = len(stream)
+            types, _, sizes = (call[5] or "?").rpartition(" [")
+            token = (group, "", call[2] or "?", f"[[{sizes}]" if sizes else "[]", f"[{types}]")
+            stream.append(tokens.setdefault(token, len(tokens)))
+            last[group] = call[8]
+        # A call that returned before its work was done is no wait: nobody knows whether the work is done by now.
+        if call[1] is None and not call[10]:
+            unfinished.add(position)
+    return {
+        "first_record": 0,
+        "tokens": list(tokens),
+        "stream": stream,
+        "last_sequence": last,
+        "open": sorted(unfinished),
+        "members": members,
+    }
+
+
+if __name__ == "__main__":
+    print_files(sys.argv[1:])

@@ -1,0 +1,70 @@
+"""Stands first on PYTHONPATH of the ranks: records the calls of torch.distributed once the program imports it.
+
+Python imports a module of this name at every start. A program that never imports torch pays for nothing but this file;
+another `sitecustomize` further along the path runs as if this one were not there. Nothing here may fail.
+"""
+
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def run_next():
+    """Import the sitecustomize that this one hides, if there is one."""
+    import importlib.machinery
+
+    path = [each for each in sys.path if os.path.abspath(each or ".") != HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
+    if spec is not None and spec.loader is not None:
+        import importlib.util
+
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+class WhenImported:
+    """Finds modules as others do, and hands those that are to be watched to `ring_torch` once they are loaded."""
+
+    NAMES = (
+        "torch.distributed.distributed_c10d",
+        "torch.serialization",
+        "torch.utils.data.dataloader",
+        "torch.optim.optimizer",
+    )
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.NAMES:
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    return self.watching(spec)
+        return None
+
+    def watching(self, spec):
+        original = getattr(spec.loader, "exec_module", None)
+        if original is None:
+            return spec
+
+        def exec_module(module):
+            original(module)
+            try:
+                sys.path.append(os.path.dirname(HERE))
+                try:
+                    import ring_torch
+                finally:
+                    sys.path.remove(os.path.dirname(HERE))
+                ring_torch.watch(module)
+            except Exception as error:
+                os.write(2, ("bsl: calls of %s are not recorded: %r\n" % (module.__name__, error)).encode())
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+if os.environ.get("BSL_RING_DIR") and sys.version_info >= (3, 8):
+    sys.meta_path.insert(0, WhenImported())
+run_next()

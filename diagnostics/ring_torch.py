@@ -1,0 +1,365 @@
+"""Writes the calls of torch.distributed, of saving, loading and data into the ring. Imports no torch by itself.
+
+The functions of modules that the program has loaded are replaced by wrappers that write a call before, and its end
+after it. A call that the program makes through another name that it took before, or in C++ (DDP's reduction of
+gradients, functional collectives), is not seen.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from functools import wraps
+
+import ring_hook
+from ring_file import NONE
+
+TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import Any
+
+    Wrapper = Callable[..., Any]
+
+# Position of the arguments that matter in each function: of the tensor, of the peer, of the tag, of the group.
+COLLECTIVES = {
+    "all_reduce": (0, 2), "broadcast": (0, 2), "reduce": (0, 3), "all_gather": (1, 2), "all_gather_into_tensor": (1, 2),
+    "gather": (0, 3), "scatter": (0, 3), "reduce_scatter": (0, 3), "reduce_scatter_tensor": (1, 3),
+    "all_to_all": (1, 2), "all_to_all_single": (1, 4), "barrier": (None, 0), "monitored_barrier": (None, 0),
+    "all_gather_coalesced": (1, 2), "all_reduce_coalesced": (0, 2),
+}  # fmt: skip
+MESSAGES = {"send": "dst", "recv": "src", "isend": "dst", "irecv": "src"}
+OBJECTS = ("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list")
+STORE_WAITS = ("get", "wait", "barrier")
+HERE = os.path.abspath(__file__)
+MAX_OPEN = 4096
+
+_groups: dict[int, list[Any]] = {}
+_places: dict[tuple[Any, int], int] = {}
+_tensors: dict[Any, int] = {}
+_works: dict[int, tuple[Any, Any, int, tuple[int, ...]]] = {}
+_rings: list[Any] = [None]
+_said: list[str] = []
+
+
+def watch(module: Any) -> None:
+    """Wrap what matters in a module that was just loaded."""
+    name = module.__name__
+    if name == "torch.distributed.distributed_c10d":
+        watch_distributed(module)
+    elif name == "torch.serialization":
+        for each in ("save", "load"):
+            wrap(module, each, plain(f"torch.{each}"))
+    elif name == "torch.utils.data.dataloader":
+        wrap(module._BaseDataLoaderIter, "__next__", plain("next batch"))
+    elif name == "torch.optim.optimizer":
+        watch_optimizers(module)
+
+
+def watch_distributed(module: Any) -> None:
+    for name, (tensor, group) in COLLECTIVES.items():
+        wrap(module, name, collective(module, name, tensor, group))
+    for name, peer in MESSAGES.items():
+        wrap(module, name, message(module, name, peer))
+    for name in OBJECTS:
+        wrap(module, name, plain(name, opens=True))
+    wrap(module, "new_group", plain("new_group", opens=True))
+    wrap(module, "init_process_group", initialize(module))
+    wrap(module.Work, "wait", wait)
+    for store in ("Store", "TCPStore", "FileStore", "PrefixStore", "HashStore"):
+        kind = getattr(module, store, None)
+        for name in STORE_WAITS:
+            if kind is not None and name in vars(kind):
+                wrap(kind, name, store_wait(f"store.{name}"))
+
+
+def wrap(owner: Any, name: str, make: Callable[[Wrapper], Wrapper]) -> None:
+    """Replace `owner.name`, also where the package torch.distributed has taken it over already."""
+    original = getattr(owner, name, None)
+    if original is None or getattr(original, "_bsl_original", None) is not None:
+        return
+    wrapper = make(original)
+    wrapper._bsl_original = original  # type: ignore[attr-defined]
+    setattr(owner, name, wrapper)
+    for package in ("torch.distributed", "torch"):
+        loaded = sys.modules.get(package)
+        if loaded is not None and vars(loaded).get(name) is original:
+            setattr(loaded, name, wrapper)
+
+
+def numbers(opened: Any) -> None:
+    """Forget the numbers of names that belong to another ring: that of the parent, in a forked child."""
+    if _rings[0] is not opened:
+        _rings[0] = opened
+        for each in (_groups, _places, _tensors, _works):
+            each.clear()
+
+
+def place_of(opened: Any, frame: FrameType | None) -> int:
+    """Return the number of the call site: the innermost frame that is neither here nor in torch.distributed itself."""
+    while frame is not None and (
+        frame.f_code.co_filename == HERE or frame.f_code.co_filename.endswith(("c10d_logger.py", "distributed_c10d.py"))
+    ):
+        frame = frame.f_back
+    if frame is None:
+        return 0
+    key = (frame.f_code, frame.f_lineno)
+    found = _places.get(key)
+    if found is None:
+        code = frame.f_code
+        found = _places[key] = opened.name(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
+    return found
+
+
+def tensors_of(opened: Any, value: Any) -> int:
+    """Return the number of `float32 [4, 8]`, or of the first tensor and the count of a list."""
+    if value is None:
+        return 0
+    try:
+        if isinstance(value, (list, tuple)):
+            key: Any = (len(value), value[0].dtype, value[0].shape) if value else 0
+        else:
+            key = (value.dtype, value.shape)
+        found = _tensors.get(key)
+        if found is None:
+            first = value[0] if isinstance(value, (list, tuple)) else value
+            times = f"{len(value)} x " if isinstance(value, (list, tuple)) else ""
+            words = f"{times}{str(first.dtype).replace('torch.', '')} {list(first.shape)}"
+            found = _tensors[key] = opened.name(words)
+        return found
+    except (AttributeError, IndexError, TypeError):
+        return 0
+
+
+def group_of(opened: Any, module: Any, group: Any) -> list[Any]:
+    """Return [number of the name, number of the newest collective, reference] of a process group; None is the world."""
+    if group is None:
+        group = module.GroupMember.WORLD
+    found = _groups.get(id(group))
+    if found is None or found[2]() is not group:
+        found = _groups[id(group)] = [opened.name(group_name(module, group)), 0, reference(group)]
+    return found
+
+
+def reference(value: Any) -> Callable[[], Any]:
+    """Return what gives `value` as long as it lives: a ring must keep no tensor and no process group alive."""
+    try:
+        return weakref.ref(value)
+    except TypeError:  # torch has a number for a group that this rank is not in
+        return lambda: value
+
+
+def group_name(module: Any, group: Any) -> str:
+    """Return `0: 0,1,2,3`: torch's name of the group, and its global ranks."""
+    try:
+        name = getattr(group, "group_name", "?")
+        return f"{name}: {','.join(str(rank) for rank in module.get_process_group_ranks(group))}"
+    except (AttributeError, RuntimeError, ValueError, KeyError):
+        return "?"
+
+
+def collective(module: Any, name: str, tensor_at: int | None, group_at: int) -> Callable[[Wrapper], Wrapper]:
+    """Return what wraps a collective."""
+    tensor_name = {None: None, 0: "tensor", 1: "input"}[tensor_at]
+
+    def make(original: Wrapper) -> Wrapper:
+        @wraps(original)
+        def call(*arguments: Any, **named: Any) -> Any:
+            lane, opened = ring_hook.lane(), ring_hook.ring()
+            if lane is None or opened is None:
+                return original(*arguments, **named)
+            try:
+                if _rings[0] is not opened:
+                    numbers(opened)
+                known = group_of(
+                    opened, module, arguments[group_at] if len(arguments) > group_at else named.get("group")
+                )
+                known[1] += 1
+                if tensor_at is None:
+                    value = None
+                elif len(arguments) > tensor_at:
+                    value = arguments[tensor_at]
+                else:
+                    value = first_named(named, tensor_name)
+                facts = (
+                    opened.name(name), known[0], place_of(opened, sys._getframe(1)), tensors_of(opened, value), NONE,
+                    NONE, known[1], opened.step,
+                )  # fmt: skip
+            except Exception as error:
+                give_up(error)
+                return original(*arguments, **named)
+            return perform(lane, facts, original, arguments, named)
+
+        return call
+
+    return make
+
+
+def first_named(named: dict[str, Any], name: str | None) -> Any:
+    for each in (name, "tensor", "input", "input_tensor", "object_list", "tensor_list"):
+        if each in named:
+            return named[each]
+    return None
+
+
+def perform(lane: Any, facts: tuple[int, ...], original: Wrapper, arguments: Any, named: Any) -> Any:
+    """Write a call, make it, and write its end; work that is not done is left when it is waited for."""
+    count = lane.enter(*facts)
+    is_detached = False
+    try:
+        result = original(*arguments, **named)
+        is_detached = result is not None and hasattr(result, "is_completed")
+    finally:
+        if not is_detached:
+            lane.leave(count)
+    if is_detached:
+        lane.detach(count)
+        if len(_works) > MAX_OPEN:
+            _works.clear()
+        _works[id(result)] = (reference(result), lane, count, facts)
+    return result
+
+
+def message(module: Any, name: str, peer_name: str) -> Callable[[Wrapper], Wrapper]:
+    """Return what wraps a point-to-point call. Its peer is a global rank, even if the caller gave one of a group."""
+
+    def make(original: Wrapper) -> Wrapper:
+        @wraps(original)
+        def call(*arguments: Any, **named: Any) -> Any:
+            lane, opened = ring_hook.lane(), ring_hook.ring()
+            if lane is None or opened is None:
+                return original(*arguments, **named)
+            try:
+                facts = facts_of(opened, given_to(arguments, named), sys._getframe(1))
+            except Exception as error:
+                give_up(error)
+                return original(*arguments, **named)
+            return perform(lane, facts, original, arguments, named)
+
+        return call
+
+    def given_to(arguments: Any, named: Any) -> dict[str, Any]:
+        return dict(zip(("tensor", peer_name, "group", "tag", "group_" + peer_name), arguments), **named)
+
+    def facts_of(opened: Any, given: dict[str, Any], frame: FrameType) -> tuple[int, ...]:
+        numbers(opened)
+        known = group_of(opened, module, given.get("group"))
+        peer = given.get(peer_name)
+        if peer is None and given.get("group_" + peer_name) is not None:
+            peer = module.get_global_rank(known[2](), given["group_" + peer_name])
+        return (
+            opened.name(name), known[0], place_of(opened, frame), tensors_of(opened, given.get("tensor")),
+            NONE if peer is None else int(peer), int(given.get("tag") or 0), 0, opened.step,
+        )  # fmt: skip
+
+    return make
+
+
+def give_up(error: Exception) -> None:
+    """Say once that calls are missing: the program must not notice that they are recorded."""
+    if not _said:
+        _said.append(repr(error))
+        ring_hook.say(f"some calls are not recorded: {error!r}")
+
+
+def wait(original: Wrapper) -> Wrapper:
+    """Wrap Work.wait: the call that began the work is what is waited for."""
+
+    @wraps(original)
+    def call(work: Any, *arguments: Any, **named: Any) -> Any:
+        lane, opened = ring_hook.lane(), ring_hook.ring()
+        if opened is not None:
+            numbers(opened)
+        begun = _works.pop(id(work), None)
+        if lane is None or opened is None or begun is None or begun[0]() is not work:
+            return original(work, *arguments, **named)
+        _, began_in, began, facts = begun
+        count = lane.enter(*facts[:2], place_of(opened, sys._getframe(1)), *facts[3:])
+        try:
+            return original(work, *arguments, **named)
+        finally:
+            lane.leave(count)
+            began_in.leave(began)
+
+    return call
+
+
+def plain(name: str, detail: Callable[..., str] | None = None, *, opens: bool = False) -> Callable[[Wrapper], Wrapper]:
+    """Return what wraps a call of which only its name matters, and perhaps a word of its arguments.
+
+    Only a process that communicates gets a ring: a worker that loads data does not.
+    """
+
+    def make(original: Wrapper) -> Wrapper:
+        @wraps(original)
+        def call(*arguments: Any, **named: Any) -> Any:
+            opened = ring_hook.ring() if opens else ring_hook.opened()
+            lane = ring_hook.lane() if opened is not None else None
+            if lane is None or opened is None:
+                return original(*arguments, **named)
+            numbers(opened)
+            try:
+                words = opened.name(detail(*arguments, **named)) if detail is not None else 0
+                place = place_of(opened, sys._getframe(1))
+                count = lane.enter(opened.name(name), 0, place, words, NONE, NONE, 0, opened.step)
+            except Exception as error:
+                give_up(error)
+                return original(*arguments, **named)
+            try:
+                return original(*arguments, **named)
+            finally:
+                lane.leave(count)
+
+        return call
+
+    return make
+
+
+def store_wait(name: str) -> Callable[[Wrapper], Wrapper]:
+    """Return what wraps a call of a store that waits for keys."""
+
+    def keys(_store: Any, key: Any = "", *_rest: Any, **_named: Any) -> str:
+        return f"key {', '.join(key) if isinstance(key, (list, tuple)) else key}"[:200]
+
+    return plain(name, keys, opens=True)
+
+
+def initialize(module: Any) -> Callable[[Wrapper], Wrapper]:
+    """Return what wraps init_process_group: from then on the ring knows its rank."""
+
+    def make(original: Wrapper) -> Wrapper:
+        recorded = plain("init_process_group", opens=True)(original)
+
+        @wraps(original)
+        def call(*arguments: Any, **named: Any) -> Any:
+            result = recorded(*arguments, **named)
+            opened = ring_hook.ring()
+            if opened is not None:
+                try:
+                    opened.set_rank(module.get_rank(), module.get_world_size())
+                except (RuntimeError, ValueError):
+                    pass
+            return result
+
+        return call
+
+    return make
+
+
+def watch_optimizers(module: Any) -> None:
+    """Count the steps of the first optimizer that steps, for a program that does not mark them itself."""
+    first: list[Any] = []
+
+    def begin(each: Any, _arguments: Any, _named: Any) -> None:
+        opened = ring_hook.opened()
+        if opened is None:
+            return
+        if not first or first[0]() is None:
+            first[:] = [weakref.ref(each)]
+        if first[0]() is each and not ring_hook.is_marked():
+            opened.mark(opened.step + 1, "")
+
+    if hasattr(module, "register_optimizer_step_post_hook"):  # torch 2.1 or newer
+        module.register_optimizer_step_post_hook(begin)

@@ -1,0 +1,292 @@
+"""The ring of a rank's last calls: real ranks write it, and it is read while they live, and after SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import bigsci_launch
+from bigsci_launch.cli.main import bsl
+from bigsci_launch.runs.layout import AttemptDir
+from bigsci_launch.spy.evidence.ranks import read_evidence
+from bigsci_launch.spy.judge.waits import build_graph
+from bigsci_launch.spy.look.collect import collect_here
+from bigsci_launch.spy.look.target import Target
+from bigsci_launch.trace.read import NO_COPY, read_copies
+
+DIAGNOSTICS = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics"
+TAGS = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+half = dist.new_group([0, 1])
+for _ in range(3):
+    dist.all_reduce(torch.ones(4, 8), group=half, async_op=True).wait()
+dist.all_reduce(torch.ones(2), group=half, async_op=True)  # nobody waits for it
+print("ready", flush=True)
+if dist.get_rank() == 0:
+    dist.recv(torch.zeros(3), 1, tag=8)
+else:
+    dist.send(torch.zeros(3), 0, tag=7)
+"""
+Reply = dict[str, Any]
+
+
+def read(*paths: Path) -> list[Reply]:
+    argv = [sys.executable, "-I", "-S", str(DIAGNOSTICS / "node_ring.py"), *map(str, paths)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30)
+    return list(json.loads(done.stdout).values())
+
+
+class Ranks:
+    """Ranks on this machine, each with its runner."""
+
+    def __init__(self, folder: Path) -> None:
+        self.attempt, self.rings = folder / "run" / "attempts" / "0001", folder / "node"
+        self.rings.mkdir()
+        self.runners: list[subprocess.Popen[bytes]] = []
+
+    def start(self, program: list[str], size: int, ring: str | None = None, **environment: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        given = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **environment}
+        for rank in range(size):
+            options = ["--attempt-dir", str(self.attempt), "--topology", f"tp={size}", "--ranks-per-node", str(size)]
+            options += ["--rank", str(rank), "--ring", ring or str(self.rings)]
+            argv = [sys.executable, "-I", "-S", str(DIAGNOSTICS / "rank_runner.py"), *options, "--", *program]
+            self.runners.append(subprocess.Popen(argv, env=given))
+
+    def record(self, rank: int, folder: str = "pids") -> Reply:
+        return dict(json.loads((self.attempt / folder / f"rank-{rank:04d}.json").read_text()))
+
+    def log(self, rank: int) -> str:
+        path = self.attempt / "logs" / f"rank-{rank:04d}.log"
+        return path.read_text() if path.exists() else ""
+
+    def live(self, rank: int) -> Path:
+        record = self.record(rank)
+        return Path(record["rings"]) / f"{record['pid']}.ring"
+
+    def kept(self, rank: int) -> Path:
+        return self.attempt / "rings" / f"rank-{rank:04d}.ring"
+
+    def wait(self) -> list[int]:
+        return [runner.wait(60) for runner in self.runners]
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    found = Ranks(tmp_path)
+    yield found
+    for runner in found.runners:
+        runner.terminate()
+        try:
+            runner.wait(20)
+        except subprocess.TimeoutExpired:
+            runner.kill()
+            runner.wait()
+
+
+def until(check: Any, limit_s: float = 60.0) -> None:
+    end = time.monotonic() + limit_s
+    while not check():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def open_calls(ring: Reply) -> list[tuple[Any, ...]]:
+    """Return (operation, peer, tag) of the calls that the rank has not left."""
+    return [(call[2], call[6], call[7]) for call in ring["open"]]
+
+
+@pytest.mark.torch
+def test_two_ranks_whose_tags_differ_are_named_and_their_calls_outlive_them(ranks: Ranks) -> None:
+    pytest.importorskip("torch")
+    ranks.start([sys.executable, "-c", TAGS], 2)
+    until(lambda: all("ready" in ranks.log(rank) for rank in (0, 1)))
+    until(lambda: all(open_calls(ring) for ring in read(ranks.live(0), ranks.live(1))))
+    first, second = read(ranks.live(0), ranks.live(1))
+    assert (first["rank"], first["world_size"], second["rank"]) == (0, 2, 1)
+    assert ("recv", 1, 8) in open_calls(first)
+    assert ("send", 0, 7) in open_calls(second)
+    assert first["recorder"]["last_sequence"] == {"1": 4} and first["recorder"]["members"] == {"1": [0, 1]}
+    assert first["recorder"]["open"] == []
+    assert any(call[2] == "recv" and call[4].endswith("<string>:10 <module>") for call in first["open"])
+
+    target = Target(label="tags", request={"pid_files": str(ranks.attempt / "pids")})
+    evidence = read_evidence({"job": "tags"}, collect_here(target))
+    waits = build_graph(evidence).waits
+    assert str(waits[0]) == "recv from rank 1 with tag 8" and str(waits[1]) == "send to rank 0 with tag 7"
+
+    for rank in (0, 1):
+        os.kill(ranks.record(rank)["pid"], signal.SIGKILL)
+    assert ranks.wait() == [137, 137]
+    assert ("recv", 1, 8) in open_calls(read(ranks.kept(0))[0])
+    assert ("send", 0, 7) in open_calls(read(ranks.kept(1))[0])
+    said = CliRunner().invoke(bsl, ["trace", "last", str(ranks.attempt.parent.parent.parent / "none")])
+    assert said.exit_code != 0
+    said = CliRunner().invoke(bsl, ["trace", "last", str(ranks.kept(0).parent), "-n", "1"])
+    assert "recv from rank 1 with tag 8, float32 [3], at <string>:10 <module>" in said.stdout, said.output
+    assert "send to rank 0 with tag 7" in said.stdout and "not ended" in said.stdout
+    ranks.kept(0).rename(ranks.kept(0).with_name("hidden"))
+    left = {each.name: each.why for each in read_copies(AttemptDir(ranks.attempt))}
+    assert left == {"rank 1": None, "rank 0": NO_COPY}
+    ranks.kept(0).with_name("hidden").rename(ranks.kept(0))
+    document = json.loads(CliRunner().invoke(bsl, ["trace", "last", str(ranks.kept(0).parent), "--json"]).stdout)
+    assert [rank["rank"] for rank in document["ranks"]] == [0, 1] and len(document["groups"]) == 2
+    assert not any(folder.exists() for folder in (ranks.live(0).parent, ranks.live(1).parent))
+
+
+@pytest.mark.torch
+def test_a_stopped_rank_has_a_ring(ranks: Ranks) -> None:
+    pytest.importorskip("torch")
+    ranks.start([sys.executable, "-c", TAGS], 2)
+    until(lambda: all("ready" in ranks.log(rank) for rank in (0, 1)))
+    until(lambda: bool(open_calls(read(ranks.live(1))[0])))
+    pid = ranks.record(1)["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert ("send", 0, 7) in open_calls(read(ranks.live(1))[0])
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_rank_that_ends_well_leaves_nothing(ranks: Ranks) -> None:
+    ranks.start([sys.executable, "-c", "print('done')"], 1)
+    assert ranks.wait() == [0]
+    assert not ranks.live(0).parent.exists() and not ranks.kept(0).exists()
+    assert list(ranks.rings.glob("bsl-rings-*/*")) == []
+
+
+def test_a_folder_that_cannot_be_made_is_said_and_the_program_runs(ranks: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ranks.start([sys.executable, "-c", "import os; print('ring', 'BSL_RING_DIR' in os.environ)"], 1, f"{tmp_path}/file")
+    assert ranks.wait() == [0]
+    assert "ring False" in ranks.log(0)
+    assert ranks.record(0)["rings"] is None and "Not a directory" in ranks.record(0)["why_no_rings"]
+
+
+def test_the_program_keeps_its_own_sitecustomize_and_its_path(ranks: Ranks, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("print('my own sitecustomize')\n")
+    program = "import sitecustomize, sys; print(sitecustomize.__file__); print('torch' in sys.modules)"
+    ranks.start([sys.executable, "-c", program], 1, PYTHONPATH=str(own))
+    assert ranks.wait() == [0]
+    assert "my own sitecustomize" in ranks.log(0) and f"{own}/sitecustomize.py" in ranks.log(0)
+    assert "False" in ranks.log(0)
+
+
+HOOK = f"import sys; sys.path.insert(0, {str(DIAGNOSTICS)!r}); import ring_hook, os\n"
+
+
+def hooked(folder: Path, program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    given = {**os.environ, "BSL_RING_DIR": str(folder), "RANK": "3", "WORLD_SIZE": "4", **environment}
+    return subprocess.run(
+        [sys.executable, "-c", HOOK + program], env=given, capture_output=True, text=True, timeout=60, check=True
+    )
+
+
+def test_the_disk_is_full_and_the_program_runs_on(tmp_path: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+    done = hooked(tmp_path, limit + "print(ring_hook.lane(), ring_hook.lane(), ring_hook.ring())")
+    assert done.stdout == "None None None\n"
+    assert done.stderr.count("no ring of the last calls is kept") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_forked_child_writes_a_ring_of_its_own(tmp_path: Path) -> None:
+    program = """
+ring_hook.mark(7, "step")
+child = os.fork()
+if child == 0:
+    ring_hook.mark(8, "save")
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    hooked(tmp_path, program)
+    rings = read(*tmp_path.glob("*.ring"))
+    assert sorted((ring["rank"], ring["step"], ring["phase"]) for ring in rings) == [(3, 7, "step"), (3, 8, "save")]
+
+
+def test_a_thousand_threads_and_too_many_names(tmp_path: Path) -> None:
+    program = """
+import threading
+gate = threading.Barrier(1001)
+def work():
+    lane = ring_hook.lane()
+    if lane is not None:
+        lane.leave(lane.enter(ring_hook.ring().name("work"), 0, 0, 0, -1, -1, 0, 0))
+    gate.wait()
+for _ in range(1000):
+    threading.Thread(target=work).start()
+gate.wait()
+numbers = [ring_hook.ring().name("x" * 300 + str(n)) for n in range(1000)]
+print(min(numbers), max(numbers))
+"""
+    done = hooked(tmp_path, program)
+    ring = read(*tmp_path.glob("*.ring"))[0]
+    assert len(ring["threads"]) == 16 and ring["lost_threads"] == 1000 - 16
+    assert done.stdout.startswith("0 ") and ring["lost_names"] > 0
+    assert [thread["last"][0][2] for thread in ring["threads"]] == ["work"] * 16
+
+
+def test_rings_that_are_torn_cut_or_of_another_version(tmp_path: Path) -> None:
+    program = """
+lane = ring_hook.lane()
+for number in range(20000):
+    lane.leave(lane.enter(ring_hook.ring().name("work"), 0, 0, 0, -1, -1, 0, number))
+lane.enter(ring_hook.ring().name("stuck"), 0, 0, 0, -1, -1, 0, 20000)
+"""
+    hooked(tmp_path, program)
+    path = next(tmp_path.glob("*.ring"))
+    whole = path.read_bytes()
+    assert len(whole) == 1 << 20
+    assert [call[2] for call in read(path)[0]["open"]] == ["stuck"]
+
+    newest = 135168 + 20000 % 9514 * 48
+    changes = {
+        "torn": whole[: newest + 44] + b"\xff\xff\xff\xff" + whole[newest + 48 :],
+        "cut": whole[:200_000],
+        "version": whole[:8] + b"\x63" + whole[9:],
+        "garbage": b"\0" * 4096,
+        "empty": b"",
+    }
+    for name, data in changes.items():
+        (tmp_path / name).write_bytes(data)
+    torn, cut, version, garbage, empty = read(*(tmp_path / name for name in changes))
+    assert torn["open"] == [] and torn["threads"][0]["last"][-1][9] == 19999
+    assert cut["is_whole"] is False and cut["threads"][0]["count"] == 20001
+    assert version["why"] == "it has version 99; this bsl reads version 1"
+    assert garbage["why"] == empty["why"] == "it is no ring"
+    assert read(tmp_path / "missing")[0]["why"] == "No such file or directory"
+
+
+@pytest.mark.torch
+def test_torch_is_imported_late(ranks: Ranks) -> None:
+    pytest.importorskip("torch")
+    late = "import sys; assert 'torch' not in sys.modules; import torch.distributed as d; print(d.all_reduce.__name__, "
+    late += "hasattr(d.all_reduce, '_bsl_original'), hasattr(d.distributed_c10d.all_reduce, '_bsl_original'))"
+    ranks.start([sys.executable, "-c", late], 1)
+    assert ranks.wait() == [0]
+    assert "all_reduce True True" in ranks.log(0)
+
+
+@pytest.mark.torch
+def test_an_isolated_python_runs_without_a_ring(ranks: Ranks) -> None:
+    pytest.importorskip("torch")
+    program = "import torch.distributed as d; print(hasattr(d.all_reduce, '_bsl_original'))"
+    ranks.start([sys.executable, "-I", "-c", program], 1)
+    assert ranks.wait() == [0]
+    assert "False" in ranks.log(0)
