@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ring_file import Lane
 
 BEAT_S = 10.0
-STUCK_S = 60.0
 
 _lock = threading.RLock()
 _lanes: dict[int, Lane | None] = {}

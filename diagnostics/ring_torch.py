@@ -160,9 +160,8 @@ def group_name(module: Any, group: Any) -> str:
         return "?"
 
 
-def collective(module: Any, name: str, tensor_at: int | None, group_at: int) -> Callable[[Wrapper], Wrapper]:
-    """Return what wraps a collective."""
-    tensor_name = {None: None, 0: "tensor", 1: "input"}[tensor_at]
+def recorded(facts_of: Callable[..., tuple[int, ...]]) -> Callable[[Wrapper], Wrapper]:
+    """Return what wraps a call whose facts are `facts_of(ring, arguments, named, frame of the caller)`."""
 
     def make(original: Wrapper) -> Wrapper:
         @wraps(original)
@@ -171,22 +170,8 @@ def collective(module: Any, name: str, tensor_at: int | None, group_at: int) -> 
             if lane is None or opened is None:
                 return original(*arguments, **named)
             try:
-                if _rings[0] is not opened:
-                    numbers(opened)
-                known = group_of(
-                    opened, module, arguments[group_at] if len(arguments) > group_at else named.get("group")
-                )
-                known[1] += 1
-                if tensor_at is None:
-                    value = None
-                elif len(arguments) > tensor_at:
-                    value = arguments[tensor_at]
-                else:
-                    value = first_named(named, tensor_name)
-                facts = (
-                    opened.name(name), known[0], place_of(opened, sys._getframe(1)), tensors_of(opened, value), NONE,
-                    NONE, known[1], opened.step,
-                )  # fmt: skip
+                numbers(opened)
+                facts = facts_of(opened, arguments, named, sys._getframe(1))
             except Exception as error:
                 give_up(error)
                 return original(*arguments, **named)
@@ -195,6 +180,27 @@ def collective(module: Any, name: str, tensor_at: int | None, group_at: int) -> 
         return call
 
     return make
+
+
+def collective(module: Any, name: str, tensor_at: int | None, group_at: int) -> Callable[[Wrapper], Wrapper]:
+    """Return what wraps a collective."""
+    tensor_name = {None: None, 0: "tensor", 1: "input"}[tensor_at]
+
+    def facts_of(opened: Any, arguments: Any, named: Any, frame: FrameType) -> tuple[int, ...]:
+        known = group_of(opened, module, arguments[group_at] if len(arguments) > group_at else named.get("group"))
+        known[1] += 1
+        if tensor_at is None:
+            value = None
+        elif len(arguments) > tensor_at:
+            value = arguments[tensor_at]
+        else:
+            value = first_named(named, tensor_name)
+        return (
+            opened.name(name), known[0], place_of(opened, frame), tensors_of(opened, value), NONE, NONE, known[1],
+            opened.step,
+        )  # fmt: skip
+
+    return recorded(facts_of)
 
 
 def first_named(named: dict[str, Any], name: str | None) -> Any:
@@ -224,37 +230,21 @@ def perform(lane: Any, facts: tuple[int, ...], original: Wrapper, arguments: Any
 
 def message(module: Any, name: str, peer_name: str) -> Callable[[Wrapper], Wrapper]:
     """Return what wraps a point-to-point call. Its peer is a global rank, even if the caller gave one of a group."""
+    in_group = f"group_{peer_name}"
 
-    def make(original: Wrapper) -> Wrapper:
-        @wraps(original)
-        def call(*arguments: Any, **named: Any) -> Any:
-            lane, opened = ring_hook.lane(), ring_hook.ring()
-            if lane is None or opened is None:
-                return original(*arguments, **named)
-            try:
-                facts = facts_of(opened, given_to(arguments, named), sys._getframe(1))
-            except Exception as error:
-                give_up(error)
-                return original(*arguments, **named)
-            return perform(lane, facts, original, arguments, named)
-
-        return call
-
-    def given_to(arguments: Any, named: Any) -> dict[str, Any]:
-        return dict(zip(("tensor", peer_name, "group", "tag", "group_" + peer_name), arguments), **named)
-
-    def facts_of(opened: Any, given: dict[str, Any], frame: FrameType) -> tuple[int, ...]:
-        numbers(opened)
-        known = group_of(opened, module, given.get("group"))
+    def facts_of(opened: Any, arguments: Any, named: Any, frame: FrameType) -> tuple[int, ...]:
+        given = dict(zip(("tensor", peer_name, "group", "tag", in_group), arguments), **named)
+        group = given.get("group")
         peer = given.get(peer_name)
-        if peer is None and given.get("group_" + peer_name) is not None:
-            peer = module.get_global_rank(known[2](), given["group_" + peer_name])
+        if peer is None and given.get(in_group) is not None:
+            peer = module.get_global_rank(module.GroupMember.WORLD if group is None else group, given[in_group])
         return (
-            opened.name(name), known[0], place_of(opened, frame), tensors_of(opened, given.get("tensor")),
-            NONE if peer is None else int(peer), int(given.get("tag") or 0), 0, opened.step,
+            opened.name(name), group_of(opened, module, group)[0], place_of(opened, frame),
+            tensors_of(opened, given.get("tensor")), NONE if peer is None else int(peer), int(given.get("tag") or 0), 0,
+            opened.step,
         )  # fmt: skip
 
-    return make
+    return recorded(facts_of)
 
 
 def give_up(error: Exception) -> None:

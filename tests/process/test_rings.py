@@ -39,6 +39,17 @@ if dist.get_rank() == 0:
 else:
     dist.send(torch.zeros(3), 0, tag=7)
 """
+IN_GROUP = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+pair = dist.new_group([1, 2])
+if dist.get_rank() == 1:
+    dist.send(torch.zeros(3), group=pair, tag=5, group_dst=1)
+elif dist.get_rank() == 2:
+    dist.recv(torch.zeros(3), group=pair, tag=5, group_src=0)
+print("ready", flush=True)
+time.sleep(60)
+"""
 Reply = dict[str, Any]
 
 
@@ -146,6 +157,20 @@ def test_two_ranks_whose_tags_differ_are_named_and_their_calls_outlive_them(rank
     document = json.loads(CliRunner().invoke(bsl, ["trace", "last", str(ranks.kept(0).parent), "--json"]).stdout)
     assert [rank["rank"] for rank in document["ranks"]] == [0, 1] and len(document["groups"]) == 2
     assert not any(folder.exists() for folder in (ranks.live(0).parent, ranks.live(1).parent))
+
+
+@pytest.mark.torch
+def test_a_peer_that_is_given_by_its_rank_in_the_group_is_a_global_rank(ranks: Ranks) -> None:
+    pytest.importorskip("torch")
+    ranks.start([sys.executable, "-c", IN_GROUP], 3)
+    until(lambda: all("ready" in ranks.log(rank) for rank in range(3)))
+    rings = read(*(ranks.live(rank) for rank in (1, 2)))
+    sent, received = (
+        {(call[6], call[7]) for call in ring["threads"][0]["last"] if call[2] == operation}
+        for ring, operation in zip(rings, ("send", "recv"), strict=True)
+    )
+    assert (sent, received) == ({(2, 5)}, {(1, 5)})
+    assert not any("not recorded" in ranks.log(rank) for rank in range(3))
 
 
 @pytest.mark.torch
