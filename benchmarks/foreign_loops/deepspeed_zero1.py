@@ -4,7 +4,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad
-from small import AT, BATCH, batches, make_model, options, spoil_moments, spoil_settings, spoil_weights
+from small import AT, BATCH, batches, leave, make_model, options, spoil_moments, spoil_settings, spoil_weights
 
 from bigsci_launch.train.attach import Guards
 
@@ -55,3 +55,4 @@ def train(arguments):
 if __name__ == "__main__":
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # takes minutes to compile
     train(options())
+    leave()

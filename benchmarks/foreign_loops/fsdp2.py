@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from small import AT, batches, make_model, options, spoil_moments, spoil_settings, spoil_weights
+from small import AT, batches, leave, make_model, options, spoil_moments, spoil_settings, spoil_weights
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -53,3 +53,4 @@ def train(arguments):
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     train(options())
+    leave()

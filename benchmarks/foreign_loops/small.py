@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -126,3 +127,14 @@ def spoil_weights(model: nn.Module, defect: str, step: int) -> None:
             part.view(-1)[5] += 0.01
         if is_victim(defect, "nan", step):
             part.view(-1)[5] = float("nan")
+
+
+def leave() -> None:
+    """End this rank without the interpreter's own exit.
+
+    DeepSpeed and DeviceMesh keep process groups in globals, so gloo's threads live until then, and torch was seen to
+    abort there (`terminate called without an active exception`), long after the guards had ended.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

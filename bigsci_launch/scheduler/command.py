@@ -10,8 +10,10 @@ import os
 import re
 import selectors
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -131,17 +133,23 @@ def _distinct(lines: Iterable[str]) -> list[str]:
 
 
 def _run(argv: tuple[str, ...], timeout_s: float, cwd: Path | None, environment: Mapping[str, str]) -> Completed:
-    process = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        errors="replace",
-        cwd=cwd,
-        env=dict(environment),
-    )
+    held = _HeldInterrupt()
     try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            cwd=cwd,
+            env=dict(environment),
+        )
+    except BaseException:
+        held.release()
+        raise
+    try:
+        held.release()
         stdout, stderr = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         stderr = _stop(process)
@@ -152,6 +160,27 @@ def _run(argv: tuple[str, ...], timeout_s: float, cwd: Path | None, environment:
         _stop(process)
         raise
     return Completed(argv, process.returncode, stdout, stderr)
+
+
+class _HeldInterrupt:
+    """Ctrl-C waits from here to `release`: inside of Popen it would leave a command that nobody knows or ends."""
+
+    def __init__(self) -> None:
+        self._came = False
+        can_hold = threading.current_thread() is threading.main_thread()
+        self._before = signal.getsignal(signal.SIGINT) if can_hold else None
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._keep)
+
+    def _keep(self, *_: object) -> None:
+        self._came = True
+
+    def release(self) -> None:
+        """Raises whatever Ctrl-C raises, if it came."""
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+        if self._came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def stream_slurm(argv: Sequence[str], *, stdin: str, until: Callable[[], float], on_line: Callable[[str], None]) -> str:
