@@ -2,7 +2,8 @@
 
 The rings of the ranks, first traceback in logs, kills for lack of memory, holders of file locks, stale lock files,
 stuck connections. It raises or lowers the strength by one level and adds lines. It never changes whom the verdict
-accuses, however loud a log, nor its class: `refine_class` decides between classes that the rule alone cannot tell apart.
+accuses, however loud a log, nor its class: `refine_class` decides between classes that the rule alone cannot tell
+apart.
 """
 
 from __future__ import annotations

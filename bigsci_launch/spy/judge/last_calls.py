@@ -202,17 +202,27 @@ def _facing(evidence: Evidence, rank: int, call: RingCall, peer: int, theirs: Ri
 def _has_begun(seen: RankEvidence, rank: int, call: RingCall) -> bool:
     """Whether the ring of `seen` holds the other end of `call`, or no longer reaches back to where `call` began."""
     assert seen.ring is not None
-    calls = (*seen.ring.calls, *seen.ring.open_calls)
-    ends = [each for each in calls if _is_message(each) and _is_send(each) != _is_send(call)]
-    if any(each.peer == rank and each.tag == call.tag and (each.left or call.entered) >= call.entered for each in ends):
+    if any((each.left or call.entered) >= call.entered for each in _other_ends(seen.ring, rank, call)):
         return True
-    return bool(seen.ring.lost_threads) or not calls or min(each.entered for each in calls) > call.entered
+    first = min((each.entered for each in seen.ring.calls), default=call.entered + 1)
+    return bool(seen.ring.lost_threads) or first > call.entered
+
+
+def _other_ends(ring: Ring, rank: int, call: RingCall) -> list[RingCall]:
+    """Return the calls of a ring that may be the other end of `call` of `rank`."""
+    messages = [each for each in (*ring.calls, *ring.open_calls) if _is_message(each) and each.peer == rank]
+    return [each for each in messages if each.tag == call.tag and _is_send(each) != _is_send(call)]
 
 
 def _without_end(evidence: Evidence, rank: int, call: RingCall, peer: int) -> RingFact:
-    end = f"receives nothing from rank {rank}" if _is_send(call) else f"sends nothing to rank {rank}"
-    here, there = whereabouts(evidence.ranks[rank]), whereabouts(evidence.ranks[peer])
-    words = f"{evidence.name(rank)} {here}; by its ring {evidence.name(peer)} {end} with tag {call.tag} and {there}"
+    """The words for a message whose other end has not begun. Some backends send ahead: an earlier send is told."""
+    seen = evidence.ranks[peer]
+    end = f"receive from rank {rank}" if _is_send(call) else f"send to rank {rank}"
+    before = ", only before" if seen.ring is not None and _other_ends(seen.ring, rank, call) else ""
+    words = (
+        f"{evidence.name(rank)} {whereabouts(evidence.ranks[rank])}; by its ring {evidence.name(peer)} has begun no "
+    )
+    words += f"{end} with tag {call.tag} since then{before}, and {whereabouts(seen)}"
     return RingFact(HangClass.PHASES_SPLIT, words, (rank,), (peer,))
 
 
