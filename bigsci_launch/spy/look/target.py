@@ -83,7 +83,7 @@ def find_target(argument: str | None, job_id: str | None) -> Target:
         try:
             return _target_of_run_on_slurm(run, attempt, record)
         except (CollectError, JobNotFound):
-            if not copies_of(attempt):
+            if not copies_of(attempt) or not query_attempt(attempt).state.is_over:
                 raise
             return target_of_ended_run(run, attempt)
     return target_of_local_run(run, attempt)
