@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 NUM_LAST = 32
 """Newest calls of each thread that are told in full."""
+NUM_KEYS = 64
+"""Newest keys that the process set in a store."""
+STORE_SETS = ("store.set", "store.add", "store.append", "store.compare_set", "store.multi_set")
 
 
 def has_ring(rank: Facts, _request: Facts) -> bool:
@@ -63,8 +66,8 @@ def summarize(ring: Facts) -> Facts:
     """Return a ring without repetition.
 
     {rank, world_size, step, phase, heartbeat, read, lost_names, lost_threads, threads: [{tid, name, count, last:
-    [call]}], open: [call], recorder: the collectives as node_recorder.py gives those of torch}; a call is [entered,
-    left, operation, group, place, tensors, peer, tag, number, step, is_async].
+    [call], open: [call]}], open: [call], set_keys: [words], recorder: the collectives as node_recorder.py gives those
+    of torch}; a call is [entered, left, operation, group, place, tensors, peer, tag, number, step, is_async].
     """
     calls = [call for lane in ring["lanes"] for call in lane["calls"]]
     kept = ("rank", "world_size", "step", "phase", "heartbeat", "lost_names", "lost_threads", "is_whole")
@@ -72,12 +75,24 @@ def summarize(ring: Facts) -> Facts:
         **{key: ring[key] for key in kept},
         "read": time.time(),
         "threads": [
-            {"tid": lane["tid"], "name": lane["name"], "count": lane["count"], "last": lane["calls"][-NUM_LAST:]}
+            {
+                **{key: lane[key] for key in ("tid", "name", "count")},
+                "last": lane["calls"][-NUM_LAST:],
+                "open": [call for call in lane["calls"] if call[1] is None],
+            }
             for lane in ring["lanes"]
         ],
         "open": sorted((call for call in calls if call[1] is None), key=lambda call: call[0]),
+        "set_keys": keys_set(calls),
         "recorder": collectives(calls),
     }
+
+
+def keys_set(calls: list[list[Any]]) -> list[str]:
+    """Return the keys that the process has set, the newest last."""
+    found = sorted((call for call in calls if call[2] in STORE_SETS and call[5]), key=lambda call: call[0])
+    newest = dict.fromkeys(call[5] for call in reversed(found))
+    return list(newest)[:NUM_KEYS][::-1]
 
 
 def collectives(calls: list[list[Any]]) -> Facts:

@@ -33,6 +33,10 @@ COLLECTIVES = {
 MESSAGES = {"send": "dst", "recv": "src", "isend": "dst", "irecv": "src"}
 OBJECTS = ("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list")
 STORE_WAITS = ("get", "wait", "barrier")
+STORE_SETS = ("set", "add", "append", "compare_set", "multi_set")
+MAX_KEYS = 1000
+FURTHER_KEYS = "a further key"
+"""Written for keys that are set after so many others: one that sets new ones in each step would fill the names."""
 HERE = os.path.abspath(__file__)
 MAX_OPEN = 4096
 
@@ -40,6 +44,7 @@ _groups: dict[int, list[Any]] = {}
 _places: dict[tuple[Any, int], int] = {}
 _tensors: dict[Any, int] = {}
 _works: dict[int, tuple[Any, Any, int, tuple[int, ...]]] = {}
+_keys: dict[str, int] = {}
 _rings: list[Any] = [None]
 _said: list[str] = []
 
@@ -65,14 +70,17 @@ def watch_distributed(module: Any) -> None:
         wrap(module, name, message(module, name, peer))
     for name in OBJECTS:
         wrap(module, name, plain(name, opens=True))
-    wrap(module, "new_group", plain("new_group", opens=True))
+    wrap(module, "new_group", plain("new_group", group_ranks, opens=True))
     wrap(module, "init_process_group", initialize(module))
     wrap(module.Work, "wait", wait)
     for store in ("Store", "TCPStore", "FileStore", "PrefixStore", "HashStore"):
         kind = getattr(module, store, None)
         for name in STORE_WAITS:
             if kind is not None and name in vars(kind):
-                wrap(kind, name, store_wait(f"store.{name}"))
+                wrap(kind, name, plain(f"store.{name}", wanted_keys, opens=True))
+        for name in STORE_SETS:
+            if kind is not None and name in vars(kind):
+                wrap(kind, name, plain(f"store.{name}", set_keys, opens=True))
 
 
 def wrap(owner: Any, name: str, make: Callable[[Wrapper], Wrapper]) -> None:
@@ -93,7 +101,7 @@ def numbers(opened: Any) -> None:
     """Forget the numbers of names that belong to another ring: that of the parent, in a forked child."""
     if _rings[0] is not opened:
         _rings[0] = opened
-        for each in (_groups, _places, _tensors, _works):
+        for each in (_groups, _places, _tensors, _works, _keys):
             each.clear()
 
 
@@ -307,13 +315,23 @@ def plain(name: str, detail: Callable[..., str] | None = None, *, opens: bool = 
     return make
 
 
-def store_wait(name: str) -> Callable[[Wrapper], Wrapper]:
-    """Return what wraps a call of a store that waits for keys."""
+def wanted_keys(_store: Any, key: Any = "", *_rest: Any, **_named: Any) -> str:
+    """Return the keys that a call of a store waits for, in words."""
+    return f"key {', '.join(key) if isinstance(key, (list, tuple)) else key}"[:200]
 
-    def keys(_store: Any, key: Any = "", *_rest: Any, **_named: Any) -> str:
-        return f"key {', '.join(key) if isinstance(key, (list, tuple)) else key}"[:200]
 
-    return plain(name, keys, opens=True)
+def set_keys(store: Any, key: Any = "", *_rest: Any, **_named: Any) -> str:
+    """Return the keys that a call of a store sets, in words."""
+    words = wanted_keys(store, key)
+    if words not in _keys and len(_keys) >= MAX_KEYS:
+        return FURTHER_KEYS
+    _keys[words] = 1
+    return words
+
+
+def group_ranks(ranks: Any = None, *_rest: Any, **_named: Any) -> str:
+    """Return the ranks of a new group, in words."""
+    return "all ranks" if ranks is None else f"ranks {','.join(str(rank) for rank in ranks)}"[:400]
 
 
 def initialize(module: Any) -> Callable[[Wrapper], Wrapper]:

@@ -10,15 +10,19 @@ from typing import Any
 from bigsci_launch.spy.evidence.calls.ring import Ring, RingCall
 from bigsci_launch.topology.words import name_ranks
 
+LEFT = "from its ring, the process is gone"
+
 
 @dataclass(frozen=True, slots=True)
 class RankCalls:
-    """The ring of one rank, or why there is none. `rank` is None if the ring does not know its number."""
+    """The ring of one rank, or why there is none. `rank` is None if the ring does not know its number. `is_copy`: the
+    process is gone, and has left this."""
 
     name: str
     rank: int | None
     ring: Ring | None
     why: str | None
+    is_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ def group_ranks(ranks: Sequence[RankCalls], count: int) -> list[Alike]:
     for each in sorted(ranks, key=lambda each: (each.rank is None, each.rank or 0, each.name)):
         if each.ring is not None:
             calls = tuple(_what(call) for call in newest_calls(each.ring, count))
-            found.setdefault((each.ring.step, each.ring.phase, calls), []).append(each)
+            found.setdefault((each.ring.step, each.ring.phase, calls, each.is_copy), []).append(each)
     groups = [
         Alike(tuple(members), newest_calls(members[0].ring, count)) for members in found.values() if members[0].ring
     ]
@@ -62,11 +66,13 @@ def _what(call: RingCall) -> tuple[Any, ...]:
 
 def words_of(groups: Sequence[Alike], ranks: Sequence[RankCalls]) -> Iterator[str]:
     """Yield the lines for a person."""
+    are_mixed = len({each.is_copy for each in ranks if each.ring is not None}) > 1
     for group in groups:
         ring = group.members[0].ring
         assert ring is not None
         phase = f", {ring.phase}" if ring.phase else ""
-        yield f"{group.name}: step {ring.step}{phase}"
+        gone = f", {LEFT}" if are_mixed and group.members[0].is_copy else ""
+        yield f"{group.name}: step {ring.step}{phase}{gone}"
         for call in group.calls:
             yield f"  {_clock(call.entered)}  {_lasted(call):>9}  {call}"
         if not group.calls:
@@ -97,6 +103,7 @@ def document_of(ranks: Sequence[RankCalls], groups: Sequence[Alike], count: int)
             {
                 "rank": each.rank,
                 "name": each.name,
+                "is_copy": each.is_copy,
                 "why_unknown": each.why,
                 "step": each.ring.step if each.ring else None,
                 "phase": each.ring.phase if each.ring else None,

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bigsci_launch.content import packaged
-from bigsci_launch.errors import CollectError
 from bigsci_launch.runs.layout import AttemptDir, rank_files
 from bigsci_launch.spy.evidence.calls.ring import Ring, parse_ring
+from bigsci_launch.spy.look.ring_copies import copies_of, read_ring_files
 from bigsci_launch.trace.last import RankCalls
 
-READ_TIMEOUT_S = 120.0
 NO_COPY = "it left no copy: it ended well, it still runs, or its node was lost"
 
 
@@ -25,21 +21,25 @@ def read_files(paths: Iterable[Path]) -> list[RankCalls]:
     Raises:
         CollectError: the program that reads them failed.
     """
-    files = sorted(paths)
-    if not files:
-        return []
-    argv = [sys.executable, "-I", "-S", str(packaged("diagnostics", "node_ring.py")), *map(str, files)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=READ_TIMEOUT_S, check=False)
-    if done.returncode != 0:
-        raise CollectError(f"the rings could not be read: {done.stderr.strip()[-300:]}")
-    return [_of_file(Path(path), document) for path, document in json.loads(done.stdout).items()]
+    return [_of_file(path, document) for path, document in read_ring_files(paths).items()]
 
 
 def read_copies(attempt: AttemptDir) -> list[RankCalls]:
     """Return the rings that ranks of an attempt have left; empty if none did. A rank that left none says so."""
-    copies = rank_files(attempt.rings, ".ring") if attempt.rings.is_dir() else {}
+    copies = copies_of(attempt)
+    read = [replace(each, is_copy=True) for each in read_files(copies.values())]
     without = [rank for rank in rank_files(attempt.pids, ".json") if rank not in copies] if copies else []
-    return [*read_files(copies.values()), *(RankCalls(f"rank {rank}", rank, None, NO_COPY) for rank in without)]
+    return [*read, *(RankCalls(f"rank {rank}", rank, None, NO_COPY) for rank in without)]
+
+
+def with_living(copies: Iterable[RankCalls], living: Iterable[RankCalls]) -> list[RankCalls]:
+    """Return the ranks of both: what a node read of a rank just now, else the copy that it left."""
+    now = {each.rank: each for each in living}
+    read = {rank: each for rank, each in now.items() if each.ring is not None}
+    return [
+        read.get(each.rank, each if each.ring is not None or each.why != NO_COPY else now.get(each.rank, each))
+        for each in copies
+    ]
 
 
 def _of_file(path: Path, document: Mapping[str, Any]) -> RankCalls:

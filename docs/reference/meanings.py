@@ -295,6 +295,7 @@ groups | list of {ranks}: ranks whose last calls are equal, the smallest group f
 ranks[].rank | global rank; null if the ring does not know it
 ranks[].name | `rank 3`, or the name of the file
 ranks[].why_unknown | why nothing is known of the rank; null if its ring was read
+ranks[].is_copy | whether the process is gone, and this is the ring that it left
 ranks[].step | the step that it was in; null if not known
 ranks[].phase | what it did in the step; empty if the program does not say so; null if not known
 ranks[].heartbeat | when a thread of the process last ran, seconds since the epoch; null if not known

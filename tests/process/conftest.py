@@ -20,6 +20,8 @@ import pytest
 
 from bigsci_launch.spy.look.collect import unpack
 
+from .recorded_ranks import Ranks
+
 PROGRAMS = Path(__file__).parent / "programs"
 SETTLE_S = 0.4
 
@@ -180,3 +182,16 @@ def fill(folder: Path) -> None:
             pass
     with pytest.raises(OSError, match="No space left"):
         (folder / "more").write_text("more")
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    found = Ranks(tmp_path)
+    yield found
+    for runner in found.runners:
+        runner.terminate()
+        try:
+            runner.wait(20)
+        except subprocess.TimeoutExpired:
+            runner.kill()
+            runner.wait()

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-import bigsci_launch
 from bigsci_launch.cli.main import bsl
 from bigsci_launch.runs.layout import AttemptDir
 from bigsci_launch.spy.evidence.ranks import read_evidence
@@ -25,7 +21,8 @@ from bigsci_launch.spy.look.collect import collect_here
 from bigsci_launch.spy.look.target import Target
 from bigsci_launch.trace.read import NO_COPY, read_copies
 
-DIAGNOSTICS = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics"
+from .recorded_ranks import DIAGNOSTICS, Ranks, Reply, read, until
+
 TAGS = """
 import sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -50,70 +47,6 @@ elif dist.get_rank() == 2:
 print("ready", flush=True)
 time.sleep(60)
 """
-Reply = dict[str, Any]
-
-
-def read(*paths: Path) -> list[Reply]:
-    argv = [sys.executable, "-I", "-S", str(DIAGNOSTICS / "node_ring.py"), *map(str, paths)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30)
-    return list(json.loads(done.stdout).values())
-
-
-class Ranks:
-    """Ranks on this machine, each with its runner."""
-
-    def __init__(self, folder: Path) -> None:
-        self.attempt, self.rings = folder / "run" / "attempts" / "0001", folder / "node"
-        self.rings.mkdir()
-        self.runners: list[subprocess.Popen[bytes]] = []
-
-    def start(self, program: list[str], size: int, ring: str | None = None, **environment: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        given = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **environment}
-        for rank in range(size):
-            options = ["--attempt-dir", str(self.attempt), "--topology", f"tp={size}", "--ranks-per-node", str(size)]
-            options += ["--rank", str(rank), "--ring", ring or str(self.rings)]
-            argv = [sys.executable, "-I", "-S", str(DIAGNOSTICS / "rank_runner.py"), *options, "--", *program]
-            self.runners.append(subprocess.Popen(argv, env=given))
-
-    def record(self, rank: int, folder: str = "pids") -> Reply:
-        return dict(json.loads((self.attempt / folder / f"rank-{rank:04d}.json").read_text()))
-
-    def log(self, rank: int) -> str:
-        path = self.attempt / "logs" / f"rank-{rank:04d}.log"
-        return path.read_text() if path.exists() else ""
-
-    def live(self, rank: int) -> Path:
-        record = self.record(rank)
-        return Path(record["rings"]) / f"{record['pid']}.ring"
-
-    def kept(self, rank: int) -> Path:
-        return self.attempt / "rings" / f"rank-{rank:04d}.ring"
-
-    def wait(self) -> list[int]:
-        return [runner.wait(60) for runner in self.runners]
-
-
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[Ranks]:
-    found = Ranks(tmp_path)
-    yield found
-    for runner in found.runners:
-        runner.terminate()
-        try:
-            runner.wait(20)
-        except subprocess.TimeoutExpired:
-            runner.kill()
-            runner.wait()
-
-
-def until(check: Any, limit_s: float = 60.0) -> None:
-    end = time.monotonic() + limit_s
-    while not check():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def open_calls(ring: Reply) -> list[tuple[Any, ...]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bigsci_launch.cli import console
-from bigsci_launch.errors import CollectError
+from bigsci_launch.errors import BslError, CollectError
 
 if TYPE_CHECKING:
     from bigsci_launch.trace.last import RankCalls
@@ -52,13 +52,18 @@ def _read(run: str | None, name: str | None) -> list[RankCalls]:
     from bigsci_launch.runs.find import find_attempt, find_run
     from bigsci_launch.spy.look.collect import collect
     from bigsci_launch.spy.look.target import find_target
-    from bigsci_launch.trace.read import read_copies, read_files, read_nodes
+    from bigsci_launch.trace.read import read_copies, read_files, read_nodes, with_living
 
     if run is not None and (found := sorted(Path(run).glob("*.ring"))):
         return read_files(found)
     attempt = find_attempt(find_run(run), name)
-    if copies := read_copies(attempt):
+    copies = read_copies(attempt)
+    if name is not None or (copies and all(each.is_copy for each in copies)):
         return copies
-    if name is not None:
-        return []
-    return read_nodes(collect(find_target(run, None)).nodes)
+    try:
+        living = read_nodes(collect(find_target(run, None)).nodes)
+    except BslError:
+        if not copies:
+            raise
+        return copies
+    return with_living(copies, living) if copies else living

@@ -45,6 +45,8 @@ NOT_IDENTIFIED = "it is none of the processes that could be identified"
 ELSEWHERE = "no process was found for it below --pid, where only some of the ranks were started"
 NOT_STARTED = "no process was found for it, and the others began only a moment ago"
 NO_FILE = "no file holds it"
+GONE = {"mono": None, "state": "gone", "why": "its job has ended"}
+"""What is seen of a rank whose job has ended."""
 YOUNG_S = 3.0
 """Ranks are started one after the other: while the youngest is younger than this, others may be about to begin."""
 TOPOLOGY_UNUSED = "coordinates are left out: which process is which rank is not known"
@@ -226,6 +228,7 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
     world_size = max([world_size, *(rank + 1 for rank in found)], default=0)
     for rank in range(world_size):
         found.setdefault(rank, unreached({"rank": rank}))
+    found = _with_copies(found, collection)
     topology = collection.get("topology")
     if topology and is_counted:
         topology, problems = None, (*problems, TOPOLOGY_UNUSED)
@@ -268,6 +271,19 @@ def _with_rings(found: Mapping[int, RankEvidence]) -> dict[int, RankEvidence]:
     if not living or all(seen.recorder for seen in living) or not all(seen.ring for seen in living):
         return dict(found)
     return {rank: replace(seen, recorder=seen.ring.recorder if seen.ring else None) for rank, seen in found.items()}
+
+
+def _with_copies(found: Mapping[int, RankEvidence], collection: Mapping[str, Any]) -> dict[int, RankEvidence]:
+    """Give ranks that are gone the rings that they have left."""
+    copies = {int(copy["rank"]): copy["ring"] for copy in collection.get("rings") or []}
+    return {
+        rank: replace(seen, ring=parse_ring(copies[rank])) if rank in copies and _lacks_ring(seen) else seen
+        for rank, seen in found.items()
+    }
+
+
+def _lacks_ring(seen: RankEvidence) -> bool:
+    return seen.ring is None and seen.is_gone
 
 
 def _why_missing(
@@ -335,7 +351,7 @@ def _unreached_rank(
         node=node,
         pid=record.get("pid"),
         clock_ticks_per_s=100,
-        samples=(),
+        samples=parse_samples([GONE], 0) if collection.get("is_over") else (),
         recorder=None,
         **records.of(int(record["rank"])),
         unreached=why,

@@ -1,8 +1,9 @@
 """The last step: what else supports the verdict, or contradicts it.
 
-First traceback in logs, kills for lack of memory, holders of file locks, stale lock files, stuck connections. It raises
-or lowers the strength by one level and adds lines. It never changes whom the verdict accuses, however loud a log, nor
-its class: `refine_class` decides between classes that the rule alone cannot tell apart.
+The rings of the ranks, first traceback in logs, kills for lack of memory, holders of file locks, stale lock files,
+stuck connections. It raises or lowers the strength by one level and adds lines. It never changes whom the verdict
+accuses, however loud a log, nor its class: `refine_class` decides between classes that the rule alone cannot tell
+apart.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from bigsci_launch.spy.evidence.known_code import bare_name
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import Frame
 from bigsci_launch.spy.judge.conclusion import Conclusion
+from bigsci_launch.spy.judge.last_calls import find_in_rings, whereabouts
 from bigsci_launch.spy.judge.rules.failures import lost_peer
 from bigsci_launch.spy.judge.rules.network import stuck_connections
 from bigsci_launch.spy.judge.rules.rendezvous import calling_in_vain
@@ -29,6 +31,7 @@ LEFT_CLASSES = (
     HangClass.LOCAL_DECISION,
 )
 """Classes that also fit a rank whose exception took it out of the schedule into a barrier of its own."""
+MAX_RING_FACTS = 2
 SAME_MOMENT_S = 0.2
 """Exceptions this close in time are one event: the clocks of nodes agree no better."""
 
@@ -264,8 +267,20 @@ def _unread(evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
     return []
 
 
+# --------------------------------------------------------------------------------------------------- rings
+
+
+def _last_calls(conclusion: Conclusion, evidence: Evidence, suspects: list[RankEvidence]) -> list[Clue]:
+    """What rings show: keys, tags, groups and steps that do not match, and where a suspect was that is gone."""
+    found = [fact.words for fact in find_in_rings(evidence)[:MAX_RING_FACTS]]
+    gone = [seen for seen in suspects if seen.is_gone and seen.ring is not None]
+    found += [f"{evidence.name(seen.rank)} {whereabouts(seen)}" for seen in gone[:MAX_RING_FACTS]]
+    return [Clue(words) for words in found if words not in conclusion.claim]
+
+
 Find = Callable[[Conclusion, Evidence, list[RankEvidence]], list[Clue]]
 _SEARCHES: tuple[Find, ...] = (
+    _last_calls,
     _first_exception,
     _called_by_collector,
     _memory_kills,

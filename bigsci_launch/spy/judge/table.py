@@ -46,6 +46,13 @@ RULES = (
         silent_on="zoo/H16-4-ranks-culprit-1",
     ),
     make_rule(
+        failures.ended_on_request,
+        beats="one-has-ended",
+        source="ring_file.py: the kernel keeps what a process wrote into a mapped file",
+        shown_by="test: all-told-to-end-with-rings",
+        silent_on="zoo/H70-4-ranks-culprit-3",
+    ),
+    make_rule(
         failures.aborted_on_size,
         beats="one-has-ended",
         source="gloo: the receiver of another size than expected aborts",
@@ -79,6 +86,13 @@ RULES = (
         source="torch's flight recorder counts collectives per group",
         shown_by="zoo/H00-4-ranks-culprit-0",
         silent_on="zoo/H01-4-ranks-culprit-0",
+    ),
+    make_rule(
+        moving.step_apart,
+        beats="makes-progress data-flows",
+        source="synchronous training: the members of a group make one collective in the same step",
+        shown_by="test: one-is-a-step-behind",
+        silent_on="zoo/H00-4-ranks-culprit-0",
     ),
     make_rule(
         moving.data_flows,
@@ -184,6 +198,13 @@ RULES = (
         source="torch: TCPStore at MASTER_ADDR:MASTER_PORT",
         shown_by="test: nobody-reaches-the-store",
         silent_on="zoo/H46-4-ranks-culprit-1",
+    ),
+    make_rule(
+        rendezvous.key_is_due,
+        beats="stays-away",
+        source="torch: Store.get returns when the key is set",
+        shown_by="test: a-key-of-a-known-rank",
+        silent_on="zoo/H44-4-ranks-culprit-3",
     ),
     make_rule(
         circle.departed,

@@ -268,7 +268,7 @@ def find_wait(seen: RankEvidence, evidence: Evidence) -> Wait | None:
         return None
     operation = thread.operation if thread else None
     calls = seen.recorder.open_calls if seen.recorder else ()
-    message = seen.ring.open_message if seen.ring else None
+    message = seen.ring.open_message(thread.tid if thread else None) if seen.ring else None
     if message is not None and not operation and not calls and waits_for_handle(seen) is not False:
         return _wait_for_message(seen, thread, message)
     if operation in POINT_TO_POINT or operation in SETUP_OPERATIONS or (operation and not calls):
@@ -311,7 +311,7 @@ def _wait_from_stack(seen: RankEvidence, thread: ThreadStack | None, operation: 
     if operation in SETUP_OPERATIONS or operation == "monitored_barrier":
         scope = "world"
     members = group_members(scope, seen.rank, evidence.world_size, evidence.topology) if scope else None
-    message = seen.ring.open_message if seen.ring and operation in POINT_TO_POINT else None
+    message = seen.ring.open_message(thread.tid) if seen.ring and operation in POINT_TO_POINT else None
     partner = thread.argument("src", "dst") if operation in POINT_TO_POINT else None
     tag = thread.argument("tag") if operation in POINT_TO_POINT else None
     if message is not None:

@@ -23,6 +23,7 @@ from bigsci_launch.errors import CollectError
 from bigsci_launch.scheduler.slurm import run_monitor_step
 from bigsci_launch.spy.evidence.bundle import Bundle
 from bigsci_launch.spy.evidence.known_code import operation_of
+from bigsci_launch.spy.look.ring_copies import read_ring_copies
 from bigsci_launch.spy.look.run_records import read_records
 from bigsci_launch.spy.look.target import Target
 from bigsci_launch.topology import Topology, compress_ranks
@@ -91,7 +92,7 @@ def collect(target: Target, on_answer: AnswerCallback = lambda done, node: None)
         CollectError: no node answered. SlurmUnavailable: srun is missing.
     """
     began = time.time()
-    nodes, silent = collect_step(target, on_answer) if target.job_id else (collect_here(target), {})
+    nodes, silent = _ask_nodes(target, on_answer)
     collection = {
         "job": target.label,
         "time": began,
@@ -99,9 +100,23 @@ def collect(target: Target, on_answer: AnswerCallback = lambda done, node: None)
         "world_size": _world_size(target.topology),
         "nodes_asked": [*target.nodes, *target.down],
         "nodes_silent": [{"node": node, "why": why} for node, why in sorted({**target.down, **silent}.items())],
+        "is_over": target.is_over,
         **read_records(target.attempt),
+        "rings": [_compressed(copy) for copy in read_ring_copies(target.attempt)],
     }
     return Bundle(collection, tuple(nodes))
+
+
+def _ask_nodes(target: Target, on_answer: AnswerCallback) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return the documents of the nodes, and why others did not answer. Of a run that has ended, nobody is asked."""
+    if target.is_over:
+        return [], {}
+    return collect_step(target, on_answer) if target.job_id else (collect_here(target), {})
+
+
+def _compressed(copy: dict[str, Any]) -> dict[str, Any]:
+    _compress_members(copy["ring"]["recorder"])
+    return copy
 
 
 def missing_recorders(bundle: Bundle) -> dict[str, list[int]]:

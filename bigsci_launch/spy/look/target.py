@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from bigsci_launch.errors import CollectError, JobNotFound, RunDirError
-from bigsci_launch.runs.attempts import identify, query_attempt, read_job
+from bigsci_launch.runs.attempts import JobRecord, identify, query_attempt, read_job
 from bigsci_launch.runs.find import find_run, run_argument, runs_root
 from bigsci_launch.runs.layout import AttemptDir, RunDir, find_runs, open_run
 from bigsci_launch.runs.status import read_topology
 from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.slurm import query_job, query_nodes
+from bigsci_launch.spy.look.ring_copies import copies_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Target:
     run: RunDir | None = None
     attempt: AttemptDir | None = None
     topology: str | None = None
+    is_over: bool = False
+    """Whether the job has ended: what is known is what its ranks have left."""
 
     def evidence_folder(self, moment: float) -> Path:
         """Return the folder for evidence collected at `moment`: in the run directory, else in the user's state folder.
@@ -66,7 +69,7 @@ def find_target(argument: str | None, job_id: str | None) -> Target:
 
     Raises:
         RunDirError, JobNotFound, SlurmUnavailable: there is no such run or job.
-        CollectError: it is not running.
+        CollectError: it is not running, and its ranks have left no rings.
     """
     if job_id is not None:
         job = query_job(job_id)
@@ -77,13 +80,26 @@ def find_target(argument: str | None, job_id: str | None) -> Target:
     if attempt is None or record is None:
         raise CollectError(f"{run.path}: this run was never started", hint="`bsl submit CONFIG` starts it")
     if record.job_id is not None:
-        job = query_job(record.job_id)
-        if (who := identify(attempt, record, job)).is_ours is False:
-            raise CollectError(
-                f"run {run.name} is not running: {who.why}", hint=f"see `bsl status {run_argument(run)}`"
-            )
-        return target_of_job(job, run, attempt)
+        try:
+            return _target_of_run_on_slurm(run, attempt, record)
+        except (CollectError, JobNotFound):
+            if not copies_of(attempt) or not query_attempt(attempt).state.is_over:
+                raise
+            return target_of_ended_run(run, attempt)
     return target_of_local_run(run, attempt)
+
+
+def _target_of_run_on_slurm(run: RunDir, attempt: AttemptDir, record: JobRecord) -> Target:
+    job = query_job(record.job_id or "")
+    if (who := identify(attempt, record, job)).is_ours is False:
+        raise CollectError(f"run {run.name} is not running: {who.why}", hint=f"see `bsl status {run_argument(run)}`")
+    return target_of_job(job, run, attempt)
+
+
+def target_of_ended_run(run: RunDir, attempt: AttemptDir) -> Target:
+    """Return the target for a run whose job has ended: its records, and the rings that its ranks have left."""
+    topology = _topology_text(run)
+    return Target(label=run.name, request={}, run=run, attempt=attempt, topology=topology, is_over=True)
 
 
 def _run_of(job: JobInfo) -> tuple[RunDir | None, AttemptDir | None]:

@@ -18,8 +18,8 @@ def rank(number: int, *calls: list[Any], step: int = 4) -> RankCalls:
     recorder = {"first_record": 0, "tokens": [], "stream": [], "last_sequence": {}, "open": [], "members": {}}
     document = {
         **{"step": step, "phase": "step", "heartbeat": 3.0, "read": 4.0, "lost_names": 0, "lost_threads": 0},
-        **{"threads": [{"last": list(calls)}], "open": [each for each in calls if each[1] is None]},
-        "recorder": recorder,
+        "threads": [{"tid": 7, "last": list(calls), "open": [each for each in calls if each[1] is None]}],
+        **{"set_keys": [], "recorder": recorder},
     }
     return RankCalls(f"rank {number}", number, parse_ring(document), None)
 

@@ -7,7 +7,7 @@ it, so a rank whose ring shows no open call may communicate all the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bigsci_launch.spy.evidence.calls.flight_recorder import Recorder, parse_recorder
@@ -29,6 +29,7 @@ class RingCall:
     number: int
     step: int
     is_async: bool
+    thread: int = 0
 
     def __str__(self) -> str:
         number = f" number {self.number}" if self.number else ""
@@ -53,20 +54,32 @@ class Ring:
     calls: tuple[RingCall, ...]
     open_calls: tuple[RingCall, ...]
     recorder: Recorder
+    set_keys: tuple[str, ...] = ()
+    """Keys of a store that the rank has set, the newest last."""
 
-    @property
-    def open_message(self) -> RingCall | None:
-        """The newest message between two ranks that the rank waits for.
+    def waits(self, thread: int | None) -> tuple[RingCall, ...]:
+        """Return the calls that a thread is in, the outermost first; those of all threads if it is none of the ring's.
 
-        One that only began says nothing: a program need not wait for each.
+        A call that only began something is left out: a program need not wait for each.
         """
-        found = (call for call in reversed(self.open_calls) if call.operation in POINT_TO_POINT)
-        return next((call for call in found if call.peer is not None and not call.is_async), None)
+        inside = tuple(call for call in self.open_calls if not call.is_async)
+        is_known = any(call.thread == thread for call in (*self.calls, *self.open_calls))
+        return tuple(call for call in inside if call.thread == thread) if is_known else inside
+
+    def open_message(self, thread: int | None) -> RingCall | None:
+        """Return the message between two ranks that a thread waits for: the call of the program, not one inside it."""
+        found = (call for call in self.waits(thread) if call.operation in POINT_TO_POINT)
+        return next((call for call in found if call.peer is not None), None)
+
+
+def _parse_call(facts: list[Any], thread: Mapping[str, Any]) -> RingCall:
+    return replace(RingCall(*facts), thread=int(thread["tid"]))
 
 
 def parse_ring(document: Mapping[str, Any]) -> Ring:
     """Parse a ring as the node agent writes it."""
-    calls = [RingCall(*call) for thread in document["threads"] for call in thread["last"]]
+    calls = [_parse_call(call, thread) for thread in document["threads"] for call in thread["last"]]
+    inside = [_parse_call(call, thread) for thread in document["threads"] for call in thread["open"]]
     return Ring(
         step=int(document["step"]),
         phase=str(document["phase"]),
@@ -75,6 +88,7 @@ def parse_ring(document: Mapping[str, Any]) -> Ring:
         lost_names=int(document["lost_names"]),
         lost_threads=int(document["lost_threads"]),
         calls=tuple(sorted(calls, key=lambda call: call.entered)),
-        open_calls=tuple(RingCall(*call) for call in document["open"]),
+        open_calls=tuple(sorted(inside, key=lambda call: call.entered)),
         recorder=parse_recorder(document["recorder"], lists_all=False),
+        set_keys=tuple(words.removeprefix("key ") for words in document["set_keys"]),
     )

@@ -14,6 +14,7 @@ from bigsci_launch.lost_peer import says_lost_peer
 from bigsci_launch.spy.evidence.ranks import NOT_FOUND, Evidence, RankEvidence
 from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect
+from bigsci_launch.spy.judge.last_calls import find_in_rings, places_of
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology.words import agree, count_ranks
@@ -81,6 +82,27 @@ def ended_in_silence(case: JobCase) -> Conclusion | None:
     if not failed or any(seen.exit or words_of(seen) for seen in failed) or (len(failed) == 1 and case.graph.waits):
         return None
     return _conclude_silent(case, failed)
+
+
+def ended_on_request(case: JobCase) -> Conclusion | None:
+    """Every rank has ended, each that failed had been told to end before, and rings show where they were."""
+    failed, evidence = failed_ranks(case), case.evidence
+    rings = [seen.rank for seen in evidence.ranks if seen.ring is not None]
+    if case.alive or not rings or not failed or not all(seen.exit and seen.exit.was_told for seen in failed):
+        return None
+    found = find_in_rings(evidence)
+    without = [seen.rank for seen in failed if seen.ring is None]
+    words = found[0].words if found else places_of(evidence, rings)
+    return Conclusion(
+        state=State.UNKNOWN,
+        claim=f"{count_ranks(failed)} had been told to end, and did: {words}",
+        strength=Strength.DERIVED if found else Strength.GUESS,
+        hang_class=found[0].hang_class if found else None,
+        sides=(Side(tuple(rings), "ended; known from their rings"),),
+        evidence=tuple(each.words for each in found[1:]),
+        missing=(f"the last calls of {evidence.names(without)}: no ring of them was kept",) if without else (),
+        next=("bsl trace last  # the last calls of every rank",),
+    )
 
 
 def aborted_on_size(case: JobCase) -> Conclusion | None:

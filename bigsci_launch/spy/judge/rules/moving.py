@@ -5,7 +5,7 @@ from __future__ import annotations
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.evidence.stacks import decisive_thread
 from bigsci_launch.spy.judge.case import JobCase
-from bigsci_launch.spy.judge.conclusion import Conclusion, Strength, Suspect
+from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength, Suspect
 from bigsci_launch.spy.judge.facts import (
     callers_moved,
     carries_data,
@@ -15,6 +15,7 @@ from bigsci_launch.spy.judge.facts import (
     named_frames,
     socket_growth,
 )
+from bigsci_launch.spy.judge.last_calls import find_steps_apart
 from bigsci_launch.spy.judge.rules.process import explain_stall
 from bigsci_launch.spy.judge.rules.rendezvous import is_joining
 from bigsci_launch.spy.judge.waits import SETUP_OPERATIONS
@@ -80,6 +81,23 @@ def data_flows(case: JobCase) -> Conclusion | None:
 def _looks_for_others(case: JobCase, seen: RankEvidence) -> bool:
     wait = case.graph.waits.get(seen.rank)
     return wait is not None and wait.operation in (*SETUP_OPERATIONS, "monitored_barrier")
+
+
+def step_apart(case: JobCase) -> Conclusion | None:
+    """Ranks make progress, and one makes the same collectives as its peers in another step."""
+    progress = makes_progress(case) or data_flows(case)
+    apart = tuple(find_steps_apart(case.evidence)) if progress is not None else ()
+    if progress is None or not apart:
+        return None
+    return Conclusion(
+        state=State.PROGRESSING,
+        claim=f"the job makes progress, but {apart[0].words}",
+        strength=Strength.DERIVED,
+        hang_class=HangClass.STEP_DROPPED,
+        sides=tuple(Side(each.ranks, "a step apart from its peers") for each in apart),
+        evidence=(*progress.evidence, *(each.words for each in apart[1:])),
+        missing=("whether it left out a step, or counted it otherwise",),
+    )
 
 
 def most_moved(case: JobCase) -> Conclusion | None:

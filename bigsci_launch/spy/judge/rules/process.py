@@ -28,6 +28,7 @@ from bigsci_launch.spy.evidence.samples import Child
 from bigsci_launch.spy.evidence.stacks import ThreadStack, is_idle, is_wrapper
 from bigsci_launch.spy.judge.conclusion import Patience, Strength
 from bigsci_launch.spy.judge.facts import cpu_share, is_busy, kernel_wait, switches_per_s, waits_in
+from bigsci_launch.spy.judge.last_calls import UNKNOWN_SETTER, wanted_key
 from bigsci_launch.spy.judge.rule import TableRule, beaten_names, make_rule
 from bigsci_launch.spy.taxonomy import HangClass
 
@@ -373,7 +374,11 @@ def _stormed(seen: RankEvidence) -> Stall | None:
 
 
 def _polls(seen: RankEvidence) -> Stall | None:
-    """`poll` called straight from the caller's line: a library's own connection, such as that of torch's store."""
+    """`poll` called straight from the caller's line: a library's own connection, such as that of torch's store. A ring
+    names the key."""
+    if (key := wanted_key(seen)) is not None and not seen.is_gone:
+        words = f"waits for key '{key}' of the store, {UNKNOWN_SETTER}"
+        return Stall(seen.rank, HangClass.STORE_KEY_MISSING, words, Strength.AGREED)
     if seen.last is None or seen.last.call_number not in POLL_CALLS or not waits_in(seen, ("poll_schedule",)):
         return None
     thread = seen.thread

@@ -1,4 +1,5 @@
-"""Ranks that have not found each other yet: which are late for the rendezvous, and which look for it elsewhere."""
+"""Ranks that have not found each other yet: which are late for the rendezvous, and which look for it elsewhere; and a
+key of the store that a known rank has not set."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from collections.abc import Sequence
 from bigsci_launch.spy.evidence.known_code import is_at_store, is_joining_call
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.judge.case import JobCase
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength, Suspect
+from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect
+from bigsci_launch.spy.judge.last_calls import find_missing_keys, whereabouts
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology.words import agree, count_ranks, counted
 
@@ -49,6 +51,28 @@ def store_reached_by_nobody(case: JobCase) -> Conclusion | None:
     if not at_store or len(at_store) < len(case.evidence.ranks) or not _all_joining(case):
         return None
     return _conclude_nobody(case.evidence, at_store)
+
+
+def key_is_due(case: JobCase) -> Conclusion | None:
+    """Ranks that others wait for wait for a key of the store, and rings show which rank sets keys of that form."""
+    found = [each for each in find_missing_keys(case.evidence) if each.others]
+    roots = {seen.rank for seen in case.roots}
+    due = next((each for each in found if roots and roots <= set(each.ranks) | set(each.others)), None)
+    if due is None:
+        return None
+    evidence, setter = case.evidence, due.others[0]
+    waiting = case.graph.leading_to(frozenset(roots))
+    # A rank in no communication may be at work, and set the key afterwards.
+    is_waiting = setter in case.graph.waits
+    return Conclusion(
+        state=State.HANG,
+        claim=f"{due.words}; {counted(waiting, 'waits')} in communications",
+        strength=Strength.DERIVED,
+        hang_class=HangClass.STORE_KEY_MISSING,
+        sides=(Side(due.ranks, "waiting for a key of the store"), Side((setter,), whereabouts(evidence.ranks[setter]))),
+        missing=("whether that rank left the key out, or the others should not have asked for it",),
+        patience=Patience.ELSEWHERE if is_waiting else Patience.COMPUTES,
+    )
 
 
 def _conclude_lost(evidence: Evidence, lost: Sequence[RankEvidence], past: Sequence[RankEvidence]) -> Conclusion:

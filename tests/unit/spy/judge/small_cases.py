@@ -55,6 +55,58 @@ def moving(stack: str) -> list[str]:
     return [f"forward@/src/m.py:3 < {stack}", stack]
 
 
+def ring_of(*calls: Sequence[Any], keys: Sequence[str] = (), step: int = 0) -> Document:
+    """A ring, read at second 900: calls are (entered, left, operation, group, detail, number, step)."""
+    told = [
+        [entered, left, operation, group, "/src/train.py:9 main", detail, None, None, number, at, False]
+        for entered, left, operation, group, detail, number, at in calls
+    ]
+    recorder = {"first_record": 0, "tokens": [], "stream": [], "last_sequence": {}, "open": [], "members": {}}
+    threads = [{"tid": 7, "last": told, "open": [call for call in told if call[1] is None]}]
+    known = {"step": step, "phase": "", "heartbeat": 899.0, "read": 900.0, "lost_names": 0, "lost_threads": 0}
+    return {**known, "threads": threads, "set_keys": [f"key {key}" for key in keys], "recorder": recorder}
+
+
+def with_ring(rank: Document, *calls: Sequence[Any], keys: Sequence[str] = ()) -> Document:
+    rank["samples"][-1]["ring"] = ring_of(*calls, keys=keys)
+    return rank
+
+
+def a_key_of_a_known_rank(keys: Sequence[str] = ("round/0", "round/1")) -> Evidence:
+    barrier = (9.0, None, "barrier", "0: 0,1,2", None, 4, 0)
+    waiting = rank_of(1, "next_round@/src/train.py:7 < main@/src/train.py:3", **POLLING)
+    return job(
+        [
+            with_ring(rank_of(0, WORLD), barrier, keys=keys),
+            with_ring(waiting, (9.0, None, "store.get", None, "key round/2", 0, 0)),
+            with_ring(rank_of(2, WORLD), barrier),
+        ]
+    )
+
+
+def all_told_to_end_with_rings() -> Evidence:
+    exits = [
+        {"rank": rank, "node": "n0", "pid": 9, "code": None, "signal": "SIGTERM", "time": 1.0, "terminated": 0.5}
+        for rank in (0, 1)
+    ]
+    call = (9.0, None, "barrier", "0: 0,1", None, 4, 0)
+    rings = [{"rank": rank, "ring": ring_of(call)} for rank in (0, 1)]
+    return job([], world_size=2, exits=exits, rings=rings, is_over=True)
+
+
+def _steps(lag: int) -> list[tuple[Any, ...]]:
+    """All-reduces number 1 to 6 of all ranks, in steps that are `lag` behind from the third one on."""
+    return [(at, at + 0.1, "all_reduce", "0: 0,1,2", None, at, at - (lag if at > 2 else 0)) for at in range(1, 7)]
+
+
+def one_is_a_step_behind() -> Evidence:
+    return job([with_ring(flowing(rank_of(rank, HANDLE)), *_steps(int(rank == 1))) for rank in range(3)])
+
+
+def one_is_a_step_behind_in_the_next_phase() -> Evidence:
+    return job([with_ring(rank_of(rank, [LOADER, WORLD]), *_steps(int(rank == 1))) for rank in range(3)])
+
+
 def nothing_there() -> Evidence:
     return job([], world_size=4)
 
@@ -218,5 +270,6 @@ CASES: dict[str, Callable[[], Evidence]] = {
         data_flows_in_one_place, data_flows_in_two_places, all_moved_and_compute, all_moved_to_one_place,
         all_moved_to_two_places, a_server_sleeps, a_server_is_woken, a_server_asks, a_rank_holds_a_lock,
         one_died_and_the_rest_stand_apart, in_the_kernel_with_the_interpreters_lock,
+        a_key_of_a_known_rank, all_told_to_end_with_rings, one_is_a_step_behind, one_is_a_step_behind_in_the_next_phase,
     )
 }  # fmt: skip

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bigsci_launch.errors import CollectError
-from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.spy.look.target import Target
+from bigsci_launch.errors import CollectError, JobNotFound
+from bigsci_launch.runs.attempts import JobRecord, write_job
+from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
+from bigsci_launch.spy.look.target import Target, find_target
 
 MOMENT = time.mktime((2026, 11, 21, 3, 22, 49, 0, 0, -1))
 STAMP = "20261121-032249"
@@ -59,3 +62,35 @@ def test_without_a_home_there_is_no_place(monkeypatch: pytest.MonkeyPatch, value
         monkeypatch.setenv("HOME", value)
     with pytest.raises(CollectError, match="neither XDG_STATE_HOME nor HOME is set"):
         Target("1234", {}).evidence_folder(MOMENT)
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, fake_slurm: Callable[..., Any]) -> AttemptDir:
+    """An attempt of a job that Slurm no longer knows."""
+    fake_slurm("squeue", "scontrol").answer("squeue")
+    run = RunDir(tmp_path / "night")
+    found = run.attempt("0001")
+    found.path.mkdir(parents=True)
+    run.record.write_text("{}")
+    write_job(found, JobRecord("slurm", time.time() - 60, job_id="1234"))
+    return found
+
+
+def with_ring(attempt: AttemptDir) -> None:
+    attempt.rings.mkdir()
+    (attempt.rings / "rank-0000.ring").write_bytes(b"")
+
+
+def test_a_run_that_has_ended_is_known_from_what_its_ranks_left(attempt: AttemptDir) -> None:
+    write_json(attempt.exit, {"reason": "cancelled", "exit_code": 143})
+    with pytest.raises(JobNotFound):
+        find_target(str(attempt.path.parent.parent), None)
+    with_ring(attempt)
+    found = find_target(str(attempt.path.parent.parent), None)
+    assert found.is_over and found.attempt is not None and found.attempt.name == "0001"
+
+
+def test_a_job_that_nobody_says_has_ended_is_not_taken_for_ended(attempt: AttemptDir) -> None:
+    with_ring(attempt)
+    with pytest.raises(JobNotFound):
+        find_target(str(attempt.path.parent.parent), None)

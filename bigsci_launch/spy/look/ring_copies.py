@@ -1,0 +1,51 @@
+"""Reads rings on disk: the copies that ranks of an attempt have left, or those in a folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.content import packaged
+from bigsci_launch.errors import CollectError
+from bigsci_launch.runs.layout import AttemptDir, rank_files
+
+READ_TIMEOUT_S = 120.0
+
+
+def read_ring_files(paths: Iterable[Path]) -> dict[Path, dict[str, Any]]:
+    """Return what each ring says, as the node agent writes it, or {why} if it cannot be read.
+
+    Raises:
+        CollectError: the program that reads them failed.
+    """
+    files = sorted(paths)
+    if not files:
+        return {}
+    argv = [sys.executable, "-I", "-S", str(packaged("diagnostics", "node_ring.py")), *map(str, files)]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=READ_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise CollectError(f"{files[0].parent}: the rings could not be read within {error.timeout:g} s") from error
+    if done.returncode != 0:
+        raise CollectError(f"the rings could not be read: {done.stderr.strip()[-300:]}")
+    return {Path(path): document for path, document in json.loads(done.stdout).items()}
+
+
+def copies_of(attempt: AttemptDir) -> dict[int, Path]:
+    """Return the rings that ranks of an attempt have left, by rank."""
+    return rank_files(attempt.rings, ".ring") if attempt.rings.is_dir() else {}
+
+
+def read_ring_copies(attempt: AttemptDir | None) -> list[dict[str, Any]]:
+    """Return {rank, ring} of each copy that can be read, for a bundle."""
+    found = copies_of(attempt) if attempt is not None else {}
+    try:
+        documents = read_ring_files(found.values())
+    except CollectError:
+        return []  # a verdict does not need them
+    read = ((rank, documents[path]) for rank, path in found.items())
+    return [{"rank": rank, "ring": document} for rank, document in read if "why" not in document]

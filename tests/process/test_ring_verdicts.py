@@ -1,0 +1,200 @@
+"""What `bsl spy` concludes from the rings of real ranks: keys, tags, groups and steps that do not match."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bigsci_launch.cli.main import bsl
+from bigsci_launch.runs.layout import AttemptDir
+from bigsci_launch.spy.evidence.ranks import Evidence
+from bigsci_launch.spy.judge.conclusion import Conclusion
+from bigsci_launch.spy.judge.last_calls import FROM_RING, find_crossed_messages, find_in_rings
+from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.judge.waits import build_graph
+from bigsci_launch.spy.look.collect import collect
+from bigsci_launch.spy.look.target import Target
+from bigsci_launch.spy.taxonomy import HangClass, State
+from bigsci_launch.trace.last import group_ranks, words_of
+from bigsci_launch.trace.read import NO_COPY, read_copies, read_nodes, with_living
+
+from .recorded_ranks import Ranks, read, until
+
+pytestmark = pytest.mark.torch
+START = """
+import sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+for _ in range(3):
+    dist.all_reduce(torch.ones(4))
+"""
+READY = "print('ready', flush=True)\n"
+BARRIER = "dist.barrier()\n"
+ROUNDS = """
+if rank == 0:
+    store.set("round/0/go", "1")
+    store.set("round/1/go", "1")
+elif rank == 1:
+    store.get("round/1/go")
+    store.get("round/2/go")
+"""
+OWN_KEYS = """
+if rank < 2:
+    store.set(f"ready-{rank}", "1")
+elif rank == 2:
+    store.wait(["ready-3"])
+"""
+TAG = "if rank == 1: store.wait(['checkpoint/tag'])\n"
+GROUP = "if rank != 2: dist.new_group([0, 1, 2])\n"
+STEPS = """
+optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+for step in range(10000):
+    dist.all_reduce(torch.ones(4))
+    if not (rank == 2 and step == 3):
+        optimizer.step()
+    if step == 8:
+        print('ready', flush=True)
+    time.sleep(0.2)
+"""
+BLOCKING = """
+if rank == 0: dist.recv(torch.zeros(3), 1, tag=8)
+elif rank == 1: dist.send(torch.zeros(3), 0, tag=7)
+"""
+HANDLES = """
+if rank == 0: dist.irecv(torch.zeros(3), 1, tag=8).wait()
+elif rank == 1: dist.isend(torch.zeros(3), 0, tag=7).wait()
+"""
+LONE = "if rank == 0: dist.recv(torch.zeros(3), 1, tag=8)\n"
+
+
+def start(ranks: Ranks, program: str, size: int, waiting: int) -> None:
+    """Start ranks of `program`, and wait until `waiting` of them are in a call of the ring."""
+    file = ranks.rings.parent / "train.py"
+    file.write_text(START + program)
+    ranks.start([sys.executable, str(file)], size)
+    until(lambda: all("ready" in ranks.log(rank) for rank in range(size)))
+    until(lambda: sum(bool(ring["open"]) for ring in read(*map(ranks.live, range(size)))) >= waiting)
+
+
+def look(ranks: Ranks, **more: object) -> Evidence:
+    request = {"pid_files": str(ranks.attempt / "pids"), **more}
+    return collect(Target(label="rings", request=request, attempt=AttemptDir(ranks.attempt))).evidence()
+
+
+def verdict(ranks: Ranks) -> Conclusion:
+    """The verdict, or what it would be if the job were known to hang."""
+    found = judge(look(ranks))
+    return found.if_hang or found
+
+
+def test_the_rank_that_sets_such_keys_is_named(ranks: Ranks) -> None:
+    start(ranks, READY + ROUNDS + BARRIER, 3, waiting=3)
+    found = verdict(ranks)
+    assert "rank 1" in found.claim and "waits for key 'round/2/go' of the store" in found.claim
+    assert "sets it (rank 0 set 'round/1/go'), which has not, and is in barrier number 4 of group 0" in found.claim
+    assert found.hang_class is HangClass.STORE_KEY_MISSING and not found.suspects
+
+
+def test_a_key_that_names_a_rank_is_due_from_that_rank(ranks: Ranks) -> None:
+    start(ranks, READY + OWN_KEYS + BARRIER, 4, waiting=4)
+    found = verdict(ranks)
+    assert "waits for key 'ready-3' of the store" in found.claim and "by its form rank 3" in found.claim
+    assert "(rank 1 set 'ready-1')" in found.claim
+
+
+def test_nobody_is_named_for_a_key_like_no_other(ranks: Ranks) -> None:
+    start(ranks, READY + TAG + BARRIER, 3, waiting=3)
+    found = verdict(ranks)
+    assert "waits for key 'checkpoint/tag' of the store, not known who sets it" in found.claim
+    assert any("no ring shows that anybody set it, and it is not known who sets it" in line for line in found.evidence)
+
+
+def test_a_rank_that_has_not_come_to_a_new_group_is_named_with_its_place(ranks: Ranks) -> None:
+    start(ranks, READY + GROUP + BARRIER, 3, waiting=3)
+    found = verdict(ranks)
+    said = next(line for line in found.evidence if "new_group of ranks 0,1,2" in line)
+    assert said.startswith("ranks 0-1 are in new_group of ranks 0,1,2 at <module> (train.py:")
+    assert "; rank 2 has not come: rank 2" in said and "is in barrier number 4 of group 0 at <module>" in said
+
+
+def test_a_rank_that_left_out_a_step_is_named_with_the_step(ranks: Ranks) -> None:
+    start(ranks, STEPS, 3, waiting=0)
+    found = verdict(ranks)
+    assert found.state is State.PROGRESSING and found.hang_class is HangClass.STEP_DROPPED, found
+    assert "rank 2" in found.claim and "is 1 step behind its peers, since step 4 of the others" in found.claim
+    assert not found.suspects
+
+
+@pytest.mark.parametrize(("program", "words"), [(BLOCKING, ("recv", "send")), (HANDLES, ("irecv", "isend"))])
+def test_tags_that_differ_are_both_named(ranks: Ranks, program: str, words: tuple[str, str]) -> None:
+    start(ranks, READY + program + BARRIER, 3, waiting=3)
+    evidence = look(ranks)
+    waits, found = build_graph(evidence).waits, judge(evidence)
+    assert [str(waits[0]), str(waits[1])] == [
+        f"{words[0]} from rank 1 with tag 8",
+        f"{words[1]} to rank 0 with tag 7",
+    ]
+    assert not found.suspects and any(line.startswith("the tags differ: ") for line in found.evidence)
+    assert (found.if_hang or found).hang_class is HangClass.MESSAGE_TAG_DIFFERS
+
+    # Without stacks, the rings alone say it.
+    unread = look(ranks, py_spy_timeout_s=0.0)
+    assert not any(seen.threads for seen in unread.ranks)
+    said = [fact.words for fact in find_crossed_messages(unread)]
+    assert len(said) == 1 and f"{words[0]} from rank 1 with tag 8" in said[0] and "to rank 0 with tag 7" in said[0]
+    assert str(build_graph(unread).waits[0]) == f"{words[0]} from rank 1 with tag 8"
+
+
+def test_a_message_that_the_peer_never_sends_is_named(ranks: Ranks) -> None:
+    start(ranks, READY + LONE + BARRIER, 3, waiting=3)
+    said = [fact.words for fact in find_in_rings(look(ranks))]
+    assert len(said) == 1 and "is in recv from rank 1 with tag 8" in said[0]
+    assert "has begun no send to rank 0 with tag 8 since then, and is in barrier number 4 of group 0" in said[0]
+
+
+def test_a_dead_rank_is_known_from_the_ring_that_it_left(ranks: Ranks) -> None:
+    start(ranks, READY + BLOCKING + "time.sleep(100)", 3, waiting=2)
+    os.kill(ranks.record(1)["pid"], signal.SIGKILL)
+    until(lambda: ranks.kept(1).exists())
+    evidence = look(ranks)
+    seen = evidence.ranks[1]
+    assert seen.is_gone and seen.ring is not None
+    found = judge(evidence)
+    assert found.state is State.CRASHED
+    said = f"was in send to rank 0 with tag 7 at <module> (train.py:10) ({FROM_RING})"
+    assert any(said in line for line in found.evidence), found.evidence
+
+    copies = read_copies(AttemptDir(ranks.attempt))
+    assert [each.why for each in copies if each.rank == 2] == [NO_COPY]
+    target = Target(label="rings", request={"pid_files": str(ranks.attempt / "pids")})
+    both = with_living(copies, read_nodes(collect(target).nodes))
+    assert all(each.ring is not None for each in both if each.rank in (1, 2))
+    lines = list(words_of(group_ranks(both, 8), both))
+    assert f"rank 1: step 0, {FROM_RING}" in lines and "rank 2: step 0" in lines
+
+
+def test_a_run_that_was_ended_shows_why_it_hung(ranks: Ranks) -> None:
+    start(ranks, READY + BLOCKING + BARRIER, 3, waiting=3)
+    for runner in ranks.runners:
+        runner.terminate()
+    ranks.wait()
+    over = Target(label="rings", request={}, attempt=AttemptDir(ranks.attempt), is_over=True)
+    found = judge(collect(over).evidence())
+    assert found.claim.startswith("3 ranks had been told to end, and did: the tags differ: rank 0")
+    assert f"was in recv from rank 1 with tag 8 at <module> (train.py:9) ({FROM_RING})" in found.claim
+    assert f"was in send to rank 0 with tag 7 at <module> (train.py:10) ({FROM_RING})" in found.claim
+    assert not found.suspects
+
+    said = CliRunner().invoke(bsl, ["trace", "last", str(ranks.kept(0).parent), "--json"])
+    assert [rank["rank"] for rank in json.loads(said.stdout)["ranks"]] == [0, 1, 2]
+    ranks.kept(2).unlink()
+    evidence = collect(over).evidence()
+    assert evidence.ranks[2].ring is None
+    assert "the last calls of rank 2: no ring of them was kept" in judge(evidence).missing
+    assert Path(ranks.kept(1)).exists()
