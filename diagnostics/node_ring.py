@@ -48,21 +48,21 @@ def read_rank_ring(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tupl
         yield "ring_why", f"{path}: {getattr(error, 'strerror', None) or error}"
 
 
-def print_files(paths: list[str]) -> None:
-    """Print {path: what its ring says, or {why}} as JSON, for `bsl trace last`."""
+def print_files(paths: list[str], num_last: int) -> None:
+    """Print {path: what its ring says, or {why}} as JSON, for `bsl trace`; of each thread `num_last` calls in full."""
     import json
 
     found: Facts = {}
     for path in paths:
         try:
             with open(path, "rb") as stream:
-                found[path] = summarize(read_ring(stream.read()))
+                found[path] = summarize(read_ring(stream.read()), num_last)
         except (OSError, ValueError) as error:
             found[path] = {"why": getattr(error, "strerror", None) or str(error)}
     json.dump(found, sys.stdout)
 
 
-def summarize(ring: Facts) -> Facts:
+def summarize(ring: Facts, num_last: int = NUM_LAST) -> Facts:
     """Return a ring without repetition.
 
     {rank, world_size, step, phase, heartbeat, read, lost_names, lost_threads, threads: [{tid, name, count, last:
@@ -77,7 +77,7 @@ def summarize(ring: Facts) -> Facts:
         "threads": [
             {
                 **{key: lane[key] for key in ("tid", "name", "count")},
-                "last": lane["calls"][-NUM_LAST:],
+                "last": lane["calls"][-num_last:],
                 "open": [call for call in lane["calls"] if call[1] is None],
             }
             for lane in ring["lanes"]
@@ -130,4 +130,4 @@ def collectives(calls: list[list[Any]]) -> Facts:
 
 
 if __name__ == "__main__":
-    print_files(sys.argv[1:])
+    print_files(sys.argv[2:], int(sys.argv[1]))

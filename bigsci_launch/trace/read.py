@@ -9,25 +9,25 @@ from typing import Any
 
 from bigsci_launch.runs.layout import AttemptDir, rank_files
 from bigsci_launch.spy.evidence.calls.ring import Ring, parse_ring
-from bigsci_launch.spy.look.ring_copies import copies_of, read_ring_files
+from bigsci_launch.spy.look.ring_copies import NUM_LAST, copies_of, read_ring_files
 from bigsci_launch.trace.last import RankCalls
 
 NO_COPY = "it left no copy: it ended well, it still runs, or its node was lost"
 
 
-def read_files(paths: Iterable[Path]) -> list[RankCalls]:
-    """Return what rings on disk say; one that cannot be read says why.
+def read_files(paths: Iterable[Path], num_last: int = NUM_LAST) -> list[RankCalls]:
+    """Return what rings on disk say, `num_last` calls of each thread; one that cannot be read says why.
 
     Raises:
         CollectError: the program that reads them failed.
     """
-    return [_of_file(path, document) for path, document in read_ring_files(paths).items()]
+    return [_of_file(path, document) for path, document in read_ring_files(paths, num_last).items()]
 
 
-def read_copies(attempt: AttemptDir) -> list[RankCalls]:
+def read_copies(attempt: AttemptDir, num_last: int = NUM_LAST) -> list[RankCalls]:
     """Return the rings that ranks of an attempt have left; empty if none did. A rank that left none says so."""
     copies = copies_of(attempt)
-    read = [replace(each, is_copy=True) for each in read_files(copies.values())]
+    read = [replace(each, is_copy=True) for each in read_files(copies.values(), num_last)]
     without = [rank for rank in rank_files(attempt.pids, ".json") if rank not in copies] if copies else []
     return [*read, *(RankCalls(f"rank {rank}", rank, None, NO_COPY) for rank in without)]
 

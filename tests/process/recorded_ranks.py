@@ -18,7 +18,7 @@ Reply = dict[str, Any]
 
 
 def read(*paths: Path) -> list[Reply]:
-    argv = [sys.executable, "-I", "-S", str(DIAGNOSTICS / "node_ring.py"), *map(str, paths)]
+    argv = [sys.executable, "-I", "-S", str(DIAGNOSTICS / "node_ring.py"), "32", *map(str, paths)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30)
     return list(json.loads(done.stdout).values())
 

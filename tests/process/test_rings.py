@@ -54,8 +54,23 @@ def open_calls(ring: Reply) -> list[tuple[Any, ...]]:
     return [(call[2], call[6], call[7]) for call in ring["open"]]
 
 
+def assert_nested_and_joined(events: list[Reply]) -> None:
+    """Perfetto drops slices of a thread that overlap without being nested. Each collective has come on both ranks."""
+    for process in (0, 1):
+        slices = [event for event in events if event["ph"] == "X" and event["pid"] == process]
+        assert {"all_reduce begins", "new_group", "init_process_group"} <= {event["name"] for event in slices}
+        inside: list[float] = []
+        for event in sorted(slices, key=lambda event: (event["tid"], event["ts"], -event["dur"])):
+            end = event["ts"] + event["dur"]
+            inside = [each for each in inside if each > event["ts"]]
+            assert all(end <= each + 0.01 for each in inside), event
+            inside.append(end)
+    arrows = [(event["ph"], event["id"].rpartition(" ")[2]) for event in events if event["ph"] in "stf"]
+    assert arrows == [(kind, number) for number in "1234" for kind in "sf"]
+
+
 @pytest.mark.torch
-def test_two_ranks_whose_tags_differ_are_named_and_their_calls_outlive_them(ranks: Ranks) -> None:
+def test_two_ranks_whose_tags_differ_are_named_and_their_calls_outlive_them(ranks: Ranks, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     ranks.start([sys.executable, "-c", TAGS], 2)
     until(lambda: all("ready" in ranks.log(rank) for rank in (0, 1)))
@@ -78,6 +93,11 @@ def test_two_ranks_whose_tags_differ_are_named_and_their_calls_outlive_them(rank
     assert ranks.wait() == [137, 137]
     assert ("recv", 1, 8) in open_calls(read(ranks.kept(0))[0])
     assert ("send", 0, 7) in open_calls(read(ranks.kept(1))[0])
+
+    file = tmp_path / "trace.json"
+    done = CliRunner().invoke(bsl, ["trace", "export", str(ranks.attempt / "rings"), "--perfetto", str(file)])
+    assert done.exit_code == 0, done.output
+    assert_nested_and_joined(json.loads(file.read_text())["traceEvents"])
     said = CliRunner().invoke(bsl, ["trace", "last", str(ranks.attempt.parent.parent.parent / "none")])
     assert said.exit_code != 0
     said = CliRunner().invoke(bsl, ["trace", "last", str(ranks.kept(0).parent), "-n", "1"])

@@ -14,10 +14,14 @@ from bigsci_launch.errors import CollectError
 from bigsci_launch.runs.layout import AttemptDir, rank_files
 
 READ_TIMEOUT_S = 120.0
+NUM_LAST = 32
+"""Calls of each thread, as node agents send them."""
 
 
-def read_ring_files(paths: Iterable[Path]) -> dict[Path, dict[str, Any]]:
+def read_ring_files(paths: Iterable[Path], num_last: int = NUM_LAST) -> dict[Path, dict[str, Any]]:
     """Return what each ring says, as the node agent writes it, or {why} if it cannot be read.
+
+    Of each thread the newest `num_last` calls are in it.
 
     Raises:
         CollectError: the program that reads them failed.
@@ -25,7 +29,7 @@ def read_ring_files(paths: Iterable[Path]) -> dict[Path, dict[str, Any]]:
     files = sorted(paths)
     if not files:
         return {}
-    argv = [sys.executable, "-I", "-S", str(packaged("diagnostics", "node_ring.py")), *map(str, files)]
+    argv = [sys.executable, "-I", "-S", str(packaged("diagnostics", "node_ring.py")), str(num_last), *map(str, files)]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=READ_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
