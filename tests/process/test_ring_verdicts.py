@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from bigsci_launch.cli.main import bsl
+from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.layout import AttemptDir
+from bigsci_launch.scheduler.local import Launcher
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.conclusion import Conclusion
 from bigsci_launch.spy.judge.last_calls import FROM_RING, find_crossed_messages, find_in_rings
@@ -177,6 +180,20 @@ def test_a_dead_rank_is_known_from_the_ring_that_it_left(ranks: Ranks) -> None:
     assert all(each.ring is not None for each in both if each.rank in (1, 2))
     lines = list(words_of(group_ranks(both, 8), both))
     assert f"rank 1: step 0, {FROM_RING}" in lines and "rank 2: step 0" in lines
+
+
+def test_the_commands_answer_for_the_dead_and_the_living(ranks: Ranks) -> None:
+    start(ranks, READY + BLOCKING + "time.sleep(100)", 3, waiting=2)
+    os.kill(ranks.record(1)["pid"], signal.SIGKILL)
+    until(lambda: ranks.kept(1).exists())
+    attempt, run = AttemptDir(ranks.attempt), ranks.attempt.parent.parent
+    (run / "run.json").write_text("{}")
+    write_job(attempt, JobRecord("local", 0.0, launcher=Launcher(os.getpid(), 0, socket.gethostname())))
+    said = CliRunner().invoke(bsl, ["trace", "last", str(run)])
+    assert f"rank 1: step 0, {FROM_RING}" in said.stdout and "\nrank 2: step 0\n" in said.stdout, said.output
+    said = CliRunner().invoke(bsl, ["spy", str(run)])
+    assert "was in send to rank 0 with tag 7" in said.stdout, said.output
+    assert f"({FROM_RING})" in said.stdout
 
 
 def test_a_run_that_was_ended_shows_why_it_hung(ranks: Ranks) -> None:
