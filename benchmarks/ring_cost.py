@@ -169,8 +169,7 @@ fastest of {turns} turns counts; a turn is {steps} steps, without the first {war
 By the cost of one collective, the {count} records of a step are {share:.2f} % of this step of {step:.1f} ms. In a step
 of one second they would be {seconds:.3f} %.
 
-The ring keeps calls of `torch.distributed`, not every Python call. That is why it is cheap, and why it cannot replace a
-profiler.
+The ring keeps calls of `torch.distributed`, not every Python call: it cannot replace a profiler.
 """
 
 

@@ -167,9 +167,11 @@ class _HeldInterrupt:
 
     def __init__(self) -> None:
         self._came = False
-        can_hold = threading.current_thread() is threading.main_thread()
-        self._before = signal.getsignal(signal.SIGINT) if can_hold else None
-        if self._before is not None:
+        before = signal.getsignal(signal.SIGINT)
+        # An ignored signal must stay ignored in the command, which a handler here would undo.
+        can_hold = callable(before) and threading.current_thread() is threading.main_thread()
+        self._before = before if can_hold else None
+        if can_hold:
             signal.signal(signal.SIGINT, self._keep)
 
     def _keep(self, *_: object) -> None:

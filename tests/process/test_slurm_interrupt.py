@@ -37,3 +37,21 @@ def test_a_command_that_was_just_started_ends_with_its_caller(tmp_path: Path) ->
     pid, said = done.stdout.split()
     assert said == "interrupted"
     assert not Path("/proc", pid).exists()
+
+
+IGNORED = """
+import signal
+from bigsci_launch.scheduler.command import run_slurm
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print(run_slurm(["sinfo"], timeout_s=20).stdout)
+"""
+
+
+def test_a_signal_that_is_ignored_stays_ignored_in_the_command(tmp_path: Path) -> None:
+    (tmp_path / "sinfo").write_text("#!/bin/sh\nkill -INT $$; echo lives\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [sys.executable, "-c", IGNORED], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.strip() == "lives", done.stderr

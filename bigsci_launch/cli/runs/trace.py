@@ -70,13 +70,13 @@ def export(run: str | None, file: Path, name: str | None) -> None:
     from bigsci_launch.trace.export import write_trace
 
     ranks = _read(run, name, ALL_CALLS)
+    for each in ranks:
+        if each.why is not None:
+            console.talk(f"{each.name}: not known: {each.why}")
     if all(each.ring is None for each in ranks):
         raise CollectError(NOTHING, hint=WHY_NOTHING)
     done = write_trace(ranks, file)
     console.talk(f"{file}: {done.num_calls} calls of {done.num_ranks} ranks; open it at ui.perfetto.dev")
-    for each in ranks:
-        if each.why is not None:
-            console.talk(f"{each.name}: not known: {each.why}")
 
 
 def _read(run: str | None, name: str | None, num_last: int = NUM_SHOWN) -> list[RankCalls]:

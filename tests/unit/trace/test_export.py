@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
+from bigsci_launch.cli.main import bsl
 from bigsci_launch.trace.export import trace_events, write_trace
 from bigsci_launch.trace.last import RankCalls
 
@@ -67,3 +70,11 @@ def test_a_rank_without_a_ring_is_not_in_the_file_and_one_without_a_number_has_a
     written = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = {each["pid"]: each["args"]["name"] for each in written if each["name"] == "process_name"}
     assert names == {0: "rank 0", 2: "77"}
+
+
+def test_a_folder_whose_rings_cannot_be_read_says_why_and_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "77.ring").write_bytes(b"torn")
+    done = CliRunner().invoke(bsl, ["trace", "export", str(tmp_path), "--perfetto", str(tmp_path / "trace.json")])
+    assert done.exit_code == 4, done.output
+    assert "77: not known: 77.ring: it is no ring" in done.output
+    assert not (tmp_path / "trace.json").exists()
