@@ -11,6 +11,7 @@ C. faulthandler's timer is not used: in a child that was forked while it ran, Py
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from _thread import get_ident
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ring_file import Lane
 
 BEAT_S = 10.0
+HERE = os.path.dirname(os.path.abspath(__file__))
 
 _lock = threading.RLock()
 _lanes: dict[int, Lane | None] = {}
@@ -63,6 +65,29 @@ def mark(step: int, phase: str) -> None:
     if here is not None:
         _state["is_marked"] = True
         here.mark(step, phase)
+        reach(step)
+
+
+def reach(step: int) -> None:
+    """Tell a call trace which step the program is in."""
+    trace = sys.modules.get("calls_trace")
+    if trace is not None:
+        trace.reach(step)
+
+
+def follow_trace() -> None:
+    """Begin or end a call trace if `trace.json` wants it; without that file nothing of it is imported."""
+    trace = sys.modules.get("calls_trace")
+    if trace is None:
+        if not os.path.exists(os.environ.get("BSL_TRACE", "")):
+            return
+        sys.path.append(HERE)
+        try:
+            import calls_trace as trace  # type: ignore[no-redef]
+        finally:
+            sys.path.remove(HERE)
+    trace.follow()
+    trace.renew()
 
 
 def is_marked() -> bool:
@@ -78,7 +103,7 @@ def _open() -> Ring | None:
     try:
         if os.path.exists(path):
             os.unlink(path)  # of a process that had this number before
-        made = Ring(path, rank=_number("RANK"), world_size=_number("WORLD_SIZE"), start_ticks=_start_ticks())
+        made = Ring(path, rank=number("RANK"), world_size=number("WORLD_SIZE"), start_ticks=start_ticks())
         threading.Thread(target=_beat, args=(made,), name="bsl-ring", daemon=True).start()
     except (OSError, ValueError, RuntimeError) as error:
         say(f"no ring of the last calls is kept: {path}: {error}")
@@ -93,12 +118,12 @@ def say(text: str) -> None:
         pass
 
 
-def _number(name: str) -> int:
+def number(name: str) -> int:
     text = os.environ.get(name, "")
     return int(text) if text.isdigit() else -1
 
 
-def _start_ticks() -> int:
+def start_ticks() -> int:
     try:
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as stream:
             return int(stream.read().rpartition(")")[2].split()[19])
@@ -110,6 +135,7 @@ def _beat(here: Ring) -> None:
     pause = threading.Event()
     while _state["ring"] in (None, here):
         here.beat()
+        follow_trace()
         pause.wait(BEAT_S)
 
 

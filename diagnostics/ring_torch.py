@@ -368,6 +368,7 @@ def watch_optimizers(module: Any) -> None:
             first[:] = [weakref.ref(each)]
         if first[0]() is each and not ring_hook.is_marked():
             opened.mark(opened.step + 1, "")
+            ring_hook.reach(opened.step)
 
     if hasattr(module, "register_optimizer_step_post_hook"):  # torch 2.1 or newer
         module.register_optimizer_step_post_hook(begin)

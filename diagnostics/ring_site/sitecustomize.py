@@ -24,6 +24,25 @@ def run_next():
         spec.loader.exec_module(module)
 
 
+def with_tools(name):
+    """Return one of the modules next to this folder, which stays off the program's path."""
+    import importlib
+
+    sys.path.append(os.path.dirname(HERE))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(os.path.dirname(HERE))
+
+
+def begin_trace():
+    """Trace calls from the start: `trace.json` is there already."""
+    try:
+        with_tools("ring_hook").follow_trace()
+    except Exception as error:
+        os.write(2, ("bsl: calls are not traced: %r\n" % (error,)).encode())
+
+
 class WhenImported:
     """Finds modules as others do, and hands those that are to be watched to `ring_torch` once they are loaded."""
 
@@ -52,12 +71,7 @@ class WhenImported:
         def exec_module(module):
             original(module)
             try:
-                sys.path.append(os.path.dirname(HERE))
-                try:
-                    import ring_torch
-                finally:
-                    sys.path.remove(os.path.dirname(HERE))
-                ring_torch.watch(module)
+                with_tools("ring_torch").watch(module)
             except Exception as error:
                 os.write(2, ("bsl: calls of %s are not recorded: %r\n" % (module.__name__, error)).encode())
 
@@ -67,4 +81,6 @@ class WhenImported:
 
 if os.environ.get("BSL_RING_DIR") and sys.version_info >= (3, 8):
     sys.meta_path.insert(0, WhenImported())
+    if os.path.exists(os.environ.get("BSL_TRACE", "")):
+        begin_trace()
 run_next()

@@ -1,0 +1,227 @@
+"""Traces the calls of the packages that `trace.json` names, in the process that imports this. Python 3.8 or newer.
+
+BSL_TRACE names that file; BSL_RING_DIR the folder of the node in which the trace is kept, as `PID.calls`. The file may
+change while the program runs: `bsl trace on` and `off` write it, and the thread of the ring looks for it. Whatever goes
+wrong here must not reach the program: it runs on without a trace, and one line on stderr says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+import ring_hook
+from calls_build import load_native
+from calls_file import KINDS, STEP, CallsFile
+from calls_ways import HAS_MONITORING, Monitoring, NativeProfile, PythonProfile
+
+TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
+if TYPE_CHECKING:
+    from types import CodeType, FrameType, ModuleType
+    from typing import Any
+
+UNKNOWN = ~KINDS & 0xFFFFFFFF
+"""Number of a function for whose name there was no room."""
+
+
+class Trace:
+    """One wish: which packages, and from when on. `from_step` and `from_call` may be None: from now on."""
+
+    def __init__(self, packages: list[str], from_step: int | None, from_call: str | None) -> None:
+        self.packages = tuple(packages)
+        self._prefixes = tuple(f"{package}." for package in packages)
+        self._from_step, self._from_call = from_step, from_call
+        self._is_waiting = from_call is not None
+        self._file: CallsFile | None = None
+        self._why_python = ""
+        self._lock = threading.RLock()
+        self._is_over = self._is_replaced = False
+        self._step = -1
+        self._way: Any = None
+        if from_step is None:
+            self.begin()
+
+    def begin(self) -> None:
+        """Ask Python for the calls."""
+        native: ModuleType | None = None
+        try:
+            native = load_native(os.environ["BSL_RING_DIR"])
+        except (OSError, RuntimeError, ImportError) as error:
+            self._why_python = str(error)
+        if HAS_MONITORING:
+            self._way = Monitoring(native, self.number_of, self.make_lane)
+        elif native is not None:
+            self._way = NativeProfile(native, self.number_of, self.make_lane)
+        else:
+            self._way = PythonProfile(self.number_of, self.make_lane)
+        num_others = self._way.begin()
+        if num_others:
+            ring_hook.say(f"calls of {num_others} threads are not traced: the program has profile functions of its own")
+
+    def number_of(self, code: CodeType, frame: FrameType | None) -> int:
+        """Return the number of a function; 0 if it is not traced."""
+        module = str(frame.f_globals.get("__name__")) if frame is not None else "?"
+        function = getattr(code, "co_qualname", code.co_name)
+        if self._is_waiting:
+            if self._from_call not in (f"{module}:{function}", f"{module}:{code.co_name}"):
+                return 0
+            self._is_waiting = False
+            self._way.renumber()
+        if self._is_over or not (module in self.packages or module.startswith(self._prefixes)):
+            return 0
+        opened = self._open()
+        if opened is None:
+            return 0
+        return opened.name(f"{module}.{function} {code.co_filename}:{code.co_firstlineno}") or UNKNOWN
+
+    def make_lane(self) -> Any:
+        """Return the memory of a new lane for this thread; None if there is none."""
+        opened = self._open()
+        return opened.lane() if opened is not None else None
+
+    def _open(self) -> CallsFile | None:
+        with self._lock:
+            if self._file is None and not self._is_over:
+                try:
+                    self._file = self._make_file()
+                except (OSError, ValueError) as error:
+                    self._is_over = True
+                    ring_hook.say(f"no calls are traced: {error}")
+            return self._file
+
+    def _make_file(self) -> CallsFile:
+        path = os.path.join(os.environ["BSL_RING_DIR"], f"{os.getpid()}.calls")
+        if os.path.exists(path):
+            os.unlink(path)  # of an earlier trace, or of a process that had this number before
+        why = f" ({self._why_python})" if self._why_python else ""
+        return CallsFile(
+            path,
+            packages=", ".join(self.packages),
+            how=f"{self._way.how}{why}",
+            rank=ring_hook.number("RANK"),
+            world_size=ring_hook.number("WORLD_SIZE"),
+            start_ticks=ring_hook.start_ticks(),
+        )
+
+    def reach(self, step: int) -> None:
+        """The program is in this step now."""
+        if self._is_over or step == self._step:
+            return
+        self._step = step
+        if self._way is None:
+            if self._from_step is None or step < self._from_step:
+                return
+            self.begin()
+        if self._file is not None and not self._is_waiting:
+            self._way.mark(STEP | step)
+            if not self._is_replaced and not self._way.is_ours():
+                self._is_replaced = True
+                self._file.say(f"{self._way.how}, which the program has replaced by its own before step {step}")
+
+    def renew(self) -> None:
+        if self._way is not None and not self._is_over:
+            self._way.renew()
+
+    def end(self) -> None:
+        """Stop tracing. The file stays until the program ends."""
+        self._is_over = True
+        if self._way is not None:
+            self._way.end()
+        if self._file is not None:
+            self._file.say(f"{self._way.how}, until bsl trace off")
+
+    def hold(self, is_on: bool) -> None:
+        """While a fork is under way, the child must not write into the memory of its parent."""
+        if self._way is not None:
+            self._way.hold(is_on)
+
+    def forget(self) -> None:
+        """This is a forked child: it keeps a file of its own."""
+        self._lock = threading.RLock()
+        self._file = None
+        if self._way is not None:
+            self._way.forget()
+            self._way.renumber()
+
+    @property
+    def path(self) -> str | None:
+        return self._file.path if self._file is not None else None
+
+
+_state: dict[str, Any] = {"trace": None, "seen": None}
+
+
+def follow() -> None:
+    """Do what `trace.json` says, if it has changed."""
+    path = os.environ.get("BSL_TRACE", "")
+    try:
+        now = os.stat(path)
+        seen = (now.st_ino, now.st_mtime_ns)
+        if seen != _state["seen"]:
+            _state["seen"] = seen
+            with open(path, encoding="utf-8") as stream:
+                obey(json.load(stream))
+    except FileNotFoundError:
+        return
+    except Exception as error:
+        ring_hook.say(f"{path}: {error}")
+
+
+def obey(wish: dict[str, Any]) -> None:
+    """End the trace that is on, and begin the one that is wanted."""
+    before: Trace | None = _state["trace"]
+    if before is not None:
+        _state["trace"] = None
+        before.end()
+        keep_copy(before)
+    if wish["include"]:
+        _state["trace"] = Trace(wish["include"], wish.get("from_step"), wish.get("from_call"))
+
+
+def keep_copy(trace: Trace) -> None:
+    """Copy a trace that was switched off into the attempt, where `bsl trace export` reads it at once."""
+    rank = ring_hook.number("RANK")
+    if trace.path is None or rank < 0:
+        return
+    import shutil
+
+    folder = os.path.join(os.path.dirname(os.environ["BSL_TRACE"]), "rings")
+    copy = os.path.join(folder, f"rank-{rank:04d}.calls")
+    part = os.path.join(folder, f".rank-{rank:04d}.calls.{os.getpid()}")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        shutil.copyfile(trace.path, part)
+        os.replace(part, copy)
+    except OSError as error:
+        ring_hook.say(f"{copy}: {error}")
+
+
+def reach(step: int) -> None:
+    trace: Trace | None = _state["trace"]
+    if trace is not None:
+        trace.reach(step)
+
+
+def renew() -> None:
+    trace: Trace | None = _state["trace"]
+    if trace is not None:
+        trace.renew()
+
+
+def _hold(is_on: bool) -> None:
+    trace: Trace | None = _state["trace"]
+    if trace is not None:
+        trace.hold(is_on)
+
+
+def _after_fork_in_child() -> None:
+    trace: Trace | None = _state["trace"]
+    if trace is not None:
+        trace.forget()
+        trace.hold(False)
+
+
+os.register_at_fork(
+    before=lambda: _hold(True), after_in_parent=lambda: _hold(False), after_in_child=_after_fork_in_child
+)
