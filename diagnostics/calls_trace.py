@@ -7,6 +7,7 @@ wrong here must not reach the program: it runs on without a trace, and one line 
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import threading
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 UNKNOWN = ~KINDS & 0xFFFFFFFF
 """Number of a function for whose name there was no room."""
 
+OTHERS = "calls are missing where the program has set a profile function of its own"
+
 
 class Trace:
     """One wish: which packages, and from when on. `from_step` and `from_call` may be None: from now on."""
@@ -36,7 +39,7 @@ class Trace:
         self._file: CallsFile | None = None
         self._why_python = ""
         self._lock = threading.RLock()
-        self._is_over = self._is_replaced = False
+        self._is_over = self._has_others = False
         self._step = -1
         self._way: Any = None
         if from_step is None:
@@ -55,9 +58,7 @@ class Trace:
             self._way = NativeProfile(native, self.number_of, self.make_lane)
         else:
             self._way = PythonProfile(self.number_of, self.make_lane)
-        num_others = self._way.begin()
-        if num_others:
-            ring_hook.say(f"calls of {num_others} threads are not traced: the program has profile functions of its own")
+        self._note_others(self._way.begin())
 
     def number_of(self, code: CodeType, frame: FrameType | None) -> int:
         """Return the number of a function; 0 if it is not traced."""
@@ -98,7 +99,7 @@ class Trace:
         return CallsFile(
             path,
             packages=", ".join(self.packages),
-            how=f"{self._way.how}{why}",
+            how=f"{self._way.how}{why}" + (f"; {OTHERS}" if self._has_others else ""),
             rank=ring_hook.number("RANK"),
             world_size=ring_hook.number("WORLD_SIZE"),
             start_ticks=ring_hook.start_ticks(),
@@ -115,13 +116,24 @@ class Trace:
             self.begin()
         if self._file is not None and not self._is_waiting:
             self._way.mark(STEP | step)
-            if not self._is_replaced and not self._way.is_ours():
-                self._is_replaced = True
-                self._file.say(f"{self._way.how}, which the program has replaced by its own before step {step}")
+            self.check()
+
+    def check(self) -> None:
+        """Say so if this thread is no longer traced, because the program has set a profile function of its own."""
+        if self._way is not None and not self._is_over and not self._way.is_ours():
+            self._note_others(1)
 
     def renew(self) -> None:
+        """Include threads that have started since."""
         if self._way is not None and not self._is_over:
-            self._way.renew()
+            self._note_others(self._way.renew())
+
+    def _note_others(self, num_threads: int) -> None:
+        if num_threads and not self._has_others:
+            self._has_others = True
+            if self._file is not None:
+                self._file.say(f"{self._way.how}; {OTHERS}")
+            ring_hook.say(OTHERS)
 
     def end(self) -> None:
         """Stop tracing. The file stays until the program ends."""
@@ -209,6 +221,12 @@ def renew() -> None:
         trace.renew()
 
 
+def check() -> None:
+    trace: Trace | None = _state["trace"]
+    if trace is not None:
+        trace.check()
+
+
 def _hold(is_on: bool) -> None:
     trace: Trace | None = _state["trace"]
     if trace is not None:
@@ -225,3 +243,4 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(
     before=lambda: _hold(True), after_in_parent=lambda: _hold(False), after_in_child=_after_fork_in_child
 )
+atexit.register(check)

@@ -115,10 +115,9 @@ class NativeProfile:
         threading.setprofile(self._first)
         return int(self._native.begin_profile(True))
 
-    def renew(self) -> None:
+    def renew(self) -> int:
         """Include threads that C++ has started since."""
-        if sys.version_info >= (3, 9):
-            self._native.begin_profile(True)
+        return int(self._native.begin_profile(True)) if sys.version_info >= (3, 9) else 0
 
     def _first(self, _frame: FrameType, _event: str, _argument: Any) -> None:
         sys.setprofile(None)
@@ -161,8 +160,9 @@ class PythonProfile:
         in_main_thread(self._begin_here)
         return self._others
 
-    def renew(self) -> None:
-        """Nothing can be done for threads that run."""
+    def renew(self) -> int:
+        """Threads that run can only be traced by themselves."""
+        return 0
 
     def _begin_here(self) -> None:
         if sys.getprofile() is None:
@@ -289,8 +289,9 @@ class Monitoring:
         monitoring.restart_events()
         return 0
 
-    def renew(self) -> None:
+    def renew(self) -> int:
         """All threads are traced already."""
+        return 0
 
     def _callback(self, kind: int) -> Callable[..., Any]:
         """Return what is called for each begin or end of a traced function, and once for another one."""

@@ -43,6 +43,7 @@ except ImportError:
 if "__file__" in globals():
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
 
+from node_calls import read_rank_calls
 from node_injection import PULL_TIMEOUT_S, may_pull, read_rank_pulled
 from node_kernel import child_ticks, find_locks, read_rank_kernel
 from node_motion import read_rank_motion
@@ -131,6 +132,7 @@ def add_at_the_end(ranks: list[Facts], request: Facts, deadline: float) -> None:
     """
     alive = [rank for rank in ranks if rank["samples"][-1]["state"] not in ("gone", "Z")]
     run_stage(("ring", has_ring, read_rank_ring, KERNEL_TIMEOUT_S), ranks, request, deadline)
+    run_stage(("calls", has_ring, read_rank_calls, KERNEL_TIMEOUT_S), ranks, request, deadline)
     run_stage(("motion", all_ranks, read_rank_motion, KERNEL_TIMEOUT_S), alive, request, deadline)
     run_stage(("recorder file", has_recorder_file, read_rank_file, RECORDER_TIMEOUT_S + 0.5), alive, request, deadline)
     run_stage(("pulled recorder", may_pull, read_rank_pulled, PULL_TIMEOUT_S), alive, request, deadline)

@@ -34,6 +34,7 @@ class Rings:
         self.why: str | None = None
         self._is_kept = True
         self._copy = attempt / "rings" / f"{name}.ring"
+        self._wish = attempt / "trace.json"
         if setting == "none":
             self.why = "monitor.ring is none"
             return
@@ -60,7 +61,11 @@ class Rings:
         if self.folder is None or not site.is_dir():
             return {}
         path = os.environ.get("PYTHONPATH")
-        return {"BSL_RING_DIR": str(self.folder), "PYTHONPATH": f"{site}{os.pathsep}{path}" if path else str(site)}
+        return {
+            "BSL_RING_DIR": str(self.folder),
+            "BSL_TRACE": str(self._wish),
+            "PYTHONPATH": f"{site}{os.pathsep}{path}" if path else str(site),
+        }
 
     def keep(self) -> str | None:
         """Copy the ring into the attempt; return why it could not be copied.
@@ -81,6 +86,32 @@ class Rings:
                 part.unlink()
             self._is_kept = False
             return f"{self._copy}: {error}"
+        return None
+
+    def keep_traces(self, pid: int) -> str | None:
+        """Copy the call traces into the attempt, however the rank has ended: somebody wanted them.
+
+        That of the rank itself, process `pid`, is named after the rank alone, and those of its children also after
+        their numbers. Returns why one could not be copied.
+        """
+        why = None
+        for trace in sorted(self.folder.glob("*.calls")) if self.folder is not None else []:
+            child = "" if trace.stem == str(pid) else f"-{trace.stem}"
+            copy = self._copy.with_name(f"{self._copy.stem}{child}.calls")
+            why = self._copy_file(trace, copy) or why
+        return why
+
+    def _copy_file(self, file: Path, copy: Path) -> str | None:
+        part = copy.with_name(f".{copy.name}.{os.getpid()}")
+        try:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(str(file), str(part))
+            part.replace(copy)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            self._is_kept = False
+            return f"{copy}: {error}"
         return None
 
     def remove(self) -> None:

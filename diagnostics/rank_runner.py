@@ -330,6 +330,9 @@ class Rank:
     def end_rings(self, status: int) -> None:
         if status != 0 or self.terminated is not None:
             self.keep_rings()
+        why = self.rings.keep_traces(self.process.pid) if self.process is not None else None
+        if why is not None:
+            say(f"rank_runner: call traces of {self.name} stay in {self.rings.folder}: {why}")
         self.rings.remove()
 
     def keep_rings(self) -> None:

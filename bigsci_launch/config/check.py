@@ -73,6 +73,13 @@ def check_axes(config: RunConfig, site: Site) -> Iterator[Finding]:
         yield error("axes", (key, "run.command"), text)
 
 
+def check_trace(config: RunConfig, _site: Site) -> Iterator[Finding]:
+    """The import hook of the ring also traces calls."""
+    if config.monitor.trace is not None and config.monitor.ring == "none":
+        text = "without a ring, no calls are traced; set monitor.ring to auto, or leave out monitor.trace"
+        yield error("trace", ("monitor.trace", "monitor.ring"), text)
+
+
 def foreign_axes(config: RunConfig) -> list[Axis]:
     """Return the axes of a run that `bsl train` does not support."""
     return [axis for axis in AXES if axis.name not in TRAINER_AXES and getattr(config.parallelism, axis.key) > 1]
@@ -398,6 +405,7 @@ def check_local_without_effect(config: RunConfig, site: Site) -> Iterator[Findin
 CHECKS: tuple[Check, ...] = (
     check_world_size,
     check_axes,
+    check_trace,
     check_tensor_parallel_in_node,
     check_segment,
     check_heads,

@@ -24,6 +24,7 @@ from bigsci_launch.launch.turn import ActiveAttempt, behind, find_turn
 from bigsci_launch.runs.attempts import JobRecord, query_attempt, read_exit, write_job
 from bigsci_launch.runs.chain.records import write_chain
 from bigsci_launch.runs.changes import NOTHING_ACCEPTED, write_accepted
+from bigsci_launch.runs.control.calls import TraceWish, write_trace_wish
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_atomically, write_json
 from bigsci_launch.scheduler.command import has_command
@@ -40,6 +41,11 @@ TOOLS = (
     "ring_hook.py",
     "ring_torch.py",
     "ring_site/sitecustomize.py",
+    "calls_build.py",
+    "calls_file.py",
+    "calls_native.c",
+    "calls_trace.py",
+    "calls_ways.py",
     "exit_reason.py",
     "exit_blame.py",
     "exit_failures.py",
@@ -174,6 +180,8 @@ def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> No
         write_chain(attempt, request.chain)
     write_atomically(attempt.config, dump_resolved(loaded.config))
     write_json(attempt.origins, loaded.origins)
+    if (trace := loaded.config.monitor.trace) is not None:
+        write_trace_wish(attempt.trace, TraceWish(tuple(trace.include), trace.from_step, trace.from_call))
     if request.accepted != NOTHING_ACCEPTED:
         write_accepted(attempt, request.accepted)
     provenance = collect_provenance(command, request.working_directory)

@@ -201,8 +201,13 @@ class AttemptDir:
 
     @property
     def rings(self) -> Path:
-        """Last calls of ranks that ended badly."""
+        """Last calls of ranks that ended badly, and call traces."""
         return self.path / "rings"
+
+    @property
+    def trace(self) -> Path:
+        """Which calls the ranks trace; it may change while they run."""
+        return self.path / "trace.json"
 
     def pid_file(self, rank: int) -> Path:
         return self.pids / f"{rank_name(rank)}.json"

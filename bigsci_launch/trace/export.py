@@ -26,12 +26,12 @@ BEGUN_US = 1.0
 class Exported:
     """What a trace holds."""
 
-    num_ranks: int
+    num_processes: int
     num_calls: int
 
 
 def write_trace(ranks: Sequence[RankCalls], file: Path) -> Exported:
-    """Write the trace to `file`; ranks without a ring are not in it.
+    """Write the trace to `file`; those of which no call is known are not in it.
 
     Raises:
         BslError: the file cannot be written.
@@ -41,48 +41,39 @@ def write_trace(ranks: Sequence[RankCalls], file: Path) -> Exported:
         write_atomically(file, json.dumps(document) + "\n")
     except OSError as error:
         raise BslError(f"{file}: {(error.strerror or str(error)).lower()}") from error
-    return Exported(sum(each.ring is not None for each in ranks), sum(len(_calls(each)) for each in ranks))
+    return Exported(sum(each.is_known for each in ranks), sum(len(each.calls) for each in ranks))
 
 
 def trace_events(ranks: Sequence[RankCalls]) -> Iterator[dict[str, Any]]:
     """Yield the events of a trace. The process of a rank has its number; rings of unknown ranks have those after."""
-    known = [each for each in ranks if each.ring is not None and _calls(each)]
-    begin = min((call.entered for each in known for call in _calls(each)), default=0.0)
+    known = [each for each in ranks if each.calls]
+    begin = min((call.entered for each in known for call in each.calls), default=0.0)
     after = 1 + max((each.rank for each in known if each.rank is not None), default=-1)
     arrivals: dict[tuple[str, int], list[tuple[float, int, int]]] = {}
     for place, each in enumerate(known):
         process = each.rank if each.rank is not None else after + place
         yield from _names(process, each)
-        for number, call in enumerate(_calls(each)):
-            yield from _events(process, call, begin, f"{process}.{number}", each)
+        until = each.until
+        for number, call in enumerate(each.calls):
+            yield from _events(process, call, begin, until, f"{process}.{number}")
             if call.group and call.number and ":" in call.group:
                 came = (_after(call.entered, begin), process, call.thread)
                 arrivals.setdefault((call.group, call.number), []).append(came)
     yield from _arrows(arrivals)
 
 
-def _calls(each: RankCalls) -> list[RingCall]:
-    """Return the calls of a ring, oldest first, with those that have not ended and are older than the others."""
-    if each.ring is None:
-        return []
-    held = set(each.ring.calls)
-    return [*(call for call in each.ring.open_calls if call not in held), *each.ring.calls]
-
-
 def _names(process: int, each: RankCalls) -> Iterator[dict[str, Any]]:
-    assert each.ring is not None
     gone = " (gone)" if each.is_copy else ""
     yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": f"{each.name}{gone}"}}
     yield {"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": process}}
-    for thread in sorted({call.thread for call in _calls(each)}):
+    for thread in sorted({call.thread for call in each.calls}):
         yield {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": f"thread {thread}"}}
 
 
-def _events(process: int, call: RingCall, begin: float, key: str, each: RankCalls) -> Iterator[dict[str, Any]]:
-    assert each.ring is not None
+def _events(process: int, call: RingCall, begin: float, until: float, key: str) -> Iterator[dict[str, Any]]:
     name = call.operation or "a call whose name is lost"
     start = _after(call.entered, begin)
-    end = _after(call.left if call.left is not None else each.ring.read, begin)
+    end = _after(call.left if call.left is not None else until, begin)
     open_words = "" if call.left is not None else " (not waited for)" if call.is_async else " (not ended)"
     here = {"pid": process, "tid": call.thread, "ts": start, "args": _arguments(call)}
     if call.is_async:

@@ -9,20 +9,54 @@ from typing import Any
 
 from bigsci_launch.spy.evidence.calls.ring import Ring, RingCall
 from bigsci_launch.topology.words import name_ranks
+from bigsci_launch.trace.calls import CallTrace
 
 LEFT = "from its ring, the process is gone"
 
 
 @dataclass(frozen=True, slots=True)
 class RankCalls:
-    """The ring of one rank, or why there is none. `rank` is None if the ring does not know its number. `is_copy`: the
-    process is gone, and has left this."""
+    """The ring and the call trace of one rank, or why there is neither.
+
+    `rank` is None if they do not know its number, and for a process that a rank has started. `is_copy`: the process is
+    gone, and has left this.
+    """
 
     name: str
     rank: int | None
     ring: Ring | None
     why: str | None
     is_copy: bool = False
+    trace: CallTrace | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any call is known."""
+        return self.ring is not None or self.trace is not None
+
+    @property
+    def calls(self) -> tuple[RingCall, ...]:
+        """The calls of the ring and of the trace, oldest first. Those that have not ended are all in it."""
+        found: list[RingCall] = list(self.trace.calls) if self.trace else []
+        if self.ring is not None:
+            held = set(self.ring.calls)
+            found += [*(call for call in self.ring.open_calls if call not in held), *self.ring.calls]
+        return tuple(sorted(found, key=lambda call: call.entered))
+
+    @property
+    def step(self) -> int | None:
+        """The step that the process is in; without a ring, that of its newest call."""
+        return self.ring.step if self.ring is not None else next((call.step for call in reversed(self.calls)), None)
+
+    @property
+    def until(self) -> float:
+        """The last moment at which the process is known to have run, in seconds since the epoch."""
+        moments = (moment for call in self.calls for moment in (call.entered, call.left) if moment is not None)
+        return max(*moments, self.ring.heartbeat if self.ring is not None else 0.0, 0.0)
+
+    @property
+    def phase(self) -> str:
+        return self.ring.phase if self.ring is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +74,21 @@ class Alike:
         return ", ".join(each.name for each in self.members)
 
 
-def newest_calls(ring: Ring, count: int) -> tuple[RingCall, ...]:
+def newest_calls(each: RankCalls, count: int) -> tuple[RingCall, ...]:
     """Return the newest `count` calls of all threads, and those that have not ended, oldest first."""
-    older = [call for call in ring.open_calls if call not in ring.calls[-count:]]
-    return (*older, *ring.calls[-count:])
+    calls = each.calls
+    return (*(call for call in calls[:-count] if call.left is None), *calls[-count:])
 
 
 def group_ranks(ranks: Sequence[RankCalls], count: int) -> list[Alike]:
     """Return the groups of ranks whose last `count` calls, step and phase are equal, the smallest first."""
     found: dict[Any, list[RankCalls]] = {}
     for each in sorted(ranks, key=lambda each: (each.rank is None, each.rank or 0, each.name)):
-        if each.ring is not None:
-            calls = tuple(_what(call) for call in newest_calls(each.ring, count))
-            found.setdefault((each.ring.step, each.ring.phase, calls, each.is_copy), []).append(each)
-    groups = [
-        Alike(tuple(members), newest_calls(members[0].ring, count)) for members in found.values() if members[0].ring
-    ]
+        if each.is_known:
+            calls = tuple(_what(call) for call in newest_calls(each, count))
+            traced = each.trace.words if each.trace else None
+            found.setdefault((each.step, each.phase, calls, each.is_copy, traced), []).append(each)
+    groups = [Alike(tuple(members), newest_calls(members[0], count)) for members in found.values()]
     return sorted(groups, key=lambda group: len(group.members))
 
 
@@ -66,19 +99,21 @@ def _what(call: RingCall) -> tuple[Any, ...]:
 
 def words_of(groups: Sequence[Alike], ranks: Sequence[RankCalls]) -> Iterator[str]:
     """Yield the lines for a person."""
-    are_mixed = len({each.is_copy for each in ranks if each.ring is not None}) > 1
+    are_mixed = len({each.is_copy for each in ranks if each.is_known}) > 1
     for group in groups:
-        ring = group.members[0].ring
-        assert ring is not None
-        phase = f", {ring.phase}" if ring.phase else ""
-        gone = f", {LEFT}" if are_mixed and group.members[0].is_copy else ""
-        yield f"{group.name}: step {ring.step}{phase}{gone}"
+        first = group.members[0]
+        step = "step not known" if first.step is None else f"step {first.step}"
+        phase = f", {first.phase}" if first.phase else ""
+        gone = f", {LEFT}" if are_mixed and first.is_copy else ""
+        yield f"{group.name}: {step}{phase}{gone}"
+        if first.trace is not None:
+            yield f"  {first.trace.words}"
         for call in group.calls:
             yield f"  {_clock(call.entered)}  {_lasted(call):>9}  {call}"
         if not group.calls:
             yield "  no call is recorded"
-        if ring.lost_names or ring.lost_threads:
-            yield f"  incomplete: {ring.lost_names} names and {ring.lost_threads} threads did not fit"
+        if first.ring is not None and (first.ring.lost_names or first.ring.lost_threads):
+            yield f"  incomplete: {first.ring.lost_names} names and {first.ring.lost_threads} threads did not fit"
     for each in ranks:
         if each.why is not None:
             yield f"{each.name}: not known: {each.why}"
@@ -105,10 +140,12 @@ def document_of(ranks: Sequence[RankCalls], groups: Sequence[Alike], count: int)
                 "name": each.name,
                 "is_copy": each.is_copy,
                 "why_unknown": each.why,
-                "step": each.ring.step if each.ring else None,
+                "step": each.step,
                 "phase": each.ring.phase if each.ring else None,
                 "heartbeat": each.ring.heartbeat if each.ring else None,
-                "calls": [_document(call) for call in newest_calls(each.ring, count)] if each.ring else [],
+                "traced": each.trace.packages if each.trace else None,
+                "how_traced": each.trace.how if each.trace else None,
+                "calls": [_document(call) for call in newest_calls(each, count)],
             }
             for each in ranks
         ],
@@ -128,4 +165,5 @@ def _document(call: RingCall) -> dict[str, Any]:
         "place": call.place,
         "step": call.step,
         "is_async": call.is_async,
+        "thread": call.thread,
     }

@@ -1,4 +1,4 @@
-"""Reads rings: copies in an attempt or a folder, or those of ranks that still run, on their nodes."""
+"""Reads rings and call traces: those in an attempt or a folder, or those of ranks that still run, on their nodes."""
 
 from __future__ import annotations
 
@@ -9,54 +9,111 @@ from typing import Any
 
 from bigsci_launch.runs.layout import AttemptDir, rank_files
 from bigsci_launch.spy.evidence.calls.ring import Ring, parse_ring
-from bigsci_launch.spy.look.ring_copies import NUM_LAST, copies_of, read_ring_files
+from bigsci_launch.spy.look.ring_copies import NUM_LAST, copies_of, read_call_traces, read_ring_files
+from bigsci_launch.trace.calls import CallTrace, parse_call_trace
 from bigsci_launch.trace.last import RankCalls
 
 NO_COPY = "it left no copy: it ended well, it still runs, or its node was lost"
+SUFFIXES = (".ring", ".calls")
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the rings and call traces in a folder."""
+    return sorted(file for file in folder.glob("*") if file.suffix in SUFFIXES) if folder.is_dir() else []
 
 
 def read_files(paths: Iterable[Path], num_last: int = NUM_LAST) -> list[RankCalls]:
-    """Return what rings on disk say, `num_last` calls of each thread; one that cannot be read says why.
+    """Return what rings and call traces on disk say, `num_last` calls of each thread; one that cannot be read says why.
+
+    Files of the same process have the same name.
 
     Raises:
         CollectError: the program that reads them failed.
     """
-    return [_of_file(path, document) for path, document in read_ring_files(paths, num_last).items()]
+    files = list(paths)
+    rings = read_ring_files((file for file in files if file.suffix == ".ring"), num_last)
+    traces = read_call_traces((file for file in files if file.suffix == ".calls"), num_last)
+    found = [
+        _of_files(name, rings.get(name.with_suffix(".ring")), traces.get(name.with_suffix(".calls")))
+        for name in dict.fromkeys(file.with_suffix("") for file in files)
+    ]
+    return _tell_children_apart(found)
 
 
 def read_copies(attempt: AttemptDir, num_last: int = NUM_LAST) -> list[RankCalls]:
-    """Return the rings that ranks of an attempt have left; empty if none did. A rank that left none says so."""
-    copies = copies_of(attempt)
-    read = [replace(each, is_copy=True) for each in read_files(copies.values(), num_last)]
-    without = [rank for rank in rank_files(attempt.pids, ".json") if rank not in copies] if copies else []
-    return [*read, *(RankCalls(f"rank {rank}", rank, None, NO_COPY) for rank in without)]
+    """Return the rings and call traces that an attempt holds; empty if none. A rank that left no ring says so.
+
+    A rank has left a ring if it is gone; a trace may have been kept while it runs.
+    """
+    rings = copies_of(attempt)
+    read = [replace(each, is_copy=True) for each in read_files(files_in(attempt.rings), num_last)]
+    without = [rank for rank in rank_files(attempt.pids, ".json") if rank not in rings] if rings else []
+    known = {each.rank for each in read}
+    return [*read, *(RankCalls(f"rank {rank}", rank, None, NO_COPY) for rank in without if rank not in known)]
 
 
 def with_living(copies: Iterable[RankCalls], living: Iterable[RankCalls]) -> list[RankCalls]:
-    """Return the ranks of both: what a node read of a rank just now, else the copy that it left."""
+    """Return the ranks of both: what a node read of a rank just now, else what it left."""
+    left = {each.rank if each.rank is not None else each.name: each for each in copies}
     now = {each.rank: each for each in living}
-    read = {rank: each for rank, each in now.items() if each.ring is not None}
+    merged = [_newest(each, now.get(each.rank) if each.rank is not None else None) for each in left.values()]
+    return [*merged, *(each for rank, each in now.items() if rank not in left)]
+
+
+def _newest(copy: RankCalls, living: RankCalls | None) -> RankCalls:
+    """Return a rank with its living ring if it has one. Of the same trace, a copy holds more than a node sends."""
+    if living is None or living.ring is None:
+        return living if living is not None and copy.why == NO_COPY else copy
+    has_same = copy.trace is not None and (living.trace is None or living.trace.started <= copy.trace.started)
+    return replace(living, trace=copy.trace) if has_same else living
+
+
+def _of_files(path: Path, ring: Mapping[str, Any] | None, trace: Mapping[str, Any] | None) -> RankCalls:
+    read = {suffix: each for suffix, each in zip(SUFFIXES, (ring, trace), strict=True) if each is not None}
+    good = [each for each in read.values() if "why" not in each]
+    if not good:
+        whys = (f"{path.name}{suffix}: {each['why']}" for suffix, each in read.items())
+        return RankCalls(path.name, None, None, "; ".join(whys))
+    rank = next((each["rank"] for each in good if each["rank"] is not None), None)
+    process = f"process {trace['pid']}" if trace in good and trace is not None else path.name
+    return RankCalls(
+        process if rank is None else f"rank {rank}",
+        rank,
+        parse_ring(ring) if ring is not None and "why" not in ring else None,
+        None,
+        trace=parse_call_trace(trace) if trace is not None and "why" not in trace else None,
+    )
+
+
+def _tell_children_apart(found: list[RankCalls]) -> list[RankCalls]:
+    """Return the records with one process for each rank: that with a ring, else the oldest.
+
+    Its children, such as the workers of a data loader, have its number in their environment too.
+    """
+    first: dict[int, RankCalls] = {}
+    for each in sorted(found, key=lambda each: (each.ring is None, each.trace.started if each.trace else 0.0)):
+        if each.rank is not None:
+            first.setdefault(each.rank, each)
     return [
-        read.get(each.rank, each if each.ring is not None or each.why != NO_COPY else now.get(each.rank, each))
-        for each in copies
+        each
+        if each.rank is None or each is first[each.rank] or each.trace is None
+        else replace(each, rank=None, name=f"{each.name}, process {each.trace.pid}")
+        for each in found
     ]
 
 
-def _of_file(path: Path, document: Mapping[str, Any]) -> RankCalls:
-    if "why" in document:
-        return RankCalls(path.stem, None, None, f"{path.name}: {document['why']}")
-    rank = document["rank"]
-    return RankCalls(path.stem if rank is None else f"rank {rank}", rank, parse_ring(document), None)
-
-
 def read_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[RankCalls]:
-    """Return what the rings of ranks say that a node agent has just read; one without a ring says why."""
+    """Return what the rings and call traces of ranks say that a node agent has just read; else why there is none."""
     return [_of_rank(rank) for node in nodes for rank in node.get("ranks", [])]
 
 
 def _of_rank(document: Mapping[str, Any]) -> RankCalls:
     samples = document["samples"]
     ring: Ring | None = next((parse_ring(each["ring"]) for each in reversed(samples) if "ring" in each), None)
+    trace: CallTrace | None = next(
+        (parse_call_trace(each["calls"]) for each in reversed(samples) if "calls" in each), None
+    )
     said = next((each["ring_why"] for each in reversed(samples) if "ring_why" in each), None)
     why = said or document.get("why_no_rings") or "the program was not told to keep one"
-    return RankCalls(f"rank {document['rank']}", int(document["rank"]), ring, None if ring else why)
+    is_known = ring is not None or trace is not None
+    return RankCalls(f"rank {document['rank']}", int(document["rank"]), ring, None if is_known else why, trace=trace)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,12 +14,17 @@ from bigsci_launch.cli import console
 from bigsci_launch.errors import BslError, CollectError
 
 if TYPE_CHECKING:
+    from bigsci_launch.runs.control.calls import TraceWish
     from bigsci_launch.trace.last import RankCalls
 
 NUM_SHOWN = 32
 ALL_CALLS = 1 << 20
 """More than a ring has room for."""
 NOTHING = "no rank left a record of its last calls"
+NOTHING_TRACED = (
+    "the program called none of their functions, did not reach the step or the call that begins the trace, or ignores "
+    "PYTHONPATH (python -I, -E)"
+)
 WHY_NOTHING = "ranks that end well leave none, and `monitor.ring: none` keeps none"
 
 
@@ -37,7 +45,8 @@ def trace() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON document.")
 def last(run: str | None, count: int, name: str | None, as_json: bool) -> None:
     """Print the last calls of torch.distributed, of saving and of data of every rank of RUN (a name or a directory;
-    default: the run submitted last), or those in a FOLDER of rings.
+    default: the run submitted last), or those in a FOLDER of rings. Where calls of packages are traced, they are
+    among them.
 
     Ranks that ended badly left a copy in the run. Those of ranks that still run are read on their nodes.
     """
@@ -61,11 +70,11 @@ def last(run: str | None, count: int, name: str | None, as_json: bool) -> None:
 @click.option("--perfetto", "file", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The file.")
 @click.option("--attempt", "name", metavar="NAME", help="This attempt, such as 0001; default: the newest.")
 def export(run: str | None, file: Path, name: str | None) -> None:
-    """Write what the rings of RUN, or those in a FOLDER, hold as a trace.
+    """Write what the rings and call traces of RUN, or those in a FOLDER, hold as one file.
 
     Ranks are processes, threads are threads, and an arrow runs through the ranks of each collective, from the first
     that came to the last. A copy that a rank has left holds thousands of calls; of a rank that still runs, the newest
-    32 of each thread are read.
+    32 of each thread are read. `bsl trace off` leaves a copy.
     """
     from bigsci_launch.trace.export import write_trace
 
@@ -73,23 +82,24 @@ def export(run: str | None, file: Path, name: str | None) -> None:
     for each in ranks:
         if each.why is not None:
             console.talk(f"{each.name}: not known: {each.why}")
-    if all(each.ring is None for each in ranks):
+    if not any(each.is_known for each in ranks):
         raise CollectError(NOTHING, hint=WHY_NOTHING)
     done = write_trace(ranks, file)
-    console.talk(f"{file}: {done.num_calls} calls of {done.num_ranks} ranks; open it at ui.perfetto.dev")
+    processes = "process" if done.num_processes == 1 else "processes"
+    console.talk(f"{file}: {done.num_calls} calls of {done.num_processes} {processes}; open it at ui.perfetto.dev")
 
 
 def _read(run: str | None, name: str | None, num_last: int = NUM_SHOWN) -> list[RankCalls]:
     from bigsci_launch.runs.find import find_attempt, find_run
     from bigsci_launch.spy.look.collect import collect
     from bigsci_launch.spy.look.target import find_target
-    from bigsci_launch.trace.read import read_copies, read_files, read_nodes, with_living
+    from bigsci_launch.trace.read import files_in, read_copies, read_files, read_nodes, with_living
 
-    if run is not None and (found := sorted(Path(run).glob("*.ring"))):
+    if run is not None and (found := files_in(Path(run))):
         return read_files(found, num_last)
     attempt = find_attempt(find_run(run), name)
     copies = read_copies(attempt, num_last)
-    if name is not None or (copies and all(each.is_copy for each in copies)):
+    if name is not None or (copies and all(each.is_copy and each.ring is not None for each in copies)):
         return copies
     try:
         living = read_nodes(collect(find_target(run, None)).nodes)
@@ -98,3 +108,86 @@ def _read(run: str | None, name: str | None, num_last: int = NUM_SHOWN) -> list[
             raise
         return copies
     return with_living(copies, living) if copies else living
+
+
+def wish_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say what is traced, and from when on."""
+    for option in (
+        click.option("--from-call", metavar="MODULE:FUNCTION", help="Begin when this function is called first."),
+        click.option("--from-step", type=click.IntRange(1), metavar="STEP", help="Begin with this step."),
+        click.option(
+            "--include", required=True, metavar="PACKAGE[,PACKAGE]", help="Packages and modules whose calls are traced."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _wish(include: str, from_step: int | None, from_call: str | None) -> TraceWish:
+    from bigsci_launch.runs.control.calls import parse_wish
+
+    return parse_wish(include, from_step, from_call)
+
+
+@trace.command(
+    short_help="Run a program, and trace its calls.",
+    epilog="Example: bsl trace run --include megatron,__main__ -- python train.py",
+    context_settings={"allow_interspersed_args": False},
+)
+@wish_options
+@click.option(
+    "--output", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+    help="Where the traces are kept; default: bsl-trace-DATE-TIME.",
+)  # fmt: skip
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGUMENT]...")
+def run(
+    include: str, from_step: int | None, from_call: str | None, output: Path | None, program: tuple[str, ...]
+) -> None:
+    """Run PROGRAM on this machine, and keep the newest calls of functions of the included packages.
+
+    Each of its Python processes writes a file of fixed size, which outlives it. `__main__` is the program itself.
+    The exit code is that of the program.
+    """
+    from bigsci_launch.trace.read import files_in
+    from bigsci_launch.trace.run import run_traced
+
+    folder = output or Path(time.strftime("bsl-trace-%Y%m%d-%H%M%S"))
+    code = run_traced(folder, _wish(include, from_step, from_call), program)
+    traces = [file for file in files_in(folder) if file.suffix == ".calls"]
+    if traces:
+        console.talk(f"calls of {len(traces)} process{'es' if len(traces) > 1 else ''}: bsl trace last {folder}")
+    else:
+        console.talk(f"no calls of {include} were recorded: {NOTHING_TRACED}")
+    sys.exit(code)
+
+
+@trace.command(
+    short_help="Begin to trace calls in a running run.", epilog="Example: bsl trace on demo --include megatron.core"
+)
+@click.argument("name", metavar="RUN")
+@wish_options
+def on(name: str, include: str, from_step: int | None, from_call: str | None) -> None:
+    """Have every rank of RUN trace the calls of the included packages, from within ten seconds on.
+
+    A trace that is on already ends. `bsl trace last RUN` shows the calls, and `bsl trace off RUN` copies them into the
+    run.
+    """
+    _ask(name, _wish(include, from_step, from_call))
+    console.talk(f"ranks of {name} trace calls of {include} within ten seconds: bsl trace last {name}")
+
+
+@trace.command(short_help="Stop tracing calls in a running run.", epilog="Example: bsl trace off demo")
+@click.argument("name", metavar="RUN")
+def off(name: str) -> None:
+    """Have every rank of RUN stop tracing within ten seconds, and copy its trace into the run."""
+    from bigsci_launch.runs.control.calls import NO_TRACE
+
+    _ask(name, NO_TRACE)
+    console.talk(f"ranks of {name} stop tracing within ten seconds; then: bsl trace export {name} --perfetto FILE")
+
+
+def _ask(name: str, wish: TraceWish) -> None:
+    from bigsci_launch.runs.control.calls import ask_ranks
+    from bigsci_launch.runs.find import find_attempt, find_run
+
+    ask_ranks(find_attempt(find_run(name)), wish)

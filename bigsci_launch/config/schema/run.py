@@ -14,13 +14,14 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    model_validator,
 )
 
 from bigsci_launch.config.schema.guards import FaultSpec, GuardsSection
 from bigsci_launch.config.schema.program import starts_trainer
 from bigsci_launch.config.schema.section import Section
 from bigsci_launch.config.schema.slurm import SlurmSection
-from bigsci_launch.config.schema.values import EnvironmentName, EnvironmentVariable, Fraction, RunName
+from bigsci_launch.config.schema.values import EnvironmentName, EnvironmentVariable, Fraction, RunName, TracedName
 from bigsci_launch.topology import AXES, Topology
 
 
@@ -266,6 +267,26 @@ class CheckpointSection(Section):
     checkpoint folder that has a checkpoint: the run starts from it, and resumes from its own once it has any."""
 
 
+class TraceSection(Section):
+    """Which calls every rank traces. `bsl trace on` and `off` change it while the run runs."""
+
+    include: list[TracedName] = Field(min_length=1)
+    """Packages and modules whose calls are traced, such as `megatron` or `my_model.attention`; `__main__` is the
+    program itself. Modules are known by their full names, so two files of the same name are two modules."""
+
+    from_step: PositiveInt | None = None
+    """The step at which the trace begins; default: at the start of the program."""
+
+    from_call: str | None = Field(default=None, pattern=r"^[\w.]+:[\w.<>]+$")
+    """The function at whose first call the trace begins, as `MODULE:FUNCTION`; default: at the start of the program."""
+
+    @model_validator(mode="after")
+    def _begins_once(self) -> TraceSection:
+        if self.from_step is not None and self.from_call is not None:
+            raise ValueError("from_step and from_call exclude each other: name one")
+        return self
+
+
 class MonitorSection(Section):
     """What the run records for people, and when."""
 
@@ -281,6 +302,10 @@ class MonitorSection(Section):
     ring: str = Field(default="auto", pattern="^(auto|none|/[^,:]*)$")
     """Where each rank keeps its last calls of torch.distributed, for `bsl spy` and `bsl trace last`: a folder on
     storage of the node, `auto` to find one, or `none`. An import hook on PYTHONPATH records them, 1 MiB a rank."""
+
+    trace: TraceSection | None = None
+    """The call trace of every rank; default: none. It needs `monitor.ring`. A trace takes 1.5 MiB a rank, and 1 MiB for
+    each further thread. It is copied into the attempt when the rank ends."""
 
     save_time_s: PositiveFloat = 60.0
     """Expected seconds of one save; part of the exit margin."""

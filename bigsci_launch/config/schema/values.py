@@ -26,6 +26,7 @@ SlurmDuration = Annotated[str, BeforeValidator(_slurm_duration)]
 Word = Annotated[str, Field(pattern=r"^\S+$")]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+TracedName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.\w+)*$")]
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 

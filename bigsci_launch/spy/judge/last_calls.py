@@ -290,7 +290,7 @@ def _steps_by_group(evidence: Evidence) -> Mapping[str, Mapping[int, Mapping[int
     found: dict[str, dict[int, dict[int, int]]] = {}
     for seen, ring in _with_rings(evidence):
         for call in ring.calls:
-            if call.group and call.number and ":" in call.group:
+            if call.group and call.number and call.step is not None and ":" in call.group:
                 found.setdefault(call.group, {}).setdefault(seen.rank, {}).setdefault(call.number, call.step)
     return found
 

@@ -1,4 +1,4 @@
-"""Reads rings on disk: the copies that ranks of an attempt have left, or those in a folder."""
+"""Reads rings and call traces on disk: those that ranks of an attempt have left, or those in a folder."""
 
 from __future__ import annotations
 
@@ -26,16 +26,29 @@ def read_ring_files(paths: Iterable[Path], num_last: int = NUM_LAST) -> dict[Pat
     Raises:
         CollectError: the program that reads them failed.
     """
+    return _read_files("node_ring.py", paths, num_last)
+
+
+def read_call_traces(paths: Iterable[Path], num_last: int = NUM_LAST) -> dict[Path, dict[str, Any]]:
+    """Return what each call trace says, as `read_ring_files` does for rings.
+
+    Raises:
+        CollectError: the program that reads them failed.
+    """
+    return _read_files("node_calls.py", paths, num_last)
+
+
+def _read_files(program: str, paths: Iterable[Path], num_last: int) -> dict[Path, dict[str, Any]]:
     files = sorted(paths)
     if not files:
         return {}
-    argv = [sys.executable, "-I", "-S", str(packaged("diagnostics", "node_ring.py")), str(num_last), *map(str, files)]
+    argv = [sys.executable, "-I", "-S", str(packaged("diagnostics", program)), str(num_last), *map(str, files)]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=READ_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise CollectError(f"{files[0].parent}: the rings could not be read within {error.timeout:g} s") from error
+        raise CollectError(f"{files[0].parent}: the calls could not be read within {error.timeout:g} s") from error
     if done.returncode != 0:
-        raise CollectError(f"the rings could not be read: {done.stderr.strip()[-300:]}")
+        raise CollectError(f"the calls could not be read: {done.stderr.strip()[-300:]}")
     return {Path(path): document for path, document in json.loads(done.stdout).items()}
 
 

@@ -71,6 +71,7 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
         "output": set(),
         "ending": set(),
         "chain": set(),
+        "control": set(),
         "rehearsals": set(),
         "restart": set(),
         "show": {"chain", "ending", "restart"},

@@ -27,7 +27,7 @@ class RingCall:
     peer: int | None
     tag: int | None
     number: int
-    step: int
+    step: int | None
     is_async: bool
     thread: int = 0
 

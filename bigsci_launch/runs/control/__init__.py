@@ -1,0 +1,1 @@
+"""What people ask of ranks that run, as files that the ranks look for."""
