@@ -55,7 +55,7 @@ def _file_name() -> str:
 
 
 def _compile(file: str) -> None:
-    """Compile into `file`, beside which it is written first: several ranks may do this at the same time."""
+    """Compile next to `file`, then rename: several ranks may do this at the same time."""
     import shutil
     import sysconfig
 

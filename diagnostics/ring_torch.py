@@ -285,7 +285,7 @@ def wait(original: Wrapper) -> Wrapper:
 
 
 def plain(name: str, detail: Callable[..., str] | None = None, *, opens: bool = False) -> Callable[[Wrapper], Wrapper]:
-    """Return what wraps a call of which only its name matters, and perhaps a word of its arguments.
+    """Return what wraps a call whose name alone matters, and perhaps a word of its arguments.
 
     Only a process that communicates gets a ring: a worker that loads data does not.
     """

@@ -31,7 +31,7 @@ class Exported:
 
 
 def write_trace(ranks: Sequence[RankCalls], file: Path) -> Exported:
-    """Write the trace to `file`; those of which no call is known are not in it.
+    """Write the trace to `file`; ranks without a known call are not in it.
 
     Raises:
         BslError: the file cannot be written.

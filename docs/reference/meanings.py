@@ -19,6 +19,7 @@ VARIABLES = {
     "BSL_RUN_DIR": "Set for every rank: the run directory.",
     "BSL_ATTEMPT": "Set for every rank: the name of the attempt, such as `0001`.",
     "BSL_RING_DIR": "Set for every rank: the folder on its node in which it keeps its last calls.",
+    "BSL_TRACE": "Set for every rank: the file that says which calls it traces, if any.",
     "BSL_LAB_STAGE": "Set by `bsl hang-lab` for its ranks: the file system on which it reproduces a hang.",
     "BSL_LAB_NAMESPACES": "Set by `bsl hang-lab` for a rank: the namespaces that it enters.",
     "BSL_LAB_LINK": "Set by `bsl hang-lab` for a rank: the network interface that it takes down.",
@@ -292,24 +293,27 @@ sites[].config | every value of the site file ([keys](config.md))
     "bsl trace last --json": """
 schema_version | 1
 groups | list of {ranks}: ranks whose last calls are equal, the smallest group first; null for a rank without a number
-ranks[].rank | global rank; null if the ring does not know it
+ranks[].rank | global rank; null if it is not known, and for a process that a rank has started
 ranks[].name | `rank 3`, or the name of the file
 ranks[].why_unknown | why nothing is known of the rank; null if its ring was read
 ranks[].is_copy | whether the process is gone, and this is the ring that it left
 ranks[].step | the step that it was in; null if not known
 ranks[].phase | what it did in the step; empty if the program does not say so; null if not known
 ranks[].heartbeat | when a thread of the process last ran, seconds since the epoch; null if not known
+ranks[].traced | packages whose calls are traced; null if none are
+ranks[].how_traced | how, until when, and what is missing; null if none are
 ranks[].calls[].entered | when the call began, seconds since the epoch; the oldest call comes first
 ranks[].calls[].left | when it ended; null if it has not
-ranks[].calls[].operation | `all_reduce`, `recv`, `torch.save` and so on; null if the name had no room
+ranks[].calls[].operation | `all_reduce`, `recv`, `torch.save`, or a traced function; null if the name had no room
 ranks[].calls[].group | torch's name of the group and its ranks; null for calls without one
 ranks[].calls[].number | number of the collective in its group; null for other calls
 ranks[].calls[].peer | the other rank of a message, else null
 ranks[].calls[].tag | tag of a message, else null
 ranks[].calls[].tensors | element type and shape; null if not known
-ranks[].calls[].place | file, line and function that called
-ranks[].calls[].step | the step in which it began
+ranks[].calls[].place | file, line and function that called; of a traced function, where it is
+ranks[].calls[].step | the step in which it began; null if not known
 ranks[].calls[].is_async | whether it returned before its work was done
+ranks[].calls[].thread | number of the thread on its node
 """,
     **ANALYSES,
 }

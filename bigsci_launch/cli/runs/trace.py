@@ -164,30 +164,30 @@ def run(
 @trace.command(
     short_help="Begin to trace calls in a running run.", epilog="Example: bsl trace on demo --include megatron.core"
 )
-@click.argument("name", metavar="RUN")
+@click.argument("run")
 @wish_options
-def on(name: str, include: str, from_step: int | None, from_call: str | None) -> None:
+def on(run: str, include: str, from_step: int | None, from_call: str | None) -> None:
     """Have every rank of RUN trace the calls of the included packages, from within ten seconds on.
 
     A trace that is on already ends. `bsl trace last RUN` shows the calls, and `bsl trace off RUN` copies them into the
     run.
     """
-    _ask(name, _wish(include, from_step, from_call))
-    console.talk(f"ranks of {name} trace calls of {include} within ten seconds: bsl trace last {name}")
+    _ask(run, _wish(include, from_step, from_call))
+    console.talk(f"ranks of {run} trace calls of {include} within ten seconds: bsl trace last {run}")
 
 
 @trace.command(short_help="Stop tracing calls in a running run.", epilog="Example: bsl trace off demo")
-@click.argument("name", metavar="RUN")
-def off(name: str) -> None:
+@click.argument("run")
+def off(run: str) -> None:
     """Have every rank of RUN stop tracing within ten seconds, and copy its trace into the run."""
     from bigsci_launch.runs.control.calls import NO_TRACE
 
-    _ask(name, NO_TRACE)
-    console.talk(f"ranks of {name} stop tracing within ten seconds; then: bsl trace export {name} --perfetto FILE")
+    _ask(run, NO_TRACE)
+    console.talk(f"ranks of {run} stop tracing within ten seconds; then: bsl trace export {run} --perfetto FILE")
 
 
-def _ask(name: str, wish: TraceWish) -> None:
+def _ask(run: str, wish: TraceWish) -> None:
     from bigsci_launch.runs.control.calls import ask_ranks
     from bigsci_launch.runs.find import find_attempt, find_run
 
-    ask_ranks(find_attempt(find_run(name)), wish)
+    ask_ranks(find_attempt(find_run(run)), wish)

@@ -69,7 +69,7 @@ def test_the_tools_of_an_attempt_need_nothing_else(tmp_path: Path) -> None:
         argv = [sys.executable, "-I", "-S", str(attempt.tools / tool), "--help"]
         subprocess.run(argv, check=True, capture_output=True, timeout=20)
     files = (path.relative_to(attempt.tools) for path in attempt.tools.rglob("*") if path.is_file())
-    assert sorted(str(path) for path in files if path.suffix == ".py") == sorted(launch.TOOLS)
+    assert sorted(str(path) for path in files if path.suffix in (".py", ".c")) == sorted(launch.TOOLS)
 
 
 def test_the_script_is_that_of_the_dry_run(slurm: Any, run_file: RunFile) -> None:

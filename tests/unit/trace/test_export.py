@@ -25,11 +25,11 @@ def late(entered: float, *facts: Any, **more: Any) -> list[Any]:
     return [entered, *made[1:]]
 
 
-def test_a_call_is_a_slice_of_its_thread_and_one_that_has_not_ended_lasts_until_the_ring_was_read() -> None:
+def test_a_call_is_a_slice_of_its_thread_and_one_that_has_not_ended_lasts_until_the_last_sign_of_life() -> None:
     slices = events(rank(2, call("all_reduce", 2.0), late(2.5, "recv", None, number=0, peer=1, tag=8)), ph="X")
     assert [(each["name"], each["ts"], each["dur"], each["pid"], each["tid"]) for each in slices] == [
         ("all_reduce", 0.0, 1e6, 2, 7),
-        ("recv (not ended)", 1.5e6, 1.5e6, 2, 7),
+        ("recv (not ended)", 1.5e6, 0.5e6, 2, 7),
     ]
     assert slices[1]["args"] == {"step": 4, "at": "a.py:3 f", "group": "0: 0,1", "peer": 1, "tag": 8}
 
@@ -66,7 +66,7 @@ def test_a_rank_without_a_ring_is_not_in_the_file_and_one_without_a_number_has_a
     nameless = rank(0, call("barrier"))
     ranks = [rank(0, call("barrier")), RankCalls("77", None, nameless.ring, None), RankCalls("rank 3", 3, None, "gone")]
     done = write_trace(ranks, tmp_path / "trace.json")
-    assert (done.num_ranks, done.num_calls) == (2, 2)
+    assert (done.num_processes, done.num_calls) == (2, 2)
     written = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = {each["pid"]: each["args"]["name"] for each in written if each["name"] == "process_name"}
     assert names == {0: "rank 0", 2: "77"}
