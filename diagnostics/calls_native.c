@@ -38,7 +38,6 @@ typedef struct {
 static __thread Lane lane;
 static uint32_t epoch = 1;      /* of lanes: a new trace and a forked child begin with new ones */
 static uint32_t generation = 1; /* of numbers: a new trace has others */
-static int is_paused = 0;       /* a fork is under way: the child must not write into the lanes of its parent */
 static Py_ssize_t extra_index = -1;
 static PyObject *number_of_code = NULL; /* (code, frame) -> number */
 static PyObject *make_lane = NULL;      /* () -> writable buffer, or None */
@@ -63,7 +62,7 @@ static int open_lane(void) {
 }
 
 static void record(uint32_t what) {
-    if (is_paused || (lane.epoch != epoch ? !open_lane() : lane.base == NULL))
+    if (lane.epoch != epoch ? !open_lane() : lane.base == NULL)
         return;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -216,11 +215,6 @@ static PyObject *renumber(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(ignored
     Py_RETURN_NONE;
 }
 
-static PyObject *hold(PyObject *Py_UNUSED(self), PyObject *is_on) {
-    is_paused = PyObject_IsTrue(is_on);
-    Py_RETURN_NONE;
-}
-
 static PyObject *mark(PyObject *Py_UNUSED(self), PyObject *what) {
     uint32_t value = (uint32_t)PyLong_AsUnsignedLong(what);
     if (PyErr_Occurred())
@@ -232,7 +226,6 @@ static PyObject *mark(PyObject *Py_UNUSED(self), PyObject *what) {
 static PyMethodDef functions[] = {
     {"set_up", set_up, METH_VARARGS, NULL},
     {"renumber", renumber, METH_NOARGS, NULL},
-    {"hold", hold, METH_O, NULL},
     {"mark", mark, METH_O, NULL},
 #if PY_VERSION_HEX < 0x030C0000
     {"begin_profile", begin_profile, METH_O, NULL},

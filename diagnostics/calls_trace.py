@@ -143,13 +143,8 @@ class Trace:
         if self._file is not None:
             self._file.say(f"{self._way.how}, until bsl trace off")
 
-    def hold(self, is_on: bool) -> None:
-        """While a fork is under way, the child must not write into the memory of its parent."""
-        if self._way is not None:
-            self._way.hold(is_on)
-
     def forget(self) -> None:
-        """This is a forked child: it keeps a file of its own."""
+        """Keep a file of its own from here on."""
         self._lock = threading.RLock()
         self._file = None
         if self._way is not None:
@@ -227,20 +222,11 @@ def check() -> None:
         trace.check()
 
 
-def _hold(is_on: bool) -> None:
-    trace: Trace | None = _state["trace"]
-    if trace is not None:
-        trace.hold(is_on)
-
-
-def _after_fork_in_child() -> None:
+def forget() -> None:
+    """This is a forked child: it must not write into the memory of its parent."""
     trace: Trace | None = _state["trace"]
     if trace is not None:
         trace.forget()
-        trace.hold(False)
 
 
-os.register_at_fork(
-    before=lambda: _hold(True), after_in_parent=lambda: _hold(False), after_in_child=_after_fork_in_child
-)
 atexit.register(check)

@@ -54,7 +54,6 @@ class Lanes:
     def __init__(self, make_lane: MakeLane) -> None:
         self._make = make_lane
         self.by_thread: dict[int, Lane] = {}
-        self._held: Lane | None = None
 
     def own(self) -> Lane:
         try:
@@ -63,18 +62,8 @@ class Lanes:
             found = self.by_thread[get_ident()] = Lane(self._make())
             return found
 
-    def hold(self, is_on: bool) -> None:
-        """While a fork is under way, this thread writes nothing."""
-        before = self.by_thread.pop(get_ident(), None)
-        if is_on:
-            self._held = before
-            self.by_thread[get_ident()] = Lane(None)
-        elif self._held is not None:
-            self.by_thread[get_ident()] = self._held
-
     def forget(self) -> None:
         self.by_thread.clear()
-        self._held = None
 
 
 class Numbers(dict):
@@ -136,9 +125,6 @@ class NativeProfile:
     def renumber(self) -> None:
         self._native.renumber()
 
-    def hold(self, is_on: bool) -> None:
-        self._native.hold(is_on)
-
     def forget(self) -> None:
         self._native.renumber()
 
@@ -152,7 +138,6 @@ class PythonProfile:
         self._numbers = Numbers(number_of)
         self._is_on = False
         self._others = 0
-        self._held: Any = None
 
     def begin(self) -> int:
         self._is_on = True
@@ -242,15 +227,9 @@ class PythonProfile:
     def renumber(self) -> None:
         self._numbers.forget()
 
-    def hold(self, is_on: bool) -> None:
-        if is_on:
-            self._held = sys.getprofile() if self.is_ours() else None
-        if self._held is not None:
-            sys.setprofile(None if is_on else self._held)
-
     def forget(self) -> None:
-        if self._held is not None:
-            self._held = self._recorder()
+        if self.is_ours():
+            sys.setprofile(self._recorder())
 
 
 class Monitoring:
@@ -344,12 +323,6 @@ class Monitoring:
         if self._native is not None:
             self._native.renumber()
         self._monitoring.restart_events()
-
-    def hold(self, is_on: bool) -> None:
-        if self._native is not None:
-            self._native.hold(is_on)
-        else:
-            self._lanes.hold(is_on)
 
     def forget(self) -> None:
         self._lanes.forget()

@@ -145,6 +145,9 @@ def _after_fork() -> None:
     _lock = threading.RLock()
     _lanes.clear()
     _state.update(ring=None, is_off=False)
+    trace = sys.modules.get("calls_trace")
+    if trace is not None:
+        trace.forget()
 
 
 os.register_at_fork(after_in_child=_after_fork)

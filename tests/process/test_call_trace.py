@@ -194,6 +194,27 @@ assert "leaf" in seen
     assert "profile function of its own" in whole.trace.words and "profile function of its own" in done.stderr
 
 
+@pytest.mark.parametrize("environment", [{}, NO_COMPILER], ids=["C", "Python"])
+def test_a_profile_function_that_was_there_before_the_trace_stays(traced: Traced, environment: dict[str, str]) -> None:
+    program = """
+import sys
+from wanted import utils
+def mine(*_):
+    pass
+sys.setprofile(mine)
+sys.modules["ring_hook"].reach(1)
+utils.leaf(1)
+assert sys.getprofile() is mine
+sys.setprofile(None)
+sys.modules["ring_hook"].reach(2)
+utils.in_thread(1)
+"""
+    done = traced.run(program, "--include", "wanted", "--from-step", "1", **environment)
+    (whole,) = traced.read()
+    assert "work" in names(whole) and "leaf" in names(whole), "threads that start later are traced"
+    assert "profile function of its own" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("program", "python"), [("from wanted import utils", f"{sys.executable} -I"), ("print(1)", sys.executable)]
 )
