@@ -12,6 +12,8 @@ from bigsci_launch.spy.evidence.calls.ring import Ring, parse_ring
 from bigsci_launch.spy.look.ring_copies import NUM_LAST, copies_of, read_ring_files
 from bigsci_launch.trace.last import RankCalls
 
+BEAT_S = 10.0
+"""How often a rank writes its heartbeat, if its threads can run."""
 NO_COPY = "it left no copy: it ended well, it still runs, or its node was lost"
 
 
@@ -46,7 +48,18 @@ def _of_file(path: Path, document: Mapping[str, Any]) -> RankCalls:
     if "why" in document:
         return RankCalls(path.stem, None, None, f"{path.name}: {document['why']}")
     rank = document["rank"]
-    return RankCalls(path.stem if rank is None else f"rank {rank}", rank, parse_ring(document), None)
+    ring = parse_ring(document)
+    ring = replace(ring, read=_last_known(path, ring))
+    return RankCalls(path.stem if rank is None else f"rank {rank}", rank, ring, None)
+
+
+def _last_known(path: Path, ring: Ring) -> float:
+    """Return until when the rank was in the calls that it has not left, as far as a file on disk tells.
+
+    A copy is made when the rank has ended. The time of a ring that is still mapped is that of its start.
+    """
+    written = path.stat().st_mtime
+    return min(ring.read, written if written > ring.heartbeat else ring.heartbeat + BEAT_S)
 
 
 def read_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[RankCalls]:
