@@ -42,6 +42,8 @@ def named(document: dict[str, Any]) -> list[tuple[int, dict[str, int]]]:
     return [(suspect["rank"], suspect["coordinate"]) for suspect in document["verdict"]["suspects"]]
 
 
+# The next test holds the same verdict on these ranks, and the tutorial (tests/docs) on ranks that offer their records.
+@pytest.mark.long
 def test_a_rank_that_skipped_a_collective(spy: Spy) -> None:
     document = spy("skip", 3, recorder=True)
     assert document["verdict"]["class"] == "H01"
