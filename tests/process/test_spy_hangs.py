@@ -65,6 +65,7 @@ def test_a_rank_in_its_data_loader_without_any_preparation(spy: Spy) -> None:
     assert named(document) == []
     assert document["verdict"]["look_first"][0]["rank"] == 1
     assert "load_batch (gloo_ranks.py:" in document["verdict"]["claim"]
+    assert "3 ranks wait for it" in document["verdict"]["claim"]
 
 
 def test_native_frames_show_who_waits_for_an_asynchronous_collective(spy: Spy) -> None:
