@@ -20,6 +20,7 @@ class CallTrace:
     lost_names: int
     lost_threads: int
     calls: tuple[RingCall, ...]
+    thread_names: Mapping[int, str]
 
     @property
     def open_calls(self) -> tuple[RingCall, ...]:
@@ -52,6 +53,7 @@ def parse_call_trace(document: Mapping[str, Any]) -> CallTrace:
         lost_names=int(document["lost_names"]),
         lost_threads=int(document["lost_threads"]),
         calls=tuple(sorted(calls, key=lambda call: call.entered)),
+        thread_names={int(thread["tid"]): str(thread["name"]) for thread in document["threads"]},
     )
 
 

@@ -3,6 +3,9 @@
 The format is Chrome's "Trace Event Format" in JSON: `X` is a call of a thread, `b` and `e` are work that the thread did
 not wait for, `s`, `t` and `f` are the arrow through the ranks of a collective. Times are microseconds after the first
 call, by the clock of each node.
+
+Perfetto drops an arrow whose `id` is neither a number nor hexadecimal, and work whose `id` is not local to its process
+leaves its rank for a list of all processes.
 """
 
 from __future__ import annotations
@@ -66,8 +69,10 @@ def _names(process: int, each: RankCalls) -> Iterator[dict[str, Any]]:
     gone = " (gone)" if each.is_copy else ""
     yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": f"{each.name}{gone}"}}
     yield {"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": process}}
+    names = each.thread_names
     for thread in sorted({call.thread for call in each.calls}):
-        yield {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": f"thread {thread}"}}
+        name = names.get(thread) or f"thread {thread}"
+        yield {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def _events(process: int, call: RingCall, begin: float, until: float, key: str) -> Iterator[dict[str, Any]]:
@@ -78,11 +83,11 @@ def _events(process: int, call: RingCall, begin: float, until: float, key: str) 
     here = {"pid": process, "tid": call.thread, "ts": start, "args": _arguments(call)}
     if call.is_async:
         yield {**here, "ph": "X", "cat": "call", "name": f"{name} begins", "dur": BEGUN_US}
-        work = {"cat": "work", "id": key, "name": f"{name}{open_words}", "pid": process, "tid": call.thread}
-        yield {**work, "ph": "b", "ts": start}
-        yield {**work, "ph": "e", "ts": max(end, start + BEGUN_US)}
+        work = {**here, "cat": "work", "id2": {"local": key}, "name": f"{name}{open_words}"}
+        yield {**work, "ph": "b"}
+        yield {**work, "ph": "e", "ts": max(end, start + BEGUN_US), "args": {}}
     else:
-        yield {**here, "ph": "X", "cat": "call", "name": f"{name}{open_words}", "dur": max(end - start, 0.0)}
+        yield {**here, "ph": "X", "cat": "call", "name": f"{name}{open_words}", "dur": round(max(end - start, 0.0), 3)}
 
 
 def _arguments(call: RingCall) -> dict[str, Any]:
@@ -105,7 +110,7 @@ def _after(moment: float, begin: float) -> float:
 
 def _arrows(arrivals: dict[tuple[str, int], list[tuple[float, int, int]]]) -> Iterator[dict[str, Any]]:
     """Yield an arrow for each collective that several ranks hold: through its ranks, as they came."""
-    for (group, number), came in arrivals.items():
+    for key, ((group, number), came) in enumerate(arrivals.items(), start=1):
         first: dict[int, tuple[float, int, int]] = {}
         for arrival in sorted(came):  # to wait for a collective is a call of its own, with its number
             first.setdefault(arrival[1], arrival)
@@ -113,6 +118,6 @@ def _arrows(arrivals: dict[tuple[str, int], list[tuple[float, int, int]]]) -> It
         if last < 1:
             continue
         for place, (moment, process, thread) in enumerate(first.values()):
-            arrow = {"cat": "collective", "name": f"group {group}", "id": f"{group} number {number}"}
+            arrow = {"cat": "collective", "name": f"group {group} number {number}", "id": key}
             kind = "s" if place == 0 else "f" if place == last else "t"
             yield {**arrow, "ph": kind, "pid": process, "tid": thread, "ts": moment, "bp": "e"}

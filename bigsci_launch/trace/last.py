@@ -50,9 +50,15 @@ class RankCalls:
 
     @property
     def until(self) -> float:
-        """The last moment at which the process is known to have run, in seconds since the epoch."""
-        moments = (moment for call in self.calls for moment in (call.entered, call.left) if moment is not None)
-        return max(*moments, self.ring.heartbeat if self.ring is not None else 0.0, 0.0)
+        """Until when the process was in the calls that it has not left, as far as is known; seconds since the epoch."""
+        moments = [moment for call in self.calls for moment in (call.entered, call.left) if moment is not None]
+        return max([self.ring.read] if self.ring is not None else moments, default=0.0)
+
+    @property
+    def thread_names(self) -> dict[int, str]:
+        """The names of its threads, as far as they are known."""
+        ring = self.ring.thread_names if self.ring is not None else {}
+        return {**(self.trace.thread_names if self.trace is not None else {}), **ring}
 
     @property
     def phase(self) -> str:

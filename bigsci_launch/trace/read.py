@@ -13,6 +13,8 @@ from bigsci_launch.spy.look.ring_copies import NUM_LAST, copies_of, read_call_tr
 from bigsci_launch.trace.calls import CallTrace, parse_call_trace
 from bigsci_launch.trace.last import RankCalls
 
+BEAT_S = 10.0
+"""How often a rank writes its heartbeat, if its threads can run."""
 NO_COPY = "it left no copy: it ended well, it still runs, or its node was lost"
 SUFFIXES = (".ring", ".calls")
 
@@ -79,7 +81,7 @@ def _of_files(path: Path, ring: Mapping[str, Any] | None, trace: Mapping[str, An
     return RankCalls(
         process if rank is None else f"rank {rank}",
         rank,
-        parse_ring(ring) if ring is not None and "why" not in ring else None,
+        _ring_on_disk(path.with_suffix(".ring"), ring) if ring is not None and "why" not in ring else None,
         None,
         trace=parse_call_trace(trace) if trace is not None and "why" not in trace else None,
     )
@@ -100,6 +102,20 @@ def _tell_children_apart(found: list[RankCalls]) -> list[RankCalls]:
         else replace(each, rank=None, name=f"{each.name}, process {each.trace.pid}")
         for each in found
     ]
+
+
+def _ring_on_disk(path: Path, document: Mapping[str, Any]) -> Ring:
+    ring = parse_ring(document)
+    return replace(ring, read=_last_known(path, ring))
+
+
+def _last_known(path: Path, ring: Ring) -> float:
+    """Return until when the rank was in the calls that it has not left, as far as a file on disk tells.
+
+    A copy is made when the rank has ended. The time of a ring that is still mapped is that of its start.
+    """
+    written = path.stat().st_mtime
+    return min(ring.read, written if written > ring.heartbeat else ring.heartbeat + BEAT_S)
 
 
 def read_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[RankCalls]:

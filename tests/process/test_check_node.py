@@ -20,20 +20,19 @@ JUDGE = packaged("diagnostics", "check_verdict.py")
 HOSTNAMES = "#!/bin/sh\nprintf '127.0.0.1\\n%.0s' $(seq $NUM_NODES)\n"
 
 
-@pytest.fixture
-def scontrol(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def scontrol(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a `scontrol` that calls every node 127.0.0.1."""
-    program = tmp_path / "bin" / "scontrol"
-    program.parent.mkdir()
+    program = tmp_path_factory.mktemp("bin") / "scontrol"
     program.write_text(HOSTNAMES)
     program.chmod(0o755)
     return program.parent
 
 
-def start(scontrol: Path, index: int, count: int, *words: str) -> subprocess.Popen[str]:
+def start(scontrol: Path, index: int, count: int, *words: str, step: int = 3) -> subprocess.Popen[str]:
     variables = {
         "SLURM_JOB_ID": str(os.getpid()),
-        "SLURM_STEP_ID": "3",
+        "SLURM_STEP_ID": str(step),
         "SLURM_NODEID": str(index),
         "SLURM_STEP_NODELIST": "x",
         "SLURMD_NODENAME": f"n{index}",
@@ -65,17 +64,24 @@ def test_nodes_meet_each_other_in_rounds(scontrol: Path) -> None:
     assert {node["verdict"] for node in json.loads(done.stdout)["nodes"]} <= {"ok", "slow"}
 
 
-def test_a_node_that_does_not_come_is_not_waited_for_and_blames_nobody(scontrol: Path) -> None:
-    lines = ends([start(scontrol, index, 3) for index in (0, 2)])
-    found = result(lines, "n0")
+@pytest.fixture(scope="module")
+def waited(scontrol: Path) -> tuple[list[str], list[str]]:
+    """What the nodes of two steps say: the second of three is absent, and the first of two. They wait at once."""
+    three = [start(scontrol, index, 3, step=4) for index in (0, 2)]
+    two = [start(scontrol, 1, 2, "--limit-s", "20", step=5)]
+    return ends(three), ends(two)
+
+
+def test_a_node_that_does_not_come_is_not_waited_for_and_blames_nobody(waited: tuple[list[str], list[str]]) -> None:
+    found = result(waited[0], "n0")
     assert sorted((peer["status"], peer["why"]) for peer in found["peers"]) == [
         ("not_tried", "it did not come"),
         ("ok", ""),
     ]
 
 
-def test_without_the_first_node_the_exchange_is_not_tried(scontrol: Path) -> None:
-    found = result(ends([start(scontrol, 1, 2, "--limit-s", "20")]), "n1")
+def test_without_the_first_node_the_exchange_is_not_tried(waited: tuple[list[str], list[str]]) -> None:
+    found = result(waited[1], "n1")
     [exchange] = [test for test in found["tests"] if test["name"] == "exchange"]
     assert exchange["status"] == "not_tried" and "was not found" in exchange["why"]
 

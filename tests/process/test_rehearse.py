@@ -95,8 +95,9 @@ def test_a_program_that_behaves_gets_a_go(rehearse: Rehearse, tmp_path: Path) ->
     ("mode", "phase", "words"),
     [
         ("ignores-stop", "stop", "it still ran 5 s after it was asked to stop"),
-        ("leaves-child", "kill a rank", r"still running, and now killed: pid \d+ \(sleep\)"),
         ("ends", "steps", "crashed, exit code 1, first failure rank \\d on .*: OutOfMemoryError"),
+        # The interrupted rehearsal below finds and kills such a child, too.
+        pytest.param("leaves-child", "kill a rank", r"and now killed: pid \d+ \(sleep\)", marks=pytest.mark.long),
         pytest.param("starts-over", "resume after kill", "began with step 2, although step 2", marks=pytest.mark.long),
         pytest.param("other-losses", "resume after kill", "differ from those before", marks=pytest.mark.long),
         pytest.param("infinite-loss", "steps", "the loss of step 1 is nan", marks=pytest.mark.long),

@@ -65,7 +65,8 @@ def assert_nested_and_joined(events: list[Reply]) -> None:
             inside = [each for each in inside if each > event["ts"]]
             assert all(end <= each + 0.01 for each in inside), event
             inside.append(end)
-    arrows = [(event["ph"], event["id"].rpartition(" ")[2]) for event in events if event["ph"] in "stf"]
+    assert {event["args"]["name"] for event in events if event["name"] == "thread_name"} == {"MainThread"}
+    arrows = [(event["ph"], event["name"].rpartition(" ")[2]) for event in events if event["ph"] in "stf"]
     assert arrows == [(kind, number) for number in "1234" for kind in "sf"]
 
 

@@ -42,6 +42,8 @@ def named(document: dict[str, Any]) -> list[tuple[int, dict[str, int]]]:
     return [(suspect["rank"], suspect["coordinate"]) for suspect in document["verdict"]["suspects"]]
 
 
+# The next test holds the same verdict on these ranks, and the tutorial (tests/docs) on ranks that offer their records.
+@pytest.mark.long
 def test_a_rank_that_skipped_a_collective(spy: Spy) -> None:
     document = spy("skip", 3, recorder=True)
     assert document["verdict"]["class"] == "H01"
@@ -63,6 +65,7 @@ def test_a_rank_in_its_data_loader_without_any_preparation(spy: Spy) -> None:
     assert named(document) == []
     assert document["verdict"]["look_first"][0]["rank"] == 1
     assert "load_batch (gloo_ranks.py:" in document["verdict"]["claim"]
+    assert "3 ranks wait for it" in document["verdict"]["claim"]
 
 
 def test_native_frames_show_who_waits_for_an_asynchronous_collective(spy: Spy) -> None:

@@ -61,18 +61,6 @@ def samples_of(found: Facts, rank: int) -> tuple[Sample, ...]:
     return Bundle({}, (found,)).evidence().ranks[rank].samples
 
 
-def test_how_long_a_thread_has_slept(launched: tuple[list[int], float], ask: AskAgent) -> None:
-    pids, began = launched
-    time.sleep(max(0.0, began + ASLEEP_S - time.monotonic()))
-    found = ask("load_batch", "train_step", more_looks=0)
-    slept = time.monotonic() - began
-    asleep, running = (samples_of(found, rank)[-1].thread_idle_s for rank in (0, 1))
-    if asleep is None or running is None:
-        pytest.skip("this kernel does not show when a thread last ran")
-    assert abs(asleep[str(pids[PLACES.index("load_batch")])] - slept) < 3.0
-    assert running[str(pids[PLACES.index("train_step")])] < 3.0
-
-
 def test_bytes_to_a_peer_are_told_from_bytes_to_a_file(ask: AskAgent) -> None:
     found = ask("send_to_peer", "save_state", more_looks=0)
     sender, saver = (samples_of(found, rank)[0] for rank in (0, 1))
@@ -117,3 +105,16 @@ def test_the_command_looks_for_as_long_as_it_is_asked_to(launched: tuple[list[in
     (path,) = (tmp_path / "evidence" / "nodes").glob("*.json")
     samples = json.loads(path.read_text())["ranks"][0]["samples"]
     assert samples[-1]["mono"] - samples[0]["mono"] >= 3.4
+
+
+def test_how_long_a_thread_has_slept(launched: tuple[list[int], float], ask: AskAgent) -> None:
+    """It comes last: by then, the threads have slept for most of the time."""
+    pids, began = launched
+    time.sleep(max(0.0, began + ASLEEP_S - time.monotonic()))
+    found = ask("load_batch", "train_step", more_looks=0)
+    slept = time.monotonic() - began
+    asleep, running = (samples_of(found, rank)[-1].thread_idle_s for rank in (0, 1))
+    if asleep is None or running is None:
+        pytest.skip("this kernel does not show when a thread last ran")
+    assert abs(asleep[str(pids[PLACES.index("load_batch")])] - slept) < 3.0
+    assert running[str(pids[PLACES.index("train_step")])] < 3.0

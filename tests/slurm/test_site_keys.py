@@ -192,7 +192,7 @@ def test_a_file_that_is_not_there_is_said_at_once(sites: Sites) -> None:
     assert "missing.bin" in json.loads((attempt.path / "exit.json").read_text())["cause"]
 
 
-@pytest.mark.parametrize("stop", ["TERM", "USR1"])
+@pytest.mark.parametrize("stop", [pytest.param("TERM", marks=pytest.mark.long), "USR1"])
 def test_a_program_is_asked_to_stop_with_the_signal_that_it_knows(sites: Sites, stop: str) -> None:
     attempt = sites.start(f"stop-{stop}", "wait", wait=False, stop_signal=stop)
     wait_until(lambda: all(" report " in log(attempt, rank) for rank in (0, 1)))

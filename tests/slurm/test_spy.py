@@ -137,6 +137,8 @@ def test_a_job_of_bsl_with_a_program_of_its_own(jobs: Jobs) -> None:
     jobs.cancel(job)
 
 
+# The jobs above hold what Slurm adds, and tests/process/test_spy_hangs.py the same verdict on the same ranks.
+@pytest.mark.long
 @pytest.mark.torch
 def test_gloo_ranks_that_nobody_prepared(jobs: Jobs) -> None:
     """Four ranks on four nodes, started by a plain script; rank 2 never leaves its data loader."""

@@ -7,7 +7,7 @@ it, so a rank whose ring shows no open call may communicate all the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bigsci_launch.spy.evidence.calls.flight_recorder import Recorder, parse_recorder
@@ -56,6 +56,7 @@ class Ring:
     recorder: Recorder
     set_keys: tuple[str, ...] = ()
     """Keys of a store that the rank has set, the newest last."""
+    thread_names: Mapping[int, str] = field(default_factory=dict)
 
     def waits(self, thread: int | None) -> tuple[RingCall, ...]:
         """Return the calls that a thread is in, the outermost first; those of all threads if it is none of the ring's.
@@ -91,4 +92,5 @@ def parse_ring(document: Mapping[str, Any]) -> Ring:
         open_calls=tuple(sorted(inside, key=lambda call: call.entered)),
         recorder=parse_recorder(document["recorder"], lists_all=False),
         set_keys=tuple(words.removeprefix("key ") for words in document["set_keys"]),
+        thread_names={int(thread["tid"]): str(thread.get("name") or "") for thread in document["threads"]},
     )
