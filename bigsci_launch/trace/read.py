@@ -33,13 +33,18 @@ def read_copies(attempt: AttemptDir, num_last: int = NUM_LAST) -> list[RankCalls
 
 
 def with_living(copies: Iterable[RankCalls], living: Iterable[RankCalls]) -> list[RankCalls]:
-    """Return the ranks of both: what a node read of a rank just now, else the copy that it left."""
+    """Return the ranks of both: what a node read of a rank just now, else the copy that it left.
+
+    A task that still runs may have started ranks of which the run has no record.
+    """
     now = {each.rank: each for each in living}
     read = {rank: each for rank, each in now.items() if each.ring is not None}
-    return [
+    left = {each.rank: each for each in copies}
+    found = [
         read.get(each.rank, each if each.ring is not None or each.why != NO_COPY else now.get(each.rank, each))
-        for each in copies
+        for each in left.values()
     ]
+    return [*found, *(each for rank, each in now.items() if rank not in left)]
 
 
 def _of_file(path: Path, document: Mapping[str, Any]) -> RankCalls:
