@@ -26,7 +26,10 @@ STALE_S = 3 * 86400.0
 SITE = "ring_site"
 STACKS = ".stacks"
 """What faulthandler has written is next to the ring, and is copied with it."""
-FOLDER_MODE, FILE_MODE = 0o750, 0o640
+FOLDER_MODE = 0o2750
+"""What is made in the folder belongs to the group of the run too."""
+COPY_MODE = 0o644
+"""As that of every file of a run: the run directory says who may read it."""
 SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse", "wekafs", "panfs", "orangefs", "smb3", "cifs")
 
 
@@ -38,7 +41,6 @@ class Rings:
         self.why: str | None = None
         self._is_kept = True
         self._copies, self._name = attempt / "rings", name
-        self._group = group_of(attempt)
         if setting == "none":
             self.why = "monitor.ring is none"
             return
@@ -54,7 +56,7 @@ class Rings:
                 sweep(above)
                 folder = above / f"{os.getpid()}-{time.time_ns()}-{name}"
                 folder.mkdir()
-                share(folder, self._group, FOLDER_MODE)
+                share(folder, group_of(attempt))
                 self.folder = folder
                 return
             except OSError as error:
@@ -97,9 +99,8 @@ class Rings:
     def _replace(self, source: Path, copy: Path) -> None:
         part = copy.with_name(f".{copy.name}.{os.getpid()}")
         try:
-            shutil.copyfile(str(source), str(part))
-            shutil.copystat(str(source), str(part))  # the time of a dump is its age
-            share(part, self._group, FILE_MODE)
+            shutil.copy2(str(source), str(part))  # with its time: that of stacks is their age
+            part.chmod(COPY_MODE)
             part.replace(copy)
         except OSError:
             with contextlib.suppress(OSError):
@@ -151,11 +152,11 @@ def group_of(attempt: Path) -> int:
     return -1
 
 
-def share(path: Path, group: int, mode: int) -> None:
-    """Let a group read a file or a folder; the user need not be in that group, and then keeps the own one."""
+def share(folder: Path, group: int) -> None:
+    """Let a group read a folder and what will be in it; a user who is not in that group keeps the own one."""
     with contextlib.suppress(OSError):
-        os.chown(str(path), -1, group)
-    path.chmod(mode)
+        os.chown(str(folder), -1, group)
+    folder.chmod(FOLDER_MODE)
 
 
 def bases_of(setting: str) -> list[Path]:
