@@ -67,6 +67,7 @@ from node_stacks import (
     read_rank_native,
     read_rank_stacks,
 )
+from node_workers import with_workers
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -307,6 +308,8 @@ def examine(request: Facts) -> Facts:
     deadline = began + limit_s
     request["py_spy"] = find_py_spy(request)
     ranks, others, how, problems = find_ranks(request, node)
+    if how == "pid files":
+        ranks, others = with_workers(ranks, request, problems)
     ranks = [dict(rank, samples=[]) for rank in ranks]
     first_samples(ranks, request, deadline)
     locks = ask_one(lambda: [("locks", find_locks(all_pids(ranks)))], LOCKS_TIMEOUT_S)

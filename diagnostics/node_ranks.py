@@ -14,6 +14,7 @@ from node_identity import (
     DUMP_VARIABLES,
     LOCAL_SIZE_VARIABLES,
     SIZE_VARIABLES,
+    ancestors,
     depth_of,
     first_number,
     identify,
@@ -234,7 +235,10 @@ def records_of(
     known: Known, tasks: Tasks, claims: dict[int, Claim], chosen: dict[tuple[Any, int], int], peeks: Known
 ) -> list[Facts]:
     """Return the records of the ranks that were chosen, in order."""
-    ranks = [as_rank(key, pid, claims[pid], environment_of(pid, known, peeks)) for key, pid in chosen.items()]
+    ranks = [
+        as_rank(key, pid, claims[pid], environment_of(pid, known, peeks), ancestors(pid, known))
+        for key, pid in chosen.items()
+    ]
     for rank in ranks:
         size = rank["world_size"]
         if size is not None and (size <= rank["rank"] or size < sum(each["step"] == rank["step"] for each in ranks)):
@@ -242,8 +246,9 @@ def records_of(
     return sorted(ranks, key=lambda rank: (str(rank["step"]), rank["rank"]))
 
 
-def as_rank(key: tuple[Any, int], pid: int, claim: Claim, env: dict[str, str]) -> Facts:
-    """Return the record of one rank; `key` is (step, rank)."""
+def as_rank(key: tuple[Any, int], pid: int, claim: Claim, env: dict[str, str], above: list[int]) -> Facts:
+    """Return the record of one rank; `key` is (step, rank). What a run recorded of its task may be its launcher."""
+    recorded = pid_of_run(key[1], env)
     prefixes = [env[name] for name in DUMP_VARIABLES if env.get(name)]
     dumps = {"recorder_files": [f"{prefix}{key[1]}" for prefix in prefixes]} if prefixes else {}
     size = claim[3] if claim[3] is not None else first_number(env, SIZE_VARIABLES)
@@ -252,7 +257,7 @@ def as_rank(key: tuple[Any, int], pid: int, claim: Claim, env: dict[str, str]) -
         **dumps,
         **rings,
         "rank": key[1],
-        "pid": pid_of_run(key[1], env) or pid,
+        "pid": recorded if recorded and recorded not in above else pid,
         "source": claim[2],
         "step": key[0],
         "world_size": size,

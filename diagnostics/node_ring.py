@@ -25,6 +25,7 @@ NUM_LAST = 32
 """Newest calls of each thread that are told in full."""
 NUM_KEYS = 64
 """Newest keys that the process set in a store."""
+STACKS_BYTES = 1 << 16
 STORE_SETS = ("store.set", "store.add", "store.append", "store.compare_set", "store.multi_set")
 
 
@@ -43,9 +44,19 @@ def read_rank_ring(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tupl
         if ticks and ring["start_ticks"] and ring["start_ticks"] != ticks:
             yield "ring_why", f"{path} is of an earlier process with the same number"
         else:
-            yield "ring", summarize(ring)
+            yield "ring", dict(summarize(ring), **read_stacks(path))
     except (OSError, ValueError) as error:
         yield "ring_why", f"{path}: {getattr(error, 'strerror', None) or error}"
+
+
+def read_stacks(ring_path: str) -> Facts:
+    """Return {stacks: {text, written}}: what faulthandler has written next to a ring, if it has."""
+    try:
+        with open(os.path.splitext(ring_path)[0] + ".stacks", "rb") as stream:
+            text = stream.read(STACKS_BYTES).decode("utf-8", "replace")
+            return {"stacks": {"text": text, "written": os.fstat(stream.fileno()).st_mtime}} if text else {}
+    except OSError:
+        return {}
 
 
 def print_files(paths: list[str], num_last: int) -> None:
@@ -56,7 +67,7 @@ def print_files(paths: list[str], num_last: int) -> None:
     for path in paths:
         try:
             with open(path, "rb") as stream:
-                found[path] = summarize(read_ring(stream.read()), num_last)
+                found[path] = dict(summarize(read_ring(stream.read()), num_last), **read_stacks(path))
         except (OSError, ValueError) as error:
             found[path] = {"why": getattr(error, "strerror", None) or str(error)}
     json.dump(found, sys.stdout)

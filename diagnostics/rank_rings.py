@@ -17,12 +17,19 @@ from ring_file import read_ring
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
 ROOM_BYTES = 64 << 20
 """A folder with less room than this is left to the program."""
 STALE_S = 3 * 86400.0
 """Rings that nobody could copy, such as after the loss of a node, are kept for this long."""
 SITE = "ring_site"
+STACKS = ".stacks"
+"""What faulthandler has written is next to the ring, and is copied with it."""
+FOLDER_MODE = 0o2750
+"""What is made in the folder belongs to the group of the run too."""
+COPY_MODE = 0o644
+"""As that of every file of a run: the run directory says who may read it."""
 SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse", "wekafs", "panfs", "orangefs", "smb3", "cifs")
 
 
@@ -33,7 +40,7 @@ class Rings:
         self.folder: Path | None = None
         self.why: str | None = None
         self._is_kept = True
-        self._copy = attempt / "rings" / f"{name}.ring"
+        self._copies, self._name = attempt / "rings", name
         self._wish = attempt / "trace.json"
         if setting == "none":
             self.why = "monitor.ring is none"
@@ -43,12 +50,14 @@ class Rings:
         for base in bases:
             try:
                 above = base / f"bsl-rings-{os.getuid()}"
-                above.mkdir(mode=0o700, exist_ok=True)
+                above.mkdir(mode=0o711, exist_ok=True)
                 if above.stat().st_uid != os.getuid() or above.is_symlink():
                     raise PermissionError(f"{above} belongs to somebody else")
+                above.chmod(0o711)  # runs belong to several groups
                 sweep(above)
                 folder = above / f"{os.getpid()}-{time.time_ns()}-{name}"
-                folder.mkdir(mode=0o755)
+                folder.mkdir()
+                share(folder, group_of(attempt))
                 self.folder = folder
                 return
             except OSError as error:
@@ -68,50 +77,59 @@ class Rings:
         }
 
     def keep(self) -> str | None:
-        """Copy the ring into the attempt; return why it could not be copied.
-
-        A rank may have started further processes that communicate: the ring that was written last is taken.
-        """
+        """Copy the rings into the attempt, each under the number of its rank; return why that was not possible."""
         if self.folder is None:
             return None
-        part = self._copy.with_name(f".{self._copy.name}.{os.getpid()}")
         try:
-            found = sorted(self.folder.glob("*.ring"), key=written)
-            if found:
-                self._copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(str(found[-1]), str(part))
-                part.replace(self._copy)
+            for name, ring in chosen(self.folder, self._name).items():
+                self._copy(ring, name)
         except (OSError, ValueError) as error:
+            self._is_kept = False
+            return f"{self._copies}: {error}"
+        return None
+
+    def _copy(self, ring: Path, name: str) -> None:
+        """Copy a ring, unless the attempt has a newer one of that rank: it may have been restarted on another node."""
+        self._copies.mkdir(parents=True, exist_ok=True)
+        copy = self._copies / f"{name}.ring"
+        with contextlib.suppress(OSError, ValueError):
+            if written(read_ring(copy.read_bytes())) > written(read_ring(ring.read_bytes())):
+                return
+        stacks = ring.with_suffix(STACKS)
+        copy.with_suffix(STACKS).unlink(missing_ok=True)
+        if stacks.exists() and stacks.stat().st_size:
+            self._replace(stacks, copy.with_suffix(STACKS))
+        self._replace(ring, copy)
+
+    def _replace(self, source: Path, copy: Path) -> None:
+        part = copy.with_name(f".{copy.name}.{os.getpid()}")
+        try:
+            shutil.copy2(str(source), str(part))  # with its time: that of stacks is their age
+            part.chmod(COPY_MODE)
+            part.replace(copy)
+        except OSError:
             with contextlib.suppress(OSError):
                 part.unlink()
-            self._is_kept = False
-            return f"{self._copy}: {error}"
-        return None
+            raise
 
     def keep_traces(self, pid: int) -> str | None:
         """Copy the call traces into the attempt, however the rank has ended: somebody wanted them.
 
-        That of the rank itself, process `pid`, is named after the rank alone, and those of its children also after
-        their numbers. Returns why one could not be copied.
+        That of a rank has its name, and those of further processes of task `pid` also their own numbers. Returns why
+        one could not be copied.
         """
-        why = None
-        for trace in sorted(self.folder.glob("*.calls")) if self.folder is not None else []:
-            child = "" if trace.stem == str(pid) else f"-{trace.stem}"
-            copy = self._copy.with_name(f"{self._copy.stem}{child}.calls")
-            why = self._copy_file(trace, copy) or why
-        return why
-
-    def _copy_file(self, file: Path, copy: Path) -> str | None:
-        part = copy.with_name(f".{copy.name}.{os.getpid()}")
+        if self.folder is None:
+            return None
         try:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(str(file), str(part))
-            part.replace(copy)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink()
+            names = {str(pid): self._name}
+            names.update({ring.stem: name for name, ring in chosen(self.folder, self._name).items()})
+            for trace in sorted(self.folder.glob("*.calls")):
+                self._copies.mkdir(parents=True, exist_ok=True)
+                name = names.get(trace.stem, f"{self._name}-{trace.stem}")
+                self._replace(trace, self._copies / f"{name}.calls")
+        except (OSError, ValueError) as error:
             self._is_kept = False
-            return f"{copy}: {error}"
+            return f"{self._copies}: {error}"
         return None
 
     def remove(self) -> None:
@@ -120,11 +138,50 @@ class Rings:
             shutil.rmtree(str(self.folder), ignore_errors=True)
 
 
-def written(ring: Path) -> float:
+def chosen(folder: Path, task: str) -> dict[str, Path]:
+    """Return which rings to keep, by the name of their copy.
+
+    A task may have started further processes that communicate, such as the workers of torchrun. They know their rank,
+    once they take part; the launcher has that of the task. Of each rank the newest counts, and of worlds of different
+    sizes the newest: workers are restarted. If nobody takes part, the ring that was written last is that of the task.
+    """
+    found = sorted(readable(folder), key=lambda each: written(each[1]))
+    workers = [(path, ring) for path, ring in found if ring["rank"] is not None and takes_part(ring)]
+    if not workers:
+        return {task: found[-1][0]} if found else {}
+    size = workers[-1][1]["world_size"]
+    return {f"rank-{ring['rank']:04d}": path for path, ring in workers if ring["world_size"] == size}
+
+
+def readable(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for path in folder.glob("*.ring"):
+        with contextlib.suppress(ValueError):
+            yield path, read_ring(path.read_bytes())
+
+
+def takes_part(ring: dict[str, Any]) -> bool:
+    """Whether the process communicates with other ranks, as opposed to one that only has a store."""
+    calls = (call for lane in ring["lanes"] for call in lane["calls"])
+    return any(call[2] == "init_process_group" or call[8] or call[6] is not None for call in calls)
+
+
+def written(ring: dict[str, Any]) -> float:
     """Return when the newest call in a ring began: writing through a map does not change the time of a file."""
-    with ring.open("rb") as stream:
-        calls = read_ring(stream.read())["lanes"]
-    return max((lane["calls"][-1][0] for lane in calls if lane["calls"]), default=0.0)
+    return max((lane["calls"][-1][0] for lane in ring["lanes"] if lane["calls"]), default=0.0)
+
+
+def group_of(attempt: Path) -> int:
+    """Return the group of the run directory, whose members may read the run; -1 if it cannot be known."""
+    with contextlib.suppress(OSError):
+        return attempt.parent.parent.stat().st_gid
+    return -1
+
+
+def share(folder: Path, group: int) -> None:
+    """Let a group read a folder and what will be in it; a user who is not in that group keeps the own one."""
+    with contextlib.suppress(OSError):
+        os.chown(str(folder), -1, group)
+    folder.chmod(FOLDER_MODE)
 
 
 def bases_of(setting: str) -> list[Path]:

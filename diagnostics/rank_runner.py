@@ -34,6 +34,8 @@ from typing import IO, Any
 if "__file__" in globals():
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
 
+import rank_recorder
+import rank_stacks
 from rank_rings import Rings
 
 STOP_SIGNALS = ("USR2", "USR1", "TERM", "INT")
@@ -314,6 +316,8 @@ class Rank:
             self.write_exit(code, None, error=f"cannot start {program[0]}: {error.strerror}")
             return code
         self.write_pid()
+        if self.rings.folder is not None:
+            threading.Thread(target=rank_stacks.watch, args=(self.rings.folder,), daemon=True).start()
         for early in self.received:
             self.process.send_signal(early)
         output = threading.Thread(target=self.copy_output, args=(self.process.stdout,), daemon=True)
@@ -360,7 +364,7 @@ class Rank:
     def environment(self) -> dict[str, str]:
         numbers = {name.upper(): str(value) for name, value in self.place.items()}
         run = {"BSL_RUN_DIR": str(self.attempt.parent.parent), "BSL_ATTEMPT": self.attempt.name}
-        return {**numbers, **run, **self.rings.variables()}
+        return {**numbers, **run, **self.rings.variables(), **rank_recorder.variables(self.attempt)}
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
         """Pass a signal on to the program, or keep it until the program has started."""
@@ -409,6 +413,7 @@ class Rank:
                 "step_id": os.environ.get("SLURM_STEP_ID"),
                 "rings": str(self.rings.folder) if self.rings.folder else None,
                 "why_no_rings": self.rings.why,
+                "recorder_files": rank_recorder.files(self.attempt, self.place["rank"]),
             },
         )
 

@@ -5,12 +5,17 @@
 without a ring, and one line on stderr says why.
 
 A thread writes the heartbeat: it stands still in a process whose threads cannot run, such as one that holds the GIL in
-C. faulthandler's timer is not used: in a child that was forked while it ran, Python waits for it for ever.
+C. The runner of the rank sees that, and sends this thread, and no other, a signal: its handler, faulthandler's, is in C
+and writes the stacks of all threads to `PID.stacks`. faulthandler's timer is not used. It would write them as well when
+a process resumes that was stopped, while its threads run, and that ends one in twenty with SIGSEGV; in a child that was
+forked while it ran, Python waits for it for ever; and there is one only, which may be the program's.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 import threading
 from _thread import get_ident
@@ -25,10 +30,13 @@ if TYPE_CHECKING:
 
 BEAT_S = 10.0
 HERE = os.path.dirname(os.path.abspath(__file__))
+# As in rank_stacks.py. By the name, the runner finds the thread among those of the process.
+BEAT_THREAD = "bsl-ring"
+STACKS_SIGNAL = signal.SIGRTMAX - 5
 
 _lock = threading.RLock()
 _lanes: dict[int, Lane | None] = {}
-_state: dict[str, Any] = {"ring": None, "is_off": False, "is_marked": False}
+_state: dict[str, Any] = {"ring": None, "is_off": False, "is_marked": False, "stacks": None}
 
 
 def ring() -> Ring | None:
@@ -104,7 +112,8 @@ def _open() -> Ring | None:
         if os.path.exists(path):
             os.unlink(path)  # of a process that had this number before
         made = Ring(path, rank=number("RANK"), world_size=number("WORLD_SIZE"), start_ticks=start_ticks())
-        threading.Thread(target=_beat, args=(made,), name="bsl-ring", daemon=True).start()
+        os.chmod(path, 0o640)
+        threading.Thread(target=_beat, args=(made,), name=BEAT_THREAD, daemon=True).start()
     except (OSError, ValueError, RuntimeError) as error:
         say(f"no ring of the last calls is kept: {path}: {error}")
         return None
@@ -133,10 +142,57 @@ def start_ticks() -> int:
 
 def _beat(here: Ring) -> None:
     pause = threading.Event()
+    stacks = _offer_stacks(here.path)
     while _state["ring"] in (None, here):
         here.beat()
         follow_trace()
+        stacks = _forget_stacks(stacks)
         pause.wait(BEAT_S)
+
+
+def _offer_stacks(ring_path: str) -> tuple[int, tuple[int, int]] | None:
+    """Have a signal to this thread write all stacks; return the file, open, and what it is. None if that cannot be."""
+    try:
+        if _is_caught(STACKS_SIGNAL):
+            return None  # it is the program's
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+        descriptor = os.open(os.path.splitext(ring_path)[0] + ".stacks", flags, 0o640)
+        faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
+        _state["stacks"] = descriptor
+        with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w", encoding="utf-8") as name:
+            name.write(BEAT_THREAD)
+        return descriptor, _identity(descriptor)
+    except (OSError, ValueError, RuntimeError):
+        return None
+
+
+def _forget_stacks(stacks: tuple[int, tuple[int, int]] | None) -> tuple[int, tuple[int, int]] | None:
+    """Empty the file: the stacks in it are of a time when this thread could not run, and now it does."""
+    if stacks is None:
+        return None
+    try:
+        descriptor, identity = stacks
+        if _identity(descriptor) == identity:
+            if os.fstat(descriptor).st_size:
+                os.ftruncate(descriptor, 0)
+            return stacks
+    except OSError:
+        pass
+    faulthandler.unregister(STACKS_SIGNAL)  # the program has closed the file, and its number may be another one's
+    _state["stacks"] = None
+    return None
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
+def _is_caught(number: int) -> bool:
+    """Whether the process has a handler for a signal, also one that Python does not know of."""
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as stream:
+        caught = next(line for line in stream if line.startswith("SigCgt:")).split()[1]
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def _after_fork() -> None:
@@ -144,10 +200,23 @@ def _after_fork() -> None:
     global _lock
     _lock = threading.RLock()
     _lanes.clear()
-    _state.update(ring=None, is_off=False)
+    if _state["stacks"] is not None:
+        faulthandler.unregister(STACKS_SIGNAL)
+    _state.update(ring=None, is_off=False, stacks=None)
     trace = sys.modules.get("calls_trace")
     if trace is not None:
         trace.forget()
 
 
+def _have_torch_record() -> None:
+    """Have NCCL's recorder of a torch that keeps nothing by default keep what a newer one does.
+
+    The runner cannot: to a newer torch, this name is an old one, and it warns.
+    """
+    version = str(getattr(sys.modules.get("torch"), "__version__", "")).split(".")
+    if version[0].isdigit() and version[1].isdigit() and (int(version[0]), int(version[1])) < (2, 9):
+        os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
+
+
 os.register_at_fork(after_in_child=_after_fork)
+_have_torch_record()

@@ -37,6 +37,8 @@ SCHEMA_VERSION = 1
 TOOLS = (
     "rank_runner.py",
     "rank_rings.py",
+    "rank_recorder.py",
+    "rank_stacks.py",
     "ring_file.py",
     "ring_hook.py",
     "ring_torch.py",

@@ -29,6 +29,7 @@ class Ranks:
     def __init__(self, folder: Path) -> None:
         self.attempt, self.rings = folder / "run" / "attempts" / "0001", folder / "node"
         self.rings.mkdir()
+        self.runner = [str(DIAGNOSTICS / "rank_runner.py")]
         self.runners: list[subprocess.Popen[bytes]] = []
 
     def start(self, program: list[str], size: int, ring: str | None = None, **environment: str) -> None:
@@ -39,7 +40,7 @@ class Ranks:
         for rank in range(size):
             options = ["--attempt-dir", str(self.attempt), "--topology", f"tp={size}", "--ranks-per-node", str(size)]
             options += ["--rank", str(rank), "--ring", ring or str(self.rings)]
-            argv = [sys.executable, "-I", "-S", str(DIAGNOSTICS / "rank_runner.py"), *options, "--", *program]
+            argv = [sys.executable, "-I", "-S", *self.runner, *options, "--", *program]
             self.runners.append(subprocess.Popen(argv, env=given))
 
     def record(self, rank: int, folder: str = "pids") -> Reply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -10,7 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from .recorded_ranks import Ranks, Reply, read, until
+from bigsci_launch.runs.layout import AttemptDir
+from bigsci_launch.spy.evidence.numbering import NumberedBy
+from bigsci_launch.spy.evidence.ranks import TOPOLOGY_OF_TASKS, Evidence
+from bigsci_launch.spy.judge.last_calls import whereabouts
+from bigsci_launch.spy.judge.waits import build_graph
+from bigsci_launch.spy.look.collect import collect
+from bigsci_launch.spy.look.target import Target
+from bigsci_launch.spy.show.rank_facts import facts_of
+from bigsci_launch.trace.last import group_ranks, words_of
+from bigsci_launch.trace.read import read_copies
+
+from .conftest import state_of
+from .recorded_ranks import DIAGNOSTICS, Ranks, Reply, read, until
 
 WORK = """
 import os, torch, torch.distributed as dist
@@ -33,14 +46,26 @@ if __name__ == "__main__":
     mp.spawn(begin, nprocs=2)
 """
 )
-GIL = """
-import ctypes, torch, torch.distributed as dist
+LOOK_S = 0.3
+QUICK_RUNNER = f"""
+import sys
+sys.path.insert(0, {str(DIAGNOSTICS)!r})
+import rank_runner, rank_stacks
+rank_stacks.LOOK_S = {LOOK_S}
+sys.exit(rank_runner.main())
+"""
+GIL = f"""
+import ctypes, sys, torch, torch.distributed as dist
+sys.modules["ring_hook"].BEAT_S = {LOOK_S}
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
-if dist.get_rank() == 1:
+def hold_it():
     print("ready", flush=True)
     ctypes.PyDLL(None).sleep(600)  # PyDLL keeps the GIL
-dist.barrier()
+if dist.get_rank() == 0:
+    dist.barrier()
+else:
+    hold_it()
 """
 
 
@@ -53,25 +78,54 @@ def inside(ring: Reply) -> list[tuple[str, int | None]]:
     return [(call[2], call[6]) for call in ring["open"]]
 
 
-def assert_both_ranks_are_told_apart(ranks: Ranks) -> None:
+def assert_ranks_are_told_apart(ranks: Ranks, size: int) -> None:
     def found() -> dict[int, Reply]:
         return {
             ring["rank"]: ring for ring in rings_of(ranks) if ring["rank"] is not None and ring["recorder"]["stream"]
         }
 
-    until(lambda: ranks.log(0).count("ready") == 2)
-    until(lambda: set(found()) == {0, 1} and all(map(inside, found().values())))
+    until(lambda: ranks.log(0).count("ready") == size)
+    until(lambda: set(found()) == set(range(size)) and all(map(inside, found().values())))
     assert ("recv", 0) in inside(found()[1]) and ("barrier", None) in inside(found()[0])
     assert found()[0]["recorder"]["last_sequence"] == {"0": 2}
+
+
+def look(ranks: Ranks, **more: object) -> Evidence:
+    request = {"pid_files": str(ranks.attempt / "pids"), **more}
+    return collect(Target(label="rings", request=request, attempt=AttemptDir(ranks.attempt))).evidence()
+
+
+def named_rings(ranks: Ranks) -> list[tuple[Path, Reply]]:
+    files = sorted((ranks.attempt / "rings").glob("*.ring"))
+    return list(zip(files, read(*files), strict=True))
 
 
 @pytest.mark.torch
 def test_each_worker_of_torchrun_has_a_ring(ranks: Ranks, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "work.py").write_text(WORK + "work()\n")
-    options = ["--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    options = ["--nproc-per-node", "3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
     ranks.start([sys.executable, "-m", "torch.distributed.run", *options, str(tmp_path / "work.py")], 1)
-    assert_both_ranks_are_told_apart(ranks)
+    assert_ranks_are_told_apart(ranks, 3)
+    launcher = ranks.record(0)["pid"]
+
+    found = look(ranks)
+    assert [seen.rank for seen in found.ranks] == [0, 1, 2] and found.topology is None
+    assert launcher not in [seen.pid for seen in found.ranks] and launcher not in [each.pid for each in found.others]
+    assert all(seen.numbered_by is NumberedBy.RING and seen.ring and seen.threads for seen in found.ranks)
+    assert str(build_graph(found).waits[1]) == "recv from rank 0 with tag 5"
+
+    os.kill(launcher, signal.SIGTERM)
+    assert ranks.wait() != [0]
+    kept = {path.name: ring for path, ring in named_rings(ranks)}
+    assert set(kept) == {"rank-0000.ring", "rank-0001.ring", "rank-0002.ring"}
+    assert [(ring["rank"], ring["world_size"]) for ring in kept.values()] == [(0, 3), (1, 3), (2, 3)]
+    assert ("recv", 0) in inside(kept["rank-0001.ring"])
+    over = Target(label="rings", request={}, attempt=AttemptDir(ranks.attempt), is_over=True, topology="tp=1,pp=1,dp=1")
+    found = collect(over).evidence()
+    assert [bool(seen.ring) for seen in found.ranks] == [True] * 3 and found.problems == (TOPOLOGY_OF_TASKS,)
+    said_by_copies = list(words_of(group_ranks(read_copies(AttemptDir(ranks.attempt)), 1), ()))
+    assert any(line.startswith("rank 1: step 0") for line in said_by_copies), said_by_copies
 
 
 @pytest.mark.torch
@@ -79,22 +133,48 @@ def test_each_process_that_a_program_spawns_has_a_ring(ranks: Ranks, tmp_path: P
     pytest.importorskip("torch")
     (tmp_path / "spawn.py").write_text(SPAWN)
     ranks.start([sys.executable, str(tmp_path / "spawn.py")], 1)
-    assert_both_ranks_are_told_apart(ranks)
+    assert_ranks_are_told_apart(ranks, 2)
+    assert [(seen.rank, seen.numbered_by) for seen in look(ranks).ranks] == [
+        (0, NumberedBy.RING),
+        (1, NumberedBy.RING),
+    ]
 
 
 @pytest.mark.torch
-def test_the_ring_of_a_rank_that_holds_the_gil_is_read_and_its_heartbeat_stands(ranks: Ranks) -> None:
+def test_a_rank_that_holds_the_gil_writes_its_stacks_and_one_that_is_stopped_does_not(ranks: Ranks) -> None:
     pytest.importorskip("torch")
+    ranks.runner = ["-c", QUICK_RUNNER]
     ranks.start([sys.executable, "-c", GIL], 2)
-    until(lambda: "ready" in ranks.log(1))
-    time.sleep(11)  # longer than one beat
-    held, waiting = read(ranks.live(1), ranks.live(0))
+    until(lambda: "ready" in ranks.log(1) and bool(inside(read(ranks.live(0))[0])))
+    untouched = ranks.live(0).with_suffix(".stacks").stat().st_mtime_ns
+    os.kill(ranks.record(0)["pid"], signal.SIGSTOP)
+    until(lambda: "stacks" in read(ranks.live(1))[0])
+    time.sleep(6 * LOOK_S)
+    held, stopped = read(ranks.live(1), ranks.live(0))
     assert inside(held) == [] and held["threads"][0]["last"][-1][2] == "all_reduce"
-    assert inside(waiting)[0][0] == "barrier"
-    assert waiting["heartbeat"] > held["heartbeat"] + 5
+    assert "line 8 in hold_it" in held["stacks"]["text"] and held["stacks"]["written"] > held["heartbeat"] + LOOK_S
+    assert inside(stopped)[0][0] == "barrier" and "stacks" not in stopped
+
+    os.kill(ranks.record(0)["pid"], signal.SIGCONT)
+    until(lambda: read(ranks.live(0))[0]["heartbeat"] > stopped["heartbeat"])
+    waiting, held = read(ranks.live(0), ranks.live(1))
+    assert ranks.live(0).with_suffix(".stacks").stat().st_mtime_ns == untouched
+    assert "stacks" not in waiting and waiting["heartbeat"] > held["heartbeat"] + LOOK_S
+    assert state_of(ranks.record(1)["pid"]) == "S", "the signal has not woken it"
+    evidence = look(ranks, py_spy="/no/py-spy")
+    assert not evidence.ranks[1].threads and whereabouts(evidence.ranks[1]).startswith(
+        "is in hold_it (<string>:8) (from "
+    )
+    stacks = [words for name, words in facts_of(evidence.ranks[1], evidence) if name == "stack"]
+    assert len(stacks) == 1 and re.fullmatch(
+        r"hold_it \(<string>:8\) < <module> \(<string>:12\) \(from faulthandler, \d+ s old\)", stacks[0]
+    ), stacks
+
     os.kill(ranks.record(1)["pid"], signal.SIGKILL)
     assert ranks.runners[1].wait(60) == 137
-    assert read(ranks.kept(1))[0]["threads"][0]["last"][-1][2] == "all_reduce"
+    copy = read(ranks.kept(1))[0]
+    assert copy["threads"][0]["last"][-1][2] == "all_reduce" and copy["stacks"] == held["stacks"]
+    assert whereabouts(look(ranks).ranks[1]).startswith("was in hold_it (<string>:8) (from faulthandler, ")
 
 
 @pytest.mark.torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -170,11 +171,17 @@ def test_the_program_keeps_its_own_sitecustomize_and_its_path(ranks: Ranks, tmp_
 HOOK = f"import sys; sys.path.insert(0, {str(DIAGNOSTICS)!r}); import ring_hook, os\n"
 
 
-def hooked(folder: Path, program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    given = {**os.environ, "BSL_RING_DIR": str(folder), "RANK": "3", "WORLD_SIZE": "4", **environment}
+def hooked(folder: Path, program: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    given = {**os.environ, "BSL_RING_DIR": str(folder), "RANK": "3", "WORLD_SIZE": "4"}
     return subprocess.run(
-        [sys.executable, "-c", HOOK + program], env=given, capture_output=True, text=True, timeout=60, check=True
+        [python, "-c", HOOK + program], env=given, capture_output=True, text=True, timeout=60, check=True
     )
+
+
+def find_python(version: str) -> str:
+    installed = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    found = str(installed[-1]) if installed else shutil.which(f"python{version}")
+    return found or pytest.skip(f"there is no Python {version} here")
 
 
 def test_the_disk_is_full_and_the_program_runs_on(tmp_path: Path) -> None:
@@ -185,18 +192,136 @@ def test_the_disk_is_full_and_the_program_runs_on(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_disk_of_the_node_is_full_and_the_program_runs_on(ranks: Ranks, small_disk: Path) -> None:
+    ranks.start([sys.executable, "-c", HOOK + "print(ring_hook.lane(), ring_hook.ring())"], 1, str(small_disk))
+    assert ranks.wait() == [0]
+    assert "None None" in ranks.log(0)
+    assert ranks.log(0).count("no ring of the last calls is kept") == ranks.log(0).count("No space left on device") == 1
+
+
+def test_the_hook_runs_on_python_38_and_is_in_no_ones_way(ranks: Ranks, tmp_path: Path) -> None:
+    python = find_python("3.8")
+    program = "import sys; print(sys.version_info[:2], 'torch' in sys.modules, 'ring_hook' in sys.modules)"
+    ranks.start([python, "-c", program], 1)
+    assert ranks.wait() == [0]
+    assert len(ranks.log(0).splitlines()) == 1 and ranks.log(0).endswith(" (3, 8) False False\n")
+    hooked(tmp_path, "ring_hook.mark(7, 'step')", python)
+    assert read(*tmp_path.glob("*.ring"))[0]["step"] == 7
+
+
+def test_a_program_keeps_its_timer_of_faulthandler_and_its_children_end(tmp_path: Path) -> None:
+    program = """
+import faulthandler, signal, sys, time
+ring_hook.BEAT_S = 0.001
+ring_hook.mark(7, "step")
+for _ in range(200):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # it ends as programs do, and not by os._exit
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+faulthandler.dump_traceback_later(0.5, file=sys.stderr)
+time.sleep(1)
+print("ended")
+"""
+    done = hooked(tmp_path, program)
+    assert done.stdout == "ended\n" and done.stderr.count("Timeout (0:00:00.5") == 1
+    assert [path.read_text() for path in tmp_path.glob("*.stacks")] == [""]
+
+
+def test_a_handler_of_the_program_is_left_alone(tmp_path: Path) -> None:
+    program = """
+import signal, time
+said = []
+signal.signal(ring_hook.STACKS_SIGNAL, lambda *_: said.append("mine"))
+ring_hook.mark(7, "step")
+time.sleep(0.2)
+os.kill(os.getpid(), ring_hook.STACKS_SIGNAL)
+print(said)
+"""
+    assert hooked(tmp_path, program).stdout == "['mine']\n"
+    assert not list(tmp_path.glob("*.stacks"))
+
+
+RINGS = """
+import json, pathlib, time
+from ring_file import NONE, Ring
+folder, other, attempt = (pathlib.Path(name) for name in ("task", "other", "run/attempts/0001"))
+def ring(place, pid, rank, world, operation):
+    made = Ring(str(place / f"{pid}.ring"), rank=rank, world_size=world)
+    lane = made.lane()
+    lane.enter(made.name(operation), 0, 0, 0, NONE, NONE, 0, 0)
+    made.mark(pid, "")
+    time.sleep(0.001)
+for place in (folder, other): place.mkdir()
+ring(folder, 11, 0, 4, "init_process_group")  # four workers, of which three are started again in a smaller world
+ring(folder, 12, 1, 4, "init_process_group")
+ring(folder, 13, 3, 4, "init_process_group")
+ring(folder, 21, 0, 3, "init_process_group")
+ring(other, 22, 1, 3, "init_process_group")  # rank 1 has moved to another node, and back
+ring(folder, 23, 1, 3, "init_process_group")
+ring(folder, 24, 2, 3, "init_process_group")
+ring(folder, 25, 2, 3, "init_process_group")
+ring(folder, 10, 7, 2, "store.get")  # the launcher, which has the number of the task
+ring(other, 20, 7, 2, "store.get")
+(folder / "99.ring").write_bytes(b"torn")
+import rank_rings
+for place in (folder, other):
+    rings = rank_rings.Rings("none", attempt, "rank-0007")
+    rings.folder = place
+    assert rings.keep() is None
+"""
+
+
+def test_of_each_worker_the_newest_ring_is_kept(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HOOK + RINGS], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    kept = sorted((tmp_path / "run" / "attempts" / "0001" / "rings").iterdir())
+    assert {path.name: ring["step"] for path, ring in zip(kept, read(*kept), strict=True)} == {
+        "rank-0000.ring": 21,
+        "rank-0001.ring": 23,
+        "rank-0002.ring": 25,
+    }
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to a group that it is not in")
+def test_the_group_of_the_run_reads_the_rings(ranks: Ranks) -> None:
+    run = ranks.attempt.parent.parent
+    run.mkdir(parents=True)
+    os.chown(run, -1, 4711)
+    program = HOOK + "import time; ring_hook.mark(7, 'step'); print('ready', flush=True); time.sleep(60)"
+    ranks.start([sys.executable, "-c", program], 1)
+    until(lambda: "ready" in ranks.log(0))
+    ring = ranks.live(0)
+    until(lambda: ring.with_suffix(".stacks").exists())
+    modes = {path: (path.stat().st_mode & 0o777, path.stat().st_gid) for path in (ring.parent, *ring.parent.iterdir())}
+    assert modes == {ring.parent: (0o750, 4711), ring: (0o640, 4711), ring.with_suffix(".stacks"): (0o640, 4711)}
+    assert ring.parent.parent.stat().st_mode & 0o777 == 0o711
+    os.kill(ranks.record(0)["pid"], signal.SIGKILL)
+    assert ranks.wait() == [137]
+    others = ranks.attempt / "logs" / "rank-0000.log"
+    assert ranks.kept(0).stat().st_mode & 0o777 == others.stat().st_mode & 0o777 == 0o644
+
+
 def test_a_forked_child_writes_a_ring_of_its_own(tmp_path: Path) -> None:
     program = """
+import time
 ring_hook.mark(7, "step")
+time.sleep(0.1)
 child = os.fork()
 if child == 0:
     ring_hook.mark(8, "save")
+    time.sleep(0.1)
     os._exit(0)
 os.waitpid(child, 0)
+time.sleep(0.1)
 """
     hooked(tmp_path, program)
     rings = read(*tmp_path.glob("*.ring"))
     assert sorted((ring["rank"], ring["step"], ring["phase"]) for ring in rings) == [(3, 7, "step"), (3, 8, "save")]
+    assert len(list(tmp_path.glob("*.stacks"))) == 2
 
 
 def test_a_thousand_threads_and_too_many_names(tmp_path: Path) -> None:
@@ -219,6 +344,8 @@ print(min(numbers), max(numbers))
     assert len(ring["threads"]) == 16 and ring["lost_threads"] == 1000 - 16
     assert done.stdout.startswith("0 ") and ring["lost_names"] > 0
     assert [thread["last"][0][2] for thread in ring["threads"]] == ["work"] * 16
+    said = CliRunner().invoke(bsl, ["trace", "last", str(tmp_path), "-n", "1"])
+    assert f"incomplete: {ring['lost_names']} names and 984 threads did not fit" in said.stdout, said.output
 
 
 def test_rings_that_are_torn_cut_or_of_another_version(tmp_path: Path) -> None:

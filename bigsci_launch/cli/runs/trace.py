@@ -107,6 +107,7 @@ def _read(run: str | None, name: str | None, num_last: int = NUM_SHOWN) -> list[
         if not copies:
             raise
         return copies
+    copies = read_copies(attempt, num_last)  # a rank that has ended during the look was on its node no longer
     return with_living(copies, living) if copies else living
 
 

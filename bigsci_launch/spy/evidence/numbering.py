@@ -14,6 +14,8 @@ class NumberedBy(Enum):
     """What says that a process is the rank with its number. The values are those of the node agent's `source`."""
 
     PID_FILE = "pid file"
+    RING = "ring"
+    """The ring in which it records its calls, and whose header has its rank since it joined the others."""
     FRAMES = "frames"
     """Arguments of functions on its stack, such as torch's spawn or `init_process_group`."""
     STORE = "store"

@@ -6,7 +6,7 @@ The values are built from the plain documents of a bundle, so that a live and a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -50,6 +50,7 @@ GONE = {"mono": None, "state": "gone", "why": "its job has ended"}
 YOUNG_S = 3.0
 """Ranks are started one after the other: while the youngest is younger than this, others may be about to begin."""
 TOPOLOGY_UNUSED = "coordinates are left out: which process is which rank is not known"
+TOPOLOGY_OF_TASKS = "coordinates are left out: the run counts its tasks, and these have started more ranks"
 UNREADABLE = "its environment cannot be read"
 """What the node agent says about a process that it could not identify: it may be any rank."""
 
@@ -230,6 +231,8 @@ def read_evidence(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         found.setdefault(rank, unreached({"rank": rank}))
     found = _with_copies(found, collection)
     topology = collection.get("topology")
+    if topology and Topology.parse(topology).world_size < max(_sizes_of_workers(collection, nodes), default=0):
+        topology, problems = None, (*problems, TOPOLOGY_OF_TASKS)
     if topology and is_counted:
         topology, problems = None, (*problems, TOPOLOGY_UNUSED)
     return Evidence(
@@ -329,7 +332,15 @@ def _world_size(
 ) -> int:
     said = [int(rank["world_size"]) for node in nodes for rank in node.get("ranks", []) if rank.get("world_size")]
     expected = int(collection.get("world_size") or 0) or max(said, default=0)
-    return max([expected, *(rank + 1 for rank in found)], default=0)
+    return max([expected, *_sizes_of_workers(collection, nodes), *(rank + 1 for rank in found)], default=0)
+
+
+def _sizes_of_workers(collection: Mapping[str, Any], nodes: Iterable[Mapping[str, Any]]) -> Iterator[int]:
+    """Yield what rings say of the world, whose ranks may be workers that the tasks of a run have started."""
+    living = (rank for node in nodes for rank in node.get("ranks", []) if rank.get("source") == NumberedBy.RING.value)
+    left = (copy["ring"] for copy in collection.get("rings") or [] if collection.get("is_over"))
+    for document in (*living, *left):
+        yield int(document.get("world_size") or 0)
 
 
 def _unreached_rank(

@@ -72,6 +72,8 @@ def whereabouts(seen: RankEvidence) -> str:
         return f"{verb} in {words_of(here)}{gone}"
     if seen.thread is not None and not seen.is_gone:
         return f"is in {seen.place}"
+    if seen.ring is not None and seen.ring.stacks is not None:
+        return f"{verb} in {seen.ring.stacks.place}"
     if seen.ring is not None and seen.ring.calls:
         return f"{verb} past {words_of(seen.ring.calls[-1])}{gone}"
     return "has ended" if seen.is_gone else NOT_KNOWN

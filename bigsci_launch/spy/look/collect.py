@@ -37,7 +37,7 @@ MAX_NATIVE_FRAMES = 40
 PARTNER_ARGUMENTS = ("src", "dst", "group_src", "group_dst", "tag")
 AGENT_MODULES = (
     "node_processes", "node_sockets", "node_kernel", "node_motion", "node_environment", "node_identity", "node_peek",
-    "node_numbers", "node_ranks", "node_recorder", "ring_file", "node_ring", "calls_file", "node_calls",
+    "node_numbers", "node_ranks", "node_recorder", "ring_file", "node_ring", "calls_file", "node_calls", "node_workers",
     "node_injection", "node_stacks", "node_agent",
 )  # fmt: skip
 # The submitting machine's Python if the node has it, else the node's own: the agent needs no package.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from bigsci_launch.spy.evidence.calls.flight_recorder import Recorder, Token
 from bigsci_launch.spy.evidence.calls.ring import Ring
+from bigsci_launch.spy.evidence.calls.written_stacks import WrittenStacks
 from bigsci_launch.spy.evidence.groups import scope_of
 from bigsci_launch.spy.evidence.kernel import Socket
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
@@ -73,8 +74,17 @@ def _ring_facts(ring: Ring) -> Iterator[RankFact]:
         yield "open call", f"{call}: {since} {max(0.0, ring.read - call.entered):.0f} s"
     if ring.calls and not ring.open_calls:
         yield "last call", f"{ring.calls[-1]}: entered {max(0.0, ring.read - ring.calls[-1].entered):.0f} s before"
+    if ring.stacks is not None:
+        yield from (("stack", words) for words in _stack_facts(ring.stacks))
     if ring.lost_names or ring.lost_threads:
         yield "ring", f"incomplete: {ring.lost_names} names and {ring.lost_threads} threads did not fit"
+
+
+def _stack_facts(stacks: WrittenStacks) -> Iterator[str]:
+    """Yield each thread's innermost calls, the main thread first."""
+    for thread in stacks.threads[:MAX_ROWS]:
+        calls = " < ".join(str(frame) for frame in thread.named_frames[:MAX_ROWS])
+        yield f"{calls} (from faulthandler, {stacks.age_s:.0f} s old)"
 
 
 def _group_name(group: str, recorder: Recorder, evidence: Evidence) -> str:

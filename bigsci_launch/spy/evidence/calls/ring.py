@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bigsci_launch.spy.evidence.calls.flight_recorder import Recorder, parse_recorder
+from bigsci_launch.spy.evidence.calls.written_stacks import WrittenStacks, parse_written_stacks
 from bigsci_launch.spy.evidence.known_code import POINT_TO_POINT
 
 
@@ -57,6 +58,8 @@ class Ring:
     set_keys: tuple[str, ...] = ()
     """Keys of a store that the rank has set, the newest last."""
     thread_names: Mapping[int, str] = field(default_factory=dict)
+    stacks: WrittenStacks | None = None
+    """What the process wrote of itself when none of its Python threads could run; None if that was not so."""
 
     def waits(self, thread: int | None) -> tuple[RingCall, ...]:
         """Return the calls that a thread is in, the outermost first; those of all threads if it is none of the ring's.
@@ -93,4 +96,5 @@ def parse_ring(document: Mapping[str, Any]) -> Ring:
         recorder=parse_recorder(document["recorder"], lists_all=False),
         set_keys=tuple(words.removeprefix("key ") for words in document["set_keys"]),
         thread_names={int(thread["tid"]): str(thread.get("name") or "") for thread in document["threads"]},
+        stacks=parse_written_stacks(document),
     )

@@ -1,0 +1,49 @@
+"""Stacks that faulthandler has written in a rank none of whose Python threads could run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack, decisive_thread
+
+THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):$")
+FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenStacks:
+    """The threads but the one that keeps the ring, the main thread first, and how old they are, in seconds."""
+
+    threads: tuple[ThreadStack, ...]
+    age_s: float
+
+    @property
+    def place(self) -> str:
+        """Where the thread is that decides: `save (train.py:88) (from faulthandler, 35 s old)`."""
+        thread = decisive_thread(self.threads, 0)
+        site = thread.site if thread else None
+        return f"{site or 'a place that is not known'} (from faulthandler, {self.age_s:.0f} s old)"
+
+
+def parse_written_stacks(ring: Mapping[str, Any]) -> WrittenStacks | None:
+    """Parse the stacks in the document of a ring; None if it has none, or if the process has run since."""
+    document = ring.get("stacks")
+    if not document or float(ring["heartbeat"]) > float(document["written"]):
+        return None
+    threads: list[tuple[bool, list[Frame]]] = []
+    for line in str(document["text"]).splitlines():
+        if words := THREAD.match(line):
+            threads.append((words[1] != "Thread", []))
+        elif (words := FRAME.match(line)) and threads:
+            threads[-1][1].append(Frame(words[3], words[1], int(words[2]) if words[2].isdigit() else 0))
+    # faulthandler writes the oldest thread, the main one, last; the thread that got the signal keeps the ring.
+    found = [
+        ThreadStack(0, None, owns_gil=False, active=False, frames=tuple(frames))
+        for is_ring, frames in reversed(threads)
+        if frames and not is_ring
+    ]
+    age_s = max(0.0, float(ring["read"]) - float(document["written"]))
+    return WrittenStacks(tuple(found), age_s) if found else None

@@ -1,0 +1,145 @@
+"""Ranks that can no longer answer, each in its own way: their rings show the call that they are in or were in."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bigsci_launch.cli.main import bsl
+from bigsci_launch.hang_lab.nursery import Nursery, open_nursery
+from bigsci_launch.runs.attempts import JobRecord, write_job
+from bigsci_launch.runs.layout import AttemptDir
+from bigsci_launch.scheduler.local import Launcher
+
+from .conftest import state_of
+from .recorded_ranks import DIAGNOSTICS, Ranks, read, until
+
+pytestmark = pytest.mark.torch
+CULPRIT = 2
+WAYS = {"killed": "", "stopped": "T", "state-d": "D", "gil": "S"}
+"""How the culprit ends, and the state of its process from then on."""
+BY_NUMBER = "wait for it, the first of them (rank 0) in barrier number 4 of the world"
+CLAIMS = {
+    "killed": (
+        "was killed by SIGKILL",
+        "was in torch.save at <module> (train.py:22) (from its ring, the process is gone)",
+    ),
+    "stopped": ("is stopped (SIGSTOP or job control) in stopped (train.py:10)", BY_NUMBER),
+    "state-d": ("is in uninterruptible sleep in the kernel (", BY_NUMBER),
+    "gil": ("sleeps in C code while it holds the GIL, called from gil (train.py:11)", BY_NUMBER),
+}
+"""What `bsl spy` says of the culprit, and what it knows from the rings."""
+PROGRAM = """
+import ctypes, os, signal, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+class Disk:
+    def write(self, data):
+        print("ready", flush=True)
+        getattr(self, way.replace("-", "_"))()
+    def flush(self): pass
+    def killed(self): os.kill(os.getpid(), signal.SIGKILL)
+    def stopped(self): os.kill(os.getpid(), signal.SIGSTOP)
+    def gil(self): ctypes.PyDLL(None).sleep(600)
+    def state_d(self):  # posix_spawn waits until its child has executed a program; that first opens a pipe
+        libc, actions = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+        libc.posix_spawn_file_actions_init(actions)
+        libc.posix_spawn_file_actions_addopen(actions, 3, pipe.encode(), os.O_RDONLY, 0)
+        arguments = (ctypes.c_char_p * 2)(b"true", None)
+        libc.posix_spawn(ctypes.byref(ctypes.c_int()), b"/bin/true", actions, None, arguments, None)
+way, pipe = sys.argv[1:]
+for _ in range(3):
+    dist.all_reduce(torch.ones(4))
+if dist.get_rank() == 2:
+    torch.save(torch.ones(2), Disk())
+print("ready", flush=True)
+dist.barrier()
+"""
+
+
+@dataclass
+class ForkedRanks:
+    """Ranks that are forked from a process that has imported torch, each with its runner."""
+
+    nursery: Nursery
+    places: Ranks
+    runners: list[int] = field(default_factory=list)
+
+    def start(self, program: Path, words: list[str], size: int) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        for rank in range(size):
+            options = ["--attempt-dir", str(self.places.attempt), "--topology", f"tp={size}", "--ranks-per-node"]
+            options += [str(size), "--rank", str(rank), "--ring", str(self.places.rings), "--"]
+            given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            argv = [*options, sys.executable, str(program), *words]
+            self.runners.append(self.nursery.start(argv, given, self.places.rings.parent / "runner.out"))
+
+    def end(self) -> None:
+        pids = [json.loads(path.read_text())["pid"] for path in (self.places.attempt / "pids").glob("*.json")]
+        for pid in (*pids, *self.runners):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    pytest.importorskip("torch")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(DIAGNOSTICS / "ring_site"))
+        patch.setenv("BSL_RING_DIR", str(tmp_path_factory.mktemp("unused")))
+        with open_nursery() as found:
+            yield found
+
+
+@pytest.fixture
+def forked(nursery: Nursery, tmp_path: Path) -> Iterator[ForkedRanks]:
+    found = ForkedRanks(nursery, Ranks(tmp_path))
+    yield found
+    found.end()
+
+
+@pytest.mark.parametrize("size", [4, pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_call_that_ended_a_rank_is_shown(forked: ForkedRanks, tmp_path: Path, way: str, size: int) -> None:
+    ranks = forked.places
+    (tmp_path / "train.py").write_text(PROGRAM)
+    os.mkfifo(tmp_path / "shard")
+    forked.start(tmp_path / "train.py", [way, str(tmp_path / "shard")], size)
+    until(lambda: all("ready" in ranks.log(rank) for rank in range(size)))
+    until(lambda: state_of(ranks.record(CULPRIT)["pid"]) == WAYS[way])
+    waiting = [rank for rank in range(size) if rank != CULPRIT]
+    if way == "killed":
+        until(lambda: all(ranks.kept(rank).exists() for rank in range(size)))
+    else:
+        until(lambda: all(ring["open"] for ring in read(*map(ranks.live, waiting))))
+
+    run = ranks.attempt.parent.parent
+    (run / "run.json").write_text("{}")
+    write_job(
+        AttemptDir(ranks.attempt), JobRecord("local", 0.0, launcher=Launcher(os.getpid(), 0, socket.gethostname()))
+    )
+    said = CliRunner().invoke(bsl, ["trace", "last", str(run), "-n", "1"])
+    first, *more = said.stdout.splitlines()
+    assert first.startswith(f"rank {CULPRIT}: step 0"), said.output
+    assert more[0].endswith(f"not ended  torch.save, at {tmp_path}/train.py:22 <module>"), said.output
+
+    document: dict[str, Any] = json.loads(CliRunner().invoke(bsl, ["spy", str(run), "--json"]).stdout)
+    verdict = document["verdict"]
+    accused = verdict["suspects"] or verdict["look_first"]
+    assert [each["rank"] for each in accused] == [CULPRIT], verdict
+    claim, ring = CLAIMS[way]
+    assert verdict["claim"].startswith(f"rank {CULPRIT} ({socket.gethostname()}) {claim}"), verdict
+    assert any(ring in line for line in (verdict["claim"], *verdict["evidence"])), verdict
