@@ -14,6 +14,8 @@ from bigsci_launch.topology import Topology
 from bigsci_launch.topology.words import name_ranks
 
 Row = dict[str, Any]
+PREPARATIONS = {"prepared": "torch's recorder", "rings": "rings", "unprepared": "nothing"}
+"""What ranks offer to `bsl spy` besides their stacks and /proc."""
 
 HEAD = """# Verdicts on every hang that can be reproduced
 
