@@ -3,14 +3,14 @@
     python benchmarks/hang_confusion.py --ranks 4,8 --culprits first,middle,last --peers \
         --results hang_confusion.jsonl --page docs/explanation/hang-confusion.md
 
-`bsl spy` runs on each reproduction as a user would run it, once for each of `--preparations`: `prepared` ranks offer the
-collectives that torch recorded, those with `rings` keep what every job of `bsl submit` keeps, and `unprepared` ones
+`bsl spy` runs on each reproduction as a user would run it, once for each of `--preparations`: `prepared` ranks offer
+the collectives that torch recorded, those with `rings` keep what every job of `bsl submit` keeps, and `unprepared` ones
 offer nothing. Where they are prepared, the same hangs are given to torchfrtrace, with the table of groups that it lacks
 on gloo, and to torch's DETAIL mode in a separate run. Results are appended to `--results`, one line each. A trial that
-is already there is not repeated, so an interrupted series can be continued, and a subset (`--classes H01,H36 --ranks 4`)
-can be run alone. `--bundles DIR` keeps the evidence of every run; `--again` runs nothing and judges that evidence with
-the current engine. `--peers-from FILE` takes the peers' answers from the rows of an earlier series, because their input
-does not depend on this engine.
+is already there is not repeated, so an interrupted series can be continued, and a subset (`--classes H01,H36 --ranks
+4`) can be run alone. `--bundles DIR` keeps the evidence of every run; `--again` runs nothing and judges that evidence
+with the current engine. `--peers-from FILE` takes the peers' answers from the rows of an earlier series, because their
+input does not depend on this engine.
 
 Exits with 1 if a rank is wrongly accused or a hang is reported where there is none: the assertion over all classes.
 """
