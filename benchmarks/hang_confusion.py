@@ -9,8 +9,8 @@ offer nothing. Where they are prepared, the same hangs are given to torchfrtrace
 on gloo, and to torch's DETAIL mode in a separate run. Results are appended to `--results`, one line each. A trial that
 is already there is not repeated, so an interrupted series can be continued, and a subset (`--classes H01,H36 --ranks
 4`) can be run alone. `--bundles DIR` keeps the evidence of every run; `--again` runs nothing and judges that evidence
-with the current engine. `--peers-from FILE` takes the peers' answers from the rows of an earlier series, because their
-input does not depend on this engine.
+with the current engine, also as the kernel would show it an hour later. `--peers-from FILE` takes the peers' answers
+from the rows of an earlier series, because their input does not depend on this engine.
 
 Exits with 1 if a rank is wrongly accused or a hang is reported where there is none: the assertion over all classes.
 """
@@ -29,6 +29,7 @@ from typing import Any
 
 from hang_page import PREPARATIONS, write_page
 from hang_peers import ask_detail, ask_torchfrtrace
+from hang_recordings import let_time_pass
 
 from bigsci_launch.errors import LabError
 from bigsci_launch.hang_lab.catalogue import Reproduction, find_reproduction, find_reproductions
@@ -38,11 +39,12 @@ from bigsci_launch.hang_lab.needs import missing_need
 from bigsci_launch.hang_lab.nursery import Nursery, open_nursery
 from bigsci_launch.hang_lab.runner import Trial, reproduce
 from bigsci_launch.hang_lab.zoo import REPRODUCTIONS
-from bigsci_launch.spy.evidence.bundle import read_bundle
+from bigsci_launch.spy.evidence.bundle import Bundle, read_bundle
 from bigsci_launch.spy.judge.verdict import judge as judge_evidence
 from bigsci_launch.spy.show.document import to_document
 
 Row = dict[str, Any]
+LATER_S = 3600.0
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -100,11 +102,19 @@ def judge_again(row: Row, bundles: Path) -> Row:
     folder = bundle_folder(bundles, row)
     if "judgement" not in row or not (folder / "collection.json").exists():
         return row
-    evidence = read_bundle(folder).evidence()
+    now, later = (judged(row, read_bundle(folder), later_s).document() for later_s in (0.0, LATER_S))
+    return {**row, **now, "later": {key: later[key] for key in ("verdict", "judgement")}}
+
+
+def judged(row: Row, bundle: Bundle, later_s: float) -> JudgedVerdict:
+    """Return the verdict on `bundle`, as the kernel would show it `later_s` seconds later."""
+    if later_s:
+        let_time_pass(bundle, later_s)
+    evidence = bundle.evidence()
     verdict = read_verdict(to_document(evidence, judge_evidence(evidence)))
     reproduction = find_reproduction(row["name"])
     topology = reproduction.topology(row["ranks"])
-    compared = JudgedVerdict(
+    return JudgedVerdict(
         name=row["name"],
         title=row["title"],
         topology=str(topology),
@@ -113,7 +123,6 @@ def judge_again(row: Row, bundles: Path) -> Row:
         verdict=verdict,
         judgement=judge(verdict, reproduction, row["culprit"], topology),
     )
-    return {**row, **compared.document()}
 
 
 def with_peers(row: Row, earlier: list[Row]) -> Row:
