@@ -286,12 +286,12 @@ def find_steps_apart(evidence: Evidence) -> Iterator[RingFact]:
 
 
 def _steps_by_group(evidence: Evidence) -> Mapping[str, Mapping[int, Mapping[int, int]]]:
-    """{group: {rank: {number of a collective: step}}}."""
-    found: dict[str, dict[int, dict[int, int]]] = {}
+    """{group: {rank: {number of the first collective in a step: step}}}."""
+    found: dict[str, dict[int, Mapping[int, int]]] = {}
     for seen, ring in _with_rings(evidence):
-        for call in ring.calls:
-            if call.group and call.number and ":" in call.group:
-                found.setdefault(call.group, {}).setdefault(seen.rank, {}).setdefault(call.number, call.step)
+        for group, steps in ring.steps.items():
+            if ":" in group:
+                found.setdefault(group, {})[seen.rank] = steps
     return found
 
 

@@ -7,7 +7,7 @@ it, so a rank whose ring shows no open call may communicate all the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bigsci_launch.spy.evidence.calls.flight_recorder import Recorder, parse_recorder
@@ -56,6 +56,8 @@ class Ring:
     recorder: Recorder
     set_keys: tuple[str, ...] = ()
     """Keys of a store that the rank has set, the newest last."""
+    steps: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """{group: {number of the first collective in a step: step}}."""
 
     def waits(self, thread: int | None) -> tuple[RingCall, ...]:
         """Return the calls that a thread is in, the outermost first; those of all threads if it is none of the ring's.
@@ -76,6 +78,12 @@ def _parse_call(facts: list[Any], thread: Mapping[str, Any]) -> RingCall:
     return replace(RingCall(*facts), thread=int(thread["tid"]))
 
 
+def _parse_steps(runs: list[list[int]]) -> dict[int, int]:
+    return {
+        number + at * numbers: step + at * steps for number, step, numbers, steps, times in runs for at in range(times)
+    }
+
+
 def parse_ring(document: Mapping[str, Any]) -> Ring:
     """Parse a ring as the node agent writes it."""
     calls = [_parse_call(call, thread) for thread in document["threads"] for call in thread["last"]]
@@ -91,4 +99,5 @@ def parse_ring(document: Mapping[str, Any]) -> Ring:
         open_calls=tuple(sorted(inside, key=lambda call: call.entered)),
         recorder=parse_recorder(document["recorder"], lists_all=False),
         set_keys=tuple(words.removeprefix("key ") for words in document["set_keys"]),
+        steps={group: _parse_steps(runs) for group, runs in document.get("steps", {}).items()},
     )

@@ -64,7 +64,11 @@ def ring_of(*calls: Sequence[Any], keys: Sequence[str] = (), step: int = 0) -> D
     recorder = {"first_record": 0, "tokens": [], "stream": [], "last_sequence": {}, "open": [], "members": {}}
     threads = [{"tid": 7, "last": told, "open": [call for call in told if call[1] is None]}]
     known = {"step": step, "phase": "", "heartbeat": 899.0, "read": 900.0, "lost_names": 0, "lost_threads": 0}
-    return {**known, "threads": threads, "set_keys": [f"key {key}" for key in keys], "recorder": recorder}
+    steps = {call[3]: [[each[8], each[9], 0, 0, 1] for each in told if each[3] == call[3]] for call in told if call[3]}
+    return {
+        **{**known, "threads": threads, "set_keys": [f"key {key}" for key in keys]},
+        **{"steps": steps, "recorder": recorder},
+    }
 
 
 def with_ring(rank: Document, *calls: Sequence[Any], keys: Sequence[str] = ()) -> Document:
