@@ -25,6 +25,8 @@ NUM_LAST = 32
 """Newest calls of each thread that are told in full."""
 NUM_STEPS = 1024
 """Newest steps whose collectives are numbered: ranks are read at different moments, and must have steps in common."""
+NUM_ROOTS = 8
+"""Newest changes of root that are told of each collective."""
 NUM_KEYS = 64
 """Newest keys that the process set in a store."""
 STORE_SETS = ("store.set", "store.add", "store.append", "store.compare_set", "store.multi_set")
@@ -69,9 +71,10 @@ def summarize(ring: Facts, num_last: int = NUM_LAST) -> Facts:
 
     {rank, world_size, step, phase, heartbeat, read, lost_names, lost_threads, threads: [{tid, name, count, last:
     [call], open: [call]}], open: [call], set_keys: [words], steps: {group: [[number, step, numbers, steps, times]]},
-    recorder: the collectives as node_recorder.py gives those of torch}; a call is [entered, left, operation, group,
-    place, tensors, peer, tag, number, step, is_async]. In a group, `step` begins with collective `number`, and that
-    repeats: `times` times, so many `numbers` and `steps` later.
+    roots: [[group, operation, place, [[root, times, number of the newest]]]], recorder: the collectives as
+    node_recorder.py gives those of torch}; a call is [entered, left, operation, group, place, tensors, peer, tag,
+    number, step, is_async]. In a group, `step` begins with collective `number`, and that repeats: `times` times, so
+    many `numbers` and `steps` later.
     """
     calls = [call for lane in ring["lanes"] for call in lane["calls"]]
     kept = ("rank", "world_size", "step", "phase", "heartbeat", "lost_names", "lost_threads", "is_whole")
@@ -89,6 +92,7 @@ def summarize(ring: Facts, num_last: int = NUM_LAST) -> Facts:
         "open": sorted((call for call in calls if call[1] is None), key=lambda call: call[0]),
         "set_keys": keys_set(calls),
         "steps": {group: in_runs(begun[-NUM_STEPS:]) for group, begun in steps_begun(calls).items()},
+        "roots": roots_named(calls),
         "recorder": collectives(of_all_threads(ring["lanes"])),
     }
 
@@ -135,6 +139,22 @@ def in_runs(begun: list[tuple[int, int]]) -> list[list[int]]:
                 continue
         runs.append([number, step, 0, 0, 1])
     return runs
+
+
+def roots_named(calls: list[list[Any]]) -> list[list[Any]]:
+    """Return the roots that each collective of the program has named, calls in a row with one root as one entry."""
+    found: dict[tuple[str, str, str], list[list[int]]] = {}
+    for call in sorted(calls, key=lambda call: call[0]):
+        if not call[8] or call[6] is None or call[3] in (None, "?"):
+            continue
+        runs = found.setdefault((call[3], call[2] or "?", call[4] or "?"), [])
+        if runs and runs[-1][2] == call[8]:
+            continue  # it is waited for
+        if runs and runs[-1][0] == call[6]:
+            runs[-1] = [call[6], runs[-1][1] + 1, call[8]]
+        else:
+            runs.append([call[6], 1, call[8]])
+    return [[*key, runs[-NUM_ROOTS:]] for key, runs in found.items()]
 
 
 def collectives(calls: list[list[Any]]) -> Facts:

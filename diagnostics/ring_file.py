@@ -42,7 +42,8 @@ LANE = struct.Struct("<QQ48s")
 COUNT = struct.Struct("<Q")
 LANES_AT, NUM_LANES = 256, 16
 NAMES_AT, NAMES_BYTES = 4096, 1 << 17
-# entered, left (0: not yet), operation, group, place, tensors, peer, tag, number in its group, step, flags, number
+# entered, left (0: not yet), operation, group, place, tensors, peer (of a collective: its root), tag, number in its
+# group, step, flags, number
 CALL = struct.Struct("<ddHHHHiiIIII")
 LEFT = struct.Struct("<d")
 FLAGS = struct.Struct("<I")

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
     Wrapper = Callable[..., Any]
 
-# Position of the arguments that matter in each function: of the tensor, of the peer, of the tag, of the group.
+# Position of the arguments that matter: of the tensor and of the group; of the root; the name of the peer.
 COLLECTIVES = {
     "all_reduce": (0, 2), "broadcast": (0, 2), "reduce": (0, 3), "all_gather": (1, 2), "all_gather_into_tensor": (1, 2),
     "gather": (0, 3), "scatter": (0, 3), "reduce_scatter": (0, 3), "reduce_scatter_tensor": (1, 3),
     "all_to_all": (1, 2), "all_to_all_single": (1, 4), "barrier": (None, 0), "monitored_barrier": (None, 0),
     "all_gather_coalesced": (1, 2), "all_reduce_coalesced": (0, 2),
 }  # fmt: skip
+ROOTS = {"broadcast": (1, "src"), "reduce": (1, "dst"), "gather": (2, "dst"), "scatter": (2, "src")}
 MESSAGES = {"send": "dst", "recv": "src", "isend": "dst", "irecv": "src"}
 OBJECTS = ("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list")
 STORE_WAITS = ("get", "wait", "barrier")
@@ -195,7 +196,8 @@ def collective(module: Any, name: str, tensor_at: int | None, group_at: int) -> 
     tensor_name = {None: None, 0: "tensor", 1: "input"}[tensor_at]
 
     def facts_of(opened: Any, arguments: Any, named: Any, frame: FrameType) -> tuple[int, ...]:
-        known = group_of(opened, module, arguments[group_at] if len(arguments) > group_at else named.get("group"))
+        group = arguments[group_at] if len(arguments) > group_at else named.get("group")
+        known = group_of(opened, module, group)
         known[1] += 1
         if tensor_at is None:
             value = None
@@ -204,11 +206,22 @@ def collective(module: Any, name: str, tensor_at: int | None, group_at: int) -> 
         else:
             value = first_named(named, tensor_name)
         return (
-            opened.name(name), known[0], place_of(opened, frame), tensors_of(opened, value), NONE, NONE, known[1],
-            opened.step,
+            opened.name(name), known[0], place_of(opened, frame), tensors_of(opened, value),
+            root_of(module, name, arguments, named, group), NONE, known[1], opened.step,
         )  # fmt: skip
 
     return recorded(facts_of)
+
+
+def root_of(module: Any, name: str, arguments: Any, named: dict[str, Any], group: Any) -> int:
+    """Return the global rank that a collective names as its root, or NONE."""
+    if name not in ROOTS:
+        return NONE
+    at, word = ROOTS[name]
+    root = arguments[at] if len(arguments) > at else named.get(word)
+    if root is None and named.get(f"group_{word}") is not None:
+        root = module.get_global_rank(module.GroupMember.WORLD if group is None else group, named[f"group_{word}"])
+    return NONE if root is None else int(root)
 
 
 def first_named(named: dict[str, Any], name: str | None) -> Any:

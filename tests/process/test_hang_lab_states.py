@@ -292,6 +292,7 @@ def test_a_forked_rank_keeps_the_ring_of_a_new_one_and_bsl_spy_names_the_culprit
         assert compare(standing).judgement is Judgement.RIGHT
     with reproduce(trial) as standing:
         assert [calls_in_ring(standing, rank) for rank in range(2)] == forked
+    assert {call[5] for calls in forked for call in calls if call[1] == "broadcast"} == {0}  # the root
     operations = [[call[1] for call in calls] for calls in forked]
     assert operations[0][-2:] == ["broadcast", "all_reduce"] and operations[1][-2:] == ["broadcast", "broadcast"]
 

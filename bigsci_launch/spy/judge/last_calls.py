@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bigsci_launch.spy.evidence.calls.ring import Ring, RingCall
-from bigsci_launch.spy.evidence.known_code import POINT_TO_POINT
+from bigsci_launch.spy.evidence.calls.ring import Ring, RingCall, RootsNamed
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.taxonomy import HangClass
 from bigsci_launch.topology.words import agree
@@ -25,6 +24,8 @@ UNKNOWN_SETTER = "not known who sets it"
 MAX_PLACES = 3
 MIN_STEPS_APART = 2
 """Steps for which a rank must have been apart from its peers, always by the same number."""
+MIN_TIMES_NAMED = 2
+"""Earlier calls that show which root a rank always names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ def _named_in(key: str, alike: Sequence[tuple[int, str]]) -> int | None:
 def find_crossed_messages(evidence: Evidence) -> Iterator[RingFact]:
     """Yield pairs of ranks whose messages do not meet: different tags, or a message that the other end never began."""
     calls = {seen.rank: call for seen in evidence.ranks if (call := current_call(seen)) is not None}
-    messages = {rank: call for rank, call in calls.items() if _is_message(call)}
+    messages = {rank: call for rank, call in calls.items() if call.is_message}
     for rank, call in messages.items():
         peer = call.peer
         if peer is None or not 0 <= peer < evidence.world_size:
@@ -180,10 +181,6 @@ def find_crossed_messages(evidence: Evidence) -> Iterator[RingFact]:
                 yield from _facing(evidence, rank, call, peer, theirs)
         elif evidence.ranks[peer].ring is not None and not _has_begun(evidence.ranks[peer], rank, call):
             yield _without_end(evidence, rank, call, peer)
-
-
-def _is_message(call: RingCall) -> bool:
-    return call.operation in POINT_TO_POINT and call.peer is not None
 
 
 def _is_send(call: RingCall) -> bool:
@@ -210,7 +207,7 @@ def _has_begun(seen: RankEvidence, rank: int, call: RingCall) -> bool:
 
 def _other_ends(ring: Ring, rank: int, call: RingCall) -> list[RingCall]:
     """Return the calls of a ring that may be the other end of `call` of `rank`."""
-    messages = [each for each in (*ring.calls, *ring.open_calls) if _is_message(each) and each.peer == rank]
+    messages = [each for each in (*ring.calls, *ring.open_calls) if each.is_message and each.peer == rank]
     return [each for each in messages if each.tag == call.tag and _is_send(each) != _is_send(call)]
 
 
@@ -337,3 +334,40 @@ def _one_apart(
         since = "for as long as its ring reaches back"
     words = f"{evidence.name(rank)} is {many}, {since}: it made {call} in step {theirs[newest]}, and they in step "
     return RingFact(HangClass.STEP_DROPPED, f"{words}{theirs[newest] - offset}", (rank,))
+
+
+# ------------------------------------------------------------------------------------------- roots
+
+
+@dataclass(frozen=True, slots=True)
+class RootSplit:
+    """A collective whose root ranks disagree about. `departed` have always named another root there, and the others
+    always this one."""
+
+    group: str
+    number: int
+    by_root: Mapping[int, tuple[int, ...]]
+    departed: tuple[int, ...]
+
+
+def find_root_splits(evidence: Evidence) -> Iterator[RootSplit]:
+    """Yield the collectives for which rings show different roots under one number."""
+    named: dict[tuple[str, int], dict[int, RootsNamed]] = {}
+    for seen, ring in _with_rings(evidence):
+        for each in ring.roots:
+            named.setdefault((each.group, each.newest[1]), {})[seen.rank] = each
+    for (group, number), by_rank in named.items():
+        by_root: dict[int, tuple[int, ...]] = {}
+        for rank, each in by_rank.items():
+            by_root[each.newest[0]] = (*by_root.get(each.newest[0], ()), rank)
+        if len(by_root) > 1:
+            yield RootSplit(group, number, by_root, _departed_roots(by_rank))
+
+
+def _departed_roots(by_rank: Mapping[int, RootsNamed]) -> tuple[int, ...]:
+    """Return the ranks that named a new root where they always named one; nobody if the others did not do as always."""
+    always = {rank: set(each.before) for rank, each in by_rank.items() if len(each.before) >= MIN_TIMES_NAMED}
+    departed = tuple(rank for rank, roots in always.items() if len(roots) == 1 and by_rank[rank].newest[0] not in roots)
+    others = by_rank.keys() - set(departed)
+    are_as_before = all(always.get(rank) == {by_rank[rank].newest[0]} for rank in others)
+    return departed if others and are_as_before else ()

@@ -16,7 +16,10 @@ from bigsci_launch.spy.evidence.known_code import POINT_TO_POINT
 
 @dataclass(frozen=True, slots=True)
 class RingCall:
-    """A call: `entered` in seconds since the epoch, `left` None until it has ended. Other facts are None if unknown."""
+    """A call: `entered` in seconds since the epoch, `left` None until it has ended. Other facts are None if unknown.
+
+    `peer` is the other end of a message, or the root of a collective.
+    """
 
     entered: float
     left: float | None
@@ -31,14 +34,42 @@ class RingCall:
     is_async: bool
     thread: int = 0
 
+    @property
+    def is_message(self) -> bool:
+        """Whether it is one end of a message whose other end is known."""
+        return self.operation in POINT_TO_POINT and self.peer is not None
+
     def __str__(self) -> str:
         number = f" number {self.number}" if self.number else ""
         words = f"{self.operation or 'a call whose name is lost'}{number}"
-        if self.peer is not None:
+        if self.is_message:
             words += f" {'to' if 'send' in words else 'from'} rank {self.peer} with tag {self.tag}"
-        if self.group and self.peer is None:
+        elif self.group:
             words += f" of group {self.group.partition(':')[0]}"
+            words += f" with root {self.peer}" if self.peer is not None else ""
         return words + (f", {self.tensors}" if self.tensors else "") + (f", at {self.place}" if self.place else "")
+
+
+@dataclass(frozen=True, slots=True)
+class RootsNamed:
+    """The roots that one collective of the program has named: (root, how often in a row, number of the newest)."""
+
+    group: str
+    operation: str
+    place: str
+    runs: tuple[tuple[int, int, int], ...]
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """The newest root and the number of the collective that named it."""
+        root, _, number = self.runs[-1]
+        return root, number
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """The root of each earlier call."""
+        *earlier, (root, times, _) = self.runs
+        return tuple(each for each, often, _ in (*earlier, (root, times - 1, 0)) for _ in range(often))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +89,7 @@ class Ring:
     """Keys of a store that the rank has set, the newest last."""
     steps: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     """{group: {number of the first collective in a step: step}}."""
+    roots: tuple[RootsNamed, ...] = ()
 
     def waits(self, thread: int | None) -> tuple[RingCall, ...]:
         """Return the calls that a thread is in, the outermost first; those of all threads if it is none of the ring's.
@@ -70,8 +102,7 @@ class Ring:
 
     def open_message(self, thread: int | None) -> RingCall | None:
         """Return the message between two ranks that a thread waits for: the call of the program, not one inside it."""
-        found = (call for call in self.waits(thread) if call.operation in POINT_TO_POINT)
-        return next((call for call in found if call.peer is not None), None)
+        return next((call for call in self.waits(thread) if call.is_message), None)
 
 
 def _parse_call(facts: list[Any], thread: Mapping[str, Any]) -> RingCall:
@@ -100,4 +131,8 @@ def parse_ring(document: Mapping[str, Any]) -> Ring:
         recorder=parse_recorder(document["recorder"], lists_all=False),
         set_keys=tuple(words.removeprefix("key ") for words in document["set_keys"]),
         steps={group: _parse_steps(runs) for group, runs in document.get("steps", {}).items()},
+        roots=tuple(
+            RootsNamed(group.partition(":")[0], operation, place, tuple((root, times, at) for root, times, at in runs))
+            for group, operation, place, runs in document.get("roots", [])
+        ),
     )

@@ -111,6 +111,25 @@ def one_is_a_step_behind_in_the_next_phase() -> Evidence:
     return job([with_ring(rank_of(rank, [LOADER, WORLD]), *_steps(int(rank == 1))) for rank in range(3)])
 
 
+def one_names_another_root(
+    past: Sequence[int] = (2, 2, 2), newest: int = 1, others: Sequence[int] = (2, 2, 2)
+) -> Evidence:
+    """Broadcast number 4: rank 1 names `newest` as its root and has named `past`, the others name rank 2 after
+    `others`."""
+    broadcast = "broadcast@c10d:10 < step@/src/train.py:5"
+    ranks = [rank_of(rank, broadcast) for rank in range(3)]
+    for at, rank in enumerate(ranks):
+        roots = (*past, newest) if at == 1 else (*others, 2)
+        runs = [[root, 1, number] for number, root in enumerate(roots, 5 - len(roots))]
+        ring = ring_of((9.0, None, "broadcast", "0: 0,1,2", None, 4, 0))
+        token = ["0", "", "broadcast", "[[4]]", "[float32]"]
+        stream = {"tokens": [token], "stream": [0] * 4, "last_sequence": {"0": 4}, "open": [3]}
+        ring["recorder"] |= {**stream, "members": {"0": [0, 1, 2]}}
+        ring["roots"] = [["0: 0,1,2", "broadcast", "/src/train.py:5 step", runs]]
+        rank["samples"][-1]["ring"] = ring
+    return job(ranks)
+
+
 def nothing_there() -> Evidence:
     return job([], world_size=4)
 

@@ -1,0 +1,34 @@
+"""What follows from the rings of several ranks, and what does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from bigsci_launch.spy.judge.conclusion import Strength
+from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.taxonomy import HangClass, State
+
+from .small_cases import one_names_another_root
+
+
+def test_a_rank_that_names_another_root_than_ever_before_is_accused() -> None:
+    found = judge(one_names_another_root())
+    assert (found.state, found.hang_class) == (State.HANG, HangClass.ROOT_DIFFERS)
+    assert [suspect.rank for suspect in found.suspects] == [1] and found.strength is Strength.AGREED
+    assert "for rank 1 it is rank 1; for ranks 0,2 it is rank 2" in found.claim
+
+
+@pytest.mark.parametrize("past", [(1, 1, 1), (2, 0, 2), (2,), ()])
+def test_nobody_is_accused_of_a_root_that_is_not_new_or_has_no_past(past: tuple[int, ...]) -> None:
+    found = judge(one_names_another_root(past))
+    assert found.hang_class is HangClass.ROOT_DIFFERS and not found.suspects
+    assert "which root is right: the ranks named no other one before" in found.missing
+
+
+@pytest.mark.parametrize("others", [(2, 0, 2), (0, 0, 0), (2,)])
+def test_nobody_is_accused_if_the_others_did_not_do_as_always(others: tuple[int, ...]) -> None:
+    assert not judge(one_names_another_root(others=others)).suspects
+
+
+def test_equal_roots_are_no_disagreement() -> None:
+    assert judge(one_names_another_root(newest=2)).hang_class is not HangClass.ROOT_DIFFERS
