@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     Facts = dict[str, Any]
 
+NUM_FACTS = 11
+"""Facts of a call that are told."""
 NUM_LAST = 32
 """Newest calls of each thread that are told in full."""
 NUM_STEPS = 1024
@@ -71,10 +73,11 @@ def summarize(ring: Facts, num_last: int = NUM_LAST) -> Facts:
 
     {rank, world_size, step, phase, heartbeat, read, lost_names, lost_threads, threads: [{tid, name, count, last:
     [call], open: [call]}], open: [call], set_keys: [words], steps: {group: [[number, step, numbers, steps, times]]},
-    roots: [[group, operation, place, [[root, times, number of the newest]]]], recorder: the collectives as
-    node_recorder.py gives those of torch}; a call is [entered, left, operation, group, place, tensors, peer, tag,
-    number, step, is_async]. In a group, `step` begins with collective `number`, and that repeats: `times` times, so
-    many `numbers` and `steps` later.
+    roots: [[group, operation, place, [[root, times, number of the newest]]]], are_blocking: whether the work of each
+    collective is done when it returns, recorder: the collectives as node_recorder.py gives those of torch}.
+
+    A call is [entered, left, operation, group, place, tensors, peer, tag, number, step, is_async]. In a group, `step`
+    begins with collective `number`, and that repeats: `times` times, so many `numbers` and `steps` later.
     """
     calls = [call for lane in ring["lanes"] for call in lane["calls"]]
     kept = ("rank", "world_size", "step", "phase", "heartbeat", "lost_names", "lost_threads", "is_whole")
@@ -84,15 +87,16 @@ def summarize(ring: Facts, num_last: int = NUM_LAST) -> Facts:
         "threads": [
             {
                 **{key: lane[key] for key in ("tid", "name", "count")},
-                "last": lane["calls"][-num_last:],
-                "open": [call for call in lane["calls"] if call[1] is None],
+                "last": [call[:NUM_FACTS] for call in lane["calls"][-num_last:]],
+                "open": [call[:NUM_FACTS] for call in lane["calls"] if call[1] is None],
             }
             for lane in ring["lanes"]
         ],
-        "open": sorted((call for call in calls if call[1] is None), key=lambda call: call[0]),
+        "open": sorted((call[:NUM_FACTS] for call in calls if call[1] is None), key=lambda call: call[0]),
         "set_keys": keys_set(calls),
         "steps": {group: in_runs(begun[-NUM_STEPS:]) for group, begun in steps_begun(calls).items()},
         "roots": roots_named(calls),
+        "are_blocking": all(call[11] for call in calls if call[8] and not call[10]),
         "recorder": collectives(of_all_threads(ring["lanes"])),
     }
 

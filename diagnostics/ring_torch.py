@@ -13,7 +13,7 @@ import weakref
 from functools import wraps
 
 import ring_hook
-from ring_file import NONE
+from ring_file import BLOCKING, NONE
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -143,13 +143,24 @@ def tensors_of(opened: Any, value: Any) -> int:
 
 
 def group_of(opened: Any, module: Any, group: Any) -> list[Any]:
-    """Return [number of the name, number of the newest collective, reference] of a process group; None is the world."""
+    """Return [number of the name, number of the newest collective, reference, flags of its collectives] of a process
+    group; None is the world."""
     if group is None:
         group = module.GroupMember.WORLD
     found = _groups.get(id(group))
     if found is None or found[2]() is not group:
-        found = _groups[id(group)] = [opened.name(group_name(module, group)), 0, reference(group)]
+        found = _groups[id(group)] = [
+            opened.name(group_name(module, group)), 0, reference(group), flags_of(module, group),
+        ]  # fmt: skip
     return found
+
+
+def flags_of(module: Any, group: Any) -> int:
+    """Return the flags of a group's collectives: those of gloo return when they are done."""
+    try:
+        return BLOCKING if module.get_backend(group) == "gloo" else 0
+    except (RuntimeError, ValueError, KeyError):
+        return 0
 
 
 def reference(value: Any) -> Callable[[], Any]:
@@ -207,7 +218,7 @@ def collective(module: Any, name: str, tensor_at: int | None, group_at: int) -> 
             value = first_named(named, tensor_name)
         return (
             opened.name(name), known[0], place_of(opened, frame), tensors_of(opened, value),
-            root_of(module, name, arguments, named, group), NONE, known[1], opened.step,
+            root_of(module, name, arguments, named, group), NONE, known[1], opened.step, known[3],
         )  # fmt: skip
 
     return recorded(facts_of)
@@ -276,7 +287,7 @@ def give_up(error: Exception) -> None:
 
 
 def wait(original: Wrapper) -> Wrapper:
-    """Wrap Work.wait: the call that began the work is what is waited for."""
+    """Wrap Work.wait: the call that began the work is what is waited for. That of a recorded call is a part of it."""
 
     @wraps(original)
     def call(work: Any, *arguments: Any, **named: Any) -> Any:
@@ -284,15 +295,22 @@ def wait(original: Wrapper) -> Wrapper:
         if opened is not None:
             numbers(opened)
         begun = _works.pop(id(work), None)
-        if lane is None or opened is None or begun is None or begun[0]() is not work:
+        if begun is not None and begun[0]() is not work:
+            begun = None
+        caller = sys._getframe(1)
+        is_inside = begun is None and caller.f_code.co_filename.endswith("distributed_c10d.py")
+        if lane is None or opened is None or is_inside:
             return original(work, *arguments, **named)
-        _, began_in, began, facts = begun
-        count = lane.enter(*facts[:2], place_of(opened, sys._getframe(1)), *facts[3:])
+        if begun is None:  # not begun by a recorded call
+            count = lane.enter(opened.name("wait"), 0, place_of(opened, caller), 0, NONE, NONE, 0, opened.step)
+        else:
+            count = lane.enter(*begun[3][:2], place_of(opened, caller), *begun[3][3:])
         try:
             return original(work, *arguments, **named)
         finally:
             lane.leave(count)
-            began_in.leave(began)
+            if begun is not None:
+                begun[1].leave(begun[2])
 
     return call
 

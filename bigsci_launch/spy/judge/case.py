@@ -135,6 +135,8 @@ class JobCase:
         wait = deciding_wait(seen)
         if wait is None:
             return None
+        if seen.ring is not None and seen.ring.shows_no_wait:
+            return False  # and no frame of torch is below which C++ may have begun a collective
         if sleeps_on_futex(seen):
             return None
         if wait.startswith(POLL_WAITS):

@@ -8,6 +8,8 @@ and accuses nobody.
 from __future__ import annotations
 
 import re
+import sys
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -283,13 +285,25 @@ def find_steps_apart(evidence: Evidence) -> Iterator[RingFact]:
 
 
 def _steps_by_group(evidence: Evidence) -> Mapping[str, Mapping[int, Mapping[int, int]]]:
-    """{group: {rank: {number of the first collective in a step: step}}}."""
-    found: dict[str, dict[int, Mapping[int, int]]] = {}
+    """{group: {rank: {number of a collective with which some rank began a step: step of this rank}}}."""
+    begun: dict[str, dict[int, Ring]] = {}
     for seen, ring in _with_rings(evidence):
-        for group, steps in ring.steps.items():
+        for group in ring.steps:
             if ":" in group:
-                found.setdefault(group, {})[seen.rank] = steps
-    return found
+                begun.setdefault(group, {})[seen.rank] = ring
+    return {
+        group: {rank: _steps_at(ring, group, numbers) for rank, ring in rings.items()}
+        for group, rings in begun.items()
+        for numbers in (sorted({number for ring in rings.values() for number in ring.steps[group]}),)
+    }
+
+
+def _steps_at(ring: Ring, group: str, numbers: Sequence[int]) -> Mapping[int, int]:
+    """Return the step in which the ring has each of these collectives; those that it does not hold are left out."""
+    begun = sorted(ring.steps[group].items())
+    last = ring.recorder.last_sequence.get(group.partition(":")[0], 0)
+    held = (number for number in numbers if begun and begun[0][0] <= number <= last)
+    return {number: begun[bisect_right(begun, (number, sys.maxsize)) - 1][1] for number in held}
 
 
 def _usual_steps(steps: Mapping[int, Mapping[int, int]]) -> Mapping[int, int]:

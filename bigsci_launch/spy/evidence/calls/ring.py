@@ -13,6 +13,9 @@ from typing import Any
 from bigsci_launch.spy.evidence.calls.flight_recorder import Recorder, parse_recorder
 from bigsci_launch.spy.evidence.known_code import POINT_TO_POINT
 
+LOCAL = ("torch.save", "torch.load", "next batch")
+"""Recorded calls that wait for no other rank."""
+
 
 @dataclass(frozen=True, slots=True)
 class RingCall:
@@ -90,6 +93,8 @@ class Ring:
     steps: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     """{group: {number of the first collective in a step: step}}."""
     roots: tuple[RootsNamed, ...] = ()
+    are_blocking: bool = False
+    """Whether the work of each collective is done when it returns."""
 
     def waits(self, thread: int | None) -> tuple[RingCall, ...]:
         """Return the calls that a thread is in, the outermost first; those of all threads if it is none of the ring's.
@@ -99,6 +104,15 @@ class Ring:
         inside = tuple(call for call in self.open_calls if not call.is_async)
         is_known = any(call.thread == thread for call in (*self.calls, *self.open_calls))
         return tuple(call for call in inside if call.thread == thread) if is_known else inside
+
+    @property
+    def shows_no_wait(self) -> bool:
+        """Whether the process is in no call that may wait for another rank, as far as Python began it.
+
+        Work on a device, and work that nobody has waited for yet, may go on unseen.
+        """
+        is_known = self.are_blocking and not self.lost_threads and any(call.number for call in self.calls)
+        return is_known and all(call.operation in LOCAL for call in self.open_calls)
 
     def open_message(self, thread: int | None) -> RingCall | None:
         """Return the message between two ranks that a thread waits for: the call of the program, not one inside it."""
@@ -131,6 +145,7 @@ def parse_ring(document: Mapping[str, Any]) -> Ring:
         recorder=parse_recorder(document["recorder"], lists_all=False),
         set_keys=tuple(words.removeprefix("key ") for words in document["set_keys"]),
         steps={group: _parse_steps(runs) for group, runs in document.get("steps", {}).items()},
+        are_blocking=bool(document.get("are_blocking")),
         roots=tuple(
             RootsNamed(group.partition(":")[0], operation, place, tuple((root, times, at) for root, times, at in runs))
             for group, operation, place, runs in document.get("roots", [])

@@ -21,7 +21,7 @@ def node_ring(agent: ModuleType) -> ModuleType:
 
 
 def call(number: int, entered: float, group: str = WORLD, step: int = 0) -> list[Any]:
-    return [entered, entered + 0.1, "all_reduce", group, None, "float32 [4]", None, None, number, step, False]
+    return [entered, entered + 0.1, "all_reduce", group, None, "float32 [4]", None, None, number, step, False, True]
 
 
 def ring(*lanes: list[list[Any]], size: int = 1000) -> dict[str, Any]:
