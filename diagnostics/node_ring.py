@@ -28,7 +28,7 @@ NUM_LAST = 32
 NUM_STEPS = 1024
 """Newest steps whose collectives are numbered: ranks are read at different moments, and must have steps in common."""
 NUM_ROOTS = 8
-"""Newest changes of root that are told of each collective."""
+"""Newest changes of root that are listed for each collective."""
 NUM_KEYS = 64
 """Newest keys that the process set in a store."""
 STORE_SETS = ("store.set", "store.add", "store.append", "store.compare_set", "store.multi_set")
