@@ -9,8 +9,9 @@ offer nothing. Where they are prepared, the same hangs are given to torchfrtrace
 on gloo, and to torch's DETAIL mode in a separate run. Results are appended to `--results`, one line each. A trial that
 is already there is not repeated, so an interrupted series can be continued, and a subset (`--classes H01,H36 --ranks
 4`) can be run alone. `--bundles DIR` keeps the evidence of every run; `--again` runs nothing and judges that evidence
-with the current engine, also as the kernel would show it an hour later. `--peers-from FILE` takes the peers' answers
-from the rows of an earlier series, because their input does not depend on this engine.
+with the current engine, also as the kernel would show it an hour later, and that with rings also without them.
+`--peers-from FILE` takes the peers' answers from the rows of an earlier series, because their input does not depend on
+this engine.
 
 Exits with 1 if a rank is wrongly accused or a hang is reported where there is none: the assertion over all classes.
 """
@@ -27,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hang_page import PREPARATIONS, write_page
+from hang_page import PREPARATIONS, REMOVED, write_page
 from hang_peers import ask_detail, ask_torchfrtrace
 from hang_recordings import let_time_pass
 
@@ -45,6 +46,7 @@ from bigsci_launch.spy.show.document import to_document
 
 Row = dict[str, Any]
 LATER_S = 3600.0
+OFFERED = [each for each in PREPARATIONS if each != REMOVED]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -52,7 +54,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--classes", help="H01,H36-lock,... (default: all)")
     parser.add_argument("--ranks", default="4,8")
     parser.add_argument("--culprits", default="first,middle,last", help="places or rank numbers")
-    parser.add_argument("--preparations", default="prepared", help=f"some of {','.join(PREPARATIONS)}")
+    parser.add_argument("--preparations", default="prepared", help=f"some of {','.join(OFFERED)}")
     parser.add_argument("--peers", action="store_true", help="also run torchfrtrace and TORCH_DISTRIBUTED_DEBUG=DETAIL")
     parser.add_argument("--peers-from", type=Path, help="rows of an earlier series to take the peers' answers from")
     parser.add_argument("--results", type=Path, default=Path("hang_confusion.jsonl"))
@@ -68,7 +70,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the ranks of a reproduction end with this process
     done = read_rows(options.results)
     if options.again:
-        done = [judge_again(row, options.bundles) for row in done]
+        ran = [row for row in done if row["preparation"] != REMOVED]
+        removed = [{**row, "preparation": REMOVED} for row in ran if row["preparation"] == "rings"]
+        done = [judge_again(row, options.bundles) for row in (*ran, *removed)]
         options.results.write_text("".join(json.dumps(row) + "\n" for row in done))
     else:
         run_missing(options, done)
@@ -102,8 +106,18 @@ def judge_again(row: Row, bundles: Path) -> Row:
     folder = bundle_folder(bundles, row)
     if "judgement" not in row or not (folder / "collection.json").exists():
         return row
-    now, later = (judged(row, read_bundle(folder), later_s).document() for later_s in (0.0, LATER_S))
+    now, later = (judged(row, bundle_of(folder, row), later_s).document() for later_s in (0.0, LATER_S))
     return {**row, **now, "later": {key: later[key] for key in ("verdict", "judgement")}}
+
+
+def bundle_of(folder: Path, row: Row) -> Bundle:
+    """Return the evidence of `row`. Without rings, the frames of what writes them stay on the stacks."""
+    bundle = read_bundle(folder)
+    if row["preparation"] == REMOVED:
+        bundle.collection.pop("rings", None)
+        for sample in (sample for node in bundle.nodes for rank in node["ranks"] for sample in rank["samples"]):
+            sample.pop("ring", None)
+    return bundle
 
 
 def judged(row: Row, bundle: Bundle, later_s: float) -> JudgedVerdict:
@@ -154,8 +168,8 @@ def wanted(options: argparse.Namespace) -> Iterator[tuple[Trial, str]]:
 
 def prepared_trial(preparation: str, reproduction: Reproduction, num_ranks: int, culprit: int) -> Trial:
     """Return the trial in which ranks offer what `preparation` says, and nothing else."""
-    if preparation not in PREPARATIONS:
-        sys.exit(f"there is no preparation {preparation!r}: they are {', '.join(PREPARATIONS)}")
+    if preparation not in OFFERED:
+        sys.exit(f"there is no preparation {preparation!r}: they are {', '.join(OFFERED)}")
     environment = {} if preparation == "prepared" else {"BSL_LAB_RECORDER": "0"}
     return Trial(reproduction, num_ranks, culprit, environment, keeps_rings=preparation == "rings")
 
@@ -201,7 +215,8 @@ def keep_evidence(folder: Path | None, row: Row) -> list[str]:
 
 
 def bundle_folder(folder: Path, row: Row) -> Path:
-    return folder / row["name"] / f"{row['ranks']}-ranks-culprit-{row['culprit']}-{row['preparation']}"
+    preparation = "rings" if row["preparation"] == REMOVED else row["preparation"]
+    return folder / row["name"] / f"{row['ranks']}-ranks-culprit-{row['culprit']}-{preparation}"
 
 
 def line_of(row: Row) -> str:

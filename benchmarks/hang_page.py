@@ -14,7 +14,13 @@ from bigsci_launch.topology import Topology
 from bigsci_launch.topology.words import name_ranks
 
 Row = dict[str, Any]
-PREPARATIONS = {"prepared": "with torch's recorder", "unprepared": "with nothing", "rings": "with rings"}
+REMOVED = "rings removed"
+PREPARATIONS = {
+    "prepared": "with torch's recorder",
+    "unprepared": "with nothing",
+    REMOVED: "rings removed",
+    "rings": "with rings",
+}
 """What `bsl spy` has besides stacks and /proc, in the order of the columns."""
 PEERS = {"torchfrtrace": "torchfrtrace", "detail": "DETAIL"}
 
@@ -33,7 +39,8 @@ counted.
 
 Each column is one way to prepare the ranks. *With torch's recorder*, they offer the collectives that torch recorded.
 *With nothing*, `bsl spy` has only stacks and /proc. *With rings*, nobody prepared anything, but the ranks keep their
-last calls, as those of every job of `bsl submit` do.
+last calls, as those of every job of `bsl submit` do. *Rings removed* is the evidence of the same runs without the
+rings: the difference is what they add.
 """
 PEERS_FROM = """
 The peers' answers are from an earlier series of the same reproductions (`--peers-from`), because their input does not
@@ -82,8 +89,9 @@ def shown_arguments(arguments: Sequence[str]) -> list[str]:
 
 def totals(rows: Sequence[Row], later: Sequence[Row]) -> list[str]:
     counts = Counter(row["judgement"] for row in (*rows, *later))
+    runs = [row for row in rows if row["preparation"] != REMOVED]
     harm = (f"{counts[one.value]} {one.value}{'s' if counts[one.value] != 1 else ''}" for one in HARMFUL)
-    of_all = f"in {len(rows)} runs of {len({row['name'] for row in rows})} reproductions."
+    of_all = f"in {len(runs)} runs of {len({row['name'] for row in rows})} reproductions."
     lines = [
         "## In numbers",
         "",
@@ -137,7 +145,7 @@ def head_of(first: str, columns: Iterable[str]) -> list[str]:
 def ran(rows: Sequence[Row]) -> list[str]:
     """Return which ranks and places ran in each column."""
     lines = ["", "| | ranks | culprits | runs | reproductions |", "|---|---:|---|---:|---:|"]
-    for preparation, of_one in by_preparation(rows).items():
+    for preparation, of_one in by_preparation([row for row in rows if row["preparation"] != REMOVED]).items():
         for num_ranks in sorted({row["ranks"] for row in of_one}):
             here = [row for row in of_one if row["ranks"] == num_ranks]
             places = ", ".join(str(rank) for rank in sorted({row["culprit"] for row in here}))
@@ -214,7 +222,8 @@ def peer_mark(row: Row, peer: str) -> str:
 def misses(head: str, rows: Iterable[Row]) -> list[str]:
     """Return every run whose verdict is not right, in full. One that comes too early is right as far as it goes."""
     lines = [head, ""]
-    wrong = [row for row in rows if not Judgement(row["judgement"]).is_right]
+    runs = [row for row in rows if row["preparation"] != REMOVED]
+    wrong = [row for row in runs if not Judgement(row["judgement"]).is_right]
     for row in sorted(wrong, key=lambda row: (class_order(row["name"]), list(PREPARATIONS).index(row["preparation"]))):
         verdict = row["verdict"]
         named = f"names {name_ranks(verdict['suspects'])}" if verdict["suspects"] else "names nobody"
