@@ -14,11 +14,20 @@ from bigsci_launch.topology import Topology
 from bigsci_launch.topology.words import name_ranks
 
 Row = dict[str, Any]
+REMOVED = "rings removed"
+PREPARATIONS = {
+    "prepared": "with torch's recorder",
+    "unprepared": "with nothing",
+    REMOVED: "rings removed",
+    "rings": "with rings",
+}
+"""What `bsl spy` has besides stacks and /proc, in the order of the columns."""
+PEERS = {"torchfrtrace": "torchfrtrace", "detail": "DETAIL"}
 
 HEAD = """# Verdicts on every hang that can be reproduced
 
-`bsl hang-lab` reproduces hangs on purpose, so the truth is known. This page lists the verdict of `bsl spy` on each, and
-what PyTorch's own tools say about the same processes. It was written by
+`bsl hang-lab` reproduces hangs on purpose, so the truth is known. This page lists the verdict of `bsl spy` on each. It
+was written by
 
 ```bash
 python benchmarks/hang_confusion.py {arguments}
@@ -27,17 +36,30 @@ python benchmarks/hang_confusion.py {arguments}
 A *wrong accusation* names a rank that has done nothing wrong. A *false alarm* reports a hang that does not exist.
 Neither must ever happen, because somebody acts on it. *Unknown* and *nobody named* are honest answers, and they are
 counted.
+
+Each column is one way to prepare the ranks. *With torch's recorder*, they offer the collectives that torch recorded.
+*With nothing*, `bsl spy` has only stacks and /proc. *With rings*, nobody prepared anything, but the ranks keep their
+last calls, as those of every job of `bsl submit` do. *Rings removed* is the evidence of the same runs without the
+rings: the difference is what they add.
 """
 PEERS_FROM = """
 The peers' answers are from an earlier series of the same reproductions (`--peers-from`), because their input does not
 depend on `bsl spy`. The machine had other work during both series, so not every trial has answers from peers.
 """
+LATER = """
+Each look began as soon as the ranks stood still. A wait that has just begun may still end by itself, and then `bsl spy`
+accuses nobody yet: it says `waiting`, and which rank to look at first. The same evidence was judged again as the kernel
+would show it an hour later, when whoever did not run between the looks has slept on:
+"""
 COLUMNS = """
-Numbers in brackets count runs (numbers of ranks x places of the culprit). A verdict that is not right is in italics.
-`(stacks)` marks runs without recorded collectives: `bsl spy` has only stacks and /proc. torchfrtrace gets a table of
-groups, because it crashes on gloo without one; its first finding counts. DETAIL is `TORCH_DISTRIBUTED_DEBUG=DETAIL` in
-a separate run whose collectives time out after 5 s. If it shows two sides that contradict each other, either may be the
-culprit. `+` means that the right ranks are named, `-` that an innocent rank is named, and no mark that none is.
+Numbers in brackets count runs (numbers of ranks x places of the culprit). The verdicts are those an hour later. A
+verdict that is not right is in italics, one that does harm is in bold.
+"""
+PEER_COLUMNS = """
+torchfrtrace gets a table of groups, because it crashes on gloo without one; its first finding counts. DETAIL is
+`TORCH_DISTRIBUTED_DEBUG=DETAIL` in a separate run whose collectives time out after 5 s. If it shows two sides that
+contradict each other, either may be the culprit. `+` means that the right ranks are named, `-` that an innocent rank is
+named, and no mark that none is.
 """
 
 
@@ -47,10 +69,17 @@ HARMFUL = (Judgement.WRONG_ACCUSATION, Judgement.FALSE_ALARM)
 def write_page(path: Path, rows: Sequence[Row], arguments: Sequence[str]) -> None:
     """Write the page for `rows`."""
     peers = [PEERS_FROM] if "--peers-from" in arguments else []
-    parts = [HEAD.format(arguments=" ".join(shown_arguments(arguments))), *peers, *totals(rows), COLUMNS, *table(rows),
-             *misses(rows), *absent()]  # fmt: skip
+    later = [later_row(row) for row in rows]
+    parts = [HEAD.format(arguments=" ".join(shown_arguments(arguments))), *peers, *totals(rows, later), *ran(rows),
+             *table(later), *misses("## Every verdict that is not right", rows),
+             *misses("## Every verdict that is not right an hour later", later), *absent()]  # fmt: skip
     lines = ("\n" * part.startswith("## ") + part.rstrip("\n") for part in parts)
     path.write_text("\n".join(lines) + "\n")
+
+
+def later_row(row: Row) -> Row:
+    """Return `row` with what its evidence would say an hour later; as it is if no evidence was kept."""
+    return {**row, **row.get("later", {})}
 
 
 def shown_arguments(arguments: Sequence[str]) -> list[str]:
@@ -58,23 +87,70 @@ def shown_arguments(arguments: Sequence[str]) -> list[str]:
     return [Path(argument).name if argument.startswith("/") else argument for argument in arguments]
 
 
-def totals(rows: Sequence[Row]) -> list[str]:
-    counts = Counter(row["judgement"] for row in rows)
+def totals(rows: Sequence[Row], later: Sequence[Row]) -> list[str]:
+    counts = Counter(row["judgement"] for row in (*rows, *later))
+    runs = [row for row in rows if row["preparation"] != REMOVED]
     harm = (f"{counts[one.value]} {one.value}{'s' if counts[one.value] != 1 else ''}" for one in HARMFUL)
-    of_all = f"in {len(rows)} runs of {len({row['name'] for row in rows})} reproductions."
-    lines = ["## In numbers", "", f"**{', '.join(harm)}** {of_all}", ""]
-    lines += ["| of `bsl spy` | right | of |", "|---|---:|---:|"]
-    lines += [f"| {words} | {sum(answers)} | {len(answers)} |" for words, answers in figures(rows).items()]
-    lines += ["", "| its verdict as a whole | runs |", "|---|---:|"]
-    lines += [f"| {judgement.value} | {counts[judgement.value]} |" for judgement in Judgement]
-    peers = {"torchfrtrace": "torchfrtrace", "detail": "DETAIL"}
-    asked = {words: [row for row in rows if key in row] for key, words in peers.items()}
+    of_all = f"in {len(runs)} runs of {len({row['name'] for row in rows})} reproductions."
+    lines = [
+        "## In numbers",
+        "",
+        f"**{', '.join(harm)}** {of_all}",
+        "",
+        *judgements(rows),
+        LATER,
+        "",
+        *judgements(later),
+    ]
+    lines += ["", *figure_lines(later)]
+    asked = {words: [row for row in rows if key in row] for key, words in PEERS.items()}
     if any(asked.values()):
         lines += ["", "| peer | runs | names nobody | right | names an innocent rank |", "|---|---:|---:|---:|---:|"]
-    for key, words in peers.items():
+    for key, words in PEERS.items():
         marks = Counter(peer_mark(row, key) for row in asked[words])
         if asked[words]:
             lines.append(f"| {words} | {len(asked[words])} | {marks['']} | {marks['+']} | {marks['-']} |")
+    return lines
+
+
+def by_preparation(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows of each preparation that ran, in the order of the columns."""
+    found = {each: [row for row in rows if row["preparation"] == each] for each in PREPARATIONS}
+    return {each: of_one for each, of_one in found.items() if of_one}
+
+
+def judgements(rows: Sequence[Row]) -> list[str]:
+    columns = by_preparation(rows)
+    counts = [Counter(row["judgement"] for row in of_one) for of_one in columns.values()]
+    lines = head_of("`bsl spy` says", columns)
+    for judgement in Judgement:
+        lines.append(f"| {judgement.value} | {' | '.join(str(count[judgement.value]) for count in counts)} |")
+    return [*lines, f"| runs | {' | '.join(str(len(of_one)) for of_one in columns.values())} |"]
+
+
+def figure_lines(rows: Sequence[Row]) -> list[str]:
+    columns = by_preparation(rows)
+    found = [figures(of_one) for of_one in columns.values()]
+    lines = head_of("right, each by itself", columns)
+    for words in found[0]:
+        lines.append(f"| {words} | {' | '.join(f'{sum(each[words])} of {len(each[words])}' for each in found)} |")
+    return lines
+
+
+def head_of(first: str, columns: Iterable[str]) -> list[str]:
+    words = [PREPARATIONS[each] for each in columns]
+    return [f"| {' | '.join([first, *words])} |", f"|---|{'---:|' * len(words)}"]
+
+
+def ran(rows: Sequence[Row]) -> list[str]:
+    """Return which ranks and places ran in each column."""
+    lines = ["", "| | ranks | culprits | runs | reproductions |", "|---|---:|---|---:|---:|"]
+    for preparation, of_one in by_preparation([row for row in rows if row["preparation"] != REMOVED]).items():
+        for num_ranks in sorted({row["ranks"] for row in of_one}):
+            here = [row for row in of_one if row["ranks"] == num_ranks]
+            places = ", ".join(str(rank) for rank in sorted({row["culprit"] for row in here}))
+            names = len({row["name"] for row in here})
+            lines.append(f"| {PREPARATIONS[preparation]} | {num_ranks} | {places} | {len(here)} | {names} |")
     return lines
 
 
@@ -100,23 +176,19 @@ def figures(rows: Sequence[Row]) -> dict[str, list[bool]]:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    lines = ["## Each class", "", "| class | what | right answer | `bsl spy` | torchfrtrace | DETAIL |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
-    names = sorted({row["name"] for row in rows}, key=class_order)
-    for name in names:
-        for is_prepared in (True, False):
-            of_class = [row for row in rows if row["name"] == name and row["is_prepared"] is is_prepared]
-            if of_class:
-                lines.append(table_row(name, is_prepared, of_class))
+    columns = by_preparation(rows)
+    peers = {key: words for key, words in PEERS.items() if any(key in row for row in rows)}
+    heads = ["class", "what", "right answer", *(PREPARATIONS[each] for each in columns), *peers.values()]
+    lines = ["## Each class", COLUMNS, *([PEER_COLUMNS] if peers else []), "", f"| {' | '.join(heads)} |"]
+    lines.append("|---" * len(heads) + "|")
+    for name in sorted({row["name"] for row in rows}, key=class_order):
+        reproduction = find_reproduction(name)
+        answer = f"{reproduction.states[0].value} {reproduction.classes[0]}"
+        cells = [name, reproduction.title, answer]
+        cells += [said([row for row in of_one if row["name"] == name]) for of_one in columns.values()]
+        cells += [peers_said([row for row in rows if row["name"] == name], key) for key in peers]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
-
-
-def table_row(name: str, is_prepared: bool, rows: Sequence[Row]) -> str:
-    reproduction = find_reproduction(name)
-    answer = f"{reproduction.states[0].value} {reproduction.classes[0]}"
-    cells = (name if is_prepared else f"{name} (stacks)", reproduction.title, answer, said(rows),
-             peers_said(rows, "torchfrtrace"), peers_said(rows, "detail"))  # fmt: skip
-    return f"| {' | '.join(cells)} |"
 
 
 def said(rows: Sequence[Row]) -> str:
@@ -147,16 +219,16 @@ def peer_mark(row: Row, peer: str) -> str:
     return "+" if is_right else "-"
 
 
-def misses(rows: Iterable[Row]) -> list[str]:
-    """Return every run whose verdict is not right, in full."""
-    lines = ["## Every verdict that is not right", ""]
-    wrong = [row for row in rows if row["judgement"] != "right"]
-    for row in sorted(wrong, key=lambda row: class_order(row["name"])):
+def misses(head: str, rows: Iterable[Row]) -> list[str]:
+    """Return every run whose verdict is not right, in full. One that comes too early is right as far as it goes."""
+    lines = [head, ""]
+    runs = [row for row in rows if row["preparation"] != REMOVED]
+    wrong = [row for row in runs if not Judgement(row["judgement"]).is_right]
+    for row in sorted(wrong, key=lambda row: (class_order(row["name"]), list(PREPARATIONS).index(row["preparation"]))):
         verdict = row["verdict"]
         named = f"names {name_ranks(verdict['suspects'])}" if verdict["suspects"] else "names nobody"
-        told = "" if row["is_prepared"] else ", stacks only"
         said = f"{verdict['state']} {verdict['class'] or '-'}, {named}"
-        where = f"{row['name']} {row['topology']} culprit {row['culprit']}{told}"
+        where = f"{row['name']} {row['topology']} culprit {row['culprit']}, {PREPARATIONS[row['preparation']]}"
         lines.append(f"- {where}: {row['judgement']}: {said}; expected {row['expected']}")
     return [*lines, *(["None."] if not wrong else [])]
 

@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 
     Facts = dict[str, Any]
 
+NUM_FACTS = 11
+"""Facts of a call that are told."""
 NUM_LAST = 32
 """Newest calls of each thread that are told in full."""
+NUM_STEPS = 1024
+"""Newest steps whose collectives are numbered: ranks are read at different moments, and must have steps in common."""
+NUM_ROOTS = 8
+"""Newest changes of root that are listed for each collective."""
 NUM_KEYS = 64
 """Newest keys that the process set in a store."""
 STACKS_BYTES = 1 << 16
@@ -77,8 +83,12 @@ def summarize(ring: Facts, num_last: int = NUM_LAST) -> Facts:
     """Return a ring without repetition.
 
     {rank, world_size, step, phase, heartbeat, read, lost_names, lost_threads, threads: [{tid, name, count, last:
-    [call], open: [call]}], open: [call], set_keys: [words], recorder: the collectives as node_recorder.py gives those
-    of torch}; a call is [entered, left, operation, group, place, tensors, peer, tag, number, step, is_async].
+    [call], open: [call]}], open: [call], set_keys: [words], steps: {group: [[number, step, numbers, steps, times]]},
+    roots: [[group, operation, place, [[root, times, number of the newest]]]], are_blocking: whether the work of each
+    collective is done when it returns, recorder: the collectives as node_recorder.py gives those of torch}.
+
+    A call is [entered, left, operation, group, place, tensors, peer, tag, number, step, is_async]. In a group, `step`
+    begins with collective `number`, and that repeats: `times` times, so many `numbers` and `steps` later.
     """
     calls = [call for lane in ring["lanes"] for call in lane["calls"]]
     kept = ("rank", "world_size", "step", "phase", "heartbeat", "lost_names", "lost_threads", "is_whole")
@@ -88,15 +98,25 @@ def summarize(ring: Facts, num_last: int = NUM_LAST) -> Facts:
         "threads": [
             {
                 **{key: lane[key] for key in ("tid", "name", "count")},
-                "last": lane["calls"][-num_last:],
-                "open": [call for call in lane["calls"] if call[1] is None],
+                "last": [call[:NUM_FACTS] for call in lane["calls"][-num_last:]],
+                "open": [call[:NUM_FACTS] for call in lane["calls"] if call[1] is None],
             }
             for lane in ring["lanes"]
         ],
-        "open": sorted((call for call in calls if call[1] is None), key=lambda call: call[0]),
+        "open": sorted((call[:NUM_FACTS] for call in calls if call[1] is None), key=lambda call: call[0]),
         "set_keys": keys_set(calls),
-        "recorder": collectives(calls),
+        "steps": {group: in_runs(begun[-NUM_STEPS:]) for group, begun in steps_begun(calls).items()},
+        "roots": roots_named(calls),
+        "are_blocking": all(call[11] for call in calls if call[8] and not call[10]),
+        "recorder": collectives(of_all_threads(ring["lanes"])),
     }
+
+
+def of_all_threads(lanes: list[Facts]) -> list[list[Any]]:
+    """Return the calls since when the ring holds those of every thread: a thread that calls much loses its old ones."""
+    full = [lane["calls"][0][0] for lane in lanes if lane["calls"] and lane["count"] > len(lane["calls"])]
+    since = max(full, default=0.0)
+    return [call for lane in lanes for call in lane["calls"] if call[0] >= since]
 
 
 def keys_set(calls: list[list[Any]]) -> list[str]:
@@ -106,12 +126,59 @@ def keys_set(calls: list[list[Any]]) -> list[str]:
     return list(newest)[:NUM_KEYS][::-1]
 
 
+def steps_begun(calls: list[list[Any]]) -> dict[str, list[tuple[int, int]]]:
+    """Return {group: [(number of the first collective in a step, step)]}, oldest first."""
+    by_group: dict[str, dict[int, int]] = {}
+    for call in sorted(calls, key=lambda call: call[0]):
+        if call[8] and call[3] not in (None, "?"):
+            by_group.setdefault(call[3], {}).setdefault(call[8], call[9])  # waiting for it is a later call
+    found: dict[str, list[tuple[int, int]]] = {}
+    for group, steps in by_group.items():
+        begun = found.setdefault(group, [])
+        for number in sorted(steps):
+            is_first = number == 1 or steps.get(number - 1, steps[number]) != steps[number]
+            if is_first:
+                begun.append((number, steps[number]))
+    return found
+
+
+def in_runs(begun: list[tuple[int, int]]) -> list[list[int]]:
+    """Return steps that begin at even distances as one entry."""
+    runs: list[list[int]] = []
+    for number, step in begun:
+        if runs:
+            first, at, numbers, steps, times = runs[-1]
+            apart = (number - first - (times - 1) * numbers, step - at - (times - 1) * steps)
+            if times == 1 or apart == (numbers, steps):
+                runs[-1] = [first, at, apart[0], apart[1], times + 1]
+                continue
+        runs.append([number, step, 0, 0, 1])
+    return runs
+
+
+def roots_named(calls: list[list[Any]]) -> list[list[Any]]:
+    """Return the roots that each collective of the program has named, calls in a row with one root as one entry."""
+    found: dict[tuple[str, str, str], list[list[int]]] = {}
+    for call in sorted(calls, key=lambda call: call[0]):
+        if not call[8] or call[6] is None or call[3] in (None, "?"):
+            continue
+        runs = found.setdefault((call[3], call[2] or "?", call[4] or "?"), [])
+        if runs and runs[-1][2] == call[8]:
+            continue  # it is waited for
+        if runs and runs[-1][0] == call[6]:
+            runs[-1] = [call[6], runs[-1][1] + 1, call[8]]
+        else:
+            runs.append([call[6], 1, call[8]])
+    return [[*key, runs[-NUM_ROOTS:]] for key, runs in found.items()]
+
+
 def collectives(calls: list[list[Any]]) -> Facts:
-    """Return the collectives in the form of torch's recorder."""
+    """Return the collectives in the form of torch's recorder. Those that a full ring has lost count as well."""
     found = sorted((call for call in calls if call[8] and call[3] not in (None, "?")), key=lambda call: call[0])
     tokens: dict[tuple[str, ...], int] = {}
     members: dict[str, list[int]] = {}
     numbers: dict[tuple[str, int], int] = {}
+    first: dict[str, int] = {}
     last: dict[str, int] = {}
     stream: list[int] = []
     unfinished: set[int] = set()
@@ -126,12 +193,13 @@ def collectives(calls: list[list[Any]]) -> Facts:
             types, _, sizes = (call[5] or "?").rpartition(" [")
             token = (group, "", call[2] or "?", f"[[{sizes}]" if sizes else "[]", f"[{types}]")
             stream.append(tokens.setdefault(token, len(tokens)))
+            first.setdefault(group, call[8])
             last[group] = call[8]
         # A call that returned before its work was done is no wait: nobody knows whether the work is done by now.
         if call[1] is None and not call[10]:
             unfinished.add(position)
     return {
-        "first_record": 0,
+        "first_record": sum(number - 1 for number in first.values()),
         "tokens": list(tokens),
         "stream": stream,
         "last_sequence": last,

@@ -42,7 +42,8 @@ LANE = struct.Struct("<QQ48s")
 COUNT = struct.Struct("<Q")
 LANES_AT, NUM_LANES = 256, 16
 NAMES_AT, NAMES_BYTES = 4096, 1 << 17
-# entered, left (0: not yet), operation, group, place, tensors, peer, tag, number in its group, step, flags, number
+# entered, left (0: not yet), operation, group, place, tensors, peer (of a collective: its root), tag, number in its
+# group, step, flags, number
 CALL = struct.Struct("<ddHHHHiiIIII")
 LEFT = struct.Struct("<d")
 FLAGS = struct.Struct("<I")
@@ -55,6 +56,8 @@ NONE = -(1 << 31)
 """No peer, or no tag."""
 ASYNC = 1
 """Flag of a call that returned before its work was done: until it is left, the work may be going on."""
+BLOCKING = 2
+"""Flag of a collective whose work is done when it returns: on a device, the work may be going on after that."""
 MAX_NAME = 400
 
 
@@ -77,13 +80,22 @@ class Lane:
         self.count = 0
 
     def enter(
-        self, operation: int, group: int, place: int, tensors: int, peer: int, tag: int, number: int, step: int
+        self,
+        operation: int,
+        group: int,
+        place: int,
+        tensors: int,
+        peer: int,
+        tag: int,
+        number: int,
+        step: int,
+        flags: int = 0,
     ) -> int:
         """Write a call that begins now; return its number in the lane."""
         count = self.count
         self._pack(
             self._map, self._begin + count % self._size * 48, self._time(), 0.0, operation, group, place, tensors,
-            peer, tag, number, step, 0, count & 0xFFFFFFFF,
+            peer, tag, number, step, flags, count & 0xFFFFFFFF,
         )  # fmt: skip
         self.count = count + 1
         COUNT.pack_into(self._map, self._at, count + 1)
@@ -191,7 +203,7 @@ def read_ring(data: bytes) -> dict[str, Any]:
 
     {pid, start_ticks, rank, world_size, step, phase, heartbeat, started, lost_names, lost_threads, is_whole,
     lanes: [{tid, name, count, calls: [call]}]}; a call is [entered, left, operation, group, place, tensors, peer, tag,
-    number in its group, step, is_async], with None for what is unknown or not there, oldest first.
+    number in its group, step, is_async, is_blocking], with None for what is unknown or not there, oldest first.
 
     Raises:
         ValueError: this is no ring, or one of another version.
@@ -262,6 +274,7 @@ def read_calls(data: bytes, lane: int, count: int, names: list[str | None]) -> I
             yield [
                 entered, left or None, named(operation), named(group), named(place), named(tensors),
                 None if peer == NONE else peer, None if tag == NONE else tag, sequence, step, bool(flags & ASYNC),
+                bool(flags & BLOCKING),
             ]  # fmt: skip
 
 

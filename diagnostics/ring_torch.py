@@ -13,7 +13,7 @@ import weakref
 from functools import wraps
 
 import ring_hook
-from ring_file import NONE
+from ring_file import BLOCKING, NONE
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
     Wrapper = Callable[..., Any]
 
-# Position of the arguments that matter in each function: of the tensor, of the peer, of the tag, of the group.
+# Position of the arguments that matter: of the tensor and of the group; of the root; the name of the peer.
 COLLECTIVES = {
     "all_reduce": (0, 2), "broadcast": (0, 2), "reduce": (0, 3), "all_gather": (1, 2), "all_gather_into_tensor": (1, 2),
     "gather": (0, 3), "scatter": (0, 3), "reduce_scatter": (0, 3), "reduce_scatter_tensor": (1, 3),
     "all_to_all": (1, 2), "all_to_all_single": (1, 4), "barrier": (None, 0), "monitored_barrier": (None, 0),
     "all_gather_coalesced": (1, 2), "all_reduce_coalesced": (0, 2),
 }  # fmt: skip
+ROOTS = {"broadcast": (1, "src"), "reduce": (1, "dst"), "gather": (2, "dst"), "scatter": (2, "src")}
 MESSAGES = {"send": "dst", "recv": "src", "isend": "dst", "irecv": "src"}
 OBJECTS = ("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list")
 STORE_WAITS = ("get", "wait", "barrier")
@@ -142,13 +143,24 @@ def tensors_of(opened: Any, value: Any) -> int:
 
 
 def group_of(opened: Any, module: Any, group: Any) -> list[Any]:
-    """Return [number of the name, number of the newest collective, reference] of a process group; None is the world."""
+    """Return [number of the name, number of the newest collective, reference, flags of its collectives] of a process
+    group; None is the world."""
     if group is None:
         group = module.GroupMember.WORLD
     found = _groups.get(id(group))
     if found is None or found[2]() is not group:
-        found = _groups[id(group)] = [opened.name(group_name(module, group)), 0, reference(group)]
+        found = _groups[id(group)] = [
+            opened.name(group_name(module, group)), 0, reference(group), flags_of(module, group),
+        ]  # fmt: skip
     return found
+
+
+def flags_of(module: Any, group: Any) -> int:
+    """Return the flags of a group's collectives: those of gloo return when they are done."""
+    try:
+        return BLOCKING if module.get_backend(group) == "gloo" else 0
+    except (RuntimeError, ValueError, KeyError):
+        return 0
 
 
 def reference(value: Any) -> Callable[[], Any]:
@@ -195,7 +207,8 @@ def collective(module: Any, name: str, tensor_at: int | None, group_at: int) -> 
     tensor_name = {None: None, 0: "tensor", 1: "input"}[tensor_at]
 
     def facts_of(opened: Any, arguments: Any, named: Any, frame: FrameType) -> tuple[int, ...]:
-        known = group_of(opened, module, arguments[group_at] if len(arguments) > group_at else named.get("group"))
+        group = arguments[group_at] if len(arguments) > group_at else named.get("group")
+        known = group_of(opened, module, group)
         known[1] += 1
         if tensor_at is None:
             value = None
@@ -204,11 +217,22 @@ def collective(module: Any, name: str, tensor_at: int | None, group_at: int) -> 
         else:
             value = first_named(named, tensor_name)
         return (
-            opened.name(name), known[0], place_of(opened, frame), tensors_of(opened, value), NONE, NONE, known[1],
-            opened.step,
+            opened.name(name), known[0], place_of(opened, frame), tensors_of(opened, value),
+            root_of(module, name, arguments, named, group), NONE, known[1], opened.step, known[3],
         )  # fmt: skip
 
     return recorded(facts_of)
+
+
+def root_of(module: Any, name: str, arguments: Any, named: dict[str, Any], group: Any) -> int:
+    """Return the global rank that a collective names as its root, or NONE."""
+    if name not in ROOTS:
+        return NONE
+    at, word = ROOTS[name]
+    root = arguments[at] if len(arguments) > at else named.get(word)
+    if root is None and named.get(f"group_{word}") is not None:
+        root = module.get_global_rank(module.GroupMember.WORLD if group is None else group, named[f"group_{word}"])
+    return NONE if root is None else int(root)
 
 
 def first_named(named: dict[str, Any], name: str | None) -> Any:
@@ -263,7 +287,7 @@ def give_up(error: Exception) -> None:
 
 
 def wait(original: Wrapper) -> Wrapper:
-    """Wrap Work.wait: the call that began the work is what is waited for."""
+    """Wrap Work.wait: the call that began the work is what is waited for. That of a recorded call is a part of it."""
 
     @wraps(original)
     def call(work: Any, *arguments: Any, **named: Any) -> Any:
@@ -271,15 +295,22 @@ def wait(original: Wrapper) -> Wrapper:
         if opened is not None:
             numbers(opened)
         begun = _works.pop(id(work), None)
-        if lane is None or opened is None or begun is None or begun[0]() is not work:
+        if begun is not None and begun[0]() is not work:
+            begun = None
+        caller = sys._getframe(1)
+        is_inside = begun is None and caller.f_code.co_filename.endswith("distributed_c10d.py")
+        if lane is None or opened is None or is_inside:
             return original(work, *arguments, **named)
-        _, began_in, began, facts = begun
-        count = lane.enter(*facts[:2], place_of(opened, sys._getframe(1)), *facts[3:])
+        if begun is None:  # not begun by a recorded call
+            count = lane.enter(opened.name("wait"), 0, place_of(opened, caller), 0, NONE, NONE, 0, opened.step)
+        else:
+            count = lane.enter(*begun[3][:2], place_of(opened, caller), *begun[3][3:])
         try:
             return original(work, *arguments, **named)
         finally:
             lane.leave(count)
-            began_in.leave(began)
+            if begun is not None:
+                begun[1].leave(begun[2])
 
     return call
 

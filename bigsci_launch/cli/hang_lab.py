@@ -65,7 +65,7 @@ def run(name: str, ranks: int, culprit: int, is_local: bool, hold: bool, as_json
 
     signal.signal(signal.SIGTERM, _end)
     reproduction = find_reproduction(name)
-    trial = Trial(reproduction, ranks, 0 if reproduction.culprits == "rank 0" else culprit)
+    trial = Trial(reproduction, ranks, 0 if reproduction.culprits == "rank 0" else culprit, keeps_rings=True)
     talk(f"{trial.reproduction.name}: {trial.reproduction.title}")
     with reproduce(trial) if is_local else reproduce_on_slurm(trial) as standing:
         if hold:

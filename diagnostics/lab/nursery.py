@@ -67,7 +67,19 @@ class ForkedRank(rank_runner.Rank):
         os.close(writer)
         os.environ.update(self.environment())
         torch.distributed.set_debug_level_from_env()  # torch has already read it, before the fork
+        if self.rings.folder is not None:
+            record_calls()
         raise Become(program[1:])
+
+
+def record_calls() -> None:
+    """Do what the start of Python does for a new rank that keeps a ring: here, torch was loaded before the fork."""
+    import ring_torch
+
+    site = runpy.run_path(str(Path(rank_runner.__file__).parent / "ring_site" / "sitecustomize.py"))
+    for name in site["WhenImported"].NAMES:
+        if name in sys.modules:
+            ring_torch.watch(sys.modules[name])
 
 
 def serve() -> None:

@@ -5,7 +5,8 @@
 A rank program (`divergence.py`, `host_stall.py`, ...) subclasses `Training` once per recipe. All ranks run the same
 recipe; the culprit misbehaves ("strikes") at `--step`, after healthy steps that leave a history. With BSL_RUN_DIR and
 BSL_ATTEMPT in the environment a rank writes what the trainer of bsl writes: `events/`, `errors/` and, for the recorded
-collectives of torch, the socket `recorder/rank-NNNN.sock`. What only the lab may know goes to `BSL_RUN_DIR/lab/`.
+collectives of torch, the socket `recorder/rank-NNNN.sock`. If it keeps a ring of its last calls, it marks its steps in
+it, as the trainer does. What only the lab may know goes to `BSL_RUN_DIR/lab/`.
 
 Stand-alone: the standard library and torch, which is imported inside functions.
 """
@@ -124,6 +125,8 @@ class Training:
 
     def enter(self, phase: str) -> None:
         self.event("heartbeat", phase=phase)
+        if (hook := sys.modules.get("ring_hook")) is not None:
+            hook.mark(self.step, phase)
 
     def note(self, name: str, text: str = "") -> None:
         """Leave a note that only the lab reads."""

@@ -18,6 +18,8 @@ import pytest
 
 from bigsci_launch.errors import LabError
 from bigsci_launch.hang_lab.catalogue import Reproduction, Stand
+from bigsci_launch.hang_lab.comparison import compare
+from bigsci_launch.hang_lab.judgement import Judgement
 from bigsci_launch.hang_lab.needs import missing_need
 from bigsci_launch.hang_lab.nursery import Nursery, open_nursery
 from bigsci_launch.hang_lab.processes import members
@@ -26,7 +28,8 @@ from bigsci_launch.hang_lab.stand import Job, wait_for_stand
 from bigsci_launch.hang_lab.zoo import REPRODUCTIONS
 from bigsci_launch.procfs import read_process
 from bigsci_launch.runs.layout import RunDir, read_json, write_json
-from bigsci_launch.spy.taxonomy import State
+from bigsci_launch.spy.look.ring_copies import read_ring_files
+from bigsci_launch.spy.taxonomy import HangClass, State
 
 pytestmark = pytest.mark.torch
 PY_SPY = str(Path(sys.executable).parent / "py-spy")
@@ -280,6 +283,34 @@ def test_a_signal_that_cannot_be_taken_is_pending(nursery: Nursery) -> None:
         lines = Path(f"/proc/{standing.pids[0]}/status").read_text().splitlines()
         pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
         assert any(signals >> 8 & 1 for signals in pending)
+
+
+def test_a_forked_rank_keeps_the_ring_of_a_new_one_and_bsl_spy_names_the_culprit_from_it(nursery: Nursery) -> None:
+    trial = Trial(named("H01-world"), 2, 1, {"BSL_LAB_RECORDER": "0"}, keeps_rings=True)
+    with reproduce(trial, nursery=nursery) as standing:
+        forked = [calls_in_ring(standing, rank) for rank in range(2)]
+        assert compare(standing).judgement is Judgement.RIGHT
+    with reproduce(trial) as standing:
+        assert [calls_in_ring(standing, rank) for rank in range(2)] == forked
+    assert {call[5] for calls in forked for call in calls if call[1] == "broadcast"} == {0}  # the root
+    operations = [[call[1] for call in calls] for calls in forked]
+    assert operations[0][-2:] == ["broadcast", "all_reduce"] and operations[1][-2:] == ["broadcast", "broadcast"]
+
+
+def calls_in_ring(standing: Standing, rank: int) -> list[list[Any]]:
+    """Return the calls in the ring of a rank, without their times."""
+    record = read_json(standing.job.attempt.pid_file(rank))
+    ring = Path(record["rings"]) / f"{record['pid']}.ring"
+    (said,) = read_ring_files([ring], 1000).values()
+    return [[call[1] is None, *call[2:]] for thread in said["threads"] for call in thread["last"]]
+
+
+@pytest.mark.long  # test_ring_verdicts.py holds this for a program that marks no steps
+def test_a_step_that_was_left_out_is_seen_in_the_rings(nursery: Nursery) -> None:
+    trial = Trial(named("H11"), NUM_RANKS, 2, {"BSL_LAB_RECORDER": "0"}, keeps_rings=True)
+    with reproduce(trial, nursery=nursery) as standing:
+        verdict = compare(standing).verdict
+    assert verdict.hang_class is HangClass.STEP_DROPPED and "rank 2" in verdict.claim
 
 
 def test_every_entry_has_a_look() -> None:

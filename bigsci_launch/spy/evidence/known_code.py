@@ -307,6 +307,14 @@ def is_plumbing_file(file: str) -> bool:
     return any(is_file(file, known) for known in _PLUMBING)
 
 
+_PACKAGES = ("/site-packages/", "/dist-packages/", "/torch/")
+
+
+def is_installed(file: str) -> bool:
+    """Whether the file is a part of an installed package, or is no file: code that was compiled at run time."""
+    return file.startswith("<") or any(part in file for part in _PACKAGES)
+
+
 def _part(known: str) -> str:
     """Return `known` as a text that its paths end with or contain: a lone name must not be the end of another."""
     return known if "/" in known else f"/{known}"

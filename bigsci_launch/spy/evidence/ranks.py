@@ -268,10 +268,12 @@ def _found_ranks(nodes: Sequence[Mapping[str, Any]], records: RunRecords) -> dic
 def _with_rings(found: Mapping[int, RankEvidence]) -> dict[int, RankEvidence]:
     """Take the collectives from the rings if a rank lacks torch's own record and each rank that lives has a ring.
 
-    The two number collectives differently, so that they cannot be compared with each other.
+    The two number collectives differently, so that they cannot be compared with each other. A ring that had no room for
+    a thread may lack collectives, and numbers them wrongly.
     """
     living = [seen for seen in found.values() if not seen.is_gone]
-    if not living or all(seen.recorder for seen in living) or not all(seen.ring for seen in living):
+    are_whole = all(seen.ring and not seen.ring.lost_threads for seen in living)
+    if not living or all(seen.recorder for seen in living) or not are_whole:
         return dict(found)
     return {rank: replace(seen, recorder=seen.ring.recorder if seen.ring else None) for rank, seen in found.items()}
 

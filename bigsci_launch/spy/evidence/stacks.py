@@ -13,6 +13,7 @@ from typing import Any
 from bigsci_launch.spy.evidence.known_code import (
     bare_name,
     is_idle_call,
+    is_installed,
     is_local_library,
     is_python_library,
     is_shared_lock,
@@ -127,6 +128,11 @@ class ThreadStack:
             if not is_wrapper(frame):
                 return None
         return None
+
+    @property
+    def is_in_own_code(self) -> bool:
+        """Whether the innermost call is made by the program itself: what libraries begin in C++ is below others."""
+        return bool(self.frames) and not is_installed(self.frames[0].file)
 
     @property
     def waits_for_shared_lock(self) -> bool:

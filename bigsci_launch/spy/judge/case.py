@@ -135,6 +135,8 @@ class JobCase:
         wait = deciding_wait(seen)
         if wait is None:
             return None
+        if self._sleeps_by_itself(seen):
+            return False
         if sleeps_on_futex(seen):
             return None
         if wait.startswith(POLL_WAITS):
@@ -143,6 +145,12 @@ class JobCase:
             rate = switches_per_s(seen)
             return None if rate is None or rate >= POLLING_PER_S else False
         return False
+
+    def _sleeps_by_itself(self, seen: RankEvidence) -> bool:
+        """Whether the ring of the rank shows no call that waits for others, and no library that may have begun one in
+        C++ is at work."""
+        is_own = seen.thread is not None and seen.thread.is_in_own_code
+        return is_own and seen.ring is not None and seen.ring.shows_no_wait
 
     def _shows_none(self, seen: RankEvidence) -> bool:
         """Whether the recorder of the rank lists all that it is in, and lists nothing open. That of gloo does not list

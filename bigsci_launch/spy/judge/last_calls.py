@@ -8,12 +8,13 @@ and accuses nobody.
 from __future__ import annotations
 
 import re
+import sys
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bigsci_launch.spy.evidence.calls.ring import Ring, RingCall
-from bigsci_launch.spy.evidence.known_code import POINT_TO_POINT
+from bigsci_launch.spy.evidence.calls.ring import Ring, RingCall, RootsNamed
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
 from bigsci_launch.spy.taxonomy import HangClass
 from bigsci_launch.topology.words import agree
@@ -25,6 +26,8 @@ UNKNOWN_SETTER = "not known who sets it"
 MAX_PLACES = 3
 MIN_STEPS_APART = 2
 """Steps for which a rank must have been apart from its peers, always by the same number."""
+MIN_TIMES_NAMED = 2
+"""Earlier calls that show which root a rank always names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ def _named_in(key: str, alike: Sequence[tuple[int, str]]) -> int | None:
 def find_crossed_messages(evidence: Evidence) -> Iterator[RingFact]:
     """Yield pairs of ranks whose messages do not meet: different tags, or a message that the other end never began."""
     calls = {seen.rank: call for seen in evidence.ranks if (call := current_call(seen)) is not None}
-    messages = {rank: call for rank, call in calls.items() if _is_message(call)}
+    messages = {rank: call for rank, call in calls.items() if call.is_message}
     for rank, call in messages.items():
         peer = call.peer
         if peer is None or not 0 <= peer < evidence.world_size:
@@ -182,10 +185,6 @@ def find_crossed_messages(evidence: Evidence) -> Iterator[RingFact]:
                 yield from _facing(evidence, rank, call, peer, theirs)
         elif evidence.ranks[peer].ring is not None and not _has_begun(evidence.ranks[peer], rank, call):
             yield _without_end(evidence, rank, call, peer)
-
-
-def _is_message(call: RingCall) -> bool:
-    return call.operation in POINT_TO_POINT and call.peer is not None
 
 
 def _is_send(call: RingCall) -> bool:
@@ -212,7 +211,7 @@ def _has_begun(seen: RankEvidence, rank: int, call: RingCall) -> bool:
 
 def _other_ends(ring: Ring, rank: int, call: RingCall) -> list[RingCall]:
     """Return the calls of a ring that may be the other end of `call` of `rank`."""
-    messages = [each for each in (*ring.calls, *ring.open_calls) if _is_message(each) and each.peer == rank]
+    messages = [each for each in (*ring.calls, *ring.open_calls) if each.is_message and each.peer == rank]
     return [each for each in messages if each.tag == call.tag and _is_send(each) != _is_send(call)]
 
 
@@ -288,13 +287,25 @@ def find_steps_apart(evidence: Evidence) -> Iterator[RingFact]:
 
 
 def _steps_by_group(evidence: Evidence) -> Mapping[str, Mapping[int, Mapping[int, int]]]:
-    """{group: {rank: {number of a collective: step}}}."""
-    found: dict[str, dict[int, dict[int, int]]] = {}
+    """{group: {rank: {number of a collective with which some rank began a step: step of this rank}}}."""
+    begun: dict[str, dict[int, Ring]] = {}
     for seen, ring in _with_rings(evidence):
-        for call in ring.calls:
-            if call.group and call.number and call.step is not None and ":" in call.group:
-                found.setdefault(call.group, {}).setdefault(seen.rank, {}).setdefault(call.number, call.step)
-    return found
+        for group in ring.steps:
+            if ":" in group:
+                begun.setdefault(group, {})[seen.rank] = ring
+    return {
+        group: {rank: _steps_at(ring, group, numbers) for rank, ring in rings.items()}
+        for group, rings in begun.items()
+        for numbers in (sorted({number for ring in rings.values() for number in ring.steps[group]}),)
+    }
+
+
+def _steps_at(ring: Ring, group: str, numbers: Sequence[int]) -> Mapping[int, int]:
+    """Return the step in which the ring has each of these collectives; those that it does not hold are left out."""
+    begun = sorted(ring.steps[group].items())
+    last = ring.recorder.last_sequence.get(group.partition(":")[0], 0)
+    held = (number for number in numbers if begun and begun[0][0] <= number <= last)
+    return {number: begun[bisect_right(begun, (number, sys.maxsize)) - 1][1] for number in held}
 
 
 def _usual_steps(steps: Mapping[int, Mapping[int, int]]) -> Mapping[int, int]:
@@ -339,3 +350,40 @@ def _one_apart(
         since = "for as long as its ring reaches back"
     words = f"{evidence.name(rank)} is {many}, {since}: it made {call} in step {theirs[newest]}, and they in step "
     return RingFact(HangClass.STEP_DROPPED, f"{words}{theirs[newest] - offset}", (rank,))
+
+
+# ------------------------------------------------------------------------------------------- roots
+
+
+@dataclass(frozen=True, slots=True)
+class RootSplit:
+    """A collective whose root ranks disagree about. `departed` have always named another root there, and the others
+    always this one."""
+
+    group: str
+    number: int
+    by_root: Mapping[int, tuple[int, ...]]
+    departed: tuple[int, ...]
+
+
+def find_root_splits(evidence: Evidence) -> Iterator[RootSplit]:
+    """Yield the collectives for which rings show different roots under one number."""
+    named: dict[tuple[str, int], dict[int, RootsNamed]] = {}
+    for seen, ring in _with_rings(evidence):
+        for each in ring.roots:
+            named.setdefault((each.group, each.newest[1]), {})[seen.rank] = each
+    for (group, number), by_rank in named.items():
+        by_root: dict[int, tuple[int, ...]] = {}
+        for rank, each in by_rank.items():
+            by_root[each.newest[0]] = (*by_root.get(each.newest[0], ()), rank)
+        if len(by_root) > 1:
+            yield RootSplit(group, number, by_root, _departed_roots(by_rank))
+
+
+def _departed_roots(by_rank: Mapping[int, RootsNamed]) -> tuple[int, ...]:
+    """Return the ranks that named a new root where they always named one; nobody if the others did not do as always."""
+    always = {rank: set(each.before) for rank, each in by_rank.items() if len(each.before) >= MIN_TIMES_NAMED}
+    departed = tuple(rank for rank, roots in always.items() if len(roots) == 1 and by_rank[rank].newest[0] not in roots)
+    others = by_rank.keys() - set(departed)
+    are_as_before = all(always.get(rank) == {by_rank[rank].newest[0]} for rank in others)
+    return departed if others and are_as_before else ()

@@ -14,10 +14,16 @@ from bigsci_launch.spy.evidence.calls.flight_recorder import Recorder, parse_rec
 from bigsci_launch.spy.evidence.calls.written_stacks import WrittenStacks, parse_written_stacks
 from bigsci_launch.spy.evidence.known_code import POINT_TO_POINT
 
+LOCAL = ("torch.save", "torch.load", "next batch")
+"""Recorded calls that wait for no other rank."""
+
 
 @dataclass(frozen=True, slots=True)
 class RingCall:
-    """A call: `entered` in seconds since the epoch, `left` None until it has ended. Other facts are None if unknown."""
+    """A call: `entered` in seconds since the epoch, `left` None until it has ended. Other facts are None if unknown.
+
+    `peer` is the other end of a message, or the root of a collective.
+    """
 
     entered: float
     left: float | None
@@ -32,14 +38,42 @@ class RingCall:
     is_async: bool
     thread: int = 0
 
+    @property
+    def is_message(self) -> bool:
+        """Whether it is one end of a message whose other end is known."""
+        return self.operation in POINT_TO_POINT and self.peer is not None
+
     def __str__(self) -> str:
         number = f" number {self.number}" if self.number else ""
         words = f"{self.operation or 'a call whose name is lost'}{number}"
-        if self.peer is not None:
+        if self.is_message:
             words += f" {'to' if 'send' in words else 'from'} rank {self.peer} with tag {self.tag}"
-        if self.group and self.peer is None:
+        elif self.group:
             words += f" of group {self.group.partition(':')[0]}"
+            words += f" with root {self.peer}" if self.peer is not None else ""
         return words + (f", {self.tensors}" if self.tensors else "") + (f", at {self.place}" if self.place else "")
+
+
+@dataclass(frozen=True, slots=True)
+class RootsNamed:
+    """The roots that one collective of the program has named: (root, how often in a row, number of the newest)."""
+
+    group: str
+    operation: str
+    place: str
+    runs: tuple[tuple[int, int, int], ...]
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """The newest root and the number of the collective that named it."""
+        root, _, number = self.runs[-1]
+        return root, number
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """The root of each earlier call."""
+        *earlier, (root, times, _) = self.runs
+        return tuple(each for each, often, _ in (*earlier, (root, times - 1, 0)) for _ in range(often))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +94,11 @@ class Ring:
     thread_names: Mapping[int, str] = field(default_factory=dict)
     stacks: WrittenStacks | None = None
     """What the process wrote of itself when none of its Python threads could run; None if that was not so."""
+    steps: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """{group: {number of the first collective in a step: step}}."""
+    roots: tuple[RootsNamed, ...] = ()
+    are_blocking: bool = False
+    """Whether the work of each collective is done when it returns."""
 
     def waits(self, thread: int | None) -> tuple[RingCall, ...]:
         """Return the calls that a thread is in, the outermost first; those of all threads if it is none of the ring's.
@@ -70,14 +109,28 @@ class Ring:
         is_known = any(call.thread == thread for call in (*self.calls, *self.open_calls))
         return tuple(call for call in inside if call.thread == thread) if is_known else inside
 
+    @property
+    def shows_no_wait(self) -> bool:
+        """Whether the process is in no call that may wait for another rank, as far as Python began it.
+
+        Work on a device, and work that nobody has waited for yet, may go on unseen.
+        """
+        is_known = self.are_blocking and not self.lost_threads and any(call.number for call in self.calls)
+        return is_known and all(call.operation in LOCAL for call in self.open_calls)
+
     def open_message(self, thread: int | None) -> RingCall | None:
         """Return the message between two ranks that a thread waits for: the call of the program, not one inside it."""
-        found = (call for call in self.waits(thread) if call.operation in POINT_TO_POINT)
-        return next((call for call in found if call.peer is not None), None)
+        return next((call for call in self.waits(thread) if call.is_message), None)
 
 
 def _parse_call(facts: list[Any], thread: Mapping[str, Any]) -> RingCall:
     return replace(RingCall(*facts), thread=int(thread["tid"]))
+
+
+def _parse_steps(runs: list[list[int]]) -> dict[int, int]:
+    return {
+        number + at * numbers: step + at * steps for number, step, numbers, steps, times in runs for at in range(times)
+    }
 
 
 def parse_ring(document: Mapping[str, Any]) -> Ring:
@@ -97,4 +150,10 @@ def parse_ring(document: Mapping[str, Any]) -> Ring:
         set_keys=tuple(words.removeprefix("key ") for words in document["set_keys"]),
         thread_names={int(thread["tid"]): str(thread.get("name") or "") for thread in document["threads"]},
         stacks=parse_written_stacks(document),
+        steps={group: _parse_steps(runs) for group, runs in document.get("steps", {}).items()},
+        are_blocking=bool(document.get("are_blocking")),
+        roots=tuple(
+            RootsNamed(group.partition(":")[0], operation, place, tuple((root, times, at) for root, times, at in runs))
+            for group, operation, place, runs in document.get("roots", [])
+        ),
     )

@@ -12,15 +12,18 @@ from bigsci_launch.spy.evidence.groups import group_words, is_scope
 from bigsci_launch.spy.evidence.ranks import Evidence
 from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect, name_with_part
+from bigsci_launch.spy.judge.last_calls import find_root_splits
 from bigsci_launch.spy.judge.rules.messages import (
     conclude_news,
     conclude_norm,
     conclude_places,
+    conclude_root_split,
     conclude_roots,
     conclude_sides,
     conclude_unfinished,
     core_of,
     find_roots,
+    is_in_split,
     sides_of,
 )
 from bigsci_launch.spy.judge.schedule.departure import Collective, Departure, Departures, peer_groups
@@ -52,8 +55,15 @@ def operations_differ(case: JobCase) -> Conclusion | None:
 
 def roots_differ(case: JobCase) -> Conclusion | None:
     """Ranks are in one rooted collective and name different roots."""
+    for split in find_root_splits(case.evidence):
+        wait = next((wait for wait in case.graph.waits.values() if is_in_split(wait, split)), None)
+        if wait is not None:
+            return conclude_root_split(case.evidence, wait, split)
     roots = find_roots(case.graph)
-    return conclude_roots(case.evidence, case.graph, roots) if roots is not None else None
+    if roots is None:
+        return None
+    smallest = min(roots.values(), key=lambda ranks: (len(ranks), ranks))
+    return conclude_roots(case.evidence, case.graph.waits[smallest[0]], roots)
 
 
 def unfinished(case: JobCase) -> Conclusion | None:

@@ -7,12 +7,22 @@ never meet, two roots of one broadcast.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from bigsci_launch.spy.evidence.groups import group_words
 from bigsci_launch.spy.evidence.known_code import bare_name, is_norm
 from bigsci_launch.spy.evidence.ranks import Evidence, RankEvidence
-from bigsci_launch.spy.judge.conclusion import Conclusion, Side, Strength, name_and_verb, name_with_part
+from bigsci_launch.spy.judge.conclusion import (
+    Conclusion,
+    Patience,
+    Side,
+    Strength,
+    Suspect,
+    name_and_verb,
+    name_with_part,
+)
+from bigsci_launch.spy.judge.last_calls import RootSplit
 from bigsci_launch.spy.judge.schedule.departure import Departures
 from bigsci_launch.spy.judge.waits import ASSUMED, ROOTED, SETUP_OPERATIONS, Wait, WaitGraph
 from bigsci_launch.spy.taxonomy import HangClass, State
@@ -265,10 +275,31 @@ def _may_be_one_group(roots: Mapping[int, Sequence[Wait]]) -> bool:
     return all(one < other for one, other in pairwise(in_order))
 
 
-def conclude_roots(evidence: Evidence, graph: WaitGraph, roots: Mapping[int, tuple[int, ...]]) -> Conclusion:
+def is_in_split(wait: Wait, split: RootSplit) -> bool:
+    call = wait.call
+    return call is not None and (call.token.group, call.sequence) == (split.group, split.number)
+
+
+def conclude_root_split(evidence: Evidence, wait: Wait, split: RootSplit) -> Conclusion:
+    """The verdict when rings show that ranks disagree about the root of `wait`, and perhaps which always named one."""
+    found = conclude_roots(evidence, wait, split.by_root)
+    why = {rank: f"named root {root} in {wait}" for root, ranks in split.by_root.items() for rank in ranks}
+    here = evidence.names(split.departed)
+    past = f"before, {here} always named the root that the others name here, and these always did"
+    return replace(
+        found,
+        strength=Strength.AGREED if split.departed else found.strength,
+        suspects=tuple(Suspect(rank, f"{why[rank]}, and another one before") for rank in split.departed),
+        evidence=("the rings keep the root of each call", *((past,) if split.departed else ())),
+        missing=() if split.departed else ("which root is right: the ranks named no other one before",),
+        patience=Patience.NONE,
+    )
+
+
+def conclude_roots(evidence: Evidence, wait: Wait, roots: Mapping[int, tuple[int, ...]]) -> Conclusion:
+    """The verdict when ranks disagree about the root of `wait`."""
     by_size = sorted(roots.items(), key=lambda item: (len(item[1]), item[1]))
     what = "; ".join(f"for {name_with_part(evidence, ranks)} it is rank {root}" for root, ranks in by_size)
-    wait = graph.waits[by_size[0][1][0]]
     is_known = wait.members is not None
     doubt = "" if is_known else "; if that is one collective, it can never finish"
     return Conclusion(

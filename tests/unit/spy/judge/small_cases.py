@@ -64,7 +64,12 @@ def ring_of(*calls: Sequence[Any], keys: Sequence[str] = (), step: int = 0) -> D
     recorder = {"first_record": 0, "tokens": [], "stream": [], "last_sequence": {}, "open": [], "members": {}}
     threads = [{"tid": 7, "last": told, "open": [call for call in told if call[1] is None]}]
     known = {"step": step, "phase": "", "heartbeat": 899.0, "read": 900.0, "lost_names": 0, "lost_threads": 0}
-    return {**known, "threads": threads, "set_keys": [f"key {key}" for key in keys], "recorder": recorder}
+    recorder["last_sequence"] = {call[3].partition(":")[0]: call[8] for call in told if call[3]}
+    steps = {call[3]: [[each[8], each[9], 0, 0, 1] for each in told if each[3] == call[3]] for call in told if call[3]}
+    return {
+        **{**known, "threads": threads, "set_keys": [f"key {key}" for key in keys]},
+        **{"steps": steps, "recorder": recorder},
+    }
 
 
 def with_ring(rank: Document, *calls: Sequence[Any], keys: Sequence[str] = ()) -> Document:
@@ -105,6 +110,38 @@ def one_is_a_step_behind() -> Evidence:
 
 def one_is_a_step_behind_in_the_next_phase() -> Evidence:
     return job([with_ring(rank_of(rank, [LOADER, WORLD]), *_steps(int(rank == 1))) for rank in range(3)])
+
+
+def one_names_another_root(
+    past: Sequence[int] = (2, 2, 2), newest: int = 1, others: Sequence[int] = (2, 2, 2)
+) -> Evidence:
+    """Broadcast number 4: rank 1 names `newest` as its root and has named `past`, the others name rank 2 after
+    `others`."""
+    broadcast = "broadcast@c10d:10 < step@/src/train.py:5"
+    ranks = [rank_of(rank, broadcast) for rank in range(3)]
+    for at, rank in enumerate(ranks):
+        roots = (*past, newest) if at == 1 else (*others, 2)
+        runs = [[root, 1, number] for number, root in enumerate(roots, 5 - len(roots))]
+        ring = ring_of((9.0, None, "broadcast", "0: 0,1,2", None, 4, 0))
+        token = ["0", "", "broadcast", "[[4]]", "[float32]"]
+        stream = {"tokens": [token], "stream": [0] * 4, "last_sequence": {"0": 4}, "open": [3]}
+        ring["recorder"] |= {**stream, "members": {"0": [0, 1, 2]}}
+        ring["roots"] = [["0: 0,1,2", "broadcast", "/src/train.py:5 step", runs]]
+        rank["samples"][-1]["ring"] = ring
+    return job(ranks)
+
+
+def sleeps_alone(frame: str = "stall@/src/train.py:7", **ring: Any) -> Evidence:
+    """Rank 1 sleeps on a futex below `frame`, and the others wait for it in collective number 2."""
+    members = {"0": [0, 1, 2]}
+    ranks = [rank_of(rank, f"{frame} < main@/src/train.py:3" if rank == 1 else WORLD) for rank in range(3)]
+    for at, rank in enumerate(ranks):
+        calls = [(at, at + 0.1, "all_reduce", "0: 0,1,2", None, at, 0) for at in range(1, 2 if at == 1 else 3)]
+        found = {**ring_of(*calls), "are_blocking": True, **(ring if at == 1 else {})}
+        token = ["0", "", "all_reduce", "[[4]]", "[float32]"]
+        stream = {"tokens": [token], "stream": [0] * len(calls), "open": [] if at == 1 else [1], "members": members}
+        rank["samples"][-1]["ring"] = {**found, "recorder": {**found["recorder"], **stream}}
+    return job(ranks)
 
 
 def nothing_there() -> Evidence:

@@ -1,0 +1,70 @@
+"""What follows from the rings of several ranks, and what does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from bigsci_launch.spy.judge.conclusion import Strength
+from bigsci_launch.spy.judge.verdict import judge
+from bigsci_launch.spy.taxonomy import HangClass, State
+
+from .small_cases import one_names_another_root, ring_of, sleeps_alone
+
+
+def test_a_rank_that_names_another_root_than_ever_before_is_accused() -> None:
+    found = judge(one_names_another_root())
+    assert (found.state, found.hang_class) == (State.HANG, HangClass.ROOT_DIFFERS)
+    assert [suspect.rank for suspect in found.suspects] == [1] and found.strength is Strength.AGREED
+    assert "for rank 1 it is rank 1; for ranks 0,2 it is rank 2" in found.claim
+
+
+@pytest.mark.parametrize("past", [(1, 1, 1), (2, 0, 2), (2,), ()])
+def test_nobody_is_accused_of_a_root_that_is_not_new_or_has_no_past(past: tuple[int, ...]) -> None:
+    found = judge(one_names_another_root(past))
+    assert found.hang_class is HangClass.ROOT_DIFFERS and not found.suspects
+    assert "which root is right: the ranks named no other one before" in found.missing
+
+
+@pytest.mark.parametrize("others", [(2, 0, 2), (0, 0, 0), (2,)])
+def test_nobody_is_accused_if_the_others_did_not_do_as_always(others: tuple[int, ...]) -> None:
+    assert not judge(one_names_another_root(others=others)).suspects
+
+
+def test_equal_roots_are_no_disagreement() -> None:
+    assert judge(one_names_another_root(newest=2)).hang_class is not HangClass.ROOT_DIFFERS
+
+
+def open_call(operation: str, *, is_async: bool = False) -> dict[str, object]:
+    """A ring in which a second thread is in `operation`."""
+    threads = ring_of((1.0, 1.1, "all_reduce", "0: 0,1,2", None, 1, 0), (2.0, None, operation, None, None, 0, 0))[
+        "threads"
+    ]
+    threads[0]["open"][0][10] = is_async
+    return {"threads": threads}
+
+
+def accused(**how: object) -> list[int]:
+    found = judge(sleeps_alone(**how))  # type: ignore[arg-type]
+    return [suspect.rank for suspect in (found.if_hang or found).suspects]
+
+
+def test_a_rank_that_sleeps_in_no_recorded_call_is_accused_where_collectives_return_when_they_are_done() -> None:
+    assert accused() == [1]
+    assert accused(**open_call("torch.save")) == [1]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"are_blocking": False},
+        {"lost_threads": 1},
+        {"frame": "_engine_run_backward@/venv/torch/autograd/graph.py:7"},
+        {"frame": "_sync_buffers@/venv/torch/nn/parallel/distributed.py:7"},
+        {"frame": "allreduce@/venv/lib/python3.11/site-packages/mpi.py:7"},
+        {"frame": "forward@<eval_with_key>.3:7"},
+        open_call("wait"),
+        open_call("all_reduce", is_async=True),
+    ],
+)
+def test_a_rank_that_may_wait_for_work_that_is_not_recorded_is_not_accused(how: dict[str, object]) -> None:
+    assert not accused(**how)
