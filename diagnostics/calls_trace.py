@@ -114,7 +114,7 @@ class Trace:
             if self._from_step is None or step < self._from_step:
                 return
             self.begin()
-        if self._file is not None and not self._is_waiting:
+        if not self._is_waiting and self._open() is not None:
             self._way.mark(STEP | step)
             self.check()
 
