@@ -195,12 +195,6 @@ def test_a_process_says_where_an_error_comes_from_only_if_asked(folder: Path) ->
     assert "Traceback" in process(folder, "status", "nowhere", BSL_DEBUG="1").stderr
 
 
-def test_a_rank_without_its_environment_is_told_each_variable(folder: Path) -> None:
-    """`bsl train` becomes the program of the rank."""
-    done = process(folder, "train")
-    assert (done.returncode, done.stderr.count("error: environment: "), "Traceback" in done.stderr) == (2, 7, False)
-
-
 def test_a_table_whose_reader_went_away_ends_as_other_text_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """The boundary turns it into 141. Rich alone would exit with 1, which means a bad answer."""
     reader, writer = os.pipe()
