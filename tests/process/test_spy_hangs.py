@@ -76,6 +76,8 @@ def test_native_frames_show_who_waits_for_an_asynchronous_collective(spy: Spy) -
     assert named(document) == []
 
 
+# tests/slurm/test_spy.py holds the verdict on a stopped rank, and tests/golden/reports what to do about it.
+@pytest.mark.long
 def test_a_stopped_rank(spy: Spy) -> None:
     document = spy("stop", 0)
     assert document["verdict"]["class"] == "H55"

@@ -78,7 +78,7 @@ def test_a_run_that_carries_itself_leaves_its_broken_node_behind(
     run.bsl("nodes", "forgive", bad)
 
 
-def test_a_killed_node_is_noticed_and_left_out_and_so_is_a_lost_batch_host(make_cluster: Any, tmp_path: Path) -> None:
+def test_a_killed_node_is_named_and_left_out_and_so_is_a_lost_batch_host(make_cluster: Any, tmp_path: Path) -> None:
     """Two runs lose a node each: one its second, whose script sees it; one its first, with the script itself."""
     cluster = make_cluster(nodes=6)
     runs = [write_run(cluster, tmp_path, "ignore-term", name=name) for name in ("second", "first")]
@@ -88,14 +88,12 @@ def test_a_killed_node_is_noticed_and_left_out_and_so_is_a_lost_batch_host(make_
     for run, place in zip(runs, (1, 0), strict=True):
         run.wait_for_ranks()
         victims.append(nodes_of(run.status())[place])
-    for victim in reversed(victims):
+    for victim in victims:
         killed = cluster.bsl("cluster", "kill-node", victim)
         assert killed.returncode == 0, killed.stderr
-    second, first = runs
-    second.wait_for(lambda: [node["name"] for node in second.status()["unreachable_nodes"]] == victims[:1])
-    assert f"{victims[0]} does not respond" in second.bsl("status", str(second.directory))
     for run in runs:
         run.wait_for_state("NODE_FAIL", timeout_s=100)
+    second, first = runs
     assert second.exit()["reason"] == "node_failure"
     assert second.exit()["first_failure"]["node"] == victims[0]
     check_headless(first, victims[1])

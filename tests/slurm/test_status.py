@@ -114,6 +114,9 @@ def test_a_silent_controller_ends_no_run(make_cluster: MakeCluster, tmp_path: Pa
     run = write_run(cluster, tmp_path, name="run", nodes=1)
     run.submit()
     run.wait_for_ranks(num=2)
+    conf = cluster.slurm_conf.read_text()
+    assert "MessageTimeout=20\n" in conf, "each command of Slurm would wait so long for the controller"
+    cluster.slurm_conf.write_text(conf.replace("MessageTimeout=20\n", "MessageTimeout=2\n"))
     [controller] = processes(cluster, "slurmctld")
     os.kill(controller, signal.SIGKILL)
     text = run.bsl("status", str(run.directory))

@@ -285,3 +285,15 @@ def test_a_program_that_does_not_exist(make_run: MakeRun) -> None:
     run = make_run()
     run.submit("--set", "run.command=[/no/such/program]", "--wait", rc=127)
     assert "cannot start /no/such/program" in run.exit()["first_failure"]["error"]
+
+
+# tests/slurm/test_nodes.py waits for the end of such runs.
+def test_a_killed_node_is_noticed(make_run: MakeRun, make_cluster: Callable[..., Any]) -> None:
+    cluster = make_cluster(nodes=2)
+    run = make_run("ignore-term", cluster=cluster)
+    run.submit()
+    run.wait_for_ranks()
+    killed = cluster.bsl("cluster", "kill-node", "n1")
+    assert killed.returncode == 0, killed.stderr
+    run.wait_for(lambda: [node["name"] for node in run.status()["unreachable_nodes"]] == ["n1"])
+    assert "n1 does not respond" in run.bsl("status", str(run.directory))

@@ -117,6 +117,8 @@ def test_a_cancelled_job_resumes_with_the_very_same_losses_and_weights(site: Sit
     assert (same.returncode, "all equal" in same.stdout) == (0, True), same.stdout
 
 
+# tests/unit/config/test_program.py holds which commands are the trainer.
+@pytest.mark.long
 def test_a_wrapped_trainer_is_the_trainer(site: Site) -> None:
     """Its layers are laid out and its steps are known, although `run.command` is given."""
     command = json.dumps(["nice", sys.executable, "-m", "bigsci_launch.train"])

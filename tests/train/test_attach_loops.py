@@ -38,7 +38,6 @@ HELD = {
     ("fsdp2", "wrong-sum"),
     ("fsdp2", "moments-zeroed"),
     ("deepspeed_zero1", "unreduced"),
-    ("deepspeed_zero1", "moments-huge"),
 }
 """The others are variants: `python benchmarks/foreign_guards.py` runs all of them, and `make long` does."""
 
