@@ -56,7 +56,7 @@ from node_recorder import (
     read_rank_file,
     read_rank_recorder,
 )
-from node_ring import has_ring, read_rank_ring
+from node_ring import RING_TIMEOUT_S, has_ring, read_rank_ring
 from node_stacks import (
     CHILD_TIMEOUT_S,
     NATIVE_TIMEOUT_S,
@@ -132,8 +132,8 @@ def add_at_the_end(ranks: list[Facts], request: Facts, deadline: float) -> None:
     This comes after the samples, in which the processes would otherwise seem to move. A ring outlives its process.
     """
     alive = [rank for rank in ranks if rank["samples"][-1]["state"] not in ("gone", "Z")]
-    run_stage(("ring", has_ring, read_rank_ring, KERNEL_TIMEOUT_S), ranks, request, deadline)
-    run_stage(("calls", has_ring, read_rank_calls, KERNEL_TIMEOUT_S), ranks, request, deadline)
+    run_stage(("ring", has_ring, read_rank_ring, RING_TIMEOUT_S), ranks, request, deadline)
+    run_stage(("calls", has_ring, read_rank_calls, RING_TIMEOUT_S), ranks, request, deadline)
     run_stage(("motion", all_ranks, read_rank_motion, KERNEL_TIMEOUT_S), alive, request, deadline)
     run_stage(("recorder file", has_recorder_file, read_rank_file, RECORDER_TIMEOUT_S + 0.5), alive, request, deadline)
     run_stage(("pulled recorder", may_pull, read_rank_pulled, PULL_TIMEOUT_S), alive, request, deadline)

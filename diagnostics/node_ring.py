@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     Facts = dict[str, Any]
 
+RING_TIMEOUT_S = 4.0
+"""A full ring takes 40 ms to read, and much longer on a node whose cores are all in use."""
 NUM_FACTS = 11
 """Facts of a call that are told."""
 NUM_LAST = 32

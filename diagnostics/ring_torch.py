@@ -150,17 +150,18 @@ def group_of(opened: Any, module: Any, group: Any) -> list[Any]:
     found = _groups.get(id(group))
     if found is None or found[2]() is not group:
         found = _groups[id(group)] = [
-            opened.name(group_name(module, group)), 0, reference(group), flags_of(module, group),
+            opened.name(group_name(module, group)), 0, reference(group), flags_of(module),
         ]  # fmt: skip
     return found
 
 
-def flags_of(module: Any, group: Any) -> int:
-    """Return the flags of a group's collectives: those of gloo return when they are done."""
+def flags_of(module: Any) -> int:
+    """Return the flags of collectives: those of gloo return when they are done. C++ may use any group of the process."""
     try:
-        return BLOCKING if module.get_backend(group) == "gloo" else 0
-    except (RuntimeError, ValueError, KeyError):
+        backends = {backend for backend, _ in module._world.pg_map.values()}
+    except (AttributeError, TypeError, ValueError):
         return 0
+    return BLOCKING if backends == {"gloo"} else 0
 
 
 def reference(value: Any) -> Callable[[], Any]:

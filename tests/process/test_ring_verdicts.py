@@ -73,6 +73,33 @@ HANDLES = """
 if rank == 0: dist.irecv(torch.zeros(3), 1, tag=8).wait()
 elif rank == 1: dist.isend(torch.zeros(3), 0, tag=7).wait()
 """
+DDP = """
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+def step():
+    model(torch.ones(4, 8)).sum().backward()
+    dist.all_reduce(torch.ones(1))
+"""
+RAW = "def step(): dist.group.WORLD.allreduce([torch.ones(4)]).wait()\n"
+OPERATION = """
+def step():
+    found = torch.ops._c10d_functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD.group_name)
+    torch.ops._c10d_functional.wait_tensor(found)
+"""
+FUTURE = "def step(): dist.all_reduce(torch.ones(4), async_op=True).get_future().wait()\n"
+ONE_LEAVES = """
+for _ in range(5):
+    step()
+print('ready', flush=True)
+dist.barrier() if rank == 2 else step()
+"""
+ONE_LOCKED = """
+dist.all_reduce(torch.ones(4))
+print('ready', flush=True)
+import threading
+lock = threading.Lock()
+lock.acquire()
+lock.acquire() if rank == 2 else dist.barrier()
+"""
 LONE = "if rank == 0: dist.recv(torch.zeros(3), 1, tag=8)\n"
 
 
@@ -159,6 +186,18 @@ def test_a_message_that_the_peer_never_sends_is_named(ranks: Ranks) -> None:
     said = [fact.words for fact in find_in_rings(look(ranks))]
     assert len(said) == 1 and "is in recv from rank 1 with tag 8" in said[0]
     assert "has begun no send to rank 0 with tag 8 since then, and is in barrier number 4 of group 0" in said[0]
+
+
+def test_a_rank_that_waits_for_a_lock_of_its_own_is_accused(ranks: Ranks) -> None:
+    start(ranks, ONE_LOCKED, 3, waiting=2)
+    assert [suspect.rank for suspect in verdict(ranks).suspects] == [2]
+
+
+@pytest.mark.long  # tests/unit/spy/judge/test_last_calls.py holds this for the frames of such ranks
+@pytest.mark.parametrize("program", [DDP, RAW, OPERATION, FUTURE])
+def test_a_rank_that_waits_for_work_that_python_did_not_begin_is_not_accused(ranks: Ranks, program: str) -> None:
+    start(ranks, program + ONE_LEAVES, 3, waiting=1)
+    assert {suspect.rank for suspect in verdict(ranks).suspects} <= {2}
 
 
 def test_a_dead_rank_is_known_from_the_ring_that_it_left(ranks: Ranks) -> None:

@@ -56,7 +56,10 @@ class RingCall:
 
 @dataclass(frozen=True, slots=True)
 class RootsNamed:
-    """The roots that one collective of the program has named: (root, how often in a row, number of the newest)."""
+    """The roots that one collective of the program has named: (root, how often in a row, number of the newest).
+
+    `group` is torch's name of it with its members: ranks in different groups may use one name.
+    """
 
     group: str
     operation: str
@@ -153,7 +156,7 @@ def parse_ring(document: Mapping[str, Any]) -> Ring:
         steps={group: _parse_steps(runs) for group, runs in document.get("steps", {}).items()},
         are_blocking=bool(document.get("are_blocking")),
         roots=tuple(
-            RootsNamed(group.partition(":")[0], operation, place, tuple((root, times, at) for root, times, at in runs))
+            RootsNamed(group, operation, place, tuple((root, times, at) for root, times, at in runs))
             for group, operation, place, runs in document.get("roots", [])
         ),
     )

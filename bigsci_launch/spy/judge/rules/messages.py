@@ -276,8 +276,8 @@ def _may_be_one_group(roots: Mapping[int, Sequence[Wait]]) -> bool:
 
 
 def is_in_split(wait: Wait, split: RootSplit) -> bool:
-    call = wait.call
-    return call is not None and (call.token.group, call.sequence) == (split.group, split.number)
+    group, call = split.group.partition(":")[0], wait.call
+    return call is not None and (call.token.group, call.sequence) == (group, split.number)
 
 
 def conclude_root_split(evidence: Evidence, wait: Wait, split: RootSplit) -> Conclusion:
