@@ -165,6 +165,7 @@ def test_a_rank_that_holds_the_gil_writes_its_stacks_and_one_that_is_stopped_doe
     assert not evidence.ranks[1].threads and whereabouts(evidence.ranks[1]).startswith(
         "is in hold_it (<string>:8) (from "
     )
+    assert "py-spy is not installed" in (why := evidence.ranks[1].why_unreadable or "") and "; it is in hold_it" in why
     stacks = [words for name, words in facts_of(evidence.ranks[1], evidence) if name == "stack"]
     assert len(stacks) == 1 and re.fullmatch(
         r"hold_it \(<string>:8\) < <module> \(<string>:12\) \(from faulthandler, \d+ s old\)", stacks[0]
