@@ -69,7 +69,7 @@ def lives(ring: Facts) -> bool:
 
 
 def takes_part(ring: Facts) -> bool:
-    """As in rank_rings.py: a launcher has a store and no more."""
+    """As in rank_rings.py: a launcher only has a store."""
     calls = (call for lane in ring["lanes"] for call in lane["calls"])
     return any(call[2] == "init_process_group" or call[8] or call[6] is not None for call in calls)
 

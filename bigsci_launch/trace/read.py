@@ -35,7 +35,7 @@ def read_copies(attempt: AttemptDir, num_last: int = NUM_LAST) -> list[RankCalls
 def with_living(copies: Iterable[RankCalls], living: Iterable[RankCalls]) -> list[RankCalls]:
     """Return the ranks of both: what a node read of a rank just now, else the copy that it left.
 
-    A task that still runs may have started ranks of which the run has no record.
+    A task that still runs may have started ranks that the run does not know.
     """
     now = {each.rank: each for each in living}
     read = {rank: each for rank, each in now.items() if each.ring is not None}
