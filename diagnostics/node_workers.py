@@ -26,8 +26,8 @@ READ_TIMEOUT_S = 2.0
 def with_workers(ranks: list[Facts], request: Facts, problems: list[str]) -> tuple[list[Facts], list[Facts]]:
     """Return the ranks, with workers in place of tasks that started some, and the other processes of such tasks."""
     found, others = [], []
-    for task in ranks:
-        rings = ask_one(lambda: [("rings", rings_of(task))], READ_TIMEOUT_S).get("rings", [])  # noqa: B023
+    read = ask_one(lambda: [("rings", [rings_of(task) for task in ranks])], READ_TIMEOUT_S).get("rings")
+    for task, rings in zip(ranks, read or [[]] * len(ranks)):
         if not any(ring["pid"] != task["pid"] for ring in rings):
             found.append(task)
             continue
@@ -48,9 +48,11 @@ def rings_of(task: Facts) -> list[Facts]:
 
     That of the task alone is not read: nearly always, there is no other.
     """
-    folder = task.get("rings")
-    names = [name for name in os.listdir(folder) if name.endswith(".ring")] if folder else []
-    rings = []
+    folder, rings = task.get("rings"), []
+    try:
+        names = [name for name in os.listdir(folder) if name.endswith(".ring")] if folder else []
+    except OSError:
+        names = []
     for name in names if names != [f"{task['pid']}.ring"] else []:
         try:
             with open(f"{folder}/{name}", "rb") as stream:
