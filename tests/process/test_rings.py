@@ -156,6 +156,7 @@ def test_a_folder_that_cannot_be_made_is_said_and_the_program_runs(ranks: Ranks,
     assert ranks.wait() == [0]
     assert "ring False" in ranks.log(0)
     assert ranks.record(0)["rings"] is None and "Not a directory" in ranks.record(0)["why_no_rings"]
+    assert ranks.log(0).count("rank_runner: the last calls are not kept: [Errno 20] Not a directory") == 1
 
 
 def test_the_program_keeps_its_own_sitecustomize_and_its_path(ranks: Ranks, tmp_path: Path) -> None:
