@@ -47,12 +47,13 @@ def newest_calls(ring: Ring, count: int) -> tuple[RingCall, ...]:
 
 
 def group_ranks(ranks: Sequence[RankCalls], count: int) -> list[Alike]:
-    """Return the groups of ranks whose last `count` calls, step and phase are equal, the smallest first."""
+    """Return the groups of ranks whose last `count` calls, step, phase and stack are equal, the smallest first."""
     found: dict[Any, list[RankCalls]] = {}
     for each in sorted(ranks, key=lambda each: (each.rank is None, each.rank or 0, each.name)):
         if each.ring is not None:
             calls = tuple(_what(call) for call in newest_calls(each.ring, count))
-            found.setdefault((each.ring.step, each.ring.phase, calls, each.is_copy), []).append(each)
+            stands_in = each.ring.stacks.site if each.ring.stacks else None
+            found.setdefault((each.ring.step, each.ring.phase, calls, stands_in, each.is_copy), []).append(each)
     groups = [
         Alike(tuple(members), newest_calls(members[0].ring, count)) for members in found.values() if members[0].ring
     ]
@@ -77,6 +78,8 @@ def words_of(groups: Sequence[Alike], ranks: Sequence[RankCalls]) -> Iterator[st
             yield f"  {_clock(call.entered)}  {_lasted(call):>9}  {call}"
         if not group.calls:
             yield "  no call is recorded"
+        if ring.stacks is not None:
+            yield f"  no thread could run: in {ring.stacks.place}"
         if ring.lost_names or ring.lost_threads:
             yield f"  incomplete: {ring.lost_names} names and {ring.lost_threads} threads did not fit"
     for each in ranks:
@@ -108,6 +111,7 @@ def document_of(ranks: Sequence[RankCalls], groups: Sequence[Alike], count: int)
                 "step": each.ring.step if each.ring else None,
                 "phase": each.ring.phase if each.ring else None,
                 "heartbeat": each.ring.heartbeat if each.ring else None,
+                "stands_in": each.ring.stacks.site if each.ring and each.ring.stacks else None,
                 "calls": [_document(call) for call in newest_calls(each.ring, count)] if each.ring else [],
             }
             for each in ranks

@@ -299,6 +299,7 @@ ranks[].is_copy | whether the process is gone, and this is the ring that it left
 ranks[].step | the step that it was in; null if not known
 ranks[].phase | what it did in the step; empty if the program does not say so; null if not known
 ranks[].heartbeat | when a thread of the process last ran, seconds since the epoch; null if not known
+ranks[].stands_in | the call in which it wrote its stacks when no Python thread could run; null if it wrote none
 ranks[].calls[].entered | when the call began, seconds since the epoch; the oldest call comes first
 ranks[].calls[].left | when it ended; null if it has not
 ranks[].calls[].operation | `all_reduce`, `recv`, `torch.save` and so on; null if the name had no room

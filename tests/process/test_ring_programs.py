@@ -192,6 +192,8 @@ def test_a_rank_that_holds_the_gil_writes_its_stacks_and_one_that_is_stopped_doe
     copy = read(ranks.kept(1))[0]
     assert copy["threads"][0]["last"][-1][2] == "all_reduce" and copy["stacks"] == held["stacks"]
     assert whereabouts(look(ranks).ranks[1]).startswith("was in hold_it (<string>:8) (from faulthandler, ")
+    told = list(words_of(group_ranks(read_copies(AttemptDir(ranks.attempt)), 1), ()))
+    assert any(line.startswith("  no thread could run: in hold_it (<string>:8) (from ") for line in told), told
 
 
 @pytest.mark.torch
