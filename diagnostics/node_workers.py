@@ -1,14 +1,15 @@
 """Finds the ranks that the tasks of a run have started, for node_agent.py. Standard library, Python 3.8 or newer.
 
-The PID files of a run name its tasks. Where a task is a launcher (torchrun), or a program that spawns ranks, the rings
-next to its own say so, and which process is which rank.
+The PID files of a run name its tasks. Where a task is a launcher (torchrun, a shell), or a program that spawns ranks,
+the rings next to its own say which process is which rank, and for those that have not joined yet their environment.
 """
 
 from __future__ import annotations
 
 import os
 
-from node_identity import identify
+from node_identity import identify, role_of
+from node_numbers import GUESS, STORE
 from node_processes import ask_one, descendants, parents, read_text
 from node_ranks import number_ranks
 from ring_file import read_ring
@@ -26,20 +27,23 @@ READ_TIMEOUT_S = 2.0
 def with_workers(ranks: list[Facts], request: Facts, problems: list[str]) -> tuple[list[Facts], list[Facts]]:
     """Return the ranks, with workers in place of tasks that started some, and the other processes of such tasks."""
     found, others = [], []
-    for task in ranks:
-        rings = ask_one(lambda: [("rings", rings_of(task))], READ_TIMEOUT_S).get("rings", [])  # noqa: B023
-        if not any(ring["pid"] != task["pid"] for ring in rings):
+    read = ask_one(lambda: [("rings", [rings_of(task) for task in ranks])], READ_TIMEOUT_S).get("rings")
+    tasks = identify([task["pid"] for task in ranks], [])
+    for task, rings in zip(ranks, read or [[]] * len(ranks)):
+        role = role_of(tasks[task["pid"]]) if task["pid"] in tasks else None
+        if (role is None or role[0] != "launcher") and all(ring["pid"] == task["pid"] for ring in rings):
             found.append(task)
             continue
-        below = descendants(task["pid"], parents())
-        workers = [as_worker(task, ring) for ring in rings if ring["pid"] in below or ring["pid"] == task["pid"]]
+        below = {task["pid"]} | descendants(task["pid"], parents())
+        workers = [as_worker(task, ring) for ring in rings if ring["pid"] in below]
         if len({worker["rank"] for worker in workers}) < len(workers):
             workers = []  # they have the number of the task until they have joined
         named, more = number_ranks(identify(sorted(below), problems), {}, task["pid"], request)
         pids, numbers = ({worker[key] for worker in workers} for key in ("pid", "rank"))
-        workers += [rank for rank in named if rank["pid"] not in pids and rank["rank"] not in numbers]
+        named = [rank for rank in named if rank["pid"] not in pids and rank["rank"] not in numbers]
+        workers += [dict(rank, rings=task.get("rings")) for rank in named if rank["source"] not in (GUESS, STORE)]
         found += sorted(workers, key=lambda worker: worker["rank"]) or [task]
-        others += more
+        others += [other for other in more if workers and other["pid"] not in pids]
     return found, others
 
 
@@ -48,9 +52,11 @@ def rings_of(task: Facts) -> list[Facts]:
 
     That of the task alone is not read: nearly always, there is no other.
     """
-    folder = task.get("rings")
-    names = [name for name in os.listdir(folder) if name.endswith(".ring")] if folder else []
-    rings = []
+    folder, rings = task.get("rings"), []
+    try:
+        names = [name for name in os.listdir(folder) if name.endswith(".ring")] if folder else []
+    except OSError:
+        names = []
     for name in names if names != [f"{task['pid']}.ring"] else []:
         try:
             with open(f"{folder}/{name}", "rb") as stream:
@@ -69,7 +75,7 @@ def lives(ring: Facts) -> bool:
 
 
 def takes_part(ring: Facts) -> bool:
-    """As in rank_rings.py: a launcher has nothing but a store."""
+    """As in rank_rings.py: a launcher only has a store."""
     calls = (call for lane in ring["lanes"] for call in lane["calls"])
     return any(call[2] == "init_process_group" or call[8] or call[6] is not None for call in calls)
 

@@ -83,6 +83,7 @@ class Rings:
         try:
             for name, ring in chosen(self.folder, self._name).items():
                 self._copy(ring, name)
+            self._is_kept = True
         except (OSError, ValueError) as error:
             self._is_kept = False
             return f"{self._copies}: {error}"

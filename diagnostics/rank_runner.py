@@ -303,6 +303,8 @@ class Rank:
         self.forwarded = forwarded_signals(self.stop_signal, is_local=options.rank is not None)
         self.rings = Rings(options.ring, self.attempt, self.name)
         self.log = StampedLog(self.attempt / "logs" / f"{self.name}.log", options.log_limit_mib << 20)
+        if options.ring != "none" and self.rings.why:
+            self.log.feed(f"rank_runner: the last calls are not kept: {self.rings.why}\n".encode())
 
     def run(self, program: list[str]) -> int:
         """Start the program, log its output, wait for its end, and return the exit code for the runner."""

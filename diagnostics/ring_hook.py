@@ -7,8 +7,8 @@ without a ring, and one line on stderr says why.
 A thread writes the heartbeat: it stands still in a process whose threads cannot run, such as one that holds the GIL in
 C. The runner of the rank sees that, and sends this thread, and no other, a signal: its handler, faulthandler's, is in C
 and writes the stacks of all threads to `PID.stacks`. faulthandler's timer is not used. It would write them as well when
-a process resumes that was stopped, while its threads run, and that ends one in twenty with SIGSEGV; in a child that was
-forked while it ran, Python waits for it for ever; and there is one only, which may be the program's.
+a process resumes that was stopped, while its threads run, which ends some with SIGSEGV; in a child that was forked
+while it ran, Python waits for it for ever; and there is one only, which may be the program's.
 """
 
 from __future__ import annotations

@@ -122,6 +122,7 @@ def spy(
         if flight_recorder:
             _warn_of_missing_recorders(found)
         evidence, judgment = _judge(found, axes)
+        _mention_dumps(evidence, target)
         unstored = _store(_with_topology(found, axes), evidence, judgment.conclusion, target, output)
     conclusion = judgment.conclusion
     _show(evidence, judgment, as_json, why)
@@ -208,6 +209,17 @@ def _warn_of_missing_recorders(found: Bundle) -> None:
 
     for why, ranks in missing_recorders(found).items():
         console.talk(f"warning: flight recorder of {name_ranks(ranks)}: {why}")
+
+
+def _mention_dumps(evidence: Evidence, target: Target) -> None:
+    """Say where dumps of torch's recorder are: its watchdog ends a rank once it has written one."""
+    prefix = target.attempt.recorder_dumps if target.attempt else None
+    if (
+        prefix is not None
+        and any(seen.is_gone for seen in evidence.ranks)
+        and any(prefix.parent.glob(f"{prefix.name}*"))
+    ):
+        console.talk(f"ranks have left the record of torch: bsl spy --bundle {prefix}*")
 
 
 def _with_topology(found: Bundle, axes: str | None) -> Bundle:

@@ -27,6 +27,8 @@ RUN/
     exits/rank-0003.json      exit code or signal of rank 3
     recorder/rank-0003.sock   socket on which rank 3 sends its recorded collectives; rank-0003.json: its groups;
                               nccl_trace_rank_3: written by torch when a collective of NCCL timed out
+    rings/rank-0003.ring      the last calls of rank 3, if it ended badly; rank-0003.stacks: its stacks, if it
+                              wrote some
   checkpoints/                global_step20/, latest, latest_checkpointed_iteration.txt
   dumps/                      per-rank weight dumps: step-000005-before/rank-0003.safetensors
   spy/                        evidence bundles

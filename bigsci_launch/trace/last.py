@@ -61,6 +61,11 @@ class RankCalls:
         return {**(self.trace.thread_names if self.trace is not None else {}), **ring}
 
     @property
+    def stands_in(self) -> str | None:
+        """The call in which it wrote its stacks when no Python thread could run; None if it wrote none."""
+        return self.ring.stacks.site if self.ring is not None and self.ring.stacks is not None else None
+
+    @property
     def phase(self) -> str:
         return self.ring.phase if self.ring is not None else ""
 
@@ -87,13 +92,13 @@ def newest_calls(each: RankCalls, count: int) -> tuple[RingCall, ...]:
 
 
 def group_ranks(ranks: Sequence[RankCalls], count: int) -> list[Alike]:
-    """Return the groups of ranks whose last `count` calls, step and phase are equal, the smallest first."""
+    """Return the groups of ranks whose last `count` calls, step, phase and stack are equal, the smallest first."""
     found: dict[Any, list[RankCalls]] = {}
     for each in sorted(ranks, key=lambda each: (each.rank is None, each.rank or 0, each.name)):
         if each.is_known:
             calls = tuple(_what(call) for call in newest_calls(each, count))
             traced = each.trace.words if each.trace else None
-            found.setdefault((each.step, each.phase, calls, each.is_copy, traced), []).append(each)
+            found.setdefault((each.step, each.phase, calls, each.stands_in, each.is_copy, traced), []).append(each)
     groups = [Alike(tuple(members), newest_calls(members[0], count)) for members in found.values()]
     return sorted(groups, key=lambda group: len(group.members))
 
@@ -118,6 +123,8 @@ def words_of(groups: Sequence[Alike], ranks: Sequence[RankCalls]) -> Iterator[st
             yield f"  {_clock(call.entered)}  {_lasted(call):>9}  {call}"
         if not group.calls:
             yield "  no call is recorded"
+        if first.ring is not None and first.ring.stacks is not None:
+            yield f"  no thread could run: in {first.ring.stacks.place}"
         if first.ring is not None and (first.ring.lost_names or first.ring.lost_threads):
             yield f"  incomplete: {first.ring.lost_names} names and {first.ring.lost_threads} threads did not fit"
     for each in ranks:
@@ -151,6 +158,7 @@ def document_of(ranks: Sequence[RankCalls], groups: Sequence[Alike], count: int)
                 "heartbeat": each.ring.heartbeat if each.ring else None,
                 "traced": each.trace.packages if each.trace else None,
                 "how_traced": each.trace.how if each.trace else None,
+                "stands_in": each.stands_in,
                 "calls": [_document(call) for call in newest_calls(each, count)],
             }
             for each in ranks

@@ -57,7 +57,7 @@ def read_copies(attempt: AttemptDir, num_last: int = NUM_LAST) -> list[RankCalls
 def with_living(copies: Iterable[RankCalls], living: Iterable[RankCalls]) -> list[RankCalls]:
     """Return the ranks of both: what a node read of a rank just now, else what it left.
 
-    A task that still runs may have started ranks that the run has no record of.
+    A task that still runs may have started ranks that the run does not know.
     """
     left = {each.rank if each.rank is not None else each.name: each for each in copies}
     now = {each.rank: each for each in living}

@@ -302,6 +302,7 @@ ranks[].phase | what it did in the step; empty if the program does not say so; n
 ranks[].heartbeat | when a thread of the process last ran, seconds since the epoch; null if not known
 ranks[].traced | packages whose calls are traced; null if none are
 ranks[].how_traced | how, until when, and what is missing; null if none are
+ranks[].stands_in | the call in which it wrote its stacks when no Python thread could run; null if it wrote none
 ranks[].calls[].entered | when the call began, seconds since the epoch; the oldest call comes first
 ranks[].calls[].left | when it ended; null if it has not
 ranks[].calls[].operation | `all_reduce`, `recv`, `torch.save`, or a traced function; null if the name had no room

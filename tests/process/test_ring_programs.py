@@ -26,8 +26,10 @@ from .conftest import state_of
 from .recorded_ranks import DIAGNOSTICS, Ranks, Reply, read, until
 
 WORK = """
-import os, torch, torch.distributed as dist
+import os, pathlib, time, torch, torch.distributed as dist
 def work(*_):
+    while os.environ["RANK"] == "2" and not pathlib.Path("joins").exists():
+        time.sleep(0.05)
     dist.init_process_group("gloo")
     dist.all_reduce(torch.ones(1))
     print("ready", flush=True)
@@ -95,6 +97,10 @@ def look(ranks: Ranks, **more: object) -> Evidence:
     return collect(Target(label="rings", request=request, attempt=AttemptDir(ranks.attempt))).evidence()
 
 
+def num_joining(ranks: Ranks) -> int:
+    return sum(("init_process_group", None) in inside(ring) for ring in rings_of(ranks))
+
+
 def named_rings(ranks: Ranks) -> list[tuple[Path, Reply]]:
     files = sorted((ranks.attempt / "rings").glob("*.ring"))
     return list(zip(files, read(*files), strict=True))
@@ -103,15 +109,25 @@ def named_rings(ranks: Ranks) -> list[tuple[Path, Reply]]:
 @pytest.mark.torch
 def test_each_worker_of_torchrun_has_a_ring(ranks: Ranks, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    (tmp_path / "work.py").write_text(WORK + "work()\n")
+    (tmp_path / "work.py").write_text(WORK + f"os.chdir({str(tmp_path)!r}); work()\n")
     options = ["--nproc-per-node", "3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
     ranks.start([sys.executable, "-m", "torch.distributed.run", *options, str(tmp_path / "work.py")], 1)
+    until(lambda: (ranks.attempt / "pids").exists() and num_joining(ranks) == 2)
+    found = look(ranks)
+    assert found.ranks[-1].place in ("work (work.py:5)", "work (work.py:6)") and not found.problems
+    assert [(seen.rank, seen.numbered_by) for seen in found.ranks] == [
+        (0, NumberedBy.RING),
+        (1, NumberedBy.RING),
+        (2, NumberedBy.ENVIRONMENT),
+    ]
+    assert not any(each.role == "unknown" for each in found.others)
+    (tmp_path / "joins").touch()
     assert_ranks_are_told_apart(ranks, 3)
     launcher = ranks.record(0)["pid"]
-
     found = look(ranks)
     assert [seen.rank for seen in found.ranks] == [0, 1, 2] and found.topology is None
-    assert launcher not in [seen.pid for seen in found.ranks] and launcher not in [each.pid for each in found.others]
+    assert launcher not in [seen.pid for seen in found.ranks]
+    assert [(each.pid, each.role) for each in found.others if each.role != "helper"] == [(launcher, "launcher")]
     assert all(seen.numbered_by is NumberedBy.RING and seen.ring and seen.threads for seen in found.ranks)
     assert str(build_graph(found).waits[1]) == "recv from rank 0 with tag 5"
 
@@ -165,6 +181,7 @@ def test_a_rank_that_holds_the_gil_writes_its_stacks_and_one_that_is_stopped_doe
     assert not evidence.ranks[1].threads and whereabouts(evidence.ranks[1]).startswith(
         "is in hold_it (<string>:8) (from "
     )
+    assert "py-spy is not installed" in (why := evidence.ranks[1].why_unreadable or "") and "; it is in hold_it" in why
     stacks = [words for name, words in facts_of(evidence.ranks[1], evidence) if name == "stack"]
     assert len(stacks) == 1 and re.fullmatch(
         r"hold_it \(<string>:8\) < <module> \(<string>:12\) \(from faulthandler, \d+ s old\)", stacks[0]
@@ -175,6 +192,8 @@ def test_a_rank_that_holds_the_gil_writes_its_stacks_and_one_that_is_stopped_doe
     copy = read(ranks.kept(1))[0]
     assert copy["threads"][0]["last"][-1][2] == "all_reduce" and copy["stacks"] == held["stacks"]
     assert whereabouts(look(ranks).ranks[1]).startswith("was in hold_it (<string>:8) (from faulthandler, ")
+    told = list(words_of(group_ranks(read_copies(AttemptDir(ranks.attempt)), 1), ()))
+    assert any(line.startswith("  no thread could run: in hold_it (<string>:8) (from ") for line in told), told
 
 
 @pytest.mark.torch

@@ -28,6 +28,7 @@ from bigsci_launch.trace.last import group_ranks, words_of
 from bigsci_launch.trace.read import NO_COPY, read_copies, read_nodes, with_living
 
 from .recorded_ranks import Ranks, read, until
+from .test_spy_dumps import dump
 
 pytestmark = pytest.mark.torch
 START = """
@@ -232,7 +233,16 @@ def test_the_commands_answer_for_the_dead_and_the_living(ranks: Ranks) -> None:
     assert f"rank 1: step 0, {FROM_RING}" in said.stdout and "\nrank 2: step 0\n" in said.stdout, said.output
     said = CliRunner().invoke(bsl, ["spy", str(run)])
     assert "was in send to rank 0 with tag 7" in said.stdout, said.output
-    assert f"({FROM_RING})" in said.stdout
+    assert f"({FROM_RING})" in said.stdout and "the record of torch" not in said.output
+
+    left = Path(f"{attempt.recorder_dumps}1")
+    left.write_bytes(dump())
+    said = CliRunner().invoke(bsl, ["spy", str(run)])
+    assert f"ranks have left the record of torch: bsl spy --bundle {attempt.recorder_dumps}*\n" in said.stderr, (
+        said.output
+    )
+    said = CliRunner().invoke(bsl, ["spy", "--bundle", str(left)])
+    assert said.exit_code == 0 and "all_reduce" in said.stdout, said.output
 
 
 def test_a_run_that_was_ended_shows_why_it_hung(ranks: Ranks) -> None:

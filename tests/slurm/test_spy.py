@@ -28,6 +28,14 @@ rank = os.environ.get("RANK") or os.environ["SLURM_PROCID"]
 pathlib.Path("{folder}", "ready-" + rank).touch()
 {place}() if rank == "{odd}" else wait_for_peers()
 """
+TAGS = """
+import pathlib, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+pathlib.Path("{folder}", f"ready-{{dist.get_rank()}}").touch()
+if dist.get_rank() == 0: dist.recv(torch.zeros(3), 3, tag=8)
+if dist.get_rank() == 3: dist.send(torch.zeros(3), 0, tag=7)
+dist.barrier()
+"""
 TOPOLOGY = ("--topology", "tp=2,pp=2,dp=2")
 
 
@@ -135,6 +143,54 @@ def test_a_job_of_bsl_with_a_program_of_its_own(jobs: Jobs) -> None:
     assert by_name.stdout.startswith("rank 2 (n1, dp1 pp0 tp0) sleeps in load_batch"), by_name.stderr
     assert list(RunDir(jobs.folder / "stuck").bundles.iterdir())
     jobs.cancel(job)
+
+
+SHELL = "{python} {program}"
+TORCHRUN = (
+    "exec {python} -m torch.distributed.run --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d "
+    "--rdzv-endpoint $MASTER_ADDR:$MASTER_PORT {program}"
+)
+"""Which worker gets which rank is not the order of the tasks."""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("how", [SHELL, pytest.param(TORCHRUN, marks=pytest.mark.long)], ids=["shell", "torchrun"])
+def test_the_rings_of_a_program_of_its_own_are_read_on_its_nodes_and_outlive_it(jobs: Jobs, how: str) -> None:
+    (jobs.folder / "train.py").write_text(TAGS.format(folder=jobs.folder))
+    run, line = jobs.folder / "tags", how.format(python=sys.executable, program=jobs.folder / "train.py")
+    settings = ["run.name=tags", f"run.root={jobs.folder}", f"run.command={json.dumps(['bash', '-c', line])}"]
+    settings += ["slurm.nodes=2", "parallelism.pipeline_parallel_size=1"]
+    done = jobs.cluster.bsl("submit", str(CONFIG), *(word for value in settings for word in ("--set", value)))
+    assert done.returncode == 0, done.stderr
+    wait_until(ready(jobs.folder, 4), 120)
+    time.sleep(1.0)
+
+    def said() -> dict[str, Any]:
+        done = jobs.cluster.bsl("spy", str(run), "--json")
+        return dict(json.loads(done.stdout))
+
+    def last() -> list[str]:
+        done = jobs.cluster.bsl("trace", "last", str(run), "-n", "1")
+        assert done.returncode == 0, done.stderr
+        return [line[:2] + line[19:].strip() if line.startswith("  ") else line for line in done.stdout.splitlines()]
+
+    spied, told = said(), last()
+    assert [rank["rank"] for rank in spied["ranks"]] == [0, 1, 2, 3]
+    assert sorted(rank["node"] for rank in spied["ranks"]) == ["n0", "n0", "n1", "n1"]
+    tags = next(line for line in spied["verdict"]["evidence"] if line.startswith("the tags differ: rank 0 (n"))
+    assert "is in recv from rank 3 with tag 8" in tags and "is in send to rank 0 with tag 7" in tags
+    assert f"  not ended  recv from rank 3 with tag 8, float32 [3], at {jobs.folder}/train.py:5 <module>" in told, told
+    assert [line for line in told if not line.startswith(" ")] == [
+        "rank 0: step 0",
+        "rank 3: step 0",
+        "ranks 1-2: step 0",
+    ]
+    assert jobs.cluster.bsl("cancel", str(run)).returncode == 0
+    copies = RunDir(run).attempt("0001").rings
+    wait_until(lambda: len(list(copies.glob("rank-*.ring"))) == 4, 60)
+    wait_until(lambda: not jobs.cluster.run("squeue", "-h").stdout.strip(), 60)
+    assert last() == told
+    assert "the tags differ: rank 0" in said()["verdict"]["claim"]
 
 
 # The jobs above hold what Slurm adds, and tests/process/test_spy_hangs.py the same verdict on the same ranks.

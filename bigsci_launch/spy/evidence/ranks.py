@@ -116,7 +116,7 @@ class RankEvidence:
 
     @property
     def why_unreadable(self) -> str | None:
-        """Why there is no stack of a living process, or None."""
+        """Why there is no stack of a living process, and what it wrote of itself, if it did; or None."""
         if self.threads or self.is_gone:
             return None
         if self.last is None:
@@ -124,7 +124,8 @@ class RankEvidence:
         if self.last.state == "?":
             return self.last.why or "no stack"
         kernel = f"state {self.last.state}" + (f", {self.last.wchan}" if self.last.wchan else "")
-        return f"{self.last.why or 'no stack'} ({kernel})"
+        written = f"; it is in {self.ring.stacks.place}" if self.ring and self.ring.stacks else ""
+        return f"{self.last.why or 'no stack'} ({kernel}){written}"
 
 
 @dataclass(frozen=True, slots=True)

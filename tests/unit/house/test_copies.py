@@ -269,3 +269,29 @@ def test_the_chain_hides_the_same_variables_from_slurm(program: Program) -> None
     theirs = program("chain_slurm")
     for name in ("SLURM_JOB_ID", "SBATCH_ACCOUNT", "SLURM_CONF", "SLURM_JWT", "PATH", "PMIX_RANK"):
         assert is_scrubbed(name) == (theirs.SCRUBBED.fullmatch(name) is not None and name not in theirs.KEPT)
+
+
+# ------------------------------------------------------------------------------------------- rings
+
+
+def ring_of(*calls: tuple[str | None, int, int | None]) -> dict[str, Any]:
+    """Return a ring as `read_ring` gives it, with calls of an operation, a number in its group and a peer."""
+    told = [[0.0, None, name, None, None, None, peer, None, number, 0, False] for name, number, peer in calls]
+    return {"lanes": [{"calls": told}]}
+
+
+def test_what_the_runner_of_a_rank_knows_of_rings_is_known_alike(program: Program) -> None:
+    kept, found = program("rank_rings"), program("node_workers")
+    for ring in (
+        ring_of(),
+        ring_of(("store.get", 0, None), (None, 0, None)),
+        ring_of(("init_process_group", 0, None)),
+        ring_of(("store.get", 0, None), ("barrier", 3, None)),
+        ring_of(("send", 0, 0)),
+    ):
+        assert kept.takes_part(ring) == found.takes_part(ring)
+    assert not kept.takes_part(ring_of(("store.get", 0, None))) and kept.takes_part(ring_of(("send", 0, 0)))
+    asks, asked = program("rank_stacks"), program("ring_hook")
+    assert (asks.STACKS_SIGNAL, asks.BEAT_THREAD) == (asked.STACKS_SIGNAL, asked.BEAT_THREAD)
+    assert asks.LOOK_S * asks.NUM_LOOKS >= 3 * asked.BEAT_S
+    assert program("rank_recorder").DUMP_VARIABLES == program("node_identity").DUMP_VARIABLES

@@ -21,11 +21,15 @@ class WrittenStacks:
     age_s: float
 
     @property
-    def place(self) -> str:
-        """Where the thread is that decides: `save (train.py:88) (from faulthandler, 35 s old)`."""
+    def site(self) -> str:
+        """Where the thread is that decides: `save (train.py:88)`."""
         thread = decisive_thread(self.threads, 0)
-        site = thread.site if thread else None
-        return f"{site or 'a place that is not known'} (from faulthandler, {self.age_s:.0f} s old)"
+        return str(thread.site) if thread and thread.site else "a place that is not known"
+
+    @property
+    def place(self) -> str:
+        """`save (train.py:88) (from faulthandler, 35 s old)`."""
+        return f"{self.site} (from faulthandler, {self.age_s:.0f} s old)"
 
 
 def parse_written_stacks(ring: Mapping[str, Any]) -> WrittenStacks | None:
