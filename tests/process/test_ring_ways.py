@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -25,7 +26,7 @@ from .conftest import state_of
 from .recorded_ranks import DIAGNOSTICS, Ranks, read, until
 
 pytestmark = pytest.mark.torch
-CULPRIT = 2
+CULPRIT, PIPE = 2, "shard"
 WAYS = {"killed": "", "stopped": "T", "state-d": "D", "gil": "S"}
 """How the culprit ends, and the state of its process from then on."""
 BY_NUMBER = "wait for it, the first of them (rank 0) in barrier number 4 of the world"
@@ -86,6 +87,8 @@ class ForkedRanks:
             self.runners.append(self.nursery.start(argv, given, self.places.rings.parent / "runner.out"))
 
     def end(self) -> None:
+        with contextlib.suppress(OSError):  # the child of a rank in state D reads from the pipe
+            os.close(os.open(self.places.rings.parent / PIPE, os.O_WRONLY | os.O_NONBLOCK))
         pids = [json.loads(path.read_text())["pid"] for path in (self.places.attempt / "pids").glob("*.json")]
         for pid in (*pids, *self.runners):
             try:
@@ -116,8 +119,8 @@ def forked(nursery: Nursery, tmp_path: Path) -> Iterator[ForkedRanks]:
 def test_the_call_that_ended_a_rank_is_shown(forked: ForkedRanks, tmp_path: Path, way: str, size: int) -> None:
     ranks = forked.places
     (tmp_path / "train.py").write_text(PROGRAM)
-    os.mkfifo(tmp_path / "shard")
-    forked.start(tmp_path / "train.py", [way, str(tmp_path / "shard")], size)
+    os.mkfifo(tmp_path / PIPE)
+    forked.start(tmp_path / "train.py", [way, str(tmp_path / PIPE)], size)
     until(lambda: all("ready" in ranks.log(rank) for rank in range(size)))
     until(lambda: state_of(ranks.record(CULPRIT)["pid"]) == WAYS[way])
     waiting = [rank for rank in range(size) if rank != CULPRIT]
