@@ -113,7 +113,7 @@ def one_is_a_step_behind_in_the_next_phase() -> Evidence:
 
 
 def one_names_another_root(
-    past: Sequence[int] = (2, 2, 2), newest: int = 1, others: Sequence[int] = (2, 2, 2)
+    past: Sequence[int] = (2, 2, 2), newest: int = 1, others: Sequence[int] = (2, 2, 2), group: str = "0: 0,1,2"
 ) -> Evidence:
     """Broadcast number 4: rank 1 names `newest` as its root and has named `past`, the others name rank 2 after
     `others`."""
@@ -126,7 +126,7 @@ def one_names_another_root(
         token = ["0", "", "broadcast", "[[4]]", "[float32]"]
         stream = {"tokens": [token], "stream": [0] * 4, "last_sequence": {"0": 4}, "open": [3]}
         ring["recorder"] |= {**stream, "members": {"0": [0, 1, 2]}}
-        ring["roots"] = [["0: 0,1,2", "broadcast", "/src/train.py:5 step", runs]]
+        ring["roots"] = [[group if at == 1 else "0: 0,1,2", "broadcast", "/src/train.py:5 step", runs]]
         rank["samples"][-1]["ring"] = ring
     return job(ranks)
 
