@@ -131,8 +131,9 @@ def one_names_another_root(
     return job(ranks)
 
 
-def sleeps_alone(frame: str = "stall@/src/train.py:7", **ring: Any) -> Evidence:
-    """Rank 1 sleeps on a futex below `frame`, and the others wait for it in collective number 2."""
+def sleeps_alone(frame: str = "stall@/src/train.py:7", without: Sequence[int] = (), **ring: Any) -> Evidence:
+    """Rank 1 sleeps on a futex below `frame`, and the others wait for it in collective number 2; ranks `without` have no
+    ring."""
     members = {"0": [0, 1, 2]}
     ranks = [rank_of(rank, f"{frame} < main@/src/train.py:3" if rank == 1 else WORLD) for rank in range(3)]
     for at, rank in enumerate(ranks):
@@ -140,7 +141,8 @@ def sleeps_alone(frame: str = "stall@/src/train.py:7", **ring: Any) -> Evidence:
         found = {**ring_of(*calls), "are_blocking": True, **(ring if at == 1 else {})}
         token = ["0", "", "all_reduce", "[[4]]", "[float32]"]
         stream = {"tokens": [token], "stream": [0] * len(calls), "open": [] if at == 1 else [1], "members": members}
-        rank["samples"][-1]["ring"] = {**found, "recorder": {**found["recorder"], **stream}}
+        if at not in without:
+            rank["samples"][-1]["ring"] = {**found, "recorder": {**found["recorder"], **stream}}
     return job(ranks)
 
 

@@ -54,6 +54,7 @@ def accused(**how: object) -> list[int]:
 def test_a_rank_that_sleeps_in_no_recorded_call_is_accused_where_collectives_return_when_they_are_done() -> None:
     assert accused() == [1]
     assert accused(**open_call("torch.save")) == [1]
+    assert accused(without=[2]) == [1]
 
 
 @pytest.mark.parametrize(
