@@ -156,7 +156,7 @@ def group_of(opened: Any, module: Any, group: Any) -> list[Any]:
 
 
 def flags_of(module: Any) -> int:
-    """Return the flags of collectives: those of gloo return when they are done. C++ may use any group of the process."""
+    """Return the flags of collectives: those of gloo return when they are done. C++ may use any group there is."""
     try:
         backends = {backend for backend, _ in module._world.pg_map.values()}
     except (AttributeError, TypeError, ValueError):

@@ -267,16 +267,18 @@ def _found_ranks(nodes: Sequence[Mapping[str, Any]], records: RunRecords) -> dic
 
 
 def _with_rings(found: Mapping[int, RankEvidence]) -> dict[int, RankEvidence]:
-    """Take the collectives from the rings if a rank lacks torch's own record and each rank that lives has a ring.
+    """Take the collectives from the rings if more of the ranks that live have a ring than torch's own record.
 
     The two number collectives differently, so that they cannot be compared with each other. A ring that had no room for
     a thread may lack collectives, and numbers them wrongly.
     """
+    rings = {rank: seen.ring for rank, seen in found.items() if seen.ring and not seen.ring.lost_threads}
     living = [seen for seen in found.values() if not seen.is_gone]
-    are_whole = all(seen.ring and not seen.ring.lost_threads for seen in living)
-    if not living or all(seen.recorder for seen in living) or not are_whole:
+    if sum(seen.rank in rings for seen in living) <= sum(bool(seen.recorder) for seen in living):
         return dict(found)
-    return {rank: replace(seen, recorder=seen.ring.recorder if seen.ring else None) for rank, seen in found.items()}
+    return {
+        rank: replace(seen, recorder=rings[rank].recorder if rank in rings else None) for rank, seen in found.items()
+    }
 
 
 def _with_copies(found: Mapping[int, RankEvidence], collection: Mapping[str, Any]) -> dict[int, RankEvidence]:

@@ -85,9 +85,9 @@ def find_departures(evidence: Evidence) -> Departures:
         if seen.recorder and seen.recorder.stream
     }
     firsts = {seen.rank: seen.recorder.first_record for seen in evidence.ranks if seen.recorder}
-    groups = peer_groups(streams, evidence)
     surprises = {rank: find_surprises(rank, stream) for rank, stream in streams.items()}
-    views = [PeerView(group, streams, firsts) for group in groups]
+    groups = peer_groups([seen.rank for seen in evidence.ranks], evidence)
+    views = [PeerView(group, streams, firsts) for group in groups if not streams.keys().isdisjoint(group)]
     past = [found for view in views for rank in view.group for found in view.unusual(surprises[rank])[-1:]]
     peers = [found for view in views for found in view.odd_ones() if not view.is_due_to_others(found, surprises)]
     return Departures(
@@ -271,12 +271,13 @@ def _agree(did: Sequence[Collective], due: Sequence[Collective]) -> bool:
 
 class PeerView:
     """Ranks with the same part, side by side. Peers issue equal numbers of collectives, so equal record numbers are the
-    same place in the schedule."""
+    same place in the schedule. Members without a recorder may have done the same as any one that differs."""
 
     def __init__(
         self, group: Sequence[int], streams: Mapping[int, Sequence[Collective]], firsts: Mapping[int, int]
     ) -> None:
-        self.group = group
+        self.group = tuple(rank for rank in group if rank in streams)
+        self._num_unknown = len(group) - len(self.group)
         self._streams = streams
         self._firsts = firsts
 
@@ -292,7 +293,7 @@ class PeerView:
     def _is_usual(self, found: Departure) -> bool:
         record = found.position + self._firsts[found.rank]
         others = [self._did(rank, record) for rank in self.group if rank != found.rank]
-        alike = sum(did == found.did for did in others)
+        alike = sum(did == found.did for did in others) + self._num_unknown
         return alike > 0 and alike >= sum(did == found.expected for did in others)
 
     def is_due_to_others(self, found: Departure, surprises: Mapping[int, Sequence[Departure]]) -> bool:
@@ -320,7 +321,7 @@ class PeerView:
                     by_collective.setdefault(did, []).append(rank)
             most = max(by_collective.values(), key=len, default=[])
             others = [rank for members in by_collective.values() if members is not most for rank in members]
-            if others and (record == start or len(most) <= len(others)):
+            if others and (record == start or len(most) <= len(others) + self._num_unknown):
                 return []
             found += [self._differs(rank, most, record) for rank in others]
             together = most

@@ -113,7 +113,7 @@ def one_is_a_step_behind_in_the_next_phase() -> Evidence:
 
 
 def one_names_another_root(
-    past: Sequence[int] = (2, 2, 2), newest: int = 1, others: Sequence[int] = (2, 2, 2)
+    past: Sequence[int] = (2, 2, 2), newest: int = 1, others: Sequence[int] = (2, 2, 2), group: str = "0: 0,1,2"
 ) -> Evidence:
     """Broadcast number 4: rank 1 names `newest` as its root and has named `past`, the others name rank 2 after
     `others`."""
@@ -126,13 +126,14 @@ def one_names_another_root(
         token = ["0", "", "broadcast", "[[4]]", "[float32]"]
         stream = {"tokens": [token], "stream": [0] * 4, "last_sequence": {"0": 4}, "open": [3]}
         ring["recorder"] |= {**stream, "members": {"0": [0, 1, 2]}}
-        ring["roots"] = [["0: 0,1,2", "broadcast", "/src/train.py:5 step", runs]]
+        ring["roots"] = [[group if at == 1 else "0: 0,1,2", "broadcast", "/src/train.py:5 step", runs]]
         rank["samples"][-1]["ring"] = ring
     return job(ranks)
 
 
-def sleeps_alone(frame: str = "stall@/src/train.py:7", **ring: Any) -> Evidence:
-    """Rank 1 sleeps on a futex below `frame`, and the others wait for it in collective number 2."""
+def sleeps_alone(frame: str = "stall@/src/train.py:7", without: Sequence[int] = (), **ring: Any) -> Evidence:
+    """Rank 1 sleeps on a futex below `frame`, and the others wait for it in collective number 2; ranks `without` have no
+    ring."""
     members = {"0": [0, 1, 2]}
     ranks = [rank_of(rank, f"{frame} < main@/src/train.py:3" if rank == 1 else WORLD) for rank in range(3)]
     for at, rank in enumerate(ranks):
@@ -140,7 +141,8 @@ def sleeps_alone(frame: str = "stall@/src/train.py:7", **ring: Any) -> Evidence:
         found = {**ring_of(*calls), "are_blocking": True, **(ring if at == 1 else {})}
         token = ["0", "", "all_reduce", "[[4]]", "[float32]"]
         stream = {"tokens": [token], "stream": [0] * len(calls), "open": [] if at == 1 else [1], "members": members}
-        rank["samples"][-1]["ring"] = {**found, "recorder": {**found["recorder"], **stream}}
+        if at not in without:
+            rank["samples"][-1]["ring"] = {**found, "recorder": {**found["recorder"], **stream}}
     return job(ranks)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bigsci_launch.spy.judge.conclusion import Strength
@@ -30,8 +32,9 @@ def test_nobody_is_accused_if_the_others_did_not_do_as_always(others: tuple[int,
     assert not judge(one_names_another_root(others=others)).suspects
 
 
-def test_equal_roots_are_no_disagreement() -> None:
-    assert judge(one_names_another_root(newest=2)).hang_class is not HangClass.ROOT_DIFFERS
+@pytest.mark.parametrize("how", [{"newest": 2}, {"group": "0: 1,3"}], ids=["equal", "of groups with one name"])
+def test_roots_that_are_no_disagreement(how: dict[str, Any]) -> None:
+    assert judge(one_names_another_root(**how)).hang_class is not HangClass.ROOT_DIFFERS
 
 
 def open_call(operation: str, *, is_async: bool = False) -> dict[str, object]:
@@ -51,6 +54,7 @@ def accused(**how: object) -> list[int]:
 def test_a_rank_that_sleeps_in_no_recorded_call_is_accused_where_collectives_return_when_they_are_done() -> None:
     assert accused() == [1]
     assert accused(**open_call("torch.save")) == [1]
+    assert accused(without=[2]) == [1]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Collection
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,30 @@ def test_where_one_stack_could_not_be_read_it_does_no_harm(name: str) -> None:
     for rank in range(4):
         assert not judged(name, without_stack(rank)).is_harmful, rank
         assert not judged(name, without_stack(rank, "recorder")).is_harmful, rank
+
+
+def without_recorder(ranks: Collection[int]) -> Change:
+    """Ranks whose recorder gave no answer."""
+
+    def change(document: Document) -> None:
+        for node in document["nodes"]:
+            for sample in (sample for each in node["ranks"] if each["rank"] in ranks for sample in each["samples"]):
+                sample.pop("recorder", None)
+
+    return change
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_where_one_recorder_gave_no_answer_it_does_no_harm(name: str) -> None:
+    """What a rank without a recorder did is not known: it may have done the same as the one that looks odd."""
+    for rank in range(4):
+        assert not judged(name, without_recorder([rank])).is_harmful, rank
+
+
+@pytest.mark.parametrize("name", ["H08-4-ranks-culprit-3", "H09-4-ranks-culprit-0", "H10-4-ranks-culprit-0"])
+def test_where_two_recorders_gave_no_answer_it_does_no_harm(name: str) -> None:
+    for pair in combinations(range(4), 2):
+        assert not judged(name, without_recorder(pair)).is_harmful, pair
 
 
 def thin_out(value: Any, rng: random.Random, share: float) -> Any:

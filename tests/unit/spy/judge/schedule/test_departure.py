@@ -82,6 +82,13 @@ def test_two_peers_that_differ_are_a_tie() -> None:
     assert odd({0: stream("t d"), 1: stream("t w")}) == []
 
 
+def test_peers_without_a_recorder_may_have_done_the_same() -> None:
+    streams = {rank: stream("t t d w " + ("w" if rank == 1 else "t")) for rank in (1, 2, 3)}
+    for known, found in (((1, 2, 3), [1]), ((0, 1, 2, 3), [])):
+        view = PeerView(known, streams, dict.fromkeys(streams, 0))
+        assert [each.rank for each in view.odd_ones()] == found
+
+
 def test_a_rank_that_only_stopped_earlier_did_not_depart() -> None:
     assert odd({0: stream("t d w t"), 1: stream("t d w t d w"), 2: stream("t d w t d")}) == []
 
