@@ -17,8 +17,8 @@ DIAGNOSTICS = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics"
 Reply = dict[str, Any]
 
 
-def read(*paths: Path) -> list[Reply]:
-    argv = [sys.executable, "-I", "-S", str(DIAGNOSTICS / "node_ring.py"), "32", *map(str, paths)]
+def read(*paths: Path, num_last: int = 32) -> list[Reply]:
+    argv = [sys.executable, "-I", "-S", str(DIAGNOSTICS / "node_ring.py"), str(num_last), *map(str, paths)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30)
     return list(json.loads(done.stdout).values())
 

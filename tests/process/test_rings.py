@@ -47,6 +47,38 @@ elif dist.get_rank() == 2:
 print("ready", flush=True)
 time.sleep(60)
 """
+CALLS = """
+import os, torch, torch.distributed as dist
+def begin(): dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def wrong():
+    try: dist.all_reduce("no tensor")
+    except TypeError: pass
+begin()
+for size in (1, 2, 1): dist.all_reduce(torch.ones(size))
+dist.all_reduce(torch.ones(1))
+for call, more in ((dist.all_reduce, dist.ReduceOp.SUM), (dist.broadcast, 0)): call(torch.ones(3), more)
+dist.all_reduce(tensor=torch.ones(4), async_op=True).wait()
+dist.all_gather([torch.ones(5)], torch.ones(5))
+wrong()
+ids = []
+for _ in range(8):
+    groups = [dist.new_group([0]) for _ in range(8)]
+    ids += map(id, groups)
+    for group in groups: dist.broadcast(torch.ones(6), 0, group)
+    for group in groups: dist.destroy_process_group(group)
+    del group, groups
+print("an id was used again:", len(set(ids)) < len(ids))
+world = dist.group.WORLD
+dist.destroy_process_group()
+begin()
+dist.broadcast(torch.ones(7), 0)
+dist.broadcast_object_list([8], 0)
+dist.broadcast_object_list([8], 0)
+child = os.fork()
+wrong()
+if child == 0: os._exit(0)
+os.waitpid(child, 0)
+"""
 
 
 def open_calls(ring: Reply) -> list[tuple[Any, ...]]:
@@ -127,6 +159,46 @@ def test_a_peer_that_is_given_by_its_rank_in_the_group_is_a_global_rank(ranks: R
 
 
 @pytest.mark.torch
+def test_what_is_known_of_earlier_calls_is_not_taken_for_another_call(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    given = {
+        "BSL_RING_DIR": str(tmp_path),
+        "PYTHONPATH": str(DIAGNOSTICS / "ring_site"),
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS], env={**os.environ, **given}, cwd=tmp_path, capture_output=True, text=True,
+        timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout == "an id was used again: True\n" and "not recorded" not in done.stderr
+    rings = read(*tmp_path.glob("*.ring"), num_last=1000)
+    found = [[(*call[2:6], call[8]) for call in ring["threads"][0]["last"] if call[8]] for ring in rings]
+    child, parent = sorted(found, key=len)
+    at, tried = "<string>:{} <module>".format, "<string>:5 wrong"
+    assert child == [("all_reduce", "0: 0", tried, None, 1)]
+    assert [call for call in parent if call[3] not in ("float32 [6]", "uint8 [5]")] == [
+        ("all_reduce", "0: 0", at(8), "float32 [1]", 1),
+        ("all_reduce", "0: 0", at(8), "float32 [2]", 2),
+        ("all_reduce", "0: 0", at(8), "float32 [1]", 3),
+        ("all_reduce", "0: 0", at(9), "float32 [1]", 4),
+        ("all_reduce", "0: 0", at(10), "float32 [3]", 5),
+        ("broadcast", "0: 0", at(10), "float32 [3]", 6),
+        ("all_reduce", "0: 0", at(11), "float32 [4]", 7),
+        ("all_reduce", "0: 0", at(11), "float32 [4]", 7),
+        ("all_gather", "0: 0", at(12), "float32 [5]", 8),
+        ("all_reduce", "0: 0", tried, None, 9),
+        ("broadcast", "0: 0", at(25), "float32 [7]", 1),
+        ("broadcast", "0: 0", at(26), "int64 [1]", 2),
+        ("broadcast", "0: 0", at(27), "int64 [1]", 4),
+        ("all_reduce", "0: 0", tried, None, 6),
+    ]
+    small = [call for call in parent if call[3] == "float32 [6]"]
+    assert [ring["open"] for ring in rings] == [[], []]
+    assert len({call[1] for call in small}) == 64 and {call[4] for call in small} == {1}
+
+
+@pytest.mark.torch
 def test_a_stopped_rank_has_a_ring(ranks: Ranks) -> None:
     pytest.importorskip("torch")
     ranks.start([sys.executable, "-c", TAGS], 2)
@@ -166,7 +238,9 @@ def test_the_program_keeps_its_own_sitecustomize_and_its_path(ranks: Ranks, tmp_
     assert "False" in ranks.log(0)
 
 
-HOOK = f"import sys; sys.path.insert(0, {str(DIAGNOSTICS)!r}); import ring_hook, os\n"
+HOOK = (
+    f"import sys; sys.path.insert(0, {str(DIAGNOSTICS)!r}); import ring_hook, os\nfrom ring_file import FACTS, NONE\n"
+)
 
 
 def hooked(folder: Path, program: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -205,7 +279,7 @@ gate = threading.Barrier(1001)
 def work():
     lane = ring_hook.lane()
     if lane is not None:
-        lane.leave(lane.enter(ring_hook.ring().name("work"), 0, 0, 0, -1, -1, 0, 0))
+        lane.leave(lane.enter(FACTS.pack(ring_hook.ring().name("work"), 0, 0, 0, NONE, NONE)))
     gate.wait()
 for _ in range(1000):
     threading.Thread(target=work).start()
@@ -224,8 +298,9 @@ def test_rings_that_are_torn_cut_or_of_another_version(tmp_path: Path) -> None:
     program = """
 lane = ring_hook.lane()
 for number in range(20000):
-    lane.leave(lane.enter(ring_hook.ring().name("work"), 0, 0, 0, -1, -1, 0, number))
-lane.enter(ring_hook.ring().name("stuck"), 0, 0, 0, -1, -1, 0, 20000)
+    ring_hook.mark(number, "")
+    lane.leave(lane.enter(FACTS.pack(ring_hook.ring().name("work"), 0, 0, 0, NONE, NONE)))
+lane.enter(FACTS.pack(ring_hook.ring().name("stuck"), 0, 0, 0, NONE, NONE))
 """
     hooked(tmp_path, program)
     path = next(tmp_path.glob("*.ring"))
