@@ -199,7 +199,8 @@ def group_of(ring: Ring, module: Any, group: Any) -> Group:
         group = module.GroupMember.WORLD
     found = _groups.get(id(group))
     if found is None:
-        found = _groups[id(group)] = Group(ring.name(group_name(module, group)), forgotten_with(group))
+        new = Group(ring.name(group_name(module, group)), forgotten_with(group))
+        found = _groups.setdefault(id(group), new)  # another thread may have been faster
     return found
 
 
@@ -331,8 +332,12 @@ def wait(original: Wrapper) -> Wrapper:
         if known is None or lane is None:
             return original(work, *arguments, **named)
         _, begun_in, begun, facts, number = known
-        place = PLACE.pack(place_of(lane.ring, call_site(sys._getframe(1))))
-        waited = lane.enter(facts[:4] + place + facts[6:], number)
+        try:
+            place = PLACE.pack(place_of(lane.ring, call_site(sys._getframe(1))))
+            waited = lane.enter(facts[:4] + place + facts[6:], number)
+        except Exception as error:
+            give_up(error)
+            return original(work, *arguments, **named)
         try:
             return original(work, *arguments, **named)
         finally:
