@@ -285,7 +285,8 @@ PAGE = """\
 
 One rank of a small GPT trains on a CPU, and averages {count} gradients by an `all_reduce` of gloo in each step. The
 fastest of {turns} turns counts; a turn is {steps} steps, without the first {warm}, and up to {calls} collectives.
-Every process is bound to one CPU, which it shares with other programs.
+Every process is bound to one CPU, which it shares with other programs. Differences of a few percent of
+a step are noise.
 
 {table}
 
