@@ -18,8 +18,9 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import sys
 import threading
-import time
+from time import time
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -39,13 +40,16 @@ NAMES_USED = struct.Struct("<II")
 NO_LANE = struct.Struct("<I")
 RANK_AT, STEP_AT, BEAT_AT, NAMES_USED_AT, NO_LANE_AT = 28, 36, 76, 84, 92
 LANE = struct.Struct("<QQ48s")
-COUNT = struct.Struct("<Q")
 LANES_AT, NUM_LANES = 256, 16
 NAMES_AT, NAMES_BYTES = 4096, 1 << 17
 # entered, left (0: not yet), operation, group, place, tensors, peer (of a collective: its root), tag, number in its
 # group, step, flags, number
 CALL = struct.Struct("<ddHHHHiiIIII")
-LEFT = struct.Struct("<d")
+# The same bytes, written as a call begins: entered, what is known of it (`FACTS`), number in its group, step, flags,
+# number.
+ENTERED = struct.Struct("<d8x16sIIII")
+FACTS = struct.Struct("<HHHHii")
+PLACE = struct.Struct("<H")
 FLAGS = struct.Struct("<I")
 LEFT_IN_CALL, FLAGS_IN_CALL = 8, 40
 CALLS_AT = NAMES_AT + NAMES_BYTES
@@ -59,6 +63,7 @@ ASYNC = 1
 BLOCKING = 2
 """Flag of a collective whose work is done when it returns: on a device, the work may be going on after that."""
 MAX_NAME = 400
+enter_into = ENTERED.pack_into
 
 
 def lane_place(lane: int) -> tuple[int, int]:
@@ -71,40 +76,30 @@ def lane_place(lane: int) -> tuple[int, int]:
 class Lane:
     """The calls of one thread. Only that thread writes them."""
 
-    __slots__ = ("_at", "_begin", "_map", "_pack", "_size", "_time", "count")
+    __slots__ = ("_begin", "_count", "_left", "_left_begin", "_map", "_size", "count", "ring")
 
-    def __init__(self, mapped: Any, lane: int) -> None:
-        self._map, self._at = mapped, LANES_AT + lane * LANE.size + 8
+    def __init__(self, ring: Ring, mapped: Any, lane: int) -> None:
+        self.ring, self.count = ring, 0
+        at = LANES_AT + lane * LANE.size + 8
         self._begin, self._size = lane_place(lane)
-        self._pack, self._time = CALL.pack_into, time.time
-        self.count = 0
+        # To set an item of a view takes a third of the time of `pack_into`. A call is six times 8 bytes.
+        self._map = memoryview(mapped)
+        self._count, self._left = self._map[at : at + 8].cast("Q"), self._map.cast("d")
+        self._left_begin = (self._begin + LEFT_IN_CALL) // 8
 
-    def enter(
-        self,
-        operation: int,
-        group: int,
-        place: int,
-        tensors: int,
-        peer: int,
-        tag: int,
-        number: int,
-        step: int,
-        flags: int = 0,
-    ) -> int:
-        """Write a call that begins now; return its number in the lane."""
+    def enter(self, facts: bytes, number: int = 0, flags: int = 0) -> int:
+        """Write a call that begins now, collective `number` of its group; return its number in the lane."""
         count = self.count
-        self._pack(
-            self._map, self._begin + count % self._size * 48, self._time(), 0.0, operation, group, place, tensors,
-            peer, tag, number, step, flags, count & 0xFFFFFFFF,
-        )  # fmt: skip
-        self.count = count + 1
-        COUNT.pack_into(self._map, self._at, count + 1)
+        self.count = following = count + 1
+        at = self._begin + count % self._size * 48
+        enter_into(self._map, at, time(), facts, number, self.ring.step, flags, count & 0xFFFFFFFF)
+        self._count[0] = following
         return count
 
     def leave(self, count: int) -> None:
         """Write that call number `count` has ended, if the ring still holds it."""
         if self.count - count <= self._size:
-            LEFT.pack_into(self._map, self._begin + count % self._size * 48 + LEFT_IN_CALL, self._time())
+            self._left[self._left_begin + count % self._size * 6] = time()
 
     def detach(self, count: int) -> None:
         """Write that call number `count` has returned before its work is done."""
@@ -120,6 +115,8 @@ class Ring:
     """
 
     def __init__(self, path: str, *, rank: int = -1, world_size: int = -1, start_ticks: int = 0) -> None:
+        if sys.byteorder != "little":
+            raise OSError("rings are little endian, and this machine is not")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             # Without its blocks, a write to the mapped file would end the process with SIGBUS on a full disk.
@@ -135,7 +132,7 @@ class Ring:
         self._names: dict[str, int] = {}
         self._used, self._num_lost, self._num_lanes, self._num_without = 0, 0, 0, 0
         self._lock = threading.Lock()
-        now = time.time()
+        now = time()
         HEADER.pack_into(
             self._map,
             0,
@@ -165,7 +162,7 @@ class Ring:
             lane, self._num_lanes = self._num_lanes, self._num_lanes + 1
             name = threading.current_thread().name.encode("utf-8", "replace")[:48]
             LANE.pack_into(self._map, LANES_AT + lane * LANE.size, threading.get_native_id(), 0, name)
-            return Lane(self._map, lane)
+            return Lane(self, self._map, lane)
 
     def name(self, text: str) -> int:
         """Return the number of a name; 0, unknown, if there is no room for another one."""
@@ -195,7 +192,7 @@ class Ring:
         STEP.pack_into(self._map, STEP_AT, step, phase.encode("utf-8", "replace")[:32])
 
     def beat(self) -> None:
-        BEAT.pack_into(self._map, BEAT_AT, time.time())
+        BEAT.pack_into(self._map, BEAT_AT, time())
 
 
 def read_ring(data: bytes) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import os
 import sys
 import weakref
 from functools import wraps
+from itertools import count
 
 import ring_hook
-from ring_file import BLOCKING, NONE
+from ring_file import BLOCKING, FACTS, NONE, PLACE
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
+    from ring_file import Lane, Ring
+
     Wrapper = Callable[..., Any]
 
-# Position of the arguments that matter: of the tensor and of the group; of the root; the name of the peer.
+# Position of the arguments that matter: of the tensor and of the group; of the root and its name.
 COLLECTIVES = {
     "all_reduce": (0, 2), "broadcast": (0, 2), "reduce": (0, 3), "all_gather": (1, 2), "all_gather_into_tensor": (1, 2),
     "gather": (0, 3), "scatter": (0, 3), "reduce_scatter": (0, 3), "reduce_scatter_tensor": (1, 3),
@@ -31,7 +34,6 @@ COLLECTIVES = {
     "all_gather_coalesced": (1, 2), "all_reduce_coalesced": (0, 2),
 }  # fmt: skip
 ROOTS = {"broadcast": (1, "src"), "reduce": (1, "dst"), "gather": (2, "dst"), "scatter": (2, "src")}
-MESSAGES = {"send": "dst", "recv": "src", "isend": "dst", "irecv": "src"}
 OBJECTS = ("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list")
 STORE_WAITS = ("get", "wait", "barrier")
 STORE_SETS = ("set", "add", "append", "compare_set", "multi_set")
@@ -40,14 +42,41 @@ FURTHER_KEYS = "a further key"
 """Written for keys that are set after so many others: one that sets new ones in each step would fill the names."""
 HERE = os.path.abspath(__file__)
 MAX_OPEN = 4096
+MAX_FACTS = 4096
+"""Calls that are known on one group: a program may send tensors of another shape in each step."""
+NOBODY = (NONE, NONE)
 
-_groups: dict[int, list[Any]] = {}
-_places: dict[tuple[Any, int], int] = {}
-_tensors: dict[Any, int] = {}
-_works: dict[int, tuple[Any, Any, int, tuple[int, ...]]] = {}
+_groups: dict[int, Group] = {}
+_places: dict[tuple[int, int], tuple[int, Any]] = {}
+_works: dict[int, tuple[Any, Any, int, bytes, tuple[int, int]]] = {}
 _keys: dict[str, int] = {}
-_rings: list[Any] = [None]
 _said: list[str] = []
+
+
+class Group:
+    """A process group as the ring knows it: the number of its name, the next numbers of its collectives, their flags,
+    known calls.
+
+    A known call is found by ids, so its code is kept alive: no other code can get the same id.
+    """
+
+    __slots__ = ("calls", "flags", "name", "numbers", "reference")
+
+    def __init__(self, name: int, flags: int, reference: Any) -> None:
+        self.name, self.flags, self.reference = name, flags, reference
+        self.numbers = count(1)
+        self.calls: dict[tuple[Any, ...], tuple[bytes, Any]] = {}
+
+
+class Inner(dict):  # type: ignore[type-arg]  # Python 3.8
+    """Whether a file is part of torch.distributed itself, or of this module: a call site is never there."""
+
+    def __missing__(self, path: str) -> bool:
+        self[path] = found = path == HERE or path.endswith(("c10d_logger.py", "distributed_c10d.py"))
+        return found
+
+
+_inner = Inner()
 
 
 def watch(module: Any) -> None:
@@ -66,9 +95,10 @@ def watch(module: Any) -> None:
 
 def watch_distributed(module: Any) -> None:
     for name, (tensor, group) in COLLECTIVES.items():
-        wrap(module, name, collective(module, name, tensor, group))
-    for name, peer in MESSAGES.items():
-        wrap(module, name, message(module, name, peer))
+        told = rooted(*ROOTS[name]) if name in ROOTS else None
+        wrap(module, name, recorded(module, name, tensor, group, told))
+    for name, told in (("send", sent), ("isend", sent), ("recv", received), ("irecv", received)):
+        wrap(module, name, recorded(module, name, 0, 2, told, is_message=True))
     for name in OBJECTS:
         wrap(module, name, plain(name, opens=True))
     wrap(module, "new_group", plain("new_group", group_ranks, opens=True))
@@ -98,60 +128,82 @@ def wrap(owner: Any, name: str, make: Callable[[Wrapper], Wrapper]) -> None:
             setattr(loaded, name, wrapper)
 
 
-def numbers(opened: Any) -> None:
-    """Forget the numbers of names that belong to another ring: that of the parent, in a forked child."""
-    if _rings[0] is not opened:
-        _rings[0] = opened
-        for each in (_groups, _places, _tensors, _works, _keys):
-            each.clear()
+def forget() -> None:
+    """Forget numbers that belong to the ring of the parent, in a forked child."""
+    for each in (_groups, _places, _works, _keys):
+        each.clear()
 
 
-def place_of(opened: Any, frame: FrameType | None) -> int:
-    """Return the number of the call site: the innermost frame that is neither here nor in torch.distributed itself."""
-    while frame is not None and (
-        frame.f_code.co_filename == HERE or frame.f_code.co_filename.endswith(("c10d_logger.py", "distributed_c10d.py"))
-    ):
+os.register_at_fork(after_in_child=forget)
+
+
+def call_site(frame: FrameType) -> FrameType:
+    """Return the innermost frame that is neither here nor in torch.distributed itself."""
+    while _inner[frame.f_code.co_filename] and frame.f_back is not None:
         frame = frame.f_back
-    if frame is None:
-        return 0
-    key = (frame.f_code, frame.f_lineno)
+    return frame
+
+
+def place_of(ring: Ring, site: FrameType) -> int:
+    """Return the number of the name of a call site."""
+    key = (id(site.f_code), site.f_lasti)
     found = _places.get(key)
     if found is None:
-        code = frame.f_code
-        found = _places[key] = opened.name(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
-    return found
+        code = site.f_code
+        found = _places[key] = ring.name(f"{code.co_filename}:{site.f_lineno} {code.co_name}"), code
+    return found[0]
 
 
-def tensors_of(opened: Any, value: Any) -> int:
-    """Return the number of `float32 [4, 8]`, or of the first tensor and the count of a list."""
+def facts_of(ring: Ring, group: Group, frame: FrameType, name: str, value: Any, to: tuple[int, int] | None) -> bytes:
+    """Return what a call has in common with others from the same place, as the ring holds it. `to` is (peer, tag)."""
     if value is None:
-        return 0
+        kind = shape = None
+    else:
+        try:
+            kind, shape = value.dtype, value.shape
+        except AttributeError:
+            kind, shape = first_of(value)
+    key = (name, id(frame.f_code), frame.f_lasti, kind, shape, to)
     try:
-        if isinstance(value, (list, tuple)):
-            key: Any = (len(value), value[0].dtype, value[0].shape) if value else 0
-        else:
-            key = (value.dtype, value.shape)
-        found = _tensors.get(key)
-        if found is None:
-            first = value[0] if isinstance(value, (list, tuple)) else value
-            times = f"{len(value)} x " if isinstance(value, (list, tuple)) else ""
-            words = f"{times}{str(first.dtype).replace('torch.', '')} {list(first.shape)}"
-            found = _tensors[key] = opened.name(words)
-        return found
-    except (AttributeError, IndexError, TypeError):
+        found = group.calls.get(key)
+    except TypeError:  # a shape that is not known while torch compiles
+        return facts_of(ring, group, frame, name, None, to)
+    if found is None:
+        site = call_site(frame)
+        if site is not frame:  # torch.distributed calls itself, now for this site
+            return facts_of(ring, group, site, name, value, to)
+        if len(group.calls) == MAX_FACTS:
+            group.calls.clear()
+        tensors = tensors_of(ring, kind, shape)
+        facts = FACTS.pack(ring.name(name), group.name, place_of(ring, site), tensors, *(to or NOBODY))
+        found = group.calls[key] = facts, site.f_code
+    return found[0]
+
+
+def first_of(values: Any) -> tuple[Any, Any]:
+    """Return ((type, count), shape) of a list of tensors, by the first of them; nothing for what is no such list."""
+    try:
+        return (values[0].dtype, len(values)), values[0].shape
+    except (AttributeError, IndexError, KeyError, TypeError):
+        return None, None
+
+
+def tensors_of(ring: Ring, kind: Any, shape: Any) -> int:
+    """Return the number of `float32 [4, 8]`, or of `2 x float32 [4, 8]` for a list."""
+    if kind is None:
         return 0
+    one, times = (kind[0], f"{kind[1]} x ") if isinstance(kind, tuple) else (kind, "")
+    return ring.name(f"{times}{str(one).replace('torch.', '')} {list(shape)}")
 
 
-def group_of(opened: Any, module: Any, group: Any) -> list[Any]:
-    """Return [number of the name, number of the newest collective, reference, flags of its collectives] of a process
-    group; None is the world."""
+def group_of(ring: Ring, module: Any, group: Any) -> Group:
+    """Return what the ring knows of a process group; None is the world."""
     if group is None:
         group = module.GroupMember.WORLD
     found = _groups.get(id(group))
-    if found is None or found[2]() is not group:
-        found = _groups[id(group)] = [
-            opened.name(group_name(module, group)), 0, reference(group), flags_of(module),
-        ]  # fmt: skip
+    if found is None:
+        new = Group(ring.name(group_name(module, group)), flags_of(module), forgotten_with(group))
+        found = _groups.setdefault(id(group), new)  # another thread may have been faster
     return found
 
 
@@ -164,12 +216,16 @@ def flags_of(module: Any) -> int:
     return BLOCKING if backends == {"gloo"} else 0
 
 
-def reference(value: Any) -> Callable[[], Any]:
-    """Return what gives `value` as long as it lives: a ring must keep no tensor and no process group alive."""
+def forgotten_with(group: Any) -> Any:
+    """Return what must be kept with the facts of a group: they are forgotten as the group dies, before its id is free.
+
+    The ring must not keep a group alive.
+    """
+    number = id(group)
     try:
-        return weakref.ref(value)
+        return weakref.ref(group, lambda _: _groups.pop(number, None))
     except TypeError:  # torch has a number for a group that this rank is not in
-        return lambda: value
+        return group
 
 
 def group_name(module: Any, group: Any) -> str:
@@ -181,59 +237,83 @@ def group_name(module: Any, group: Any) -> str:
         return "?"
 
 
-def recorded(facts_of: Callable[..., tuple[int, ...]]) -> Callable[[Wrapper], Wrapper]:
-    """Return what wraps a call whose facts are `facts_of(ring, arguments, named, frame of the caller)`."""
+def recorded(
+    module: Any,
+    name: str,
+    tensor_at: int | None,
+    group_at: int,
+    told: Callable[..., Any] | None = None,
+    *,
+    is_message: bool = False,
+) -> Callable[[Wrapper], Wrapper]:
+    """Return what wraps a collective or a message. `told(arguments)` are its peer or root, the same by its rank in the
+    group, and its tag."""
+    tensor_name = {None: None, 0: "tensor", 1: "input"}[tensor_at]
+    lane_of = ring_hook.lane
 
     def make(original: Wrapper) -> Wrapper:
         @wraps(original)
         def call(*arguments: Any, **named: Any) -> Any:
-            lane, opened = ring_hook.lane(), ring_hook.ring()
-            if lane is None or opened is None:
+            lane = lane_of()
+            if lane is None:
                 return original(*arguments, **named)
             try:
-                numbers(opened)
-                facts = facts_of(opened, arguments, named, sys._getframe(1))
+                given = arguments[group_at] if len(arguments) > group_at else named.get("group")
+                group = group_of(lane.ring, module, given)
+                if tensor_at is None:
+                    value = None
+                elif len(arguments) > tensor_at:
+                    value = arguments[tensor_at]
+                else:
+                    value = first_named(named, tensor_name)
+                to = peer_of(module, given, *told(*arguments, **named)) if told is not None else None
+                place = (0, 0) if is_message else (next(group.numbers), group.flags)
+                facts = facts_of(lane.ring, group, sys._getframe(1), name, value, to)
+                begun = lane.enter(facts, *place)
             except Exception as error:
                 give_up(error)
                 return original(*arguments, **named)
-            return perform(lane, facts, original, arguments, named)
+            try:
+                result = original(*arguments, **named)
+            except BaseException:
+                lane.leave(begun)
+                raise
+            if result is not None and hasattr(result, "is_completed"):
+                detach(lane, begun, facts, place, result)
+            else:
+                lane.leave(begun)
+            return result
 
         return call
 
     return make
 
 
-def collective(module: Any, name: str, tensor_at: int | None, group_at: int) -> Callable[[Wrapper], Wrapper]:
-    """Return what wraps a collective."""
-    tensor_name = {None: None, 0: "tensor", 1: "input"}[tensor_at]
-
-    def facts_of(opened: Any, arguments: Any, named: Any, frame: FrameType) -> tuple[int, ...]:
-        group = arguments[group_at] if len(arguments) > group_at else named.get("group")
-        known = group_of(opened, module, group)
-        known[1] += 1
-        if tensor_at is None:
-            value = None
-        elif len(arguments) > tensor_at:
-            value = arguments[tensor_at]
-        else:
-            value = first_named(named, tensor_name)
-        return (
-            opened.name(name), known[0], place_of(opened, frame), tensors_of(opened, value),
-            root_of(module, name, arguments, named, group), NONE, known[1], opened.step, known[3],
-        )  # fmt: skip
-
-    return recorded(facts_of)
+def sent(
+    _tensor: Any = None, dst: Any = None, _group: Any = None, tag: Any = 0, group_dst: Any = None, **_: Any
+) -> Any:
+    return dst, group_dst, tag
 
 
-def root_of(module: Any, name: str, arguments: Any, named: dict[str, Any], group: Any) -> int:
-    """Return the global rank that a collective names as its root, or NONE."""
-    if name not in ROOTS:
-        return NONE
-    at, word = ROOTS[name]
-    root = arguments[at] if len(arguments) > at else named.get(word)
-    if root is None and named.get(f"group_{word}") is not None:
-        root = module.get_global_rank(module.GroupMember.WORLD if group is None else group, named[f"group_{word}"])
-    return NONE if root is None else int(root)
+def received(
+    _tensor: Any = None, src: Any = None, _group: Any = None, tag: Any = 0, group_src: Any = None, **_: Any
+) -> Any:
+    return src, group_src, tag
+
+
+def rooted(at: int, name: str) -> Callable[..., Any]:
+    def told(*arguments: Any, **named: Any) -> Any:
+        root = arguments[at] if len(arguments) > at else named.get(name)
+        return root, named.get(f"group_{name}"), NONE
+
+    return told
+
+
+def peer_of(module: Any, group: Any, peer: Any, in_group: Any, tag: Any) -> tuple[int, int]:
+    """Return a peer or a root, as a global rank even if the caller gave one of a group, and the tag."""
+    if peer is None and in_group is not None:
+        peer = module.get_global_rank(module.GroupMember.WORLD if group is None else group, in_group)
+    return NONE if peer is None else int(peer), int(tag or 0)
 
 
 def first_named(named: dict[str, Any], name: str | None) -> Any:
@@ -243,41 +323,20 @@ def first_named(named: dict[str, Any], name: str | None) -> Any:
     return None
 
 
-def perform(lane: Any, facts: tuple[int, ...], original: Wrapper, arguments: Any, named: Any) -> Any:
-    """Write a call, make it, and write its end; work that is not done is left when it is waited for."""
-    count = lane.enter(*facts)
-    is_detached = False
+def detach(lane: Lane, begun: int, facts: bytes, place: tuple[int, int], work: Any) -> None:
+    """Write that a call has returned before its work is done: it is left when the work is waited for."""
+    lane.detach(begun)
+    if len(_works) > MAX_OPEN:
+        _works.clear()
+    _works[id(work)] = (reference(work), lane, begun, facts, place)
+
+
+def reference(value: Any) -> Callable[[], Any]:
+    """Return what gives `value` as long as it lives: a ring must keep no tensor alive."""
     try:
-        result = original(*arguments, **named)
-        is_detached = result is not None and hasattr(result, "is_completed")
-    finally:
-        if not is_detached:
-            lane.leave(count)
-    if is_detached:
-        lane.detach(count)
-        if len(_works) > MAX_OPEN:
-            _works.clear()
-        _works[id(result)] = (reference(result), lane, count, facts)
-    return result
-
-
-def message(module: Any, name: str, peer_name: str) -> Callable[[Wrapper], Wrapper]:
-    """Return what wraps a point-to-point call. Its peer is a global rank, even if the caller gave one of a group."""
-    in_group = f"group_{peer_name}"
-
-    def facts_of(opened: Any, arguments: Any, named: Any, frame: FrameType) -> tuple[int, ...]:
-        given = dict(zip(("tensor", peer_name, "group", "tag", in_group), arguments), **named)
-        group = given.get("group")
-        peer = given.get(peer_name)
-        if peer is None and given.get(in_group) is not None:
-            peer = module.get_global_rank(module.GroupMember.WORLD if group is None else group, given[in_group])
-        return (
-            opened.name(name), group_of(opened, module, group)[0], place_of(opened, frame),
-            tensors_of(opened, given.get("tensor")), NONE if peer is None else int(peer), int(given.get("tag") or 0), 0,
-            opened.step,
-        )  # fmt: skip
-
-    return recorded(facts_of)
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
 
 
 def give_up(error: Exception) -> None:
@@ -289,29 +348,32 @@ def give_up(error: Exception) -> None:
 
 def wait(original: Wrapper) -> Wrapper:
     """Wrap Work.wait: the call that began the work is what is waited for. That of a recorded call is a part of it."""
+    lane_of = ring_hook.lane
 
     @wraps(original)
     def call(work: Any, *arguments: Any, **named: Any) -> Any:
-        lane, opened = ring_hook.lane(), ring_hook.ring()
-        if opened is not None:
-            numbers(opened)
-        begun = _works.pop(id(work), None)
-        if begun is not None and begun[0]() is not work:
-            begun = None
+        known = _works.pop(id(work), None)
+        if known is not None and known[0]() is not work:
+            known = None
         caller = sys._getframe(1)
-        is_inside = begun is None and caller.f_code.co_filename.endswith("distributed_c10d.py")
-        if lane is None or opened is None or is_inside:
+        lane = None if known is None and _inner[caller.f_code.co_filename] else lane_of()
+        if lane is None:
             return original(work, *arguments, **named)
-        if begun is None:  # not begun by a recorded call
-            count = lane.enter(opened.name("wait"), 0, place_of(opened, caller), 0, NONE, NONE, 0, opened.step)
-        else:
-            count = lane.enter(*begun[3][:2], place_of(opened, caller), *begun[3][3:])
+        try:
+            place = place_of(lane.ring, call_site(caller))
+            if known is None:  # not begun by a recorded call
+                waited = lane.enter(FACTS.pack(lane.ring.name("wait"), 0, place, 0, NONE, NONE))
+            else:
+                waited = lane.enter(known[3][:4] + PLACE.pack(place) + known[3][6:], *known[4])
+        except Exception as error:
+            give_up(error)
+            return original(work, *arguments, **named)
         try:
             return original(work, *arguments, **named)
         finally:
-            lane.leave(count)
-            if begun is not None:
-                begun[1].leave(begun[2])
+            lane.leave(waited)
+            if known is not None:
+                known[1].leave(known[2])
 
     return call
 
@@ -329,18 +391,17 @@ def plain(name: str, detail: Callable[..., str] | None = None, *, opens: bool = 
             lane = ring_hook.lane() if opened is not None else None
             if lane is None or opened is None:
                 return original(*arguments, **named)
-            numbers(opened)
             try:
                 words = opened.name(detail(*arguments, **named)) if detail is not None else 0
-                place = place_of(opened, sys._getframe(1))
-                count = lane.enter(opened.name(name), 0, place, words, NONE, NONE, 0, opened.step)
+                place = place_of(opened, call_site(sys._getframe(1)))
+                begun = lane.enter(FACTS.pack(opened.name(name), 0, place, words, NONE, NONE))
             except Exception as error:
                 give_up(error)
                 return original(*arguments, **named)
             try:
                 return original(*arguments, **named)
             finally:
-                lane.leave(count)
+                lane.leave(begun)
 
         return call
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,8 +18,8 @@ DIAGNOSTICS = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics"
 Reply = dict[str, Any]
 
 
-def read(*paths: Path) -> list[Reply]:
-    argv = [sys.executable, "-I", "-S", str(DIAGNOSTICS / "node_ring.py"), "32", *map(str, paths)]
+def read(*paths: Path, num_last: int = 32) -> list[Reply]:
+    argv = [sys.executable, "-I", "-S", str(DIAGNOSTICS / "node_ring.py"), str(num_last), *map(str, paths)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30)
     return list(json.loads(done.stdout).values())
 
@@ -66,3 +67,21 @@ def until(check: Any, limit_s: float = 60.0) -> None:
     while not check():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.05)
+
+
+HOOK = (
+    f"import sys; sys.path.insert(0, {str(DIAGNOSTICS)!r}); import ring_hook, os\nfrom ring_file import FACTS, NONE\n"
+)
+
+
+def hooked(folder: Path, program: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    given = {**os.environ, "BSL_RING_DIR": str(folder), "RANK": "3", "WORLD_SIZE": "4"}
+    return subprocess.run(
+        [python, "-c", HOOK + program], env=given, capture_output=True, text=True, timeout=60, check=True
+    )
+
+
+def find_python(version: str) -> str | None:
+    """Return a Python of this version that is installed next to that of the tests, or on PATH."""
+    installed = sorted(Path(sys.base_prefix).parent.glob(f"{version}.*/bin/python3"))
+    return str(installed[-1]) if installed else shutil.which(f"python{version}")

@@ -19,7 +19,7 @@ from bigsci_launch.runs.layout import AttemptDir
 from bigsci_launch.trace.last import RankCalls
 from bigsci_launch.trace.read import files_in, read_files
 
-from .recorded_ranks import until
+from .recorded_ranks import find_python, until
 
 WANTED = """
 import threading
@@ -70,10 +70,10 @@ def interpreters() -> list[Any]:
     sys.monitoring."""
     found = [pytest.param(sys.executable, id="own")]
     for version in ("3.8", "3.9", "3.12", "3.13"):
-        paths = sorted(Path(sys.base_prefix).parent.glob(f"{version}.*/bin/python3"))
-        is_absent = pytest.mark.skipif(not paths, reason=f"there is no Python {version} here")
+        python = find_python(version)
+        is_absent = pytest.mark.skipif(python is None, reason=f"there is no Python {version} here")
         marks = [is_absent] if version == "3.12" else [is_absent, pytest.mark.long]
-        found.append(pytest.param(str(paths[-1]) if paths else "", id=version, marks=marks))
+        found.append(pytest.param(python, id=version, marks=marks))
     return found
 
 

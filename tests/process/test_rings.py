@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,7 @@ from bigsci_launch.spy.look.collect import collect_here
 from bigsci_launch.spy.look.target import Target
 from bigsci_launch.trace.read import NO_COPY, read_copies
 
-from .recorded_ranks import DIAGNOSTICS, Ranks, Reply, read, until
-from .test_spy_dumps import dump
+from .recorded_ranks import DIAGNOSTICS, HOOK, Ranks, Reply, hooked, read, until
 
 TAGS = """
 import sys, torch, torch.distributed as dist
@@ -50,6 +47,38 @@ elif dist.get_rank() == 2:
     dist.recv(torch.zeros(3), group=pair, tag=5, group_src=0)
 print("ready", flush=True)
 time.sleep(60)
+"""
+CALLS = """
+import os, torch, torch.distributed as dist
+def begin(): dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def wrong():
+    try: dist.all_reduce("no tensor")
+    except TypeError: pass
+begin()
+for size in (1, 2, 1): dist.all_reduce(torch.ones(size))
+dist.all_reduce(torch.ones(1))
+for call, more in ((dist.all_reduce, dist.ReduceOp.SUM), (dist.broadcast, 0)): call(torch.ones(3), more)
+dist.all_reduce(tensor=torch.ones(4), async_op=True).wait()
+dist.all_gather([torch.ones(5)], torch.ones(5))
+wrong()
+ids = []
+for _ in range(8):
+    groups = [dist.new_group([0]) for _ in range(8)]
+    ids += map(id, groups)
+    for group in groups: dist.broadcast(torch.ones(6), 0, group)
+    for group in groups: dist.destroy_process_group(group)
+    del group, groups
+print("an id was used again:", len(set(ids)) < len(ids))
+world = dist.group.WORLD
+dist.destroy_process_group()
+begin()
+dist.broadcast(torch.ones(7), 0)
+dist.broadcast_object_list([8], 0)
+dist.broadcast_object_list([8], 0)
+child = os.fork()
+wrong()
+if child == 0: os._exit(0)
+os.waitpid(child, 0)
 """
 
 
@@ -133,6 +162,46 @@ def test_a_peer_that_is_given_by_its_rank_in_the_group_is_a_global_rank(ranks: R
 
 
 @pytest.mark.torch
+def test_what_is_known_of_earlier_calls_is_not_taken_for_another_call(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    given = {
+        "BSL_RING_DIR": str(tmp_path),
+        "PYTHONPATH": str(DIAGNOSTICS / "ring_site"),
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS], env={**os.environ, **given}, cwd=tmp_path, capture_output=True, text=True,
+        timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout == "an id was used again: True\n" and "not recorded" not in done.stderr
+    rings = read(*tmp_path.glob("*.ring"), num_last=1000)
+    found = [[(*call[2:6], call[8]) for call in ring["threads"][0]["last"] if call[8]] for ring in rings]
+    child, parent = sorted(found, key=len)
+    at, tried = "<string>:{} <module>".format, "<string>:5 wrong"
+    assert child == [("all_reduce", "0: 0", tried, None, 1)]
+    assert [call for call in parent if call[3] not in ("float32 [6]", "uint8 [5]")] == [
+        ("all_reduce", "0: 0", at(8), "float32 [1]", 1),
+        ("all_reduce", "0: 0", at(8), "float32 [2]", 2),
+        ("all_reduce", "0: 0", at(8), "float32 [1]", 3),
+        ("all_reduce", "0: 0", at(9), "float32 [1]", 4),
+        ("all_reduce", "0: 0", at(10), "float32 [3]", 5),
+        ("broadcast", "0: 0", at(10), "float32 [3]", 6),
+        ("all_reduce", "0: 0", at(11), "float32 [4]", 7),
+        ("all_reduce", "0: 0", at(11), "float32 [4]", 7),
+        ("all_gather", "0: 0", at(12), "float32 [5]", 8),
+        ("all_reduce", "0: 0", tried, None, 9),
+        ("broadcast", "0: 0", at(25), "float32 [7]", 1),
+        ("broadcast", "0: 0", at(26), "int64 [1]", 2),
+        ("broadcast", "0: 0", at(27), "int64 [1]", 4),
+        ("all_reduce", "0: 0", tried, None, 6),
+    ]
+    small = [call for call in parent if call[3] == "float32 [6]"]
+    assert [ring["open"] for ring in rings] == [[], []]
+    assert len({call[1] for call in small}) == 64 and {call[4] for call in small} == {1}
+
+
+@pytest.mark.torch
 def test_a_stopped_rank_has_a_ring(ranks: Ranks) -> None:
     pytest.importorskip("torch")
     ranks.start([sys.executable, "-c", TAGS], 2)
@@ -153,101 +222,6 @@ def test_a_rank_that_ends_well_leaves_nothing(ranks: Ranks) -> None:
     assert list(ranks.rings.glob("bsl-rings-*/*")) == []
 
 
-def test_a_folder_that_cannot_be_made_is_said_and_the_program_runs(ranks: Ranks, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    ranks.start([sys.executable, "-c", "import os; print('ring', 'BSL_RING_DIR' in os.environ)"], 1, f"{tmp_path}/file")
-    assert ranks.wait() == [0]
-    assert "ring False" in ranks.log(0)
-    assert ranks.record(0)["rings"] is None and "Not a directory" in ranks.record(0)["why_no_rings"]
-    assert ranks.log(0).count("rank_runner: the last calls are not kept: [Errno 20] Not a directory") == 1
-
-
-def test_the_program_keeps_its_own_sitecustomize_and_its_path(ranks: Ranks, tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    own.mkdir()
-    (own / "sitecustomize.py").write_text("print('my own sitecustomize')\n")
-    program = "import sitecustomize, sys; print(sitecustomize.__file__); print('torch' in sys.modules)"
-    ranks.start([sys.executable, "-c", program], 1, PYTHONPATH=str(own))
-    assert ranks.wait() == [0]
-    assert "my own sitecustomize" in ranks.log(0) and f"{own}/sitecustomize.py" in ranks.log(0)
-    assert "False" in ranks.log(0)
-
-
-HOOK = f"import sys; sys.path.insert(0, {str(DIAGNOSTICS)!r}); import ring_hook, os\n"
-
-
-def hooked(folder: Path, program: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
-    given = {**os.environ, "BSL_RING_DIR": str(folder), "RANK": "3", "WORLD_SIZE": "4"}
-    return subprocess.run(
-        [python, "-c", HOOK + program], env=given, capture_output=True, text=True, timeout=60, check=True
-    )
-
-
-def find_python(version: str) -> str:
-    installed = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
-    found = str(installed[-1]) if installed else shutil.which(f"python{version}")
-    return found or pytest.skip(f"there is no Python {version} here")
-
-
-def test_the_disk_is_full_and_the_program_runs_on(tmp_path: Path) -> None:
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-    done = hooked(tmp_path, limit + "print(ring_hook.lane(), ring_hook.lane(), ring_hook.ring())")
-    assert done.stdout == "None None None\n"
-    assert done.stderr.count("no ring of the last calls is kept") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_disk_of_the_node_is_full_and_the_program_runs_on(ranks: Ranks, small_disk: Path) -> None:
-    ranks.start([sys.executable, "-c", HOOK + "print(ring_hook.lane(), ring_hook.ring())"], 1, str(small_disk))
-    assert ranks.wait() == [0]
-    assert "None None" in ranks.log(0)
-    assert ranks.log(0).count("no ring of the last calls is kept") == ranks.log(0).count("No space left on device") == 1
-
-
-def test_the_hook_runs_on_python_38_and_is_in_no_ones_way(ranks: Ranks, tmp_path: Path) -> None:
-    python = find_python("3.8")
-    program = "import sys; print(sys.version_info[:2], 'torch' in sys.modules, 'ring_hook' in sys.modules)"
-    ranks.start([python, "-c", program], 1)
-    assert ranks.wait() == [0]
-    assert len(ranks.log(0).splitlines()) == 1 and ranks.log(0).endswith(" (3, 8) False False\n")
-    hooked(tmp_path, "ring_hook.mark(7, 'step')", python)
-    assert read(*tmp_path.glob("*.ring"))[0]["step"] == 7
-
-
-def test_a_program_keeps_its_timer_of_faulthandler_and_its_children_end(tmp_path: Path) -> None:
-    program = """
-import faulthandler, signal, sys, time
-ring_hook.BEAT_S = 0.001
-ring_hook.mark(7, "step")
-for _ in range(200):
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)  # it ends as programs do, and not by os._exit
-        sys.exit()
-    assert os.waitpid(child, 0)[1] == 0
-faulthandler.dump_traceback_later(0.5, file=sys.stderr)
-time.sleep(1)
-print("ended")
-"""
-    done = hooked(tmp_path, program)
-    assert done.stdout == "ended\n" and done.stderr.count("Timeout (0:00:00.5") == 1
-    assert [path.read_text() for path in tmp_path.glob("*.stacks")] == [""]
-
-
-def test_a_handler_of_the_program_is_left_alone(tmp_path: Path) -> None:
-    program = """
-import signal, time
-said = []
-signal.signal(ring_hook.STACKS_SIGNAL, lambda *_: said.append("mine"))
-ring_hook.mark(7, "step")
-time.sleep(0.2)
-os.kill(os.getpid(), ring_hook.STACKS_SIGNAL)
-print(said)
-"""
-    assert hooked(tmp_path, program).stdout == "['mine']\n"
-    assert not list(tmp_path.glob("*.stacks"))
-
-
 RINGS = """
 import json, pathlib, time
 from ring_file import NONE, Ring
@@ -255,7 +229,7 @@ folder, other, attempt = (pathlib.Path(name) for name in ("task", "other", "run/
 def ring(place, pid, rank, world, operation):
     made = Ring(str(place / f"{pid}.ring"), rank=rank, world_size=world)
     lane = made.lane()
-    lane.enter(made.name(operation), 0, 0, 0, NONE, NONE, 0, 0)
+    lane.enter(FACTS.pack(made.name(operation), 0, 0, 0, NONE, NONE))
     made.mark(pid, "")
     time.sleep(0.001)
 for place in (folder, other): place.mkdir()
@@ -310,45 +284,6 @@ def test_the_group_of_the_run_reads_the_rings(ranks: Ranks) -> None:
     assert ranks.kept(0).stat().st_mode & 0o777 == others.stat().st_mode & 0o777 == 0o644
 
 
-SHOW = """
-import json, os
-print(json.dumps({name: os.environ[name] for name in os.environ if name.startswith(("TORCH_FR", "TORCH_NCCL"))}))
-"""
-THEIRS = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/their/dump_", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
-
-
-@pytest.mark.parametrize("theirs", [{}, THEIRS])
-def test_dumps_of_torch_go_to_the_attempt_unless_the_user_says_where(ranks: Ranks, theirs: dict[str, str]) -> None:
-    ranks.start([sys.executable, "-c", SHOW], 1, **theirs)
-    assert ranks.wait() == [0]
-    prefix = str(AttemptDir(ranks.attempt).recorder_dumps)
-    ours = dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), prefix)
-    assert json.loads(ranks.log(0).split(" ", 1)[1]) == (theirs or {**ours, "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"})
-    files = ["/their/dump_0"] if theirs else [f"{prefix}0"]
-    assert ranks.record(0)["recorder_files"] == files and (ranks.attempt / "recorder").is_dir() == (not theirs)
-
-
-@pytest.mark.parametrize(("version", "kept"), [("2.4.1+cu121", "2000"), ("2.13.0+cpu", None), ("weird", None)])
-def test_an_old_torch_is_told_to_record(tmp_path: Path, version: str, kept: str | None) -> None:
-    program = f"import sys, types; sys.modules['torch'] = types.SimpleNamespace(__version__={version!r})\n" + HOOK
-    program += "print(os.environ.get('TORCH_NCCL_TRACE_BUFFER_SIZE'))"
-    given = {name: value for name, value in os.environ.items() if name != "TORCH_NCCL_TRACE_BUFFER_SIZE"}
-    argv = [sys.executable, "-c", program]
-    done = subprocess.run(argv, env=given, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == f"{kept}\n"
-
-
-def test_a_dump_in_the_attempt_is_found(ranks: Ranks) -> None:
-    ranks.start([sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)"], 1)
-    until(lambda: "ready" in ranks.log(0))
-    time.sleep(0.5)
-    Path(ranks.record(0)["recorder_files"][0]).write_bytes(dump())
-    target = Target(label="dumps", request={"pid_files": str(ranks.attempt / "pids")})
-    sample = collect_here(target)[0]["ranks"][0]["samples"][-1]
-    assert sample["recorder"]["last_sequence"] == {"0": 8}, sample
-    assert sample["recorder_file"] == str(AttemptDir(ranks.attempt).recorder_dumps) + "0"
-
-
 def test_a_forked_child_writes_a_ring_of_its_own(tmp_path: Path) -> None:
     program = """
 import time
@@ -375,7 +310,7 @@ gate = threading.Barrier(1001)
 def work():
     lane = ring_hook.lane()
     if lane is not None:
-        lane.leave(lane.enter(ring_hook.ring().name("work"), 0, 0, 0, -1, -1, 0, 0))
+        lane.leave(lane.enter(FACTS.pack(ring_hook.ring().name("work"), 0, 0, 0, NONE, NONE)))
     gate.wait()
 for _ in range(1000):
     threading.Thread(target=work).start()
@@ -396,8 +331,9 @@ def test_rings_that_are_torn_cut_or_of_another_version(tmp_path: Path) -> None:
     program = """
 lane = ring_hook.lane()
 for number in range(20000):
-    lane.leave(lane.enter(ring_hook.ring().name("work"), 0, 0, 0, -1, -1, 0, number))
-lane.enter(ring_hook.ring().name("stuck"), 0, 0, 0, -1, -1, 0, 20000)
+    ring_hook.mark(number, "")
+    lane.leave(lane.enter(FACTS.pack(ring_hook.ring().name("work"), 0, 0, 0, NONE, NONE)))
+lane.enter(FACTS.pack(ring_hook.ring().name("stuck"), 0, 0, 0, NONE, NONE))
 """
     hooked(tmp_path, program)
     path = next(tmp_path.glob("*.ring"))
@@ -421,22 +357,3 @@ lane.enter(ring_hook.ring().name("stuck"), 0, 0, 0, -1, -1, 0, 20000)
     assert version["why"] == "it has version 99; this bsl reads version 1"
     assert garbage["why"] == empty["why"] == "it is no ring"
     assert read(tmp_path / "missing")[0]["why"] == "No such file or directory"
-
-
-@pytest.mark.torch
-def test_torch_is_imported_late(ranks: Ranks) -> None:
-    pytest.importorskip("torch")
-    late = "import sys; assert 'torch' not in sys.modules; import torch.distributed as d; print(d.all_reduce.__name__, "
-    late += "hasattr(d.all_reduce, '_bsl_original'), hasattr(d.distributed_c10d.all_reduce, '_bsl_original'))"
-    ranks.start([sys.executable, "-c", late], 1)
-    assert ranks.wait() == [0]
-    assert "all_reduce True True" in ranks.log(0)
-
-
-@pytest.mark.torch
-def test_an_isolated_python_runs_without_a_ring(ranks: Ranks) -> None:
-    pytest.importorskip("torch")
-    program = "import torch.distributed as d; print(hasattr(d.all_reduce, '_bsl_original'))"
-    ranks.start([sys.executable, "-I", "-c", program], 1)
-    assert ranks.wait() == [0]
-    assert "False" in ranks.log(0)

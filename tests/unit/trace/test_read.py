@@ -18,9 +18,9 @@ DIAGNOSTICS = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics"
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from ring_file import BEAT_AT, Ring
+from ring_file import BEAT_AT, FACTS, Ring
 ring = Ring(sys.argv[2], rank=0, world_size=1)
-ring.lane().enter(ring.name("recv"), 0, 0, 0, 1, 8, 0, 0)
+ring.lane().enter(FACTS.pack(ring.name("recv"), 0, 0, 0, 1, 8))
 print(BEAT_AT)
 """
 
