@@ -84,16 +84,16 @@ def print_files(paths: list[str], num_last: int) -> None:
 def summarize(ring: Facts, num_last: int = NUM_LAST) -> Facts:
     """Return a ring without repetition.
 
-    {rank, world_size, step, phase, heartbeat, read, lost_names, lost_threads, threads: [{tid, name, count, last:
-    [call], open: [call]}], open: [call], set_keys: [words], steps: {group: [[number, step, numbers, steps, times]]},
-    roots: [[group, operation, place, [[root, times, number of the newest]]]], are_blocking: whether the work of each
-    collective is done when it returns, recorder: the collectives as node_recorder.py gives those of torch}.
+    {rank, world_size, topology, step, phase, heartbeat, read, lost_names, lost_threads, threads: [{tid, name, count,
+    last: [call], open: [call]}], open: [call], set_keys: [words], steps: {group: [[number, step, numbers, steps,
+    times]]}, roots: [[group, operation, place, [[root, times, number of the newest]]]], are_blocking: whether the work
+    of each collective is done when it returns, recorder: the collectives as node_recorder.py gives those of torch}.
 
     A call is [entered, left, operation, group, place, tensors, peer, tag, number, step, is_async]. In a group, `step`
     begins with collective `number`, and that repeats: `times` times, so many `numbers` and `steps` later.
     """
     calls = [call for lane in ring["lanes"] for call in lane["calls"]]
-    kept = ("rank", "world_size", "step", "phase", "heartbeat", "lost_names", "lost_threads", "is_whole")
+    kept = ("rank", "world_size", "topology", "step", "phase", "heartbeat", "lost_names", "lost_threads", "is_whole")
     return {
         **{key: ring[key] for key in kept},
         "read": time.time(),

@@ -293,6 +293,7 @@ class Rank:
         self.place = place(options)
         self.name = f"rank-{self.place['rank']:04d}"
         self.coordinate = coordinate(self.place["rank"], options.topology)
+        self.topology = ",".join(f"{axis}={size}" for axis, size in options.topology.items() if size > 1)
         self.host = socket.gethostname()
         self.node = os.environ.get("SLURMD_NODENAME", self.host) if options.rank is None else self.host
         self.process: subprocess.Popen[bytes] | None = None
@@ -365,7 +366,11 @@ class Rank:
 
     def environment(self) -> dict[str, str]:
         numbers = {name.upper(): str(value) for name, value in self.place.items()}
-        run = {"BSL_RUN_DIR": str(self.attempt.parent.parent), "BSL_ATTEMPT": self.attempt.name}
+        run = {
+            "BSL_RUN_DIR": str(self.attempt.parent.parent),
+            "BSL_ATTEMPT": self.attempt.name,
+            "BSL_TOPOLOGY": self.topology,
+        }
         return {**numbers, **run, **self.rings.variables(), **rank_recorder.variables(self.attempt)}
 
     def receive(self, number: int, _frame: FrameType | None) -> None:

@@ -5,7 +5,8 @@ after SIGKILL, in state D or while the GIL is held, the kernel still has every b
 
 Layout of version 1, little endian, 1 MiB:
 
-    0       header: magic, version, pid, start ticks, rank, world size, step, phase, heartbeat (`HEADER`)
+    0       header: magic, version, pid, start ticks, rank, world size, step, phase, heartbeat (`HEADER`); at 128 the
+            sizes of the axes, such as `tp=2,pp=2,dp=2`, which place each rank of the world
     256     16 lanes of 64 bytes: thread id, number of calls so far, thread name (`LANE`); one lane per thread
     4096    names, 128 KiB: 2 bytes of length and UTF-8 each; number 0 is unknown
     135168  calls of 48 bytes (`CALL`): lane 0 has half of them, the other lanes share the rest
@@ -41,6 +42,7 @@ NO_LANE = struct.Struct("<I")
 RANK_AT, STEP_AT, BEAT_AT, NAMES_USED_AT, NO_LANE_AT = 28, 36, 76, 84, 92
 LANE = struct.Struct("<QQ48s")
 LANES_AT, NUM_LANES = 256, 16
+TOPOLOGY_AT, TOPOLOGY_BYTES = 128, 64
 NAMES_AT, NAMES_BYTES = 4096, 1 << 17
 # entered, left (0: not yet), operation, group, place, tensors, peer (of a collective: its root), tag, number in its
 # group, step, flags, number
@@ -114,7 +116,9 @@ class Ring:
         OSError: the file cannot be made, or the disk has no room for all of it.
     """
 
-    def __init__(self, path: str, *, rank: int = -1, world_size: int = -1, start_ticks: int = 0) -> None:
+    def __init__(
+        self, path: str, *, rank: int = -1, world_size: int = -1, start_ticks: int = 0, topology: str = ""
+    ) -> None:
         if sys.byteorder != "little":
             raise OSError("rings are little endian, and this machine is not")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
@@ -150,6 +154,9 @@ class Ring:
             0,
             0,
             now,
+        )
+        self._map[TOPOLOGY_AT : TOPOLOGY_AT + TOPOLOGY_BYTES] = topology.encode()[:TOPOLOGY_BYTES].ljust(
+            TOPOLOGY_BYTES, b"\0"
         )
 
     def lane(self) -> Lane | None:
@@ -198,7 +205,7 @@ class Ring:
 def read_ring(data: bytes) -> dict[str, Any]:
     """Return what the bytes of a ring say; a file that is cut short gives what is left of it.
 
-    {pid, start_ticks, rank, world_size, step, phase, heartbeat, started, lost_names, lost_threads, is_whole,
+    {pid, start_ticks, rank, world_size, topology, step, phase, heartbeat, started, lost_names, lost_threads, is_whole,
     lanes: [{tid, name, count, calls: [call]}]}; a call is [entered, left, operation, group, place, tensors, peer, tag,
     number in its group, step, is_async, is_blocking], with None for what is unknown or not there, oldest first.
 
@@ -218,6 +225,7 @@ def read_ring(data: bytes) -> dict[str, Any]:
         "start_ticks": ticks,
         "rank": rank if rank >= 0 else None,
         "world_size": world if world >= 0 else None,
+        "topology": text_of(data[TOPOLOGY_AT : TOPOLOGY_AT + TOPOLOGY_BYTES]) or None,
         "step": step,
         "phase": text_of(phase),
         "heartbeat": beat,

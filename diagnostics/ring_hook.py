@@ -111,7 +111,13 @@ def _open() -> Ring | None:
     try:
         if os.path.exists(path):
             os.unlink(path)  # of a process that had this number before
-        made = Ring(path, rank=number("RANK"), world_size=number("WORLD_SIZE"), start_ticks=start_ticks())
+        made = Ring(
+            path,
+            rank=number("RANK"),
+            world_size=number("WORLD_SIZE"),
+            start_ticks=start_ticks(),
+            topology=os.environ.get("BSL_TOPOLOGY", ""),
+        )
         os.chmod(path, 0o640)
         threading.Thread(target=_beat, args=(made,), name=BEAT_THREAD, daemon=True).start()
     except (OSError, ValueError, RuntimeError) as error:

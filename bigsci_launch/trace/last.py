@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from bigsci_launch.spy.evidence.calls.ring import Ring, RingCall
-from bigsci_launch.topology.words import name_ranks
+from bigsci_launch.topology.words import name_ranks_and_part
 from bigsci_launch.trace.calls import CallTrace
 
 LEFT = "from its ring, the process is gone"
@@ -79,9 +79,10 @@ class Alike:
 
     @property
     def name(self) -> str:
-        """Return `ranks 0-3`, or the names of files whose rank is not known."""
+        """Return `ranks 0-3 (pp0)`, or the names of files whose rank is not known."""
         if all(each.rank is not None for each in self.members):
-            return name_ranks([each.rank for each in self.members if each.rank is not None])
+            topology = next((each.ring.topology for each in self.members if each.ring is not None), None)
+            return name_ranks_and_part([each.rank for each in self.members if each.rank is not None], topology)
         return ", ".join(each.name for each in self.members)
 
 

@@ -18,6 +18,7 @@ VARIABLES = {
     "BSL_DEBUG": "`1`: an error shows its traceback instead of one line.",
     "BSL_RUN_DIR": "Set for every rank: the run directory.",
     "BSL_ATTEMPT": "Set for every rank: the name of the attempt, such as `0001`.",
+    "BSL_TOPOLOGY": "Set for every rank: the sizes of the axes, such as `tp=2,dp=4`.",
     "BSL_RING_DIR": "Set for every rank: the folder on its node in which it keeps its last calls.",
     "BSL_TRACE": "Set for every rank: the file that says which calls it traces, if any.",
     "BSL_LAB_STAGE": "Set by `bsl hang-lab` for its ranks: the file system on which it reproduces a hang.",

@@ -219,7 +219,7 @@ def test_a_dead_rank_is_known_from_the_ring_that_it_left(ranks: Ranks) -> None:
     both = with_living(copies, read_nodes(collect(target).nodes))
     assert all(each.ring is not None for each in both if each.rank in (1, 2))
     lines = list(words_of(group_ranks(both, 8), both))
-    assert f"rank 1: step 0, {FROM_RING}" in lines and "rank 2: step 0" in lines
+    assert f"rank 1 (dp0 pp0 tp1): step 0, {FROM_RING}" in lines and "rank 2 (dp0 pp0 tp2): step 0" in lines
 
 
 def test_the_commands_answer_for_the_dead_and_the_living(ranks: Ranks) -> None:
@@ -230,7 +230,8 @@ def test_the_commands_answer_for_the_dead_and_the_living(ranks: Ranks) -> None:
     (run / "run.json").write_text("{}")
     write_job(attempt, JobRecord("local", 0.0, launcher=Launcher(os.getpid(), 0, socket.gethostname())))
     said = CliRunner().invoke(bsl, ["trace", "last", str(run)])
-    assert f"rank 1: step 0, {FROM_RING}" in said.stdout and "\nrank 2: step 0\n" in said.stdout, said.output
+    assert f"rank 1 (dp0 pp0 tp1): step 0, {FROM_RING}" in said.stdout, said.output
+    assert "\nrank 2 (dp0 pp0 tp2): step 0\n" in said.stdout, said.output
     said = CliRunner().invoke(bsl, ["spy", str(run)])
     assert "was in send to rank 0 with tag 7" in said.stdout, said.output
     assert f"({FROM_RING})" in said.stdout and "the record of torch" not in said.output

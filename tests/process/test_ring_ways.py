@@ -136,7 +136,7 @@ def test_the_call_that_ended_a_rank_is_shown(forked: ForkedRanks, tmp_path: Path
     )
     said = CliRunner().invoke(bsl, ["trace", "last", str(run), "-n", "1"])
     first, *more = said.stdout.splitlines()
-    assert first.startswith(f"rank {CULPRIT}: step 0"), said.output
+    assert first.startswith(f"rank {CULPRIT} (dp0 pp0 tp{CULPRIT}): step 0"), said.output
     assert more[0].endswith(f"not ended  torch.save, at {tmp_path}/train.py:22 <module>"), said.output
 
     document: dict[str, Any] = json.loads(CliRunner().invoke(bsl, ["spy", str(run), "--json"]).stdout)

@@ -181,8 +181,8 @@ def test_the_rings_of_a_program_of_its_own_are_read_on_its_nodes_and_outlive_it(
     assert "is in recv from rank 3 with tag 8" in tags and "is in send to rank 0 with tag 7" in tags
     assert f"  not ended  recv from rank 3 with tag 8, float32 [3], at {jobs.folder}/train.py:5 <module>" in told, told
     assert [line for line in told if not line.startswith(" ")] == [
-        "rank 0: step 0",
-        "rank 3: step 0",
+        "rank 0 (dp0 pp0 tp0): step 0",
+        "rank 3 (dp1 pp0 tp1): step 0",
         "ranks 1-2: step 0",
     ]
     assert jobs.cluster.bsl("cancel", str(run)).returncode == 0

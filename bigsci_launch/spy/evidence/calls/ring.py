@@ -7,12 +7,14 @@ it, so a rank whose ring shows no open call may communicate all the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bigsci_launch.spy.evidence.calls.flight_recorder import Recorder, parse_recorder
 from bigsci_launch.spy.evidence.calls.written_stacks import WrittenStacks, parse_written_stacks
 from bigsci_launch.spy.evidence.known_code import POINT_TO_POINT
+from bigsci_launch.topology import Topology
 
 LOCAL = ("torch.save", "torch.load", "next batch")
 """Recorded calls that wait for no other rank."""
@@ -95,6 +97,8 @@ class Ring:
     set_keys: tuple[str, ...] = ()
     """Keys of a store that the rank has set, the newest last."""
     thread_names: Mapping[int, str] = field(default_factory=dict)
+    topology: Topology | None = None
+    """Where each rank of its world is; None if the program has made another world than it was started for."""
     stacks: WrittenStacks | None = None
     """What the process wrote of itself when none of its Python threads could run; None if that was not so."""
     steps: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
@@ -136,6 +140,15 @@ def _parse_steps(runs: list[list[int]]) -> dict[int, int]:
     }
 
 
+def _topology_of(document: Mapping[str, Any]) -> Topology | None:
+    if not document.get("topology"):
+        return None
+    with suppress(ValueError):  # as any text of a file that was damaged
+        found = Topology.parse(document["topology"])
+        return found if found.world_size == document["world_size"] else None
+    return None
+
+
 def parse_ring(document: Mapping[str, Any]) -> Ring:
     """Parse a ring as the node agent writes it."""
     calls = [_parse_call(call, thread) for thread in document["threads"] for call in thread["last"]]
@@ -152,6 +165,7 @@ def parse_ring(document: Mapping[str, Any]) -> Ring:
         recorder=parse_recorder(document["recorder"], lists_all=False),
         set_keys=tuple(words.removeprefix("key ") for words in document["set_keys"]),
         thread_names={int(thread["tid"]): str(thread.get("name") or "") for thread in document["threads"]},
+        topology=_topology_of(document),
         stacks=parse_written_stacks(document),
         steps={group: _parse_steps(runs) for group, runs in document.get("steps", {}).items()},
         are_blocking=bool(document.get("are_blocking")),
