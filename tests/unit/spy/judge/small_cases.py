@@ -132,8 +132,8 @@ def one_names_another_root(
 
 
 def sleeps_alone(frame: str = "stall@/src/train.py:7", without: Sequence[int] = (), **ring: Any) -> Evidence:
-    """Rank 1 sleeps on a futex below `frame`, and the others wait for it in collective number 2; ranks `without` have no
-    ring."""
+    """Rank 1 sleeps on a futex below `frame`, and the others wait for it in collective number 2. Those in `without` have
+    no ring."""
     members = {"0": [0, 1, 2]}
     ranks = [rank_of(rank, f"{frame} < main@/src/train.py:3" if rank == 1 else WORLD) for rank in range(3)]
     for at, rank in enumerate(ranks):
