@@ -32,7 +32,12 @@ HERE = Path(__file__).parent
 DIAGNOSTICS = Path(bigsci_launch.__file__).parent / "assets" / "diagnostics"
 STEPS, WARM_STEPS, TURNS = 40, 10, 5
 CALLS, BLOCK = 20_000, 200
+CACHE = Path(tempfile.gettempdir()) / "bsl-benchmark-cache"
 BARE, RING, RING_IN_MEMORY = "nothing", "the ring", "the ring, on /dev/shm"
+TRACE_IN_C, TRACE_IN_PYTHON = "the ring and a call trace, in C", "the ring and a call trace, in Python"
+TRACE_OF_OTHERS = "the ring and a call trace of another package, in C"
+TRACES = {TRACE_IN_C: ["torch", "small", "__main__"], TRACE_IN_PYTHON: ["torch", "small", "__main__"],
+          TRACE_OF_OTHERS: ["no_such_package"]}  # fmt: skip
 RANK = """
 import os, signal, sys, time
 if os.environ["CPU"]:
@@ -70,6 +75,18 @@ def collectives():
     value = torch.ones(1)
     return blocks(lambda: dist.all_reduce(value), int(os.environ["CALLS"]))
 
+def tiny(value):
+    return value
+
+def calls():
+    seconds = []
+    for _ in range(int(os.environ["CALLS"]) // BLOCK):
+        began = time.perf_counter()
+        for _ in range(BLOCK):
+            tiny(1)
+        seconds.append((time.perf_counter() - began) / BLOCK)
+    return seconds
+
 def blocks(call, count):
     seconds = []
     for _ in range(count // BLOCK):
@@ -79,9 +96,9 @@ def blocks(call, count):
         seconds.append((time.perf_counter() - began) / BLOCK)
     return seconds
 
-def report(seconds, each, more=None):
+def report(seconds, each, tiny, more=None):
     import json
-    told = {"steps": seconds, "averaging": averaging[: len(seconds)], "each": each, "parts": more}
+    told = {"steps": seconds, "averaging": averaging[: len(seconds)], "each": each, "tiny": tiny, "parts": more}
     with open(os.environ["REPORT"], "w") as file:
         json.dump({**told, "num_collectives": len(parameters)}, file)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -135,17 +152,18 @@ def alternating():
     dist.all_reduce, module.Work.wait = kept
     return {"in step": min(found[0]) / len(parameters), "bare in step": min(found[1]) / len(parameters)}
 """
-PLAIN = "report(train(), collectives())\n"
+PLAIN = "report(train(), collectives(), calls())\n"
 WAYS = {
     BARE: PLAIN,
-    RING: PARTS + "report(train(), collectives(), parts())\n",
+    RING: PARTS + "report(train(), collectives(), calls(), parts())\n",
     RING_IN_MEMORY: PLAIN,
+    **dict.fromkeys(TRACES, PLAIN),
     "TORCH_DISTRIBUTED_DEBUG=DETAIL": PLAIN,
     "cProfile": "import cProfile\np = cProfile.Profile()\np.enable()\n" + PLAIN,
     "viztracer": "import viztracer\nv = viztracer.VizTracer(output_file='viz.json', verbose=0)\nv.start()\n" + PLAIN,
     "stdlib trace, each line to a file": (
         "import trace\nsys.stdout = open('lines.txt', 'w')\n"
-        "t = trace.Trace(count=False, trace=True)\nreport(t.runfunc(train), t.runfunc(collectives))\n"
+        "t = trace.Trace(count=False, trace=True)\nreport(t.runfunc(train), t.runfunc(collectives), t.runfunc(calls))\n"
     ),
 }
 NEEDS = {"viztracer": "viztracer"}
@@ -155,11 +173,13 @@ FEWER = {"stdlib trace, each line to a file": 20, "cProfile": 1, "viztracer": 1}
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One process: seconds of its steps, of their averaging, of an all_reduce in a loop, and what was left on disk."""
+    """One process: seconds of its steps, of their averaging, of an all_reduce in a loop, of a call of a function that
+    does nothing, and what was left on disk."""
 
     steps: Sequence[float]
     averaging: Sequence[float]
     each: Sequence[float]
+    tiny: Sequence[float]
     num_collectives: int
     parts: Mapping[str, float] | None
     left: int
@@ -173,9 +193,14 @@ def run_turn(way: str, samples: int, calls: int, cpu: str, steps: int = STEPS) -
         given = {"LOOPS": str(HERE / "foreign_loops"), "STEPS": str(steps), "CALLS": str(calls), "BLOCK": str(BLOCK)}
         given |= {"SAMPLES": str(samples), "REPORT": str(report), "CPU": cpu}
         given |= {"PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
-        if way in (RING, RING_IN_MEMORY):
+        if way.startswith(RING):
             site = f"{DIAGNOSTICS / 'ring_site'}{os.pathsep}{HERE.parent}"
             given |= {"BSL_RING_DIR": rings or text, "PYTHONPATH": site}
+            if way in TRACES:
+                given |= {"BSL_TRACE": str(folder / "trace.json"), "XDG_CACHE_HOME": str(CACHE)}
+                (folder / "trace.json").write_text(json.dumps({"include": TRACES[way]}))
+            if way == TRACE_IN_PYTHON:
+                given |= {"CC": "no-compiler", "XDG_CACHE_HOME": "/dev/null"}
         elif way.startswith("TORCH_DISTRIBUTED_DEBUG"):
             given["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         program = folder / "rank.py"
@@ -193,12 +218,12 @@ def run_turn(way: str, samples: int, calls: int, cpu: str, steps: int = STEPS) -
         if not report.exists():
             raise SystemExit(f"{way}: {done.stderr[-2000:]}")
         told = json.loads(report.read_text())
-        own = {report.name, program.name}
+        own = {report.name, program.name, "trace.json"}
         kept = [each for place in filter(None, (text, rings)) for each in Path(place).iterdir() if each.is_file()]
         left = sum(each.stat().st_size for each in kept if each.name not in own)
     return Turn(
-        told["steps"][WARM_STEPS:], told["averaging"][WARM_STEPS:], told["each"], told["num_collectives"],
-        told["parts"], left,
+        told["steps"][WARM_STEPS:], told["averaging"][WARM_STEPS:], told["each"], told["tiny"],
+        told["num_collectives"], told["parts"], left,
     )  # fmt: skip
 
 
@@ -238,19 +263,26 @@ def in_step_s(turns: Sequence[Turn]) -> float:
     return min(min(turn.averaging) / turn.num_collectives for turn in turns)
 
 
+def call_s(turns: Sequence[Turn]) -> float:
+    """Return the seconds of a call of a function that does nothing."""
+    return min(min(turn.tiny) for turn in turns)
+
+
 def table(found: Mapping[str, Sequence[Turn]]) -> str:
     """Return the table in Markdown."""
     bare = found[BARE]
-    rows = ["| kept by | one step | slower | more for an all_reduce: in a loop | in a step | on disk after SIGKILL |"]
-    rows += ["|---|---|---|---|---|---|"]
+    rows = [
+        "| kept by | one step | slower | more for an all_reduce: in a loop | in a step | for a Python call | left |"
+    ]
+    rows += ["|---|---|---|---|---|---|---|"]
     for way, turns in found.items():
-        loop, in_step = (1e6 * (measured(turns) - measured(bare)) for measured in (loop_s, in_step_s))
+        loop, in_step, call = (1e6 * (measured(turns) - measured(bare)) for measured in (loop_s, in_step_s, call_s))
         left = turns[-1].left
         rows.append(
             f"| {way} | {step_s(turns) * 1e3:.2f} ms | {step_s(turns) / step_s(bare):.3f}x | {loop:.2f} us | "
-            f"{in_step:.2f} us | {'nothing' if left == 0 else f'{left / 2**20:.2f} MiB'} |"
+            f"{in_step:.2f} us | {call:.3f} us | {'nothing' if left == 0 else f'{left / 2**20:.2f} MiB'} |"
         )
-    rows += [f"| {way} | not installed | | | | |" for way in WAYS if way not in found]
+    rows += [f"| {way} | not installed | | | | | |" for way in WAYS if way not in found]
     return "\n".join(rows)
 
 
@@ -286,7 +318,8 @@ PAGE = """\
 One rank of a small GPT trains on a CPU, and averages {count} gradients by an `all_reduce` of gloo in each step. The
 fastest of {turns} turns counts; a turn is {steps} steps, without the first {warm}, and up to {calls} collectives.
 Every process is bound to one CPU, which it shares with other programs. Differences of a few percent of
-a step are noise.
+a step are noise. *Left* is what was on disk after SIGKILL. A Python call is one of a function that does nothing, begin
+and end.
 
 {table}
 
@@ -314,7 +347,12 @@ By the cost in a step, the {count} records of a step are {share:.2f} % of this s
 
 {train}
 
-The ring keeps calls of `torch.distributed`, not every Python call: it cannot replace a profiler.
+## Call traces
+
+The ring keeps calls of `torch.distributed`, not every Python call: it cannot replace a profiler. A
+[call trace](../how-to/trace.md#trace-the-calls-of-your-own-code) keeps those of the packages that somebody names. In
+this table it keeps every call of `torch`, of the model and of the program: {events} bytes an event, in files that do not
+grow. Where no traced package is called, it costs what the row of another package says. This is Python {python}.
 """
 
 
@@ -340,6 +378,8 @@ def page(found: Mapping[str, Sequence[Turn]], spread: Sequence[float], train: st
         length=count * more,
         seconds=count * more / 1e4,
         train=train,
+        events=16,
+        python=".".join(map(str, sys.version_info[:2])),
     )
 
 

@@ -189,6 +189,7 @@ def test_a_message_that_the_peer_never_sends_is_named(ranks: Ranks) -> None:
     assert "has begun no send to rank 0 with tag 8 since then, and is in barrier number 4 of group 0" in said[0]
 
 
+@pytest.mark.long  # tests/unit/spy/judge/test_last_calls.py holds this for the ring of such a rank
 def test_a_rank_that_waits_for_a_lock_of_its_own_is_accused(ranks: Ranks) -> None:
     start(ranks, ONE_LOCKED, 3, waiting=2)
     assert [suspect.rank for suspect in verdict(ranks).suspects] == [2]

@@ -2,13 +2,14 @@
 
 A rank that dies takes the others down with "connection closed", which is not their own failure. And gloo aborts the
 rank that *receives* an unexpected amount of data, although the sender may be wrong: such an abort, or one without a
-message, accuses nobody.
+message, accuses nobody, unless the rings show whose last collective had another size than ever before at that point.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bigsci_launch.lost_peer import says_lost_peer
 from bigsci_launch.spy.evidence.ranks import NOT_FOUND, Evidence, RankEvidence
@@ -16,10 +17,13 @@ from bigsci_launch.spy.judge.case import JobCase
 from bigsci_launch.spy.judge.conclusion import Conclusion, Patience, Side, Strength, Suspect
 from bigsci_launch.spy.judge.last_calls import find_in_rings, places_of
 from bigsci_launch.spy.judge.rules.process import explain_stall
+from bigsci_launch.spy.judge.schedule.departure import Collective, Departure, find_departures
 from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.topology.words import agree, count_ranks
 
 OTHER_AMOUNT = re.compile(r"EnforceNotMet|enforce fail at.*(preamble|nbytes|length)", re.IGNORECASE)
+NEWEST = 3
+"""The last collectives of a rank among which the one must be that its backend aborted."""
 AMOUNTS = re.compile(r"(\d+) vs\.? (\d+)")
 
 
@@ -114,7 +118,43 @@ def aborted_on_size(case: JobCase) -> Conclusion | None:
     words = words_of(first)
     if words and not OTHER_AMOUNT.search(words):
         return None
-    return _conclude_abort(case.evidence, failed, first, words)
+    found = _conclude_abort(case.evidence, failed, first, words)
+    resized = find_resized(case.evidence)
+    return _conclude_resized(case.evidence, found, resized) if resized else found
+
+
+def find_resized(evidence: Evidence) -> list[Departure]:
+    """Return where rings show that ranks, at most half of all, last made a collective of another size than always."""
+    rings = {seen.rank: seen.ring for seen in evidence.ranks if seen.ring and not seen.ring.lost_threads}
+    ranks = tuple(
+        replace(seen, recorder=rings[seen.rank].recorder if seen.rank in rings else None) for seen in evidence.ranks
+    )
+    found = find_departures(replace(evidence, ranks=ranks)).from_past
+    resized = [
+        each
+        for rank, each in found.items()
+        if each.expected[:2] == each.did[:2] and each.position + NEWEST >= len(rings[rank].recorder.stream)
+    ]
+    return resized if 2 * len(resized) <= len(ranks) else []
+
+
+def _conclude_resized(evidence: Evidence, abort: Conclusion, resized: Sequence[Departure]) -> Conclusion:
+    """The verdict on an abort if the past of ranks shows who sent another amount."""
+    why = {each.rank: f"issued {_sized(each.did)} where {_sized(each.expected)} was due" for each in resized}
+    said = "; ".join(f"{evidence.name(rank)} {words}" for rank, words in why.items())
+    return replace(
+        abort,
+        claim=f"{said}, as its ring shows; {abort.claim}",
+        strength=Strength.AGREED,
+        hang_class=HangClass.SIZE_DIFFERS,
+        suspects=tuple(Suspect(rank, words) for rank, words in why.items()),
+        missing=(),
+        next=(),
+    )
+
+
+def _sized(did: Collective) -> str:
+    return f"{did.operation} of {did.sizes} {did.types}"
 
 
 def one_has_ended(case: JobCase) -> Conclusion | None:

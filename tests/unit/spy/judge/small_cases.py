@@ -132,8 +132,7 @@ def one_names_another_root(
 
 
 def sleeps_alone(frame: str = "stall@/src/train.py:7", without: Sequence[int] = (), **ring: Any) -> Evidence:
-    """Rank 1 sleeps on a futex below `frame`, and the others wait for it in collective number 2. Ranks `without` have
-    no ring."""
+    """Rank 1 sleeps on a futex below `frame`, the others wait for it in collective 2, and `without` lack a ring."""
     members = {"0": [0, 1, 2]}
     ranks = [rank_of(rank, f"{frame} < main@/src/train.py:3" if rank == 1 else WORLD) for rank in range(3)]
     for at, rank in enumerate(ranks):
@@ -144,6 +143,34 @@ def sleeps_alone(frame: str = "stall@/src/train.py:7", without: Sequence[int] = 
         if at not in without:
             rank["samples"][-1]["ring"] = {**found, "recorder": {**found["recorder"], **stream}}
     return job(ranks)
+
+
+def one_aborted(last: Sequence[str] = ("all_reduce [[8]]",), **ring: Any) -> Evidence:
+    """All ranks have aborted, rank 0 first. They reduced and broadcast in turn, and rank 1 made `last` in the end."""
+    exits = [
+        {
+            "rank": rank,
+            "node": "n0",
+            "pid": 9,
+            "code": None,
+            "signal": "SIGABRT",
+            "time": 1.0 + rank,
+            "terminated": None,
+        }
+        for rank in range(3)
+    ]
+    rings = []
+    for rank in range(3):
+        calls = ["all_reduce [[4]]", "broadcast [[1]]"] * 4 + list(last if rank == 1 else ("all_reduce [[4]]",))
+        found, tokens = ring_of(), list(dict.fromkeys(calls))
+        found["recorder"] |= {
+            "tokens": [["0", "", *token.split(" ", 1), "[float32]"] for token in tokens],
+            "stream": [tokens.index(call) for call in calls],
+            "last_sequence": {"0": len(calls)},
+            "members": {"0": [0, 1, 2]},
+        }
+        rings.append({"rank": rank, "ring": {**found, **ring}})
+    return job([], world_size=3, exits=exits, rings=rings, is_over=True)
 
 
 def nothing_there() -> Evidence:

@@ -10,7 +10,7 @@ from bigsci_launch.spy.judge.conclusion import Strength
 from bigsci_launch.spy.judge.verdict import judge
 from bigsci_launch.spy.taxonomy import HangClass, State
 
-from .small_cases import one_names_another_root, ring_of, sleeps_alone
+from .small_cases import one_aborted, one_names_another_root, ring_of, sleeps_alone
 
 
 def test_a_rank_that_names_another_root_than_ever_before_is_accused() -> None:
@@ -72,3 +72,25 @@ def test_a_rank_that_sleeps_in_no_recorded_call_is_accused_where_collectives_ret
 )
 def test_a_rank_that_may_wait_for_work_that_is_not_recorded_is_not_accused(how: dict[str, object]) -> None:
     assert not accused(**how)
+
+
+def test_the_rank_whose_last_collective_had_another_size_than_always_is_accused_of_an_abort() -> None:
+    found = judge(one_aborted())
+    assert (found.state, found.hang_class) == (State.CRASHED, HangClass.SIZE_DIFFERS)
+    assert [suspect.rank for suspect in found.suspects] == [1]
+    said = "issued all_reduce of [[8]] [float32] where all_reduce of [[4]] [float32] was due, as its ring shows; rank 0"
+    assert said in found.claim
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"last": ["all_reduce [[4]]"]},
+        {"last": ["reduce [[4]]"]},
+        {"last": ["all_reduce [[8]]", "broadcast [[1]]", "all_reduce [[4]]", "broadcast [[1]]"]},
+        {"lost_threads": 1},
+    ],
+    ids=["as always", "another operation", "long ago", "a ring with gaps"],
+)
+def test_an_abort_that_rings_do_not_explain_accuses_nobody(how: dict[str, Any]) -> None:
+    assert not judge(one_aborted(**how)).suspects
