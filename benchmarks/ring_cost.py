@@ -116,7 +116,10 @@ def parts():
     group = ring_torch.group_of(lane.ring, torch_module, None)
     facts = ring_torch.facts_of(lane.ring, group, frame, "all_reduce", value, None)
     wrapped = ring_torch.recorded(torch_module, "all_reduce", 0, 2)(nothing)
-    waited, work = ring_torch.wait(wait), object()
+    # An all_reduce waits for its own work: no call of the program.
+    inside = {"waited": ring_torch.wait(wait), "wait": wait, "work": object()}
+    body = "def call():\\n    waited(work)\\ndef bare():\\n    wait(work)"
+    exec(compile(body, "distributed_c10d.py", "exec"), inside)
     def passed(*arguments, **named):
         return nothing(*arguments, **named)
     calls = {
@@ -124,8 +127,8 @@ def parts():
         "bare": lambda: nothing(value),
         "whole": lambda: wrapped(value),
         "passed": lambda: passed(value),
-        "bare wait": lambda: wait(work),
-        "wait": lambda: waited(work),
+        "bare wait": inside["bare"],
+        "wait": inside["call"],
         "lane": ring_hook.lane,
         "group": lambda: ring_torch.group_of(lane.ring, torch_module, None),
         "facts": lambda: ring_torch.facts_of(lane.ring, group, frame, "all_reduce", value, None),
@@ -351,8 +354,8 @@ By the cost in a step, the {count} records of a step are {share:.2f} % of this s
 
 The ring keeps calls of `torch.distributed`, not every Python call: it cannot replace a profiler. A
 [call trace](../how-to/trace.md#trace-the-calls-of-your-own-code) keeps those of the packages that somebody names. In
-this table it keeps every call of `torch`, of the model and of the program: {events} bytes an event, in files that do not
-grow. Where no traced package is called, it costs what the row of another package says. This is Python {python}.
+this table it keeps every call of `torch`, of the model and of the program: {events} bytes an event, in a file that does
+not grow. Where no traced package is called, it costs what the row of another package says. This is Python {python}.
 """
 
 
