@@ -152,7 +152,7 @@ def test_bytes_that_are_no_text_are_kept(runner: Runner) -> None:
 LISTENER = """
 import signal, sys, time
 signal.signal(signal.SIGUSR2, lambda *_: (print("asked to stop"), sys.exit(0)))
-sys.stdout.write("up\n")  # in one piece: the signal may come right after the first word
+sys.stdout.write("up\\n")  # in one piece: the signal may come right after the first word
 time.sleep(60)
 """
 
