@@ -76,6 +76,8 @@ def unknown_words(line: str) -> list[str]:
     options: set[str] = {"-h", "--help"}
     unknown = []
     for word in words:
+        if word == "--":  # what follows is another program
+            break
         if isinstance(command, click.Group) and not word.startswith("-") and word in command.commands:
             command = command.commands[word]
             continue
@@ -100,5 +102,6 @@ def test_a_wrong_line_is_noticed() -> None:
     assert unknown_words("bsl spie runs/demo") == ["spie"]
     assert unknown_words("bsl submit demo.yaml --sett a=b") == ["--sett"]
     assert unknown_words("bsl plan check demo.yaml --top 5") == ["--top"]
+    assert unknown_words("bsl trace run --in my_model -- python train.py --epochs 3") == ["--in"]
     assert not unknown_words("bsl plan demo.yaml --top 5 | head")
     assert not unknown_words("bsl submit CONFIG [--set key=value]...")

@@ -28,7 +28,7 @@ def ring(*lanes: list[list[Any]], size: int = 1000) -> dict[str, Any]:
     """A ring whose lanes have room for `size` calls each."""
     known = {"rank": 0, "world_size": 2, "step": 0, "phase": "", "heartbeat": 0.0, "lost_names": 0, "lost_threads": 0}
     told = [{"tid": 7 + at, "name": "", "count": len(calls), "calls": calls[-size:]} for at, calls in enumerate(lanes)]
-    return {**known, "is_whole": True, "lanes": told}
+    return {**known, "topology": None, "is_whole": True, "lanes": told}
 
 
 def test_the_collectives_that_a_full_ring_has_lost_are_counted(node_ring: ModuleType) -> None:
