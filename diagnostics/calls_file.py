@@ -22,8 +22,9 @@ import os
 import struct
 import threading
 import time
+from contextlib import suppress
 
-from ring_file import read_names, text_of
+from ring_file import Names, read_names, text_of
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ MAGIC = b"BSLCALLS"
 VERSION = 1
 # magic, version, pid, start ticks, rank, world size, bytes of names, names lost, lanes, threads without one, start
 HEADER = struct.Struct("<8sIIQiiIIIId")
-NAMES_USED = struct.Struct("<II")
 LANES = struct.Struct("<II")
 NAMES_USED_AT, LANES_AT = 32, 40
 PACKAGES_AT, HOW_AT, TEXT_BYTES = 128, 384, 256
@@ -49,7 +49,6 @@ NUM_EVENTS = (LANE_BYTES - LANE.size) // EVENT.size
 ENTER, LEAVE, STEP = 0, 1 << 30, 2 << 30
 """Kinds: a call begins, a call ends, and the step that the process has just reached (its number is the step)."""
 KINDS = 3 << 30
-MAX_NAME = 400
 
 
 class CallsFile:
@@ -61,17 +60,14 @@ class CallsFile:
 
     def __init__(self, path: str, *, packages: str, how: str, rank: int, world_size: int, start_ticks: int) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
         try:
-            # Without its blocks, a write to the mapped file would end the process with SIGBUS on a full disk.
-            os.posix_fallocate(self._descriptor, 0, FIRST_LANE_AT)
-            self._map = mmap.mmap(self._descriptor, FIRST_LANE_AT)
+            self._map = map_part(path, 0, FIRST_LANE_AT, os.O_CREAT | os.O_EXCL)
         except (OSError, ValueError):
-            os.close(self._descriptor)
-            os.unlink(path)
+            with suppress(FileNotFoundError):
+                os.unlink(path)
             raise
-        self._names: dict[str, int] = {}
-        self._used, self._num_lost, self._num_lanes, self._num_without = 0, 0, 0, 0
+        self.name = Names(self._map, NAMES_AT, NAMES_BYTES, NAMES_USED_AT, ~KINDS & 0xFFFFFFFF).number
+        self._num_lanes = self._num_without = 0
         self._lock = threading.Lock()
         HEADER.pack_into(
             self._map, 0, MAGIC, VERSION, os.getpid(), start_ticks, rank, world_size, 0, 0, 0, 0, time.time()
@@ -86,8 +82,7 @@ class CallsFile:
             try:
                 if self._num_lanes == MAX_LANES:
                     raise OSError("all lanes are taken")
-                os.posix_fallocate(self._descriptor, begin, LANE_BYTES)
-                made = mmap.mmap(self._descriptor, LANE_BYTES, offset=begin)
+                made = map_part(self.path, begin, LANE_BYTES)
             except (OSError, ValueError):
                 self._num_without += 1
                 LANES.pack_into(self._map, LANES_AT, self._num_lanes, self._num_without)
@@ -98,30 +93,24 @@ class CallsFile:
             LANES.pack_into(self._map, LANES_AT, self._num_lanes, self._num_without)
             return made
 
-    def name(self, text: str) -> int:
-        """Return the number of a name; 0, unknown, if there is no room for another one."""
-        with self._lock:
-            found = self._names.get(text)
-            if found is not None:
-                return found
-            data = text.encode("utf-8", "replace")[:MAX_NAME]
-            if self._used + 2 + len(data) > NAMES_BYTES:
-                self._num_lost += 1
-                NAMES_USED.pack_into(self._map, NAMES_USED_AT, self._used, self._num_lost)
-                return 0
-            at = NAMES_AT + self._used
-            self._map[at : at + 2 + len(data)] = struct.pack("<H", len(data)) + data
-            self._used += 2 + len(data)
-            NAMES_USED.pack_into(self._map, NAMES_USED_AT, self._used, self._num_lost)
-            number = self._names[text] = len(self._names) + 1
-            return number
-
     def say(self, how: str) -> None:
         """Write what has become of the trace."""
         self._write_text(HOW_AT, how)
 
     def _write_text(self, at: int, text: str) -> None:
         self._map[at : at + TEXT_BYTES] = text.encode("utf-8", "replace")[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
+
+
+def map_part(path: str, at: int, size: int, flags: int = 0) -> mmap.mmap:
+    """Return a part of the file, mapped. It is opened each time: a program may close what it did not open, and then the
+    number of a descriptor is that of another file."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o640)
+    try:
+        # Without its blocks, a write to the mapped file would end the process with SIGBUS on a full disk.
+        os.posix_fallocate(descriptor, at, size)
+        return mmap.mmap(descriptor, size, offset=at)
+    finally:
+        os.close(descriptor)
 
 
 def read_calls_file(data: bytes) -> dict[str, Any]:

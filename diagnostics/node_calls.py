@@ -12,6 +12,7 @@ if "__file__" in globals():
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # -I leaves it out
 
 from calls_file import read_calls_file
+from node_ring import print_files
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
@@ -39,18 +40,10 @@ def read_rank_calls(rank: Facts, _request: Facts, _known: Facts) -> Iterator[tup
         yield "calls_why", f"{path}: {getattr(error, 'strerror', None) or error}"
 
 
-def print_files(paths: list[str], num_last: int) -> None:
-    """Print {path: what its trace says, or {why}} as JSON, for `bsl trace`; of each thread the newest calls."""
-    import json
-
-    found: Facts = {}
-    for path in paths:
-        try:
-            with open(path, "rb") as stream:
-                found[path] = summarize(read_calls_file(stream.read()), num_last)
-        except (OSError, ValueError) as error:
-            found[path] = {"why": getattr(error, "strerror", None) or str(error)}
-    json.dump(found, sys.stdout)
+def read_file(path: str, num_last: int) -> Facts:
+    """Return what a call trace says, of each thread the newest calls."""
+    with open(path, "rb") as stream:
+        return summarize(read_calls_file(stream.read()), num_last)
 
 
 def summarize(trace: Facts, num_last: int) -> Facts:
@@ -60,4 +53,4 @@ def summarize(trace: Facts, num_last: int) -> Facts:
 
 
 if __name__ == "__main__":
-    print_files(sys.argv[2:], int(sys.argv[1]))
+    print_files(sys.argv[2:], lambda path: read_file(path, int(sys.argv[1])))

@@ -16,7 +16,7 @@ from ring_file import read_ring
 
 TYPE_CHECKING = False  # typing costs start-up time, and annotations are never evaluated
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     Facts = dict[str, Any]
@@ -67,18 +67,23 @@ def read_stacks(ring_path: str) -> Facts:
         return {}
 
 
-def print_files(paths: list[str], num_last: int) -> None:
-    """Print {path: what its ring says, or {why}} as JSON, for `bsl trace`; of each thread `num_last` calls in full."""
+def print_files(paths: list[str], read: Callable[[str], Facts]) -> None:
+    """Print {path: what `read(path)` says, or {why} if it cannot be read} as JSON, for `bsl trace`."""
     import json
 
     found: Facts = {}
     for path in paths:
         try:
-            with open(path, "rb") as stream:
-                found[path] = dict(summarize(read_ring(stream.read()), num_last), **read_stacks(path))
+            found[path] = read(path)
         except (OSError, ValueError) as error:
             found[path] = {"why": getattr(error, "strerror", None) or str(error)}
     json.dump(found, sys.stdout)
+
+
+def read_file(path: str, num_last: int) -> Facts:
+    """Return what a ring says, of each thread `num_last` calls in full, and the stacks next to it."""
+    with open(path, "rb") as stream:
+        return dict(summarize(read_ring(stream.read()), num_last), **read_stacks(path))
 
 
 def summarize(ring: Facts, num_last: int = NUM_LAST) -> Facts:
@@ -211,4 +216,4 @@ def collectives(calls: list[list[Any]]) -> Facts:
 
 
 if __name__ == "__main__":
-    print_files(sys.argv[2:], int(sys.argv[1]))
+    print_files(sys.argv[2:], lambda path: read_file(path, int(sys.argv[1])))

@@ -64,7 +64,7 @@ ASYNC = 1
 """Flag of a call that returned before its work was done: until it is left, the work may be going on."""
 BLOCKING = 2
 """Flag of a collective whose work is done when it returns: on a device, the work may be going on after that."""
-MAX_NAME = 400
+MAX_NAME, MAX_NUMBER = 400, 0xFFFF
 enter_into = ENTERED.pack_into
 
 
@@ -109,6 +109,38 @@ class Lane:
             FLAGS.pack_into(self._map, self._begin + count % self._size * 48 + FLAGS_IN_CALL, ASYNC)
 
 
+class Names:
+    """The names in a mapped file, each written once: `size` bytes at `at`, and at `used_at` how many are in use."""
+
+    def __init__(self, mapped: Any, at: int, size: int, used_at: int, max_number: int) -> None:
+        self._map, self._at, self._size, self._used_at, self._max = mapped, at, size, used_at, max_number
+        self._numbers: dict[str, int] = {}
+        self._used = self._num_lost = 0
+        self._lock = threading.Lock()
+
+    def number(self, text: str) -> int:
+        """Return the number of a name; 0, unknown, if there is no room for another one."""
+        found = self._numbers.get(text)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._numbers.get(text)
+            if found is not None:
+                return found
+            data = text.encode("utf-8", "replace")[:MAX_NAME]
+            number = len(self._numbers) + 1
+            if self._used + 2 + len(data) > self._size or number > self._max:
+                self._num_lost += 1
+                number = 0
+            else:
+                at = self._at + self._used
+                self._map[at : at + 2 + len(data)] = struct.pack("<H", len(data)) + data
+                self._used += 2 + len(data)
+                self._numbers[text] = number
+            NAMES_USED.pack_into(self._map, self._used_at, self._used, self._num_lost)
+            return number
+
+
 class Ring:
     """The ring of this process.
 
@@ -133,8 +165,9 @@ class Ring:
         finally:
             os.close(descriptor)
         self.path, self.step = path, 0
-        self._names: dict[str, int] = {}
-        self._used, self._num_lost, self._num_lanes, self._num_without = 0, 0, 0, 0
+        names = Names(self._map, NAMES_AT, NAMES_BYTES, NAMES_USED_AT, MAX_NUMBER)
+        self.name = names.number
+        self._num_lanes = self._num_without = 0
         self._lock = threading.Lock()
         now = time()
         HEADER.pack_into(
@@ -170,25 +203,6 @@ class Ring:
             name = threading.current_thread().name.encode("utf-8", "replace")[:48]
             LANE.pack_into(self._map, LANES_AT + lane * LANE.size, threading.get_native_id(), 0, name)
             return Lane(self, self._map, lane)
-
-    def name(self, text: str) -> int:
-        """Return the number of a name; 0, unknown, if there is no room for another one."""
-        found = self._names.get(text)
-        if found is not None:
-            return found
-        with self._lock:
-            data = text.encode("utf-8", "replace")[:MAX_NAME]
-            number = len(self._names) + 1
-            if self._used + 2 + len(data) > NAMES_BYTES or number > 0xFFFF:
-                self._num_lost += 1
-                NAMES_USED.pack_into(self._map, NAMES_USED_AT, self._used, self._num_lost)
-                return 0
-            at = NAMES_AT + self._used
-            self._map[at : at + 2 + len(data)] = struct.pack("<H", len(data)) + data
-            self._used += 2 + len(data)
-            NAMES_USED.pack_into(self._map, NAMES_USED_AT, self._used, self._num_lost)
-            self._names[text] = number
-            return number
 
     def set_rank(self, rank: int, world_size: int) -> None:
         RANK.pack_into(self._map, RANK_AT, rank, world_size)

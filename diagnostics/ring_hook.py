@@ -120,6 +120,8 @@ def _open() -> Ring | None:
         )
         os.chmod(path, 0o640)
         threading.Thread(target=_beat, args=(made,), name=BEAT_THREAD, daemon=True).start()
+        if os.environ.get("BSL_TRACE"):
+            threading.Thread(target=_follow, args=(made,), name="bsl-trace", daemon=True).start()
     except (OSError, ValueError, RuntimeError) as error:
         say(f"no ring of the last calls is kept: {path}: {error}")
         return None
@@ -151,8 +153,19 @@ def _beat(here: Ring) -> None:
     stacks = _offer_stacks(here.path)
     while _state["ring"] in (None, here):
         here.beat()
-        follow_trace()
         stacks = _forget_stacks(stacks)
+        pause.wait(BEAT_S)
+
+
+def _follow(here: Ring) -> None:
+    """Look for wishes to trace calls, which are on the shared file system: the heartbeat must not wait for that."""
+    pause = threading.Event()
+    while _state["ring"] in (None, here):
+        try:
+            follow_trace()
+        except Exception as error:
+            say(f"calls are not traced: {error!r}")
+            return
         pause.wait(BEAT_S)
 
 

@@ -243,6 +243,21 @@ print("done")
     assert "done" in done.stdout and "no calls are traced" in done.stderr
 
 
+def test_a_program_that_closes_every_file_is_traced_on_and_its_own_files_are_left_alone(traced: Traced) -> None:
+    program = """
+import os
+from wanted import utils
+utils.leaf(1)
+os.closerange(3, 256)
+theirs = [open(f"theirs-{number}", "w") for number in range(50)]
+utils.in_thread(1)
+assert {os.fstat(each.fileno()).st_size for each in theirs} == {0}
+"""
+    traced.run(program, "--include", "wanted")
+    (whole,) = traced.read()
+    assert whole.trace is not None and whole.trace.lost_threads == 0 and names(whole).count("work") == 1
+
+
 def damaged(change: Callable[[bytearray], Any]) -> Callable[[Path], None]:
     def damage(file: Path) -> None:
         data = bytearray(file.read_bytes())
@@ -347,7 +362,8 @@ def test_a_running_run_is_traced_from_a_step_on_until_it_is_switched_off(
         return [call for call in each["calls"] if str(call["operation"]).startswith(package)]
 
     try:
-        until(lambda: [each["traced"] for each in ranks()] == ["wanted", "wanted"])
+        until(lambda: len([each for each in ranks() if traced_calls(each, "wanted")]) == 2)
+        assert [each["traced"] for each in living] == ["wanted", "wanted"]
         for each in living:
             assert {call["operation"] for call in each["calls"]} >= {"wanted.utils.work", "all_reduce"}
             assert all(call["step"] >= 3 for call in traced_calls(each, "wanted"))

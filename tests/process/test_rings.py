@@ -327,6 +327,25 @@ print(min(numbers), max(numbers))
     assert f"incomplete: {ring['lost_names']} names and 984 threads did not fit" in said.stdout, said.output
 
 
+@pytest.mark.parametrize("follow", ["time.sleep(60)", "1 / 0"], ids=["hangs", "fails"])
+def test_the_heartbeat_does_not_depend_on_call_traces(tmp_path: Path, follow: str) -> None:
+    program = f"""
+import time, types
+os.environ["BSL_TRACE"] = "trace.json"
+sys.modules["calls_trace"] = types.SimpleNamespace(follow=lambda: {follow}, renew=lambda: None, forget=lambda: None)
+ring_hook.BEAT_S = 0.02
+ring_hook.lane()
+time.sleep(0.3)
+began = time.time()
+time.sleep(0.3)
+from ring_file import read_ring
+with open(ring_hook.ring().path, "rb") as stream:
+    assert read_ring(stream.read())["heartbeat"] > began
+"""
+    said = hooked(tmp_path, program).stderr
+    assert said.count("calls are not traced") == (follow == "1 / 0")
+
+
 def test_rings_that_are_torn_cut_or_of_another_version(tmp_path: Path) -> None:
     program = """
 lane = ring_hook.lane()

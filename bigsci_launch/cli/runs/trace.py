@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bigsci_launch.cli import console
-from bigsci_launch.errors import BslError, CollectError
+from bigsci_launch.errors import BslError, CollectError, RunDirError
 
 if TYPE_CHECKING:
     from bigsci_launch.runs.control.calls import TraceWish
@@ -97,7 +97,12 @@ def _read(run: str | None, name: str | None, num_last: int = NUM_SHOWN) -> list[
 
     if run is not None and (found := files_in(Path(run))):
         return read_files(found, num_last)
-    attempt = find_attempt(find_run(run), name)
+    try:
+        attempt = find_attempt(find_run(run), name)
+    except RunDirError:
+        if run is None or not Path(run).is_dir():
+            raise
+        raise CollectError(f"{run}: there is no run, no ring and no call trace in this folder") from None
     copies = read_copies(attempt, num_last)
     if name is not None or (copies and all(each.is_copy and each.ring is not None for each in copies)):
         return copies

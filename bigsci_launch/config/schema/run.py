@@ -21,7 +21,14 @@ from bigsci_launch.config.schema.guards import FaultSpec, GuardsSection
 from bigsci_launch.config.schema.program import starts_trainer
 from bigsci_launch.config.schema.section import Section
 from bigsci_launch.config.schema.slurm import SlurmSection
-from bigsci_launch.config.schema.values import EnvironmentName, EnvironmentVariable, Fraction, RunName, TracedName
+from bigsci_launch.config.schema.values import (
+    EnvironmentName,
+    EnvironmentVariable,
+    Fraction,
+    RunName,
+    TracedCall,
+    TracedName,
+)
 from bigsci_launch.topology import AXES, Topology
 
 
@@ -277,7 +284,7 @@ class TraceSection(Section):
     from_step: PositiveInt | None = None
     """The step at which the trace begins; default: at the start of the program."""
 
-    from_call: str | None = Field(default=None, pattern=r"^[\w.]+:[\w.<>]+$")
+    from_call: TracedCall | None = None
     """The function at whose first call the trace begins, as `MODULE:FUNCTION`; default: at the start of the program."""
 
     @model_validator(mode="after")

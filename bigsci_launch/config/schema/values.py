@@ -26,7 +26,12 @@ SlurmDuration = Annotated[str, BeforeValidator(_slurm_duration)]
 Word = Annotated[str, Field(pattern=r"^\S+$")]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-TracedName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.\w+)*$")]
+TRACED_NAME = r"^[A-Za-z_]\w*(\.\w+)*$"
+"""The name of a package or a module."""
+TRACED_CALL = r"^[\w.]+:[\w.<>]+$"
+"""`MODULE:FUNCTION`."""
+TracedName = Annotated[str, Field(pattern=TRACED_NAME)]
+TracedCall = Annotated[str, Field(pattern=TRACED_CALL)]
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 

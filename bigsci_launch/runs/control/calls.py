@@ -7,12 +7,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigsci_launch.config.schema.values import TRACED_CALL, TRACED_NAME
 from bigsci_launch.errors import ConfigError, RunDirError
 from bigsci_launch.runs.attempts import query_attempt
 from bigsci_launch.runs.layout import AttemptDir, rank_files, read_json, write_json
-
-MODULE = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
-CALL = re.compile(r"[\w.]+:[\w.<>]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +49,11 @@ def parse_wish(include: str, from_step: int | None, from_call: str | None) -> Tr
         ConfigError: a name is none, or two beginnings are named.
     """
     names = tuple(name.strip() for name in include.split(",") if name.strip())
-    if wrong := [name for name in names if not MODULE.fullmatch(name)]:
+    if wrong := [name for name in names if not re.fullmatch(TRACED_NAME, name)]:
         raise ConfigError(f"--include: {wrong[0]!r} is no name of a package", hint="for example: --include my_package")
     if not names:
         raise ConfigError("--include: no package is named", hint="for example: --include my_package,__main__")
-    if from_call is not None and not CALL.fullmatch(from_call):
+    if from_call is not None and not re.fullmatch(TRACED_CALL, from_call):
         raise ConfigError(
             f"--from-call: {from_call!r} is no function", hint="write MODULE:FUNCTION, such as __main__:train_step"
         )

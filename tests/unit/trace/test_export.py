@@ -80,6 +80,11 @@ def test_a_rank_without_a_ring_is_not_in_the_file_and_one_without_a_number_has_a
     assert names == {0: "rank 0", 2: "77"}
 
 
+def test_a_folder_without_rings_is_no_unknown_run(tmp_path: Path) -> None:
+    done = CliRunner().invoke(bsl, ["trace", "last", str(tmp_path)])
+    assert (done.exit_code, "no ring and no call trace in this folder" in done.output) == (4, True), done.output
+
+
 def test_a_folder_whose_rings_cannot_be_read_says_why_and_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "77.ring").write_bytes(b"torn")
     done = CliRunner().invoke(bsl, ["trace", "export", str(tmp_path), "--perfetto", str(tmp_path / "trace.json")])
