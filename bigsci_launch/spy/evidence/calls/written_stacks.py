@@ -9,13 +9,15 @@ from typing import Any
 
 from bigsci_launch.spy.evidence.stacks import Frame, ThreadStack, decisive_thread
 
-THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):$")
+THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):$")
+OF_THE_RING = ("_beat", "_follow")
+"""Functions of ring_hook.py in which its threads are: the heartbeat, and the look for wishes to trace calls."""
 FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenStacks:
-    """The threads but the one that keeps the ring, the main thread first, and how old they are, in seconds."""
+    """The threads but those that keep the ring, the main thread first, and how old they are, in seconds."""
 
     threads: tuple[ThreadStack, ...]
     age_s: float
@@ -37,17 +39,21 @@ def parse_written_stacks(ring: Mapping[str, Any]) -> WrittenStacks | None:
     document = ring.get("stacks")
     if not document or float(ring["heartbeat"]) > float(document["written"]):
         return None
-    threads: list[tuple[bool, list[Frame]]] = []
+    threads: list[list[Frame]] = []
     for line in str(document["text"]).splitlines():
         if words := THREAD.match(line):
-            threads.append((words[1] != "Thread", []))
+            threads.append([])
         elif (words := FRAME.match(line)) and threads:
-            threads[-1][1].append(Frame(words[3], words[1], int(words[2]) if words[2].isdigit() else 0))
-    # faulthandler writes the oldest thread, the main one, last; the thread that got the signal keeps the ring.
+            threads[-1].append(Frame(words[3], words[1], int(words[2]) if words[2].isdigit() else 0))
+    # faulthandler writes the oldest thread, the main one, last.
     found = [
         ThreadStack(0, None, owns_gil=False, active=False, frames=tuple(frames))
-        for is_ring, frames in reversed(threads)
-        if frames and not is_ring
+        for frames in reversed(threads)
+        if frames and not any(_is_of_the_ring(frame) for frame in frames)
     ]
     age_s = max(0.0, float(ring["read"]) - float(document["written"]))
     return WrittenStacks(tuple(found), age_s) if found else None
+
+
+def _is_of_the_ring(frame: Frame) -> bool:
+    return frame.function in OF_THE_RING and frame.file.endswith("/ring_hook.py")

@@ -18,6 +18,10 @@ OLD = """Thread 0x00007f248cfb36c0 (most recent call first):
 Current thread 0x00007f248d7b46c0 (most recent call first):
   File "/opt/bsl/diagnostics/ring_hook.py", line 124 in _beat
 
+Thread 0x00007f248d7b36c0 (most recent call first):
+  File "/usr/lib/python3.8/threading.py", line 306 in wait
+  File "/opt/bsl/diagnostics/ring_hook.py", line 140 in _follow
+
 Thread 0x00007f248e1d6b80 (most recent call first):
   File "/home/me/my train.py", line 10 in save
   File "/home/me/my train.py", line ??? in <module>
@@ -31,7 +35,7 @@ def ring(text: str, *, heartbeat: float = 100.0, written: float = 140.0) -> dict
 
 
 @pytest.mark.parametrize("text", [OLD, NEW], ids=["3.8", "3.14"])
-def test_the_main_thread_comes_first_and_the_thread_of_the_ring_is_left_out(text: str) -> None:
+def test_the_main_thread_comes_first_and_the_threads_of_the_ring_are_left_out(text: str) -> None:
     found = parse_written_stacks(ring(text))
     assert found is not None and found.age_s == 35.0
     assert [[str(frame) for frame in thread.frames] for thread in found.threads] == [
