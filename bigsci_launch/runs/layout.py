@@ -18,6 +18,8 @@ RUN/
     next.json                 whether the run continues after this start, and why
     queued                    the attempt waits behind another one; removed when it starts
     cancelled                 `bsl cancel` ended the attempt: it does not continue
+    asked.json                what people ask of ranks that run: to save, to stop after a step; rank 0 reads it
+    ended.json                who ended the ranks from outside, and why
     accepted.json             which changes since the checkpoint was saved `bsl submit --force` accepted
     bad_nodes.json            nodes that the attempt has shown to be bad, and whether that is final
     pids/rank-0003.json       where rank 3 runs: host, PID, coordinate
@@ -32,6 +34,10 @@ RUN/
   checkpoints/                global_step20/, latest, latest_checkpointed_iteration.txt
   dumps/                      per-rank weight dumps: step-000005-before/rank-0003.safetensors
   spy/                        evidence bundles
+  control/                    what people ask of the run, as files: save, exit, restart, dump, kill; done/ holds those
+                              that were taken up
+  watch/                      findings.jsonl: what watchers noticed; acts.jsonl: what was done, by whom and why;
+                              NAME.json: the newest sign of life of watcher NAME; claims/: acts that nobody repeats
 
 ROOT/rehearsals/NAME/0001/    a rehearsal of run NAME: report.json, and the run directory of its attempts
 """
@@ -211,6 +217,16 @@ class AttemptDir:
         """Which calls the ranks trace; it may change while they run."""
         return self.path / "trace.json"
 
+    @property
+    def asked(self) -> Path:
+        """What people ask of ranks that run; rank 0 reads it."""
+        return self.path / "asked.json"
+
+    @property
+    def ended_by(self) -> Path:
+        """Who ended the ranks from outside, and why."""
+        return self.path / "ended.json"
+
     def pid_file(self, rank: int) -> Path:
         return self.pids / f"{rank_name(rank)}.json"
 
@@ -276,6 +292,36 @@ class RunDir:
     @property
     def bundles(self) -> Path:
         return self.path / "spy"
+
+    @property
+    def control(self) -> Path:
+        """What people ask of the run, one file each. The whole group may write here."""
+        return self.path / "control"
+
+    @property
+    def control_done(self) -> Path:
+        """What was asked, and has been taken up."""
+        return self.control / "done"
+
+    @property
+    def watch(self) -> Path:
+        return self.path / "watch"
+
+    @property
+    def findings(self) -> Path:
+        return self.watch / "findings.jsonl"
+
+    @property
+    def acts(self) -> Path:
+        return self.watch / "acts.jsonl"
+
+    def claim_file(self, key: str) -> Path:
+        """The file whose creation takes the act `key` for one watcher."""
+        return self.watch / "claims" / re.sub(r"[^A-Za-z0-9._-]", "_", key)
+
+    def watcher_file(self, name: str) -> Path:
+        """The newest sign of life of watcher `name`."""
+        return self.watch / f"{name}.json"
 
     @property
     def name(self) -> str:

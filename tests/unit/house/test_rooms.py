@@ -35,6 +35,7 @@ MAY_USE: dict[str, set[str]] = {
     "plan": {"config", "pages", "runs", "scheduler"},
     "spy": {"config", "pages", "runs", "scheduler"},
     "trace": {"runs", "spy"},
+    "watch": {"config", "nodes", "pages", "runs", "scheduler", "spy", "weights"},
     "nodes": {"config", "runs", "scheduler"},
     "launch": {"config", "nodes", "plan", "runs", "scheduler"},
     "rehearse": {"config", "launch", "plan", "runs", "scheduler"},
@@ -43,7 +44,7 @@ MAY_USE: dict[str, set[str]] = {
     "demo": {"runs"},
     "cli": {
         *("config", "data", "demo", "hang_lab", "launch", "minicluster", "nodes", "pages", "plan", "rehearse", "runs"),
-        *("scheduler", "spy", "trace", "weights"),
+        *("scheduler", "spy", "trace", "watch", "weights"),
     },
 }
 """What each may import apart from the ground floor and itself. Nobody may use `cli` or `train`."""
@@ -74,7 +75,15 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
         "control": set(),
         "rehearsals": set(),
         "restart": set(),
-        "show": {"chain", "ending", "restart"},
+        "watching": set(),
+        "show": {"chain", "ending", "restart", "watching"},
+    },
+    "watch": {
+        "read": set(),
+        "judge": set(),
+        "act": set(),
+        "tell": set(),
+        "show": {"read"},
     },
     "plan": {
         "shape": set(),
@@ -88,7 +97,7 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
 """The judge never touches a machine; calibrating and choosing never see each other."""
 
 PURE = (
-    *("spy/judge/", "plan/shape/", "launch/job/request.py", "config/check.py"),
+    *("spy/judge/", "watch/judge/", "plan/shape/", "launch/job/request.py", "config/check.py"),
     *("rehearse/reduce.py", "rehearse/judge.py", "rehearse/phases.py", "rehearse/limits.py"),
 )
 IMPURE_MODULES = {"os", "subprocess", "socket", "time", "threading", "shutil", "tempfile", "random", "signal"}

@@ -1,0 +1,1 @@
+"""What watchers of a run have left in its directory: findings, acts, signs of life."""

@@ -1,0 +1,44 @@
+"""How long a run has shown nothing new, and whether that is usual for the phase that it is in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Pace(Enum):
+    """What a silence means, by the clock alone."""
+
+    USUAL = "usual"
+    LONG = "long"
+    """Twice what the phase usually takes: worth a look at the ranks."""
+    TOO_LONG = "too long"
+    """More than the phase has ever a reason to take: four times its median, by the clock a stall."""
+    UNKNOWN = "unknown"
+    """It may be a phase whose length is not known, such as the first evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """`phase` is `start`, `step`, `eval`, `save`, `load`, `dump`, or `unknown`; `step` the last finished step, None if
+    none was seen. `lasts_s` is how long nothing new was seen, `usual_s` the median of the phase; None if it is not
+    known. `sentence` says it all, for people."""
+
+    pace: Pace
+    phase: str
+    step: int | None
+    lasts_s: float
+    usual_s: float | None
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """Something in what a run reports: `slower`, `loss_spike`, `grad_spike`, `nan`. `since` is by the clock of the
+    sightings; None if they have none. `step` is where it began. `is_over`: an earlier one has passed."""
+
+    kind: str
+    step: int
+    sentence: str
+    since: float | None = None
+    is_over: bool = False
