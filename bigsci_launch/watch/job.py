@@ -1,4 +1,4 @@
-"""What Slurm says of the watched job, asked in a thread: a controller that is silent for minutes must not stop the watch.
+"""What Slurm says of the watched job, asked in a thread: a silent controller must not stop the watch.
 
 One command every 30 s at most. A local attempt has a launcher instead, which costs nothing to ask.
 """
