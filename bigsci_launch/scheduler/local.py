@@ -53,8 +53,13 @@ class Launcher:
         """Whether it still runs on this machine; False for a launcher on another host."""
         return self.is_here and start_ticks(self.pid) == self.start_ticks
 
+    def ask_to_stop(self) -> None:
+        """Have it ask its ranks to save and stop."""
+        if self.is_alive:
+            os.kill(self.pid, signal.SIGUSR2)
+
     def terminate(self) -> None:
-        """Ask it to end its ranks."""
+        """Ask it to end its ranks; the second time, to kill them at once."""
         if self.is_alive:
             os.kill(self.pid, signal.SIGTERM)
 

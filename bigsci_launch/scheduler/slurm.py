@@ -201,6 +201,32 @@ def signal_script(job_id: str, name: str) -> None:
     run_slurm(["scancel", "--batch", f"--signal={name}", job_id])
 
 
+def signal_step(step: str, name: str) -> None:
+    """Send a signal to every process of a step, such as `1234.0`. Its job stays.
+
+    Raises:
+        SlurmUnavailable, SlurmRefused: as `run_slurm`; JobNotFound: there is no such step, or no longer.
+    """
+    _scancel_step(step, f"--signal={name}")
+
+
+def kill_step(step: str) -> None:
+    """End a step: KILL to every process of it, at once. Its job stays.
+
+    Raises:
+        SlurmUnavailable, SlurmRefused: as `run_slurm`; JobNotFound: there is no such step, or no longer.
+    """
+    _scancel_step(step)
+
+
+def _scancel_step(step: str, *options: str) -> None:
+    completed = run_slurm(["scancel", *options, step], check=False)
+    if _NO_SUCH_JOB.search(completed.stderr):
+        raise JobNotFound(f"scancel: there is no step {step}", argv=completed.argv, stderr=completed.stderr)
+    if completed.returncode != 0:
+        raise refused(completed)
+
+
 def step_argv(job_id: str, argv: Sequence[str], *, nodes: Sequence[str]) -> list[str]:
     """Return the srun command that runs `argv` once on each of `nodes`, alongside the job's own step.
 

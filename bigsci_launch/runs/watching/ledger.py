@@ -52,7 +52,8 @@ class Act:
 
     `what` is `save`, `exit`, `restart`, `dump`, `kill` (asked by a person), or `end_ranks`, `leave_out`, `pin`,
     `stop_chain` (by a watcher that may act). `who` is a login name, or the name of a watcher. `why` is their reason,
-    `words` what came of it. `key` is the same for all lines about one act.
+    `words` what came of it. `key` is the same for all lines about one act. `stage` is how far an act has got that takes
+    a while, for the watcher that carries it through.
     """
 
     key: str
@@ -64,6 +65,7 @@ class Act:
     attempt: str | None = None
     step: int | None = None
     time: float = 0.0
+    stage: str = ""
 
 
 def raise_finding(run: RunDir, finding: RunFinding) -> None:

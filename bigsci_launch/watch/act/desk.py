@@ -1,0 +1,400 @@
+"""Serves what people ask of a run, in `control/`, for a watcher that calls `serve` at each of its looks.
+
+Nothing is kept in memory that must survive: a request that was taken up lies in `control/done/` under the name of its
+watcher, and the ledger says how far it has got. A watcher that is killed and started again reads both and continues; if
+it does not come back, another one takes its requests over. Each stage is recorded after it was done, and doing it again
+does no harm, so nothing is forgotten if the watcher dies in between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.errors import BslError, JobNotFound, RunDirError, SlurmUnavailable
+from bigsci_launch.runs.attempts import read_job
+from bigsci_launch.runs.control.asked import NOTHING_ASKED, Asked, StopWish, Wish, read_asked, write_asked
+from bigsci_launch.runs.control.requests import (
+    Request,
+    is_complete,
+    key_of,
+    read_request,
+    take_over,
+    take_up,
+    taken_up,
+    waiting,
+    watcher_of,
+)
+from bigsci_launch.runs.events import read_last_events
+from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files
+from bigsci_launch.runs.watching.beat import read_beats
+from bigsci_launch.runs.watching.ended import EndedBy, write_ended_by
+from bigsci_launch.runs.watching.ledger import Act, ActState, make_shared_folder, read_acts, record_act
+from bigsci_launch.units import format_age
+from bigsci_launch.watch.act.jobs import (
+    END_GRACE_S,
+    ask_to_stop,
+    end_ranks,
+    how_ended,
+    kill_ranks,
+    why_out_of_reach,
+)
+
+TakeBundle = Callable[[], tuple[Path | None, str]]
+"""Looks at the ranks; returns the evidence, if there is any, and a sentence: the verdict, or why there is none."""
+EMPTY_S = 0.5
+MAX_LOOKS = 2
+"""A look that has killed the watcher is tried once more."""
+UNKILLABLE_S = 120.0
+"""Ranks that are still there so long after KILL cannot be ended from here."""
+SLURM_RETRY_S = 30.0
+EVENT_TAIL_BYTES = 1 << 20
+STOPS = ("exit", "restart")
+LOOK = "look "
+_FINAL = ("done", "refused", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A request that is being carried through: its file, what it asks, and its last line in the ledger."""
+
+    taken: Path
+    request: Request
+    act: Act
+    num_lines: int
+
+    @property
+    def stage(self) -> str:
+        return self.act.stage
+
+
+class Desk:
+    """The requests of one run. `name` is that of the watcher, which has written its sign of life before."""
+
+    def __init__(
+        self, run: RunDir, name: str, take_bundle: TakeBundle, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._run = run
+        self._name = name
+        self._take_bundle = take_bundle
+        self._clock = clock
+        self._seen: dict[str, float] = {}
+        """When this watcher first saw something, by its own clock: those of two watchers may differ."""
+        self._asked_slurm: dict[str, float] = {}
+        self._recorded: list[Act] = []
+
+    def serve(self, now: float, last_step: int | None, patience_s: float) -> list[Act]:
+        """Take up what is asked, and carry on what was. Return the lines that were added to the ledger.
+
+        `now` is this machine's time in seconds since the epoch, `last_step` the last optimizer step that is known to
+        be done. Ranks that have neither saved nor ended `patience_s` after they were asked to are taken for hung: the
+        longest time that a step, a save and an evaluation may take together, or the start.
+
+        Raises:
+            OSError: the run directory cannot be written. Nothing was done that is not in the ledger.
+        """
+        self._recorded = []
+        attempt = self._run.latest_attempt()
+        if attempt is None or why_out_of_reach(attempt) is not None:
+            return []
+        ended = how_ended(attempt)
+        self._take(now, attempt)
+        cases = self._open_cases()
+        self._settle_stops(cases, now)
+        for case in [case for case in cases if self._is_open(case)]:
+            self._carry(case, attempt, ended, now, last_step, patience_s)
+        self._ask_ranks(attempt, ended)
+        return self._recorded
+
+    # ---------------------------------------------------------------------------------------- taking up
+
+    def _take(self, now: float, attempt: AttemptDir) -> None:
+        """Take up new requests, and those of watchers that are gone."""
+        if not (found := waiting(self._run)) and not self._run.control_done.is_dir():
+            return
+        make_shared_folder(self._run.control_done)
+        for path in found:
+            # A file without content may be written in a moment.
+            if is_complete(path) or self._is_old(f"empty {path.name}", EMPTY_S):
+                take_up(self._run, path, self._name)
+        beats = {beat.name: beat for beat in read_beats(self._run)}
+        for taken in taken_up(self._run):
+            if (other := watcher_of(taken)) == self._name:
+                continue
+            beat = beats.get(other)
+            if beat is None or beat.ended or beat.is_dead(now):
+                take_over(taken, self._name)
+
+    def _is_old(self, what: str, least_s: float) -> bool:
+        now = self._clock()
+        return now - self._seen.setdefault(what, now) >= least_s
+
+    def _open_cases(self) -> list[_Case]:
+        """Return this watcher's requests that have come to no end yet, oldest first."""
+        ours = [taken for taken in taken_up(self._run) if watcher_of(taken) == self._name]
+        lines: dict[str, list[Act]] = {}
+        for act in read_acts(self._run) if ours else ():
+            lines.setdefault(act.key, []).append(act)
+        cases = []
+        for taken in ours:
+            known = lines.get(key_of(taken), [])
+            if not any(act.state in _FINAL for act in known):
+                request = read_request(self._run, taken)
+                act = known[-1] if known else Act(request.key, request.verb, request.who, request.why, "begun")
+                cases.append(_Case(taken, request, act, len(known)))
+        return cases
+
+    def _is_open(self, case: _Case) -> bool:
+        return not any(act.key == case.request.key and act.state in _FINAL for act in self._recorded)
+
+    def _settle_stops(self, cases: Sequence[_Case], now: float) -> None:
+        """Of several requests that end the attempt, one counts: what is being done already, kill, else the newest."""
+        stops = [case for case in cases if case.request.wrong is None and case.request.verb in (*STOPS, "kill")]
+        chosen = max(stops, key=_precedence, default=None)
+        for case in stops:
+            if chosen is None or case is chosen:
+                continue
+            if case.stage == "asked" and case.act.attempt is not None:
+                self._run.attempt(case.act.attempt).ended_by.unlink(missing_ok=True)
+            self._finish(case, "refused", f"{chosen.request.verb} of {chosen.request.who} counts instead", now)
+
+    # ---------------------------------------------------------------------------------------- carrying through
+
+    def _carry(
+        self,
+        case: _Case,
+        attempt: AttemptDir,
+        ended: str | None,
+        now: float,
+        last_step: int | None,
+        patience_s: float,
+    ) -> None:
+        request = case.request
+        if not case.num_lines:
+            why = request.wrong or self._why_not(request, attempt, ended, last_step)
+            if why is not None:
+                self._finish(case, "refused", why, now)
+                return
+            case = self._reach(case, "", f"taken up by {self._name}", now, attempt.name, request.after_step)
+        elif case.act.attempt not in (None, attempt.name):
+            self._finish(case, *_end_of_earlier(case, self._run.attempt(case.act.attempt or "")), now)
+            return
+        elif ended is not None:
+            self._finish(case, *_end_of_earlier(case, attempt), now)
+            return
+        try:
+            if request.verb == "dump":
+                self._dump(case, now)
+            elif request.verb == "save":
+                self._save(case, attempt, now, last_step, patience_s)
+            else:
+                self._stop(case, attempt, now, last_step, patience_s)
+        except JobNotFound as error:
+            self._note_trouble(case, f"the ranks are gone: {error.message}", now)
+        except SlurmUnavailable as error:
+            self._note_trouble(case, error.message, now)
+        except BslError as error:
+            self._finish(case, "failed", error.message, now)
+
+    def _why_not(self, request: Request, attempt: AttemptDir, ended: str | None, last_step: int | None) -> str | None:
+        if ended is not None:
+            return f"attempt {attempt.name} has ended: {ended}"
+        if request.attempt is not None and request.attempt != attempt.name:
+            return f"it was asked of attempt {request.attempt}, which has ended; now {attempt.name} runs"
+        if request.attempt is None and request.asked <= _last_trace_before(self._run, attempt):
+            return f"it was asked before attempt {attempt.name} began, of an attempt that has ended"
+        if request.verb == "save" and not _is_trainer(attempt):
+            return "the program is not `bsl train`, and saves when it wants to; exit asks it to save and stop"
+        if request.after_step is not None and last_step is not None and last_step >= request.after_step:
+            return f"step {request.after_step} is past: {last_step} steps are done"
+        return None
+
+    def _dump(self, case: _Case, now: float) -> None:
+        case = self._begin_look(case, now)
+        bundle, sentence = self._take_bundle()
+        self._finish(case, "done" if bundle else "failed", _bundle_words(bundle, sentence), now)
+
+    def _begin_look(self, case: _Case, now: float) -> _Case:
+        number = int(case.stage.removeprefix(LOOK)) + 1 if case.stage.startswith(LOOK) else 1
+        if number > MAX_LOOKS:
+            raise RunDirError("the watcher died each time that it looked at the ranks")
+        return self._reach(case, f"{LOOK}{number}", "looking at the ranks", now)
+
+    def _save(self, case: _Case, attempt: AttemptDir, now: float, last_step: int | None, patience_s: float) -> None:
+        if case.stage == "":
+            self._reach(case, "asked", "rank 0 is asked; all ranks save at the end of a step", now)
+            return
+        saved = _saved(attempt, case.request.key)
+        if saved is not None:
+            taken_s = f" in {saved['seconds']:.1f} s" if isinstance(saved.get("seconds"), (int, float)) else ""
+            self._finish(case, "done", f"saved {saved.get('path')} after step {saved.get('step')}{taken_s}", now)
+        elif self._is_due(case, last_step) and self._is_old(f"{case.request.key} due", patience_s):
+            where = "no step was done" if last_step is None else f"the last one was {last_step}"
+            self._finish(case, "failed", f"no step ended with a save in {format_age(patience_s)}: {where}", now)
+
+    @staticmethod
+    def _is_due(case: _Case, last_step: int | None) -> bool:
+        after = case.request.after_step
+        return after is None or (last_step is not None and last_step >= after)
+
+    def _stop(self, case: _Case, attempt: AttemptDir, now: float, last_step: int | None, patience_s: float) -> None:
+        request, stage = case.request, case.stage
+        if self._clock() - self._asked_slurm.get(request.key, -SLURM_RETRY_S) < SLURM_RETRY_S:
+            return
+        if stage == "" and request.verb == "kill":
+            self._write_ended(case, attempt, last_step)
+            self._reach(case, "ended", end_ranks(attempt), now)
+        elif stage == "":
+            self._ask_to_stop(case, attempt, now, last_step, patience_s)
+        elif stage == "asked":
+            if self._is_due(case, last_step) and self._is_old(f"{request.key} due", patience_s):
+                self._end_hung(case, attempt, now, last_step, patience_s)
+        elif stage.startswith(LOOK):
+            self._end_hung(case, attempt, now, last_step, patience_s)
+        elif stage == "ended" and self._is_old(f"{request.key} ended", END_GRACE_S):
+            self._reach(case, "killed", kill_ranks(attempt), now)
+        elif stage == "killed" and self._is_old(f"{request.key} killed", UNKILLABLE_S):
+            self._finish(case, "failed", f"ranks are still there {UNKILLABLE_S:.0f} s after KILL", now)
+
+    def _ask_to_stop(
+        self, case: _Case, attempt: AttemptDir, now: float, last_step: int | None, patience_s: float
+    ) -> None:
+        """Ask the ranks: `bsl train` reads it in asked.json, other programs get the stop signal when it is time.
+
+        Where the step is named, rank 0 of `bsl train` writes ended.json when it is there: until then, the attempt may
+        end for another reason.
+        """
+        if _is_trainer(attempt):
+            if case.request.after_step is None:
+                self._write_ended(case, attempt, last_step)
+            self._reach(case, "asked", "rank 0 is asked; all ranks save and stop at the end of a step", now)
+        elif not self._is_due(case, last_step):
+            return
+        elif rank_files(attempt.pids, ".json"):
+            self._write_ended(case, attempt, last_step)
+            self._reach(case, "asked", ask_to_stop(attempt), now)
+        elif self._is_old(f"{case.request.key} due", patience_s):
+            self._end_hung(case, attempt, now, last_step, patience_s)
+
+    def _end_hung(self, case: _Case, attempt: AttemptDir, now: float, last_step: int | None, patience_s: float) -> None:
+        """The ranks have not stopped: look at them, keep what was seen, and end them."""
+        bundle: Path | None = None
+        try:
+            case = self._begin_look(case, now)
+            bundle, sentence = self._take_bundle()
+        except BslError as error:
+            sentence = error.message
+        self._write_ended(case, attempt, last_step, bundle)
+        did = end_ranks(attempt)
+        asked = f"not stopped {format_age(patience_s)} after they were asked to"
+        self._reach(case, "ended", f"{asked}: {_bundle_words(bundle, sentence)}; {did}", now)
+
+    def _write_ended(self, case: _Case, attempt: AttemptDir, last_step: int | None, bundle: Path | None = None) -> None:
+        request = case.request
+        evidence = str(bundle) if bundle else None
+        ended = EndedBy(request.verb, request.who, request.why, request.verb == "restart", last_step, evidence)
+        write_ended_by(attempt, ended)
+
+    # ---------------------------------------------------------------------------------------- asked.json
+
+    def _ask_ranks(self, attempt: AttemptDir, ended: str | None) -> None:
+        """Have asked.json say what the open requests ask of the trainer, and nothing else."""
+        if ended is not None or not _is_trainer(attempt):
+            return
+        asked = [case.request for case in self._open_cases() if case.stage == "asked"]
+        saves = sorted((each for each in asked if each.verb == "save"), key=lambda each: each.after_step or 0)
+        stops = [each for each in asked if each.verb in STOPS]
+        wanted = Asked(_wish(saves[:1]), _stop_wish(stops[-1:]))
+        if wanted != read_asked(attempt) and (wanted != NOTHING_ASKED or attempt.asked.exists()):
+            write_asked(attempt, wanted)
+
+    # ---------------------------------------------------------------------------------------- the ledger
+
+    def _reach(
+        self,
+        case: _Case,
+        stage: str,
+        words: str,
+        now: float,
+        attempt: str | None = None,
+        step: int | None = None,
+    ) -> _Case:
+        act = replace(
+            case.act, state="begun", stage=stage, words=words, time=now, attempt=attempt or case.act.attempt,
+            step=step or case.act.step,
+        )  # fmt: skip
+        self._record(act)
+        self._seen.setdefault(f"{act.key} {stage}", self._clock())
+        return replace(case, act=act, num_lines=case.num_lines + 1)
+
+    def _finish(self, case: _Case, state: ActState, words: str, now: float) -> None:
+        self._record(replace(case.act, state=state, words=words, time=now))
+
+    def _record(self, act: Act) -> None:
+        record_act(self._run, act)
+        self._recorded.append(act)
+
+    def _note_trouble(self, case: _Case, words: str, now: float) -> None:
+        """What was asked could not be done now: it is tried again. That is said once."""
+        self._asked_slurm[case.request.key] = self._clock()
+        if case.act.words != words:
+            self._record(replace(case.act, words=words, time=now))
+
+
+def _precedence(case: _Case) -> tuple[bool, bool, float]:
+    is_being_done = case.stage not in ("", "asked")
+    return is_being_done, case.request.verb == "kill", case.request.asked
+
+
+def _is_trainer(attempt: AttemptDir) -> bool:
+    """Whether the ranks are those of `bsl train`, which reads asked.json."""
+    with suppress(RunDirError):
+        record = read_job(attempt)
+        return record is not None and record.total_steps is not None
+    return False
+
+
+def _wish(requests: Sequence[Request]) -> Wish | None:
+    return Wish(requests[0].key, requests[0].after_step) if requests else None
+
+
+def _stop_wish(requests: Sequence[Request]) -> StopWish | None:
+    stop = [StopWish(each.key, each.after_step, each.verb, each.who, each.why) for each in requests]
+    return stop[0] if stop else None
+
+
+def _saved(attempt: AttemptDir, key: str) -> dict[str, Any] | None:
+    """Return the event of the save that was asked for with `key`; None if it has not happened."""
+    events = read_last_events(attempt.event_file(0), EVENT_TAIL_BYTES)
+    return next((event for event in events if event.get("kind") == "save" and event.get("request") == key), None)
+
+
+def _end_of_earlier(case: _Case, attempt: AttemptDir) -> tuple[ActState, str]:
+    """Return what came of a request whose attempt has ended since."""
+    ended = f"attempt {attempt.name} has ended: {how_ended(attempt) or 'it left no exit.json'}"
+    if case.request.verb == "save":
+        saved = _saved(attempt, case.request.key)
+        return ("done", f"saved {saved.get('path')}; {ended}") if saved else ("failed", f"not saved: {ended}")
+    if case.request.verb == "dump":
+        return "failed", ended
+    return ("done", ended) if case.stage else ("failed", f"nobody was asked to stop: {ended}")
+
+
+def _bundle_words(bundle: Path | None, sentence: str) -> str:
+    return f"{sentence} (stacks: {bundle})" if bundle else f"no stacks: {sentence}"
+
+
+def _last_trace_before(run: RunDir, attempt: AttemptDir) -> float:
+    """Return when an earlier attempt last wrote a record, by the clock of the file system; 0 if there was none."""
+    newest = 0.0
+    for earlier in run.attempts():
+        if earlier.name == attempt.name:
+            break
+        for path in (earlier.exit, *earlier.exits.glob("*"), *earlier.events.glob("*")):
+            with suppress(OSError):
+                newest = max(newest, path.stat().st_mtime)
+    return newest
