@@ -59,6 +59,7 @@ TOOLS = (
     "chain_records.py",
     "chain_slurm.py",
     "free_port.py",
+    "keep_watch.py",
     "bad_nodes.py",
     "bad_words.py",
     "check_node.py",

@@ -8,14 +8,14 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from bigsci_launch.errors import BslError
-from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.watching.beat import Health, own_beat, write_beat
 from bigsci_launch.runs.watching.ledger import RunFinding
 from bigsci_launch.units import format_age
+from bigsci_launch.watch.act.desk import Desk
 from bigsci_launch.watch.act.jobs import end_ranks, kill_ranks
 from bigsci_launch.watch.books import Books, Say, Tell
 from bigsci_launch.watch.deeds import end_hang, finish_end, pin_around
@@ -26,6 +26,8 @@ from bigsci_launch.watch.watched import Watched, watched_run
 
 LEAST_EVERY_S, MOST_EVERY_S = 2.0, 10.0
 """Time between two rounds: about a step."""
+PATIENCE_S = 30.0
+"""Ranks that were asked to save or to stop may take so much longer than three steps and two saves."""
 SPIKES = ("loss_spike", "grad_spike", "nan")
 STALLS = ("hang", "dead")
 
@@ -63,6 +65,7 @@ class Watcher:
         self._unsigned = ""
         self._now = AttemptWatch(watched)
         self._now.start()
+        self._desk = Desk(watched.run, name, self._take_bundle) if watched.run is not None else None
 
     def close(self, glance: Glance | None) -> None:
         """Stop asking, and say that this watcher leaves by itself."""
@@ -83,9 +86,26 @@ class Watcher:
         if self._may_act:
             self._act(seen)
         glance = self._glance(seen)
-        self._say_new((*glance.blind, *glance.remarks))
         self._leave_sign(glance)
+        self._serve()
+        self._say_new((*glance.blind, *glance.remarks))
         return glance
+
+    def _serve(self) -> None:
+        """Do what people ask in `control/`."""
+        if self._desk is None:
+            return
+        course = self._now.course
+        patience_s = PATIENCE_S + 3 * (course.usual_s("step") or 0.0) + 2 * (course.usual_s("save") or 0.0)
+        try:
+            for act in self._desk.serve(time.time(), course.step, patience_s):
+                self._say(f"{act.what} ({act.who}: {act.why}): {act.state}: {act.words}")
+        except (BslError, OSError) as error:
+            self._say_new((*self._said, f"what is asked in control/ is not served: {error}"))
+
+    def _take_bundle(self) -> tuple[Path | None, str]:
+        look = self._now.take_evidence()
+        return look.bundle, look.sentence
 
     def _follow(self) -> None:
         """Turn to the next attempt of the run when it has begun."""
