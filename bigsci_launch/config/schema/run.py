@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from bigsci_launch.config.schema.guards import FaultSpec, GuardsSection
+from bigsci_launch.config.schema.notify import NotifySection
 from bigsci_launch.config.schema.program import starts_trainer
 from bigsci_launch.config.schema.section import Section
 from bigsci_launch.config.schema.slurm import SlurmSection
@@ -313,6 +314,9 @@ class MonitorSection(Section):
     trace: TraceSection | None = None
     """The call trace of every rank; default: none. It needs `monitor.ring`. A trace takes 1.5 MiB a rank, and 1 MiB for
     each further thread. It is copied into the attempt when the rank ends."""
+
+    notify: NotifySection | None = None
+    """Whom watchers tell what they find and do; default: nobody."""
 
     save_time_s: PositiveFloat = 60.0
     """Expected seconds of one save; part of the exit margin."""
