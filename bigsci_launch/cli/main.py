@@ -21,6 +21,7 @@ from bigsci_launch.cli.runs.cancel import cancel
 from bigsci_launch.cli.runs.list import list_
 from bigsci_launch.cli.runs.logs import logs
 from bigsci_launch.cli.runs.nodes import nodes
+from bigsci_launch.cli.runs.notify import notify
 from bigsci_launch.cli.runs.rehearse import rehearse
 from bigsci_launch.cli.runs.status import status
 from bigsci_launch.cli.runs.submit import submit
@@ -93,6 +94,7 @@ bsl.add_command(hang_lab)
 bsl.add_command(list_)
 bsl.add_command(logs)
 bsl.add_command(nodes)
+bsl.add_command(notify)
 bsl.add_command(plan)
 bsl.add_command(rehearse)
 bsl.add_command(spy)
