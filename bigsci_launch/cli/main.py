@@ -26,6 +26,7 @@ from bigsci_launch.cli.runs.rehearse import rehearse
 from bigsci_launch.cli.runs.status import status
 from bigsci_launch.cli.runs.submit import submit
 from bigsci_launch.cli.runs.trace import trace
+from bigsci_launch.cli.runs.watch import watch
 from bigsci_launch.cli.spy import spy
 from bigsci_launch.cli.train import train
 from bigsci_launch.errors import BslError, ConfigError
@@ -102,6 +103,7 @@ bsl.add_command(status)
 bsl.add_command(submit)
 bsl.add_command(trace)
 bsl.add_command(train)
+bsl.add_command(watch)
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ class Books:
         return list(self._open.values())
 
     def raise_all(self, found: Iterable[RunFinding]) -> None:
-        """Take in what was found. A finding that is open already is kept; told again only if it is now of another kind."""
+        """Take in what was found. One that is open already is told again only if it is now of another kind."""
         for finding in found:
             known = self._open.get(finding.key)
             if known is not None and (known.kind, known.bundle) == (finding.kind, finding.bundle):
