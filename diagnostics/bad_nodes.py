@@ -4,10 +4,11 @@ standard library only, Python 3.8 or newer.
     python -I -S bad_nodes.py --attempt-dir DIR --job-id 1234
 
 Runs after exit_reason.py. It adds to `nodes.json` in the folder of runs: a rank's node if the rank failed and printed
-that its GPU is broken; a node that Slurm lost; a node that failed the check before the ranks. A collective that timed
-out, a lost connection and a signal blame nobody. Whether a silent node was lost is for Slurm to say: if it does not,
-the question stays open, and `bsl status` or `bsl submit` asks again. `bad_nodes.json` in DIR has what was found, so
-that a node that somebody forgives is not remembered a second time for the same attempt.
+that its GPU is broken; a node that Slurm lost; a node that failed the check before the ranks; a node that a watcher
+accuses of the hang that it ended. A collective that timed out, a lost connection and a signal blame nobody. Whether a
+silent node was lost is for Slurm to say: if it does not, the question stays open, and `bsl status` or `bsl submit` asks
+again. `bad_nodes.json` in DIR has what was found, so that a node that somebody forgives is not remembered a second time
+for the same attempt.
 
 With `--job-id`, the nodes are also left out of the jobs of this run that wait: of those in the queue, and of this one,
 if Slurm restarts it.
@@ -35,6 +36,7 @@ sys.dont_write_bytecode = True  # nothing is left in the attempt's tools
 
 from bad_words import find_broken, may_be_broken
 from exit_failures import failure_of, find_silent
+from exit_outside import read_ended_by
 from exit_records import LOG_TAIL_BYTES, is_after, node_of, plain, read_json, read_output, read_ranks, stamp_of, tail
 
 if TYPE_CHECKING:
@@ -48,7 +50,15 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 DAY_S = 86400
 # As in bigsci_launch/nodes/memory.py. None: until somebody forgives the node.
-LASTS_S = {"ecc": 7 * DAY_S, "gpu": 7 * DAY_S, "lost": DAY_S, "failed_check": DAY_S, "slow": DAY_S, "by_hand": None}
+LASTS_S = {
+    "ecc": 7 * DAY_S,
+    "gpu": 7 * DAY_S,
+    "lost": DAY_S,
+    "failed_check": DAY_S,
+    "slow": DAY_S,
+    "hang": DAY_S,
+    "by_hand": None,
+}
 SIGNS = (("exit", "time"), ("exit", "terminated"), ("event", "time"), ("pid", "started"))
 SLURM_TIMEOUT_S = 5
 SETTLED_S = 900
@@ -116,8 +126,11 @@ def examine(attempt: Path, down: list[str]) -> tuple[list[Record], list[Record]]
     if ended.get("reason") == "node_failure" and str(first.get("error", "")).startswith("Slurm lost the node"):
         said.setdefault(first["node"], first["error"])
     found += [finding(node, "lost", text, rank_on(ranks, node)) for node, text in sorted(said.items())]
+    by = read_ended_by(attempt)
+    if by is not None and by.is_hang and ended.get("reason") == "hang":
+        found += [finding(node, "hang", by.why, rank_on(ranks, node)) for node in by.nodes]
     questions = []
-    for silent in find_silent(ranks).lost:
+    for silent in find_silent(ranks).lost if by is None else ():  # ranks that somebody killed leave no record either
         if silent["node"] not in said:
             state = slurm_says(silent["node"])
             if state is not None and is_lost(state):

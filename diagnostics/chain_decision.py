@@ -3,6 +3,9 @@
 A chain is the starts of a run that nobody asked for after the first. It is bounded by progress, by count and by time. A
 start made progress if it reached a step, or left a checkpoint, beyond all starts before it. What is not known is not
 "none": a few starts of a program that shows no steps may follow each other, and then the chain stops and says so.
+
+A person's wish goes before progress: after `exit` and `kill`, no start follows; after `restart`, one does. A hang that
+a watcher ended is tried again from the same step, because the next start has other nodes, but not for ever.
 """
 
 from __future__ import annotations
@@ -12,14 +15,21 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from typing import Any
 
+    from exit_outside import EndedBy
+
 MAX_UNKNOWN = 3
 """Starts in a row whose progress is not known."""
 MAX_OUTSIDE = 3
 """Starts in a row that were ended from outside before they made progress."""
+MAX_AT_STEP = 3
+"""Starts in a row that ended at the same step, the last of them because a watcher ended a hang."""
 MAX_UNSAVED = 3
 """Starts in a row that made steps, but left no newer checkpoint: each repeats the same steps."""
 OUTSIDE = ("node_failure", "preempted", "requeued", None)
 """Reasons that say nothing about the program. None: the start left no record of its end, as when its host died."""
+
+PLANNED = ("stopped", "time_limit")
+"""Reasons of starts that ended because their time was over, or because a person asked."""
 
 
 class Mark(NamedTuple):
@@ -55,6 +65,17 @@ class Start(NamedTuple):
     total_steps: int | None = None
     """The last step of the run, as its program prints it."""
     is_cancelled: bool = False
+    ended_by: EndedBy | None = None
+
+    @property
+    def was_wished(self) -> bool:
+        """Whether a person asked that this start ends and the next one begins."""
+        return self.ended_by is not None and self.ended_by.act == "restart"
+
+    @property
+    def is_ended_hang(self) -> bool:
+        """Whether a watcher ended a hang, and the records of the ranks say nothing else."""
+        return self.ended_by is not None and self.ended_by.is_hang and self.reason == "hang"
 
 
 class Progress(NamedTuple):
@@ -90,12 +111,18 @@ def decide(chain: Chain, starts: list[Start], now: float, before: Mark | None = 
 
     if is_finished(chain, last):
         return answer("finished", "the run is finished" + (f": step {here.step}" if here.step else ""))
-    if last.is_cancelled or last.reason == "cancelled":
-        who = "`bsl cancel` ended it" if last.is_cancelled else "somebody cancelled the job"
-        return answer("stop", f"{who}")
-    bound = bound_reached(chain, starts, now) or no_progress(chain, starts, made)
+    if last.is_cancelled:
+        return answer("stop", "`bsl cancel` ended it")
+    if last.ended_by is not None and not last.ended_by.continues:
+        return answer("stop", last.ended_by.sentence)
+    if last.reason == "cancelled" and not last.was_wished:
+        return answer("stop", "somebody cancelled the job")
+    bound = bound_reached(chain, starts, now)
+    bound = bound or (None if last.was_wished else no_progress(chain, starts, made))
     if bound:
         return answer("stop", bound)
+    if last.was_wished and last.ended_by is not None:
+        return answer("continue", last.ended_by.sentence)
     return answer("continue", f"{ended(last)}; {progress_text(starts, made)}")
 
 
@@ -104,8 +131,9 @@ def is_finished(chain: Chain, last: Start) -> bool:
     if chain.total_steps is not None:
         saved = last.checkpoint.step if last.checkpoint else None
         return last.reason == "finished" or (saved or 0) >= chain.total_steps
-    is_early = last.total_steps is not None and (last.step or 0) < last.total_steps
-    return last.reason == "finished" and not is_early
+    if last.total_steps is None:
+        return last.reason == "finished"
+    return last.reason in ("finished", "stopped") and (last.step or 0) >= last.total_steps
 
 
 def bound_reached(chain: Chain, starts: list[Start], now: float) -> str | None:
@@ -147,10 +175,10 @@ def no_progress(chain: Chain, starts: list[Start], made: list[Progress]) -> str 
     """Return why the chain stops for want of progress; None if it does not."""
     here = made[-1]
     if here.is_made is None:
-        return unknown_text() if count_back(made, lambda each: each.is_made is None) >= MAX_UNKNOWN else None
+        return unknown_text() if num_unknown(starts, made) >= MAX_UNKNOWN else None
     if not here.is_made:
         return stalled(starts, made)
-    own = [progress for start, progress in zip(starts, made) if start.reason not in OUTSIDE]
+    own = [each for start, each in zip(starts, made) if start.reason not in OUTSIDE and not start.was_wished]
     saves = chain.total_steps is not None or any(progress.has_saved for progress in made)
     unsaved = count_back(own, lambda each: not each.has_saved)
     if saves and starts[-1].reason not in OUTSIDE and unsaved >= MAX_UNSAVED:
@@ -161,6 +189,9 @@ def no_progress(chain: Chain, starts: list[Start], made: list[Progress]) -> str 
 def stalled(starts: list[Start], made: list[Progress]) -> str | None:
     """Return why the chain stops after a start that made no progress; None if it was ended from outside too early."""
     last, step = starts[-1], made[-1].step
+    if last.is_ended_hang:
+        at = starts_at_step(starts, made)
+        return f"{len(at)} starts ended {at_step(step)}: {reasons_text(at)}" if len(at) >= MAX_AT_STEP else None
     if last.reason in OUTSIDE:
         early = 0
         for start, progress in zip(reversed(starts), reversed(made)):
@@ -169,11 +200,43 @@ def stalled(starts: list[Start], made: list[Progress]) -> str | None:
             early += 1
         if early <= MAX_OUTSIDE:
             return None
-        reasons = ", ".join(start.reason or "no record" for start in starts[-early:])
-        return f"{early} starts in a row were ended from outside ({reasons}) before they made a step"
+        return (
+            f"{early} starts in a row were ended from outside ({reasons_of(starts[-early:])}) before they made a step"
+        )
     if len(starts) == 1:
         return f"its first start made no step; {ended(last)}"
     return f"no step since the start before (step {step}); {ended(last)}"
+
+
+def starts_at_step(starts: list[Start], made: list[Progress]) -> list[Start]:
+    """Return the starts that failed where the last one did: from the one that made the last progress on.
+
+    One that stopped there as planned, or was taken off its nodes, did not fail there.
+    """
+    behind = count_back(made, lambda each: each.is_made is False)
+    return [start for start in starts[-behind - 1 :] if start.reason not in (*OUTSIDE, *PLANNED)]
+
+
+def at_step(step: int | None) -> str:
+    return f"at step {step}" if step else "before they made a step"
+
+
+def reasons_of(starts: list[Start]) -> str:
+    """`preempted, no record`."""
+    return ", ".join(start.reason or "no record" for start in starts)
+
+
+def reasons_text(starts: list[Start]) -> str:
+    """`hang: no step for 62 s`, where all reasons are one, else all of them; with the words of the last watcher."""
+    same = len({start.reason for start in starts}) == 1
+    why = starts[-1].ended_by.why if starts[-1].ended_by else ""
+    return (str(starts[-1].reason) if same else reasons_of(starts)) + (f": {why}" if why else "")
+
+
+def num_unknown(starts: list[Start], made: list[Progress]) -> int:
+    """Return for how many starts in a row, up to the last, progress is not known. A person's restarts do not count."""
+    counted = [each for start, each in zip(starts, made) if not start.was_wished]
+    return count_back(counted, lambda each: each.is_made is None)
 
 
 def count_back(found: list[Progress], holds: Any) -> int:
@@ -201,8 +264,10 @@ def progress_text(starts: list[Start], made: list[Progress]) -> str:
     """Return what the last start made, in half a sentence."""
     here, before = made[-1], (made[-2].step if len(made) > 1 else 0)
     if here.is_made is None:
-        number = count_back(made, lambda each: each.is_made is None)
-        return f"its progress is not known (start {number} of at most {MAX_UNKNOWN} like that)"
+        return f"its progress is not known (start {num_unknown(starts, made)} of at most {MAX_UNKNOWN} like that)"
+    if not here.is_made and starts[-1].is_ended_hang:
+        where = f"no step beyond {here.step}" if here.step else "it made no step"
+        return f"{where} (end {len(starts_at_step(starts, made))} of at most {MAX_AT_STEP} there)"
     if not here.is_made:
         return f"it was ended from outside before it made a step (step {here.step})"
     if here.step is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chain_decision import Chain, Mark, Start
+from exit_outside import read_ended_by
 
 if TYPE_CHECKING:
     from typing import Any
@@ -94,6 +95,7 @@ def read_start(attempt: Path, chain: Chain, after: Mark | None) -> Start:
         started=began or end.get("started"),
         total_steps=total,
         is_cancelled=(base_of(attempt) / "cancelled").exists(),
+        ended_by=read_ended_by(attempt),
     )
 
 

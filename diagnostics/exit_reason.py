@@ -12,7 +12,8 @@ The operator needs the first failure, which 383 later messages bury: when a rank
 closed", and the launcher ends the rest with TERM. So ranks that were told to end do not count as failures, and errors
 about other ranks (lost connections, collectives that timed out) count only if there is no other error. The earliest of
 the remaining failures is the first. If every error is about other ranks, the cause is a rank that has none: one that
-left with 0 before the others (`left_early`), or one that did not come to a collective (`hang`).
+left with 0 before the others (`left_early`), or one that did not come to a collective (`hang`). Where somebody ended
+the ranks from outside, `ended.json` says who and why, and that is the reason if the ranks do not show another one.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ sys.dont_write_bytecode = True  # nothing is left in the attempt's tools
 
 from exit_blame import Finding, find_early, find_failed_check, find_hang, find_own_error, find_stragglers, may_be_lost
 from exit_failures import failure_text, find_failures, find_lost, find_silent, ordered, without_marks
+from exit_outside import failed_before, find_outside, read_ended_by
 from exit_records import compare_clocks, corrected, read_output, read_ranks
 from exit_words import launch_cause, ranks_text, was_step_cancelled
 
@@ -94,7 +96,10 @@ def describe(options: argparse.Namespace, ranks: Ranks, output: JobOutput) -> Re
     clocks = compare_clocks(ranks, options.started)
     certain = {node: clock for node, clock in clocks.items() if clock.is_certain}
     finding = find_reason(options, corrected(ranks, certain), output)
+    ended = read_ended_by(options.attempt_dir)
     notes = [*limit_notes(options, finding.reason, ranks), *clock_notes(clocks)]
+    if ended is not None and ended.sentence not in finding.evidence and finding.reason != "finished":
+        notes.append(ended.intent)
     if clocks != certain and rank_of(find_reason(options, corrected(ranks, clocks), output)) != rank_of(finding):
         notes.append("the order of the failures depends on it: the first failure is not certain")
     return {
@@ -111,7 +116,7 @@ def describe(options: argparse.Namespace, ranks: Ranks, output: JobOutput) -> Re
             {"node": node, "ahead_s": round(clock.seconds, 1), "corrected": clock.is_certain}
             for node, clock in sorted(clocks.items())
         ],
-        "spy_bundle": newest_bundle(options.attempt_dir, options.started) if finding.reason == "hang" else None,
+        "spy_bundle": (ended.bundle if ended else None) or bundle_of(options, finding),
         "world_size": options.world_size,
         "num_started": sum(1 for rank in ranks.values() if rank["pid"]),
         "slurm_reason": options.slurm_reason if options.slurm_reason not in ("", "None") else None,
@@ -126,8 +131,11 @@ def describe(options: argparse.Namespace, ranks: Ranks, output: JobOutput) -> Re
 def find_reason(options: argparse.Namespace, ranks: Ranks, output: JobOutput) -> Finding:
     """Return why the attempt ended, and who is responsible for it."""
     has_failed = bool(options.exit_code)
-    seen = find_failures(ranks)
-    silent = find_silent(ranks) if has_failed and may_be_lost(ranks, output, seen) else None
+    ended, seen = read_ended_by(options.attempt_dir), find_failures(ranks)
+    if ended is not None:
+        seen = [failure for failure in seen if failed_before(options.attempt_dir, failure, ended)]
+    # Ranks that somebody killed leave no record either.
+    silent = find_silent(ranks) if has_failed and ended is None and may_be_lost(ranks, output, seen) else None
     lost = find_lost(ranks, [*options.lost_nodes.split(), *(output.lost_nodes if has_failed else ())])
     lost = lost or (silent.lost if silent else [])
     failures = ordered(seen + (silent.killed if silent else []))
@@ -138,12 +146,16 @@ def find_reason(options: argparse.Namespace, ranks: Ranks, output: JobOutput) ->
         return with_first("node_failure", [*lost, *failures], failed)
     if options.exit_code != 0 and any(not failure["is_about_others"] for failure in failures):
         return with_first("crashed", failures, failed)
+    outside = find_outside(ended, options.exit_code, options.world_size, ranks) if ended is not None else None
     if options.terminated is not None:
-        return Finding("preempted" if was_preempted(options, output) else reason_of_termination(options), None, failed)
+        reason = "preempted" if was_preempted(options, output) else reason_of_termination(options)
+        return outside if outside is not None and reason == "cancelled" else Finding(reason, None, failed)
     if options.exit_code == 0 and end_reasons(ranks) == {"finished"}:
         return Finding("finished", None, failed)
     if was_preempted(options, output) and any(rank["exit"].get("terminated") for rank in ranks.values()):
         return Finding("preempted", None, failed)
+    if outside is not None:
+        return outside
     if options.exit_code == 0:
         return Finding("stopped" if was_stopped(options, ranks) else "finished", None, failed)
     blamed = (
@@ -246,6 +258,10 @@ def clock_notes(clocks: dict[str, Clock]) -> list[str]:
     return notes
 
 
+def bundle_of(options: argparse.Namespace, finding: Finding) -> str | None:
+    return newest_bundle(options.attempt_dir, options.started) if finding.reason == "hang" else None
+
+
 def newest_bundle(attempt: Path, started: float) -> str | None:
     """Return the newest evidence that `bsl spy` stored during the attempt."""
     try:
@@ -264,7 +280,8 @@ def summary(document: Record) -> list[str]:
         text += f"; first failure: {failure_text(document['first_failure'])}"
     elif document["cause"]:
         text += f": {document['cause']}"
-    bundle = [f"stacks of the hang: {document['spy_bundle']}"] if document["spy_bundle"] else []
+    stacks = "stacks of the hang" if document["reason"] == "hang" else "stacks"
+    bundle = [f"{stacks}: {document['spy_bundle']}"] if document["spy_bundle"] else []
     return [text, *(f"bsl: {sentence}" for sentence in [*document["evidence"], *bundle])]
 
 

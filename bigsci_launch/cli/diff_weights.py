@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 # The reader of the files reports what it cannot read, with exit code 4.
 PATH = click.Path(path_type=Path, readable=False)
-UNASKED_BYTES = 8 << 30
-"""How much is read at most without being asked for, because a loss jumped: some seconds' worth."""
 
 
 @click.command("diff-weights", short_help="Compare weights tensor by tensor and bit by bit.")
@@ -104,7 +102,7 @@ def diff_weights(
     jump = _seam(seam) if seam else None
     restart = _restart(seam) if seam else None
     if found is None and jump is not None and restart is not None and jump.loss.is_changed:
-        found = compare_around(restart, jump.loss.step, selection, UNASKED_BYTES)
+        found = _compared_around(restart, jump.loss.step, selection)
     _answer(ctx, found, _Seams(jump, restart) if jump else None, html, as_json)
 
 
@@ -208,11 +206,12 @@ def parse_share(ctx: click.Context, text: str) -> float:
 
 
 def _compared(a: Path, b: Path, selection: Selection, tolerance: float | None, wanted: _Wanted) -> Comparison:
+    from bigsci_launch.watch.seam import with_checkpoint
     from bigsci_launch.weights.compare.compare import compare_weights
     from bigsci_launch.weights.locate.locate import open_weights
 
-    left = _with_checkpoint(open_weights(_weights_folder(a), "a"))
-    right = _with_checkpoint(open_weights(_weights_folder(b), "b"))
+    left = with_checkpoint(open_weights(_weights_folder(a), "a"))
+    right = with_checkpoint(open_weights(_weights_folder(b), "b"))
     plan = _read_plan(left, right, wanted)
     share = wanted.sample or 1.0
     with console.late_bytes("comparing", lambda: int(left.num_bytes() * share)) as report_progress:
@@ -256,13 +255,14 @@ def _recorded_digests(weights: Weights) -> dict[Path, str]:
 
 
 def _audited(path: Path, selection: Selection) -> Comparison:
+    from bigsci_launch.watch.seam import with_checkpoint
     from bigsci_launch.weights.compare.compare import require_numpy
     from bigsci_launch.weights.locate.locate import open_weights
 
     require_numpy("an audit measures tensors")
     from bigsci_launch.weights.explain.audit import audit_weights
 
-    weights = _with_checkpoint(open_weights(_weights_folder(path), "a"))
+    weights = with_checkpoint(open_weights(_weights_folder(path), "a"))
     with console.late_progress("auditing", len(weights.sources)) as report_progress:
         return audit_weights(weights, selection=selection, report_progress=report_progress)
 
@@ -277,15 +277,6 @@ def _weights_folder(path: Path) -> Path:
         if run.record.is_file():
             return run.checkpoints
     return path
-
-
-def _with_checkpoint(weights: Weights) -> Weights:
-    """Return a dump together with the checkpoint that its run saved at the same step; other weights unchanged."""
-    from bigsci_launch.runs.layout import checkpoint_of_dump
-    from bigsci_launch.weights.locate.locate import open_weights
-
-    saved = checkpoint_of_dump(weights.sources[0].path.parent) if weights.layout == "rank dumps" else None
-    return weights if saved is None else replace(weights, moments_from=open_weights(saved))
 
 
 def _seam(logs: tuple[Path, Path]) -> Seam:
@@ -312,23 +303,21 @@ def _restart(logs: tuple[Path, Path]) -> Restart | None:
     return None if attempt is None else find_restart(run_of(attempt), attempt)
 
 
-def compare_around(restart: Restart, step: int, selection: Selection, most_bytes: int) -> Comparison | None:
+def _compared_around(restart: Restart, step: int, selection: Selection) -> Comparison | None:
     """Compare the dumps on both sides of a restart (`step` is the first after it), else audit the checkpoint between.
 
-    None if the run has neither, or if what it has is larger than `most_bytes` or cannot be read: nobody asked for it.
+    None if the run has neither, or if what it has is too large or cannot be read: nobody asked for it.
     """
     from bigsci_launch.errors import BslError
-    from bigsci_launch.runs.attempts import run_of
-    from bigsci_launch.weights.locate.locate import open_weights
+    from bigsci_launch.watch.seam import UNASKED_BYTES, weights_around
 
-    run = run_of(restart.attempt)
-    after, before = run.dump_folder(step - 1, "after"), run.dump_folder(step, "before")
+    around = weights_around(restart, step, UNASKED_BYTES)
+    if around is None:
+        return None
     with suppress(BslError):
-        if after.is_dir() and before.is_dir() and 2 * open_weights(after, "a").num_bytes() <= most_bytes:
-            return _compared(after, before, selection, None, _Wanted(None, None, None, False))
-        saved = restart.checkpoint
-        if saved is not None and saved.is_dir() and open_weights(saved, "a").num_bytes() <= most_bytes:
-            return _audited(saved, selection)
+        if around.after is None:
+            return _audited(around.before, selection)
+        return _compared(around.before, around.after, selection, None, _Wanted(None, None, None, False))
     return None
 
 

@@ -17,6 +17,7 @@ from bigsci_launch.topology import Topology
 from bigsci_launch.topology.words import name_ranks
 
 if TYPE_CHECKING:
+    from bigsci_launch.spy.answer import SpyAnswer
     from bigsci_launch.spy.evidence.bundle import Bundle
     from bigsci_launch.spy.evidence.ranks import Evidence
     from bigsci_launch.spy.judge.conclusion import Conclusion
@@ -113,7 +114,7 @@ def spy(
     if bundle is not None and (native or flight_recorder or settle is not None):
         raise click.UsageError("--settle, --native and --flight-recorder look at processes, --bundle at files")
     if bundle is not None:
-        evidence, judgment = _judge(_open([bundle, *map(Path, words)]), axes)
+        answer = _judge(_open([bundle, *map(Path, words)]), axes)
     else:
         target = _find_target(run, jobid, local, pid)
         wanted = {"native": native, "flight_recorder": flight_recorder, "settle_s": settle or 0.0}
@@ -121,10 +122,10 @@ def spy(
         found = _collect(target)
         if flight_recorder:
             _warn_of_missing_recorders(found)
-        evidence, judgment = _judge(found, axes)
-        _mention_dumps(evidence, target)
-        unstored = _store(_with_topology(found, axes), evidence, judgment.conclusion, target, output)
-    conclusion = judgment.conclusion
+        answer = _judge(found, axes)
+        _mention_dumps(answer.evidence, target)
+        unstored = _store(_with_topology(found, axes), answer, target, output)
+    evidence, judgment, conclusion = answer.evidence, answer.judgment, answer.conclusion
     _show(evidence, judgment, as_json, why)
     if html is not None:
         _write_page(evidence, conclusion, html)
@@ -156,31 +157,13 @@ def _open(paths: list[Path]) -> Bundle:
     return open_evidence(paths)
 
 
-def _judge(found: Bundle, axes: str | None) -> tuple[Evidence, Judgment]:
-    from bigsci_launch.spy.judge.verdict import deliberate
+def _judge(found: Bundle, axes: str | None) -> SpyAnswer:
+    from bigsci_launch.spy.answer import answer_from
 
-    evidence = found.evidence(axes)
-    if axes is not None and evidence.topology and evidence.topology.world_size != evidence.world_size:
-        size = evidence.topology.world_size
-        raise ConfigError(
-            f"--topology: {axes} is {size} ranks, but the job has {evidence.world_size}",
-            hint="leave out --topology: the verdict is the same, only without coordinates",
-        )
-    judgment = deliberate(evidence)
-    return evidence, replace(judgment, conclusion=_recognise(evidence, judgment.conclusion))
-
-
-def _recognise(evidence: Evidence, conclusion: Conclusion) -> Conclusion:
-    """Return `conclusion` with the known hang that it matches. Unusable files are reported and left out."""
-    from bigsci_launch.spy.evidence import known_code
-    from bigsci_launch.spy.known.library import name_hang, read_library
-
-    library = read_library()
-    for problem in known_code.PROBLEMS:
-        console.talk(f"warning: known code left out: {problem}")
-    for problem in library.problems:
-        console.talk(f"warning: signature left out: {problem}")
-    return name_hang(evidence, conclusion, library)
+    answer = answer_from(found, axes)
+    for problem in answer.problems:
+        console.talk(f"warning: {problem}")
+    return answer
 
 
 def _find_target(run: str | None, jobid: str | None, local: bool, pid: int | None) -> Target:
@@ -226,18 +209,13 @@ def _with_topology(found: Bundle, axes: str | None) -> Bundle:
     return replace(found, collection={**found.collection, "topology": axes}) if axes else found
 
 
-def _store(
-    found: Bundle, evidence: Evidence, conclusion: Conclusion, target: Target, output: Path | None
-) -> BslError | None:
+def _store(found: Bundle, answer: SpyAnswer, target: Target, output: Path | None) -> BslError | None:
     """Store the evidence. Return the error if `output` cannot be written; if a default folder cannot, only warn."""
-    from bigsci_launch.spy.evidence.bundle import write_bundle
-    from bigsci_launch.spy.show.document import to_document
-    from bigsci_launch.spy.show.report import to_lines, to_text
+    from bigsci_launch.spy.answer import store_evidence
 
-    report = to_text(to_lines(evidence, conclusion))
     try:
         folder = output or target.evidence_folder(time.time())
-        write_bundle(folder, found, to_document(evidence, conclusion), report)
+        store_evidence(folder, found, answer)
     except CollectError as error:
         if output is not None:
             return error

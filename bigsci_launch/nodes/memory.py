@@ -27,6 +27,7 @@ LASTS_S = {
     "lost": DAY_S,
     "failed_check": DAY_S,
     "slow": DAY_S,
+    "hang": DAY_S,
     "by_hand": None,
 }
 """For how many seconds a node is left out, by reason. None: until somebody forgives it."""

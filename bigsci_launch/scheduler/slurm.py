@@ -38,6 +38,7 @@ NAMES_TIMEOUT_S = 5.0
 _CLUSTER_NAME = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE)
 _CLUSTER_HEADING = "CLUSTER: "
 _CANCELLED_BY = re.compile(r"^CANCELLED by (\d+)", re.MULTILINE)
+_STDOUT = re.compile(r"\bStdOut=(/.*?)(?= [A-Z]\w+=|$)", re.MULTILINE)
 _NO_SUCH_JOB = re.compile(r"Invalid job id", re.IGNORECASE)
 
 
@@ -120,6 +121,17 @@ def query_job(job_id: str) -> JobInfo:
             hint="a job leaves squeue some minutes after it ends; `bsl list` shows the runs that can be found",
         )
     return found[job_id]
+
+
+def query_output(job_id: str) -> Path | None:
+    """Return the file that the job's batch script prints to; None if Slurm does not say it, or says a pattern.
+
+    Raises:
+        SlurmUnavailable: as `run_slurm`.
+    """
+    completed = run_slurm(["scontrol", "show", "job", "-o", job_id], check=False)
+    found = _STDOUT.search(completed.stdout)
+    return Path(found[1]) if found is not None and "%" not in found[1] else None
 
 
 def query_canceller(job_id: str) -> str | None:

@@ -236,7 +236,7 @@ memory | the file that remembers the nodes
 cluster | name of the cluster whose nodes are listed; null if it is not known: then those of all clusters
 nodes[].cluster | name of the node's cluster; null if it was not known
 nodes[].node | name of the node
-nodes[].reason | `ecc`, `gpu`, `lost`, `failed_check`, `slow` or `by_hand`
+nodes[].reason | `ecc`, `gpu`, `lost`, `failed_check`, `slow`, `hang` or `by_hand`
 nodes[].evidence | the line that shows it, or the words of who added it
 nodes[].since | when it was seen, in seconds since the epoch
 nodes[].expires | when the node is used again, in seconds since the epoch; null: when it is forgiven

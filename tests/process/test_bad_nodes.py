@@ -14,6 +14,7 @@ import pytest
 
 from bigsci_launch.nodes.memory import BadNode, add_nodes, forgive_nodes, read_nodes
 from bigsci_launch.runs.layout import node_memory, write_json
+from bigsci_launch.runs.watching.ended import EndedBy, write_ended_by
 
 from .attempt_records import PROGRAM, Attempt
 
@@ -206,3 +207,21 @@ def test_a_job_that_is_not_restarted_is_not_changed(attempt: Ended, fake_slurm: 
     attempt.describe(code=1)
     attempt.evaluate("--job-id", "6", "--restart-count", "1", "--slurm-restarts", "1")
     assert slurm.calls("scontrol") == []
+
+
+def test_the_node_that_a_watcher_accuses_of_a_hang_is_left_out_for_a_day(attempt: Ended) -> None:
+    write_ended_by(attempt.dir, EndedBy("end_ranks", "agent", "rank 5 sits in a lock", True, nodes=("n3",)))
+    attempt.exits(*range(4), code=None, signal="SIGTERM", terminated=91.0)
+    # The ranks of n3 and n4 were killed: that does not show that the nodes were lost.
+    assert attempt.describe(code=137)["reason"] == "hang"
+    before = time.time()
+    [entry] = attempt.evaluate()
+    assert (entry.node, entry.reason, entry.evidence, entry.rank) == ("n3", "hang", "rank 5 sits in a lock", 4)
+    assert entry.expires == pytest.approx(before + 86400, abs=60) and attempt.mark["is_final"]
+
+
+def test_a_hang_that_turned_out_to_be_none_blames_no_node(attempt: Ended) -> None:
+    write_ended_by(attempt.dir, EndedBy("end_ranks", "agent", "rank 5 sits in a lock", True, nodes=("n3",)))
+    attempt.exits(*range(8))
+    assert attempt.describe(code=0)["reason"] == "finished"
+    assert attempt.evaluate() == []

@@ -15,6 +15,7 @@ import pytest
 from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.chain.records import ChainRecord, NextRecord, read_chain, read_next, write_chain
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
+from bigsci_launch.runs.watching.ended import EndedBy, write_ended_by
 
 PROGRAM = Path(__file__).parents[2] / "diagnostics" / "chain.py"
 SCRIPT = """#!/bin/bash
@@ -228,3 +229,18 @@ def test_the_last_start_that_is_allowed_queues_none(carried: Carried) -> None:
     assert carried.rc == 0 and found is not None
     assert found.words == "this is start 2, and slurm.chain.max_starts is 2"
     assert carried.asked("sbatch") == []
+
+
+def test_a_person_who_asked_to_exit_ends_the_chain_and_a_restart_continues_it(carried: Carried) -> None:
+    attempt = carried.start("0001", step=19)
+    carried.saved(19)
+    carried.ended(attempt, "stopped")
+    write_ended_by(attempt, EndedBy("exit", "alice", "the loss is NaN", continues=False))
+    found = carried.call("end", attempt)
+    assert found is not None and (found.action, found.sentence) == ("stop", "alice asked to exit: the loss is NaN")
+    assert carried.asked("scontrol") == []
+    write_ended_by(attempt, EndedBy("restart", "bob", "new revision", continues=True, step=19))
+    found = carried.call("end", attempt)
+    assert found is not None and found.continues
+    assert found.sentence == "bob asked to restart after step 19: new revision"
+    assert carried.asked("scontrol") == [["requeue", "12"]]

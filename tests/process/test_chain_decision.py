@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-DIAGNOSTICS = Path(__file__).parents[2] / "diagnostics"
+from tests.unit.house.conftest import standalone
 
 
 @pytest.fixture(scope="module")
 def chain() -> Iterator[Any]:
     """The module `chain_decision`, as the job script finds it."""
-    sys.path.insert(0, str(DIAGNOSTICS))
-    try:
-        import chain_decision  # type: ignore[import-not-found]
+    with standalone() as program:
+        yield program("chain_decision")
 
-        yield chain_decision
-    finally:
-        sys.path.remove(str(DIAGNOSTICS))
+
+HANG = {"act": "end_ranks", "who": "agent", "why": "no step for 62 s", "continues": True}
+
+
+@pytest.fixture(scope="module")
+def by() -> Iterator[Callable[..., Any]]:
+    """What `ended.json` says, as the job script reads it: an act, and what is not as when a watcher ends a hang."""
+    with standalone() as program:
+        yield lambda **fields: program("exit_outside").EndedBy(**{**HANG, **fields})
 
 
 class Starts:
-    """Starts of a run, each given as (reason, last step, step of the newest checkpoint after it)."""
+    """Starts of a run, each given as (reason, last step, step of the newest checkpoint after it); `more` are the last
+    step of the run, as printed, or who ended the start."""
 
     def __init__(self, module: Any, *given: tuple[Any, ...], **bounds: Any) -> None:
         self.module = module
@@ -37,7 +41,8 @@ class Starts:
                 step=step,
                 checkpoint=None if saved is None else module.Mark(saved, 100.0 + number),
                 started=1000.0 + number,
-                total_steps=more[0] if more else None,
+                total_steps=next((each for each in more if isinstance(each, int)), None),
+                ended_by=next((each for each in more if not isinstance(each, int)), None),
             )
             for number, (reason, step, saved, *more) in enumerate(given)
         ]
@@ -140,3 +145,71 @@ def test_what_somebody_cancelled_stays_ended(chain: Any) -> None:
     marked = Starts(chain, ("preempted", 19, 19))
     marked.starts = [marked.starts[0]._replace(is_cancelled=True)]
     assert (marked.decide().action, marked.decide().sentence) == ("stop", "`bsl cancel` ended it")
+
+
+@pytest.mark.parametrize(("act", "reason"), [("exit", "stopped"), ("exit", "cancelled"), ("kill", "cancelled")])
+def test_nothing_follows_what_a_person_ended(chain: Any, by: Callable[..., Any], act: str, reason: str) -> None:
+    wish = by(act=act, who="alice", why="the loss is NaN", continues=False)
+    found = Starts(chain, (reason, 19, 19, wish)).decide()
+    words = {"exit": "alice asked to exit: the loss is NaN", "kill": "alice asked to kill it: the loss is NaN"}
+    assert (found.action, found.sentence) == ("stop", words[act])
+    # It had made its last step all the same.
+    assert Starts(chain, ("finished", 60, 60, wish)).decide().action == "finished"
+
+
+@pytest.mark.parametrize("reason", ["stopped", "cancelled", "crashed"])
+def test_a_restart_that_a_person_asked_for_follows_without_progress_too(
+    chain: Any, by: Callable[..., Any], reason: str
+) -> None:
+    wish = by(act="restart", who="bob", why="new revision", step=120)
+    given = [("stopped", 19, 19), (reason, 19, 19, wish)]
+    found = Starts(chain, *given).decide()
+    assert (found.action, found.progress) == ("continue", "none")
+    assert found.sentence == "bob asked to restart after step 120: new revision"
+    assert Starts(chain, *given, max_starts=2).decide().sentence.startswith("this was start 2")
+    assert Starts(chain, *given, ("crashed", 19, 19)).decide().action == "stop", "that one failed by itself"
+
+
+def test_restarts_that_a_person_asked_for_do_not_count_as_starts_that_show_nothing(
+    chain: Any, by: Callable[..., Any]
+) -> None:
+    wish = by(act="restart", who="bob", why="")
+    silent, wished = ("crashed", None, None), ("stopped", None, None, wish)
+    assert Starts(chain, wished, wished, wished, silent, total_steps=None).decide().action == "continue"
+    assert Starts(chain, silent, wished, silent, silent, total_steps=None).decide().action == "stop"
+
+
+def test_a_hang_that_a_watcher_ended_is_tried_again_from_the_same_step_but_not_for_ever(
+    chain: Any, by: Callable[..., Any]
+) -> None:
+    given = [("stopped", 30, 30), *[("hang", 45, 40, by())] * 3]
+    assert Starts(chain, *given[:2]).decide().sentence == "start 0001.r1 ended: hang; it reached step 45, from 30"
+    found = Starts(chain, *given[:3]).decide()
+    assert (found.action, found.progress) == ("continue", "none")
+    assert found.sentence == "start 0001.r2 ended: hang; no step beyond 45 (end 2 of at most 3 there)"
+    found = Starts(chain, *given).decide()
+    assert (found.action, found.sentence) == ("stop", "3 starts ended at step 45: hang: no step for 62 s")
+    # A newer checkpoint in between is progress.
+    assert Starts(chain, *given[:3], ("hang", 45, 45, by())).decide().action == "continue"
+    # Nobody ended this hang: the program gave up by itself, and would do so again.
+    assert Starts(chain, *given[:2], ("hang", 45, 40)).decide().action == "stop"
+
+
+def test_other_failures_at_the_step_of_a_hang_count_and_planned_ends_do_not(chain: Any, by: Callable[..., Any]) -> None:
+    hang = ("hang", 45, 40, by())
+    found = Starts(chain, ("crashed", 45, 40), hang, hang).decide()
+    assert (found.action, found.sentence) == (
+        "stop",
+        "3 starts ended at step 45: crashed, hang, hang: no step for 62 s",
+    )
+    assert Starts(chain, ("stopped", 45, 40), hang, ("preempted", 40, 40), hang).decide().action == "continue"
+    at_start = [("hang", 0, None, by())] * 3
+    assert Starts(chain, *at_start[:2]).decide().sentence.endswith("it made no step (end 2 of at most 3 there)")
+    found = Starts(chain, *at_start).decide()
+    assert found.sentence == "3 starts ended before they made a step: hang: no step for 62 s"
+
+
+def test_a_program_that_a_person_stopped_at_its_last_step_is_finished(chain: Any, by: Callable[..., Any]) -> None:
+    wish = by(act="restart", who="bob", why="new revision")
+    assert Starts(chain, ("stopped", 99, None, 100, wish), total_steps=None).decide().action == "continue"
+    assert Starts(chain, ("stopped", 100, None, 100, wish), total_steps=None).decide().action == "finished"

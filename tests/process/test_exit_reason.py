@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from bigsci_launch.runs.layout import write_json
+from bigsci_launch.runs.watching.ended import EndedBy, write_ended_by
 
 from .attempt_records import Attempt
 
@@ -287,3 +291,95 @@ def test_the_preemption_of_an_earlier_start_says_nothing(attempt: Attempt) -> No
     attempt.exits(*range(8), terminated=91.0)
     attempt.event(*range(8), kind="end", reason="signal")
     assert attempt.describe("--preempted", local(1.0), code=0)["reason"] == "stopped"
+
+
+# ------------------------------------------------------------------------------------------- ended from outside
+
+
+def ended_by(attempt: Attempt, act: str = "end_ranks", **fields: Any) -> None:
+    why = "no step for 62 s: rank 5 sits in a lock"
+    who = "agent" if act == "end_ranks" else "alice"
+    given = {"act": act, "who": who, "why": why, "continues": act in ("end_ranks", "restart"), **fields}
+    write_ended_by(attempt.dir, EndedBy(**given))
+
+
+WATCHER = "agent ended the ranks: no step for 62 s: rank 5 sits in a lock"
+
+
+def test_a_hang_that_a_watcher_ended_is_a_hang(attempt: Attempt) -> None:
+    bundle = attempt.dir.path.parent / "bundle"
+    suspect = {"rank": 5, "node": "n3", "coordinate": {"dp": 1}, "pid": 1005, "why": "waits for a lock"}
+    numbered = {"numbered_by": "pid file"}
+    write_json(bundle / "verdict.json", {"verdict": {"suspects": [{**suspect, **numbered}]}})
+    ended_by(attempt, bundle=str(bundle), nodes=("n3",))
+    attempt.output("slurmstepd: error: *** STEP 6.0 ON n1 CANCELLED AT 2026-11-23T01:02:00 ***")
+    attempt.exits(*range(8), code=None, signal=None, terminated=91.0)
+    found = attempt.describe(code=143)
+    assert (found["reason"], found["exit_code"], found["evidence"]) == ("hang", 143, [WATCHER])
+    assert found["suspects"] == [{"rank": 5, "node": "n3", "coordinate": {"dp": 1}}]
+    assert (found["first_failure"]["rank"], found["first_failure"]["error"]) == (5, "waits for a lock")
+    assert found["spy_bundle"] == str(bundle) and f"stacks of the hang: {bundle}" in attempt.line
+    # Numbers that nobody knows accuse no rank.
+    write_json(bundle / "verdict.json", {"verdict": {"suspects": [{**suspect, "numbered_by": "order of start"}]}})
+    found = attempt.describe(code=143)
+    assert (found["reason"], found["suspects"], found["first_failure"]) == ("hang", [], None)
+
+
+def test_ranks_that_a_watcher_killed_are_no_lost_node_and_no_crash(attempt: Attempt) -> None:
+    ended_by(attempt)
+    attempt.exits(*range(4), code=None, signal="SIGKILL")
+    attempt.exits(4, 5, code=0, terminated=91.0)
+    assert attempt.describe(code=137)["reason"] == "hang"
+    attempt.exits(*range(8), code=0, terminated=91.0)
+    assert attempt.describe(code=0)["reason"] == "hang", "it had a handler for TERM"
+    assert attempt.describe("--lost-nodes", "n2", code=137)["reason"] == "node_failure", "that is Slurm's word"
+
+
+def test_what_the_ranks_left_goes_before_what_somebody_meant_to_do(attempt: Attempt) -> None:
+    attempt.fails(3, "loss is NaN", time=80.0)
+    attempt.exits(0, 1, 2, 4, 5, 6, 7, code=None, signal="SIGTERM", terminated=81.0)
+    ended_by(attempt)
+    found = attempt.describe(code=1)
+    assert (found["reason"], found["first_failure"]["rank"]) == ("crashed", 3)
+    assert found["evidence"] == [WATCHER.replace("ended", "was about to end")]
+    # The same error, after somebody had set out to end the ranks, is a consequence of it.
+    attempt.fails(3, "loss is NaN", time=80.0)
+    assert attempt.describe(code=1)["reason"] == "hang"
+
+
+def test_a_hang_that_resolved_itself_is_none(attempt: Attempt) -> None:
+    ended_by(attempt)
+    attempt.exits(*range(8))
+    attempt.event(*range(8), kind="end", reason="finished")
+    found = attempt.describe(code=0)
+    assert (found["reason"], found["evidence"]) == ("finished", [])
+    attempt.event(*range(8), kind="end", reason="signal")
+    assert attempt.describe(code=0)["reason"] == "stopped"
+    attempt.exits(*range(8), code=None, signal="SIGTERM", terminated=91.0)
+    assert attempt.describe("--terminated", "91", "--slurm-reason", "TimeLimit", code=143)["reason"] == "time_limit"
+    assert attempt.describe("--preempted", local(90.0), code=143)["reason"] == "preempted"
+    assert attempt.describe("--terminated", "91", code=143)["reason"] == "hang"
+
+
+@pytest.mark.parametrize(
+    ("act", "code", "reason", "words"),
+    [
+        ("exit", 0, "stopped", "to exit"),
+        ("restart", 0, "stopped", "to restart after step 120"),
+        ("exit", 12, "cancelled", "to exit"),
+        ("kill", 0, "cancelled", "to kill it"),
+        ("kill", 137, "cancelled", "to kill it"),
+    ],
+)
+def test_what_a_person_asked_for(attempt: Attempt, act: str, code: int, reason: str, words: str) -> None:
+    ended_by(attempt, act, why="a new revision", step=120 if act == "restart" else None)
+    attempt.exits(*range(8), code=code or None, signal="SIGUSR2" if code else None)
+    found = attempt.describe(code=code)
+    assert (found["reason"], found["exit_code"], found["first_failure"]) == (reason, code, None)
+    assert found["evidence"] == [f"alice asked {words}: a new revision"]
+
+
+def test_a_torn_record_of_who_ended_the_ranks_says_nothing(attempt: Attempt) -> None:
+    attempt.exits(*range(8), code=None, signal="SIGTERM", terminated=91.0)
+    attempt.dir.ended_by.write_text('{"act": "end_ra')
+    assert attempt.describe("--terminated", "91", code=143)["reason"] == "cancelled"

@@ -51,16 +51,9 @@ def status(run: str | None, jobid: str | None, name: str | None, as_json: bool) 
 
 def _with_weights(restart: Restart) -> Restart:
     """Return the restart with what small dumps or a small checkpoint show of the cause."""
-    from bigsci_launch.cli.diff_weights import compare_around
-    from bigsci_launch.weights.compare.comparison import parse_selection
-    from bigsci_launch.weights.explain.seam import causes_in
+    from bigsci_launch.watch.seam import audit_restart
 
-    assert restart.jump is not None
-    weights = compare_around(restart, restart.jump.step, parse_selection((), ()), UNASKED_BYTES)
-    causes = list(causes_in(weights))
-    if weights is not None and weights.is_equal and not weights.is_audit:
-        causes.append("the restart left the weights as they were: look at data order and random states")
-    return replace(restart, causes=(*restart.causes, *causes))
+    return replace(restart, causes=(*restart.causes, *audit_restart(restart, UNASKED_BYTES).causes))
 
 
 def _show_foreign(jobid: str, as_json: bool) -> bool:

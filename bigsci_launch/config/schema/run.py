@@ -314,6 +314,11 @@ class MonitorSection(Section):
     """The call trace of every rank; default: none. It needs `monitor.ring`. A trace takes 1.5 MiB a rank, and 1 MiB for
     each further thread. It is copied into the attempt when the rank ends."""
 
+    watch: Literal["auto", "off", "observe", "act"] = "auto"
+    """Whether the job script starts `bsl watch` next to the ranks. `observe`: it notices, explains, keeps and tells.
+    `act`: it also ends ranks that hang, so that the run continues, leaves out the node of the suspect, and pins
+    checkpoints around a spike. `auto`: `observe` for `bsl train`, and `off` for other programs."""
+
     save_time_s: PositiveFloat = 60.0
     """Expected seconds of one save; part of the exit margin."""
 

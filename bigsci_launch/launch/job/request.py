@@ -98,6 +98,8 @@ class JobRequest:
     """Largest size of the log of a rank, MiB; 0 means no limit."""
     ring: str
     """Where ranks keep their last calls: a folder on each node, `auto` or `none`."""
+    watch: Literal["off", "observe", "act"]
+    """Whether a watcher is started next to the ranks, and what it may do."""
     chain: ChainRecord | None
     """How the run starts itself again; None for a local attempt."""
     caller_options: tuple[CallerOption, ...] = ()
@@ -175,7 +177,15 @@ def make_request(
         chain=None if is_local else chain_of(config.slurm, total_steps, attempt),
         log_limit_mib=config.run.log_limit_mib,
         ring=config.monitor.ring,
+        watch=watch_of(config),
     )
+
+
+def watch_of(config: RunConfig) -> Literal["off", "observe", "act"]:
+    """Return what `monitor.watch` means for the program of this run."""
+    if config.monitor.watch == "auto":
+        return "observe" if config.run.starts_trainer else "off"
+    return config.monitor.watch
 
 
 def exported(variables: tuple[Variable, ...]) -> tuple[str, ...]:

@@ -14,8 +14,9 @@ class EndedBy:
     """Why ranks were told to end.
 
     `act` is `end_ranks` (a watcher ended a hang), `exit`, `kill` or `restart` (a person asked for it). `continues`:
-    whether the run may start again by itself. `nodes` are those that the evidence accuses, to be left out of the next
-    attempt for a while. `bundle` is the evidence.
+    whether the run may start again by itself. `step` is the one after which a person wanted it to end; None: at once.
+    `nodes` are those that the evidence accuses, to be left out of the next attempt for a while. `bundle` is the
+    evidence.
     """
 
     act: str

@@ -26,8 +26,8 @@ class RunFinding:
 
     `kind` is a word for programs, such as `hang`, `stall`, `dead`, `slower`, `loss_spike`, `restart_spike`. `key` says
     when two findings are the same one. `since` is the onset as far as known, `noticed` when it was found, both in
-    seconds since the epoch. `details` are further sentences. `bundle` is the path of the evidence. `cleared` is when it
-    was over; None if it is not.
+    seconds since the epoch. `details` are further sentences. `bundle` is the path of the evidence; `signature` is equal
+    for hangs whose ranks are in the same places. `cleared` is when it was over; None if it is not.
     """
 
     kind: str
@@ -39,6 +39,7 @@ class RunFinding:
     since: float | None = None
     details: tuple[str, ...] = ()
     bundle: str | None = None
+    signature: str = ""
     cleared: float | None = None
 
 

@@ -49,10 +49,10 @@ class Target:
         name = time.strftime("%Y%m%d-%H%M%S", time.localtime(moment))
         if self.run is not None:
             return self.run.bundles / name
-        return _state_folder(os.environ) / "spy" / f"{name}-{re.sub(r'[^A-Za-z0-9_.+-]', '-', self.label)}"
+        return state_folder(os.environ) / "spy" / f"{name}-{re.sub(r'[^A-Za-z0-9_.+-]', '-', self.label)}"
 
 
-def _state_folder(environment: Mapping[str, str]) -> Path:
+def state_folder(environment: Mapping[str, str]) -> Path:
     """Return `$XDG_STATE_HOME/bsl`, else `~/.local/state/bsl`. As the XDG standard asks, ignore relative paths."""
     named, home = environment.get("XDG_STATE_HOME", ""), environment.get("HOME", "")
     if Path(named).is_absolute():
@@ -60,7 +60,7 @@ def _state_folder(environment: Mapping[str, str]) -> Path:
     if Path(home).is_absolute():
         return Path(home) / ".local" / "state" / "bsl"
     raise CollectError(
-        "nowhere to store the evidence: neither XDG_STATE_HOME nor HOME is set", hint="name a folder: --output DIR"
+        "nowhere to store what is found: neither XDG_STATE_HOME nor HOME is set", hint="set one to a folder"
     )
 
 

@@ -39,7 +39,7 @@ if [ "$restarts" -gt 0 ]; then
   attempt="$first_attempt.r$restarts"
   mkdir -p -- "$run_dir/attempts/$attempt"
   cp -p -- "$frozen"/*.json "$frozen"/config.yaml "$frozen"/script.sh "$run_dir/attempts/$attempt/"
-  rm -f -- "$run_dir/attempts/$attempt"/{exit,next,bad_nodes}.json
+  rm -f -- "$run_dir/attempts/$attempt"/{exit,next,bad_nodes,ended,asked}.json
 fi
 attempt_dir="$run_dir/attempts/$attempt"
 rm -f -- "$attempt_dir/queued"

@@ -1,0 +1,110 @@
+"""`bsl watch`: notices what goes wrong with a run that nobody looks at."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bigsci_launch.cli import console
+
+if TYPE_CHECKING:
+    from bigsci_launch.watch.loop import Glance, Watcher
+    from bigsci_launch.watch.watched import Watched
+
+EXIT_FINDING, EXIT_BLIND = 1, 4
+START_S = 60.0
+"""How long the agent waits for the job to be recorded: `bsl submit` writes that after the job has begun."""
+
+
+@click.command(short_help="Notice hangs, spikes and slow nodes.", epilog="Example: bsl watch demo")
+@click.argument("run", required=False)
+@click.option("--jobid", metavar="ID", help="Watch this Slurm job; bsl need not have submitted it.")
+@click.option("--act", is_flag=True, help="End ranks that hang, and pin checkpoints around a spike.")
+@click.option("--once", is_flag=True, help="Look once, and exit with 0 (healthy), 1 (finding) or 4 (could not see).")
+@click.option("--json", "as_json", is_flag=True, help="With --once: print one JSON document.")
+@click.option("--agent", is_flag=True, hidden=True, help="Watch from the job script, until the attempt is over.")
+@click.pass_context
+def watch(
+    ctx: click.Context, run: str | None, jobid: str | None, act: bool, once: bool, as_json: bool, agent: bool
+) -> None:
+    """Watch RUN (a name or a directory; default: the run submitted last) until it is over: what goes wrong is noticed,
+    explained, kept in the run, and told by the ways of monitor.notify.
+
+    Nothing is changed without --act. It asks Slurm every 30 seconds, and looks at the ranks only if they show nothing
+    new for twice as long as usual.
+    """
+    if run is not None and jobid is not None:
+        raise click.UsageError("give a run or --jobid, not both")
+    if as_json and not once:
+        raise click.UsageError("--json is for --once")
+    watched = _find(run, jobid, START_S if agent else 0.0)
+    if once:
+        ctx.exit(_look_once(watched, as_json))
+    ctx.exit(_watch(watched, may_act=act, is_agent=agent))
+
+
+def _find(run: str | None, jobid: str | None, patience_s: float) -> Watched:
+    from bigsci_launch.runs.attempts import read_job
+    from bigsci_launch.watch.watched import find_watched
+
+    deadline = time.monotonic() + patience_s
+    while True:
+        watched = find_watched(run, jobid)
+        if watched.attempt is None or read_job(watched.attempt) is not None or time.monotonic() >= deadline:
+            return watched
+        time.sleep(0.2)
+
+
+def _make(watched: Watched, *, name: str, may_act: bool, is_quiet: bool = False) -> Watcher:
+    from bigsci_launch.watch.loop import Watcher
+    from bigsci_launch.watch.told import teller
+
+    return Watcher(watched, name=name, may_act=may_act, say=_no_words if is_quiet else _say, tell=teller(watched))
+
+
+def _watch(watched: Watched, *, may_act: bool, is_agent: bool) -> int:
+    """Watch until the run is over, or somebody ends this process. Return the exit code."""
+    from bigsci_launch.runs.watching.beat import AGENT
+
+    is_told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: is_told.set())
+    watcher = _make(watched, name=AGENT if is_agent else _own_name(), may_act=may_act)
+    glance = None
+    _say(f"{'watching' if not may_act else 'watching, and acting on'} {watched.name}")
+    try:
+        while True:
+            is_last = is_told.is_set()
+            glance = watcher.tick()
+            if is_last or glance.is_over and (is_agent or not glance.goes_on):
+                break
+            is_told.wait(glance.every_s)
+    finally:
+        watcher.close(glance)
+    _say(glance.sentence)
+    return 0 if is_agent else _code(glance)
+
+
+def _look_once(watched: Watched, as_json: bool) -> int:
+    from bigsci_launch.watch.once import look_once
+    from bigsci_launch.watch.show.words import glance_document, glance_lines
+
+    watcher = _make(watched, name=_own_name(), may_act=False, is_quiet=True)
+    glance = look_once(watcher)
+    if as_json:
+        console.answer_json(glance_document(watched, glance))
+    else:
+        console.answer_lines(glance_lines(watched, glance))
+    return _code(glance)
+
+
+def _code(glance: Glance) -> int:
+    from bigsci_launch.runs.watching.beat import Health
+
+    return {Health.HEALTHY: 0, Health.FINDING: EXIT_FINDING, Health.BLIND: EXIT_BLIND}[glance.health]

@@ -1,0 +1,82 @@
+"""The books of one watcher: which findings are open, kept in the run's ledger and said once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.watching.ledger import RunFinding, clear_finding, raise_finding, read_findings
+
+Say = Callable[[str], None]
+Tell = Callable[[RunFinding], None]
+
+
+class Books:
+    """Raises what is new and clears what is over. A ledger that cannot be written stops nobody from being told.
+
+    `say` gets a line for people who look, `tell` each finding that nobody was told yet.
+    """
+
+    def __init__(self, run: RunDir, say: Say, tell: Tell) -> None:
+        self._run = run
+        self._say = say
+        self._tell = tell
+        known = read_findings(run)
+        self._past = known
+        self._open = {finding.key: finding for finding in known if finding.cleared is None}
+        self.unwritten = ""
+        """Why the ledger could not be written; empty if it could."""
+
+    @property
+    def open(self) -> list[RunFinding]:
+        return list(self._open.values())
+
+    def raise_all(self, found: Iterable[RunFinding]) -> None:
+        """Take in what was found. A finding that is open already is kept; told again only if it is now of another kind."""
+        for finding in found:
+            known = self._open.get(finding.key)
+            if known is not None and (known.kind, known.bundle) == (finding.kind, finding.bundle):
+                continue
+            finding = replace(finding, details=(*finding.details, *self._seen_before(finding)))
+            self._open[finding.key] = finding
+            self._write(lambda finding=finding: raise_finding(self._run, finding))  # type: ignore[misc]
+            if known is None or known.kind != finding.kind:
+                self._say("; ".join((finding.sentence, *finding.details)))
+                self._tell(finding)
+            self._past.append(finding)
+
+    def clear(self, keys: Iterable[str], words: str) -> None:
+        """Note that findings are over, and why."""
+        for key in keys:
+            finding = self._open.pop(key, None)
+            if finding is None:
+                continue
+            self._write(lambda key=key: clear_finding(self._run, key, words))  # type: ignore[misc]
+            self._say(f"over: {finding.sentence} ({words})")
+
+    def keys(self, prefix: str) -> list[str]:
+        """Return the keys of open findings that begin with `prefix`."""
+        return [key for key in self._open if key.startswith(prefix)]
+
+    def _seen_before(self, finding: RunFinding) -> list[str]:
+        """Say when the ranks hung in the same places before."""
+        alike = [
+            past
+            for past in self._past
+            if past.signature and past.signature == finding.signature and past.key != finding.key
+        ]
+        if not alike:
+            return []
+        last = alike[-1]
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(last.noticed))
+        where = "" if last.step is None else f" after step {last.step}"
+        return [f"the ranks are in the same places as on {when} (attempt {last.attempt}{where})"]
+
+    def _write(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+            self.unwritten = ""
+        except OSError as error:
+            self.unwritten = f"{self._run.watch}: {error.strerror or error}"

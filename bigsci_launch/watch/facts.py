@@ -1,0 +1,168 @@
+"""What stands against a run now: dead ranks in a running job, lost nodes, a full disk, a limit that comes first.
+
+Each function returns findings that hold now; one that is no longer returned is over. None judges by what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigsci_launch.errors import BslError
+from bigsci_launch.runs.checkpoints import list_files
+from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files, read_json
+from bigsci_launch.runs.signs import judge_node, read_rank_events, read_signs
+from bigsci_launch.runs.status import find_last_checkpoint
+from bigsci_launch.runs.watching.ledger import RunFinding
+from bigsci_launch.topology.words import agree, name_ranks
+from bigsci_launch.units import format_age, format_bytes
+from bigsci_launch.watch.job import JobView
+
+DEAD_S = 120.0
+"""Slurm and the local launcher end the other ranks within half a minute after one has failed."""
+LEAST_FREE_BYTES = 1 << 30
+"""What must be free where the size of a checkpoint is not known."""
+MAINTENANCE_S = 3600.0
+"""How long before a maintenance it is a finding, if it is not known when the next save comes."""
+_SIGNAL = re.compile(r"^#SBATCH --signal=\S*@(\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Tempo:
+    """How fast a run is, as learned: medians in seconds, None if not known. `step` is the last finished one."""
+
+    step: int | None = None
+    step_s: float | None = None
+    save_s: float | None = None
+    save_interval: int | None = None
+
+    @property
+    def next_save_s(self) -> float | None:
+        """Seconds until the next save is done; None if it is not known."""
+        if self.step is None or self.step_s is None or self.save_interval is None:
+            return None
+        return (self.save_interval - self.step % self.save_interval) * self.step_s + (self.save_s or 0.0)
+
+
+def dead_ranks(attempt: AttemptDir, view: JobView) -> Iterator[RunFinding]:
+    """Yield a finding if ranks have ended, and the job goes on all the same."""
+    if not view.is_running:
+        return
+    ends = {}
+    for rank, path in rank_files(attempt.exits, ".json").items():
+        with suppress(BslError, TypeError, KeyError, ValueError):
+            record = read_json(path)
+            if record.get("code") is not None or record.get("signal"):
+                ends[rank] = (float(record["time"]), record)
+    failed = {rank: end for rank, end in ends.items() if end[1].get("signal") or end[1].get("code")}
+    if not ends or time.time() - max(end[0] for end in ends.values()) < DEAD_S:
+        return
+    first_at, first = min((failed or ends).values(), key=lambda end: end[0])
+    how = first.get("signal") or f"code {first.get('code')}"
+    who = f"rank {first.get('rank')} on {first.get('node')} ended with {how}"
+    ranks = sorted(ends)
+    sentence = f"the job runs, but {name_ranks(ranks)} {agree('has ended', ranks)}: first, {who}"
+    yield RunFinding("dead", f"dead:{attempt.name}", sentence, time.time(), attempt.name, since=first_at)
+
+
+def lost_nodes(attempt: AttemptDir | None, view: JobView) -> tuple[list[RunFinding], list[str]]:
+    """Return the nodes that are lost as findings; in words, those that do not answer Slurm and may be alive."""
+    if attempt is None or not view.silent_nodes or not view.is_running:
+        return [], []
+    signs, now = read_signs(attempt, read_rank_events(attempt)), time.time()
+    found, unknown = [], []
+    for node in view.silent_nodes:
+        judged = judge_node(node, signs, now)
+        said = f"node {node.name} does not answer Slurm ({node.raw_state}) {node.reason}".rstrip()
+        if judged.fate == "lost":
+            found.append(
+                RunFinding(
+                    "node_lost", f"node_lost:{attempt.name}:{node.name}", f"{said}: it is lost", now, attempt.name
+                )
+            )
+        elif judged.fate == "unknown":
+            unknown.append(f"{said}: not known if it is lost")
+    return found, unknown
+
+
+def full_disk(run: RunDir) -> Iterator[RunFinding]:
+    """Yield a finding if the disk of the run has no room for another checkpoint."""
+    try:
+        disk = os.statvfs(run.path)
+    except OSError:
+        return
+    free = disk.f_bavail * disk.f_frsize
+    size = _checkpoint_size(run)
+    if free < (size if size is not None else LEAST_FREE_BYTES):
+        needs = "" if size is None else f", and a checkpoint takes {format_bytes(size)}"
+        yield RunFinding("disk", "disk", f"{run.path}: {format_bytes(free)} are free{needs}", time.time())
+    elif disk.f_files and disk.f_favail < 1000:
+        yield RunFinding("disk", "disk", f"{run.path}: only {disk.f_favail} more files can be made", time.time())
+
+
+def _checkpoint_size(run: RunDir) -> int | None:
+    newest = find_last_checkpoint(run)
+    if newest is None:
+        return None
+    try:
+        return sum(list_files(newest.path).values()) or None
+    except (BslError, OSError):
+        return None
+
+
+def near_limits(attempt: AttemptDir | None, view: JobView, tempo: Tempo) -> Iterator[RunFinding]:
+    """Yield a finding for a time limit, or a maintenance, that comes before the next save can be done."""
+    if not view.is_running:
+        return
+    name = attempt.name if attempt is not None else None
+    yield from _near_end(attempt, name, view, tempo)
+    for each in view.maintenance or ():
+        left_s = each.begins - time.time()
+        next_s = tempo.next_save_s
+        if left_s > (next_s if next_s is not None else MAINTENANCE_S):
+            continue
+        when = f"begins in {format_age(left_s)}" if left_s > 0 else "has begun"
+        save = (
+            f"the next save is done in {format_age(next_s)}" if next_s is not None else "when a save comes is not known"
+        )
+        sentence = f"maintenance {each.name} {when} on nodes of the job, and {save}"
+        yield RunFinding("maintenance", f"maintenance:{name}:{each.name}", sentence, time.time(), name)
+
+
+def _near_end(attempt: AttemptDir | None, name: str | None, view: JobView, tempo: Tempo) -> Iterator[RunFinding]:
+    if view.job.ends is None or view.job.source != "squeue":
+        return
+    left_s, margin_s = view.job.ends - time.time(), _margin_s(attempt)
+    key = f"time_limit:{name}"
+    if margin_s is None:
+        next_s = tempo.next_save_s
+        if next_s is not None and left_s < next_s:
+            sentence = (
+                f"the time limit is in {format_age(max(0.0, left_s))}, before the next save, in {format_age(next_s)}"
+            )
+            yield RunFinding("time_limit", key, sentence, time.time(), name)
+        return
+    if tempo.step_s is None or tempo.save_s is None:
+        return
+    need_s = tempo.step_s + tempo.save_s
+    if need_s > margin_s:
+        sentence = (
+            f"ranks are told to save {margin_s} s before the time limit, but a step and a save take {need_s:.0f} s: "
+            "the last save will be cut off"
+        )
+        details = (f"set monitor.exit_margin_s to {2 * need_s:.0f} or more, and submit again",)
+        yield RunFinding("time_limit", key, sentence, time.time(), name, details=details)
+
+
+def _margin_s(attempt: AttemptDir | None) -> int | None:
+    """Return how long before the time limit the job script is warned; None if it is not."""
+    try:
+        found = _SIGNAL.search(Path(attempt.script).read_text(encoding="utf-8")) if attempt is not None else None
+    except OSError:
+        return None
+    return int(found[1]) if found else None

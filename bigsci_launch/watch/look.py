@@ -1,0 +1,111 @@
+"""One look at the ranks of a job that shows nothing new: what `bsl spy` says, and the evidence that it leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bigsci_launch.errors import BslError
+from bigsci_launch.scheduler.job import JobInfo
+from bigsci_launch.spy.answer import SpyAnswer, answer_from, store_evidence
+from bigsci_launch.spy.evidence.stack_classes import merge_stacks
+from bigsci_launch.spy.look.collect import collect
+from bigsci_launch.spy.look.target import Target, target_of_job, target_of_local_run
+from bigsci_launch.spy.taxonomy import State
+from bigsci_launch.watch.watched import Watched
+
+FRAMES_COMPARED = 3
+"""Innermost frames of a stack that say where a rank is; line numbers change with every commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look at the ranks says.
+
+    `state` is None if nobody could look; `sentence` then says why. `nodes` are those of the suspects. `signature` is
+    equal for looks that found the ranks in the same places. `bundle` is None if the evidence was not stored.
+    `num_silent` nodes gave no answer.
+    """
+
+    state: State | None
+    sentence: str
+    suspects: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    signature: str = ""
+    confidence: float = 0.0
+    details: tuple[str, ...] = ()
+    bundle: Path | None = None
+    num_silent: int = 0
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the ranks will not continue unless somebody acts."""
+        return self.state is not None and self.state.is_failure
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether ranks were seen to make progress."""
+        return self.state in (State.PROGRESSING, State.SLOW, State.FINISHED)
+
+
+def take_look(watched: Watched, job: JobInfo, settle_s: float, *, keep_all: bool = False) -> Look:
+    """Look at the ranks of the job for `settle_s` seconds and longer. Evidence is stored unless they make progress, or
+    with `keep_all` always. Never raises: not being able to look is an answer."""
+    try:
+        target = _target(watched, job)
+        target = replace(target, request={**target.request, "settle_s": settle_s})
+        found = collect(target)
+        answer = answer_from(found)
+    except BslError as error:
+        return Look(None, error.message)
+    look = _summary(answer)
+    if look.is_moving and not keep_all:
+        return look
+    folder = target.evidence_folder(time.time())
+    try:
+        store_evidence(folder, found, answer)
+    except BslError as error:
+        return replace(look, details=(*look.details, f"the evidence is not stored: {error.message}"))
+    return replace(look, bundle=folder)
+
+
+def _target(watched: Watched, job: JobInfo) -> Target:
+    if watched.is_local:
+        assert watched.run is not None and watched.attempt is not None
+        return target_of_local_run(watched.run, watched.attempt)
+    return target_of_job(job, watched.run, watched.attempt)
+
+
+def _summary(answer: SpyAnswer) -> Look:
+    conclusion, evidence = answer.conclusion, answer.evidence
+    suspects = tuple(sorted({suspect.rank for suspect in conclusion.suspects}))
+    nodes = {seen.node for seen in evidence.ranks if seen.rank in suspects and seen.node}
+    known = conclusion.signature
+    return Look(
+        state=conclusion.state,
+        sentence=conclusion.claim,
+        suspects=suspects,
+        nodes=tuple(sorted(nodes)),
+        signature=_signature(answer),
+        confidence=conclusion.confidence,
+        details=(
+            *([f"known hang {known.name}: {known.explanation} {known.remedy}".strip()] if known else []),
+            *(suspect.why for suspect in conclusion.suspects),
+        ),
+        num_silent=len(evidence.nodes_silent),
+    )
+
+
+def _signature(answer: SpyAnswer) -> str:
+    """Return a name for where the ranks are: the class of the hang, and the innermost calls, whatever their lines."""
+    hang_class = answer.conclusion.hang_class
+    places = {
+        tuple((frame.function, Path(frame.file).name) for frame in found.frames[:FRAMES_COMPARED])
+        for found in merge_stacks(answer.evidence.ranks)
+    }
+    if not places:
+        return ""
+    text = repr((hang_class.value if hang_class else None, sorted(places)))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,220 @@
+"""One watcher: round after round it reads, judges and looks, keeps the books, does what it may, and says that it lives.
+
+Health and blindness are two things. What cannot be seen is said, and is never healthy.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigsci_launch.errors import BslError
+from bigsci_launch.runs.watching.beat import Health, own_beat, write_beat
+from bigsci_launch.runs.watching.ledger import RunFinding
+from bigsci_launch.units import format_age
+from bigsci_launch.watch.act.desk import Desk
+from bigsci_launch.watch.act.jobs import end_ranks, kill_ranks
+from bigsci_launch.watch.books import Books, Say, Tell
+from bigsci_launch.watch.deeds import end_hang, finish_end, pin_around
+from bigsci_launch.watch.judge.silence import Silence
+from bigsci_launch.watch.one_attempt import AttemptWatch, Seen
+from bigsci_launch.watch.others import OtherWatchers
+from bigsci_launch.watch.watched import Watched, watched_run
+
+LEAST_EVERY_S, MOST_EVERY_S = 2.0, 10.0
+"""Time between two rounds: about a step."""
+PATIENCE_S = 30.0
+"""Ranks that were asked to save or to stop may take so much longer than three steps and two saves."""
+SPIKES = ("loss_spike", "grad_spike", "nan")
+STALLS = ("hang", "dead")
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What a watcher knows after one round. `blind` says what it could not see, `remarks` what is no finding."""
+
+    attempt: str | None
+    health: Health
+    sentence: str
+    findings: tuple[RunFinding, ...]
+    blind: tuple[str, ...]
+    remarks: tuple[str, ...]
+    silence: Silence
+    is_over: bool
+    every_s: float
+
+
+class Watcher:
+    """Watches one run, attempt after attempt, or one job of somebody else.
+
+    `say` gets a line for people who look; `tell` gets each new finding. One thread uses it.
+    """
+
+    def __init__(self, watched: Watched, *, name: str, may_act: bool, say: Say, tell: Tell) -> None:
+        self._home = watched.home
+        self._name = name
+        self._who = f"watcher {name} on {socket.gethostname()}"
+        self._may_act = may_act
+        self._say = say
+        self._books = Books(watched.home, say, tell)
+        self._others = OtherWatchers(watched.home, name)
+        self._said: tuple[str, ...] = ()
+        self._unsigned = ""
+        self._now = AttemptWatch(watched)
+        self._now.start()
+        self._desk = Desk(watched.run, name, self._take_bundle) if watched.run is not None else None
+
+    def close(self, glance: Glance | None) -> None:
+        """Stop asking, and say that this watcher leaves by itself."""
+        self._now.stop()
+        if glance is not None:
+            self._leave_sign(glance, has_ended=True)
+
+    def tick(self) -> Glance:
+        """Read, judge, look and act once."""
+        self._follow()
+        now = time.monotonic()
+        seen = self._now.round(now)
+        standing = [*seen.standing]
+        if self._now.name is not None and not seen.view.is_over:
+            standing += self._others.findings(self._now.name, now)
+        self._books.raise_all([*seen.events, *standing])
+        self._clear(seen, {finding.key for finding in standing})
+        if self._may_act:
+            self._act(seen)
+        glance = self._glance(seen)
+        self._leave_sign(glance)
+        self._serve()
+        self._say_new((*glance.blind, *glance.remarks))
+        return glance
+
+    def _serve(self) -> None:
+        """Do what people ask in `control/`."""
+        if self._desk is None:
+            return
+        course = self._now.course
+        patience_s = PATIENCE_S + 3 * (course.usual_s("step") or 0.0) + 2 * (course.usual_s("save") or 0.0)
+        try:
+            for act in self._desk.serve(time.time(), course.step, patience_s):
+                self._say(f"{act.what} ({act.who}: {act.why}): {act.state}: {act.words}")
+        except (BslError, OSError) as error:
+            self._say_new((*self._said, f"what is asked in control/ is not served: {error}"))
+
+    def _take_bundle(self) -> tuple[Path | None, str]:
+        look = self._now.take_evidence()
+        return look.bundle, look.sentence
+
+    def _follow(self) -> None:
+        """Turn to the next attempt of the run when it has begun."""
+        run = self._now.watched.run
+        if run is None:
+            return
+        try:
+            watched = watched_run(run)
+        except BslError:
+            return  # its directory cannot be read now; the round says so
+        if watched.attempt == self._now.watched.attempt:
+            return
+        self._books.clear([finding.key for finding in self._books.open if finding.attempt == self._now.name], "it ended")
+        self._now.stop()
+        self._now = AttemptWatch(watched)
+        self._now.start()
+        self._say(f"attempt {self._now.name} has begun")
+
+    def _clear(self, seen: Seen, standing: set[str]) -> None:
+        """Note what is over: what no longer holds, and what the run has recovered from."""
+        lasting = (*SPIKES, "slower", "restart_spike")
+        gone = [each.key for each in self._books.open if each.kind not in lasting and each.key not in standing]
+        words = "the job is over" if seen.view.is_over else "it no longer holds"
+        self._books.clear(gone, words)
+        over = [each.key for each in self._books.open if each.kind in seen.passed]
+        self._books.clear(over, "the run has recovered")
+
+    def _act(self, seen: Seen) -> None:
+        run, attempt = self._now.watched.run, self._now.watched.attempt
+        if run is None or attempt is None:
+            return
+        for finding in self._books.open:
+            if finding.kind in SPIKES and finding.step is not None:
+                self._say_each(lambda finding=finding: pin_around(run, self._who, finding))  # type: ignore[misc]
+        if seen.view.is_running:
+            self._say_each(lambda: [finish_end(run, attempt, lambda: kill_ranks(attempt), time.time())])
+        stalled = next((each for each in seen.standing if each.kind in STALLS and each.key.startswith("stall:")), None)
+        if stalled is None or not seen.view.is_running or not self._now.stalls.may_act(seen.silence):
+            return
+        if self._now.read(time.monotonic()):
+            return  # it moves after all
+        look = self._now.stalls.look
+        nodes = look.nodes if look is not None and len(look.nodes) == 1 else ()
+        self._say_each(lambda: [end_hang(run, attempt, self._who, stalled, nodes, lambda: end_ranks(attempt))])
+
+    def _say_each(self, act: Callable[[], list[str]]) -> None:
+        """Do something, and say what came of it. What cannot be written down is not done."""
+        try:
+            for words in act():
+                if words:
+                    self._say(words)
+        except (BslError, OSError) as error:
+            self._say(f"nothing was done: {error}")
+
+    def _glance(self, seen: Seen) -> Glance:
+        findings = tuple(self._books.open)
+        blind = (*seen.blind, *filter(None, [self._books.unwritten, self._unsigned]))
+        health = Health.FINDING if findings else Health.BLIND if blind else Health.HEALTHY
+        usual = seen.silence.usual_s
+        return Glance(
+            attempt=self._now.name,
+            health=health,
+            sentence=_sentence(seen, findings, blind),
+            findings=findings,
+            blind=blind,
+            remarks=seen.remarks,
+            silence=seen.silence,
+            is_over=seen.view.is_over,
+            every_s=min(max(usual or MOST_EVERY_S, LEAST_EVERY_S), MOST_EVERY_S),
+        )
+
+    def _say_new(self, lines: tuple[str, ...]) -> None:
+        """Say what is not a finding, once, as long as it stays the same."""
+        for line in lines:
+            if line not in self._said:
+                self._say(line)
+        self._said = lines
+
+    def _leave_sign(self, glance: Glance, *, has_ended: bool = False) -> None:
+        try:
+            write_beat(
+                self._home,
+                own_beat(
+                    self._name,
+                    every_s=glance.every_s,
+                    health=glance.health,
+                    sentence=glance.sentence,
+                    attempt=glance.attempt,
+                    may_act=self._may_act,
+                    blind=glance.blind,
+                    ended=has_ended,
+                ),
+            )
+            self._unsigned = ""
+        except OSError as error:
+            self._unsigned = f"{self._home.watch}: no sign of life can be left: {error.strerror or error}"
+
+
+def _sentence(seen: Seen, findings: tuple[RunFinding, ...], blind: tuple[str, ...]) -> str:
+    """Return the state of the run in one sentence."""
+    if findings:
+        return findings[-1].sentence
+    if blind:
+        return blind[0]
+    if seen.view.is_over:
+        return seen.remarks[0] if seen.remarks else "the job is over"
+    if seen.view.job.state.is_queued:
+        return f"the job waits in the queue: {seen.view.job.reason or seen.view.job.state.value}"
+    silence = seen.silence
+    usual = "" if silence.usual_s is None else f", usually {format_age(silence.usual_s)}"
+    step = "no step yet" if silence.step is None else f"step {silence.step}"
+    return f"{step}, in {silence.phase} for {format_age(silence.lasts_s)}{usual}"

@@ -1,0 +1,202 @@
+"""What one attempt, or one job of somebody else, shows: everything that a watcher knows of it, round after round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.runs.attempts import read_exit
+from bigsci_launch.runs.chain.records import read_next
+from bigsci_launch.runs.restart.restart import Restart, find_restart
+from bigsci_launch.runs.watching.ledger import RunFinding
+from bigsci_launch.units import format_age
+from bigsci_launch.watch import facts
+from bigsci_launch.watch.job import SLURM_EVERY_S, JobPoller, JobView
+from bigsci_launch.watch.judge.course import Course
+from bigsci_launch.watch.judge.expected import Expected
+from bigsci_launch.watch.judge.silence import Noticed, Silence
+from bigsci_launch.watch.look import Look, take_look
+from bigsci_launch.watch.read.sources import AttemptTail, LogTail
+from bigsci_launch.watch.seam import audit_restart
+from bigsci_launch.watch.stalls import StallWatch
+from bigsci_launch.watch.watched import Watched
+
+FACTS_EVERY_S = 30.0
+LOCAL_GAP_S = 5.0
+RESTART_STEPS = (1, 5, 20)
+"""After how many steps of a restart its loss is compared with that before: a mean over several steps says more."""
+OLD_S = 600.0
+"""If Slurm has not said the job's state for this long, nobody knows it."""
+QUIET_ENDS = ("finished", "stopped", "cancelled", "requeued", "preempted")
+"""Ends that somebody wanted, or that Slurm mends by itself."""
+
+
+def _expected(config: RunConfig | None) -> Expected:
+    """Return what a run file says. For `bsl train`, an interval that it leaves out means never; for others, unknown."""
+    if config is None:
+        return Expected()
+    never = 0 if config.run.starts_trainer else None
+    return Expected(
+        eval_interval=config.monitor.eval_interval or never,
+        eval_time_s=config.monitor.eval_time_s or None,
+        save_interval=config.checkpoint.save_interval or never,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one round has shown. `events` happened once; `standing` hold now. `passed` are kinds that are over."""
+
+    view: JobView
+    silence: Silence
+    events: tuple[RunFinding, ...] = ()
+    standing: tuple[RunFinding, ...] = ()
+    passed: tuple[str, ...] = ()
+    blind: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+class AttemptWatch:
+    """Reads and judges one attempt. It asks Slurm at most every 30 s, apart from looks at ranks that show nothing."""
+
+    def __init__(self, watched: Watched) -> None:
+        self.watched = watched
+        self.name = watched.attempt.name if watched.attempt is not None else None
+        self.course = Course(_expected(watched.config))
+        self._poller = JobPoller(watched)
+        self._tail = AttemptTail(watched.attempt) if watched.attempt is not None else None
+        self._log = LogTail(watched.log) if watched.attempt is None and watched.log is not None else None
+        self.stalls = StallWatch(self._look, LOCAL_GAP_S if watched.is_local else SLURM_EVERY_S)
+        self._facts_due = 0.0
+        self._facts: tuple[tuple[RunFinding, ...], tuple[str, ...]] = ((), ())
+        self._restart_checks = list(RESTART_STEPS)
+        self._num_steps = 0
+
+    def start(self) -> None:
+        """Ask for the job's state, and again from time to time."""
+        self._poller.start()
+
+    def stop(self) -> None:
+        self._poller.stop()
+
+    @property
+    def view(self) -> JobView:
+        return self._poller.view
+
+    def read(self, now: float) -> bool:
+        """Read what is new. Whether anything but chatter was."""
+        sightings = self._tail.read() if self._tail is not None else self._log.read() if self._log is not None else []
+        self.course.take(sightings, now)
+        self._num_steps += sum(1 for sighting in sightings if sighting.kind == "step")
+        return any(sighting.kind != "output" for sighting in sightings)
+
+    def round(self, now: float) -> Seen:
+        """Read, judge, and look at the ranks if that is due. `now` is the watcher's monotonic clock."""
+        self.read(now)
+        view, silence = self.view, self.course.silence(now)
+        if view.is_running:
+            self.stalls.consider(silence, now)
+        noticed = self.course.noticed()
+        events = [*self._events(noticed, view), *self._restart()]
+        found, unknown = self._known_facts(now, view)
+        standing, blind, remarks = list(found), [*unknown, *self._unseen(now, view)], []
+        if view.is_running:
+            stall = self.stalls.finding(silence, self.name)
+            standing += [stall] if stall is not None else []
+            blind += [text] if (text := self.stalls.blindness(silence)) else []
+            remarks += [text] if (text := self.stalls.remark(silence)) else []
+        if view.is_over:
+            ended, remark = self._end(view)
+            standing += [ended] if ended is not None else []
+            remarks += [remark] if remark else []
+        passed = tuple(each.kind for each in noticed if each.is_over)
+        return Seen(view, silence, tuple(events), tuple(standing), passed, tuple(blind), tuple(remarks))
+
+    def _look(self, settle_s: float) -> Look:
+        return take_look(self.watched, self.view.job, settle_s)
+
+    def take_evidence(self) -> Look:
+        """Look at the ranks now, whatever they do, and keep what is found."""
+        return take_look(self.watched, self.view.job, LOCAL_GAP_S, keep_all=True)
+
+    def _events(self, noticed: list[Noticed], view: JobView) -> Iterator[RunFinding]:
+        for each in noticed:
+            if each.is_over:
+                continue
+            details, bundle = (), None
+            if each.kind == "slower" and view.is_running:
+                look = self.take_evidence()
+                details, bundle = (look.sentence, *look.details), str(look.bundle) if look.bundle else None
+            key = f"{each.kind}:{self.name}:{each.step}"
+            yield RunFinding(
+                each.kind, key, each.sentence, time.time(), self.name, each.step, each.since, details, bundle
+            )
+
+    def _known_facts(self, now: float, view: JobView) -> tuple[tuple[RunFinding, ...], tuple[str, ...]]:
+        if now < self._facts_due:
+            return self._facts
+        self._facts_due = now + FACTS_EVERY_S
+        run, attempt = self.watched.run, self.watched.attempt
+        lost, unknown = facts.lost_nodes(attempt, view)
+        found = [*lost, *facts.near_limits(attempt, view, self._tempo())]
+        if run is not None and attempt is not None:
+            found += [*facts.dead_ranks(attempt, view), *facts.full_disk(run)]
+        self._facts = (tuple(found), tuple(unknown))
+        return self._facts
+
+    def _tempo(self) -> facts.Tempo:
+        course = self.course
+        return facts.Tempo(course.step, course.usual_s("step"), course.usual_s("save"), course.save_interval)
+
+    def _unseen(self, now: float, view: JobView) -> Iterator[str]:
+        """Yield what cannot be seen: the job's state, logs, records."""
+        if view.seen is None:
+            yield f"the state of the job is not known: {view.why or view.job.reason}"
+        elif now - view.seen > OLD_S and not view.is_over:
+            yield f"the state of the job has not been known for {format_age(now - view.seen)}: {view.why}"
+        if self._tail is not None:
+            yield from self._tail.troubles
+        elif self._log is None:
+            yield "Slurm does not say where the job prints to, so that only its state is seen"
+        elif self._log.trouble:
+            yield self._log.trouble
+
+    def _restart(self) -> Iterator[RunFinding]:
+        """Compare the loss across the restart, as soon as there are steps, and say what its weights show."""
+        run, attempt = self.watched.run, self.watched.attempt
+        if run is None or attempt is None or not self._restart_checks or self._num_steps < self._restart_checks[0]:
+            return
+        self._restart_checks = [number for number in self._restart_checks if number > self._num_steps]
+        restart = find_restart(run, attempt)
+        if restart is None or not restart.is_changed:
+            return
+        self._restart_checks = []
+        yield _restart_finding(restart)
+
+    def _end(self, view: JobView) -> tuple[RunFinding | None, str]:
+        """Return what is wrong with how the attempt ended, or what is to be said of it."""
+        attempt = self.watched.attempt
+        if attempt is None:
+            return None, f"the job is over: {view.job.raw_state or view.job.state.value}"
+        ended, decision = read_exit(attempt), read_next(attempt)
+        reason = str(ended["reason"]) if ended is not None else None
+        goes_on = decision is not None and decision.attempt == attempt.name and decision.continues
+        words = f"attempt {attempt.name} ended: {reason or 'why is not known'}"
+        if goes_on or reason in QUIET_ENDS:
+            return None, words + (f"; {decision.sentence}" if decision is not None else "")
+        after = f"; {decision.sentence}" if decision is not None else "; nothing starts it again"
+        evidence = tuple(str(text) for text in (ended or {}).get("evidence") or ())
+        finding = RunFinding("ended", f"ended:{attempt.name}", words + after, time.time(), attempt.name)
+        return replace(finding, details=evidence, bundle=(ended or {}).get("spy_bundle")), ""
+
+
+def _restart_finding(restart: Restart) -> RunFinding:
+    audit = audit_restart(restart)
+    causes = (*restart.causes, *audit.causes)
+    sentence = "; ".join((restart.sentence, *causes[:1]))
+    details = (*causes[1:], *(f"not known: {text}" for text in restart.not_known), *filter(None, [audit.unknown]))
+    step = restart.jump.step if restart.jump is not None else None
+    name = restart.attempt.name
+    return RunFinding("restart_spike", f"restart:{name}", sentence, time.time(), name, step, details=details)

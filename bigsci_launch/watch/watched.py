@@ -1,0 +1,84 @@
+"""What is watched: a run of `bsl` with its newest attempt, or a job on Slurm that somebody else submitted."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigsci_launch.config.load import load_resolved
+from bigsci_launch.config.schema.run import RunConfig
+from bigsci_launch.errors import BslError, RunDirError
+from bigsci_launch.runs.attempts import read_job
+from bigsci_launch.runs.find import find_run, run_argument
+from bigsci_launch.runs.layout import AttemptDir, RunDir
+from bigsci_launch.scheduler.slurm import query_job, query_output
+from bigsci_launch.spy.look.target import state_folder
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """`home` is where the ledger is kept: the run, or a folder of the user for a job that is no run of `bsl`.
+
+    `log` is the only source for such a job; None if Slurm does not say where its output goes.
+    """
+
+    home: RunDir
+    run: RunDir | None
+    attempt: AttemptDir | None
+    job_id: str | None
+    log: Path | None = None
+    config: RunConfig | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the ranks are processes of the local launcher."""
+        return self.run is not None and self.job_id is None
+
+    @property
+    def name(self) -> str:
+        return self.run.name if self.run is not None else f"job {self.job_id}"
+
+    @property
+    def argument(self) -> str:
+        """How to name it on the command line."""
+        return run_argument(self.run) if self.run is not None else f"--jobid {self.job_id}"
+
+
+def find_watched(argument: str | None, job_id: str | None) -> Watched:
+    """Return what a person wants to have watched.
+
+    Raises:
+        RunDirError: there is no such run, or nothing was submitted.
+        JobNotFound, SlurmUnavailable: there is no such job.
+    """
+    try:
+        return watched_run(find_run(argument, job_id))
+    except RunDirError:
+        if job_id is None:
+            raise
+        if query_job(job_id).run_directory is not None:
+            raise
+    folder = state_folder(os.environ) / "watch" / f"job-{job_id}"
+    return Watched(RunDir(folder), None, None, job_id, log=query_output(job_id))
+
+
+def watched_run(run: RunDir) -> Watched:
+    """Return the run with its newest attempt.
+
+    Raises:
+        RunDirError: nothing was submitted yet.
+    """
+    attempt = run.latest_attempt()
+    if attempt is None:
+        raise RunDirError(f"run {run.name}: nothing has been submitted yet")
+    record = read_job(attempt)
+    return Watched(run, run, attempt, record.job_id if record else None, config=_config(attempt))
+
+
+def _config(attempt: AttemptDir) -> RunConfig | None:
+    """Return the attempt's config; None if it cannot be read, or is that of another version."""
+    try:
+        return load_resolved(attempt.config)
+    except BslError:
+        return None
