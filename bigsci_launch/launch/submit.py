@@ -28,6 +28,7 @@ from bigsci_launch.runs.changes import NOTHING_ACCEPTED, write_accepted
 from bigsci_launch.runs.control.calls import TraceWish, write_trace_wish
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir, read_json, write_atomically, write_json
+from bigsci_launch.runs.watching.ledger import make_shared_folder
 from bigsci_launch.scheduler.command import has_command
 from bigsci_launch.scheduler.job import JobInfo, JobState
 from bigsci_launch.scheduler.local import start_launcher
@@ -218,6 +219,7 @@ def new_attempt(request: JobRequest, config: RunConfig) -> Iterator[None]:
     try:
         if is_new_run:
             write_json(request.run.record, run_record(request, config))
+        make_shared_folder(request.run.control)
         request.attempt.path.mkdir(parents=True)
         is_ours = True
         yield
@@ -246,7 +248,7 @@ def forget_run(run: RunDir, missing: Sequence[Path]) -> None:
     """
     with suppress(OSError):
         run.record.unlink()
-    for folder in (run.attempts_folder, *missing):
+    for folder in (run.attempts_folder, run.control, *missing):
         with suppress(OSError):
             folder.rmdir()
 

@@ -21,7 +21,7 @@ from bigsci_launch.train.flops import FlopCounter
 from bigsci_launch.train.guards.data import saved_data
 from bigsci_launch.train.guards.judge import Judge
 from bigsci_launch.train.guards.nonfinite import FiniteWatch
-from bigsci_launch.train.guards.step_word import DataWord, StepWord, exchange_words
+from bigsci_launch.train.guards.step_word import AskedWord, DataWord, StepWord, exchange_words
 from bigsci_launch.train.guards.watch import Guards, make_guards
 from bigsci_launch.train.identity import RankIdentity
 from bigsci_launch.train.log_line import StepResult, format_step, step_record
@@ -44,9 +44,9 @@ from bigsci_launch.train.state.checkpoint import (
 )
 from bigsci_launch.train.state.dump import dump_weights
 from bigsci_launch.train.state.rng import seed_generators
-from bigsci_launch.train.stop import StopFlag
+from bigsci_launch.train.stop import StopFlag, Wishes, watched_wishes
 
-EndReason = Literal["finished", "signal", "stop_after_steps"]
+EndReason = Literal["finished", "signal", "asked", "stop_after_steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ class Training:
     finite: FiniteWatch
     guards: Guards | None
     stop: StopFlag
+    wishes: Wishes
     checkpoints: CheckpointsDir
     learning_rate: LearningRate
     batch_size: BatchSize
@@ -82,6 +83,18 @@ def train(
     config: RunConfig, topology: Topology, identity: RankIdentity, report: RankReport, stop: StopFlag
 ) -> EndReason:
     """Train until the run is finished or this attempt is asked to stop; a collective call of all ranks."""
+    with watched_wishes(identity.attempt, identity.rank) as wishes:
+        return _train(config, topology, identity, report, stop, wishes)
+
+
+def _train(
+    config: RunConfig,
+    topology: Topology,
+    identity: RankIdentity,
+    report: RankReport,
+    stop: StopFlag,
+    wishes: Wishes,
+) -> EndReason:
     coordinate = topology.coordinate(identity.rank)
     batches = open_batches(config, topology, coordinate)
     join_ranks(config.training, identity)
@@ -112,6 +125,7 @@ def train(
         finite=FiniteWatch(engine, config, topology, identity.rank, judge),
         guards=make_guards(config, topology, identity.rank, engine, ranks.group, report, batches, judge),
         stop=stop,
+        wishes=wishes,
         checkpoints=checkpoints,
         learning_rate=LearningRate.of_config(config.optimizer, config.training),
         batch_size=batch_size,
@@ -131,8 +145,11 @@ def _run(training: Training, chosen: ChosenCheckpoint | None) -> EndReason:
     while progress.step < steps:
         progress, words = _step(training, progress)
         reason = _stop_reason(training, words, progress.step - first_step)
-        if reason or progress.step == steps or _is_save_due(training.config, progress.step):
-            _save(training, progress)
+        if reason == "asked" and progress.step < steps:
+            training.wishes.record_stop(progress.step)
+        asked = words[0].asked.save
+        if reason or asked or progress.step == steps or _is_save_due(training.config, progress.step):
+            _save(training, progress, training.wishes.save_key if asked else None)
         if not reason and is_evaluation_due(training.config, progress.step):
             _evaluate(training, progress)
         if reason and progress.step < steps:
@@ -173,13 +190,16 @@ def _is_save_due(config: RunConfig, step: int) -> bool:
 
 
 def _stop_reason(training: Training, words: Sequence[StepWord], num_own_steps: int) -> EndReason | None:
-    if any(word.wants_stop for word in words):
-        return None if training.guards and training.guards.checks_one_more() else "signal"
+    asked = words[0].asked
+    if asked.stop or any(word.wants_stop for word in words):
+        if not asked.is_exact and training.guards and training.guards.checks_one_more():
+            return None
+        return "asked" if asked.stop else "signal"
     limit = training.config.training.stop_after_steps
     return "stop_after_steps" if limit is not None and num_own_steps >= limit else None
 
 
-def _save(training: Training, progress: TrainingProgress) -> None:
+def _save(training: Training, progress: TrainingProgress, request: str | None = None) -> None:
     training.report.phase("save")
     if training.guards:
         training.guards.before_save(progress.step)
@@ -199,7 +219,7 @@ def _save(training: Training, progress: TrainingProgress) -> None:
     )
     training.judge.saved(progress.step)
     seconds = time.monotonic() - started
-    training.report.event("save", path=str(folder), seconds=seconds)
+    training.report.event("save", path=str(folder), seconds=seconds, **({"request": request} if request else {}))
     if training.tells:
         print(f"saved {folder} in {seconds:.2f} s", flush=True)
 
@@ -237,7 +257,7 @@ def _step(training: Training, progress: TrainingProgress) -> tuple[TrainingProgr
     skipped = engine.skipped_steps > num_skipped
     if training.guards:
         training.guards.check_step(step, seconds)
-    words = exchange_words(_word(training, skipped, loss), engine.device)
+    words = exchange_words(_word(training, step, skipped, loss), engine.device)
     _judge_step(training, step, words)
     progress = TrainingProgress(step, progress.consumed_samples + batch_size)
     if training.tells:
@@ -245,10 +265,13 @@ def _step(training: Training, progress: TrainingProgress) -> tuple[TrainingProgr
     return progress, words
 
 
-def _word(training: Training, skipped: bool, loss: float) -> StepWord:
+def _word(training: Training, step: int, skipped: bool, loss: float) -> StepWord:
     guards = training.guards
     alarm, data = (guards.alarm(), guards.data.word()) if guards else (False, DataWord())
-    return StepWord(training.stop.is_raised, skipped, alarm, loss, data)
+    stop = training.wishes.stop_due(step)
+    is_exact = stop is not None and stop.after_step is not None
+    asked = AskedWord(training.wishes.save_due(step), stop is not None, is_exact)
+    return StepWord(training.stop.is_raised, skipped, alarm, loss, data, asked)
 
 
 def _judge_step(training: Training, step: int, words: Sequence[StepWord]) -> None:

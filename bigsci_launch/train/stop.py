@@ -1,11 +1,20 @@
-"""Stops on a signal. It only raises a flag; ranks agree on it in their words at the end of a step."""
+"""Requests to stop and to save: a signal, and asked.json. They only raise flags; ranks agree on them in their words at
+the end of a step."""
 
 from __future__ import annotations
 
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
+from bigsci_launch.runs.control.asked import NOTHING_ASKED, StopWish, read_asked
+from bigsci_launch.runs.layout import AttemptDir
+from bigsci_launch.runs.watching.ended import EndedBy, write_ended_by
+
 SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
+LOOK_S = 2.0
 
 
 class StopFlag:
@@ -18,3 +27,61 @@ class StopFlag:
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
         self.is_raised = True
+
+
+class Wishes:
+    """What asked.json asks of all ranks, as rank 0 last read it (runs/control/asked.py says why it alone looks)."""
+
+    def __init__(self, attempt: AttemptDir) -> None:
+        self._attempt = attempt
+        self._asked = NOTHING_ASKED
+        self._granted: set[str] = set()
+        self._stop: StopWish | None = None
+        self.save_key: str | None = None
+        """Key of the save that the ranks were last asked for."""
+
+    def look(self, until: threading.Event) -> None:
+        """Read asked.json whenever it has changed. A file system that hangs stops this thread alone."""
+        known: tuple[int, int] | None = None
+        while True:
+            with suppress(OSError):
+                found = self._attempt.asked.stat()
+                if (found.st_ino, found.st_mtime_ns) != known:
+                    self._asked = read_asked(self._attempt)
+                    known = found.st_ino, found.st_mtime_ns
+            if until.wait(LOOK_S):
+                return
+
+    def save_due(self, step: int) -> bool:
+        """Whether a save is due at the end of `step`. Each is due once."""
+        wish = self._asked.save
+        if wish is None or wish.key in self._granted or not wish.is_due(step):
+            return False
+        self._granted.add(wish.key)
+        self.save_key = wish.key
+        return True
+
+    def stop_due(self, step: int) -> StopWish | None:
+        """Return the wish to stop that is due at the end of `step`. Once it is, it remains so."""
+        if self._stop is None and (wish := self._asked.stop) is not None and wish.is_due(step):
+            self._stop = wish
+        return self._stop
+
+    def record_stop(self, step: int) -> None:
+        """Write who ends the attempt, if the watcher has left that to this rank. The disk may be full."""
+        wish = self._stop
+        if wish is not None and wish.after_step is not None:
+            with suppress(OSError):
+                write_ended_by(self._attempt, EndedBy(wish.act, wish.who, wish.why, wish.act == "restart", step))
+
+
+@contextmanager
+def watched_wishes(attempt: AttemptDir, rank: int) -> Iterator[Wishes]:
+    """Yield what people ask of the ranks of an attempt: on rank 0, read in a thread; on the others, always nothing."""
+    wishes, until = Wishes(attempt), threading.Event()
+    if rank == 0:
+        threading.Thread(target=wishes.look, args=(until,), name="bsl-asked", daemon=True).start()
+    try:
+        yield wishes
+    finally:
+        until.set()

@@ -29,6 +29,18 @@ class DataWord:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedWord:
+    """What people ask of all ranks; rank 0 alone knows it."""
+
+    save: bool = False
+    """To save at the end of this step."""
+    stop: bool = False
+    """To save and stop."""
+    is_exact: bool = False
+    """To stop after this very step, and not after one more that is checked."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepWord:
     """The word of one rank about the step that it has just done."""
 
@@ -41,6 +53,7 @@ class StepWord:
     loss: float
     """The loss that the engine reports on this rank."""
     data: DataWord = DataWord()
+    asked: AskedWord = AskedWord()
 
 
 def exchange_words(word: StepWord, device: torch.device) -> list[StepWord]:
@@ -55,11 +68,13 @@ def encode(word: StepWord) -> list[int]:
     """Return a word as signed 64-bit integers; the loss keeps its bits."""
     (loss,) = struct.unpack("<q", struct.pack("<d", word.loss))
     digests = [getattr(word.data, each.name) for each in fields(DataWord)]
-    return [int(word.wants_stop), int(word.skipped), int(word.alarm), loss, *digests]
+    flags = (word.wants_stop, word.skipped, word.alarm, word.asked.save, word.asked.stop, word.asked.is_exact)
+    return [sum(flag << bit for bit, flag in enumerate(flags)), loss, *digests]
 
 
 def decode(row: Sequence[int]) -> StepWord:
     """Return the word that `encode` made."""
-    wants_stop, skipped, alarm, loss, *digests = row
+    flags, loss, *digests = row
     (value,) = struct.unpack("<d", struct.pack("<q", loss))
-    return StepWord(bool(wants_stop), bool(skipped), bool(alarm), value, DataWord(*digests))
+    wants_stop, skipped, alarm, *asked = (bool(flags >> bit & 1) for bit in range(6))
+    return StepWord(wants_stop, skipped, alarm, value, DataWord(*digests), AskedWord(*asked))
