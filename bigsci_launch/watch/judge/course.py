@@ -15,6 +15,7 @@ from bigsci_launch.watch.judge.heartbeats import Heartbeats
 from bigsci_launch.watch.judge.printed import Printed
 from bigsci_launch.watch.judge.silence import Noticed, Pace, Silence
 from bigsci_launch.watch.judge.state import Candidate, Learned
+from bigsci_launch.watch.judge.trends import Trends
 from bigsci_launch.watch.sighting import Sighting
 
 END_S = 900.0
@@ -43,6 +44,7 @@ class Course:
         known = expected or Expected()
         self._heartbeats = Heartbeats(Learned(known))
         self._printed = Printed(Learned(known))
+        self._trends = Trends()
         self._last_look: float | None = None
         self._last_news: float | None = None
         self._has_step = False
@@ -56,8 +58,10 @@ class Course:
         quiet = (
             self._last_look - self._last_news if self._last_look is not None and self._last_news is not None else None
         )
-        is_progress = self._printed.look(sightings, now, arrived, quiet)
-        if any(is_news) or is_progress or self._last_news is None:
+        was_paused = self._printed.may_be_silent and not self._heartbeats.are_known
+        news = self._printed.look(sightings, now, arrived, quiet)
+        self._noticed += self._trends.take(news, was_paused)
+        if any(is_news) or news or self._last_news is None:
             self._last_news = now
         self._last_look = now
 
@@ -65,6 +69,7 @@ class Course:
         """Note that the run starts again: nothing that follows belongs to what was seen before."""
         self._heartbeats.restart()
         self._printed.restart(now)
+        self._trends.restart()
         self._error, self._last_news = None, now
 
     def _take(self, sighting: Sighting) -> bool:

@@ -48,19 +48,21 @@ class Printed:
         """Steps between two lines of steps."""
         return max(1, int(statistics.median(self._strides))) if self._strides else 1
 
-    def look(self, sightings: Sequence[Sighting], now: float, arrived: float | None, quiet: float | None) -> bool:
-        """Take what one look has brought, and return whether any of it shows progress.
+    def look(
+        self, sightings: Sequence[Sighting], now: float, arrived: float | None, quiet: float | None
+    ) -> list[Sighting]:
+        """Take what one look has brought, and return what of it shows progress.
 
         `arrived` is how long ago the last news came by the watcher's clock, `quiet` how long it surely had seen nothing
         new when it looked before. None at the first look, which sees what is old.
         """
         news = self._news(sightings)
         num_steps = sum(sighting.kind == "step" for sighting in news)
-        if quiet is not None and num_steps and not self._may_be_silent():
+        if quiet is not None and num_steps and not self.may_be_silent:
             self._quiets.append(quiet)
         for index, sighting in enumerate(news):
             self._take(sighting, now, _share(sighting, index, num_steps, arrived))
-        return bool(news)
+        return news
 
     def _news(self, sightings: Sequence[Sighting]) -> list[Sighting]:
         """Return what shows progress: not the steps that another rank has reported already."""
@@ -154,7 +156,8 @@ class Printed:
             return None  # many programs evaluate and save at the end
         return is_due
 
-    def _may_be_silent(self) -> bool:
+    @property
+    def may_be_silent(self) -> bool:
         """Whether the run may be in another phase than a step."""
         return not self._since_start or self._is_saving or any(self._is_due(phase) is True for phase in PHASES)
 

@@ -50,18 +50,16 @@ class LineReader:
     def __init__(self, rank: int | None = None) -> None:
         self._rank = rank
         self._bar: tuple[int, int] | None = None
-        self._time: float | None = None
 
     def read(self, line: str) -> Sighting | None:
         """Return what the line says; `output` if it is only a sign of life, None if it is none."""
         if _WATCHDOG in line[:200]:
             return None
-        self._time = _time_of(line) or self._time
         found = _step(line) or _evaluation_or_save(line) or _setting(line) or self._trainer_step(line) or _failure(line)
         if found is None:
             self._see_bar(line)
             found = Sighting("output")
-        return replace(found, time=self._time, rank=self._rank if self._rank is not None else _rank_of(line))
+        return replace(found, time=_time_of(line), rank=self._rank if self._rank is not None else _rank_of(line))
 
     def _see_bar(self, line: str) -> None:
         if "<" in line and (bar := _BAR.search(line)) and (self._bar is None or int(bar[2]) >= self._bar[1]):
