@@ -18,6 +18,7 @@ from bigsci_launch.cli.diff_weights import diff_weights
 from bigsci_launch.cli.hang_lab import hang_lab
 from bigsci_launch.cli.plan import plan
 from bigsci_launch.cli.runs.cancel import cancel
+from bigsci_launch.cli.runs.control import control
 from bigsci_launch.cli.runs.list import list_
 from bigsci_launch.cli.runs.logs import logs
 from bigsci_launch.cli.runs.nodes import nodes
@@ -88,6 +89,7 @@ bsl.add_command(cancel)
 bsl.add_command(checkpoint)
 bsl.add_command(cluster)
 bsl.add_command(config)
+bsl.add_command(control)
 bsl.add_command(data)
 bsl.add_command(demo)
 bsl.add_command(diff_weights)

@@ -146,7 +146,7 @@ def _run(training: Training, chosen: ChosenCheckpoint | None) -> EndReason:
         progress, words = _step(training, progress)
         reason = _stop_reason(training, words, progress.step - first_step)
         if reason == "asked" and progress.step < steps:
-            training.wishes.record_stop(progress.step)
+            training.wishes.record_stop()
         asked = words[0].asked.save
         if reason or asked or progress.step == steps or _is_save_due(training.config, progress.step):
             _save(training, progress, training.wishes.save_key if asked else None)

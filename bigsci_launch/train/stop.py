@@ -67,12 +67,14 @@ class Wishes:
             self._stop = wish
         return self._stop
 
-    def record_stop(self, step: int) -> None:
+    def record_stop(self) -> None:
         """Write who ends the attempt, if the watcher has left that to this rank. The disk may be full."""
         wish = self._stop
         if wish is not None and wish.after_step is not None:
             with suppress(OSError):
-                write_ended_by(self._attempt, EndedBy(wish.act, wish.who, wish.why, wish.act == "restart", step))
+                write_ended_by(
+                    self._attempt, EndedBy(wish.act, wish.who, wish.why, wish.act == "restart", wish.after_step)
+                )
 
 
 @contextmanager

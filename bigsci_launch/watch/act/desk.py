@@ -31,7 +31,7 @@ from bigsci_launch.runs.control.requests import (
 )
 from bigsci_launch.runs.events import read_last_events
 from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files
-from bigsci_launch.runs.watching.beat import read_beats
+from bigsci_launch.runs.watching.beat import LEAST_SILENCE_S, MISSED, Beat, read_beats
 from bigsci_launch.runs.watching.ended import EndedBy, write_ended_by
 from bigsci_launch.runs.watching.ledger import Act, ActState, make_shared_folder, read_acts, record_act
 from bigsci_launch.units import format_age
@@ -123,11 +123,16 @@ class Desk:
                 take_up(self._run, path, self._name)
         beats = {beat.name: beat for beat in read_beats(self._run)}
         for taken in taken_up(self._run):
-            if (other := watcher_of(taken)) == self._name:
-                continue
-            beat = beats.get(other)
-            if beat is None or beat.ended or beat.is_dead(now):
+            if (other := watcher_of(taken)) != self._name and self._is_gone(beats.get(other), now):
                 take_over(taken, self._name)
+
+    def _is_gone(self, beat: Beat | None, now: float) -> bool:
+        """Whether a watcher is gone. One on another host shows it by beats that do not change: its clock may differ."""
+        if beat is None or beat.ended:
+            return True
+        if beat.is_here:
+            return beat.is_dead(now) is True
+        return self._is_old(f"beat of {beat.name} at {beat.time}", max(LEAST_SILENCE_S, MISSED * beat.every_s))
 
     def _is_old(self, what: str, least_s: float) -> bool:
         now = self._clock()
@@ -135,12 +140,15 @@ class Desk:
 
     def _open_cases(self) -> list[_Case]:
         """Return this watcher's requests that have come to no end yet, oldest first."""
-        ours = [taken for taken in taken_up(self._run) if watcher_of(taken) == self._name]
+        return [case for case in self._all_open_cases() if watcher_of(case.taken) == self._name]
+
+    def _all_open_cases(self) -> list[_Case]:
+        taken_ones = taken_up(self._run)
         lines: dict[str, list[Act]] = {}
-        for act in read_acts(self._run) if ours else ():
+        for act in read_acts(self._run) if taken_ones else ():
             lines.setdefault(act.key, []).append(act)
         cases = []
-        for taken in ours:
+        for taken in taken_ones:
             known = lines.get(key_of(taken), [])
             if not any(act.state in _FINAL for act in known):
                 request = read_request(self._run, taken)
@@ -246,7 +254,7 @@ class Desk:
         if self._clock() - self._asked_slurm.get(request.key, -SLURM_RETRY_S) < SLURM_RETRY_S:
             return
         if stage == "" and request.verb == "kill":
-            self._write_ended(case, attempt, last_step)
+            self._write_ended(case, attempt)
             self._reach(case, "ended", end_ranks(attempt), now)
         elif stage == "":
             self._ask_to_stop(case, attempt, now, last_step, patience_s)
@@ -270,12 +278,12 @@ class Desk:
         """
         if _is_trainer(attempt):
             if case.request.after_step is None:
-                self._write_ended(case, attempt, last_step)
+                self._write_ended(case, attempt)
             self._reach(case, "asked", "rank 0 is asked; all ranks save and stop at the end of a step", now)
         elif not self._is_due(case, last_step):
             return
         elif rank_files(attempt.pids, ".json"):
-            self._write_ended(case, attempt, last_step)
+            self._write_ended(case, attempt)
             self._reach(case, "asked", ask_to_stop(attempt), now)
         elif self._is_old(f"{case.request.key} due", patience_s):
             self._end_hung(case, attempt, now, last_step, patience_s)
@@ -288,7 +296,7 @@ class Desk:
             bundle, sentence = self._take_bundle()
         except BslError as error:
             sentence = error.message
-        self._write_ended(case, attempt, last_step, bundle)
+        self._write_ended(case, attempt, bundle)
         did = end_ranks(attempt)
         asked = f"not stopped {format_age(patience_s)} after they were asked to"
         self._reach(case, "ended", f"{asked}: {_bundle_words(bundle, sentence)}; {did}", now)
@@ -296,16 +304,16 @@ class Desk:
     def _write_ended(self, case: _Case, attempt: AttemptDir, last_step: int | None, bundle: Path | None = None) -> None:
         request = case.request
         evidence = str(bundle) if bundle else None
-        ended = EndedBy(request.verb, request.who, request.why, request.verb == "restart", last_step, evidence)
+        ended = EndedBy(request.verb, request.who, request.why, request.verb == "restart", request.after_step, evidence)
         write_ended_by(attempt, ended)
 
     # ---------------------------------------------------------------------------------------- asked.json
 
     def _ask_ranks(self, attempt: AttemptDir, ended: str | None) -> None:
-        """Have asked.json say what the open requests ask of the trainer, and nothing else."""
+        """Have asked.json say what the open requests ask of the trainer, whoever carries them, and nothing else."""
         if ended is not None or not _is_trainer(attempt):
             return
-        asked = [case.request for case in self._open_cases() if case.stage == "asked"]
+        asked = [case.request for case in self._all_open_cases() if case.stage == "asked"]
         saves = sorted((each for each in asked if each.verb == "save"), key=lambda each: each.after_step or 0)
         stops = [each for each in asked if each.verb in STOPS]
         wanted = Asked(_wish(saves[:1]), _stop_wish(stops[-1:]))

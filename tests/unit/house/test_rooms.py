@@ -76,7 +76,7 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
         "rehearsals": set(),
         "restart": set(),
         "watching": set(),
-        "show": {"chain", "ending", "restart", "watching"},
+        "show": {"chain", "control", "ending", "restart", "watching"},
     },
     "watch": {
         "read": set(),

@@ -1,0 +1,160 @@
+"""What `bsl control` says: what happens next with a request, and what came of those before. Text and JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bigsci_launch.runs.attempts import read_exit
+from bigsci_launch.runs.chain.records import read_chain
+from bigsci_launch.runs.control.requests import Request, read_waiting
+from bigsci_launch.runs.find import run_argument
+from bigsci_launch.runs.layout import AttemptDir, RunDir
+from bigsci_launch.runs.watching.beat import Beat, read_beats
+from bigsci_launch.runs.watching.ledger import Act, read_acts
+from bigsci_launch.units import format_age
+
+SCHEMA_VERSION = 1
+COLUMNS = ("asked", "what", "who", "why", "state", "what came of it")
+OF_WATCHERS = ("end_ranks", "leave_out", "pin", "stop_chain")
+"""What a watcher does by itself; all other acts were asked for."""
+NEXT = {
+    "save": "all ranks save at the end of {when}",
+    "exit": "all ranks save and stop at the end of {when}, and the run does not continue by itself; ranks that do not "
+    "stop are looked at and ended",
+    "restart": "all ranks save and stop at the end of {when}, and the chain continues with its next start; ranks that "
+    "do not stop are looked at and ended",
+    "dump": "the stacks of all ranks are collected, as by `bsl spy`",
+    "kill": "the ranks are ended at once, without a save, and the run does not continue by itself",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request and its state: `waiting` before a watcher has taken it up, then that of the act."""
+
+    request: dict[str, Any]
+    state: str
+    words: str
+    lines: tuple[Act, ...]
+
+
+def serving(run: RunDir, attempt: AttemptDir, now: float) -> list[Beat]:
+    """Return the watchers that serve requests of the attempt, as far as their signs of life show. Only a process of
+    the attempt's owner can: nobody else may signal the ranks."""
+    owners = (0, attempt.path.stat().st_uid)
+    return [
+        beat
+        for beat in read_beats(run)
+        if beat.attempt == attempt.name
+        and not beat.ended
+        and beat.is_dead(now) is not True
+        and run.watcher_file(beat.name).stat().st_uid in owners
+    ]
+
+
+def next_lines(run: RunDir, attempt: AttemptDir, verb: str, after_step: int | None, now: float) -> list[str]:
+    """Return what happens next with a request that was just written."""
+    when = f"step {after_step}" if after_step is not None else "the step in progress"
+    lines = [f"next: {NEXT[verb].format(when=when)}"]
+    beats = serving(run, attempt, now)
+    if not beats:
+        lines.append(
+            f"nobody watches {run.name}: the request waits until a watcher does: `bsl watch {run_argument(run)}` as the "
+            "run's owner"
+        )
+    for beat in beats:
+        age_s = max(0.0, now - beat.time)
+        late = f", which has shown no sign of life for {format_age(age_s)}" if beat.is_dead(now) is None else ""
+        lines.append(f"it is taken up by {beat.name} on {beat.host}, which looks every {beat.every_s:.0f} s{late}")
+    chain = read_chain(attempt)
+    if verb == "restart" and (chain is None or chain.only_preempted):
+        lines.append("nothing starts the run again by itself: slurm.chain is not set, so submit it again")
+    return [*lines, f"see `bsl control {run_argument(run)}`"]
+
+
+def read_all(run: RunDir) -> list[Asked]:
+    """Return everything that people have asked of a run, oldest first."""
+    lines: dict[str, list[Act]] = {}
+    for act in read_acts(run):
+        if act.what not in OF_WATCHERS:
+            lines.setdefault(act.key, []).append(act)
+    found = [_of_acts(run, acts) for acts in lines.values()]
+    return found + [Asked(_request(each), "waiting", each.wrong or "", ()) for each in read_waiting(run)]
+
+
+def _of_acts(run: RunDir, acts: Sequence[Act]) -> Asked:
+    last = acts[-1]
+    words = last.words
+    ended = read_exit(run.attempt(last.attempt)) if last.state == "begun" and last.attempt else None
+    if ended is not None and ended.get("exit_code") is not None:
+        words = f"{words}; attempt {last.attempt} has ended since: {ended['reason']}"
+    request = {
+        "key": last.key,
+        "verb": last.what,
+        "who": last.who,
+        "why": last.why,
+        "after_step": last.step,
+        "attempt": last.attempt,
+        "asked": acts[0].time,
+    }
+    return Asked(request, last.state, words, tuple(acts))
+
+
+def _request(request: Request) -> dict[str, Any]:
+    return {name: value for name, value in asdict(request).items() if name != "wrong"}
+
+
+def rows(found: Sequence[Asked]) -> list[tuple[str, ...]]:
+    """Return the table of requests."""
+    return [
+        (
+            time.strftime("%m-%d %H:%M:%S", time.localtime(each.request["asked"])),
+            _what(each.request),
+            each.request["who"],
+            each.request["why"],
+            each.state,
+            each.words,
+        )
+        for each in found
+    ]
+
+
+def _what(request: dict[str, Any]) -> str:
+    step = request["after_step"]
+    return f"{request['verb']} after step {step}" if step is not None else str(request["verb"])
+
+
+def control_document(run: RunDir, found: Sequence[Asked]) -> dict[str, Any]:
+    """Return all requests as a document."""
+    requests = [
+        {
+            **each.request,
+            "state": each.state,
+            "words": each.words,
+            "lines": [{"time": act.time, "state": act.state, "words": act.words} for act in each.lines],
+        }
+        for each in found
+    ]
+    return {"schema_version": SCHEMA_VERSION, "run": str(run.path), "requests": requests}
+
+
+def asked_document(
+    run: RunDir, attempt: AttemptDir, verb: str, why: str, after_step: int | None, now: float
+) -> dict[str, Any]:
+    """Return a request that was just written as a document."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run": str(run.path),
+        "attempt": attempt.name,
+        "verb": verb,
+        "why": why,
+        "after_step": after_step,
+        "watchers": [
+            {"name": beat.name, "host": beat.host, "last_sign": beat.time, "every_s": beat.every_s}
+            for beat in serving(run, attempt, now)
+        ],
+        "next": next_lines(run, attempt, verb, after_step, now),
+    }
