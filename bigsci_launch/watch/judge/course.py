@@ -42,8 +42,9 @@ class Course:
 
     def __init__(self, expected: Expected | None = None) -> None:
         known = expected or Expected()
-        self._heartbeats = Heartbeats(Learned(known))
-        self._printed = Printed(Learned(known))
+        self._from_records, self._from_lines = Learned(known), Learned(known)
+        self._heartbeats = Heartbeats(self._from_records)
+        self._printed = Printed(self._from_lines)
         self._trends = Trends()
         self._last_look: float | None = None
         self._last_news: float | None = None
@@ -92,6 +93,20 @@ class Course:
     def step(self) -> int | None:
         """The last finished step; None if none was seen."""
         return self._source.step
+
+    def usual_s(self, phase: str) -> float | None:
+        """Return how long a phase usually takes, in seconds; None if it is not known."""
+        usual = self._learned.usual(phase)
+        return usual.median if usual else None
+
+    @property
+    def save_interval(self) -> int | None:
+        """Steps between two saves; None if it is not known, or if the run does not save between."""
+        return self._learned.save.interval or None
+
+    @property
+    def _learned(self) -> Learned:
+        return self._from_records if self._heartbeats.are_known else self._from_lines
 
     @property
     def _source(self) -> Heartbeats | Printed:
