@@ -155,7 +155,8 @@ class Watcher:
         if self._now.read(time.monotonic()):
             return  # it moves after all
         look = self._now.stalls.look
-        nodes = look.nodes if look is not None and len(look.nodes) == 1 else ()
+        is_one = look is not None and len(look.nodes) == 1 and not self._now.watched.is_local
+        nodes = look.nodes if look is not None and is_one else ()
         self._say_each(lambda: [end_hang(run, attempt, self._who, stalled, nodes, lambda: end_ranks(attempt))])
 
     def _say_each(self, act: Callable[[], list[str]]) -> None:

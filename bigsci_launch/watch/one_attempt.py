@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.runs.attempts import read_exit
@@ -200,9 +201,16 @@ class AttemptWatch:
         if self._goes_on() or reason in QUIET_ENDS:
             return None, words + (f"; {decision.sentence}" if decision is not None else "")
         after = f"; {decision.sentence}" if decision is not None else "; nothing starts it again"
-        evidence = tuple(str(text) for text in (ended or {}).get("evidence") or ())
+        evidence = _evidence(ended or {})
         finding = RunFinding("ended", f"ended:{attempt.name}", words + after, time.time(), attempt.name)
         return replace(finding, details=evidence, bundle=(ended or {}).get("spy_bundle")), ""
+
+
+def _evidence(ended: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what exit.json says about the cause, as sentences."""
+    first = ended.get("first_failure")
+    who = [f"first failure: rank {first.get('rank')} on {first.get('node')}"] if isinstance(first, Mapping) else []
+    return (*who, *(str(text) for text in ended.get("evidence") or ()))
 
 
 def _restart_finding(restart: Restart) -> RunFinding:

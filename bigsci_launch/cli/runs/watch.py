@@ -97,7 +97,6 @@ def _watch(watched: Watched, *, may_act: bool, is_agent: bool) -> int:
             is_told.wait(glance.every_s)
     finally:
         watcher.close(glance)
-    _say(glance.sentence)
     return 0 if is_agent else _code(glance)
 
 

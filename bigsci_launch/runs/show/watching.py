@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from textwrap import shorten
 from typing import Any
 
 from bigsci_launch.runs.watching.beat import Beat, Health
@@ -10,6 +11,7 @@ from bigsci_launch.runs.watching.ledger import Act, RunFinding
 from bigsci_launch.runs.watching.read import Watching
 from bigsci_launch.units import format_age
 
+WHY_WIDTH = 80
 _HEALTH = {Health.HEALTHY: "healthy", Health.FINDING: "not healthy", Health.BLIND: "not known"}
 
 
@@ -42,7 +44,7 @@ def finding_text(finding: RunFinding, asked: float) -> str:
 
 def act_text(act: Act, asked: float) -> str:
     """Return an act with who did it or asked for it, why, and what came of it."""
-    why = f" ({act.why})" if act.why else ""
+    why = f" ({shorten(act.why, WHY_WIDTH, placeholder=' ...')})" if act.why else ""
     age = format_age(max(0.0, asked - act.time))
     came = f": {act.words}" if act.words else ""
     return f"{act.what.replace('_', ' ')} by {act.who}{why}, {age} ago, {act.state}{came}"
