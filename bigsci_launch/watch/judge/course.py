@@ -59,9 +59,8 @@ class Course:
         quiet = (
             self._last_look - self._last_news if self._last_look is not None and self._last_news is not None else None
         )
-        was_paused = self._printed.may_be_silent and not self._heartbeats.are_known
         news = self._printed.look(sightings, now, arrived, quiet)
-        self._noticed += self._trends.take(news, was_paused)
+        self._noticed += self._trends.take(news, has_records=self._heartbeats.are_known)
         if any(is_news) or news or self._last_news is None:
             self._last_news = now
         self._last_look = now

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from bigsci_launch.watch.judge.durations import Usual
 from bigsci_launch.watch.judge.state import WARM_UP, Candidate, Learned
@@ -16,6 +16,14 @@ FEW_LOOKS = 2
 """Steps must have been seen to arrive in so many looks: lines may wait in the buffers of a program."""
 PHASES = ("eval", "save")
 KINDS = ("step", "evaluated", "saving", "saved", "settings")
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """A line that shows progress. `had_pause`: a phase that prints nothing may be in the time before it."""
+
+    sighting: Sighting
+    had_pause: bool = False
 
 
 class Printed:
@@ -48,9 +56,7 @@ class Printed:
         """Steps between two lines of steps."""
         return max(1, int(statistics.median(self._strides))) if self._strides else 1
 
-    def look(
-        self, sightings: Sequence[Sighting], now: float, arrived: float | None, quiet: float | None
-    ) -> list[Sighting]:
+    def look(self, sightings: Sequence[Sighting], now: float, arrived: float | None, quiet: float | None) -> list[News]:
         """Take what one look has brought, and return what of it shows progress.
 
         `arrived` is how long ago the last news came by the watcher's clock, `quiet` how long it surely had seen nothing
@@ -58,11 +64,13 @@ class Printed:
         """
         news = self._news(sightings)
         num_steps = sum(sighting.kind == "step" for sighting in news)
-        if quiet is not None and num_steps and not self.may_be_silent:
+        if quiet is not None and num_steps and not self._may_be_silent():
             self._quiets.append(quiet)
+        found = []
         for index, sighting in enumerate(news):
+            found.append(News(sighting, sighting.kind == "step" and bool(self._silent())))
             self._take(sighting, now, _share(sighting, index, num_steps, arrived))
-        return news
+        return found
 
     def _news(self, sightings: Sequence[Sighting]) -> list[Sighting]:
         """Return what shows progress: not the steps that another rank has reported already."""
@@ -118,8 +126,7 @@ class Printed:
             if self._begun is not None:
                 learned.phases["start"].add(now - self._begun)
             return
-        silent = [phase for phase in PHASES if self._is_due(phase) and not learned.interval(phase).has_reported]
-        if silent:
+        if silent := self._silent():
             for phase in silent:
                 learned.interval(phase).begins(self.step or 0)
                 if gap is not None:
@@ -156,8 +163,11 @@ class Printed:
             return None  # many programs evaluate and save at the end
         return is_due
 
-    @property
-    def may_be_silent(self) -> bool:
+    def _silent(self) -> list[str]:
+        """Return the phases that are due after the last step and have printed nothing."""
+        return [phase for phase in PHASES if self._is_due(phase) and not self._learned.interval(phase).has_reported]
+
+    def _may_be_silent(self) -> bool:
         """Whether the run may be in another phase than a step."""
         return not self._since_start or self._is_saving or any(self._is_due(phase) is True for phase in PHASES)
 

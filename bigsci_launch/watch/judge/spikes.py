@@ -19,10 +19,10 @@ FINITE_IN_A_ROW = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SpikeLimits:
     """What counts as high, and what alone is a spike: times the usual, and above it in spreads.
 
-    Below `calm` times the usual, it is over. `is_log`: spreads are those of the logarithm, for values that differ by factors.
+    Below `calm` times the usual, it is over. `is_log`: spreads are those of the logarithm, as values differ by factors.
     """
 
     high: float
@@ -34,14 +34,14 @@ class Limits:
     is_log: bool
 
 
-LOSS = Limits(1.03, 1.10, 1.03, 8.0, 15.0, 0.005, is_log=False)
-GRAD_NORM = Limits(8.0, 30.0, 4.0, 4.0, 6.0, 0.1, is_log=True)
+LOSS = SpikeLimits(1.03, 1.10, 1.03, 8.0, 15.0, 0.005, is_log=False)
+GRAD_NORM = SpikeLimits(8.0, 30.0, 4.0, 4.0, 6.0, 0.1, is_log=True)
 
 
 class Spikes:
     """Follows one value from step to step. While it is in a spike, what is usual stays as it was before."""
 
-    def __init__(self, kind: str, name: str, limits: Limits) -> None:
+    def __init__(self, kind: str, name: str, limits: SpikeLimits) -> None:
         self._kind = kind
         self._name = name
         self._limits = limits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
+from bigsci_launch.watch.judge.printed import News
 from bigsci_launch.watch.judge.silence import Noticed
 from bigsci_launch.watch.judge.slower import StepTimes, TimedStep
 from bigsci_launch.watch.judge.spikes import GRAD_NORM, LOSS, Finite, Spikes
@@ -30,14 +31,14 @@ class Trends:
         self._since_start, self._last, self._had_pause = 0, None, False
         self._times.restart()
 
-    def take(self, news: Iterable[Sighting], was_paused: bool) -> list[Noticed]:
-        """Take what is new, and return what it shows. `was_paused`: a phase that prints nothing may be in the steps."""
+    def take(self, news: Iterable[News], *, has_records: bool) -> list[Noticed]:
+        """Take what is new, and return what it shows. Records have the time of the step alone, lines may not."""
         found: list[Noticed] = []
-        self._had_pause = self._had_pause or was_paused
-        for sighting in news:
-            if sighting.kind == "step":
-                found += [noticed for noticed in self._step(sighting) if noticed is not None]
-            elif sighting.kind != "settings":
+        for each in news:
+            if each.sighting.kind == "step":
+                self._had_pause = (self._had_pause or each.had_pause) and not has_records
+                found += [noticed for noticed in self._step(each.sighting) if noticed is not None]
+            elif each.sighting.kind != "settings":
                 self._had_pause = True
         return found
 
