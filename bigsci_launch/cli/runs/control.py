@@ -32,7 +32,7 @@ def control(run: str, verb: str | None, why: str | None, after_step: int | None,
     exit     save and stop; the run does not continue by itself
     restart  save and stop; the chain continues with its next start
     dump     collect the stacks of all ranks
-    kill     end the ranks at once, without a save
+    kill     end the ranks at once: TERM, and KILL soon after
 
     The watcher of the run does it, also if the ranks hang: those that do not stop are looked at and ended.
     """

@@ -108,6 +108,12 @@ def key_of(taken: Path) -> str:
     return taken.name.rpartition("@")[0]
 
 
+def moment_of(key: str) -> float | None:
+    """Return when a request was written that was taken up, in seconds since the epoch, by the file system's clock."""
+    parts = key.split("-")
+    return int(parts[1]) / 1e9 if len(parts) == 3 and parts[1].isdigit() else None
+
+
 def watcher_of(taken: Path) -> str:
     return taken.name.rpartition("@")[2]
 

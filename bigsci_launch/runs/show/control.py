@@ -9,7 +9,7 @@ from typing import Any
 
 from bigsci_launch.runs.attempts import read_exit
 from bigsci_launch.runs.chain.records import read_chain
-from bigsci_launch.runs.control.requests import Request, read_waiting
+from bigsci_launch.runs.control.requests import Request, moment_of, read_waiting
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.runs.watching.beat import Beat, read_beats
@@ -27,7 +27,7 @@ NEXT = {
     "restart": "all ranks save and stop at the end of {when}, and the chain continues with its next start; ranks that "
     "do not stop are looked at and ended",
     "dump": "the stacks of all ranks are collected, as by `bsl spy`",
-    "kill": "the ranks are ended at once, without a save, and the run does not continue by itself",
+    "kill": "the ranks get TERM at once and KILL soon after, and the run does not continue by itself",
 }
 
 
@@ -62,13 +62,12 @@ def next_lines(run: RunDir, attempt: AttemptDir, verb: str, after_step: int | No
     beats = serving(run, attempt, now)
     if not beats:
         lines.append(
-            f"nobody watches {run.name}: the request waits until a watcher does: `bsl watch {run_argument(run)}` as the "
-            "run's owner"
+            f"nobody watches {run.name}: the request waits until its owner starts `bsl watch {run_argument(run)}`"
         )
     for beat in beats:
         age_s = max(0.0, now - beat.time)
         late = f", which has shown no sign of life for {format_age(age_s)}" if beat.is_dead(now) is None else ""
-        lines.append(f"it is taken up by {beat.name} on {beat.host}, which looks every {beat.every_s:.0f} s{late}")
+        lines.append(f"it is taken up by {beat.name} on {beat.host}, which looks every {beat.every_s:.3g} s{late}")
     chain = read_chain(attempt)
     if verb == "restart" and (chain is None or chain.only_preempted):
         lines.append("nothing starts the run again by itself: slurm.chain is not set, so submit it again")
@@ -98,7 +97,7 @@ def _of_acts(run: RunDir, acts: Sequence[Act]) -> Asked:
         "why": last.why,
         "after_step": last.step,
         "attempt": last.attempt,
-        "asked": acts[0].time,
+        "asked": moment_of(last.key) or acts[0].time,
     }
     return Asked(request, last.state, words, tuple(acts))
 

@@ -185,7 +185,7 @@ class Desk:
         if not case.num_lines:
             why = request.wrong or self._why_not(request, attempt, ended, last_step)
             if why is not None:
-                self._finish(case, "refused", why, now)
+                self._finish(replace(case, act=replace(case.act, attempt=attempt.name)), "refused", why, now)
                 return
             case = self._reach(case, "", f"taken up by {self._name}", now, attempt.name, request.after_step)
         elif case.act.attempt not in (None, attempt.name):
@@ -301,7 +301,7 @@ class Desk:
         asked = f"not stopped {format_age(patience_s)} after they were asked to"
         self._reach(case, "ended", f"{asked}: {_bundle_words(bundle, sentence)}; {did}", now)
 
-    def _write_ended(self, case: _Case, attempt: AttemptDir, last_step: int | None, bundle: Path | None = None) -> None:
+    def _write_ended(self, case: _Case, attempt: AttemptDir, bundle: Path | None = None) -> None:
         request = case.request
         evidence = str(bundle) if bundle else None
         ended = EndedBy(request.verb, request.who, request.why, request.verb == "restart", request.after_step, evidence)

@@ -1,0 +1,166 @@
+"""What people ask of a run, on real ranks: all of them save or stop after the same step, also if the watcher dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsci_launch.runs.events import read_events
+from bigsci_launch.runs.layout import RunDir
+from bigsci_launch.runs.signs import find_last_step, read_rank_events
+from bigsci_launch.runs.watching.ledger import Act, read_acts
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+DESK = Path(__file__).parent / "programs" / "serve_desk.py"
+RANKS = range(2)
+CONFIG = {
+    "run": {"name": "run"},
+    "slurm": {"site": "local"},
+    "parallelism": {"data_parallel_size": 2},
+    "model": {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 512},
+    "training": {"steps": 5000, "micro_batch_size": 1, "global_batch_size": 2, "precision": "fp32", "device": "cpu"},
+    "monitor": {"watch": "off"},
+}
+SLOW = {"kind": "slow", "rank": 1, "step": 1, "seconds": 0.05}
+
+
+class Asked:
+    """A run of two ranks, and what is asked of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = RunDir(folder / "runs" / "run")
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def bsl(self, *words: str, rc: int = 0) -> str:
+        argv = [sys.executable, "-m", "bigsci_launch", *words]
+        done = subprocess.run(argv, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == rc, (done.returncode, done.stdout, done.stderr)
+        return done.stdout + done.stderr
+
+    def begin(self, *faults: dict[str, Any]) -> None:
+        """Start an attempt, and wait for its first steps."""
+        config = {**CONFIG, "data": {"prefix": str(self.folder / "corpus")}, "faults": [*faults]}
+        (self.folder / "run.yaml").write_text(json.dumps(config))
+        name = self.run.next_attempt_name()
+        self.popen("-m", "bigsci_launch", "submit", "run.yaml")
+        wait_until(lambda: self.run.attempt(name).job.exists() and self.step() >= 1)
+
+    def desk(self, *words: str) -> subprocess.Popen[str]:
+        return self.popen(str(DESK), str(self.run.path), *words)
+
+    def popen(self, *words: str) -> subprocess.Popen[str]:
+        with (self.folder / "output").open("a") as output:
+            argv = [sys.executable, *words]
+            process = subprocess.Popen(argv, cwd=self.folder, text=True, stdout=output, stderr=subprocess.STDOUT)
+        self.processes.append(process)
+        return process
+
+    def step(self) -> int:
+        attempt = self.run.latest_attempt()
+        last = find_last_step(attempt, read_rank_events(attempt)) if attempt else None
+        return last.step if last else 0
+
+    def events(self, attempt: str, rank: int, kind: str) -> list[dict[str, Any]]:
+        return [each for each in read_events(self.run.attempt(attempt).event_file(rank)) if each["kind"] == kind]
+
+    def lines(self, what: str) -> list[Act]:
+        return [act for act in read_acts(self.run) if act.what == what]
+
+    def wait_for_end(self, attempt: str) -> dict[str, Any]:
+        path = self.run.attempt(attempt).exit
+        wait_until(lambda: path.exists() and json.loads(path.read_text())["exit_code"] is not None)
+        return json.loads(path.read_text())
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, "still not so"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    asked = Asked(tmp_path_factory.mktemp("asked"))
+    source = Path(json.__file__).parent
+    asked.bsl("data", "prepare", str(source), "--output", "corpus", "--vocab-size", "512", "--glob", "*.py")
+    yield asked
+    for process in asked.processes:
+        process.terminate()
+        process.wait(30)
+
+
+def test_all_ranks_save_and_stop_as_asked_although_the_watcher_is_killed(asked: Asked) -> None:
+    asked.begin(SLOW)
+    assert "nobody watches run" in asked.bsl("control", "run", "save", "--why", "before the upgrade")
+    assert asked.desk("100", "1").wait(30) == -signal.SIGKILL
+    assert [act.stage for act in asked.lines("save")] == ["", "asked"], "it died before the save was seen"
+    watcher = asked.desk("100")
+    wait_until(lambda: asked.lines("save")[-1].state != "begun")
+    assert (asked.lines("save")[-1].state, asked.lines("save")[-1].why) == ("done", "before the upgrade")
+    stranger = is_left_by_a_stranger(asked.run.control / "kill")
+    last = asked.step() + 40
+    said = asked.bsl("control", "run", "exit", "--after-step", str(last), "--why", "the loss is NaN")
+    assert "nobody watches" not in said and "taken up by agent" in said
+    ended = asked.wait_for_end("0001")
+    assert (ended["reason"], ended["evidence"]) == ("stopped", [f"root asked to exit after step {last}: the loss is NaN"])
+    assert json.loads(asked.run.attempt("0001").ended_by.read_text())["continues"] is False
+    assert watcher.wait(30) == 0
+    assert asked.lines("exit")[-1].state == "done"
+    assert "attempt 0001 has ended: stopped" in asked.bsl("control", "run")
+    if stranger:
+        assert (asked.lines("kill")[-1].state, asked.lines("kill")[-1].who) == ("refused", "nobody")
+    saves = [[(each["step"], each.get("request")) for each in asked.events("0001", rank, "save")] for rank in RANKS]
+    assert [step for step, _ in saves[0]] == [step for step, _ in saves[1]]
+    assert len(saves[0]) == 2 and saves[0][-1] == (last, None), "one save for each request, the last after that step"
+    assert saves[0][0][1] == asked.lines("save")[0].key and saves[1][0][1] is None
+    ends = [asked.events("0001", rank, "end")[-1] for rank in RANKS]
+    assert [(each["step"], each["reason"]) for each in ends] == [(last, "asked")] * 2
+
+
+def is_left_by_a_stranger(path: Path) -> bool:
+    """Write a plain request of a user who is not in the run's group, if this user can."""
+    beside = path.with_name(".new")
+    beside.touch()
+    try:
+        os.chown(beside, 65534, -1)
+    except PermissionError:
+        return False
+    beside.rename(path)
+    return True
+
+
+def test_ranks_that_hang_are_looked_at_and_ended_when_somebody_asks_them_to_exit(asked: Asked) -> None:
+    if not asked.run.path.exists():
+        pytest.skip("it continues the run of the test before")
+    (asked.run.control / "exit").write_text("written when nothing ran\n")
+    os.utime(asked.run.control / "exit", (1, 1))
+    first = asked.step() + 1
+    asked.begin({"kind": "hang", "rank": 1, "step": first + 2})
+    wait_until(lambda: asked.events("0002", 1, "fault") != [])
+    assert asked.desk("10", "1").wait(30) == -signal.SIGKILL
+    (left,) = [act for act in asked.lines("exit") if act.attempt == "0002"]
+    assert left.state == "refused" and "of an attempt that has ended" in left.words
+    (asked.run.control / "exit").write_text("it hangs\x1b[31m,\nand nobody is here\n")
+    assert asked.desk("10", "20").wait(30) == -signal.SIGKILL, "killed while it looks, or waits for the ranks"
+    watcher = asked.desk("10")
+    ended = asked.wait_for_end("0002")
+    assert watcher.wait(30) == 0
+    assert (ended["reason"], ended["evidence"][0]) == ("cancelled", "root asked to exit: it hangs?[31m, and nobody is here")
+    lines = [act for act in asked.lines("exit") if act.attempt == "0002" and act.key != left.key]
+    assert len({act.key for act in lines}) == 1 and lines[-1].state == "done"
+    (told,) = [act for act in lines if act.stage == "ended" and act.state == "begun"]
+    assert "rank 1" in told.words and "hang_for_ever" in told.words, "the verdict on the stacks"
+    by = json.loads(asked.run.attempt("0002").ended_by.read_text())
+    assert (by["continues"], Path(by["bundle"]).parent) == (False, asked.run.bundles)
+    assert not asked.events("0002", 0, "save"), "no rank saved without the other"
