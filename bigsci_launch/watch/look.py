@@ -27,8 +27,8 @@ class Look:
     """What a look at the ranks says.
 
     `state` is None if nobody could look; `sentence` then says why. `nodes` are those of the suspects, if a node may be
-    the cause. `signature` is equal for looks that found the ranks in the same places. `bundle` is None if the evidence was not stored.
-    `num_silent` nodes gave no answer.
+    the cause. `signature` is equal for looks that found the ranks in the same places. `bundle` is None if the evidence
+    was not stored. `num_silent` nodes gave no answer.
     """
 
     state: State | None
@@ -102,7 +102,7 @@ def _summary(answer: SpyAnswer) -> Look:
 
 
 def may_be_the_node(hang_class: HangClass | None) -> bool:
-    """Whether another node may help: not if ranks differ in which collectives they call, which is the program's doing."""
+    """Whether another node may help: not if ranks call other collectives than their peers, as programs make them."""
     return hang_class is not None and not hang_class.value < FIRST_STALL
 
 
