@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.runs.attempts import read_exit
+from bigsci_launch.runs.attempts import ended_state, read_exit
 from bigsci_launch.runs.chain.records import read_next
 from bigsci_launch.runs.restart.restart import Restart, find_restart
 from bigsci_launch.runs.watching.ledger import RunFinding
@@ -86,7 +86,12 @@ class AttemptWatch:
 
     @property
     def view(self) -> JobView:
-        return self._poller.view
+        """What is known of the job. An attempt that has recorded its end is over, though its script may still run."""
+        view, attempt = self._poller.view, self.watched.attempt
+        ended = read_exit(attempt) if attempt is not None and attempt.exit.exists() else None
+        if ended is None or ended.get("exit_code") is None or view.job.state.is_over:
+            return view
+        return replace(view, job=ended_state(view.job.job_id, ended))
 
     def read(self, now: float) -> bool:
         """Read what is new. Whether anything but chatter was."""
