@@ -16,10 +16,13 @@ SECONDS = "elapsed time per iteration (s)"
 MILLISECONDS = "elapsed time per iteration (ms)"
 BATCH_SIZE = "global batch size"
 LOSS = "lm loss"
+GRAD_NORM = "grad norm"
+SKIPPED = "number of skipped iterations"
 
 _LINE = re.compile(r"iteration\s+(\d+)\s*/\s*(\d+)\s*\|([^\r\n]*)")
 _SIZE = re.compile(rf"{BATCH_SIZE}:\s*(\d+)")
-_NUMBERS = {label: re.compile(rf"{re.escape(label)}:\s*([-+.\w]+)") for label in (SECONDS, MILLISECONDS, LOSS)}
+_LABELS = (SECONDS, MILLISECONDS, LOSS, GRAD_NORM, SKIPPED)
+_NUMBERS = {label: re.compile(rf"{re.escape(label)}:\s*([-+.\w]+)") for label in _LABELS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ class IterationLine:
     seconds: float | None
     global_batch_size: int | None
     total_steps: int | None = field(default=None, compare=False)
+    grad_norm: float | None = field(default=None, compare=False)
+    is_skipped: bool = field(default=False, compare=False)
 
 
 def parse_iterations(text: str) -> Iterator[IterationLine]:
@@ -44,7 +49,15 @@ def _parse_fields(step: int, total_steps: int, fields: str) -> IterationLine:
     if seconds is None and milliseconds is not None:
         seconds = milliseconds / 1000
     size = _SIZE.search(fields)
-    return IterationLine(step, loss, seconds, int(size[1]) if size else None, total_steps)
+    return IterationLine(
+        step,
+        loss,
+        seconds,
+        int(size[1]) if size else None,
+        total_steps,
+        _number(GRAD_NORM, fields),
+        bool(_number(SKIPPED, fields)),
+    )
 
 
 def _number(label: str, fields: str) -> float | None:

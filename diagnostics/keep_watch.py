@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from types import FrameType
+    from typing import IO
 
 AGAIN_S = 5.0
 SHORT_S = 30.0
@@ -82,7 +83,7 @@ class Keeper:
                 if self._is_told:
                     self._process.kill()
 
-    def _open_log(self) -> subprocess._FILE:
+    def _open_log(self) -> IO[bytes]:
         try:
             mode = "ab" if not self._log.exists() or self._log.stat().st_size < LOG_LIMIT else "wb"
             return open(str(self._log), mode)

@@ -22,10 +22,12 @@ from bigsci_launch.cli.runs.control import control
 from bigsci_launch.cli.runs.list import list_
 from bigsci_launch.cli.runs.logs import logs
 from bigsci_launch.cli.runs.nodes import nodes
+from bigsci_launch.cli.runs.notify import notify
 from bigsci_launch.cli.runs.rehearse import rehearse
 from bigsci_launch.cli.runs.status import status
 from bigsci_launch.cli.runs.submit import submit
 from bigsci_launch.cli.runs.trace import trace
+from bigsci_launch.cli.runs.watch import watch
 from bigsci_launch.cli.spy import spy
 from bigsci_launch.cli.train import train
 from bigsci_launch.errors import BslError, ConfigError
@@ -95,6 +97,7 @@ bsl.add_command(hang_lab)
 bsl.add_command(list_)
 bsl.add_command(logs)
 bsl.add_command(nodes)
+bsl.add_command(notify)
 bsl.add_command(plan)
 bsl.add_command(rehearse)
 bsl.add_command(spy)
@@ -102,6 +105,7 @@ bsl.add_command(status)
 bsl.add_command(submit)
 bsl.add_command(trace)
 bsl.add_command(train)
+bsl.add_command(watch)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from bigsci_launch.config.check_node import (
     check_stop_signal,
     check_tensor_parallel_in_node,
 )
+from bigsci_launch.config.check_notify import check_notify
 from bigsci_launch.config.finding import DP, PP, TP, Finding, worst_first
 from bigsci_launch.config.problems import closest
 from bigsci_launch.config.schema.run import ModelSection, RunConfig
@@ -406,6 +407,7 @@ CHECKS: tuple[Check, ...] = (
     check_world_size,
     check_axes,
     check_trace,
+    check_notify,
     check_tensor_parallel_in_node,
     check_segment,
     check_heads,

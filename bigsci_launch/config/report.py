@@ -14,6 +14,7 @@ from bigsci_launch.config.site import Layout, Site
 from bigsci_launch.errors import ConfigError
 
 SCHEMA_VERSION = 1
+SECRET = "<secret>"
 
 
 def summary(run: LoadedRun) -> str:
@@ -36,7 +37,7 @@ def show_text(run: LoadedRun) -> str:
         below = [place for leaf, place in run.origins.items() if leaf == key or leaf.startswith(f"{key}.")]
         return ", ".join(dict.fromkeys(below))
 
-    return f"# {summary(run)}\n" + render_yaml(run.config.model_dump(mode="json"), origin)
+    return f"# {summary(run)}\n" + render_yaml(_without_secret(run), origin)
 
 
 def show_document(run: LoadedRun) -> dict[str, Any]:
@@ -46,10 +47,19 @@ def show_document(run: LoadedRun) -> dict[str, Any]:
         "file": str(run.path),
         "site": {"name": run.site.name, "file": str(run.site.path)},
         "layout": _layout_document(run.layout),
-        "config": run.config.model_dump(mode="json"),
+        "config": _without_secret(run),
         "origins": run.origins,
         "warnings": [finding_document(finding) for finding in run.warnings],
     }
+
+
+def _without_secret(run: LoadedRun) -> dict[str, Any]:
+    """Return the config without the URL of a webhook: what is shown is soon pasted somewhere."""
+    document = run.config.model_dump(mode="json")
+    notify = document["monitor"]["notify"]
+    if notify is not None and notify["webhook"] is not None:
+        notify["webhook"] = SECRET
+    return document
 
 
 def _layout_document(layout: Layout) -> dict[str, Any]:

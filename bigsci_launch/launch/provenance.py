@@ -25,7 +25,7 @@ REDACTED = "<redacted>"
 GIT_TIMEOUT_S = 20.0
 MAX_DIFF_BYTES = 5_000_000
 _SECRET_NAME = re.compile(
-    r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|PRIVATE|AUTHORIZATION|(^|_)(AUTH|PAT|PWD|PASS|JWT|DSN)(_|$)",
+    r"TOKEN|KEY|WEBHOOK|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|PRIVATE|AUTHORIZATION|(^|_)(AUTH|PAT|PWD|PASS|JWT|DSN)(_|$)",
     re.IGNORECASE,
 )
 _NO_SECRET = frozenset({"PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY"})
@@ -48,8 +48,11 @@ class Provenance:
     diff: str
 
 
-def collect_provenance(argv: Sequence[str], working_directory: Path) -> Provenance:
-    """Collect everything that identifies what is about to run. Takes some tenths of a second, mostly in git."""
+def collect_provenance(argv: Sequence[str], working_directory: Path, secret: str | None = None) -> Provenance:
+    """Collect everything that identifies what is about to run. Takes some tenths of a second, mostly in git.
+
+    `secret` is the name of a variable that is known to hold one, whatever it is called.
+    """
     folders = {"bigsci_launch": Path(bigsci_launch.__file__).parent, "working_directory": working_directory}
     repositories = {name: describe_repository(folder) for name, folder in folders.items()}
     roots = {entry["root"]: Path(entry["root"]) for entry in repositories.values() if entry.get("root")}
@@ -65,7 +68,7 @@ def collect_provenance(argv: Sequence[str], working_directory: Path) -> Provenan
         "bigsci_launch": bigsci_launch.__version__,
         "repositories": repositories,
         "packages": installed_packages(),
-        "environment": redact_environment(os.environ),
+        "environment": redact_environment(os.environ, secret),
     }
     return Provenance(document, "".join(uncommitted_changes(root) for root in roots.values()))
 
@@ -118,9 +121,13 @@ def installed_packages() -> dict[str, str]:
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
-def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` without secrets: whole values if the name tells, else the parts that look like one."""
-    return {name: redact_variable(name, value) for name, value in sorted(environment.items())}
+def redact_environment(environment: Mapping[str, str], secret: str | None = None) -> dict[str, str]:
+    """Return `environment` without secrets: whole values if the name tells or is `secret`, else the parts that look
+    like one."""
+    return {
+        name: REDACTED if name == secret else redact_variable(name, value)
+        for name, value in sorted(environment.items())
+    }
 
 
 def redact_variable(name: str, value: str) -> str:

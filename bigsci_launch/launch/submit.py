@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -189,7 +190,9 @@ def freeze(request: JobRequest, loaded: LoadedRun, command: Sequence[str]) -> No
         write_trace_wish(attempt.trace, TraceWish(tuple(trace.include), trace.from_step, trace.from_call))
     if request.accepted != NOTHING_ACCEPTED:
         write_accepted(attempt, request.accepted)
-    provenance = collect_provenance(command, request.working_directory)
+    notify = loaded.config.monitor.notify
+    webhook = notify.webhook_variable if notify is not None else None
+    provenance = collect_provenance(command, request.working_directory, webhook)
     write_json(attempt.provenance, provenance.document)
     if provenance.diff:
         write_atomically(attempt.dirty_diff, provenance.diff)
@@ -316,6 +319,7 @@ def notes(loaded: LoadedRun, *, is_local: bool, was_asked: bool) -> list[str]:
         for name, variable in loaded.config.env.items()
         if is_secret_name(name) and variable.value
     ]
+    found += _missing_webhook(loaded.config)
     found += [*_missing_data(loaded.config), *(() if is_local else _missing_files(loaded.config))]
     found += [] if is_local else rehearsal_note(loaded, Path.cwd())
     if not is_local or loaded.site.is_local:
@@ -325,6 +329,14 @@ def notes(loaded: LoadedRun, *, is_local: bool, was_asked: bool) -> list[str]:
     left_out = [name for name in ("activation", "container") if getattr(loaded.site.config, name)]
     without = f", without the {' and '.join(left_out)} of site {loaded.site.name}" if left_out else ""
     return [*found, f"{why}starting {ranks} ranks on this machine{without}"]
+
+
+def _missing_webhook(config: RunConfig) -> Iterator[str]:
+    """Yield a warning if the variable that holds the URL of a webhook is not set. It may be set later, for `bsl watch`
+    on another machine."""
+    notify = config.monitor.notify
+    if notify is not None and (name := notify.webhook_variable) and not os.environ.get(name):
+        yield f"warning: monitor.notify.webhook_variable: {name} is not set here, so the job will not know the URL"
 
 
 def _missing_data(config: RunConfig) -> Iterator[str]:

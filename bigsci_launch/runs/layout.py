@@ -37,6 +37,7 @@ RUN/
   control/                    what people ask of the run, as files: save, exit, restart, dump, kill; done/ holds those
                               that were taken up
   watch/                      findings.jsonl: what watchers noticed; acts.jsonl: what was done, by whom and why;
+                              outbox.jsonl: what people were told, and what they could not be told yet;
                               NAME.json: the newest sign of life of watcher NAME; claims/: acts that nobody repeats
 
 ROOT/rehearsals/NAME/0001/    a rehearsal of run NAME: report.json, and the run directory of its attempts
@@ -314,6 +315,11 @@ class RunDir:
     @property
     def acts(self) -> Path:
         return self.watch / "acts.jsonl"
+
+    @property
+    def outbox(self) -> Path:
+        """Messages for people, and each try to deliver them."""
+        return self.watch / "outbox.jsonl"
 
     def claim_file(self, key: str) -> Path:
         """The file whose creation takes the act `key` for one watcher."""

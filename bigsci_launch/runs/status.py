@@ -43,6 +43,7 @@ from bigsci_launch.runs.signs import (
     read_rank_events,
     read_signs,
 )
+from bigsci_launch.runs.watching.read import UNWATCHED, Watching, read_watching
 from bigsci_launch.scheduler.job import JobInfo, JobState, NodeInfo
 from bigsci_launch.scheduler.slurm import query_canceller, query_nodes
 from bigsci_launch.topology import Topology
@@ -79,6 +80,7 @@ class RunStatus:
     """Who cancelled the job; None if it was not cancelled, or if Slurm does not say."""
     restart: Restart | None = None
     """How the attempt continued the run; None if it began at step 1, or if nothing shows where it began."""
+    watching: Watching = UNWATCHED
 
     @property
     def has_started(self) -> bool:
@@ -114,6 +116,7 @@ def read_status(run: RunDir, name: str | None = None) -> RunStatus:
         cancelled_by=query_canceller(job.job_id) if _is_cancelled_on_slurm(job) else None,
         carry=read_carry(run, attempt),
         restart=find_restart(run, attempt),
+        watching=read_watching(run, attempt, time.time()),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.watching.ledger import RunFinding, clear_finding, raise_finding, read_findings
+from bigsci_launch.units import format_age
 
 Say = Callable[[str], None]
 Tell = Callable[[RunFinding], None]
@@ -34,7 +35,7 @@ class Books:
         return list(self._open.values())
 
     def raise_all(self, found: Iterable[RunFinding]) -> None:
-        """Take in what was found. A finding that is open already is kept; told again only if it is now of another kind."""
+        """Take in what was found. One that is open already is told again only if it is now of another kind."""
         for finding in found:
             known = self._open.get(finding.key)
             if known is not None and (known.kind, known.bundle) == (finding.kind, finding.bundle):
@@ -54,7 +55,9 @@ class Books:
             if finding is None:
                 continue
             self._write(lambda key=key: clear_finding(self._run, key, words))  # type: ignore[misc]
-            self._say(f"over: {finding.sentence} ({words})")
+            self._say(
+                f"over: {finding.kind.replace('_', ' ')} of {format_age(time.time() - finding.noticed)} ago ({words})"
+            )
 
     def keys(self, prefix: str) -> list[str]:
         """Return the keys of open findings that begin with `prefix`."""

@@ -59,7 +59,7 @@ def finish_end(run: RunDir, attempt: AttemptDir, kill: Callable[[], str], now: f
 
 
 def pin_around(run: RunDir, who: str, finding: RunFinding) -> list[str]:
-    """Pin the newest checkpoint before a spike, and the first after it as soon as there is one. Return what was done."""
+    """Pin the newest checkpoint before a spike, and the first after it once there is one. Return what was done."""
     assert finding.step is not None
     folder = CheckpointsDir(run.checkpoints)
     steps = [step for tag in folder.tags() if (step := step_of_tag(tag)) is not None]

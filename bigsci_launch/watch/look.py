@@ -13,9 +13,11 @@ from bigsci_launch.spy.answer import SpyAnswer, answer_from, store_evidence
 from bigsci_launch.spy.evidence.stack_classes import merge_stacks
 from bigsci_launch.spy.look.collect import collect
 from bigsci_launch.spy.look.target import Target, target_of_job, target_of_local_run
-from bigsci_launch.spy.taxonomy import State
+from bigsci_launch.spy.taxonomy import HangClass, State
 from bigsci_launch.watch.watched import Watched
 
+FIRST_STALL = "H30"
+"""Classes of hangs before this one are divergences."""
 FRAMES_COMPARED = 3
 """Innermost frames of a stack that say where a rank is; line numbers change with every commit."""
 
@@ -24,9 +26,9 @@ FRAMES_COMPARED = 3
 class Look:
     """What a look at the ranks says.
 
-    `state` is None if nobody could look; `sentence` then says why. `nodes` are those of the suspects. `signature` is
-    equal for looks that found the ranks in the same places. `bundle` is None if the evidence was not stored.
-    `num_silent` nodes gave no answer.
+    `state` is None if nobody could look; `sentence` then says why. `nodes` are those of the suspects, if a node may be
+    the cause. `signature` is equal for looks that found the ranks in the same places. `bundle` is None if the evidence
+    was not stored. `num_silent` nodes gave no answer.
     """
 
     state: State | None
@@ -83,19 +85,25 @@ def _summary(answer: SpyAnswer) -> Look:
     suspects = tuple(sorted({suspect.rank for suspect in conclusion.suspects}))
     nodes = {seen.node for seen in evidence.ranks if seen.rank in suspects and seen.node}
     known = conclusion.signature
+    reasons = dict.fromkeys(suspect.why for suspect in conclusion.suspects)
     return Look(
         state=conclusion.state,
         sentence=conclusion.claim,
         suspects=suspects,
-        nodes=tuple(sorted(nodes)),
+        nodes=tuple(sorted(nodes)) if may_be_the_node(conclusion.hang_class) else (),
         signature=_signature(answer),
         confidence=conclusion.confidence,
         details=(
             *([f"known hang {known.name}: {known.explanation} {known.remedy}".strip()] if known else []),
-            *(suspect.why for suspect in conclusion.suspects),
+            *(why for why in reasons if why not in conclusion.claim),
         ),
         num_silent=len(evidence.nodes_silent),
     )
+
+
+def may_be_the_node(hang_class: HangClass | None) -> bool:
+    """Whether another node may help: not if ranks call other collectives than their peers, as programs make them."""
+    return hang_class is not None and not hang_class.value < FIRST_STALL
 
 
 def _signature(answer: SpyAnswer) -> str:

@@ -19,8 +19,10 @@ from bigsci_launch.watch.act.desk import Desk
 from bigsci_launch.watch.act.jobs import end_ranks, kill_ranks
 from bigsci_launch.watch.books import Books, Say, Tell
 from bigsci_launch.watch.deeds import end_hang, finish_end, pin_around
+from bigsci_launch.watch.judge.course import Course
 from bigsci_launch.watch.judge.silence import Silence
-from bigsci_launch.watch.one_attempt import AttemptWatch, Seen
+from bigsci_launch.watch.look import Look
+from bigsci_launch.watch.one_attempt import AttemptWatch, Seen, expected
 from bigsci_launch.watch.others import OtherWatchers
 from bigsci_launch.watch.watched import Watched, watched_run
 
@@ -43,7 +45,10 @@ class Glance:
     blind: tuple[str, ...]
     remarks: tuple[str, ...]
     silence: Silence
+    look: Look | None
+    is_running: bool
     is_over: bool
+    goes_on: bool
     every_s: float
 
 
@@ -63,7 +68,7 @@ class Watcher:
         self._others = OtherWatchers(watched.home, name)
         self._said: tuple[str, ...] = ()
         self._unsigned = ""
-        self._now = AttemptWatch(watched)
+        self._now = AttemptWatch(watched, Course(expected(watched.config)))
         self._now.start()
         self._desk = Desk(watched.run, name, self._take_bundle) if watched.run is not None else None
 
@@ -118,9 +123,11 @@ class Watcher:
             return  # its directory cannot be read now; the round says so
         if watched.attempt == self._now.watched.attempt:
             return
-        self._books.clear([finding.key for finding in self._books.open if finding.attempt == self._now.name], "it ended")
-        self._now.stop()
-        self._now = AttemptWatch(watched)
+        ended = self._now
+        self._books.clear([each.key for each in self._books.open if each.attempt == ended.name], "the attempt is over")
+        ended.stop()
+        ended.course.new_attempt(time.monotonic())
+        self._now = AttemptWatch(watched, ended.course)
         self._now.start()
         self._say(f"attempt {self._now.name} has begun")
 
@@ -148,7 +155,8 @@ class Watcher:
         if self._now.read(time.monotonic()):
             return  # it moves after all
         look = self._now.stalls.look
-        nodes = look.nodes if look is not None and len(look.nodes) == 1 else ()
+        is_one = look is not None and len(look.nodes) == 1 and not self._now.watched.is_local
+        nodes = look.nodes if look is not None and is_one else ()
         self._say_each(lambda: [end_hang(run, attempt, self._who, stalled, nodes, lambda: end_ranks(attempt))])
 
     def _say_each(self, act: Callable[[], list[str]]) -> None:
@@ -173,7 +181,10 @@ class Watcher:
             blind=blind,
             remarks=seen.remarks,
             silence=seen.silence,
+            look=self._now.stalls.look,
+            is_running=seen.view.is_running,
             is_over=seen.view.is_over,
+            goes_on=seen.goes_on,
             every_s=min(max(usual or MOST_EVERY_S, LEAST_EVERY_S), MOST_EVERY_S),
         )
 

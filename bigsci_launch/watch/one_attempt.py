@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.runs.attempts import read_exit
@@ -33,7 +34,7 @@ QUIET_ENDS = ("finished", "stopped", "cancelled", "requeued", "preempted")
 """Ends that somebody wanted, or that Slurm mends by itself."""
 
 
-def _expected(config: RunConfig | None) -> Expected:
+def expected(config: RunConfig | None) -> Expected:
     """Return what a run file says. For `bsl train`, an interval that it leaves out means never; for others, unknown."""
     if config is None:
         return Expected()
@@ -47,7 +48,8 @@ def _expected(config: RunConfig | None) -> Expected:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one round has shown. `events` happened once; `standing` hold now. `passed` are kinds that are over."""
+    """What one round has shown. `events` happened once; `standing` hold now. `passed` are kinds that are over.
+    `goes_on`: the attempt is over, but the run is not."""
 
     view: JobView
     silence: Silence
@@ -56,15 +58,16 @@ class Seen:
     passed: tuple[str, ...] = ()
     blind: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    goes_on: bool = False
 
 
 class AttemptWatch:
     """Reads and judges one attempt. It asks Slurm at most every 30 s, apart from looks at ranks that show nothing."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: Watched, course: Course) -> None:
         self.watched = watched
         self.name = watched.attempt.name if watched.attempt is not None else None
-        self.course = Course(_expected(watched.config))
+        self.course = course
         self._poller = JobPoller(watched)
         self._tail = AttemptTail(watched.attempt) if watched.attempt is not None else None
         self._log = LogTail(watched.log) if watched.attempt is None and watched.log is not None else None
@@ -112,7 +115,8 @@ class AttemptWatch:
             standing += [ended] if ended is not None else []
             remarks += [remark] if remark else []
         passed = tuple(each.kind for each in noticed if each.is_over)
-        return Seen(view, silence, tuple(events), tuple(standing), passed, tuple(blind), tuple(remarks))
+        goes_on = view.is_over and self._goes_on()
+        return Seen(view, silence, tuple(events), tuple(standing), passed, tuple(blind), tuple(remarks), goes_on)
 
     def _look(self, settle_s: float) -> Look:
         return take_look(self.watched, self.view.job, settle_s)
@@ -125,7 +129,8 @@ class AttemptWatch:
         for each in noticed:
             if each.is_over:
                 continue
-            details, bundle = (), None
+            details: tuple[str, ...] = ()
+            bundle = None
             if each.kind == "slower" and view.is_running:
                 look = self.take_evidence()
                 details, bundle = (look.sentence, *look.details), str(look.bundle) if look.bundle else None
@@ -175,6 +180,16 @@ class AttemptWatch:
         self._restart_checks = []
         yield _restart_finding(restart)
 
+    def _goes_on(self) -> bool:
+        """Whether the run starts again after this attempt, as far as its records say."""
+        run, attempt = self.watched.run, self.watched.attempt
+        if run is None or attempt is None:
+            return False
+        decision = read_next(attempt)
+        return bool(run.queued_attempts()) or (
+            decision is not None and decision.attempt == attempt.name and decision.continues
+        )
+
     def _end(self, view: JobView) -> tuple[RunFinding | None, str]:
         """Return what is wrong with how the attempt ended, or what is to be said of it."""
         attempt = self.watched.attempt
@@ -182,14 +197,20 @@ class AttemptWatch:
             return None, f"the job is over: {view.job.raw_state or view.job.state.value}"
         ended, decision = read_exit(attempt), read_next(attempt)
         reason = str(ended["reason"]) if ended is not None else None
-        goes_on = decision is not None and decision.attempt == attempt.name and decision.continues
         words = f"attempt {attempt.name} ended: {reason or 'why is not known'}"
-        if goes_on or reason in QUIET_ENDS:
+        if self._goes_on() or reason in QUIET_ENDS:
             return None, words + (f"; {decision.sentence}" if decision is not None else "")
         after = f"; {decision.sentence}" if decision is not None else "; nothing starts it again"
-        evidence = tuple(str(text) for text in (ended or {}).get("evidence") or ())
+        evidence = _evidence(ended or {})
         finding = RunFinding("ended", f"ended:{attempt.name}", words + after, time.time(), attempt.name)
         return replace(finding, details=evidence, bundle=(ended or {}).get("spy_bundle")), ""
+
+
+def _evidence(ended: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what exit.json says about the cause, as sentences."""
+    first = ended.get("first_failure")
+    who = [f"first failure: rank {first.get('rank')} on {first.get('node')}"] if isinstance(first, Mapping) else []
+    return (*who, *(str(text) for text in ended.get("evidence") or ()))
 
 
 def _restart_finding(restart: Restart) -> RunFinding:

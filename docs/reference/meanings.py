@@ -21,6 +21,8 @@ VARIABLES = {
     "BSL_TOPOLOGY": "Set for every rank: the sizes of the axes, such as `tp=2,dp=4`.",
     "BSL_RING_DIR": "Set for every rank: the folder on its node in which it keeps its last calls.",
     "BSL_TRACE": "Set for every rank: the file that says which calls it traces, if any.",
+    "BSL_SUBJECT": "Set for the program in `monitor.notify.command`: the message in one line.",
+    "BSL_MESSAGE": "Set for the program in `monitor.notify.command`: the message as a JSON document.",
     "BSL_LAB_STAGE": "Set by `bsl hang-lab` for its ranks: the file system on which it reproduces a hang.",
     "BSL_LAB_NAMESPACES": "Set by `bsl hang-lab` for a rank: the namespaces that it enters.",
     "BSL_LAB_LINK": "Set by `bsl hang-lab` for a rank: the network interface that it takes down.",
@@ -229,6 +231,15 @@ runs[].step | the newest step
 runs[].total_steps | steps of the whole run
 runs[].last_sign | time of the newest record of any rank, or else of the newest output, in seconds since the epoch
 runs[].problem | why the run cannot be read; null if it can
+""",
+    "bsl notify --json": """
+schema_version | 1
+run | {name, directory}
+attempt | whose `monitor.notify` was tried
+deliveries[].way | `command` or `webhook`
+deliveries[].ok | whether the message was delivered
+deliveries[].words | what came of it; never an address
+deliveries[].seconds | how long it took
 """,
     "bsl nodes list --json": """
 schema_version | 1

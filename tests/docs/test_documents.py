@@ -42,6 +42,10 @@ ALONE = {
     "bsl hang-lab list --json": ["hang-lab list --json"],
     "bsl plan check --json": ["plan check configs/bloom-176b.yaml --json"],
     "bsl cluster status --json": ["cluster status --json"],
+    "bsl notify --json": [
+        """submit configs/demo.yaml --local --set run.name=told --set 'run.command=["true"]'"""
+        """ --set 'monitor.notify.command=["true"]' > /dev/null; bsl notify told --json"""
+    ],
     "bsl nodes list --json": ["nodes add n1 --reason hot > /dev/null; bsl nodes list --json"],
     "bsl data prepare --json": ["data prepare configs --output corpus --vocab-size 300 --json"],
 }

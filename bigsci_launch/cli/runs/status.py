@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,7 @@ from bigsci_launch.errors import RunDirError
 
 if TYPE_CHECKING:
     from bigsci_launch.runs.restart.restart import Restart
+    from bigsci_launch.runs.status import RunStatus
 
 UNASKED_BYTES = 256 << 20
 """How many bytes of weights are read at most, if a loss jumped: less than a second's worth."""
@@ -24,8 +26,11 @@ UNASKED_BYTES = 256 << 20
     "--jobid", metavar="ID", help="Show the run of this Slurm job, or the job itself if bsl did not submit it."
 )
 @click.option("--attempt", "name", metavar="NAME", help="This attempt, such as 0001 or 0001.r1; default: the newest.")
+@click.option(
+    "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the run as a page: losses, findings, acts."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def status(run: str | None, jobid: str | None, name: str | None, as_json: bool) -> None:
+def status(run: str | None, jobid: str | None, name: str | None, html: Path | None, as_json: bool) -> None:
     """Show the state of RUN (a name or a directory; default: the run submitted last) and of its slowest rank."""
     from bigsci_launch.nodes.evaluate import evaluate_run
     from bigsci_launch.runs.find import find_run
@@ -38,7 +43,7 @@ def status(run: str | None, jobid: str | None, name: str | None, as_json: bool) 
     try:
         found = find_run(run, jobid)
     except RunDirError:
-        if jobid is None or not _show_foreign(jobid, as_json):
+        if jobid is None or html is not None or not _show_foreign(jobid, as_json):
             raise
         return
     for line in evaluate_run(found):
@@ -46,7 +51,17 @@ def status(run: str | None, jobid: str | None, name: str | None, as_json: bool) 
     known = read_status(found, name)
     if known.restart is not None and known.restart.is_changed:
         known = replace(known, restart=_with_weights(known.restart))
+    if html is not None:
+        _write_page(known, html)
     _show(status_document(known) if as_json else status_lines(known))
+
+
+def _write_page(known: RunStatus, path: Path) -> None:
+    from bigsci_launch.pages import write_page
+    from bigsci_launch.watch.show.overview import read_overview
+    from bigsci_launch.watch.show.page import render_run_page
+
+    write_page(path, render_run_page(read_overview(known)))
 
 
 def _with_weights(restart: Restart) -> Restart:

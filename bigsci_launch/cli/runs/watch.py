@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
+import socket
 import threading
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -65,7 +65,17 @@ def _make(watched: Watched, *, name: str, may_act: bool, is_quiet: bool = False)
     from bigsci_launch.watch.loop import Watcher
     from bigsci_launch.watch.told import teller
 
-    return Watcher(watched, name=name, may_act=may_act, say=_no_words if is_quiet else _say, tell=teller(watched))
+    say = _say if not is_quiet else lambda words: None
+    return Watcher(watched, name=name, may_act=may_act, say=say, tell=teller(watched, name))
+
+
+def _say(words: str) -> None:
+    """Print a line with its time: watching is an answer that takes long."""
+    console.answer(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {words}")
+
+
+def _own_name() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def _watch(watched: Watched, *, may_act: bool, is_agent: bool) -> int:
@@ -82,12 +92,11 @@ def _watch(watched: Watched, *, may_act: bool, is_agent: bool) -> int:
         while True:
             is_last = is_told.is_set()
             glance = watcher.tick()
-            if is_last or glance.is_over and (is_agent or not glance.goes_on):
+            if is_last or (glance.is_over and (is_agent or not glance.goes_on)):
                 break
             is_told.wait(glance.every_s)
     finally:
         watcher.close(glance)
-    _say(glance.sentence)
     return 0 if is_agent else _code(glance)
 
 

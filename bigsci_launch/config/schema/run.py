@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from bigsci_launch.config.schema.guards import FaultSpec, GuardsSection
+from bigsci_launch.config.schema.notify import NotifySection
 from bigsci_launch.config.schema.program import starts_trainer
 from bigsci_launch.config.schema.section import Section
 from bigsci_launch.config.schema.slurm import SlurmSection
@@ -318,6 +319,9 @@ class MonitorSection(Section):
     """Whether the job script starts `bsl watch` next to the ranks. `observe`: it notices, explains, keeps and tells.
     `act`: it also ends ranks that hang, so that the run continues, leaves out the node of the suspect, and pins
     checkpoints around a spike. `auto`: `observe` for `bsl train`, and `off` for other programs."""
+
+    notify: NotifySection | None = None
+    """Whom watchers tell what they find and do; default: nobody."""
 
     save_time_s: PositiveFloat = 60.0
     """Expected seconds of one save; part of the exit margin."""

@@ -43,7 +43,7 @@ def read_losses(attempt: AttemptDir, part: Part) -> Losses | None:
         if records:
             losses = {step: record["loss"] for step, record in records.items()}
             return Losses(attempt, losses, attempt.log_file(rank), records)
-    for path in _newest_logs(attempt):
+    for path in newest_logs(attempt):
         printed = parse_iterations(_read(path, part).decode("utf-8", "replace"))
         if losses := {line.step: line.loss for line in printed if line.loss is not None}:
             return Losses(attempt, losses, path)
@@ -57,6 +57,11 @@ def read_kinds(attempt: AttemptDir, *kinds: str) -> Iterator[dict[str, Any]]:
         for line in _read(path, "begin").splitlines():
             if any(text in line for text in wanted) and (record := _parse(line)) and record.get("kind") in kinds:
                 yield record
+
+
+def records_of_steps(attempt: AttemptDir) -> Path | None:
+    """Return the records of the rank that reports steps; None if no rank does."""
+    return next((path for path in rank_files(attempt.events, ".jsonl").values() if _has_steps(path)), None)
 
 
 def _has_steps(path: Path) -> bool:
@@ -83,7 +88,7 @@ def _parse(line: bytes) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _newest_logs(attempt: AttemptDir) -> list[Path]:
+def newest_logs(attempt: AttemptDir) -> list[Path]:
     """Return the logs that may have lines of steps, the one written last first."""
     found = []
     for path in [*rank_files(attempt.logs, ".log").values(), attempt.job_output]:

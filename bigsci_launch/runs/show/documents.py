@@ -7,6 +7,7 @@ from typing import Any
 
 from bigsci_launch.runs.show.next import next_document
 from bigsci_launch.runs.show.restart import restart_document
+from bigsci_launch.runs.show.watching import watching_document
 from bigsci_launch.runs.status import RunStatus, total_steps
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.scheduler.waiting import meaning_of
@@ -39,6 +40,7 @@ def status_document(status: RunStatus) -> dict[str, Any]:
         "exit": status.exit,
         "cancelled_by": status.cancelled_by,
         "next": next_document(status),
+        "watching": watching_document(status.watching, status.asked),
     }
 
 

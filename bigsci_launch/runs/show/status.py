@@ -10,6 +10,7 @@ from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.show.ending import ending_advice, ending_facts
 from bigsci_launch.runs.show.next import next_advice, next_lines
 from bigsci_launch.runs.show.restart import restart_facts
+from bigsci_launch.runs.show.watching import watching_facts
 from bigsci_launch.runs.signs import FRESH_S, LastOutput, RankSign, UnreachableNode
 from bigsci_launch.runs.status import RunStatus, total_steps
 from bigsci_launch.scheduler.hostlist import expand_hostlist
@@ -28,6 +29,7 @@ def status_lines(status: RunStatus) -> list[str]:
     waiting = _waiting(status.job, submitted, status.asked)
     progress = [*_progress(status), *restart_facts(status.restart)]
     facts = [*_identity(status), *waiting, *progress, *_ranks(status), *_ending(status), *next_lines(status)]
+    facts += watching_facts(status.watching, status.asked, may_run=_may_run(status))
     width = max(len(name) for name, _ in facts)
     return [f"{name:<{width}}  {value}" for name, value in facts] + _advice(status)
 

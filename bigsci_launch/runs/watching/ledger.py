@@ -70,12 +70,12 @@ class Act:
 
 def raise_finding(run: RunDir, finding: RunFinding) -> None:
     """Append a finding. Raises OSError if it cannot be written."""
-    _append(run.findings, {"event": "raised", **asdict(finding)})
+    append(run.findings, {"event": "raised", **asdict(finding)})
 
 
 def clear_finding(run: RunDir, key: str, words: str) -> None:
     """Note that the finding `key` is over, and why. Raises OSError if it cannot be written."""
-    _append(run.findings, {"event": "cleared", "key": key, "cleared": time.time(), "words": words})
+    append(run.findings, {"event": "cleared", "key": key, "cleared": time.time(), "words": words})
 
 
 def read_findings(run: RunDir) -> list[RunFinding]:
@@ -100,7 +100,7 @@ def _finding(line: dict[str, Any]) -> RunFinding | None:
 
 def record_act(run: RunDir, act: Act) -> None:
     """Append what was done. Raises OSError if it cannot be written: then it must not be done."""
-    _append(run.acts, asdict(replace(act, time=act.time or time.time())))
+    append(run.acts, asdict(replace(act, time=act.time or time.time())))
 
 
 def read_acts(run: RunDir) -> list[Act]:
@@ -139,7 +139,8 @@ def make_shared_folder(folder: Path) -> None:
                 each.chmod(each.parent.stat().st_mode | 0o2070)
 
 
-def _append(file: Path, record: dict[str, Any]) -> None:
+def append(file: Path, record: dict[str, Any]) -> None:
+    """Add a line to a file that the whole group writes. Raises OSError if it cannot be written."""
     make_shared_folder(file.parent)
     text = json.dumps({"schema_version": SCHEMA_VERSION, **record}, default=str) + "\n"
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o664)

@@ -1,0 +1,78 @@
+"""`bsl notify`: try the ways by which watchers tell people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bigsci_launch.cli import console
+from bigsci_launch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bigsci_launch.runs.layout import RunDir
+    from bigsci_launch.watch.tell.tell import Delivery
+
+
+@click.command(short_help="Send a test message to those who watchers tell.", epilog="Example: bsl notify demo")
+@click.argument("run")
+@click.option("--why", metavar="TEXT", default="a test of monitor.notify", help="What the message says.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def notify(ctx: click.Context, run: str, why: str, as_json: bool) -> None:
+    """Send a message by every way of `monitor.notify` in RUN's newest attempt, from this machine, and say what came of
+    it.
+
+    Exit code 1: one of them failed.
+    """
+    from bigsci_launch.runs.find import find_attempt, find_run
+    from bigsci_launch.watch.tell.tell import send_now
+    from bigsci_launch.watch.tell.ways import read_ways
+
+    found = find_run(run)
+    attempt = find_attempt(found)
+    ways = read_ways(attempt)
+    if not ways:
+        raise ConfigError(
+            f"run {found.name}: attempt {attempt.name} names nobody to tell",
+            hint="set monitor.notify in the run file, and submit it again",
+        )
+    deliveries = send_now(_test_notice(found, attempt.name, why), ways)
+    if as_json:
+        console.answer_json(_document(found, attempt.name, deliveries))
+    else:
+        for each in deliveries:
+            came = "delivered" if each.ok else "not delivered"
+            console.answer(f"{each.way:<8} {came}, after {each.seconds:.1f} s: {each.words}")
+    ctx.exit(0 if all(each.ok for each in deliveries) else 1)
+
+
+def _test_notice(run: RunDir, attempt: str, why: str) -> Any:
+    import getpass
+    import time
+
+    from bigsci_launch.runs.find import run_argument
+    from bigsci_launch.runs.watching.outbox import Notice
+
+    now = time.time()
+    return Notice(
+        key=f"test {now}",
+        what="test",
+        sentence=why,
+        run=str(run.path),
+        who=getpass.getuser(),
+        time=now,
+        attempt=attempt,
+        next=f"bsl status {run_argument(run)}",
+    )
+
+
+def _document(run: RunDir, attempt: str, deliveries: list[Delivery]) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "run": {"name": run.name, "directory": str(run.path)},
+        "attempt": attempt,
+        "deliveries": [
+            {"way": each.way, "ok": bool(each.ok), "words": each.words, "seconds": each.seconds} for each in deliveries
+        ],
+    }

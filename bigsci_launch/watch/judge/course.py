@@ -1,0 +1,179 @@
+"""Follows a run by what its ranks record and print: how long it is silent, whether that is usual, and what is odd.
+
+`now` is the watcher's own monotonic clock. A silence is measured by when the watcher saw something new, because the
+clocks of other hosts may be wrong by minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from bigsci_launch.units import format_age
+from bigsci_launch.watch.judge.durations import generous
+from bigsci_launch.watch.judge.expected import Expected
+from bigsci_launch.watch.judge.heartbeats import Heartbeats
+from bigsci_launch.watch.judge.printed import Printed
+from bigsci_launch.watch.judge.silence import Noticed, Pace, Silence
+from bigsci_launch.watch.judge.state import Candidate, Learned
+from bigsci_launch.watch.judge.trends import Trends
+from bigsci_launch.watch.sighting import Sighting
+
+END_S = 900.0
+"""A program may linger this long after its ranks have reported their end: launchers wait for their agents."""
+AFTER_ERROR_S = 60.0
+"""A program that prints an error and nothing more for this long is worth a look."""
+
+NAMES = {
+    "start": ("the start has not ended", "starts"),
+    "step": ("step {next} has not ended", "steps"),
+    "eval": ("the evaluation after step {step} has not ended", "evaluations"),
+    "save": ("the save after step {step} has not ended", "saves"),
+    "load": ("the load of a checkpoint has not ended", "loads"),
+    "dump": ("the dump of weights at step {next} has not ended", "dumps"),
+    "end": ("its ranks have ended, but not the job", "ends"),
+}
+
+
+class Course:
+    """What is known of a run, from the first look on. Give it what was seen at each look, then ask.
+
+    It may follow several attempts of one run: it keeps what it has learned.
+    """
+
+    def __init__(self, expected: Expected | None = None) -> None:
+        known = expected or Expected()
+        self._from_records, self._from_lines = Learned(known), Learned(known)
+        self._heartbeats = Heartbeats(self._from_records)
+        self._printed = Printed(self._from_lines)
+        self._trends = Trends()
+        self._last_look: float | None = None
+        self._last_news: float | None = None
+        self._has_step = False
+        self._error: str | None = None
+        self._noticed: list[Noticed] = []
+
+    def take(self, sightings: Sequence[Sighting], now: float) -> None:
+        """Take what was seen at one look, the oldest of each file first. The first look may see what is old."""
+        is_news = [self._take(sighting) for sighting in sightings]
+        arrived = now - self._last_news if self._last_news is not None else None
+        quiet = (
+            self._last_look - self._last_news if self._last_look is not None and self._last_news is not None else None
+        )
+        news = self._printed.look(sightings, now, arrived, quiet)
+        self._noticed += self._trends.take(news, has_records=self._heartbeats.are_known)
+        if any(is_news) or news or self._last_news is None:
+            self._last_news = now
+        self._last_look = now
+
+    def new_attempt(self, now: float) -> None:
+        """Note that the run starts again: nothing that follows belongs to what was seen before."""
+        self._heartbeats.restart()
+        self._printed.restart(now)
+        self._trends.restart()
+        self._error, self._last_news = None, now
+
+    def _take(self, sighting: Sighting) -> bool:
+        """Take a sighting, and return whether it is a sign of life.
+
+        Mere output is one before the first step, and so it is for programs whose lines are not known.
+        """
+        if sighting.kind in ("phase", "start", "end"):
+            self._heartbeats.take(sighting)
+            self._error = None
+            return True
+        if sighting.kind == "failed":
+            self._error = self._error or sighting.text
+        if sighting.kind == "step":
+            self._has_step, self._error = True, None
+            self._heartbeats.resize(sighting.batch_size)
+        return sighting.kind == "output" and not self._has_step and not self._heartbeats.are_known
+
+    @property
+    def step(self) -> int | None:
+        """The last finished step; None if none was seen."""
+        return self._source.step
+
+    def usual_s(self, phase: str) -> float | None:
+        """Return how long a phase usually takes, in seconds; None if it is not known."""
+        usual = self._learned.usual(phase)
+        return usual.median if usual else None
+
+    @property
+    def save_interval(self) -> int | None:
+        """Steps between two saves; None if it is not known, or if the run does not save between."""
+        return self._learned.save.interval or None
+
+    @property
+    def _learned(self) -> Learned:
+        return self._from_records if self._heartbeats.are_known else self._from_lines
+
+    @property
+    def _source(self) -> Heartbeats | Printed:
+        return self._heartbeats if self._heartbeats.are_known else self._printed
+
+    def silence(self, now: float) -> Silence:
+        """Return how long nothing new was seen, and what that means."""
+        lasts = now - (self._last_news if self._last_news is not None else now)
+        candidates = self._source.candidates()
+        pace = self._pace(lasts, candidates)
+        first = candidates[0]
+        return Silence(
+            pace=pace,
+            phase=first.phase if first.phase in NAMES else "unknown",
+            step=self.step,
+            lasts_s=lasts,
+            usual_s=first.usual.median if first.usual else None,
+            sentence=self._sentence(lasts, candidates, pace),
+        )
+
+    def _pace(self, lasts: float, candidates: Sequence[Candidate]) -> Pace:
+        known = [each.usual for each in candidates if each.usual]
+        is_unknown = any(each.usual is None for each in candidates)
+        bounds = [usual.too_long for usual in known] + ([self._bound(candidates)] if is_unknown else [])
+        if lasts >= max(bounds):
+            return Pace.TOO_LONG
+        certain = [each.usual.long for each in candidates if each.usual and each.is_certain]
+        if certain and lasts < max(certain):
+            return Pace.LONG if self._error and lasts >= AFTER_ERROR_S else Pace.USUAL
+        return Pace.UNKNOWN if is_unknown or not all(each.is_certain for each in candidates) else Pace.LONG
+
+    def _bound(self, candidates: Sequence[Candidate]) -> float:
+        return END_S if candidates[0].phase == "end" else generous(self._source.usual_step)
+
+    def _sentence(self, lasts: float, candidates: Sequence[Candidate], pace: Pace) -> str:
+        first, step = candidates[0], self.step
+        words, plural = NAMES.get(first.phase, ("phase {phase} has not ended", "such phases"))
+        after = "" if step is None else f" since step {step}"
+        parts = [
+            f"nothing new{after} for {format_age(lasts)}: "
+            + words.format(step=step, next=(step or 0) + 1, phase=first.phase)
+        ]
+        if first.usual:
+            parts.append(f"{plural} usually take {format_age(first.usual.median)}")
+        if pace in (Pace.UNKNOWN, Pace.TOO_LONG):
+            parts += self._doubts(candidates)
+        if self._heartbeats.are_known and pace is not Pace.USUAL and (behind := self._heartbeats.describe()):
+            parts.append(behind)
+        if self._error:
+            parts.append(f"an error was printed: {self._error}")
+        return "; ".join(parts)
+
+    def _doubts(self, candidates: Sequence[Candidate]) -> Iterable[str]:
+        unknown = [each for each in candidates if each.usual is None]
+        if not unknown:
+            return
+        bound = format_age(self._bound(candidates))
+        names = {
+            "eval": "an evaluation",
+            "save": "a save",
+            "start": "the start",
+            "step": "a step",
+            "warm-up": "each of the first steps",
+        }
+        listed = " or ".join(names.get(each.phase, f"phase {each.phase}") for each in unknown)
+        yield f"how long {listed} takes is not known yet, and from {bound} on it counts as a stall"
+
+    def noticed(self) -> list[Noticed]:
+        """Return what was noticed since the last call."""
+        found, self._noticed = self._noticed, []
+        return found

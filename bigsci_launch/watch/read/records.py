@@ -1,0 +1,58 @@
+"""Records of ranks as sightings: heartbeats, steps, evaluations, saves, loads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from bigsci_launch.watch.sighting import Sighting
+
+
+def read_record(line: str, rank: int) -> Sighting | None:
+    """Return what a record says; None for a line that is no record, `output` for one that says nothing of progress."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return None
+    return _sighting(record, rank)
+
+
+def _sighting(record: dict[str, Any], rank: int) -> Sighting:
+    kind, time, step = record["kind"], _number(record.get("time")), _whole(record.get("step"))
+    if kind == "start":
+        return Sighting("start", time, rank, step)
+    if kind == "heartbeat":
+        return Sighting("phase", time, rank, step, str(record.get("phase")))
+    if kind == "step":
+        return Sighting(
+            "step",
+            time,
+            rank,
+            step,
+            seconds=_number(record.get("seconds")),
+            loss=_number(record.get("loss")),
+            grad_norm=_number(record.get("grad_norm")),
+            batch_size=_whole(record.get("global_batch_size")),
+            text="skipped" if record.get("num_skipped") else "",
+        )
+    if kind == "evaluation":
+        return Sighting(
+            "evaluated", time, rank, step, seconds=_number(record.get("seconds")), loss=_number(record.get("loss"))
+        )
+    if kind == "save":
+        return Sighting("saved", time, rank, step, seconds=_number(record.get("seconds")))
+    if kind == "load":
+        return Sighting("phase", time, rank, _whole(record.get("checkpoint_step")), "loaded")
+    if kind == "end":
+        return Sighting("end", time, rank, step, text=str(record.get("reason") or ""))
+    return Sighting("output", time, rank)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,152 @@
+"""What is new in the logs and records of a run: of one log that any program writes, or of all files of an attempt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from bigsci_launch.errors import RunDirError
+from bigsci_launch.runs.layout import AttemptDir, rank_files
+from bigsci_launch.watch.read.log_lines import LineReader
+from bigsci_launch.watch.read.records import read_record
+from bigsci_launch.watch.read.tail import MOST_BYTES, FileTail, Growth, read_beginning
+from bigsci_launch.watch.sighting import Sighting
+
+PEEK_BYTES = 1 << 16
+"""Of each log of an attempt, this is read at first; of those that have steps, `MOST_BYTES`."""
+BEGINNING_BYTES = 1 << 18
+"""Programs print their arguments here."""
+MOST_WITH_HISTORY = 4
+MOST_TROUBLES = 3
+
+PROGRESS = frozenset({"step", "evaluated", "saving", "saved"})
+
+
+class Tail:
+    """Sightings in one file. `trouble` says why it could not be read the last time; None if it could.
+
+    `num_skipped` is how many bytes it left out then, because more were new than it reads at a time.
+    """
+
+    def __init__(self, path: Path, rank: int | None, history: int) -> None:
+        self.path = path
+        self.rank = rank
+        self.trouble: str | None = None
+        self.num_skipped = 0
+        self._tail = FileTail(path, history)
+
+    def read(self) -> list[Sighting]:
+        """Return what is new, the oldest first."""
+        growth = self._tail.read()
+        self.trouble, self.num_skipped = growth.trouble, growth.num_skipped
+        return self._see(growth)
+
+    def read_history(self) -> list[Sighting]:
+        """Read the file again, with more of what it held before, and return all of that."""
+        self._tail = FileTail(self.path)
+        return self.read()
+
+    def _see(self, growth: Growth) -> list[Sighting]:
+        raise NotImplementedError
+
+
+class LogTail(Tail):
+    """Sightings in the log of any program; those lines that say nothing are one sighting of `output` at the end."""
+
+    def __init__(self, path: Path, rank: int | None = None, history: int = MOST_BYTES) -> None:
+        super().__init__(path, rank, history)
+        self._lines = LineReader(rank)
+        self._may_begin = rank in (None, 0)
+        """Whether arguments may be printed at its beginning: the first rank of Megatron does."""
+
+    def _see(self, growth: Growth) -> list[Sighting]:
+        if growth.is_new_file:
+            self._lines = LineReader(self.rank)
+        settings = self._settings() if self._may_begin and growth.num_skipped else []
+        self._may_begin = self._may_begin and not growth.grown
+        seen = [sighting for line in growth.lines if (sighting := self._lines.read(line)) is not None]
+        silent = [sighting for sighting in seen if sighting.kind == "output"]
+        if not silent and growth.grown and not growth.lines:  # the beginning of a line is a sign of life too
+            silent = [Sighting("output", rank=self.rank)]
+        return settings + [sighting for sighting in seen if sighting.kind != "output"] + silent[-1:]
+
+    def _settings(self) -> list[Sighting]:
+        """Return the arguments at the beginning of a log whose end alone is read."""
+        reader = LineReader(self.rank)
+        seen = (reader.read(line) for line in read_beginning(self.path, BEGINNING_BYTES))
+        return [sighting for sighting in seen if sighting and sighting.kind == "settings"]
+
+
+class RecordTail(Tail):
+    """Sightings in the records of one rank."""
+
+    def __init__(self, path: Path, rank: int, history: int = MOST_BYTES) -> None:
+        super().__init__(path, rank, history)
+        self._own = rank
+
+    def _see(self, growth: Growth) -> list[Sighting]:
+        return [found for line in growth.lines if (found := read_record(line, self._own)) is not None]
+
+
+class AttemptTail:
+    """Sightings in all logs and records of an attempt; files that appear later are found.
+
+    `troubles` says what could not be seen the last time, `num_skipped` how many bytes were left out. Where ranks record
+    their steps, what is printed about them is mere output: it says the same.
+    """
+
+    def __init__(self, attempt: AttemptDir) -> None:
+        self._attempt = attempt
+        self._tails: dict[Path, Tail] = {}
+        self._begun: set[Path] = set()
+        self._num_with_history = 0
+        self._records_steps = False
+        self.troubles: tuple[str, ...] = ()
+        self.num_skipped = 0
+
+    def read(self) -> list[Sighting]:
+        """Return what is new: of each file the oldest first, the records before the lines of the logs."""
+        troubles = self._find_files()
+        read = [(tail, self._read(tail)) for tail in self._tails.values()]
+        recorded = [found for tail, seen in read if isinstance(tail, RecordTail) for found in seen]
+        printed = [found for tail, seen in read if isinstance(tail, LogTail) for found in seen]
+        self._records_steps = self._records_steps or any(found.kind == "step" for found in recorded)
+        if self._records_steps:
+            printed = [replace(found, kind="output") if found.kind in PROGRESS else found for found in printed]
+        self.num_skipped = sum(tail.num_skipped for tail in self._tails.values())
+        self.troubles = _shorten(troubles + [tail.trouble for tail in self._tails.values() if tail.trouble])
+        return recorded + printed
+
+    def _find_files(self) -> list[str]:
+        """Find new files, and return what is in the way."""
+        troubles: list[str] = []
+        for rank, path in _files(self._attempt.events, ".jsonl", troubles).items():
+            self._tails.setdefault(path, RecordTail(path, rank, PEEK_BYTES))
+        for rank, path in _files(self._attempt.logs, ".log", troubles).items():
+            self._tails.setdefault(path, LogTail(path, rank, PEEK_BYTES))
+        if (batch := self._attempt.job_output) not in self._tails and batch.exists():
+            self._tails[batch] = LogTail(batch, None, PEEK_BYTES)
+        return troubles
+
+    def _read(self, tail: Tail) -> list[Sighting]:
+        """Return what is new; a file that has steps is read with more of its history, the first time."""
+        found = tail.read()
+        is_first, has_steps = tail.path not in self._begun, any(sighting.kind == "step" for sighting in found)
+        self._begun.add(tail.path)
+        if not (is_first and has_steps and tail.num_skipped and self._num_with_history < MOST_WITH_HISTORY):
+            return found
+        self._num_with_history += 1
+        return [sighting for sighting in found if sighting.kind == "settings"] + tail.read_history()
+
+
+def _files(folder: Path, suffix: str, troubles: list[str]) -> dict[int, Path]:
+    try:
+        return rank_files(folder, suffix)
+    except RunDirError as error:
+        troubles.append(str(error))
+        return {}
+
+
+def _shorten(troubles: list[str]) -> tuple[str, ...]:
+    more = len(troubles) - MOST_TROUBLES
+    return (*troubles[:MOST_TROUBLES], *([f"and {more} more files"] if more > 0 else []))

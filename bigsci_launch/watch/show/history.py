@@ -1,0 +1,104 @@
+"""The steps of all attempts of a run, as they reported them: losses, gradient norms, seconds. Files of any size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigsci_launch.iteration_line import parse_iterations
+from bigsci_launch.runs.layout import AttemptDir, RunDir
+from bigsci_launch.runs.restart.losses import STEP, newest_logs, records_of_steps
+
+BLOCK_BYTES = 8 << 20
+LONGEST_LINE = 1 << 16
+"""A line of a step is shorter: what follows in a longer one, such as a progress bar, is another."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPoint:
+    """What was reported of a step. What was not is None; a loss may be NaN."""
+
+    step: int
+    loss: float | None = None
+    grad_norm: float | None = None
+    seconds: float | None = None
+    tflops: float | None = None
+    time: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptHistory:
+    """The steps of an attempt in the order of their numbers; one that was reported twice counts once."""
+
+    attempt: AttemptDir
+    points: tuple[StepPoint, ...] = ()
+
+
+def read_history(run: RunDir) -> list[AttemptHistory]:
+    """Return the steps of every attempt, the oldest first; an attempt without any has no points.
+
+    Raises:
+        RunDirError: the run cannot be read.
+    """
+    return [AttemptHistory(attempt, read_points(attempt)) for attempt in run.attempts()]
+
+
+def read_points(attempt: AttemptDir, tail_bytes: int | None = None) -> tuple[StepPoint, ...]:
+    """Return the steps of an attempt: from the records of its ranks, else from the lines that its program printed.
+    With `tail_bytes`, only those in so many bytes at the end of the file."""
+    recorded = records_of_steps(attempt)
+    found: dict[int, StepPoint] = {}
+    if recorded is not None:
+        found = {point.step: point for point in _recorded(recorded, tail_bytes)}
+    for path in newest_logs(attempt) if not found else ():
+        if found := {point.step: point for point in _printed(path, tail_bytes)}:
+            break
+    return tuple(found[step] for step in sorted(found))
+
+
+def _recorded(path: Path, tail_bytes: int | None) -> Iterator[StepPoint]:
+    for block in _blocks(path, tail_bytes):
+        for line in block.splitlines():
+            if STEP in line and (point := _point_of_record(line)) is not None:
+                yield point
+
+
+def _point_of_record(line: bytes) -> StepPoint | None:
+    try:
+        record = json.loads(line)
+    except ValueError:  # torn, or cut where reading began
+        return None
+    if not isinstance(record, dict) or record.get("kind") != "step" or not isinstance(record.get("step"), int):
+        return None
+    names = ("loss", "grad_norm", "seconds", "tflops", "time")
+    return StepPoint(record["step"], **{name: _number(record.get(name)) for name in names})
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _printed(path: Path, tail_bytes: int | None) -> Iterator[StepPoint]:
+    for block in _blocks(path, tail_bytes):
+        if b"iteration" in block:
+            for line in parse_iterations(block.decode("utf-8", "replace")):
+                yield StepPoint(line.step, line.loss, line.grad_norm, line.seconds)
+
+
+def _blocks(path: Path, tail_bytes: int | None) -> Iterator[bytes]:
+    """Yield a file in blocks of whole lines; what has no end of a line for very long is cut."""
+    try:
+        with path.open("rb") as stream:
+            if tail_bytes is not None:
+                stream.seek(max(0, stream.seek(0, 2) - tail_bytes))
+            rest = b""
+            while block := stream.read(BLOCK_BYTES):
+                whole, newline, after = block.rpartition(b"\n")
+                yield rest + whole + newline
+                rest = after[-LONGEST_LINE:]
+            yield rest
+    except OSError:
+        return

@@ -1,0 +1,56 @@
+"""What `bsl watch --once` prints: lines for people and one JSON document. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from bigsci_launch.runs.watching.beat import Health
+from bigsci_launch.runs.watching.ledger import RunFinding
+from bigsci_launch.watch.loop import Glance
+from bigsci_launch.watch.watched import Watched
+
+SCHEMA_VERSION = 1
+
+
+def glance_lines(watched: Watched, glance: Glance) -> list[str]:
+    """Return the health of the run, what is wrong, and what could not be seen, one fact a line."""
+    attempt = f"  attempt {glance.attempt}" if glance.attempt else ""
+    facts = [("run", f"{watched.name}{attempt}"), ("health", f"{_HEALTH[glance.health]}: {glance.sentence}")]
+    for finding in glance.findings:
+        facts += [("finding", finding.sentence), *(("", text) for text in finding.details)]
+        facts += [("evidence", finding.bundle)] if finding.bundle else []
+    facts += [("not seen", text) for text in glance.blind if text != glance.sentence]
+    facts += [("remark", text) for text in glance.remarks if text != glance.sentence]
+    width = max(len(name) for name, _ in facts)
+    return [f"{name:<{width}}  {text}" for name, text in facts]
+
+
+_HEALTH = {Health.HEALTHY: "healthy", Health.FINDING: "not healthy", Health.BLIND: "not known"}
+
+
+def glance_document(watched: Watched, glance: Glance) -> dict[str, Any]:
+    """Return everything that is known as one document."""
+    silence = glance.silence
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run": str(watched.run.path) if watched.run is not None else None,
+        "job_id": watched.job_id,
+        "attempt": glance.attempt,
+        "health": glance.health.value,
+        "sentence": glance.sentence,
+        "is_over": glance.is_over,
+        "step": silence.step,
+        "phase": silence.phase,
+        "silent_s": round(silence.lasts_s, 1),
+        "usual_s": silence.usual_s,
+        "pace": silence.pace.value,
+        "findings": [finding_document(finding) for finding in glance.findings],
+        "blind": list(glance.blind),
+        "remarks": list(glance.remarks),
+    }
+
+
+def finding_document(finding: RunFinding) -> dict[str, Any]:
+    """Return a finding as a document."""
+    return asdict(finding)

@@ -1,0 +1,24 @@
+"""How a watcher tells people: by the ways of the run's newest attempt. A job that is no run of `bsl` has none."""
+
+from __future__ import annotations
+
+import socket
+
+from bigsci_launch.runs.watching.ledger import RunFinding
+from bigsci_launch.watch.books import Tell
+from bigsci_launch.watch.tell.tell import tell
+from bigsci_launch.watch.tell.words import notice_of_finding
+from bigsci_launch.watch.watched import Watched
+
+
+def teller(watched: Watched, name: str) -> Tell:
+    """Return what tells a finding."""
+    run = watched.run
+    if run is None:
+        return lambda finding: None
+    who = f"watcher {name} on {socket.gethostname()}"
+
+    def tell_finding(finding: RunFinding) -> None:
+        tell(run, notice_of_finding(run, finding, who, f"bsl status {run.path}"))
+
+    return tell_finding
