@@ -113,7 +113,10 @@ def test_all_ranks_save_and_stop_as_asked_although_the_watcher_is_killed(asked: 
     said = asked.bsl("control", "run", "exit", "--after-step", str(last), "--why", "the loss is NaN")
     assert "nobody watches" not in said and "taken up by agent" in said
     ended = asked.wait_for_end("0001")
-    assert (ended["reason"], ended["evidence"]) == ("stopped", [f"root asked to exit after step {last}: the loss is NaN"])
+    assert (ended["reason"], ended["evidence"]) == (
+        "stopped",
+        [f"root asked to exit after step {last}: the loss is NaN"],
+    )
     assert json.loads(asked.run.attempt("0001").ended_by.read_text())["continues"] is False
     assert watcher.wait(30) == 0
     assert asked.lines("exit")[-1].state == "done"
@@ -156,7 +159,10 @@ def test_ranks_that_hang_are_looked_at_and_ended_when_somebody_asks_them_to_exit
     watcher = asked.desk("10")
     ended = asked.wait_for_end("0002")
     assert watcher.wait(30) == 0
-    assert (ended["reason"], ended["evidence"][0]) == ("cancelled", "root asked to exit: it hangs?[31m, and nobody is here")
+    assert (ended["reason"], ended["evidence"][0]) == (
+        "cancelled",
+        "root asked to exit: it hangs?[31m, and nobody is here",
+    )
     lines = [act for act in asked.lines("exit") if act.attempt == "0002" and act.key != left.key]
     assert len({act.key for act in lines}) == 1 and lines[-1].state == "done"
     (told,) = [act for act in lines if act.stage == "ended" and act.state == "begun"]

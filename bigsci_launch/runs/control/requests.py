@@ -132,10 +132,12 @@ def read_request(run: RunDir, path: Path) -> Request:
         owner = _lstat_owner(path)
         return Request(key, verb, owner, "", None, None, _moment(path), str(getattr(error, "strerror", None) or error))
     who, asked = user_name(found.st_uid), found.st_mtime
-    document = _document(content)
-    if document is None:
+    if not content.lstrip().startswith(b"{"):
         text = content.decode("utf-8", "replace")
         return Request(key, verb, who, _line(text), None, None, asked, _why_wrong(run, verb, found, None))
+    document = _document(content)
+    if document is None:
+        return Request(key, verb, who, "", None, None, asked, "it is not a JSON document")
     step = document.get("after_step")
     return Request(
         key=key,
@@ -174,8 +176,6 @@ def _read(path: Path) -> tuple[os.stat_result, bytes]:
 
 
 def _document(content: bytes) -> dict[str, Any] | None:
-    if not content.lstrip().startswith(b"{"):
-        return None
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):

@@ -103,7 +103,7 @@ class Desk:
             return []
         ended = how_ended(attempt)
         self._take(now, attempt)
-        cases = self._open_cases()
+        cases = [case for case in self._open_cases() if self._is_accepted(case, attempt, ended, now, last_step)]
         self._settle_stops(cases, now)
         for case in [case for case in cases if self._is_open(case)]:
             self._carry(case, attempt, ended, now, last_step, patience_s)
@@ -159,9 +159,20 @@ class Desk:
     def _is_open(self, case: _Case) -> bool:
         return not any(act.key == case.request.key and act.state in _FINAL for act in self._recorded)
 
+    def _is_accepted(
+        self, case: _Case, attempt: AttemptDir, ended: str | None, now: float, last_step: int | None
+    ) -> bool:
+        """Whether a request is carried through; one that was just taken up may have to be refused."""
+        if case.num_lines:
+            return True
+        why = case.request.wrong or self._why_not(case.request, attempt, ended, last_step)
+        if why is not None:
+            self._finish(replace(case, act=replace(case.act, attempt=attempt.name)), "refused", why, now)
+        return why is None
+
     def _settle_stops(self, cases: Sequence[_Case], now: float) -> None:
         """Of several requests that end the attempt, one counts: what is being done already, kill, else the newest."""
-        stops = [case for case in cases if case.request.wrong is None and case.request.verb in (*STOPS, "kill")]
+        stops = [case for case in cases if case.request.verb in (*STOPS, "kill")]
         chosen = max(stops, key=_precedence, default=None)
         for case in stops:
             if chosen is None or case is chosen:
@@ -183,10 +194,6 @@ class Desk:
     ) -> None:
         request = case.request
         if not case.num_lines:
-            why = request.wrong or self._why_not(request, attempt, ended, last_step)
-            if why is not None:
-                self._finish(replace(case, act=replace(case.act, attempt=attempt.name)), "refused", why, now)
-                return
             case = self._reach(case, "", f"taken up by {self._name}", now, attempt.name, request.after_step)
         elif case.act.attempt not in (None, attempt.name):
             self._finish(case, *_end_of_earlier(case, self._run.attempt(case.act.attempt or "")), now)

@@ -1,0 +1,87 @@
+"""What rank 0 reads in asked.json: each wish once, and training never waits for the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from bigsci_launch.runs.control.asked import Asked, StopWish, Wish, write_asked
+from bigsci_launch.runs.layout import AttemptDir, RunDir
+from bigsci_launch.train import stop
+from bigsci_launch.train.guards.step_word import AskedWord, DataWord, StepWord, decode, encode
+from bigsci_launch.train.stop import Wishes, watched_wishes
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AttemptDir:
+    monkeypatch.setattr(stop, "LOOK_S", 0.01)
+    found = RunDir(tmp_path).attempt("0001")
+    found.make()
+    return found
+
+
+def wait_until_due(wishes: Wishes, step: int) -> None:
+    deadline = time.monotonic() + 10
+    while not wishes.save_due(step):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_each_save_is_due_once_and_a_late_one_at_once(attempt: AttemptDir) -> None:
+    with watched_wishes(attempt, 0) as wishes:
+        assert not wishes.save_due(1)
+        write_asked(attempt, Asked(save=Wish("a")))
+        wait_until_due(wishes, 2)
+        assert wishes.save_key == "a" and not wishes.save_due(3)
+        write_asked(attempt, Asked(save=Wish("b", 7)))
+        time.sleep(0.2)
+        assert [wishes.save_due(step) for step in (5, 6, 7, 8)] == [False, False, True, False]
+        write_asked(attempt, Asked(save=Wish("c", 6)))
+        wait_until_due(wishes, 9)
+        assert wishes.save_key == "c"
+
+
+def test_a_stop_that_was_told_to_the_ranks_remains_and_is_written_down_if_its_step_was_named(
+    attempt: AttemptDir,
+) -> None:
+    with watched_wishes(attempt, 0) as wishes:
+        write_asked(attempt, Asked(Wish("seen"), StopWish("a", 7, "restart", "alice", "new code")))
+        wait_until_due(wishes, 1)
+        assert wishes.stop_due(6) is None
+        wishes.record_stop()
+        assert not attempt.ended_by.exists()
+        assert wishes.stop_due(7) is not None
+        write_asked(attempt, Asked(Wish("seen again")))
+        wait_until_due(wishes, 7)
+        assert wishes.stop_due(8) is not None, "other ranks are on their way to the save"
+        wishes.record_stop()
+    by = json.loads(attempt.ended_by.read_text())
+    assert (by["act"], by["who"], by["why"], by["continues"], by["step"]) == ("restart", "alice", "new code", True, 7)
+
+
+def test_only_rank_0_looks(attempt: AttemptDir) -> None:
+    write_asked(attempt, Asked(Wish("a"), StopWish("b")))
+    with watched_wishes(attempt, 1) as wishes:
+        time.sleep(0.2)
+        assert not wishes.save_due(1) and wishes.stop_due(1) is None
+
+
+@pytest.mark.timeout(10)
+def test_a_file_that_hangs_whoever_reads_it_stops_no_step(attempt: AttemptDir) -> None:
+    os.mkfifo(attempt.asked)
+    with watched_wishes(attempt, 0) as wishes:
+        time.sleep(0.1)
+        began = time.monotonic()
+        assert not wishes.save_due(1) and wishes.stop_due(1) is None
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("flags", [f"{number:06b}" for number in range(64)])
+def test_a_word_is_the_same_after_the_exchange(flags: str) -> None:
+    wants_stop, skipped, alarm, *asked = (flag == "1" for flag in flags)
+    word = StepWord(wants_stop, skipped, alarm, -0.0, DataWord(1, -2, 3, 2**63 - 1), AskedWord(*asked))
+    assert decode(encode(word)) == word and len(encode(word)) == 6

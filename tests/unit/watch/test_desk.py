@@ -1,0 +1,337 @@
+"""The desk that serves what people ask: each request once, whatever happens to its watcher, and never the wrong job."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsci_launch.procfs import start_ticks
+from bigsci_launch.runs.attempts import JobRecord, write_job
+from bigsci_launch.runs.control.asked import NOTHING_ASKED, StopWish, Wish, read_asked
+from bigsci_launch.runs.control.requests import taken_up, waiting, write_request
+from bigsci_launch.runs.layout import RunDir, write_json
+from bigsci_launch.runs.watching.beat import Health, own_beat, write_beat
+from bigsci_launch.runs.watching.ledger import Act, read_acts
+from bigsci_launch.scheduler.job import format_comment
+from bigsci_launch.scheduler.local import Launcher
+from bigsci_launch.watch.act.desk import Desk
+from bigsci_launch.watch.act.jobs import how_ended
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+PATIENCE_S = 60.0
+Install = Callable[..., Any]
+
+
+class Office:
+    """A run whose attempt is a process that sleeps, its desk, and a clock that only the test moves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = RunDir(folder)
+        self.attempt = self.run.attempt("0001")
+        self.now = time.time()
+        self.looks = 0
+        self.step: int | None = 4
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.attempt.make()
+        write_json(self.run.record, {"name": "trial"})
+        self.run.control.mkdir()
+
+    def local(self, total_steps: int | None = 100) -> subprocess.Popen[bytes]:
+        """Make the attempt a launcher on this machine."""
+        process = subprocess.Popen(["sleep", "60"])
+        self.processes.append(process)
+        launcher = Launcher(process.pid, start_ticks(process.pid) or 0, socket.gethostname())
+        write_job(self.attempt, JobRecord("local", self.now, launcher=launcher, total_steps=total_steps))
+        return process
+
+    def slurm(self, total_steps: int | None = None) -> None:
+        """Make the attempt job 77, whose ranks run in its step 1."""
+        write_job(self.attempt, JobRecord("slurm", self.now, job_id="77", total_steps=total_steps))
+        write_json(self.attempt.pid_file(0), {"rank": 0, "job_id": "77", "step_id": "1"})
+
+    def desk(self, name: str = "agent") -> Desk:
+        write_beat(
+            self.run,
+            own_beat(name, every_s=1, health=Health.HEALTHY, sentence="", attempt="0001", may_act=False),
+        )
+        return Desk(self.run, name, self.look, lambda: self.now)
+
+    def look(self) -> tuple[Path | None, str]:
+        self.looks += 1
+        return self.run.bundles / "1", "rank 1 is hung"
+
+    def serve(self, desk: Desk, after_s: float = 1.0, rounds: int = 1) -> list[str]:
+        said = []
+        for _ in range(rounds):
+            self.now += after_s
+            said += [f"{act.what} {act.state}: {act.words}" for act in desk.serve(self.now, self.step, PATIENCE_S)]
+        return said
+
+    def ask(self, verb: str, after_step: int | None = None, why: str = "why not", attempt: str = "0001") -> None:
+        write_request(self.run, verb, why, after_step=after_step, attempt=attempt)
+
+    def last(self, what: str) -> Act:
+        return [act for act in read_acts(self.run) if act.what == what][-1]
+
+    def saved(self, key: str, step: int) -> None:
+        event = {"kind": "save", "step": step, "path": "p", "seconds": 1.25, "request": key}
+        self.attempt.event_file(0).write_text(json.dumps(event) + "\n")
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> Iterator[Office]:
+    office = Office(tmp_path / "trial")
+    yield office
+    for process in office.processes:
+        process.kill()
+        process.wait()
+
+
+def test_a_save_is_done_when_its_checkpoint_is_there(office: Office) -> None:
+    office.local()
+    desk = office.desk()
+    office.ask("save")
+    office.ask("save", after_step=9)
+    office.serve(desk)
+    first = read_asked(office.attempt).save
+    assert first is not None and first.after_step is None
+    assert office.serve(desk, 10, rounds=3) == []
+    office.saved(first.key, 5)
+    assert office.serve(desk) == ["save done: saved p after step 5 in 1.2 s"]
+    second = read_asked(office.attempt).save
+    assert second is not None and (second.after_step, second.key != first.key) == (9, True)
+    assert office.serve(desk, PATIENCE_S, rounds=5) == [], "step 9 may be far away"
+    office.step = 9
+    office.serve(desk)
+    said = office.serve(desk, PATIENCE_S)
+    assert said == ["save failed: no step ended with a save in 1 min 00 s: the last one was 9"]
+    assert read_asked(office.attempt) == NOTHING_ASKED
+
+
+@pytest.mark.parametrize(
+    ("verb", "after_step", "attempt", "why"),
+    [
+        ("exit", 4, "0001", "step 4 is past: 4 steps are done"),
+        ("exit", None, "0000", "it was asked of attempt 0000, which has ended; now 0001 runs"),
+        ("stop", None, "0001", "'stop' is no verb: save, exit, restart, dump, kill"),
+    ],
+)
+def test_what_cannot_come_true_is_refused(
+    office: Office, verb: str, after_step: int | None, attempt: str, why: str
+) -> None:
+    process = office.local()
+    desk = office.desk()
+    office.ask(verb, after_step, attempt=attempt)
+    assert office.serve(desk) == [f"{verb} refused: {why}"]
+    assert office.serve(desk, PATIENCE_S, rounds=5) == []
+    assert (waiting(office.run), office.attempt.ended_by.exists(), process.poll()) == ([], False, None)
+
+
+def test_a_plain_file_from_before_the_attempt_does_not_stop_it(office: Office) -> None:
+    later = office.run.attempt("0002")
+    write_json(office.attempt.exit, {"reason": "stopped", "exit_code": 0})
+    for name in ("exit", "restart"):
+        (office.run.control / name).write_text("please")
+    os.utime(office.run.control / "exit", (office.now - 3600, office.now - 3600))
+    os.utime(office.run.control / "restart", (office.now + 60, office.now + 60))
+    office.attempt = later
+    later.make()
+    office.local()
+    said = office.serve(office.desk())
+    assert said[0] == "exit refused: it was asked before attempt 0002 began, of an attempt that has ended"
+    assert read_asked(later).stop == StopWish(office.last("restart").key, None, "restart", ME, "please")
+
+
+def test_an_attempt_that_has_ended_is_asked_nothing(office: Office) -> None:
+    office.local()
+    desk = office.desk()
+    office.ask("save")
+    office.serve(desk)
+    write_json(office.attempt.exit, {"reason": "crashed", "exit_code": 1})
+    (office.run.control / "kill").write_text("too late")
+    assert office.serve(desk) == [
+        "kill refused: attempt 0001 has ended: crashed",
+        "save failed: not saved: attempt 0001 has ended: crashed",
+    ]
+
+
+def test_an_empty_file_may_be_filled_in_a_moment(office: Office) -> None:
+    office.local()
+    desk = office.desk()
+    (office.run.control / "dump").touch()
+    assert office.serve(desk) == []
+    (office.run.control / "dump").write_text("slow")
+    assert [line.split(":")[0] for line in office.serve(desk)] == ["dump begun", "dump begun", "dump done"]
+    (office.run.control / "dump").touch()
+    office.serve(desk, rounds=2)
+    assert (office.looks, office.last("dump").state, office.last("dump").why) == (2, "done", "")
+
+
+def test_ranks_that_do_not_stop_are_looked_at_and_ended_and_the_newest_request_counts(office: Office) -> None:
+    process = office.local()
+    desk = office.desk()
+    office.ask("exit", after_step=50)
+    office.serve(desk)
+    assert read_asked(office.attempt).stop == StopWish(office.last("exit").key, 50, "exit", ME, "why not")
+    assert not office.attempt.ended_by.exists(), "before step 50, the attempt may end for another reason"
+    office.now += 1
+    office.ask("restart")
+    assert office.serve(desk)[0] == f"exit refused: restart of {ME} counts instead"
+    assert json.loads(office.attempt.ended_by.read_text())["continues"] is True
+    assert office.serve(desk, PATIENCE_S / 2, rounds=2) == [], "they have time"
+    assert (office.looks, process.poll()) == (0, None)
+    looking, ended = office.serve(desk, PATIENCE_S / 2)
+    assert looking == "restart begun: looking at the ranks"
+    assert ended.startswith("restart begun: not stopped 1 min 00 s after they were asked to: rank 1 is hung (stacks: ")
+    assert process.wait(10) == -signal.SIGTERM
+    by = json.loads(office.attempt.ended_by.read_text())
+    assert (by["act"], by["continues"], by["bundle"]) == ("restart", True, str(office.run.bundles / "1"))
+    assert office.serve(desk)[0].startswith("restart done: attempt 0001 has ended")
+
+
+def test_requests_of_a_watcher_that_is_gone_are_taken_over_and_those_of_a_living_one_are_not(office: Office) -> None:
+    office.local()
+    office.ask("save")
+    office.serve(office.desk("first"))
+    assert office.serve(office.desk("second"), 300, rounds=3) == []
+    write_json(
+        office.run.watcher_file("first"),
+        {**json.loads(office.run.watcher_file("first").read_text()), "host": "elsewhere", "time": office.now - 900},
+    )
+    second = office.desk("second")
+    office.serve(second, 30, rounds=3)
+    assert [path.name.rpartition("@")[2] for path in taken_up(office.run)] == ["first"], "its clock may be late"
+    office.serve(second, 50, rounds=2)
+    assert [path.name.rpartition("@")[2] for path in taken_up(office.run)] == ["second"]
+    assert read_asked(office.attempt).save == Wish(office.last("save").key)
+
+
+def test_on_slurm_only_the_step_of_the_ranks_is_touched(office: Office, fake_slurm: Install) -> None:
+    fake = fake_slurm("squeue", "scancel", "scontrol")
+    comment = format_comment(str(office.run.path))
+    fake.answer("squeue", f"77|RUNNING|{ME}|debug|1|n0|None|N/A|N/A|1:00|N/A|trial|{comment}\n")
+    office.slurm()
+    desk = office.desk()
+    office.ask("exit", after_step=6)
+    office.serve(desk, PATIENCE_S, rounds=3)
+    assert fake.calls("scancel") == []
+    office.step = 6
+    office.serve(desk)
+    office.serve(desk, PATIENCE_S, rounds=2)
+    office.serve(desk, 5)
+    office.serve(desk, 15)
+    calls = [call["argv"][1:] for call in fake.calls("scancel")]
+    assert calls == [["--signal=URG", "77.1"], ["--signal=TERM", "77.1"], ["77.1"]]
+    assert office.last("exit").stage == "killed"
+    office.serve(desk, 200)
+    assert (office.last("exit").state, office.last("exit").words) == (
+        "failed",
+        "ranks are still there 120 s after KILL",
+    )
+
+
+def test_a_job_that_is_not_known_to_be_ours_is_left_alone(office: Office, fake_slurm: Install) -> None:
+    fake = fake_slurm("squeue", "scancel", "scontrol")
+    fake.answer("squeue", f"77|RUNNING|{ME}|debug|1|n0|None|N/A|N/A|1:00|N/A|other|bsl:/another/run\n")
+    office.slurm()
+    office.ask("kill")
+    office.serve(office.desk())
+    assert fake.calls("scancel") == []
+    assert office.last("kill").state == "failed" and "another run's" in office.last("kill").words
+
+
+def test_a_silent_controller_is_asked_again_and_not_too_often(office: Office, fake_slurm: Install) -> None:
+    fake = fake_slurm("squeue", "scancel", "scontrol")
+    fake.answer("squeue", stderr="slurm_load_jobs error: Unable to contact slurm controller\n", rc=1)
+    office.slurm()
+    desk = office.desk()
+    office.ask("kill")
+    said = office.serve(desk, 2, rounds=30)
+    assert [line.split(":")[0] for line in said] == ["kill begun", "kill begun"], "the trouble is said once"
+    assert "Unable to contact" in said[1] and len(fake.calls("squeue")) <= 2
+    assert fake.calls("scancel") == []
+    comment = format_comment(str(office.run.path))
+    fake.answer("squeue", f"77|RUNNING|{ME}|debug|1|n0|None|N/A|N/A|1:00|N/A|trial|{comment}\n")
+    office.serve(desk, 30)
+    assert [call["argv"][1:] for call in fake.calls("scancel")] == [["--signal=TERM", "77.1"]]
+
+
+def test_a_save_of_a_program_that_is_not_ours_is_refused(office: Office) -> None:
+    office.local(total_steps=None)
+    office.ask("save")
+    (said,) = office.serve(office.desk())
+    assert said.startswith("save refused: the program is not `bsl train`")
+
+
+CALLS = ("open", "os.mkdir", "os.rename", "os.remove", "os.chmod", "os.kill", "os.listdir")
+
+
+def test_a_watcher_that_is_killed_at_any_call_forgets_nothing_and_repeats_nothing(tmp_path: Path) -> None:
+    num_kills = 0
+    while True:
+        office = Office(tmp_path / f"{num_kills:03d}")
+        process = office.local()
+        office.ask("exit")
+        office.ask("dump")
+        status = in_child(lambda office=office: serve_until_over(office), kill_at=num_kills)
+        if status == 0:
+            process.wait(10)
+            break
+        assert status == signal.SIGKILL
+        assert in_child(lambda office=office: serve_until_over(office)) == 0
+        acts = read_acts(office.run)
+        for what in ("exit", "dump"):
+            lines = [act for act in acts if act.what == what]
+            assert [act.state for act in lines if act.state != "begun"] == ["done"], (num_kills, lines)
+            stages = [act.stage for act in lines]
+            assert all(stages.count(stage) <= 2 for stage in stages), (num_kills, stages)
+        assert json.loads(office.attempt.ended_by.read_text())["act"] == "exit"
+        assert (waiting(office.run), process.wait(10)) == ([], -signal.SIGTERM), num_kills
+        num_kills += 1
+    assert num_kills > 60
+
+
+def serve_until_over(office: Office) -> None:
+    desk = office.desk()
+    for _ in range(20):
+        office.serve(desk, PATIENCE_S)
+        acts = read_acts(office.run)
+        if sum(act.state != "begun" for act in acts) == 2:
+            return
+        while any(act.stage == "ended" for act in acts) and not how_ended(office.attempt):
+            time.sleep(0.001)  # a process that gets TERM needs a moment
+    os._exit(1)
+
+
+def in_child(work: Callable[[], None], kill_at: int | None = None) -> int:
+    """Run `work` in a child that is killed just before its n-th call that touches a file or a process."""
+    pid = os.fork()
+    if pid == 0:
+        num_calls = 0
+
+        def count(event: str, arguments: object) -> None:
+            nonlocal num_calls
+            if event in CALLS:
+                if num_calls == kill_at:
+                    signal.raise_signal(signal.SIGKILL)
+                num_calls += 1
+
+        sys.addaudithook(count)
+        try:
+            work()
+        except BaseException as error:
+            os.write(2, repr(error).encode())
+            os._exit(2)
+        os._exit(0)
+    return abs(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
