@@ -6,6 +6,7 @@ installed and keeps records. A job that neither knows has no answer.
 
 from __future__ import annotations
 
+import os
 import pwd
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -120,6 +121,17 @@ def query_job(job_id: str) -> JobInfo:
             hint="a job leaves squeue some minutes after it ends; `bsl list` shows the runs that can be found",
         )
     return found[job_id]
+
+
+def job_of_script(script: Path) -> str | None:
+    """Return the job of this user in the queue that runs `script`; None if there is none.
+
+    Raises:
+        SlurmUnavailable: squeue gave no answer.
+    """
+    completed = run_slurm(["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%o"], check=False)
+    jobs = (line.partition("|") for line in completed.stdout.splitlines())
+    return next((job_id for job_id, _, command in jobs if command.strip() == str(script)), None)
 
 
 def query_canceller(job_id: str) -> str | None:
