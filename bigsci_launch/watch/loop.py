@@ -14,6 +14,7 @@ from pathlib import Path
 from bigsci_launch.errors import BslError
 from bigsci_launch.runs.watching.beat import Health, own_beat, write_beat
 from bigsci_launch.runs.watching.ledger import RunFinding
+from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.scheduler.slurm import partition_nodes
 from bigsci_launch.units import format_age
 from bigsci_launch.watch.act.desk import Desk
@@ -46,6 +47,7 @@ class Glance:
     blind: tuple[str, ...]
     remarks: tuple[str, ...]
     silence: Silence
+    job: JobInfo
     look: Look | None
     is_running: bool
     is_over: bool
@@ -194,6 +196,7 @@ class Watcher:
             blind=blind,
             remarks=seen.remarks,
             silence=seen.silence,
+            job=seen.view.job,
             look=self._now.stalls.look,
             is_running=seen.view.is_running,
             is_over=seen.view.is_over,
