@@ -115,8 +115,8 @@ def test_two_failures_at_one_step_are_a_storm(slurm: Any, trial: Any) -> None:
     write_chain(third, CHAIN)
     [warning] = chain_outlook(trial.run, third).warnings
     assert warning.sentence == "starts 0001 and 0002 ended at step 45: hang; a third end there stops the chain"
-    decide(trial.run.attempt("0002"), progress="made", step=46)
-    assert kinds(chain_outlook(trial.run, third)) == []
+    decide(trial.run.attempt("0002"), progress="made", step=45)
+    assert kinds(chain_outlook(trial.run, third)) == [], "it left a newer checkpoint"
     decide(trial.run.attempt("0002"), progress="none", step=45)
     write_json(trial.run.attempt("0001").exit, {"reason": "time_limit", "exit_code": 143})
     assert kinds(chain_outlook(trial.run, third)) == [], "it did not fail there"
