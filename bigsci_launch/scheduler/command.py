@@ -284,4 +284,12 @@ def _stop(process: subprocess.Popen[str]) -> str:
         return process.communicate(timeout=2)[1] or ""
     except subprocess.TimeoutExpired:
         process.kill()
-        return process.communicate()[1] or ""
+    try:
+        return process.communicate(timeout=2)[1] or ""
+    except subprocess.TimeoutExpired:
+        # Sites wrap commands in scripts: what such a script has started may hold the pipe for as long as it likes.
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        process.wait()
+        return ""

@@ -20,6 +20,7 @@ from bigsci_launch.watch.watched import Watched
 
 SLURM_EVERY_S = 30.0
 LOCAL_EVERY_S = 2.0
+FIRST_ANSWER_S = 5.0
 ROUND = ("job", "nodes", "job", "job", "maintenance", "job")
 """What is asked in turn, one command each time."""
 
@@ -57,13 +58,14 @@ class JobPoller:
         self._every_s = LOCAL_EVERY_S if watched.is_local else SLURM_EVERY_S
         self._round = ("job",) if watched.is_local else ROUND
         self._stop = threading.Event()
+        self._has_asked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bsl-watch-job", daemon=True)
         self.view = JobView(unknown(watched.job_id or "", "nobody was asked yet"))
 
     def start(self) -> None:
-        """Ask once, and from then on in a thread."""
-        self.ask("job")
+        """Ask now and again, in a thread; wait a moment for the first answer."""
         self._thread.start()
+        self._has_asked.wait(FIRST_ANSWER_S)
 
     def stop(self) -> None:
         self._stop.set()
@@ -81,6 +83,8 @@ class JobPoller:
             self.view = replace(self.view, why=error.message)
 
     def _run(self) -> None:
+        self.ask("job")
+        self._has_asked.set()
         number = 0
         while not self._stop.wait(self._every_s):
             number += 1

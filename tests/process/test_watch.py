@@ -1,0 +1,318 @@
+"""A watcher on real processes: what it notices, keeps and does, and what it must never do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsci_launch.runs.layout import RunDir, read_json
+from bigsci_launch.runs.watching.beat import AGENT, Health, read_beats
+from bigsci_launch.runs.watching.ledger import RunFinding, read_acts, read_findings
+from bigsci_launch.watch import deeds, one_attempt, stalls
+from bigsci_launch.watch.judge import durations
+from bigsci_launch.watch.loop import Glance, Watcher
+from bigsci_launch.watch.once import look_once
+from bigsci_launch.watch.watched import watched_run
+
+PROGRAM = """
+import os, sys, time
+rank, folder = int(os.environ["RANK"]), os.environ["STEPS"]
+def done(who):
+    try:
+        return int(open(f"{folder}/{who}").read() or 0)
+    except (OSError, ValueError):
+        return 0
+for step in range(1, 100000):
+    time.sleep(0.1)
+    with open(f"{folder}/new{rank}", "w") as stream:
+        stream.write(str(step))
+    os.replace(f"{folder}/new{rank}", f"{folder}/{rank}")
+    while done(1 - rank) < step:
+        time.sleep(0.02)
+    if rank == 0 and not os.path.exists(f"{folder}/silent"):
+        print(f" iteration {step}/ 100000 | elapsed time per iteration (ms): 100.0 | lm loss: 2.0E+00 |", flush=True)
+"""
+MODEL = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "sequence_length": 8, "vocab_size": 64}
+
+
+class Training:
+    """Two ranks that wait for each other at each step; rank 0 prints the steps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.run = folder, RunDir(folder / "runs" / "run")
+        self.steps = folder / "steps"
+        self.steps.mkdir()
+        self.said: list[str] = []
+        self.told: list[RunFinding] = []
+
+    def start(self, watch: str = "off") -> None:
+        config = {
+            "run": {"name": "run", "command": [sys.executable, "-c", PROGRAM]},
+            "slurm": {"site": "local"},
+            "parallelism": {"data_parallel_size": 2},
+            "model": MODEL,
+            "training": {"steps": 10, "micro_batch_size": 1, "global_batch_size": 2},
+            "data": {"prefix": "none"},
+            "env": {"STEPS": {"value": str(self.steps), "reason": "test"}},
+            "monitor": {"watch": watch},
+        }
+        (self.folder / "run.yaml").write_text(json.dumps(config))
+        done = self.bsl("submit", "run.yaml", "--local", "--detach")
+        assert done.returncode == 0, done.stderr
+        wait_for(lambda: len(list(self.attempt.pids.glob("*.json"))) == 2)
+        wait_for(lambda: "iteration" in self.attempt.log_file(0).read_text())
+
+    @property
+    def attempt(self) -> Any:
+        found = self.run.latest_attempt()
+        assert found is not None
+        return found
+
+    def bsl(self, *words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "bigsci_launch", *words]
+        return subprocess.run(argv, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False)
+
+    def pid(self, rank: int) -> int:
+        return int(read_json(self.attempt.pid_file(rank))["pid"])
+
+    def signal(self, rank: int, number: int) -> None:
+        os.kill(self.pid(rank), number)
+
+    def watcher(self, name: str = "test", *, may_act: bool = False) -> Watcher:
+        return Watcher(
+            watched_run(self.run), name=name, may_act=may_act, say=self.said.append, tell=self.told.append
+        )
+
+    def end(self) -> None:
+        for rank in (0, 1):
+            with_process(self.pid(rank), lambda pid: os.kill(pid, signal.SIGCONT))
+        self.bsl("cancel", "run")
+
+
+def with_process(pid: int, act: Callable[[int], None]) -> None:
+    try:
+        act(pid)
+    except ProcessLookupError:
+        return
+
+
+def wait_for(holds: Callable[[], object], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def tick_until(watcher: Watcher, holds: Callable[[Glance], object], seconds: float = 40.0) -> Glance:
+    deadline = time.monotonic() + seconds
+    while not holds(glance := watcher.tick()):
+        assert time.monotonic() < deadline, f"it did not happen in time: {glance.sentence}"
+        time.sleep(0.2)
+    return glance
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
+    """Steps take 0.1 s here, so that a silence of two seconds is long."""
+    monkeypatch.setattr(durations, "LEAST_LONG_S", 1.5)
+    monkeypatch.setattr(durations, "LEAST_TOO_LONG_S", 4.0)
+    monkeypatch.setattr(stalls, "LEAST_SETTLE_S", 0.5)
+    monkeypatch.setattr(one_attempt, "LOCAL_GAP_S", 1.0)
+    started = Training(tmp_path)
+    yield started
+    started.end()
+
+
+def test_a_hang_is_noticed_explained_and_kept_and_its_end_too(training: Training) -> None:
+    training.start()
+    watcher = training.watcher()
+    assert tick_until(watcher, lambda glance: (glance.silence.step or 0) > 20).health is Health.HEALTHY
+    training.signal(1, signal.SIGSTOP)
+    began = time.monotonic()
+    glance = tick_until(watcher, lambda glance: glance.findings)
+    assert time.monotonic() - began < 15
+    (finding,) = glance.findings
+    assert finding.kind == "hang", finding
+    assert "rank 1" in finding.sentence
+    assert "is stopped" in finding.sentence
+    assert finding.bundle is not None
+    assert (Path(finding.bundle) / "collection.json").exists() or list(Path(finding.bundle).iterdir())
+    assert [told.key for told in training.told] == [finding.key]
+    known = training.bsl("status", "run").stdout
+    assert "hang" in known
+    assert finding.bundle in known
+    assert not read_acts(training.run), "nobody allowed it to act"
+
+    training.signal(1, signal.SIGCONT)
+    assert tick_until(watcher, lambda glance: not glance.findings).health is Health.HEALTHY
+    assert [found.cleared is not None for found in read_findings(training.run)] == [True]
+
+
+def test_a_watcher_that_may_act_ends_a_hang_once_and_says_why(training: Training) -> None:
+    training.start()
+    watcher, other = training.watcher("one", may_act=True), training.watcher("two", may_act=True)
+    tick_until(watcher, lambda glance: (glance.silence.step or 0) > 20)
+    other.tick()
+    training.signal(1, signal.SIGSTOP)
+    deadline = time.monotonic() + 90
+    while not (glance := watcher.tick()).is_over:
+        other.tick()
+        assert time.monotonic() < deadline, glance.sentence
+        time.sleep(0.2)
+    ended = read_json(training.attempt.exit)
+    assert ended["reason"] == "hang"
+    assert ended["spy_bundle"]
+    assert any("is stopped" in text for text in ended["evidence"]), ended
+    begun = [act for act in read_acts(training.run) if act.what == "end_ranks" and act.state == "begun"]
+    assert len(begun) == 1, "two watchers, one act"
+    assert len([words for words in training.said if "told to end the ranks" in words]) == 1
+    assert not [act for act in read_acts(training.run) if act.what == "leave_out"], "there is no other node here"
+
+
+def test_what_cannot_be_written_down_is_not_done(training: Training) -> None:
+    training.start()
+    watcher = training.watcher(may_act=True)
+    tick_until(watcher, lambda glance: (glance.silence.step or 0) > 20)
+    (training.run.path / "away").mkdir()
+    training.run.watch.rename(training.run.path / "away" / "watch")
+    training.run.watch.write_text("not a folder\n")
+    training.signal(1, signal.SIGSTOP)
+    glance = tick_until(watcher, lambda glance: any("nothing was done" in words for words in training.said))
+    assert [finding.kind for finding in glance.findings] == ["hang"]
+    assert training.told, "people are told all the same"
+    assert any("no sign of life can be left" in text for text in glance.blind)
+    assert not training.attempt.ended_by.exists()
+    assert not training.attempt.exit.exists()
+
+
+def test_a_silent_log_is_no_hang_if_the_ranks_record_steps(training: Training) -> None:
+    training.start()
+    watcher = training.watcher(may_act=True)
+    tick_until(watcher, lambda glance: (glance.silence.step or 0) > 20)
+    (training.steps / "silent").touch()
+    time.sleep(2)
+    beats = subprocess.Popen([sys.executable, "-c", BEATS, str(training.attempt.event_file(0)), str(training.steps)])
+    try:
+        deadline = time.monotonic() + 8
+        while time.monotonic() < deadline:
+            glance = watcher.tick()
+            assert not glance.findings, glance.findings
+            time.sleep(0.2)
+    finally:
+        beats.kill()
+        beats.wait()
+    assert not training.told
+    assert not training.attempt.ended_by.exists()
+
+
+BEATS = """
+import json, sys, time
+while True:
+    step = int(open(f"{sys.argv[2]}/0").read() or 0)
+    with open(sys.argv[1], "a") as stream:
+        stream.write(json.dumps({"kind": "heartbeat", "time": time.time(), "step": step, "phase": "step"}) + "\\n")
+    time.sleep(0.2)
+"""
+
+
+def test_once_waits_for_what_moves_and_calls_what_it_does_not_see_unknown(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training.start()
+    assert look_once(training.watcher()).health is Health.HEALTHY
+    training.signal(1, signal.SIGSTOP)
+    found = look_once(training.watcher())
+    assert found.health is Health.FINDING, found.sentence
+    training.signal(1, signal.SIGCONT)
+    (training.steps / "silent").touch()
+    monkeypatch.setattr("bigsci_launch.watch.once.LEAST_S", 2.0)
+    time.sleep(1)
+    unseen = look_once(training.watcher())
+    assert unseen.health is Health.BLIND, unseen.sentence
+    assert "nothing new was seen" in unseen.sentence
+
+
+def test_the_agent_is_started_again_when_it_is_killed_and_leaves_when_the_attempt_is_over(training: Training) -> None:
+    training.start(watch="observe")
+    wait_for(lambda: [beat.name for beat in read_beats(training.run)] == [AGENT])
+    first = read_beats(training.run)[0]
+    os.kill(first.pid, signal.SIGKILL)
+    wait_for(lambda: "is dead" in training.bsl("status", "run").stdout)
+    wait_for(lambda: read_beats(training.run)[0].pid != first.pid, 40)
+    again = read_beats(training.run)[0]
+    training.bsl("cancel", "run")
+    wait_for(lambda: read_beats(training.run)[0].ended, 40)
+    wait_for(lambda: not Path(f"/proc/{again.pid}").exists(), 20)
+
+
+def test_ranks_that_move_at_the_last_moment_are_not_ended(training: Training) -> None:
+    training.start()
+    watcher = training.watcher(may_act=True)
+    tick_until(watcher, lambda glance: (glance.silence.step or 0) > 20)
+    training.signal(1, signal.SIGSTOP)
+    take = watcher._now.stalls._take_look
+    looks = []
+
+    def look_and_continue(settle_s: float) -> Any:
+        looks.append(take(settle_s))
+        if len(looks) == 2:
+            training.signal(1, signal.SIGCONT)
+            time.sleep(0.5)
+        return looks[-1]
+
+    watcher._now.stalls._take_look = look_and_continue
+    tick_until(watcher, lambda glance: len(looks) >= 2)
+    assert all(look.is_failure for look in looks)
+    assert tick_until(watcher, lambda glance: not glance.findings)
+    assert not read_acts(training.run)
+    assert not training.attempt.ended_by.exists()
+
+
+@pytest.mark.parametrize("how", ["stderr", "sleeps"])
+def test_a_silent_controller_is_no_reason_to_act_or_to_call_a_run_healthy_or_lost(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bigsci_launch.runs.attempts import JobRecord, write_job
+    from bigsci_launch.watch import job
+
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    answer = "sleep 600" if how == "sleeps" else "echo 'slurm_load_jobs error: Socket timed out' >&2; exit 1"
+    for name in ("squeue", "sinfo", "scontrol", "sacct"):
+        (programs / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(job, "FIRST_ANSWER_S", 1.0)
+    run = RunDir(tmp_path / "runs" / "run")
+    attempt = run.attempt("0001")
+    attempt.make()
+    run.record.write_text("{}")
+    write_job(attempt, JobRecord("slurm", time.time(), job_id="4711"))
+    said: list[str] = []
+    watcher = Watcher(watched_run(run), name="test", may_act=True, say=said.append, tell=lambda finding: None)
+    glance = watcher.tick()
+    assert glance.health is Health.BLIND
+    assert "the state of the job is not known" in glance.sentence
+    assert not glance.findings
+    assert not read_acts(run)
+    watcher.close(glance)
+
+
+def test_checkpoints_around_a_spike_are_pinned_once(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    for step in (10, 20, 40):
+        (run.checkpoints / f"global_step{step}").mkdir(parents=True)
+    spike = RunFinding("loss_spike", "loss_spike:0001:25", "the loss is high", time.time(), "0001", step=25)
+    assert len(deeds.pin_around(run, "one", spike)) == 2
+    assert deeds.pin_around(run, "two", spike) == []
+    pinned = sorted(path.parent.name for path in run.checkpoints.glob("*/pinned"))
+    assert pinned == ["global_step20", "global_step40"]
