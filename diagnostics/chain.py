@@ -5,8 +5,9 @@ only, Python 3.8 or newer.
     python -I -S chain.py end  --attempt-dir DIR --job-id 12 --restart-count 0
 
 The job script calls it twice. `gate`, at the beginning of a start: exits with 10 if the run is finished, with 11 if a
-bound of the chain is reached, else with 0; in a chain by queue it also submits the next attempt. `end`, when exit.json
-is written: asks Slurm to start the run again if it continues. The decision goes to `next.json` in DIR, and to stderr.
+bound of the chain is reached, else with 0; in a chain by queue it also submits attempts until `links` of them wait.
+`end`, when exit.json is written: asks Slurm to start the run again if it continues. The decision goes to `next.json` in
+DIR, and to stderr.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ sys.dont_write_bytecode = True  # nothing is left in the attempt's tools
 from bad_nodes import leave_out_remembered
 from chain_decision import Decision, decide
 from chain_records import (
+    base_of,
     mark_before,
     newest_checkpoint,
     note_start,
@@ -35,7 +37,7 @@ from chain_records import (
     starts_before,
     write_record,
 )
-from chain_slurm import Answer, cancel_successor, live_successor, queue_next, requeue
+from chain_slurm import HELD, Answer, Link, cancel_links, live_links, note_job, queue_next, requeue
 
 if TYPE_CHECKING:
     from typing import Any
@@ -77,7 +79,8 @@ def gate(options: argparse.Namespace) -> int:
         return refuse(options, chain, decision, len(earlier))
     note_start(attempt, newest, len(earlier) + 1)
     if chain.by == "queue":
-        # The first start of a chain: `bsl submit` queues the second one itself.
+        note_job(base_of(attempt), options.job_id)
+        # The first start of a chain: `bsl submit` queues those behind it itself.
         keep_queued(options, chain, len(earlier) + 1, may_submit=bool(earlier))
     return GO
 
@@ -147,34 +150,56 @@ def come_back(options: argparse.Namespace, chain: Chain, decision: Decision, rea
 def keep_queued(
     options: argparse.Namespace, chain: Chain, number: int, *, may_submit: bool, decision: Decision | None = None
 ) -> None:
-    """Have one attempt queued behind this one, unless this is the last start that the chain may make."""
-    attempt = options.attempt_dir
-    run = attempt.parent.parent
+    """Have `links` attempts queued behind this one, but no more than the chain may still start."""
     decision = decision or Decision("continue", "it has just started", "unknown", None)
-    following, job_id, answer = None, None, Answer(False, NOTHING_QUEUED)
-    successor = live_successor(run)
-    if successor is not None:
-        following, job_id, answer = successor["attempt"], successor["job_id"], Answer(True, "")
+    links, wanted = live_links(options.attempt_dir.parent.parent), min(chain.links, chain.max_starts - number)
+    refusal = top_up(options, links, wanted) if may_submit else ""
+    if links:
+        say(f"{links_text(links)} queued behind this one{refused_text(len(links), wanted, refusal)}")
     elif number >= chain.max_starts:
-        answer = Answer(False, f"this is start {number}, and slurm.chain.max_starts is {chain.max_starts}")
+        refusal = f"this is start {number}, and slurm.chain.max_starts is {chain.max_starts}"
+        say(f"no job is queued behind this one: {refusal}")
     elif may_submit:
-        following, answer = queue_next(attempt, options.job_id)
-        following = following if answer.is_done else None
-        job_id = read_json(run / "attempts" / following / "job.json").get("job_id") if following else None
-    if answer.is_done:
-        say(f"job {job_id} is queued behind this one, as attempt {following}")
-        if job_id is not None:
-            leave_out_remembered(attempt, job_id)
-    elif may_submit:
-        say(f"no job is queued behind this one: {answer.words}; `bsl submit` queues one")
+        say(f"no job is queued behind this one: {refusal}; `bsl submit` queues one")
+    for link in links:
+        if link.reason in HELD:
+            say(f"job {link.job_id} is held ({link.reason}): it starts when somebody releases it")
+        if link.job_id is not None:
+            leave_out_remembered(options.attempt_dir, link.job_id)
+    answer = Answer(bool(links), refusal or ("" if links else NOTHING_QUEUED))
+    following, job_id = (links[0].attempt, links[0].job_id) if links else (None, None)
     write_next(options, chain, decision, number, answer, following, job_id)
+
+
+def top_up(options: argparse.Namespace, links: list[Link], wanted: int) -> str:
+    """Add to `links` until as many are queued as wanted; return why that was not possible, or nothing."""
+    while len(links) < wanted:
+        unknown = [link.attempt for link in links if link.job_id is None]
+        if unknown:
+            return f"attempt {unknown[0]} is being submitted right now"
+        link, answer = queue_next(options.attempt_dir, [options.job_id, *(str(each.job_id) for each in links)])
+        if not answer.is_done:
+            return answer.words
+        links.append(link)
+    return ""
+
+
+def links_text(links: list[Link]) -> str:
+    """`jobs 13, 14 (attempts 0002, 0003) are`."""
+    jobs = ", ".join(link.job_id or "?" for link in links)
+    names = ", ".join(link.attempt for link in links)
+    return f"jobs {jobs} (attempts {names}) are" if len(links) > 1 else f"job {jobs} (attempt {names}) is"
+
+
+def refused_text(number: int, wanted: int, refusal: str) -> str:
+    return f", {number} of {wanted}: {refusal}" if refusal else ""
 
 
 def withdraw(options: argparse.Namespace, chain: Chain) -> Answer:
     """End what waits behind this start, because the run does not continue."""
-    answer = cancel_successor(options.attempt_dir.parent.parent) if chain.by == "queue" else None
+    answer = cancel_links(options.attempt_dir.parent.parent) if chain.by == "queue" else None
     if answer is not None and not answer.is_done:
-        say(f"the job that is queued behind this one could not be ended: {answer.words}; it will end by itself")
+        say(f"what is queued behind this one could not be ended: {answer.words}; it will end by itself")
     return answer or Answer(True, "")
 
 

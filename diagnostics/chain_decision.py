@@ -47,6 +47,8 @@ class Chain(NamedTuple):
     max_hours: float | None = None
     total_steps: int | None = None
     """Last step of `bsl train`; None for another program."""
+    links: int = 1
+    """Attempts that wait behind the running one, in a chain by queue."""
     only_preempted: bool = False
     """Whether only a preemption is continued: `slurm.requeue` without `slurm.chain`."""
 

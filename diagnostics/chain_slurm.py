@@ -11,18 +11,17 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from chain_records import base_of, queued_attempts, read_json, write_record
-
-if TYPE_CHECKING:
-    from typing import Any
 
 TIMEOUT_S = 60
 SUBMISSION_GRACE_S = 120.0
 """An attempt that has no job yet and is younger than this may still be in submission."""
 WAIT_FOR_RECORD_S = 10.0
 """How long `bsl submit` may take to write job.json after the job has started."""
+NEVER = "DependencyNeverSatisfied"
+HELD = ("JobHeldUser", "JobHeldAdmin")
 SCRUBBED = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC|SCONTROL|PMI|PMIX)_.*")
 KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"})
 FOLDERS = ("pids", "logs", "events", "errors", "exits")
@@ -69,18 +68,51 @@ def requeue(job_id: str, restart_count: int, reason: str | None) -> Answer:
     return ask("scontrol", "requeue", job_id)
 
 
-def live_successor(run: Path) -> dict[str, Any] | None:
-    """Return the job of the attempt that is queued; None if there is none. Removes attempts whose job is gone."""
-    for attempt in queued_attempts(run):
-        record = read_json(attempt / "job.json")
-        if not record and time.time() - attempt.stat().st_mtime < SUBMISSION_GRACE_S:
-            return {"job_id": None, "attempt": attempt.name}  # `bsl submit` is at it
-        state = ask("squeue", "--noheader", "--states=all", f"--jobs={record.get('job_id')}", "--format=%T")
-        if not state.is_done and "Invalid job id" not in state.words:
-            return {**record, "attempt": attempt.name}  # nobody knows, so it may still be there
-        if state.is_done and state.words in ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUED"):
-            return {**record, "attempt": attempt.name}
-        forget(attempt)
+class Link(NamedTuple):
+    """An attempt that waits behind another one. `job_id` is None while it is being submitted."""
+
+    attempt: str
+    job_id: str | None
+    reason: str = ""
+    """Why it waits, in Slurm's word."""
+
+
+def live_links(run: Path) -> list[Link]:
+    """Return the attempts that are queued, oldest first. Removes those that will never start."""
+    return [link for attempt in queued_attempts(run) if (link := live_link(attempt)) is not None]
+
+
+def live_link(attempt: Path) -> Link | None:
+    """Return the job of an attempt that is queued; None if it will never start, and then nothing is left of it."""
+    record = read_json(attempt / "job.json")
+    if not record:
+        return adopt(attempt)
+    job_id = str(record.get("job_id"))
+    answer = ask("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T|%r")
+    state, _, reason = answer.words.partition("|")
+    if not answer.is_done and "Invalid job id" not in answer.words:
+        return Link(attempt.name, job_id)  # nobody knows, so it may still be there
+    if reason == NEVER:
+        answer = ask("scancel", job_id)
+        if not answer.is_done:
+            return Link(attempt.name, job_id, reason)
+    elif answer.is_done and state in ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUED"):
+        return Link(attempt.name, job_id, reason)
+    forget(attempt)
+    return None
+
+
+def adopt(attempt: Path) -> Link | None:
+    """Note the job of an attempt whose submission was killed before it did. None if there is no such job."""
+    answer = ask("squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%o")
+    jobs = [line.partition("|") for line in answer.words.splitlines()] if answer.is_done else []
+    own = [job_id for job_id, _, script in jobs if script.strip() == str(attempt / "script.sh")]
+    if own:
+        note_job(attempt, own[0])
+        return Link(attempt.name, own[0])
+    if not answer.is_done or time.time() - attempt.stat().st_mtime < SUBMISSION_GRACE_S:
+        return Link(attempt.name, None)
+    forget(attempt)
     return None
 
 
@@ -90,36 +122,41 @@ def forget(attempt: Path) -> None:
         shutil.rmtree(attempt, ignore_errors=True)
 
 
-def cancel_successor(run: Path) -> Answer | None:
-    """End the attempt that waits behind this one; None if there is none."""
-    successor = live_successor(run)
-    if successor is None:
-        return None
-    if successor["job_id"] is None:
-        return Answer(False, f"attempt {successor['attempt']} is being submitted right now")
-    done = ask("scancel", str(successor["job_id"]))
-    if done.is_done:
-        forget(run / "attempts" / successor["attempt"])
-    return done
+def cancel_links(run: Path) -> Answer | None:
+    """End the attempts that wait behind this one, the last one first; None if there is none."""
+    links = live_links(run)
+    refused = [f"attempt {link.attempt} is being submitted right now" for link in links if link.job_id is None]
+    for link in reversed(links):
+        done = ask("scancel", link.job_id) if link.job_id is not None else None
+        if done is not None and done.is_done:
+            forget(run / "attempts" / link.attempt)
+        elif done is not None:
+            refused.append(done.words)
+    return Answer(not refused, "; ".join(refused)) if links else None
 
 
-def queue_next(attempt: Path, job_id: str) -> tuple[str, Answer]:
-    """Submit the next attempt behind this one, from this one's frozen files; return its name and the answer."""
+def queue_next(attempt: Path, behind: list[str]) -> tuple[Link, Answer]:
+    """Submit another attempt behind all jobs of the run that run or wait, from the frozen files of this one.
+
+    All of them: if somebody cancels one in the middle, those after it still wait for the rest.
+    """
     run, frozen = attempt.parent.parent, base_of(attempt)
     numbers = [int(path.name.partition(".")[0]) for path in attempt.parent.iterdir() if path.name[:1].isdigit()]
     following = attempt.parent / f"{max(numbers) + 1:04d}"
     try:
         following.mkdir()
-        (following / "queued").write_text(f"behind {attempt.name}, job {job_id}\n", encoding="utf-8")
+        (following / "queued").write_text(f"behind {attempt.name}, jobs {' '.join(behind)}\n", encoding="utf-8")
         copy_frozen(frozen, attempt, following)
-        done = ask("sbatch", "--parsable", f"--dependency=afterany:{job_id}", str(following / "script.sh"))
+        wait = f"--dependency=afterany:{':'.join(behind)}"
+        done = ask("sbatch", "--parsable", wait, str(following / "script.sh"))
         if done.is_done:
-            note_job(frozen, following, done.words.splitlines()[-1].partition(";")[0].strip())
+            job_id = done.words.splitlines()[-1].partition(";")[0].strip()
+            note_job(following, job_id)
+            return Link(following.name, job_id), done
     except OSError as error:
         done = Answer(False, f"{error.filename or run}: {error.strerror or error}")
-    if not done.is_done:
-        forget(following)
-    return following.name, done
+    forget(following)
+    return Link(following.name, None), done
 
 
 def copy_frozen(frozen: Path, attempt: Path, following: Path) -> None:
@@ -151,14 +188,22 @@ def renamed(script: str, old: str, new: str) -> str:
     return script
 
 
-def note_job(frozen: Path, following: Path, job_id: str) -> None:
-    """Write the new attempt's job.json. A job that nobody could find again is ended."""
+def note_job(attempt: Path, job_id: str) -> None:
+    """Write the job.json of an attempt, if it has none. A job that nobody could find again is ended.
+
+    The rest of it is as for the first start of the chain, for which `bsl submit` writes it.
+    """
+    chain = read_json(attempt / "chain.json")
+    first = attempt.parent / str(chain.get("first") or attempt.name) / "job.json"
     deadline = time.monotonic() + WAIT_FOR_RECORD_S
-    while not (frozen / "job.json").exists() and time.monotonic() < deadline:
+    while not first.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
+    if (attempt / "job.json").exists():
+        return
+    known = {"schema_version": 1, "scheduler": "slurm", "launcher": None, "total_steps": chain.get("total_steps")}
     try:
-        record = {**read_json(frozen / "job.json"), "job_id": job_id, "submitted": time.time()}
-        write_record(following / "job.json", record)
+        record = {**known, **read_json(first), "job_id": job_id, "submitted": time.time()}
+        write_record(attempt / "job.json", record)
     except OSError:
         ask("scancel", job_id)
         raise

@@ -10,14 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import Any, Protocol
 
 import click
 
 from bigsci_launch.progress import Progress
 from bigsci_launch.units import format_age, format_bytes
 
+Spans = Sequence[tuple[str, dict[str, Any]]]
+"""A line whose parts have their own styles, in click's words."""
 MOST_LINES_HELD = 1000
 LONGEST_HELD_S = 0.1
 
@@ -56,7 +58,7 @@ def answer_styled(text: str, style: dict[str, Any]) -> None:
     click.echo(click.style(text, **style) if style and is_interactive() and not os.environ.get("NO_COLOR") else text)
 
 
-def answer_spans(spans: Sequence[tuple[str, dict[str, Any]]]) -> None:
+def answer_spans(spans: Spans) -> None:
     """Print a line of the answer whose parts have their own styles; plain where `answer_styled` is plain."""
     if not is_interactive() or os.environ.get("NO_COLOR"):
         spans = [(text, {}) for text, _ in spans]
@@ -211,6 +213,67 @@ def bytes_text(num_done: int, total: int, num_read: int, seconds: float) -> str:
     rate = num_read / seconds
     left = f", {format_age((total - num_done) / rate)} left" if num_done <= total else ""
     return f"{text}, {format_bytes(rate)}/s{left}"
+
+
+class Screen(Protocol):
+    """Shows a frame: on a terminal, what `draw` returns for its width and height; elsewhere the one line of `plain`."""
+
+    def __call__(self, draw: Callable[[int, int], Sequence[Spans]], plain: str) -> None: ...
+
+
+@contextmanager
+def live() -> Iterator[Screen]:
+    """Yield what shows frames, each in place of the last one; the last stays. Without a terminal, they are lines, and
+    one like the last is left out. Ctrl-C ends the block, and is no error."""
+    with suppress(KeyboardInterrupt):
+        if not is_interactive():
+            yield _plain_screen()
+            return
+        with _terminal_screen() as show:
+            yield show
+
+
+def _plain_screen() -> Screen:
+    last = ""
+
+    def show(draw: Callable[[int, int], Sequence[Spans]], plain: str) -> None:
+        nonlocal last
+        if plain != last:
+            answer(f"{time.strftime('%H:%M:%S')} {plain}")
+        last = plain
+
+    return show
+
+
+@contextmanager
+def _terminal_screen() -> Iterator[Screen]:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.style import Style
+    from rich.text import Text
+
+    console, last = Console(highlight=False), Text()
+    with Live(console=console, screen=True, auto_refresh=False) as screen:
+
+        def show(draw: Callable[[int, int], Sequence[Spans]], plain: str) -> None:
+            lines = draw(console.width, console.height)
+            nonlocal last
+            last = Text("\n", no_wrap=True, overflow="crop").join(
+                Text.assemble(
+                    *(
+                        (_printable(text), Style(color=style.get("fg"), bold=style.get("bold"), dim=style.get("dim")))
+                        for text, style in line
+                    )
+                )
+                for line in lines
+            )
+            screen.update(last, refresh=True)
+
+        try:
+            yield show
+        finally:
+            screen.stop()
+            console.print(last)
 
 
 def _plain_progress(total: int | None, line: Callable[[int, str], str]) -> Progress:

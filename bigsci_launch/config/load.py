@@ -140,10 +140,11 @@ def origins_of(config: RunConfig, tree: Node) -> dict[str, str]:
 
 def _origin(tree: Node, path: KeyPath, value: Any) -> str:
     """Return the place of one leaf: `default` if it is inside a default list or null, `computed` if it replaced a
-    null."""
+    null. A number that is short for a section is the place of everything in it."""
     node = tree.at(path)
     if node is None:
-        return DEFAULT
+        above = tree.nearest(path)
+        return above.where if isinstance(above.value, int) else DEFAULT
     return COMPUTED if node.value is None and value is not None else node.where
 
 

@@ -9,11 +9,11 @@ from bigsci_launch.errors import JobNotFound, RunDirError
 from bigsci_launch.runs.attempts import JobRecord, ask_about, attempt_state, identify, query_attempt, read_job
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_atomically
-from bigsci_launch.scheduler.slurm import cancel_job
+from bigsci_launch.scheduler.slurm import cancel_job, job_of_script
 
 
 def cancel_run(run: RunDir) -> str:
-    """Ask the scheduler to end the newest attempt, and the one that waits behind it. Return what was done.
+    """Ask the scheduler to end the newest attempt, and those that wait behind it. Return what was done.
 
     The attempt is marked, so that it does not start itself again.
 
@@ -31,11 +31,12 @@ def cancel_run(run: RunDir) -> str:
 
 
 def _cancel_queued(run: RunDir) -> list[str]:
-    """End the attempt that waits behind the newest one first: it would start when that one ends."""
+    """End the attempts that wait behind the newest one first, the last of them first: they would start."""
     said = []
-    for attempt in run.queued_attempts():
+    for attempt in reversed(run.queued_attempts()):
         record = read_job(attempt)
         if record is None:
+            said += _cancel_unrecorded(attempt)
             continue
         with suppress(JobNotFound):
             answer = ask_about([record], needs_cluster=record.cluster is not None)
@@ -45,6 +46,16 @@ def _cancel_queued(run: RunDir) -> list[str]:
                 said.append(f"{record.label}: asked to end (attempt {attempt.name}, which has not started)")
         shutil.rmtree(attempt.path, ignore_errors=True)
     return said
+
+
+def _cancel_unrecorded(attempt: AttemptDir) -> list[str]:
+    """End the job of an attempt whose submission was killed before it could record the job."""
+    job_id = job_of_script(attempt.script)
+    if job_id is None:
+        return []
+    cancel_job(job_id)
+    shutil.rmtree(attempt.path, ignore_errors=True)
+    return [f"job {job_id}: asked to end (attempt {attempt.name}, which has not started)"]
 
 
 def _cancel_newest(run: RunDir) -> str:

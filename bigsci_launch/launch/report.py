@@ -70,7 +70,7 @@ def submission_document(submission: Submission, ended: dict[str, Any] | None) ->
         "job_id": record.job_id,
         "pid": record.launcher.pid if record.launcher else None,
         "said": list(record.said),
-        "successor_job_id": submission.successor.job_id if submission.successor else None,
+        "successor_job_id": submission.successors[0].job_id if submission.successors else None,
         "exit": ended,
     }
 
@@ -104,14 +104,17 @@ def submission_id(submission: Submission) -> str:
 
 
 def successor_lines(submission: Submission) -> list[str]:
-    """Return what happened to the attempt that was to be queued behind a new one."""
+    """Return what happened to the attempts that were to be queued behind a new one."""
+    chain, queued = submission.request.chain, submission.successors
+    lines = [f"waits behind attempt {chain.after}"] if chain is not None and chain.after is not None else []
+    if len(queued) == 1:
+        lines.append(f"{queued[0].label} is queued behind it (slurm.chain)")
+    elif queued:
+        lines.append(f"jobs {', '.join(str(job.job_id) for job in queued)} are queued behind it (slurm.chain)")
     if submission.refused:
-        again = "`bsl submit` queues it when the first one runs"
-        return [f"warning: the next attempt could not be queued behind it: {submission.refused}; {again}"]
-    if submission.successor is not None:
-        return [f"{submission.successor.label} is queued behind it (slurm.chain)"]
-    chain = submission.request.chain
-    return [f"waits behind attempt {chain.after}"] if chain is not None and chain.after is not None else []
+        again = "each start tries again, and `bsl submit` does" if queued else "`bsl submit` queues it"
+        lines.append(f"warning: the next attempt could not be queued behind it: {submission.refused}; {again}")
+    return lines
 
 
 def submission_lines(submission: Submission) -> list[str]:

@@ -21,7 +21,7 @@ from bigsci_launch.launch.job.request import JobRequest, make_request
 from bigsci_launch.launch.job.script import render_script
 from bigsci_launch.launch.provenance import collect_provenance, is_secret_name
 from bigsci_launch.launch.rehearsed import rehearsal_note
-from bigsci_launch.launch.turn import ActiveAttempt, behind, find_turn
+from bigsci_launch.launch.turn import Turn, behind, find_turn
 from bigsci_launch.runs.attempts import JobRecord, query_attempt, read_exit, write_job
 from bigsci_launch.runs.chain.records import write_chain
 from bigsci_launch.runs.changes import NOTHING_ACCEPTED, write_accepted
@@ -79,10 +79,10 @@ class Submission:
     request: JobRequest
     record: JobRecord
     process: Popen[bytes] | None = None
-    successor: JobRecord | None = None
-    """The job of the attempt that waits behind this one, for a chain by queue."""
+    successors: tuple[JobRecord, ...] = ()
+    """The jobs of the attempts that wait behind this one, for a chain by queue."""
     refused: str = ""
-    """Why that attempt could not be queued."""
+    """Why no further attempt could be queued."""
 
 
 def submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Submission:
@@ -101,13 +101,12 @@ def submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Su
 
 def _submit(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Submission:
     require_same_run(request.run, loaded.config, request.topology)
-    active = find_turn(request.run, request.chain)
-    if active is not None:
-        return _start_attempt(loaded, behind(request, active), command)
-    submission = _start_attempt(loaded, request, command)
-    if request.chain is None or request.chain.by != "queue":
+    turn = find_turn(request.run, request.chain)
+    submission = _start_attempt(loaded, request if turn is None else behind(request, turn), command)
+    chain = request.chain
+    if chain is None or chain.by != "queue":
         return submission
-    return queue_second(loaded, submission, command)
+    return queue_links(loaded, submission, turn, command)
 
 
 def _start_attempt(loaded: LoadedRun, request: JobRequest, command: Sequence[str]) -> Submission:
@@ -122,24 +121,37 @@ def _start_attempt(loaded: LoadedRun, request: JobRequest, command: Sequence[str
     return submission
 
 
-def queue_second(loaded: LoadedRun, submission: Submission, command: Sequence[str]) -> Submission:
-    """Submit the next attempt behind the first of a chain. The first one is kept if that fails."""
-    first = submission.request
-    following = make_request(
-        loaded,
-        run=first.run,
-        attempt=first.run.next_attempt_name(),
-        working_directory=first.working_directory,
-        python=first.host_python,
-        local=False,
-    )
-    following = replace(following, accepted=first.accepted)
-    active = ActiveAttempt(first.attempt, submission.record, JobState.PENDING)
-    try:
-        queued = _start_attempt(loaded, behind(following, active), command)
-    except (OSError, SlurmError) as error:
-        return replace(submission, refused=str(error))
-    return replace(submission, successor=queued.record)
+def queue_links(loaded: LoadedRun, submission: Submission, turn: Turn | None, command: Sequence[str]) -> Submission:
+    """Submit attempts behind the one of `submission` until as many wait as the chain wants. Those that Slurm accepted
+    are kept if it refuses one. `turn` is what the first one waits for."""
+    first, chain, successors = submission.request, submission.request.chain, list[JobRecord]()
+    assert chain is not None
+    turn = after(turn, submission)
+    while turn.num_waiting < chain.links and turn.num_starts < chain.max_starts:
+        following = make_request(
+            loaded,
+            run=first.run,
+            attempt=first.run.next_attempt_name(),
+            working_directory=first.working_directory,
+            python=first.host_python,
+            local=False,
+        )
+        following = replace(following, accepted=first.accepted)
+        try:
+            queued = _start_attempt(loaded, behind(following, turn), command)
+        except (OSError, SlurmError) as error:
+            return replace(submission, successors=tuple(successors), refused=str(error))
+        successors.append(queued.record)
+        turn = after(turn, queued)
+    return replace(submission, successors=tuple(successors))
+
+
+def after(turn: Turn | None, submission: Submission) -> Turn:
+    """Return the place behind an attempt that was just submitted, and behind all that it waits for."""
+    attempt, job_id = submission.request.attempt, str(submission.record.job_id)
+    if turn is None:
+        return Turn(attempt, (job_id,), num_starts=1, num_waiting=0)
+    return Turn(attempt, (*turn.jobs, job_id), turn.num_starts + 1, turn.num_waiting + 1)
 
 
 def start(request: JobRequest) -> Submission:

@@ -1,14 +1,15 @@
-"""Whether an attempt may be submitted now: a run has one active attempt, and one more may wait behind it."""
+"""Whether an attempt may be submitted now: a run has one active attempt, and others may wait behind it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.launch.job.options import Option
 from bigsci_launch.launch.job.request import JobRequest
 from bigsci_launch.runs.attempts import JobRecord, age_s, query_attempt, read_job
-from bigsci_launch.runs.chain.carry import find_queued
+from bigsci_launch.runs.chain.carry import QueuedAttempt, find_queued
 from bigsci_launch.runs.chain.records import ChainRecord, read_chain
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir
@@ -25,6 +26,19 @@ class ActiveAttempt:
     attempt: AttemptDir
     record: JobRecord
     state: JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The place of an attempt behind others: the last of them, and the jobs of all.
+
+    `num_starts` counts the starts of the chain up to there, `num_waiting` those of them that wait behind another one.
+    """
+
+    attempt: AttemptDir
+    jobs: tuple[str, ...]
+    num_starts: int
+    num_waiting: int
 
 
 def find_active(run: RunDir) -> ActiveAttempt | None:
@@ -48,21 +62,26 @@ def find_active(run: RunDir) -> ActiveAttempt | None:
     return ActiveAttempt(attempt, record, job.state) if job.state.is_active else None
 
 
-def find_turn(run: RunDir, chain: ChainRecord | None) -> ActiveAttempt | None:
-    """Return the attempt behind which the next one is queued; None if it need not wait.
+def find_turn(run: RunDir, chain: ChainRecord | None) -> Turn | None:
+    """Return behind which jobs the next attempt is queued; None if it need not wait.
 
     Raises:
-        RunDirError: an attempt is active and the next one may not wait behind it, or another one already does.
+        RunDirError: an attempt is active and the next one may not wait behind it, or as many as may wait already do.
     """
     active, name = find_active(run), run_argument(run)
-    if (queued := find_queued(run)) is not None:
+    queued, may_wait = find_queued(run), chain.links if chain is not None and chain.by == "queue" else 1
+    if len(queued) >= may_wait:
+        shown = ", ".join(f"attempt {each.attempt.name} (job {each.job.job_id})" for each in queued)
         raise RunDirError(
-            f"run {run.name}: attempt {queued.attempt.name} (job {queued.job.job_id}) is queued already; "
-            "only one attempt can wait",
+            f"run {run.name}: {shown} {'is' if len(queued) == 1 else 'are'} queued already; "
+            + ("only one attempt can wait" if may_wait == 1 else f"slurm.chain.links is {may_wait}"),
             hint=f"`bsl status {name}` shows it, `bsl cancel {name}` ends the whole run",
         )
-    if active is None or (chain is not None and chain.by == "queue" and active.record.job_id is not None):
-        return active
+    if active is None and not queued:
+        return None
+    if chain is not None and chain.by == "queue" and (active is None or active.record.job_id is not None):
+        return _behind_all(run, active, queued)
+    assert active is not None, "a run without a chain may have no attempt that waits"
     raise RunDirError(
         f"run {run.name}: attempt {active.attempt.name} ({active.record.label}) is {active.state.value}; "
         "a run can have only one active attempt",
@@ -71,20 +90,29 @@ def find_turn(run: RunDir, chain: ChainRecord | None) -> ActiveAttempt | None:
     )
 
 
-def behind(request: JobRequest, active: ActiveAttempt) -> JobRequest:
-    """Return the request as one that starts when the active attempt has ended, however that ends.
+def _behind_all(run: RunDir, active: ActiveAttempt | None, queued: Sequence[QueuedAttempt]) -> Turn:
+    jobs = [str(active.record.job_id)] if active is not None else []
+    jobs += [each.job.job_id for each in queued]
+    last = queued[-1].attempt if queued else run.latest_attempt()
+    assert last is not None, "an attempt is active or waits"
+    earlier = read_chain(active.attempt) if active is not None else None
+    started = (earlier.num_starts or 1) if earlier is not None and not earlier.only_preempted else 0
+    return Turn(last, tuple(jobs), started + len(queued), len(queued))
 
-    It continues the chain of that attempt. If that has none, a new chain begins.
+
+def behind(request: JobRequest, turn: Turn) -> JobRequest:
+    """Return the request as one that starts when all attempts before it have ended, however they end.
+
+    All: if somebody cancels one in the middle, it still waits for the others. It continues the chain of the attempt
+    before it. If that has none, a new chain begins.
     """
-    assert request.chain is not None and active.record.job_id is not None
-    earlier = read_chain(active.attempt)
+    assert request.chain is not None
+    earlier = read_chain(turn.attempt)
     is_same = earlier is not None and not earlier.only_preempted
     first = earlier.first if earlier is not None and is_same else request.attempt.name
-    chain = replace(request.chain, first=first, after=active.attempt.name)
+    chain = replace(request.chain, first=first, after=turn.attempt.name)
     wait = Option(
-        "dependency",
-        f"afterany:{active.record.job_id}",
-        f"slurm.chain.by is queue: behind {active.attempt.name}",
+        "dependency", f"afterany:{':'.join(turn.jobs)}", f"slurm.chain.by is queue: behind {turn.attempt.name}"
     )
     kept = [option for option in request.options if option.name != "dependency"]
     place = next((at for at, option in enumerate(kept) if option.name == "time"), len(kept))

@@ -6,6 +6,7 @@ installed and keeps records. A job that neither knows has no answer.
 
 from __future__ import annotations
 
+import os
 import pwd
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -132,6 +133,17 @@ def query_output(job_id: str) -> Path | None:
     completed = run_slurm(["scontrol", "show", "job", "-o", job_id], check=False)
     found = _STDOUT.search(completed.stdout)
     return Path(found[1]) if found is not None and "%" not in found[1] else None
+
+
+def job_of_script(script: Path) -> str | None:
+    """Return the job of this user in the queue that runs `script`; None if there is none.
+
+    Raises:
+        SlurmUnavailable: squeue gave no answer.
+    """
+    completed = run_slurm(["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%o"], check=False)
+    jobs = (line.partition("|") for line in completed.stdout.splitlines())
+    return next((job_id for job_id, _, command in jobs if command.strip() == str(script)), None)
 
 
 def query_canceller(job_id: str) -> str | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigsci_launch.errors import BslError
+from bigsci_launch.runs.chain.outlook import chain_outlook
 from bigsci_launch.runs.checkpoints import list_files
 from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files, read_json
 from bigsci_launch.runs.signs import judge_node, read_rank_events, read_signs
@@ -113,6 +114,12 @@ def _checkpoint_size(run: RunDir) -> int | None:
         return sum(list_files(newest.path).values()) or None
     except (BslError, OSError):
         return None
+
+
+def chain_warnings(run: RunDir, attempt: AttemptDir) -> Iterator[RunFinding]:
+    """Yield what people should know before a chain stops: its last link, nothing queued, the same step twice."""
+    for warning in chain_outlook(run, attempt, ask_slurm=False).warnings:
+        yield RunFinding(warning.kind, f"{warning.key}:{attempt.name}", warning.sentence, time.time(), attempt.name)
 
 
 def near_limits(attempt: AttemptDir | None, view: JobView, tempo: Tempo) -> Iterator[RunFinding]:

@@ -14,6 +14,8 @@ from pathlib import Path
 from bigsci_launch.errors import BslError
 from bigsci_launch.runs.watching.beat import Health, own_beat, write_beat
 from bigsci_launch.runs.watching.ledger import RunFinding
+from bigsci_launch.scheduler.job import JobInfo
+from bigsci_launch.scheduler.slurm import partition_nodes
 from bigsci_launch.units import format_age
 from bigsci_launch.watch.act.desk import Desk
 from bigsci_launch.watch.act.jobs import end_ranks, kill_ranks
@@ -45,6 +47,7 @@ class Glance:
     blind: tuple[str, ...]
     remarks: tuple[str, ...]
     silence: Silence
+    job: JobInfo
     look: Look | None
     is_running: bool
     is_over: bool
@@ -154,10 +157,22 @@ class Watcher:
             return
         if self._now.read(time.monotonic()):
             return  # it moves after all
-        look = self._now.stalls.look
-        is_one = look is not None and len(look.nodes) == 1 and not self._now.watched.is_local
-        nodes = look.nodes if look is not None and is_one else ()
-        self._say_each(lambda: [end_hang(run, attempt, self._who, stalled, nodes, lambda: end_ranks(attempt))])
+        nodes, why_not = self._nodes_to_leave_out(seen)
+        self._say_each(lambda: [end_hang(run, attempt, self._who, stalled, nodes, lambda: end_ranks(attempt)), why_not])
+
+    def _nodes_to_leave_out(self, seen: Seen) -> tuple[tuple[str, ...], str]:
+        """Return the node of the suspects, if it may be the cause and another can take its place; else why not."""
+        look, job = self._now.stalls.look, seen.view.job
+        if look is None or len(look.nodes) != 1 or self._now.watched.is_local:
+            return (), ""
+        node = look.nodes[0]
+        try:
+            has_spare = len(partition_nodes(job.partition or None)) > (job.num_nodes or 0)
+        except BslError as error:
+            return (), f"{node} is not left out: it is not known if there are other nodes: {error.message}"
+        return (
+            (look.nodes, "") if has_spare else ((), f"{node} is not left out: partition {job.partition} has no other")
+        )
 
     def _say_each(self, act: Callable[[], list[str]]) -> None:
         """Do something, and say what came of it. What cannot be written down is not done."""
@@ -181,6 +196,7 @@ class Watcher:
             blind=blind,
             remarks=seen.remarks,
             silence=seen.silence,
+            job=seen.view.job,
             look=self._now.stalls.look,
             is_running=seen.view.is_running,
             is_over=seen.view.is_over,

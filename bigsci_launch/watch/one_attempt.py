@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bigsci_launch.config.schema.run import RunConfig
-from bigsci_launch.runs.attempts import read_exit
+from bigsci_launch.errors import BslError
+from bigsci_launch.runs.attempts import ended_state, read_exit
 from bigsci_launch.runs.chain.records import read_next
 from bigsci_launch.runs.restart.restart import Restart, find_restart
 from bigsci_launch.runs.watching.ledger import RunFinding
@@ -86,7 +87,12 @@ class AttemptWatch:
 
     @property
     def view(self) -> JobView:
-        return self._poller.view
+        """What is known of the job. An attempt that has recorded its end is over, though its script may still run."""
+        view, attempt = self._poller.view, self.watched.attempt
+        ended = read_exit(attempt) if attempt is not None and attempt.exit.exists() else None
+        if ended is None or ended.get("exit_code") is None or view.job.state.is_over:
+            return view
+        return replace(view, job=ended_state(view.job.job_id, ended))
 
     def read(self, now: float) -> bool:
         """Read what is new. Whether anything but chatter was."""
@@ -143,13 +149,20 @@ class AttemptWatch:
         if now < self._facts_due:
             return self._facts
         self._facts_due = now + FACTS_EVERY_S
+        try:
+            self._facts = self._read_facts(view)
+        except BslError as error:
+            self._facts = (self._facts[0], (error.message,))
+        return self._facts
+
+    def _read_facts(self, view: JobView) -> tuple[tuple[RunFinding, ...], tuple[str, ...]]:
         run, attempt = self.watched.run, self.watched.attempt
         lost, unknown = facts.lost_nodes(attempt, view)
         found = [*lost, *facts.near_limits(attempt, view, self._tempo())]
         if run is not None and attempt is not None:
             found += [*facts.dead_ranks(attempt, view), *facts.full_disk(run)]
-        self._facts = (tuple(found), tuple(unknown))
-        return self._facts
+            found += facts.chain_warnings(run, attempt) if not view.is_over else []
+        return tuple(found), tuple(unknown)
 
     def _tempo(self) -> facts.Tempo:
         course = self.course

@@ -191,6 +191,7 @@ next.by | `requeue` or `queue`, as in `slurm.chain.by`
 next.action | `continue`, `finished` or `stop`, as the job script decided; null if it has not yet
 next.sentence | why
 next.progress | whether the start made progress: `made`, `none`, or `unknown`
+next.num_queued | attempts that wait behind this one
 next.num_starts | starts of the chain so far
 next.max_starts | `slurm.chain.max_starts`
 next.asked | whether Slurm was asked for the next start; false if it refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -12,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from bigsci_launch.runs.attempts import JobRecord, write_job
+from bigsci_launch.runs.attempts import JobRecord, read_job, write_job
 from bigsci_launch.runs.chain.records import ChainRecord, NextRecord, read_chain, read_next, write_chain
 from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
 from bigsci_launch.runs.watching.ended import EndedBy, write_ended_by
 
 PROGRAM = Path(__file__).parents[2] / "diagnostics" / "chain.py"
 SCRIPT = """#!/bin/bash
-# Run it's mine, attempt 0001, written by bsl submit. Its config is in the same folder.
-#SBATCH --output={folder}/attempts/0001/job.out
+# Run it's mine, attempt {name}, written by bsl submit. Its config is in the same folder.
+#SBATCH --output={folder}/attempts/{name}/job.out
 run_dir={folder}
-first_attempt=0001
+first_attempt={name}
 """
 
 
@@ -39,7 +40,7 @@ class Carried:
         values = {"max_starts": 50, "max_hours": None, "total_steps": 60, "only_preempted": False, "first": "0001"}
         write_chain(attempt, ChainRecord(by=by, **{**values, **bounds}))  # type: ignore[arg-type]
         write_job(attempt, JobRecord("slurm", time.time(), job_id="12", total_steps=60))
-        attempt.script.write_text(SCRIPT.format(folder=self.run.path))
+        attempt.script.write_text(SCRIPT.format(folder=self.run.path, name=name.partition(".")[0]))
         attempt.tools.mkdir(exist_ok=True)
         if step is not None:
             attempt.event_file(0).write_text(json.dumps({"kind": "step", "step": step, "time": 1.0}) + "\n")
@@ -244,3 +245,112 @@ def test_a_person_who_asked_to_exit_ends_the_chain_and_a_restart_continues_it(ca
     assert found is not None and found.continues
     assert found.sentence == "bob asked to restart after step 19: new revision"
     assert carried.asked("scontrol") == [["requeue", "12"]]
+
+
+# ------------------------------------------------------------------------------------------- several links
+
+
+def link(carried: Carried, name: str, job_id: str | None) -> AttemptDir:
+    """Queue an attempt behind the others; without a job ID its submission was killed before job.json."""
+    attempt = carried.start(name, by="queue", links=3)
+    attempt.queued_mark.write_text("")
+    if job_id is None:
+        attempt.job.unlink()
+    else:
+        write_job(attempt, JobRecord("slurm", time.time(), job_id=job_id, total_steps=60))
+    return attempt
+
+
+def test_a_start_tops_up_what_waits_behind_it(carried: Carried) -> None:
+    carried.slurm.answer("squeue", "PENDING|Dependency\n")
+    carried.ended(carried.start("0001", by="queue", step=19), "stopped")
+    second = carried.start("0002", by="queue", step=20, links=3)
+    link(carried, "0003", "31")
+    found = carried.call("gate", second)
+    assert carried.rc == 0 and found is not None and (found.next_attempt, found.next_job_id) == ("0003", "31")
+    # Each waits for all before it: the one in the middle may be cancelled by hand.
+    waits = [call[1] for call in carried.asked("sbatch")]
+    assert waits == ["--dependency=afterany:12:31", "--dependency=afterany:12:31:13"]
+    assert [each.name for each in carried.run.queued_attempts()] == ["0003", "0004", "0005"]
+    chain = read_chain(carried.run.attempt("0005"))
+    assert chain is not None and (chain.links, chain.first, chain.num_starts) == (3, "0001", None)
+    assert "jobs 31, 13, 13 (attempts 0003, 0004, 0005) are queued behind this one" in carried.said
+    carried.ended(second, "stopped")
+    assert carried.call("end", second) is not None
+    assert len(carried.asked("sbatch")) == 2, "nothing is missing"
+
+
+def test_the_bound_of_starts_bounds_what_waits(carried: Carried) -> None:
+    carried.ended(carried.start("0001", by="queue", step=19), "stopped")
+    second = carried.start("0002", by="queue", links=3, max_starts=4)
+    carried.slurm.answer("squeue", "PENDING|Dependency\n")
+    assert carried.call("gate", second) is not None and carried.rc == 0
+    assert [each.name for each in carried.run.queued_attempts()] == ["0003", "0004"]
+
+
+def test_a_link_that_somebody_cancelled_or_that_can_never_start_is_replaced(carried: Carried) -> None:
+    first = carried.start("0001", by="queue", step=19)
+    carried.ended(first, "stopped")
+    link(carried, "0002", "31")
+    carried.slurm.answer("squeue", "CANCELLED|None\n")
+    found = carried.call("end", first)
+    assert found is not None and (found.next_attempt, found.next_job_id) == ("0002", "13"), "its name is free again"
+    carried.slurm.answer("squeue", "PENDING|DependencyNeverSatisfied\n")
+    assert carried.call("end", first) is not None
+    assert carried.asked("scancel") == [["13"]] and len(carried.asked("sbatch")) == 2
+    carried.slurm.answer("squeue", "PENDING|JobHeldUser\n")
+    assert carried.call("end", first) is not None
+    assert "job 13 is held (JobHeldUser)" in carried.said and len(carried.asked("sbatch")) == 2
+
+
+def test_a_site_that_takes_some_links_only_is_said(carried: Carried) -> None:
+    first = carried.start("0001", by="queue", step=19, links=3)
+    carried.ended(first, "stopped")
+    link(carried, "0002", "31")
+    carried.slurm.answer("squeue", "PENDING|Dependency\n")
+    carried.slurm.answer("sbatch", stderr="sbatch: error: QOSMaxSubmitJobPerUserLimit", rc=1)
+    found = carried.call("end", first)
+    assert found is not None and (found.asked, found.next_job_id) == (True, "31")
+    assert found.words == "sbatch: error: QOSMaxSubmitJobPerUserLimit"
+    assert "job 31 (attempt 0002) is queued behind this one, 1 of 3: sbatch: error" in carried.said
+    assert [each.name for each in carried.run.queued_attempts()] == ["0002"]
+
+
+def test_a_job_whose_submission_was_killed_is_found_again(carried: Carried) -> None:
+    first = carried.start("0001", by="queue", step=19)
+    carried.ended(first, "stopped")
+    second = link(carried, "0002", None)
+    carried.slurm.answer("squeue", f"9|/other/script.sh\n31|{second.script}\n")
+    carried.call("end", first)
+    record = read_job(second)
+    assert record is not None and (record.job_id, record.total_steps) == ("31", 60)
+    # Slurm has no such job: nothing was submitted, and another attempt takes the name.
+    second = link(carried, "0002", None)
+    carried.slurm.answer("squeue", "")
+    before = len(carried.asked("sbatch"))
+    found = carried.call("end", first)
+    assert found is not None and len(carried.asked("sbatch")) == before, "it may still be in submission"
+    os.utime(second.path, (0, 0))
+    found = carried.call("end", first)
+    assert found is not None and (found.next_attempt, found.next_job_id) == ("0002", "13")
+
+
+def test_a_start_whose_submission_was_killed_notes_its_own_job(carried: Carried) -> None:
+    carried.ended(carried.start("0001", by="queue", step=19), "stopped")
+    second = carried.start("0002", by="queue")
+    second.job.unlink()
+    assert carried.call("gate", second) is not None
+    record = read_job(second)
+    assert record is not None and (record.job_id, record.scheduler) == ("12", "slurm")
+
+
+def test_all_links_are_withdrawn_the_last_one_first(carried: Carried) -> None:
+    first = carried.start("0001", by="queue", step=60, links=2)
+    link(carried, "0002", "31")
+    link(carried, "0003", "32")
+    carried.ended(first, "finished")
+    carried.slurm.answer("squeue", "PENDING|Dependency\n")
+    found = carried.call("end", first)
+    assert found is not None and found.action == "finished"
+    assert carried.asked("scancel") == [["32"], ["31"]]
+    assert carried.run.queued_attempts() == []

@@ -79,6 +79,31 @@ def test_a_finished_run_leaves_no_successor(make_run: Callable[..., Run]) -> Non
     assert "next:" not in run.bsl("status", str(run.directory))
 
 
+def test_two_links_wait_survive_a_hand_in_the_middle_and_are_withdrawn_at_the_end(make_run: Callable[..., Run]) -> None:
+    run = make_run("linked")
+    first = int(submit(run, "60", "finish-in=0003", options=("--set", "slurm.chain=2")))
+    second, third = str(first + 1), str(first + 2)
+    assert f"jobs {second}, {third} are queued behind it" in run.stderr
+    run.wait_for(lambda: "iteration" in run.log(0))
+    assert next_start(run) == f"job {second}, attempt 0002, is queued behind it, and 1 more behind that"
+    # The last one must not start when the one before it is gone. Its own submission was killed before it was recorded.
+    record = run.directory / "attempts" / "0003" / "job.json"
+    record.unlink()
+    run.cluster.run("scancel", second)
+    run.wait_for(lambda: jobs(run) == [third, str(first)])
+    run.wait_for(lambda: bool(decision(run, "0003")), timeout_s=90)
+    assert json.loads(record.read_text())["job_id"] == third
+    began = json.loads(record.with_name("chain.json").read_text())["started"]
+    assert began >= run.exit()["ended"], "it waited for the first one too"
+    found = decision(run, "0001")
+    assert (found["next_attempt"], found["next_job_id"], found["words"]) == ("0003", third, None)
+    run.wait_for(lambda: decision(run, "0003").get("action") == "finished", timeout_s=90)
+    output = (run.directory / "attempts" / "0003" / "job.out").read_text()
+    assert "(attempts 0004, 0005) are queued behind this one" in output
+    run.wait_for(lambda: not jobs(run))
+    assert attempts(run) == ["0001", "0003"]
+
+
 def test_cancel_ends_what_runs_and_what_waits(make_run: Callable[..., Run]) -> None:
     run = make_run("cancelled")
     first = submit(run, program=PROGRAM)

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from bigsci_launch.watch.watched import Watched
 
 EXIT_FINDING, EXIT_BLIND = 1, 4
+FRAME_S = 1.0
+PAGE_EVERY_S = 300.0
+"""How often a page is written anew if nothing was found: each time asks Slurm."""
 START_S = 60.0
 """How long the agent waits for the job to be recorded: `bsl submit` writes that after the job has begun."""
 
@@ -27,11 +31,21 @@ START_S = 60.0
 @click.option("--jobid", metavar="ID", help="Watch this Slurm job; bsl need not have submitted it.")
 @click.option("--act", is_flag=True, help="End ranks that hang, and pin checkpoints around a spike.")
 @click.option("--once", is_flag=True, help="Look once, and exit with 0 (healthy), 1 (finding) or 4 (could not see).")
+@click.option("--live", is_flag=True, help="Show steps, ranks, findings and acts on one screen.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Keep the run as a page in FILE.")
 @click.option("--json", "as_json", is_flag=True, help="With --once: print one JSON document.")
 @click.option("--agent", is_flag=True, hidden=True, help="Watch from the job script, until the attempt is over.")
 @click.pass_context
 def watch(
-    ctx: click.Context, run: str | None, jobid: str | None, act: bool, once: bool, as_json: bool, agent: bool
+    ctx: click.Context,
+    run: str | None,
+    jobid: str | None,
+    act: bool,
+    once: bool,
+    live: bool,
+    html: Path | None,
+    as_json: bool,
+    agent: bool,
 ) -> None:
     """Watch RUN (a name or a directory; default: the run submitted last) until it is over: what goes wrong is noticed,
     explained, kept in the run, and told by the ways of monitor.notify.
@@ -43,10 +57,16 @@ def watch(
         raise click.UsageError("give a run or --jobid, not both")
     if as_json and not once:
         raise click.UsageError("--json is for --once")
+    if once and (live or act):
+        raise click.UsageError("--once neither acts nor stays: leave out --act and --live")
     watched = _find(run, jobid, START_S if agent else 0.0)
+    if watched.run is None and (live or html or act):
+        raise click.UsageError(f"job {jobid} is no run of bsl: --live, --html and --act need its records")
     if once:
-        ctx.exit(_look_once(watched, as_json))
-    ctx.exit(_watch(watched, may_act=act, is_agent=agent))
+        ctx.exit(_look_once(watched, html, as_json))
+    if live:
+        ctx.exit(_watch_live(watched, html, may_act=act))
+    ctx.exit(_watch(watched, html, may_act=act, is_agent=agent))
 
 
 def _find(run: str | None, jobid: str | None, patience_s: float) -> Watched:
@@ -78,7 +98,7 @@ def _own_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
-def _watch(watched: Watched, *, may_act: bool, is_agent: bool) -> int:
+def _watch(watched: Watched, html: Path | None, *, may_act: bool, is_agent: bool) -> int:
     """Watch until the run is over, or somebody ends this process. Return the exit code."""
     from bigsci_launch.runs.watching.beat import AGENT
 
@@ -86,12 +106,14 @@ def _watch(watched: Watched, *, may_act: bool, is_agent: bool) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_told.set())
     watcher = _make(watched, name=AGENT if is_agent else _own_name(), may_act=may_act)
+    page = _Page(watched, html)
     glance = None
     _say(f"{'watching' if not may_act else 'watching, and acting on'} {watched.name}")
     try:
         while True:
             is_last = is_told.is_set()
             glance = watcher.tick()
+            page.keep(glance)
             if is_last or (glance.is_over and (is_agent or not glance.goes_on)):
                 break
             is_told.wait(glance.every_s)
@@ -100,12 +122,61 @@ def _watch(watched: Watched, *, may_act: bool, is_agent: bool) -> int:
     return 0 if is_agent else _code(glance)
 
 
-def _look_once(watched: Watched, as_json: bool) -> int:
+def _watch_live(watched: Watched, html: Path | None, *, may_act: bool) -> int:
+    """Watch, and show everything on one screen, until the run is over or somebody presses Ctrl-C."""
+    from bigsci_launch.watch.show.live import live_lines, plain_line, read_live_view
+
+    assert watched.run is not None
+    watcher, page, glance = _make(watched, name=_own_name(), may_act=may_act, is_quiet=True), _Page(watched, html), None
+    with console.live() as show:
+        try:
+            while glance is None or not glance.is_over or glance.goes_on:
+                glance = watcher.tick()
+                page.keep(glance)
+                due = time.monotonic() + glance.every_s
+                while True:
+                    view = read_live_view(watched.run, glance.job)
+                    show(lambda width, height, view=view: live_lines(view, width, height), plain_line(view))  # type: ignore[misc]
+                    if time.monotonic() + FRAME_S > due:
+                        break
+                    time.sleep(FRAME_S)
+        finally:
+            watcher.close(glance)
+    return _code(glance) if glance is not None else 0
+
+
+class _Page:
+    """Keeps the page of a run, without asking Slurm too often."""
+
+    def __init__(self, watched: Watched, path: Path | None) -> None:
+        self._run = watched.run
+        self._path = path
+        self._shown: tuple[str, ...] | None = None
+        self._due = 0.0
+
+    def keep(self, glance: Glance) -> None:
+        """Write the page if what was found has changed, or if it is old."""
+        keys = tuple(finding.key for finding in glance.findings)
+        now = time.monotonic()
+        if self._path is None or self._run is None or (keys == self._shown and now < self._due and not glance.is_over):
+            return
+        from bigsci_launch.pages import write_page
+        from bigsci_launch.runs.status import read_status
+        from bigsci_launch.watch.show.overview import read_overview
+        from bigsci_launch.watch.show.page import render_run_page
+
+        write_page(self._path, render_run_page(read_overview(read_status(self._run))))
+        self._shown, self._due = keys, now + PAGE_EVERY_S
+
+
+def _look_once(watched: Watched, html: Path | None, as_json: bool) -> int:
     from bigsci_launch.watch.once import look_once
     from bigsci_launch.watch.show.words import glance_document, glance_lines
 
     watcher = _make(watched, name=_own_name(), may_act=False, is_quiet=True)
     glance = look_once(watcher)
+    watcher.close(glance)
+    _Page(watched, html).keep(glance)
     if as_json:
         console.answer_json(glance_document(watched, glance))
     else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from bigsci_launch.config.schema.node import ResourceLimits, StageIn
 from bigsci_launch.config.schema.options import SbatchOptions
@@ -15,17 +15,36 @@ from bigsci_launch.config.schema.values import SlurmDuration, Word
 class ChainSection(Section):
     """How a run starts itself again until it is finished: after its time limit, a preemption, a lost node or a crash.
 
-    It stops if a start made no optimizer step more than those before it. A local site ignores this section."""
+    It stops if a start made no optimizer step more than those before it. A local site ignores this section.
+    `chain: 3` is short for `{by: queue, links: 3}`."""
 
     by: Literal["requeue", "queue"]
-    """`requeue`: the job script requeues its own job (`scontrol requeue`). `queue`: a second job waits behind the
-    running one; it suits sites that refuse requeues, and queues where waiting early pays."""
+    """`requeue`: the job script requeues its own job (`scontrol requeue`). `queue`: other jobs wait behind the running
+    one; it suits sites that refuse requeues, and queues where waiting early pays."""
+
+    links: PositiveInt = 1
+    """Jobs that wait behind the running one, for `by: queue`. With several, a queue of days is waited for in advance,
+    and a start that cannot submit another does not end the chain."""
 
     max_starts: PositiveInt = 50
     """Most starts of one chain, including the first."""
 
     max_hours: PositiveFloat | None = None
     """No start begins later than this many hours after the first of the chain; default: no limit."""
+
+    @model_validator(mode="after")
+    def _links_need_a_queue(self) -> ChainSection:
+        if self.links > 1 and self.by != "queue":
+            raise ValueError("`links` needs `by: queue`: a job that requeues itself has nothing behind it")
+        return self
+
+
+def _chain_of_links(value: Any) -> Any:
+    return {"by": "queue", "links": value} if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _or_links(schema: dict[str, Any]) -> None:
+    schema["anyOf"].insert(0, {"type": "integer", "exclusiveMinimum": 0})
 
 
 class SlurmSection(Section):
@@ -67,7 +86,7 @@ class SlurmSection(Section):
     dependency: Word | None = None
     """Jobs that must end first, such as `afterok:123` (`sbatch --dependency`)."""
 
-    chain: ChainSection | None = None
+    chain: Annotated[ChainSection | None, BeforeValidator(_chain_of_links), Field(json_schema_extra=_or_links)] = None
     """How the run starts itself again until it is finished; default: it does not, and somebody submits it again."""
 
     wait_s: NonNegativeInt = 60

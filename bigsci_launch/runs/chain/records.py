@@ -31,6 +31,8 @@ class ChainRecord:
     """The attempt that this one was queued behind."""
     num_starts: int | None = None
     """Starts of the chain up to this one; None before it has started."""
+    links: int = 1
+    """Attempts that wait behind the running one, in a chain by queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,15 @@ def chain_of(slurm: SlurmSection, total_steps: int | None, attempt: str) -> Chai
             return None
         # The bound is that of a chain, because somebody may preempt a job for ever.
         return ChainRecord("requeue", 50, None, total_steps, only_preempted=True, first=attempt)
-    return ChainRecord(chain.by, chain.max_starts, chain.max_hours, total_steps, only_preempted=False, first=attempt)
+    return ChainRecord(
+        chain.by,
+        chain.max_starts,
+        chain.max_hours,
+        total_steps,
+        only_preempted=False,
+        first=attempt,
+        links=chain.links,
+    )
 
 
 def write_chain(attempt: AttemptDir, chain: ChainRecord) -> None:
@@ -80,7 +90,7 @@ def read_chain(attempt: AttemptDir) -> ChainRecord | None:
     """Return the chain of an attempt; None if it has none, or an unreadable one."""
     try:
         document = read_json(attempt.chain)
-        return ChainRecord(**{name: document[name] for name in ChainRecord.__dataclass_fields__})
+        return ChainRecord(**{name: document[name] for name in ChainRecord.__dataclass_fields__ if name in document})
     except (RunDirError, KeyError, TypeError):
         return None
 

@@ -26,7 +26,7 @@ def next_text(status: RunStatus) -> str | None:
     if carry.queued is not None:
         label = f"job {carry.queued.job.job_id}, attempt {carry.queued.attempt.name},"
         if status.job.state.is_active:
-            return f"{label} is queued behind it"
+            return f"{label} is queued behind it{_more(carry)}"
         return f"{label} is {carry.queued.job.state.value}{_when(carry.queued.job.expected_start)}{_because(carry)}"
     if status.job.state.is_queued and status.has_started:
         return f"Slurm starts it again{_when(status.job.expected_start)} as {next_name(status)}{_because(carry)}"
@@ -43,6 +43,14 @@ def next_text(status: RunStatus) -> str | None:
     if decision.asked is False:
         return f"none, although {decision.sentence}; Slurm did not requeue the job{words}"
     return f"Slurm was asked to start it again as {decision.next_attempt}; {decision.sentence}"
+
+
+def _more(carry: Carry) -> str:
+    """How many attempts wait behind the next one, and why not more."""
+    more = f", and {len(carry.links) - 1} more behind that" if len(carry.links) > 1 else ""
+    is_short = carry.chain is not None and len(carry.links) < carry.chain.links
+    words = carry.decision.words if is_short and carry.decision else None
+    return more + (f"; no further one: {words}" if words else "")
 
 
 def _while_running(status: RunStatus) -> str | None:
@@ -122,6 +130,7 @@ def next_document(status: RunStatus) -> dict[str, Any] | None:
         "max_starts": carry.chain.max_starts if carry.chain else None,
         "asked": decision.asked if decision else None,
         "words": decision.words if decision else None,
+        "num_queued": len(carry.links),
         "attempt": queued.attempt.name if queued else next_name(status) if requeued else None,
         "job_id": queued.job.job_id if queued else status.job.job_id if requeued else None,
         "expected_start": (queued.job if queued else status.job).expected_start if queued or requeued else None,

@@ -36,10 +36,13 @@ def rank_marks(evidence: Evidence, classes: Sequence[StackClass], suspects: Iter
     return marks | dict.fromkeys(suspects, SUSPECT)
 
 
-def make_text_grid(topology: Topology | None, marks: Mapping[int, str], columns: int, max_rows: int) -> TextGrid:
-    """Return a grid of at most `max_rows` rows; ranks that share a place show the most unusual of their marks."""
+def make_text_grid(
+    topology: Topology | None, marks: Mapping[int, str], columns: int, max_rows: int, order: str = _BY_ODDNESS
+) -> TextGrid:
+    """Return a grid of at most `max_rows` rows; ranks that share a place show the most unusual of their marks, which is
+    the last of them in `order`."""
     if topology is None or topology.world_size != len(marks):
-        return _in_order(marks, columns, max_rows)
+        return _in_order(marks, columns, max_rows, order)
     width, in_block = topology.stride("pp"), topology.stride("dp")
     per_mark = 1 if width + topology.dp - 1 <= columns else in_block
     while -(-width // per_mark) > columns:
@@ -51,7 +54,7 @@ def make_text_grid(topology: Topology | None, marks: Mapping[int, str], columns:
         last = min(first + stages, topology.pp)
         lines = [[marks[stage * width + at] for at in range(width)] for stage in range(first, last)]
         name = f"pp{first}" if stages == 1 else f"pp{first}-{last - 1}"
-        rows.append((name, _squeeze(list(zip(*lines, strict=True)), per_mark, blank)))
+        rows.append((name, _squeeze(list(zip(*lines, strict=True)), per_mark, blank, order)))
     return TextGrid(_caption(topology, per_mark, stages), tuple(rows))
 
 
@@ -63,7 +66,7 @@ def _caption(topology: Topology, per_mark: int, stages: int) -> str:
     return f"rows: pipeline stages; columns: replicas, dp0 to dp{topology.dp - 1}; {what}"
 
 
-def _in_order(marks: Mapping[int, str], columns: int, max_rows: int) -> TextGrid:
+def _in_order(marks: Mapping[int, str], columns: int, max_rows: int, order: str) -> TextGrid:
     """Return the grid in rank order, for ranks without known coordinates."""
     ranks = sorted(marks)
     columns = max(8, min(columns * 8 // 9 // 8 * 8, 64))
@@ -73,24 +76,20 @@ def _in_order(marks: Mapping[int, str], columns: int, max_rows: int) -> TextGrid
     rows = []
     for start in range(0, len(ranks), columns * per_mark):
         part = ranks[start : start + columns * per_mark]
-        rows.append((str(part[0]), _squeeze([(marks[rank],) for rank in part], per_mark, 8 if per_mark == 1 else 0)))
+        places = [(marks[rank],) for rank in part]
+        rows.append((str(part[0]), _squeeze(places, per_mark, 8 if per_mark == 1 else 0, order)))
     what = "one letter per rank"
     if per_mark > 1:
         what = f"one letter per {per_mark} ranks, for the most unusual of them"
     return TextGrid(f"ranks in order; {what}", tuple(rows))
 
 
-def _squeeze(places: Sequence[Sequence[str]], per_mark: int, blank_after: int) -> str:
+def _squeeze(places: Sequence[Sequence[str]], per_mark: int, blank_after: int, order: str) -> str:
     """Return one mark for every `per_mark` places, with a blank after every `blank_after` marks."""
     merged = "".join(
-        max((mark for place in places[at : at + per_mark] for mark in place), key=_oddness)
+        max((mark for place in places[at : at + per_mark] for mark in place), key=order.index)
         for at in range(0, len(places), per_mark)
     )
     if not blank_after:
         return merged
     return " ".join(merged[at : at + blank_after] for at in range(0, len(merged), blank_after))
-
-
-def _oddness(mark: str) -> int:
-    """Return a sorting key: suspects highest, then ranks not read, ended ranks, and classes from small to large."""
-    return _BY_ODDNESS.index(mark)

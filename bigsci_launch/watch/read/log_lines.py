@@ -33,8 +33,9 @@ _NEMO_FIELDS = {
     )
 }
 _BAR = re.compile(r"\b(\d+)/(\d+) \[\d[\d:]*<")
+OUTPUT = Sighting("output")
 _FAILED = re.compile(
-    r"Traceback \(most recent call last\)|CUDA error|CUDA out of memory|NCCL error|Uncorrectable ECC"
+    r"Traceback \(most recent call last\)|CUDA error|CUDA out of memory|OutOfMemoryError|NCCL error|Uncorrectable ECC"
     r"|Segmentation fault|Bus error|ChildFailedError|srun: error:|uncaught exception"
 )
 _WATCHDOG = "PULSE:"
@@ -53,12 +54,12 @@ class LineReader:
 
     def read(self, line: str) -> Sighting | None:
         """Return what the line says; `output` if it is only a sign of life, None if it is none."""
-        if _WATCHDOG in line[:200]:
+        if _WATCHDOG in line:
             return None
         found = _step(line) or _evaluation_or_save(line) or _setting(line) or self._trainer_step(line) or _failure(line)
         if found is None:
             self._see_bar(line)
-            found = Sighting("output")
+            return OUTPUT
         return replace(found, time=_time_of(line), rank=self._rank if self._rank is not None else _rank_of(line))
 
     def _see_bar(self, line: str) -> None:
@@ -158,7 +159,8 @@ def _setting(line: str) -> Sighting | None:
 
 
 def _failure(line: str) -> Sighting | None:
-    return Sighting("failed", text=line.strip()[-300:]) if _FAILED.search(line) else None
+    may_fail = "rror" in line or "Traceback" in line or "fault" in line or "uncaught" in line or "ECC" in line
+    return Sighting("failed", text=line.strip()[-300:]) if may_fail and _FAILED.search(line) else None
 
 
 def _number(text: str | None) -> float | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bigsci_launch.errors import RunDirError
 from bigsci_launch.runs.layout import AttemptDir, rank_files
-from bigsci_launch.watch.read.log_lines import LineReader
+from bigsci_launch.watch.read.log_lines import OUTPUT, LineReader
 from bigsci_launch.watch.read.records import read_record
 from bigsci_launch.watch.read.tail import MOST_BYTES, FileTail, Growth, read_beginning
 from bigsci_launch.watch.sighting import Sighting
@@ -65,10 +65,10 @@ class LogTail(Tail):
         settings = self._settings() if self._may_begin and growth.num_skipped else []
         self._may_begin = self._may_begin and not growth.grown
         seen = [sighting for line in growth.lines if (sighting := self._lines.read(line)) is not None]
-        silent = [sighting for sighting in seen if sighting.kind == "output"]
-        if not silent and growth.grown and not growth.lines:  # the beginning of a line is a sign of life too
-            silent = [Sighting("output", rank=self.rank)]
-        return settings + [sighting for sighting in seen if sighting.kind != "output"] + silent[-1:]
+        told = [sighting for sighting in seen if sighting is not OUTPUT]
+        is_torn = growth.grown and not growth.lines  # the beginning of a line is a sign of life too
+        has_output = is_torn or len(told) < len(seen)
+        return settings + told + ([Sighting("output", rank=self.rank)] if has_output else [])
 
     def _settings(self) -> list[Sighting]:
         """Return the arguments at the beginning of a log whose end alone is read."""

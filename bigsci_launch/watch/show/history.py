@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,33 +47,46 @@ def read_history(run: RunDir) -> list[AttemptHistory]:
     return [AttemptHistory(attempt, read_points(attempt)) for attempt in run.attempts()]
 
 
-def read_points(attempt: AttemptDir, tail_bytes: int | None = None) -> tuple[StepPoint, ...]:
-    """Return the steps of an attempt: from the records of its ranks, else from the lines that its program printed.
-    With `tail_bytes`, only those in so many bytes at the end of the file."""
+def read_points(attempt: AttemptDir) -> tuple[StepPoint, ...]:
+    """Return the steps of an attempt: from the records of its ranks, else from the lines that its program printed."""
     recorded = records_of_steps(attempt)
-    found: dict[int, StepPoint] = {}
-    if recorded is not None:
-        found = {point.step: point for point in _recorded(recorded, tail_bytes)}
-    for path in newest_logs(attempt) if not found else ():
-        if found := {point.step: point for point in _printed(path, tail_bytes)}:
-            break
+    found = points_of_records(_records(recorded)) if recorded is not None else ()
+    return found or read_printed(attempt)
+
+
+def points_of_records(records: Iterable[Mapping[str, Any]]) -> tuple[StepPoint, ...]:
+    """Return the steps among a rank's records."""
+    return _by_step(_point(record) for record in records if _is_step(record))
+
+
+def read_printed(attempt: AttemptDir, tail_bytes: int | None = None) -> tuple[StepPoint, ...]:
+    """Return the steps in the newest log that has any; with `tail_bytes`, only those near its end."""
+    for path in newest_logs(attempt):
+        if found := _by_step(_printed(path, tail_bytes)):
+            return found
+    return ()
+
+
+def _by_step(points: Iterable[StepPoint]) -> tuple[StepPoint, ...]:
+    found = {point.step: point for point in points}
     return tuple(found[step] for step in sorted(found))
 
 
-def _recorded(path: Path, tail_bytes: int | None) -> Iterator[StepPoint]:
-    for block in _blocks(path, tail_bytes):
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    for block in _blocks(path, None):
         for line in block.splitlines():
-            if STEP in line and (point := _point_of_record(line)) is not None:
-                yield point
+            if STEP in line:
+                with suppress(ValueError):  # torn
+                    record = json.loads(line)
+                    if isinstance(record, dict):
+                        yield record
 
 
-def _point_of_record(line: bytes) -> StepPoint | None:
-    try:
-        record = json.loads(line)
-    except ValueError:  # torn, or cut where reading began
-        return None
-    if not isinstance(record, dict) or record.get("kind") != "step" or not isinstance(record.get("step"), int):
-        return None
+def _is_step(record: Mapping[str, Any]) -> bool:
+    return record.get("kind") == "step" and isinstance(record.get("step"), int)
+
+
+def _point(record: Mapping[str, Any]) -> StepPoint:
     names = ("loss", "grad_norm", "seconds", "tflops", "time")
     return StepPoint(record["step"], **{name: _number(record.get(name)) for name in names})
 

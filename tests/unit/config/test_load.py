@@ -41,6 +41,14 @@ def test_a_time_limit_is_a_time(load: Load) -> None:
     assert load('slurm.time_limit="90"').config.slurm.time_limit == "01:30:00"
 
 
+def test_a_number_of_links_is_short_for_a_chain_by_queue(load: Load, run_file: Path) -> None:
+    run = load("slurm.chain=3")
+    assert run.config == load("slurm.chain={by: queue, links: 3}").config
+    assert run.origins["slurm.chain.links"] == run.origins["slurm.chain.by"] == "--set"
+    assert "slurm.chain.links: must be greater than 0 (got 0)" in problems(run_file, "slurm.chain=0")[0]
+    assert "`links` needs `by: queue`" in problems(run_file, "slurm.chain={by: requeue, links: 2}")[0]
+
+
 def test_every_leaf_has_an_origin(load: Load, run_file: Path) -> None:
     run = load("optimizer.betas.1=0.99", "monitor.save_time_s=5")
     assert run.origins["run.name"] == f"{run_file}:2:3"

@@ -25,10 +25,8 @@ from bigsci_launch.launch.job.script import (
     render_script,
     template_environment,
 )
-from bigsci_launch.launch.turn import ActiveAttempt, behind
-from bigsci_launch.runs.attempts import JobRecord
+from bigsci_launch.launch.turn import Turn, behind
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.scheduler.job import JobState
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "sbatch"
 SHAPES = sorted(path.stem for path in GOLDEN.glob("*-*.yaml"))
@@ -185,11 +183,10 @@ def test_a_chain_is_requeued_or_waits_behind() -> None:
     assert "carry_on gate" in text and "carry_on end" in text
     request = request_of("jean-zay-48-nodes", "slurm.chain.by=queue", "slurm.dependency=afterok:7")
     assert "#SBATCH --no-requeue\n" in render_script(request)
-    record = JobRecord("slurm", 0.0, job_id="12")
-    active = ActiveAttempt(request.run.attempt("0001"), record, JobState.PENDING)
-    waiting = behind(replace(request, attempt=request.run.attempt("0002")), active)
+    turn = Turn(request.run.attempt("0002"), ("12", "13"), num_starts=2, num_waiting=1)
+    waiting = behind(replace(request, attempt=request.run.attempt("0003")), turn)
     text = render_script(waiting)
-    assert "#SBATCH --dependency=afterany:12\n" in text and "afterok" not in text
-    assert waiting.chain is not None and (waiting.chain.after, waiting.chain.first) == ("0001", "0002")
+    assert "#SBATCH --dependency=afterany:12:13\n" in text and "afterok" not in text
+    assert waiting.chain is not None and (waiting.chain.after, waiting.chain.first) == ("0002", "0003")
     assert "carry_on" not in render_script(request_of("jean-zay-48-nodes"))
     assert request_of("jean-zay-48-nodes", *options, local=True).chain is None

@@ -157,3 +157,27 @@ def test_only_a_chain_by_queue_may_wait_behind_an_active_attempt(slurm: Any, tri
         with pytest.raises(RunDirError, match="can have only one active attempt") as caught:
             find_turn(trial.run, refused)
         assert "slurm.chain.by=queue" in str(caught.value.hint)
+
+
+def link(trial: Any, name: str, job_id: str) -> None:
+    attempt = trial.run.attempt(name)
+    attempt.make()
+    write_job(attempt, JobRecord("slurm", trial.now, job_id=job_id, total_steps=20))
+    attempt.queued_mark.write_text("")
+
+
+def test_the_number_of_jobs_that_wait_is_said(slurm: Any, trial: Any) -> None:
+    write_chain(trial.attempt, chain(by="queue", links=3))
+    link(trial, "0002", "13")
+    link(trial, "0003", "14")
+    slurm.answer("squeue", line("RUNNING") + line("PENDING", "13") + line("PENDING", "14"))
+    assert said(status()) == "job 13, attempt 0002, is queued behind it, and 1 more behind that"
+    assert json.loads(status("--json"))["next"]["num_queued"] == 2
+    decide(trial, by="queue", next_attempt="0002", next_job_id="13", words="QOSMaxSubmitJobPerUserLimit")
+    assert said(status()).endswith("and 1 more behind that; no further one: QOSMaxSubmitJobPerUserLimit")
+    # Two of three wait: `bsl submit` queues the third behind all of them.
+    turn = find_turn(trial.run, chain(by="queue", links=3))
+    assert turn is not None and (turn.attempt.name, turn.jobs) == ("0003", ("12", "13", "14"))
+    assert (turn.num_starts, turn.num_waiting) == (3, 2)
+    with pytest.raises(RunDirError, match=r"0002 \(job 13\), attempt 0003 \(job 14\) are queued already"):
+        find_turn(trial.run, chain(by="queue", links=2))

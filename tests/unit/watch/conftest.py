@@ -1,0 +1,92 @@
+"""A watcher with a clock of its own, and sightings as readers make them. And a run of two attempts
+with records as ranks write them: the second repeats some steps, and its loss jumps."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bigsci_launch.runs.attempts import JobRecord, write_job
+from bigsci_launch.runs.layout import AttemptDir, RunDir, write_json
+from bigsci_launch.topology import Topology
+from bigsci_launch.watch.judge.course import Course
+from bigsci_launch.watch.judge.expected import Expected
+from bigsci_launch.watch.judge.silence import Noticed, Silence
+from bigsci_launch.watch.sighting import Sighting
+
+STEP_S = 100.0
+
+
+@dataclass
+class Watched:
+    """A course, and the time by the watcher's clock."""
+
+    course: Course
+    now: float = 5000.0
+    noticed: list[Noticed] = field(default_factory=list)
+
+    def see(self, *sightings: Sighting, after: float = 0.0) -> None:
+        self.now += after
+        self.course.take(sightings, self.now)
+        self.noticed += self.course.noticed()
+
+    def silent(self, seconds: float) -> Silence:
+        """What is said after so many seconds without anything new."""
+        return self.course.silence(self.now + seconds)
+
+    def steps(self, first: int, last: int, seconds: float = STEP_S) -> None:
+        for step in range(first, last + 1):
+            self.see(Sighting("step", step=step, seconds=seconds), after=seconds)
+
+
+@pytest.fixture
+def watch() -> Callable[..., Watched]:
+    def start(**expected: float) -> Watched:
+        return Watched(Course(Expected(**expected)))  # type: ignore[arg-type]
+
+    return start
+
+
+TOPOLOGY = Topology(tp=4, pp=12, dp=8)
+
+
+def write_steps(attempt: AttemptDir, steps: Sequence[int], loss: Callable[[int], float]) -> None:
+    """Write the records of the rank that reports steps."""
+    lines = []
+    for step in steps:
+        common = {"time": time.time(), "mono": 1.0, "step": step}
+        lines.append(json.dumps({"kind": "heartbeat", **common, "phase": "step"}))
+        fields = {"loss": loss(step), "grad_norm": 0.3, "seconds": 105.0 + step % 2, "tflops": 150.0}
+        lines.append(json.dumps({"kind": "step", **common, **fields}))
+    attempt.event_file(TOPOLOGY.world_size - 1).write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def bloom(tmp_path: Path) -> RunDir:
+    run = RunDir((tmp_path / "runs" / "bloom").resolve())
+    write_json(run.record, {"name": "bloom", "topology": TOPOLOGY.as_dict()})
+    for number, steps in ((1, range(1, 61)), (2, range(51, 101))):
+        attempt = run.attempt(f"{number:04d}")
+        attempt.make()
+        write_job(attempt, JobRecord("slurm", time.time() - 100, job_id=f"1{number}", total_steps=200))
+        write_steps(attempt, steps, lambda step, number=number: 6.0 - step / 50 + step % 3 * 0.01 + (number - 1) * 0.9)
+    write_json(run.attempt("0001").exit, {"reason": "time_limit", "exit_code": 0, "first_failure": None})
+    for rank in range(TOPOLOGY.world_size):
+        identity = {"rank": rank, "node": f"n{rank // 4}", "coordinate": TOPOLOGY.coordinate(rank).as_dict()}
+        attempt = run.attempt("0002")
+        # 384 files that are synced take seconds.
+        attempt.pid_file(rank).write_text(json.dumps({**identity, "pid": 1, "started": time.time() - 90}))
+        if rank != TOPOLOGY.world_size - 1:
+            beat(attempt, rank, "step", 0)
+    return run
+
+
+def beat(attempt: AttemptDir, rank: int, phase: str, age_s: float) -> None:
+    """Write the newest heartbeat of a rank."""
+    record = {"kind": "heartbeat", "time": time.time() - age_s, "mono": 1.0, "step": 100, "phase": phase}
+    attempt.event_file(rank).write_text(json.dumps(record) + "\n")
