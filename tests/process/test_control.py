@@ -151,12 +151,12 @@ def test_ranks_that_hang_are_looked_at_and_ended_when_somebody_asks_them_to_exit
     first = asked.step() + 1
     asked.begin({"kind": "hang", "rank": 1, "step": first + 2})
     wait_until(lambda: asked.events("0002", 1, "fault") != [])
-    assert asked.desk("10", "1").wait(30) == -signal.SIGKILL
+    assert asked.desk("5", "1").wait(30) == -signal.SIGKILL
     (left,) = [act for act in asked.lines("exit") if act.attempt == "0002"]
     assert left.state == "refused" and "of an attempt that has ended" in left.words
     (asked.run.control / "exit").write_text("it hangs\x1b[31m,\nand nobody is here\n")
-    assert asked.desk("10", "20").wait(30) == -signal.SIGKILL, "killed while it looks, or waits for the ranks"
-    watcher = asked.desk("10")
+    assert asked.desk("5", "8").wait(30) == -signal.SIGKILL, "killed while it looks, or waits for the ranks"
+    watcher = asked.desk("5")
     ended = asked.wait_for_end("0002")
     assert watcher.wait(30) == 0
     assert (ended["reason"], ended["evidence"][0]) == (

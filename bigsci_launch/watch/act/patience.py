@@ -12,9 +12,9 @@ SLACK_S = 30.0
 def patience_s(usual_s: Callable[[str], float | None], config: RunConfig | None) -> float:
     """Return the seconds after which ranks that have not done what they were asked to are taken for hung.
 
-    As before the time limit: the step and the save in progress must end, then the step in which all ranks agree, and the
-    last save; an evaluation may come first. `usual_s` says how long a phase of the run takes, or None; then it is what
-    the run file expects.
+    As before the time limit: the step and the save in progress must end, then the step in which all ranks agree, and
+    the last save; an evaluation may come first. `usual_s` says how long a phase of the run takes, or None; then it is
+    what the run file expects.
     """
     monitor = config.monitor if config is not None else MonitorSection()
     step_s, save_s = usual_s("step") or monitor.step_time_s, usual_s("save") or monitor.save_time_s
