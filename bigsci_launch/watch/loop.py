@@ -19,6 +19,7 @@ from bigsci_launch.scheduler.slurm import partition_nodes
 from bigsci_launch.units import format_age
 from bigsci_launch.watch.act.desk import Desk
 from bigsci_launch.watch.act.jobs import end_ranks, kill_ranks
+from bigsci_launch.watch.act.patience import patience_s
 from bigsci_launch.watch.books import Books, Say, Tell
 from bigsci_launch.watch.deeds import end_hang, finish_end, pin_around
 from bigsci_launch.watch.judge.course import Course
@@ -30,8 +31,6 @@ from bigsci_launch.watch.watched import Watched, watched_run
 
 LEAST_EVERY_S, MOST_EVERY_S = 2.0, 10.0
 """Time between two rounds: about a step."""
-PATIENCE_S = 30.0
-"""Ranks that were asked to save or to stop may take so much longer than three steps and two saves."""
 SPIKES = ("loss_spike", "grad_spike", "nan")
 STALLS = ("hang", "dead")
 
@@ -104,9 +103,9 @@ class Watcher:
         if self._desk is None:
             return
         course = self._now.course
-        patience_s = PATIENCE_S + 3 * (course.usual_s("step") or 0.0) + 2 * (course.usual_s("save") or 0.0)
+        patience = patience_s(course.usual_s, self._now.watched.config)
         try:
-            for act in self._desk.serve(time.time(), course.step, patience_s):
+            for act in self._desk.serve(time.time(), course.step, patience):
                 self._say(f"{act.what} ({act.who}: {act.why}): {act.state}: {act.words}")
         except (BslError, OSError) as error:
             self._say_new((*self._said, f"what is asked in control/ is not served: {error}"))

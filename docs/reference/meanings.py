@@ -242,6 +242,22 @@ deliveries[].ok | whether the message was delivered
 deliveries[].words | what came of it; never an address
 deliveries[].seconds | how long it took
 """,
+    "bsl control --json": """
+schema_version | 1
+run | the run directory
+requests[].key | what tells it from others; null for one that was just written
+requests[].verb | `save`, `exit`, `restart`, `dump` or `kill`; another word if it was refused for that
+requests[].who | login name of the owner of the file that asks it
+requests[].why | the reason
+requests[].after_step | the optimizer step after which it is due; null: at once
+requests[].attempt | the attempt of which it is asked; null if its file does not say so
+requests[].asked | when it was written, in seconds since the epoch
+requests[].state | `waiting` for a watcher, `begun`, `done`, `refused` or `failed`
+requests[].words | what came of it, in words
+requests[].lines[] | {time, state, words}: everything that was done for it, oldest first
+watchers[] | {name, host, last_sign, every_s}: who serves requests now, and how often it looks
+next | what happens next with a request that was just written, in sentences
+""",
     "bsl nodes list --json": """
 schema_version | 1
 memory | the file that remembers the nodes

@@ -46,6 +46,10 @@ ALONE = {
         """submit configs/demo.yaml --local --set run.name=told --set 'run.command=["true"]'"""
         """ --set 'monitor.notify.command=["true"]' > /dev/null; bsl notify told --json"""
     ],
+    "bsl control --json": [
+        """submit configs/demo.yaml --local --set run.name=asked --set 'run.command=["true"]' > /dev/null;"""
+        " touch runs/asked/control/save; bsl control asked --json"
+    ],
     "bsl nodes list --json": ["nodes add n1 --reason hot > /dev/null; bsl nodes list --json"],
     "bsl data prepare --json": ["data prepare configs --output corpus --vocab-size 300 --json"],
 }

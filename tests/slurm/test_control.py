@@ -26,7 +26,7 @@ def watch(isolated_cluster: Any) -> Iterator[Callable[[Run], None]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(run: Run) -> None:
-        argv = [sys.executable, str(DESK), str(run.directory), "10"]
+        argv = [sys.executable, str(DESK), str(run.directory), "5"]
         with (run.folder / "desk").open("w") as output:
             started.append(
                 subprocess.Popen(argv, env=run.cluster.environment(), stdout=output, stderr=subprocess.STDOUT)

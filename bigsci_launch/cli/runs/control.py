@@ -56,7 +56,7 @@ def _show(run: RunDir, as_json: bool) -> None:
 
     known = read_all(run)
     if as_json:
-        console.answer_json(control_document(run, known))
+        console.answer_json(control_document(run, known, time.time()))
     elif known:
         console.answer_table(COLUMNS, rows(known))
     else:
@@ -65,14 +65,16 @@ def _show(run: RunDir, as_json: bool) -> None:
 
 def _ask(run: RunDir, verb: str, why: str, after_step: int | None, as_json: bool) -> None:
     from bigsci_launch.runs.control.ask import ask_run
-    from bigsci_launch.runs.show.control import asked_document, next_lines
+    from bigsci_launch.runs.show.control import control_document, just_asked, next_lines
 
     attempt = ask_run(run, verb, why, after_step)
     now = time.time()
+    lines = next_lines(run, attempt, verb, after_step, now)
     if as_json:
-        console.answer_json(asked_document(run, attempt, verb, why, after_step, now))
+        request = just_asked(attempt, verb, why, after_step, now)
+        console.answer_json(control_document(run, [request], now, lines))
         return
     step = f" after step {after_step}" if after_step is not None else ""
     console.answer(f"asked of {run.name}, attempt {attempt.name}: {verb}{step}")
-    for line in next_lines(run, attempt, verb, after_step, now):
+    for line in lines:
         console.talk(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 from bigsci_launch.runs.attempts import read_exit
 from bigsci_launch.runs.chain.records import read_chain
-from bigsci_launch.runs.control.requests import Request, moment_of, read_waiting
+from bigsci_launch.runs.control.requests import Request, moment_of, read_waiting, user_name
 from bigsci_launch.runs.find import run_argument
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.runs.watching.beat import Beat, read_beats
@@ -32,7 +33,7 @@ NEXT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestState:
     """A request and its state: `waiting` before a watcher has taken it up, then that of the act."""
 
     request: dict[str, Any]
@@ -74,17 +75,17 @@ def next_lines(run: RunDir, attempt: AttemptDir, verb: str, after_step: int | No
     return [*lines, f"see `bsl control {run_argument(run)}`"]
 
 
-def read_all(run: RunDir) -> list[Asked]:
+def read_all(run: RunDir) -> list[RequestState]:
     """Return everything that people have asked of a run, oldest first."""
     lines: dict[str, list[Act]] = {}
     for act in read_acts(run):
         if act.what not in OF_WATCHERS:
             lines.setdefault(act.key, []).append(act)
     found = [_of_acts(run, acts) for acts in lines.values()]
-    return found + [Asked(_request(each), "waiting", each.wrong or "", ()) for each in read_waiting(run)]
+    return found + [RequestState(_request(each), "waiting", each.wrong or "", ()) for each in read_waiting(run)]
 
 
-def _of_acts(run: RunDir, acts: Sequence[Act]) -> Asked:
+def _of_acts(run: RunDir, acts: Sequence[Act]) -> RequestState:
     last = acts[-1]
     words = last.words
     ended = read_exit(run.attempt(last.attempt)) if last.state == "begun" and last.attempt else None
@@ -99,14 +100,14 @@ def _of_acts(run: RunDir, acts: Sequence[Act]) -> Asked:
         "attempt": last.attempt,
         "asked": moment_of(last.key) or acts[0].time,
     }
-    return Asked(request, last.state, words, tuple(acts))
+    return RequestState(request, last.state, words, tuple(acts))
 
 
 def _request(request: Request) -> dict[str, Any]:
     return {name: value for name, value in asdict(request).items() if name != "wrong"}
 
 
-def rows(found: Sequence[Asked]) -> list[tuple[str, ...]]:
+def rows(found: Sequence[RequestState]) -> list[tuple[str, ...]]:
     """Return the table of requests."""
     return [
         (
@@ -126,8 +127,24 @@ def _what(request: dict[str, Any]) -> str:
     return f"{request['verb']} after step {step}" if step is not None else str(request["verb"])
 
 
-def control_document(run: RunDir, found: Sequence[Asked]) -> dict[str, Any]:
-    """Return all requests as a document."""
+def just_asked(attempt: AttemptDir, verb: str, why: str, after_step: int | None, now: float) -> RequestState:
+    """Return a request that this user has just written."""
+    request = {
+        "key": None,
+        "verb": verb,
+        "who": user_name(os.geteuid()),
+        "why": why,
+        "after_step": after_step,
+        "attempt": attempt.name,
+        "asked": now,
+    }
+    return RequestState(request, "waiting", "", ())
+
+
+def control_document(
+    run: RunDir, found: Sequence[RequestState], now: float, next_: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return requests as a document; `next_` says what happens with one that was just written."""
     requests = [
         {
             **each.request,
@@ -137,23 +154,14 @@ def control_document(run: RunDir, found: Sequence[Asked]) -> dict[str, Any]:
         }
         for each in found
     ]
-    return {"schema_version": SCHEMA_VERSION, "run": str(run.path), "requests": requests}
-
-
-def asked_document(
-    run: RunDir, attempt: AttemptDir, verb: str, why: str, after_step: int | None, now: float
-) -> dict[str, Any]:
-    """Return a request that was just written as a document."""
+    attempt = run.latest_attempt()
+    watchers = serving(run, attempt, now) if attempt is not None else []
     return {
         "schema_version": SCHEMA_VERSION,
         "run": str(run.path),
-        "attempt": attempt.name,
-        "verb": verb,
-        "why": why,
-        "after_step": after_step,
+        "requests": requests,
         "watchers": [
-            {"name": beat.name, "host": beat.host, "last_sign": beat.time, "every_s": beat.every_s}
-            for beat in serving(run, attempt, now)
+            {"name": beat.name, "host": beat.host, "last_sign": beat.time, "every_s": beat.every_s} for beat in watchers
         ],
-        "next": next_lines(run, attempt, verb, after_step, now),
+        "next": [*next_],
     }

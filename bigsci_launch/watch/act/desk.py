@@ -48,7 +48,7 @@ TakeBundle = Callable[[], tuple[Path | None, str]]
 """Looks at the ranks; returns the evidence, if there is any, and a sentence: the verdict, or why there is none."""
 EMPTY_S = 0.5
 MAX_LOOKS = 2
-"""A look that has killed the watcher is tried once more."""
+"""A look that has killed the watcher is tried again, once."""
 UNKILLABLE_S = 120.0
 """Ranks that are still there so long after KILL cannot be ended from here."""
 SLURM_RETRY_S = 30.0
@@ -70,6 +70,16 @@ class _Case:
     @property
     def stage(self) -> str:
         return self.act.stage
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What is known of the newest attempt at a look; see `Desk.serve`. `ended` says how it has ended."""
+
+    attempt: AttemptDir
+    ended: str | None
+    last_step: int | None
+    patience_s: float
 
 
 class Desk:
@@ -101,18 +111,18 @@ class Desk:
         attempt = self._run.latest_attempt()
         if attempt is None or why_out_of_reach(attempt) is not None:
             return []
-        ended = how_ended(attempt)
-        self._take(now, attempt)
-        cases = [case for case in self._open_cases() if self._is_accepted(case, attempt, ended, now, last_step)]
-        self._settle_stops(cases, now)
+        view = _View(attempt, how_ended(attempt), last_step, patience_s)
+        self._take(now)
+        cases = [case for case in self._open_cases() if self._is_accepted(case, view)]
+        self._settle_stops(cases)
         for case in [case for case in cases if self._is_open(case)]:
-            self._carry(case, attempt, ended, now, last_step, patience_s)
-        self._ask_ranks(attempt, ended)
+            self._carry(case, view)
+        self._ask_ranks(view)
         return self._recorded
 
     # ---------------------------------------------------------------------------------------- taking up
 
-    def _take(self, now: float, attempt: AttemptDir) -> None:
+    def _take(self, now: float) -> None:
         """Take up new requests, and those of watchers that are gone."""
         if not (found := waiting(self._run)) and not self._run.control_done.is_dir():
             return
@@ -159,18 +169,32 @@ class Desk:
     def _is_open(self, case: _Case) -> bool:
         return not any(act.key == case.request.key and act.state in _FINAL for act in self._recorded)
 
-    def _is_accepted(
-        self, case: _Case, attempt: AttemptDir, ended: str | None, now: float, last_step: int | None
-    ) -> bool:
+    def _is_accepted(self, case: _Case, view: _View) -> bool:
         """Whether a request is carried through; one that was just taken up may have to be refused."""
         if case.num_lines:
             return True
-        why = case.request.wrong or self._why_not(case.request, attempt, ended, last_step)
+        why = case.request.wrong or self._why_not(case.request, view)
         if why is not None:
-            self._finish(replace(case, act=replace(case.act, attempt=attempt.name)), "refused", why, now)
+            self._finish(replace(case, act=replace(case.act, attempt=view.attempt.name)), "refused", why)
         return why is None
 
-    def _settle_stops(self, cases: Sequence[_Case], now: float) -> None:
+    def _why_not(self, request: Request, view: _View) -> str | None:
+        """Return why a new request must be refused; None if it need not."""
+        name = view.attempt.name
+        if view.ended is not None:
+            return f"attempt {name} has ended: {view.ended}"
+        if request.attempt is not None and request.attempt != name:
+            return f"it was asked of attempt {request.attempt}, which has ended; now {name} runs"
+        if request.attempt is None and request.asked <= _last_trace_before(self._run, view.attempt):
+            return f"it was asked before attempt {name} began, of an attempt that has ended"
+        if request.verb == "save" and not _is_trainer(view.attempt):
+            return "the program is not `bsl train`, and saves when it wants to; exit asks it to save and stop"
+        step = request.after_step
+        if step is not None and view.last_step is not None and view.last_step >= step:
+            return f"step {step} is past: {view.last_step} steps are done"
+        return None
+
+    def _settle_stops(self, cases: Sequence[_Case]) -> None:
         """Of several requests that end the attempt, one counts: what is being done already, kill, else the newest."""
         stops = [case for case in cases if case.request.verb in (*STOPS, "kill")]
         chosen = max(stops, key=_precedence, default=None)
@@ -179,148 +203,117 @@ class Desk:
                 continue
             if case.stage == "asked" and case.act.attempt is not None:
                 self._run.attempt(case.act.attempt).ended_by.unlink(missing_ok=True)
-            self._finish(case, "refused", f"{chosen.request.verb} of {chosen.request.who} counts instead", now)
+            self._finish(case, "refused", f"{chosen.request.verb} of {chosen.request.who} counts instead")
 
     # ---------------------------------------------------------------------------------------- carrying through
 
-    def _carry(
-        self,
-        case: _Case,
-        attempt: AttemptDir,
-        ended: str | None,
-        now: float,
-        last_step: int | None,
-        patience_s: float,
-    ) -> None:
-        request = case.request
+    def _carry(self, case: _Case, view: _View) -> None:
+        request, name = case.request, view.attempt.name
         if not case.num_lines:
-            case = self._reach(case, "", f"taken up by {self._name}", now, attempt.name, request.after_step)
-        elif case.act.attempt not in (None, attempt.name):
-            self._finish(case, *_end_of_earlier(case, self._run.attempt(case.act.attempt or "")), now)
+            act = replace(case.act, attempt=name, step=request.after_step)
+            case = self._reach(replace(case, act=act), "", f"taken up by {self._name}")
+        elif case.act.attempt not in (None, name):
+            self._finish(case, *_end_of_earlier(case, self._run.attempt(case.act.attempt or "")))
             return
-        elif ended is not None:
-            self._finish(case, *_end_of_earlier(case, attempt), now)
+        elif view.ended is not None:
+            self._finish(case, *_end_of_earlier(case, view.attempt))
             return
         try:
             if request.verb == "dump":
-                self._dump(case, now)
+                self._dump(case)
             elif request.verb == "save":
-                self._save(case, attempt, now, last_step, patience_s)
-            else:
-                self._stop(case, attempt, now, last_step, patience_s)
+                self._save(case, view)
+            elif self._clock() - self._asked_slurm.get(request.key, -SLURM_RETRY_S) >= SLURM_RETRY_S:
+                self._stop(case, view)
         except JobNotFound as error:
-            self._note_trouble(case, f"the ranks are gone: {error.message}", now)
+            self._note_trouble(case, f"the ranks are gone: {error.message}")
         except SlurmUnavailable as error:
-            self._note_trouble(case, error.message, now)
+            self._note_trouble(case, error.message)
         except BslError as error:
-            self._finish(case, "failed", error.message, now)
+            self._finish(case, "failed", error.message)
 
-    def _why_not(self, request: Request, attempt: AttemptDir, ended: str | None, last_step: int | None) -> str | None:
-        if ended is not None:
-            return f"attempt {attempt.name} has ended: {ended}"
-        if request.attempt is not None and request.attempt != attempt.name:
-            return f"it was asked of attempt {request.attempt}, which has ended; now {attempt.name} runs"
-        if request.attempt is None and request.asked <= _last_trace_before(self._run, attempt):
-            return f"it was asked before attempt {attempt.name} began, of an attempt that has ended"
-        if request.verb == "save" and not _is_trainer(attempt):
-            return "the program is not `bsl train`, and saves when it wants to; exit asks it to save and stop"
-        if request.after_step is not None and last_step is not None and last_step >= request.after_step:
-            return f"step {request.after_step} is past: {last_step} steps are done"
-        return None
-
-    def _dump(self, case: _Case, now: float) -> None:
-        case = self._begin_look(case, now)
+    def _dump(self, case: _Case) -> None:
+        case = self._begin_look(case)
         bundle, sentence = self._take_bundle()
-        self._finish(case, "done" if bundle else "failed", _bundle_words(bundle, sentence), now)
+        self._finish(case, "done" if bundle else "failed", _bundle_words(bundle, sentence))
 
-    def _begin_look(self, case: _Case, now: float) -> _Case:
+    def _begin_look(self, case: _Case) -> _Case:
         number = int(case.stage.removeprefix(LOOK)) + 1 if case.stage.startswith(LOOK) else 1
         if number > MAX_LOOKS:
             raise RunDirError("the watcher died each time that it looked at the ranks")
-        return self._reach(case, f"{LOOK}{number}", "looking at the ranks", now)
+        return self._reach(case, f"{LOOK}{number}", "looking at the ranks")
 
-    def _save(self, case: _Case, attempt: AttemptDir, now: float, last_step: int | None, patience_s: float) -> None:
+    def _save(self, case: _Case, view: _View) -> None:
         if case.stage == "":
-            self._reach(case, "asked", "rank 0 is asked; all ranks save at the end of a step", now)
+            self._reach(case, "asked", "rank 0 is asked; all ranks save at the end of a step")
             return
-        saved = _saved(attempt, case.request.key)
+        saved = _saved(view.attempt, case.request.key)
         if saved is not None:
             taken_s = f" in {saved['seconds']:.1f} s" if isinstance(saved.get("seconds"), (int, float)) else ""
-            self._finish(case, "done", f"saved {saved.get('path')} after step {saved.get('step')}{taken_s}", now)
-        elif self._is_due(case, last_step) and self._is_old(f"{case.request.key} due", patience_s):
-            where = "no step was done" if last_step is None else f"the last one was {last_step}"
-            self._finish(case, "failed", f"no step ended with a save in {format_age(patience_s)}: {where}", now)
+            self._finish(case, "done", f"saved {saved.get('path')} after step {saved.get('step')}{taken_s}")
+        elif self._is_overdue(case, view):
+            where = "no step was done" if view.last_step is None else f"the last one was {view.last_step}"
+            self._finish(case, "failed", f"no step ended with a save in {format_age(view.patience_s)}: {where}")
 
-    @staticmethod
-    def _is_due(case: _Case, last_step: int | None) -> bool:
-        after = case.request.after_step
-        return after is None or (last_step is not None and last_step >= after)
+    def _is_overdue(self, case: _Case, view: _View) -> bool:
+        """Whether the ranks have not done for too long what is due."""
+        return _is_due(case, view) and self._is_old(f"{case.request.key} due", view.patience_s)
 
-    def _stop(self, case: _Case, attempt: AttemptDir, now: float, last_step: int | None, patience_s: float) -> None:
-        request, stage = case.request, case.stage
-        if self._clock() - self._asked_slurm.get(request.key, -SLURM_RETRY_S) < SLURM_RETRY_S:
-            return
+    def _stop(self, case: _Case, view: _View) -> None:
+        request, stage, attempt = case.request, case.stage, view.attempt
         if stage == "" and request.verb == "kill":
-            self._write_ended(case, attempt)
-            self._reach(case, "ended", end_ranks(attempt), now)
+            _write_ended(case, attempt)
+            self._reach(case, "ended", end_ranks(attempt))
         elif stage == "":
-            self._ask_to_stop(case, attempt, now, last_step, patience_s)
-        elif stage == "asked":
-            if self._is_due(case, last_step) and self._is_old(f"{request.key} due", patience_s):
-                self._end_hung(case, attempt, now, last_step, patience_s)
-        elif stage.startswith(LOOK):
-            self._end_hung(case, attempt, now, last_step, patience_s)
+            self._ask_to_stop(case, view)
+        elif stage.startswith(LOOK) or (stage == "asked" and self._is_overdue(case, view)):
+            self._end_hung(case, view)
         elif stage == "ended" and self._is_old(f"{request.key} ended", END_GRACE_S):
-            self._reach(case, "killed", kill_ranks(attempt), now)
+            self._reach(case, "killed", kill_ranks(attempt))
         elif stage == "killed" and self._is_old(f"{request.key} killed", UNKILLABLE_S):
-            self._finish(case, "failed", f"ranks are still there {UNKILLABLE_S:.0f} s after KILL", now)
+            self._finish(case, "failed", f"ranks are still there {UNKILLABLE_S:.0f} s after KILL")
 
-    def _ask_to_stop(
-        self, case: _Case, attempt: AttemptDir, now: float, last_step: int | None, patience_s: float
-    ) -> None:
+    def _ask_to_stop(self, case: _Case, view: _View) -> None:
         """Ask the ranks: `bsl train` reads it in asked.json, other programs get the stop signal when it is time.
 
         Where the step is named, rank 0 of `bsl train` writes ended.json when it is there: until then, the attempt may
         end for another reason.
         """
-        if _is_trainer(attempt):
+        if _is_trainer(view.attempt):
             if case.request.after_step is None:
-                self._write_ended(case, attempt)
-            self._reach(case, "asked", "rank 0 is asked; all ranks save and stop at the end of a step", now)
-        elif not self._is_due(case, last_step):
-            return
-        elif rank_files(attempt.pids, ".json"):
-            self._write_ended(case, attempt)
-            self._reach(case, "asked", ask_to_stop(attempt), now)
-        elif self._is_old(f"{case.request.key} due", patience_s):
-            self._end_hung(case, attempt, now, last_step, patience_s)
+                _write_ended(case, view.attempt)
+            self._reach(case, "asked", "rank 0 is asked; all ranks save and stop at the end of a step")
+        elif _is_due(case, view) and rank_files(view.attempt.pids, ".json"):
+            _write_ended(case, view.attempt)
+            self._reach(case, "asked", ask_to_stop(view.attempt))
+        elif self._is_overdue(case, view):
+            self._end_hung(case, view)
 
-    def _end_hung(self, case: _Case, attempt: AttemptDir, now: float, last_step: int | None, patience_s: float) -> None:
+    def _end_hung(self, case: _Case, view: _View) -> None:
         """The ranks have not stopped: look at them, keep what was seen, and end them."""
         bundle: Path | None = None
         try:
-            case = self._begin_look(case, now)
+            case = self._begin_look(case)
             bundle, sentence = self._take_bundle()
         except BslError as error:
             sentence = error.message
-        self._write_ended(case, attempt, bundle)
-        did = end_ranks(attempt)
-        asked = f"not stopped {format_age(patience_s)} after they were asked to"
-        self._reach(case, "ended", f"{asked}: {_bundle_words(bundle, sentence)}; {did}", now)
-
-    def _write_ended(self, case: _Case, attempt: AttemptDir, bundle: Path | None = None) -> None:
-        request = case.request
-        evidence = str(bundle) if bundle else None
-        ended = EndedBy(request.verb, request.who, request.why, request.verb == "restart", request.after_step, evidence)
-        write_ended_by(attempt, ended)
+        _write_ended(case, view.attempt, bundle)
+        did = end_ranks(view.attempt)
+        asked = f"not stopped {format_age(view.patience_s)} after they were asked to"
+        self._reach(case, "ended", f"{asked}: {_bundle_words(bundle, sentence)}; {did}")
 
     # ---------------------------------------------------------------------------------------- asked.json
 
-    def _ask_ranks(self, attempt: AttemptDir, ended: str | None) -> None:
+    def _ask_ranks(self, view: _View) -> None:
         """Have asked.json say what the open requests ask of the trainer, whoever carries them, and nothing else."""
-        if ended is not None or not _is_trainer(attempt):
+        attempt = view.attempt
+        if view.ended is not None or not _is_trainer(attempt):
             return
-        asked = [case.request for case in self._all_open_cases() if case.stage == "asked"]
+        asked = [
+            case.request
+            for case in self._all_open_cases()
+            if case.stage == "asked" and case.act.attempt == attempt.name
+        ]
         saves = sorted((each for each in asked if each.verb == "save"), key=lambda each: each.after_step or 0)
         stops = [each for each in asked if each.verb in STOPS]
         wanted = Asked(_wish(saves[:1]), _stop_wish(stops[-1:]))
@@ -329,35 +322,37 @@ class Desk:
 
     # ---------------------------------------------------------------------------------------- the ledger
 
-    def _reach(
-        self,
-        case: _Case,
-        stage: str,
-        words: str,
-        now: float,
-        attempt: str | None = None,
-        step: int | None = None,
-    ) -> _Case:
-        act = replace(
-            case.act, state="begun", stage=stage, words=words, time=now, attempt=attempt or case.act.attempt,
-            step=step or case.act.step,
-        )  # fmt: skip
+    def _reach(self, case: _Case, stage: str, words: str) -> _Case:
+        act = replace(case.act, state="begun", stage=stage, words=words)
         self._record(act)
         self._seen.setdefault(f"{act.key} {stage}", self._clock())
         return replace(case, act=act, num_lines=case.num_lines + 1)
 
-    def _finish(self, case: _Case, state: ActState, words: str, now: float) -> None:
-        self._record(replace(case.act, state=state, words=words, time=now))
+    def _finish(self, case: _Case, state: ActState, words: str) -> None:
+        self._record(replace(case.act, state=state, words=words))
 
     def _record(self, act: Act) -> None:
+        act = replace(act, time=time.time())
         record_act(self._run, act)
         self._recorded.append(act)
 
-    def _note_trouble(self, case: _Case, words: str, now: float) -> None:
+    def _note_trouble(self, case: _Case, words: str) -> None:
         """What was asked could not be done now: it is tried again. That is said once."""
         self._asked_slurm[case.request.key] = self._clock()
         if case.act.words != words:
-            self._record(replace(case.act, words=words, time=now))
+            self._record(replace(case.act, words=words))
+
+
+def _is_due(case: _Case, view: _View) -> bool:
+    after = case.request.after_step
+    return after is None or (view.last_step is not None and view.last_step >= after)
+
+
+def _write_ended(case: _Case, attempt: AttemptDir, bundle: Path | None = None) -> None:
+    """Write who ends the attempt, before it is ended."""
+    request, evidence = case.request, str(bundle) if bundle else None
+    continues = request.verb == "restart"
+    write_ended_by(attempt, EndedBy(request.verb, request.who, request.why, continues, request.after_step, evidence))
 
 
 def _precedence(case: _Case) -> tuple[bool, bool, float]:
