@@ -86,7 +86,7 @@ class Spikes:
         self._begun, self._num_calm = step, 0
         self._highest = max(value for _, value, _ in near)
         self._near.clear()
-        sentence = f"the {self._name} rises at step {step}: {self._highest:.4g}, usual are {self._usual:.4g}"
+        sentence = f"the {self._name} rises at step {step}: {self._highest:.4g} instead of about {self._usual:.4g}"
         return Noticed(self._kind, step, sentence, time)
 
     def _follow(self, step: int, value: float, time: float | None) -> Noticed | None:
