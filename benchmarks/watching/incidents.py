@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from bigsci_launch.watch.judge.expected import Expected
-from watching.lines import EPOCH, bloom, evaluated, pulses, record
+from watching.lines import bloom, pulses
 from watching.noise import LARGE_BATCH, Values, draw_steps, read_rows
 from watching.runs import Plan, Ranks, heartbeat_run, log_run
 from watching.simulation import Event, Tale
@@ -29,8 +29,8 @@ class Incident:
     make: Callable[[], Tale]
 
 
-def _steps(seed: int = 7, seconds: float = 105.2) -> Iterator[Values]:
-    return draw_steps(seed, seconds, 2.15, 0.15, loss_times=LARGE_BATCH)
+def _steps(seed: int = 7, seconds: float = 105.2, loss: float = 2.15) -> Iterator[Values]:
+    return draw_steps(seed, seconds, loss, 0.15, loss_times=LARGE_BATCH, falls=0.0)
 
 
 def _cut(events: list[Event], onset: float) -> list[Event]:
@@ -64,7 +64,7 @@ def crash_without_end() -> Tale:
 
 def loss_spike() -> Tale:
     """The published lines of steps 31214 to 31222, and of 31250 and 31251."""
-    before = log_run(Plan(31100, 31213), _steps(seconds=106.2))
+    before = log_run(Plan(31100, 31213), _steps(seconds=106.2, loss=2.205))
     rows = [row for row in read_rows("bloom-176b") if 31214 <= row[0] <= 31222]
     calm = [row for row in read_rows("bloom-176b") if row[0] in (31250, 31251)]
     now, onset, events = before[-1].time, 0.0, list(before)
@@ -235,5 +235,3 @@ INCIDENTS = (
     Incident("own", "a step of 2 s hangs; the program printed its intervals", "log", "stall", foreign_step_hang_known),
     Incident("own", "the same, of a program whose intervals are not known", "log", "stall", foreign_step_hang),
 )
-
-__all__ = ["BEFORE_S", "EPOCH", "INCIDENTS", "Incident", "evaluated", "record"]

@@ -21,6 +21,8 @@ BLOCK = 8
 HALF = 5
 HICCUP = 1 / 200
 """Not measured: how often a step takes 5 to 50 percent longer, as when a file system is busy."""
+DRIFT, DRIFT_STEPS = 0.01, 300
+"""Not measured: steps become longer and shorter again by so much, in so many steps, as with the heat of a room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,19 @@ class Values:
 
 LARGE_BATCH = 0.25
 """The loss of BLOOM, 2048 samples a step, differed by half a percent; that of the longest log by two."""
+YOUNG = 0.5
+"""By how much more than at the end the loss of a young model is at first."""
 
 
 def draw_steps(
-    seed: int, seconds: float, loss: float, grad_norm: float, *, times: float = 1.0, loss_times: float = 1.0
+    seed: int,
+    seconds: float,
+    loss: float,
+    grad_norm: float,
+    *,
+    times: float = 1.0,
+    loss_times: float = 1.0,
+    falls: float = YOUNG,
 ) -> Iterator[Values]:
     """Yield healthy steps around these values without end; `times` makes the measured noise of seconds larger."""
     draw, residuals, number = random.Random(seed), read_residuals(), 0
@@ -75,9 +86,12 @@ def draw_steps(
         for residual in residuals[first : first + BLOCK]:
             number += 1
             slow = draw.uniform(1.05, 1.5) if draw.random() < HICCUP else 1.0
-            falling = loss * (1 + 0.5 * math.exp(-number / 2000))
+            falling = loss * (1 + falls * math.exp(-number / 2000))
             yield Values(
-                seconds * (1 + times * residual.seconds) * slow,
+                seconds
+                * (1 + times * residual.seconds)
+                * slow
+                * (1 + DRIFT * math.sin(number / DRIFT_STEPS * math.tau)),
                 falling * (1 + loss_times * residual.loss),
                 grad_norm * math.exp(residual.grad_norm),
             )

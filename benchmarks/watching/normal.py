@@ -25,10 +25,6 @@ class Normal:
     make: Callable[[], Tale]
 
 
-def _steps(seed: int = 21, seconds: float = 105.2) -> object:
-    return draw_steps(seed, seconds, 2.15, 0.15)
-
-
 def _tale(events: list[Event], **fields: object) -> Tale:
     return replace(Tale("", events, end_of(sorted(events, key=lambda event: event.time))), **fields)  # type: ignore[arg-type]
 

@@ -61,6 +61,7 @@ class Seen:
     noticed: list[tuple[float, Noticed]] = field(default_factory=list)
     troubles: list[tuple[float, str]] = field(default_factory=list)
     num_polls: int = 0
+    num_steps: int = 0
     cpu_s: float = 0.0
 
     @property
@@ -103,6 +104,7 @@ def _replay(tale: Tale, folder: Path) -> Seen:
             course.new_attempt(starts.pop(0))
         sightings = reader.read()
         course.take(sightings, now, reader.blind)
+        seen.num_steps += sum(sighting.kind == "step" for sighting in sightings)
         silence = course.silence(now)
         seen.cpu_s += time.process_time() - begun
         seen.num_polls += 1

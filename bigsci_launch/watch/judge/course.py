@@ -24,6 +24,7 @@ AFTER_ERROR_S = 60.0
 """A program that prints an error and nothing more for this long is worth a look."""
 UNKNOWN_S, UNKNOWN_START_S = 180.0, 300.0
 """Phases of unknown length, and starts, are not doubted before."""
+TRACEBACK = "Traceback"
 
 NAMES = {
     "start": ("the start has not ended", "starts"),
@@ -89,8 +90,8 @@ class Course:
             self._heartbeats.take(sighting)
             self._error = None
             return True
-        if sighting.kind == "failed":
-            self._error = self._error or sighting.text
+        if sighting.kind == "failed" and (self._error is None or TRACEBACK in self._error):
+            self._error = sighting.text  # the first one that says something
         if sighting.kind == "step":
             self._has_step, self._error = True, None
             self._heartbeats.resize(sighting.batch_size)

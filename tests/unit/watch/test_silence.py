@@ -164,7 +164,8 @@ def test_output_is_no_progress_once_steps_are_known(watch: Watch) -> None:
 def test_an_error_that_was_printed_is_worth_a_look(watch: Watch) -> None:
     watched = watch(**INTERVALS)
     watched.steps(1, 8)
-    watched.see(Sighting("failed", text="RuntimeError: CUDA error: unknown error"))
+    texts = ("Traceback (most recent call last):", "RuntimeError: CUDA error: unknown error", "srun: error: and so on")
+    watched.see(*(Sighting("failed", text=text) for text in texts))
     assert (pace(watched, 50.0), pace(watched, 61.0)) == (Pace.USUAL, Pace.LONG)
     assert "an error was printed: RuntimeError: CUDA error" in watched.silent(61.0).sentence
     watched.steps(9, 9)

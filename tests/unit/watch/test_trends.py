@@ -162,6 +162,21 @@ def test_steps_that_fp16_skips_at_first_are_no_finding_but_later_many_in_a_row_a
     assert watched.noticed[0].sentence == "5 steps in a row are skipped since step 54"
 
 
+def test_losses_of_small_batches_that_differ_by_factors_are_no_spikes(watch: Watch) -> None:
+    watched = watch()
+    draw = random.Random(1)
+    for step in range(1, 3000):
+        watched.see(Sighting("step", step=step, loss=0.8 * 2 ** draw.gauss(0, 0.8), grad_norm=2 ** draw.gauss(0, 0.8)))
+    assert found(watched) == []
+
+
+def test_values_that_may_be_negative_are_not_judged(watch: Watch) -> None:
+    watched = watch()
+    for step in range(1, 60):
+        watched.see(Sighting("step", step=step, loss=-1.0 if step % 2 else 5.0))
+    assert found(watched) == []
+
+
 def test_reports_without_numbers_are_counted(watch: Watch) -> None:
     watched = watch()
     draw = random.Random(1)
