@@ -58,7 +58,12 @@ def put(page: Path, name: str, text: str) -> None:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(line_of(row) for row in lines)
+
+
+def line_of(row: Sequence[str]) -> str:
+    """Return a row of a table of the page."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
 
 
 def incident_table() -> str:
