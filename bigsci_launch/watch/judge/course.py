@@ -22,6 +22,9 @@ END_S = 900.0
 """A program may linger this long after its ranks have reported their end: launchers wait for their agents."""
 AFTER_ERROR_S = 60.0
 """A program that prints an error and nothing more for this long is worth a look."""
+UNKNOWN_S, UNKNOWN_START_S = 180.0, 300.0
+"""Phases of unknown length, and starts, are not doubted before."""
+TRACEBACK = "Traceback"
 
 NAMES = {
     "start": ("the start has not ended", "starts"),
@@ -50,10 +53,14 @@ class Course:
         self._last_news: float | None = None
         self._has_step = False
         self._error: str | None = None
+        self._blind: tuple[str, ...] = ()
         self._noticed: list[Noticed] = []
 
-    def take(self, sightings: Sequence[Sighting], now: float) -> None:
-        """Take what was seen at one look, the oldest of each file first. The first look may see what is old."""
+    def take(self, sightings: Sequence[Sighting], now: float, blind: Sequence[str] = ()) -> None:
+        """Take what was seen at one look, the oldest of each file first. The first look may see what is old.
+
+        `blind` says what could not be seen: then a silence means nothing, until it can be seen again.
+        """
         is_news = [self._take(sighting) for sighting in sightings]
         arrived = now - self._last_news if self._last_news is not None else None
         quiet = (
@@ -63,7 +70,7 @@ class Course:
         self._noticed += self._trends.take(news, has_records=self._heartbeats.are_known)
         if any(is_news) or news or self._last_news is None:
             self._last_news = now
-        self._last_look = now
+        self._last_look, self._blind = now, tuple(blind)
 
     def new_attempt(self, now: float) -> None:
         """Note that the run starts again: nothing that follows belongs to what was seen before."""
@@ -77,12 +84,15 @@ class Course:
 
         Mere output is one before the first step, and so it is for programs whose lines are not known.
         """
+        if sighting.kind == "end" and sighting.rank is None:
+            self._printed.end()
+            return True
         if sighting.kind in ("phase", "start", "end"):
             self._heartbeats.take(sighting)
             self._error = None
             return True
-        if sighting.kind == "failed":
-            self._error = self._error or sighting.text
+        if sighting.kind == "failed" and (self._error is None or TRACEBACK in self._error):
+            self._error = sighting.text  # the first one that says something
         if sighting.kind == "step":
             self._has_step, self._error = True, None
             self._heartbeats.resize(sighting.batch_size)
@@ -127,15 +137,28 @@ class Course:
         )
 
     def _pace(self, lasts: float, candidates: Sequence[Candidate]) -> Pace:
+        pace = self._pace_by_clock(lasts, candidates)
+        if self._blind and pace is not Pace.USUAL:
+            return Pace.UNKNOWN
+        return Pace.LONG if pace is Pace.USUAL and self._error and lasts >= AFTER_ERROR_S else pace
+
+    def _pace_by_clock(self, lasts: float, candidates: Sequence[Candidate]) -> Pace:
         known = [each.usual for each in candidates if each.usual]
         is_unknown = any(each.usual is None for each in candidates)
         bounds = [usual.too_long for usual in known] + ([self._bound(candidates)] if is_unknown else [])
         if lasts >= max(bounds):
             return Pace.TOO_LONG
         certain = [each.usual.long for each in candidates if each.usual and each.is_certain]
-        if certain and lasts < max(certain):
-            return Pace.LONG if self._error and lasts >= AFTER_ERROR_S else Pace.USUAL
+        if lasts < max([self._least(candidates), *certain]):
+            return Pace.USUAL
         return Pace.UNKNOWN if is_unknown or not all(each.is_certain for each in candidates) else Pace.LONG
+
+    def _least(self, candidates: Sequence[Candidate]) -> float:
+        """Return how long any phase may take, whatever is known of it."""
+        if candidates[0].phase in ("start", "load", "end"):
+            return UNKNOWN_START_S
+        step = self._source.usual_step
+        return step.long if step else UNKNOWN_S
 
     def _bound(self, candidates: Sequence[Candidate]) -> float:
         return END_S if candidates[0].phase == "end" else generous(self._source.usual_step)
@@ -148,8 +171,11 @@ class Course:
             f"nothing new{after} for {format_age(lasts)}: "
             + words.format(step=step, next=(step or 0) + 1, phase=first.phase)
         ]
-        if first.usual:
+        if first.usual and first.in_parts:
+            parts.append(f"its results usually come {format_age(first.usual.median)} apart")
+        elif first.usual:
             parts.append(f"{plural} usually take {format_age(first.usual.median)}")
+        parts += [f"not seen: {trouble}" for trouble in self._blind]
         if pace in (Pace.UNKNOWN, Pace.TOO_LONG):
             parts += self._doubts(candidates)
         if self._heartbeats.are_known and pace is not Pace.USUAL and (behind := self._heartbeats.describe()):

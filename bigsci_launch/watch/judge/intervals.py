@@ -48,6 +48,11 @@ class Interval:
         return self._num_reports > 0
 
     @property
+    def is_in_parts(self) -> bool:
+        """Whether the phase reports more than once, as an evaluation of several data sets."""
+        return max(self._most_reports, self._num_reports) > 1
+
+    @property
     def interval(self) -> int | None:
         """The interval; 0 for never, None if it is not known."""
         if self._known is not None:

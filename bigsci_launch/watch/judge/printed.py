@@ -40,14 +40,20 @@ class Printed:
         self._since_start = 0
         self._reporter: int | None = None
         self._is_saving = False
+        self._has_ended = False
         self._begun: float | None = None
         self._last: Sighting | None = None
         self._strides: deque[int] = deque(maxlen=RECENT)
         self._quiets: deque[float] = deque(maxlen=RECENT)
 
+    def end(self) -> None:
+        """Note that the program says that it ends."""
+        self._has_ended = True
+
     def restart(self, now: float | None = None) -> None:
         """Note that the program begins again, at `now` if the watcher saw that. What was learned stays."""
         self._since_start, self._is_saving, self._last, self._begun = 0, False, None, now
+        self._has_ended = False
         self._learned.eval.next_step()
         self._learned.save.next_step()
 
@@ -69,7 +75,7 @@ class Printed:
         found = []
         for index, sighting in enumerate(news):
             found.append(News(sighting, sighting.kind == "step" and bool(self._silent())))
-            self._take(sighting, now, _share(sighting, index, num_steps, arrived))
+            self._take(sighting, now, _share(sighting, index, num_steps, arrived, quiet))
         return found
 
     def _news(self, sightings: Sequence[Sighting]) -> list[Sighting]:
@@ -87,6 +93,8 @@ class Printed:
 
     def _take(self, sighting: Sighting, now: float, arrived: float | None) -> None:
         if sighting.kind == "settings":
+            if self._since_start:
+                self.restart()  # arguments are printed at a start
             self._take_setting(sighting.text)
             return
         gap = self._gap(sighting, arrived)
@@ -174,13 +182,20 @@ class Printed:
     def candidates(self) -> list[Candidate]:
         """Return the phases that the run may be in, judging by its last line; the most likely one first."""
         learned = self._learned
+        if self._has_ended:
+            return [Candidate("end", None, True)]
         if not self._since_start:
             return [Candidate("start", learned.usual("start"), True)]
         if self._is_saving:
             return [Candidate("save", learned.usual("save"), True)]
         due = {phase: self._is_due(phase) for phase in PHASES}
-        certain = [Candidate(phase, learned.usual(phase), True) for phase in PHASES if due[phase] is True]
-        maybe = [Candidate(phase, learned.usual(phase), False) for phase in PHASES if due[phase] is None]
+        found = [
+            Candidate(phase, learned.usual(phase), is_due is True, learned.interval(phase).is_in_parts)
+            for phase, is_due in due.items()
+            if is_due is not False
+        ]
+        certain = [each for each in found if each.is_certain]
+        maybe = [each for each in found if not each.is_certain]
         if self._since_start < WARM_UP:
             maybe.append(Candidate("warm-up", None, False))
         return [*certain, Candidate("step", self.usual_step, True), *maybe]
@@ -194,10 +209,13 @@ class Printed:
         return Usual(max(usual.median, statistics.median(self._quiets)), max(usual.longest, *self._quiets))
 
 
-def _share(sighting: Sighting, index: int, num_steps: int, arrived: float | None) -> float | None:
-    """Return which part of the time since the last news a line has: of several, only steps are known to share it."""
-    if arrived is None or (num_steps > 1 and sighting.kind != "step"):
+def _share(sighting: Sighting, index: int, num_steps: int, arrived: float | None, quiet: float | None) -> float | None:
+    """Return which part of the time since the last news a line has, or the most that it may have.
+
+    Several steps share that time. Lines after the first of a look came within the time since the look before.
+    """
+    if arrived is None or quiet is None:
         return None
-    if num_steps > 1:
+    if sighting.kind == "step" and num_steps > 1:
         return arrived / num_steps
-    return arrived if index == 0 else None
+    return arrived if index == 0 else arrived - quiet

@@ -16,13 +16,15 @@ NEAR, CALM = 3, 5
 SKIPPED_IN_A_ROW = 5
 """fp16 skips a step now and then while it looks for a loss scale."""
 FINITE_IN_A_ROW = 3
+LEAST = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class SpikeLimits:
     """What counts as high, and what alone is a spike: times the usual, and above it in spreads.
 
-    Below `calm` times the usual, it is over. `is_log`: spreads are those of the logarithm, as values differ by factors.
+    Below `calm` times the usual, it is over. Spreads are those of the logarithm: losses of small batches and gradients
+    differ by factors. Values that may be negative are not judged.
     """
 
     high: float
@@ -31,11 +33,10 @@ class SpikeLimits:
     high_spreads: float
     sharp_spreads: float
     least_spread: float
-    is_log: bool
 
 
-LOSS = SpikeLimits(1.03, 1.10, 1.03, 8.0, 15.0, 0.005, is_log=False)
-GRAD_NORM = SpikeLimits(8.0, 30.0, 4.0, 4.0, 6.0, 0.1, is_log=True)
+LOSS = SpikeLimits(1.03, 1.10, 1.03, 8.0, 15.0, 0.005)
+GRAD_NORM = SpikeLimits(8.0, 30.0, 4.0, 4.0, 6.0, 0.1)
 
 
 class Spikes:
@@ -74,19 +75,18 @@ class Spikes:
     def _measure(self, value: float) -> tuple[float, float]:
         """Return what is usual, and by how many spreads the value is above it."""
         usual = statistics.median(self._before)
-        if not self._limits.is_log:
-            spread = statistics.median(abs(each - usual) for each in self._before) / MAD
-            return usual, (value - usual) / max(spread, self._limits.least_spread * abs(usual), 1e-12)
-        middle = _log(usual)
-        spread = statistics.median(abs(_log(each) - middle) for each in self._before) / MAD
-        return usual, (_log(value) - middle) / max(spread, self._limits.least_spread)
+        if min(self._before) <= 0:
+            return usual, 0.0
+        middle = math.log(usual)
+        spread = statistics.median(abs(math.log(each) - middle) for each in self._before) / MAD
+        return usual, math.log(max(value, LEAST) / usual) / max(spread, self._limits.least_spread)
 
     def _begin(self, near: list[tuple[int, float, float | None]]) -> Noticed:
         step, _, time = near[0]
         self._begun, self._num_calm = step, 0
         self._highest = max(value for _, value, _ in near)
         self._near.clear()
-        sentence = f"the {self._name} rises at step {step}: {self._highest:.4g}, usual are {self._usual:.4g}"
+        sentence = f"the {self._name} rises at step {step}: {self._highest:.4g} instead of about {self._usual:.4g}"
         return Noticed(self._kind, step, sentence, time)
 
     def _follow(self, step: int, value: float, time: float | None) -> Noticed | None:
@@ -130,7 +130,3 @@ class Finite:
             return None
         begun, self._begun = self._begun, None
         return Noticed("nan", begun, f"steps are finite again at step {step}", time, is_over=True)
-
-
-def _log(value: float) -> float:
-    return math.log(max(value, 1e-12))

@@ -14,11 +14,15 @@ WARM_UP = 3
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A phase that the run may be in. `usual` is None if its length is not known; `is_certain`: it is due."""
+    """A phase that the run may be in. `usual` is None if its length is not known; `is_certain`: it is due.
+
+    `in_parts`: it reports more than once, and `usual` is the time between two reports.
+    """
 
     phase: str
     usual: Usual | None
     is_certain: bool
+    in_parts: bool = False
 
 
 @dataclass(slots=True)

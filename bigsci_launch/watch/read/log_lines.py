@@ -33,6 +33,7 @@ _NEMO_FIELDS = {
     )
 }
 _BAR = re.compile(r"\b(\d+)/(\d+) \[\d[\d:]*<")
+_ENDED = "[exiting program after"
 OUTPUT = Sighting("output")
 _FAILED = re.compile(
     r"Traceback \(most recent call last\)|CUDA error|CUDA out of memory|OutOfMemoryError|NCCL error|Uncorrectable ECC"
@@ -56,7 +57,13 @@ class LineReader:
         """Return what the line says; `output` if it is only a sign of life, None if it is none."""
         if _WATCHDOG in line:
             return None
-        found = _step(line) or _evaluation_or_save(line) or _setting(line) or self._trainer_step(line) or _failure(line)
+        found = (
+            _step(line)
+            or _evaluation_or_save(line)
+            or _setting(line)
+            or self._trainer_step(line)
+            or _end_or_failure(line)
+        )
         if found is None:
             self._see_bar(line)
             return OUTPUT
@@ -158,8 +165,10 @@ def _setting(line: str) -> Sighting | None:
     return None
 
 
-def _failure(line: str) -> Sighting | None:
+def _end_or_failure(line: str) -> Sighting | None:
     may_fail = "rror" in line or "Traceback" in line or "fault" in line or "uncaught" in line or "ECC" in line
+    if _ENDED in line:
+        return Sighting("end", text=line.strip()[-300:])
     return Sighting("failed", text=line.strip()[-300:]) if may_fail and _FAILED.search(line) else None
 
 

@@ -20,6 +20,7 @@ MOST_WITH_HISTORY = 4
 MOST_TROUBLES = 3
 
 PROGRESS = frozenset({"step", "evaluated", "saving", "saved"})
+TELLING = PROGRESS | {"phase"}
 
 
 class Tail:
@@ -40,6 +41,11 @@ class Tail:
         growth = self._tail.read()
         self.trouble, self.num_skipped = growth.trouble, growth.num_skipped
         return self._see(growth)
+
+    @property
+    def blind(self) -> tuple[str, ...]:
+        """What could not be seen the last time."""
+        return (self.trouble,) if self.trouble else ()
 
     def read_history(self) -> list[Sighting]:
         """Read the file again, with more of what it held before, and return all of that."""
@@ -91,8 +97,9 @@ class RecordTail(Tail):
 class AttemptTail:
     """Sightings in all logs and records of an attempt; files that appear later are found.
 
-    `troubles` says what could not be seen the last time, `num_skipped` how many bytes were left out. Where ranks record
-    their steps, what is printed about them is mere output: it says the same.
+    `troubles` says what could not be seen the last time; `blind` is that part of it which may hold progress.
+    `num_skipped` is how many bytes were left out. Where ranks record their steps, what is printed about them is mere
+    output: it says the same.
     """
 
     def __init__(self, attempt: AttemptDir) -> None:
@@ -101,7 +108,9 @@ class AttemptTail:
         self._begun: set[Path] = set()
         self._num_with_history = 0
         self._records_steps = False
+        self._telling: set[Path] = set()
         self.troubles: tuple[str, ...] = ()
+        self.blind: tuple[str, ...] = ()
         self.num_skipped = 0
 
     def read(self) -> list[Sighting]:
@@ -114,7 +123,11 @@ class AttemptTail:
         if self._records_steps:
             printed = [replace(found, kind="output") if found.kind in PROGRESS else found for found in printed]
         self.num_skipped = sum(tail.num_skipped for tail in self._tails.values())
-        self.troubles = _shorten(troubles + [tail.trouble for tail in self._tails.values() if tail.trouble])
+        self._telling |= {tail.path for tail, seen in read if any(found.kind in TELLING for found in seen)}
+        in_trouble = [tail for tail in self._tails.values() if tail.trouble]
+        of_use = [tail for tail in in_trouble if tail.path in self._telling or not self._telling]
+        self.troubles = _shorten(troubles + [tail.trouble for tail in in_trouble if tail.trouble])
+        self.blind = _shorten(troubles + [tail.trouble for tail in of_use if tail.trouble])
         return recorded + printed
 
     def _find_files(self) -> list[str]:

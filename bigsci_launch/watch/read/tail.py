@@ -38,6 +38,7 @@ class FileTail:
     def __init__(self, path: Path, history: int = MOST_BYTES) -> None:
         self.path = path
         self._history = history
+        self._state: tuple[int, int, int, int] | None = None
         self._file: tuple[int, int] | None = None
         self._offset = 0
         self._mark = b""
@@ -46,8 +47,14 @@ class FileTail:
     def read(self) -> Growth:
         """Return what is new. A file that cannot be read is said to be so, never to be silent."""
         try:
+            found = self.path.stat()
+            state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+            if state == self._state:
+                return Growth()  # most logs of a large job: they are not even opened
             with self.path.open("rb") as stream:
-                return self._read(stream.fileno())
+                growth = self._read(stream.fileno())
+            self._state = state
+            return growth
         except OSError as error:
             return Growth(trouble=f"{self.path}: {error.strerror or error}")
 

@@ -122,6 +122,10 @@ def test_errors_are_failures(line: str) -> None:
     assert (read(line).kind, read(line).text) == ("failed", line)
 
 
+def test_the_end_of_a_program_is_one() -> None:
+    assert read("[exiting program after 1190.03 minutes] datetime: 2022-04-30 20:20:20").kind == "end"
+
+
 @pytest.mark.parametrize(
     "line",
     [

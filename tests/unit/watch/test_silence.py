@@ -57,11 +57,11 @@ def test_the_first_evaluation_is_unknown_until_a_generous_bound(watch: Watch) ->
 
 
 def test_without_known_intervals_any_step_may_be_followed_by_an_evaluation(watch: Watch) -> None:
-    watched = watch()
-    watched.steps(1, 15)
-    assert pace(watched, 4.5 * STEP_S) is Pace.UNKNOWN
-    watched.see(Sighting("settings", text="eval_interval=0"), Sighting("settings", text="save_interval=0"))
-    assert pace(watched, 4.5 * STEP_S) is Pace.TOO_LONG
+    unknown, said = watch(), watch()
+    said.see(Sighting("settings", text="eval_interval=0"), Sighting("settings", text="save_interval=20"))
+    for watched in (unknown, said):
+        watched.steps(1, 15)
+    assert [pace(watched, 4.5 * STEP_S) for watched in (unknown, said)] == [Pace.UNKNOWN, Pace.TOO_LONG]
 
 
 def test_intervals_are_learned_from_two_occurrences(watch: Watch) -> None:
@@ -164,7 +164,8 @@ def test_output_is_no_progress_once_steps_are_known(watch: Watch) -> None:
 def test_an_error_that_was_printed_is_worth_a_look(watch: Watch) -> None:
     watched = watch(**INTERVALS)
     watched.steps(1, 8)
-    watched.see(Sighting("failed", text="RuntimeError: CUDA error: unknown error"))
+    texts = ("Traceback (most recent call last):", "RuntimeError: CUDA error: unknown error", "srun: error: and so on")
+    watched.see(*(Sighting("failed", text=text) for text in texts))
     assert (pace(watched, 50.0), pace(watched, 61.0)) == (Pace.USUAL, Pace.LONG)
     assert "an error was printed: RuntimeError: CUDA error" in watched.silent(61.0).sentence
     watched.steps(9, 9)
@@ -174,7 +175,7 @@ def test_an_error_that_was_printed_is_worth_a_look(watch: Watch) -> None:
 def test_a_start_is_learned_from_a_start_that_was_seen(watch: Watch) -> None:
     watched = watch(**INTERVALS)
     watched.course.new_attempt(watched.now)
-    assert pace(watched, 1.0) is Pace.UNKNOWN
+    assert [pace(watched, seconds) for seconds in (299, 301, 1801)] == [Pace.USUAL, Pace.UNKNOWN, Pace.TOO_LONG]
     watched.see(Sighting("step", step=1, seconds=STEP_S), after=300.0)
     watched.steps(2, 9)
     watched.course.new_attempt(watched.now)
@@ -201,6 +202,33 @@ def test_ranks_that_report_the_same_steps_later_are_no_restart(watch: Watch) -> 
     watched.see(Sighting("step", rank=1, step=6), after=50.0)
     assert watched.course.step == 8
     assert pace(watched, 4 * STEP_S - 50) is Pace.TOO_LONG, "an old step is no progress"
+
+
+def test_arguments_that_are_printed_again_are_another_start(watch: Watch) -> None:
+    watched = watch(**INTERVALS)
+    watched.steps(1, 8)
+    watched.see(Sighting("settings", text="eval_interval=20"), after=10.0)
+    assert (watched.silent(450.0).phase, pace(watched, 450.0)) == ("start", Pace.UNKNOWN)
+
+
+def test_a_program_that_says_that_it_ends_is_in_no_step(watch: Watch) -> None:
+    watched = watch(**INTERVALS)
+    watched.steps(1, 8)
+    watched.see(Sighting("end", text="[exiting program after 1190.03 minutes]"))
+    assert (watched.silent(450.0).phase, pace(watched, 450.0), pace(watched, 901.0)) == (
+        *("end", Pace.UNKNOWN),
+        Pace.TOO_LONG,
+    )
+
+
+def test_a_silence_means_nothing_while_the_log_cannot_be_read(watch: Watch) -> None:
+    watched = watch(**INTERVALS)
+    watched.steps(1, 8)
+    watched.course.take([], watched.now + 450.0, blind=["main_log.txt: Stale file handle"])
+    found = watched.silent(450.0)
+    assert (found.pace, "not seen: main_log.txt: Stale file handle" in found.sentence) == (Pace.UNKNOWN, True)
+    watched.course.take([], watched.now + 460.0)
+    assert pace(watched, 460.0) is Pace.TOO_LONG
 
 
 def beat(rank: int, phase: str, step: int, time: float) -> Sighting:

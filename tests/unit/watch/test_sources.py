@@ -122,6 +122,17 @@ def test_what_cannot_be_read_is_said_to_be_so(attempt: AttemptDir) -> None:
     assert tail.read() == []
     (trouble,) = tail.troubles
     assert "rank-0000.log" in trouble and "No such file" in trouble
+    assert tail.blind == tail.troubles, "its steps were in that log"
+
+
+def test_a_log_without_steps_hides_nothing(attempt: AttemptDir) -> None:
+    append(attempt.log_file(0), iteration(1))
+    append(attempt.log_file(1), "chatter\n")
+    tail = AttemptTail(attempt)
+    tail.read()
+    attempt.log_file(1).unlink()
+    tail.read()
+    assert (len(tail.troubles), tail.blind) == (1, ())
 
 
 def test_a_missing_log_is_no_silence(tmp_path: Path) -> None:
