@@ -340,7 +340,7 @@ def test_notify_says_what_came_of_each_way(
     done = CliRunner().invoke(bsl, ["notify", "bloom", "--json"])
     deliveries = json.loads(done.output)["deliveries"]
     assert done.exit_code == 1 and [each["ok"] for each in deliveries] == [True, False]
-    assert deliveries[1]["words"] == "TEAM_HOOK is not set where this watcher runs"
+    assert deliveries[1]["words"] == "TEAM_HOOK is not set in this environment"
 
 
 def test_notify_without_a_way_says_what_to_set(make_run: Callable[..., RunDir]) -> None:
