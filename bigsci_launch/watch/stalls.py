@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from bigsci_launch.runs.watching.ledger import RunFinding
 from bigsci_launch.spy.taxonomy import State
 from bigsci_launch.units import format_age
+from bigsci_launch.watch.judge import durations
 from bigsci_launch.watch.judge.silence import Pace, Silence
 from bigsci_launch.watch.look import Look
 
 LEAST_SETTLE_S, MOST_SETTLE_S = 5.0, 30.0
 """How long one look lasts at least and at most: about as long as a step."""
 UNKNOWN_S = 120.0
-"""A phase whose length is not known is looked at after this long, and then each time that its length has doubled."""
-CERTAIN_S = 600.0
-"""Before this, nobody acts on a silence in a phase whose length is not known, whatever the ranks show."""
+"""If not even the length of a step is known, the ranks are looked at after this long."""
+CERTAIN = 0.95
+PATIENT_S = 600.0
+"""In a phase whose length is not known, nobody acts on a verdict that is less certain than that before this long."""
 
 TakeLook = Callable[[float], Look]
 """Looks at the ranks for some seconds."""
@@ -53,7 +55,7 @@ class StallWatch:
             self._taken.append(_Taken(self._take_look(settle_s), now, silence.lasts_s))
 
     def _is_due(self, silence: Silence, now: float) -> bool:
-        if silence.pace is Pace.USUAL or (silence.pace is Pace.UNKNOWN and silence.lasts_s < UNKNOWN_S):
+        if silence.pace is Pace.USUAL or (silence.pace is Pace.UNKNOWN and silence.lasts_s < _look_after_s(silence)):
             return False
         if not self._taken:
             return True
@@ -78,8 +80,8 @@ class StallWatch:
 
     def may_act(self, silence: Silence) -> bool:
         """Whether a watcher that may act may end the ranks now."""
-        is_long_enough = silence.pace in (Pace.LONG, Pace.TOO_LONG) or silence.lasts_s >= CERTAIN_S
-        return self.is_confirmed and is_long_enough
+        is_known = silence.pace in (Pace.LONG, Pace.TOO_LONG) or silence.lasts_s >= PATIENT_S
+        return self.is_confirmed and (is_known or all(each.look.confidence >= CERTAIN for each in self._taken[-2:]))
 
     def finding(self, silence: Silence, attempt: str | None) -> RunFinding | None:
         """Return what is wrong; None if nothing is known to be."""
@@ -123,10 +125,17 @@ class StallWatch:
 
     def blindness(self, silence: Silence) -> str:
         """Return why it is not known whether the run makes progress; empty if it is."""
-        if silence.pace is not Pace.UNKNOWN or silence.lasts_s < UNKNOWN_S:
+        if silence.pace is not Pace.UNKNOWN or silence.lasts_s < _look_after_s(silence):
             return ""
         look = self.look
         if look is not None and (look.is_moving or look.is_failure):
             return ""
         said = "" if look is None else f": {look.sentence}"
         return f"{silence.sentence}{said}"
+
+
+def _look_after_s(silence: Silence) -> float:
+    """Return after how long a silence of unknown meaning is worth a look: it may be a step that does not end."""
+    if silence.usual_s is None:
+        return UNKNOWN_S
+    return max(durations.LEAST_LONG_S, durations.LONG * silence.usual_s)

@@ -115,7 +115,7 @@ def wait_for(holds: Callable[[], object], seconds: float = 30.0) -> None:
 def tick_until(watcher: Watcher, holds: Callable[[Glance], object], seconds: float = 40.0) -> Glance:
     deadline = time.monotonic() + seconds
     while not holds(glance := watcher.tick()):
-        assert time.monotonic() < deadline, f"it did not happen in time: {glance.sentence}"
+        assert time.monotonic() < deadline, f"it did not happen in time: {glance}"
         time.sleep(0.2)
     return glance
 

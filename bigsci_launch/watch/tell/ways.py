@@ -64,7 +64,7 @@ class WebhookWay:
     def send(self, notice: Notice) -> str:
         """Post the message and return what came of it. Raises NotTold."""
         if not self.url:
-            raise NotTold(f"{self.variable} is not set where this watcher runs")
+            raise NotTold(f"{self.variable} is not set in this environment")
         return post(self.url, document(notice))
 
 
