@@ -93,9 +93,9 @@ class JobPoller:
     def _ask_job(self) -> JobView:
         attempt = self._watched.attempt
         job = query_attempt(attempt) if attempt is not None else query_job(self._watched.job_id or "")
-        if job.state is JobState.UNKNOWN and not job.is_gone and self.view.seen is not None:
+        if job.state is JobState.UNKNOWN and not job.is_gone:
             return replace(self.view, why=job.reason)  # what was known stays known, with its age
-        return replace(self.view, job=job, seen=time.monotonic(), why="" if job.is_gone else _why(job))
+        return replace(self.view, job=job, seen=time.monotonic(), why="")
 
     def _ask_nodes(self) -> JobView:
         job = self.view.job
@@ -107,7 +107,3 @@ class JobPoller:
         if not (self.view.is_running and job.hostlist):
             return self.view
         return replace(self.view, maintenance=tuple(query_maintenance(expand_hostlist(job.hostlist))))
-
-
-def _why(job: JobInfo) -> str:
-    return job.reason if job.state is JobState.UNKNOWN else ""

@@ -98,6 +98,12 @@ class Watcher:
         self._say_new((*glance.blind, *glance.remarks))
         return glance
 
+    def look(self) -> Glance:
+        """Look at the ranks now, whatever the silence means, and take what they show into account."""
+        now = time.monotonic()
+        self._now.stalls.look_now(self._now.course.silence(now), now)
+        return self.tick()
+
     def _serve(self) -> None:
         """Do what people ask in `control/`."""
         if self._desk is None:

@@ -26,14 +26,14 @@ def look_once(watcher: Watcher) -> Glance:
         if glance.silence.lasts_s < waited - PAUSE_S:
             return glance  # something new has come
         if waited >= min(max(2 * (glance.silence.usual_s or 0.0), LEAST_S), MOST_S):
-            return _unmoved(glance, waited)
+            return _unmoved(glance if glance.look is not None else watcher.look(), waited)
         time.sleep(PAUSE_S)
         glance = watcher.tick()
     return glance
 
 
 def _unmoved(glance: Glance, waited: float) -> Glance:
-    if glance.look is not None and glance.look.is_moving:
+    if glance.health is Health.FINDING or (glance.look is not None and glance.look.is_moving):
         return glance
     seen = f": {glance.look.sentence}" if glance.look is not None else ""
     sentence = f"nothing new was seen in {format_age(waited)}{seen}"

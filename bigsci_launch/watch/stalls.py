@@ -47,12 +47,16 @@ class StallWatch:
 
     def consider(self, silence: Silence, now: float) -> None:
         """Look at the ranks if that is due. `now` is the watcher's monotonic clock."""
-        if silence.lasts_s < self._lasted_s or silence.pace is Pace.USUAL:
+        if silence.lasts_s < self._lasted_s:
             self._taken.clear()
         self._lasted_s = silence.lasts_s
         if self._is_due(silence, now):
-            settle_s = min(max(silence.usual_s or 0.0, LEAST_SETTLE_S), MOST_SETTLE_S)
-            self._taken.append(_Taken(self._take_look(settle_s), now, silence.lasts_s))
+            self.look_now(silence, now)
+
+    def look_now(self, silence: Silence, now: float) -> None:
+        """Look at the ranks, for about as long as a step takes."""
+        settle_s = min(max(silence.usual_s or 0.0, LEAST_SETTLE_S), MOST_SETTLE_S)
+        self._taken.append(_Taken(self._take_look(settle_s), now, silence.lasts_s))
 
     def _is_due(self, silence: Silence, now: float) -> bool:
         if silence.pace is Pace.USUAL or (silence.pace is Pace.UNKNOWN and silence.lasts_s < _look_after_s(silence)):
