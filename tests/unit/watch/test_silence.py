@@ -293,6 +293,15 @@ def test_the_first_evaluation_with_heartbeats_is_unknown(watch: Watch) -> None:
     )
 
 
+def test_history_is_learned_file_by_file(watch: Watch) -> None:
+    """At the first look, all records of one rank come before those of the next, which says how large batches are."""
+    watched = watch(eval_interval=0)
+    beats = [[beat(rank, "step", step, 100.0 * step) for step in range(1, 10)] for rank in (0, 1)]
+    told = [Sighting("step", 950.0, 1, step, seconds=90.0, batch_size=8) for step in range(1, 9)]
+    watched.see(*beats[0], *beats[1], *told)
+    assert (watched.silent(1.0).usual_s, pace(watched, 401.0)) == (100.0, Pace.TOO_LONG)
+
+
 def test_an_evaluation_without_a_heartbeat_may_be_in_a_step(watch: Watch) -> None:
     """As in programs that use the library of guards: they have heartbeats for steps and saves."""
     watched = watch()
