@@ -70,10 +70,13 @@ class StepDurations:
         self._size: int | None = None
 
     def resize(self, size: int | None) -> None:
-        """Note the batch size of the steps that follow; None if it is not known."""
-        if size is not None and size != self._size:
-            self._expected = self._scaled(size)
-            self._size = size
+        """Note the batch size of the steps that follow; None if unknown. The first one is that of all before it."""
+        if size is None or size == self._size:
+            return
+        if self._size is None and None in self._by_size:
+            self._by_size[size] = self._by_size.pop(None)
+        self._expected = self._scaled(size)
+        self._size = size
 
     def add(self, seconds: float) -> None:
         """Note a step of the batch size seen last."""

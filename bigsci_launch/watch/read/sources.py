@@ -105,7 +105,6 @@ class AttemptTail:
     def __init__(self, attempt: AttemptDir) -> None:
         self._attempt = attempt
         self._tails: dict[Path, Tail] = {}
-        self._begun: set[Path] = set()
         self._num_with_history = 0
         self._records_steps = False
         self._telling: set[Path] = set()
@@ -142,11 +141,10 @@ class AttemptTail:
         return troubles
 
     def _read(self, tail: Tail) -> list[Sighting]:
-        """Return what is new; a file that has steps is read with more of its history, the first time."""
+        """Return what is new; a file of which only a peek was read, and which has steps, is read with more of it."""
         found = tail.read()
-        is_first, has_steps = tail.path not in self._begun, any(sighting.kind == "step" for sighting in found)
-        self._begun.add(tail.path)
-        if not (is_first and has_steps and tail.num_skipped and self._num_with_history < MOST_WITH_HISTORY):
+        has_steps = any(sighting.kind == "step" for sighting in found)
+        if not (has_steps and tail.num_skipped and self._num_with_history < MOST_WITH_HISTORY):
             return found
         self._num_with_history += 1
         return [sighting for sighting in found if sighting.kind == "settings"] + tail.read_history()

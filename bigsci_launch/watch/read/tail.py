@@ -75,7 +75,7 @@ class FileTail:
         return Growth(self._lines(data, num_skipped > 0), bool(data), num_skipped, is_new_file)
 
     def _is_same(self, handle: int, found: os.stat_result) -> bool:
-        if (found.st_dev, found.st_ino) != self._file or found.st_size < self._offset:
+        if (found.st_dev, found.st_ino) != self._file:
             return False
         return _read_at(handle, self._offset - len(self._mark), len(self._mark)) == self._mark
 

@@ -112,6 +112,19 @@ def test_a_save_that_prints_nothing_is_learned(watch: Watch) -> None:
     assert pace(watched, 4 * STEP_S) is Pace.TOO_LONG
 
 
+def test_a_save_between_two_looks_took_no_longer_than_the_time_between_them(watch: Watch) -> None:
+    watched = watch(eval_interval=0, save_interval=100)
+    for first in range(1, 196, 15):
+        steps = [Sighting("step", step=step, seconds=2.0) for step in range(first, first + 15)]
+        saved = [Sighting("saving", step=100), Sighting("saved", step=100)] if first <= 100 < first + 15 else []
+        at = 100 - first + 1
+        watched.see(*steps[:at], *saved, *steps[at:], after=30.0)
+    watched.see(*(Sighting("step", step=step, seconds=2.0) for step in (*range(196, 201),)), after=10.0)
+    found = watched.silent(50.0)
+    assert (found.phase, found.usual_s, found.pace) == ("save", 30.0, Pace.USUAL)
+    assert pace(watched, 121.0) is Pace.TOO_LONG
+
+
 def test_a_longer_time_that_was_survived_is_not_too_long_again(watch: Watch) -> None:
     watched = watch(**INTERVALS)
     watched.steps(1, 5)
@@ -280,6 +293,22 @@ def test_the_first_evaluation_with_heartbeats_is_unknown(watch: Watch) -> None:
     )
 
 
+def test_history_is_learned_file_by_file(watch: Watch) -> None:
+    """At the first look, all records of one rank come before those of the next, which says how large batches are."""
+    watched = watch(eval_interval=0)
+    beats = [[beat(rank, "step", step, 100.0 * step) for step in range(1, 10)] for rank in (0, 1)]
+    told = [Sighting("step", 950.0, 1, step, seconds=90.0, batch_size=8) for step in range(1, 9)]
+    watched.see(*beats[0], *beats[1], *told)
+    assert (watched.silent(1.0).usual_s, pace(watched, 401.0)) == (100.0, Pace.TOO_LONG)
+
+
+def test_an_evaluation_without_a_heartbeat_may_be_in_a_step(watch: Watch) -> None:
+    """As in programs that use the library of guards: they have heartbeats for steps and saves."""
+    watched = watch()
+    train(watched, steps=8)
+    assert (watched.silent(450.0).phase, pace(watched, 450.0)) == ("step", Pace.UNKNOWN)
+
+
 def test_a_silent_log_is_no_silence_while_ranks_move(watch: Watch) -> None:
     watched = watch(eval_interval=0, save_interval=0)
     watched.steps(1, 8)
@@ -300,6 +329,7 @@ def test_a_job_that_outlives_its_ranks_is_no_step(watch: Watch) -> None:
 def test_the_next_attempt_keeps_what_was_learned(watch: Watch) -> None:
     watched = watch(eval_interval=0)
     train(watched, steps=8)
+    watched.see(*(Sighting("end", 2000.0, rank, 8) for rank in range(4)))
     watched.see(*(Sighting("start", 9000.0, rank, 0) for rank in range(4)), after=1000.0)
     assert (watched.silent(100.0).phase, watched.silent(100.0).usual_s) == ("start", 65.0)
     for step in (7, 8, 9, 10):

@@ -88,6 +88,14 @@ def test_blooms_slow_node_is_noticed_once_with_its_beginning(watch: Watch) -> No
     assert found(watched) == [("slower", 42783, False), ("slower", 42783, True)]
 
 
+def test_a_second_slow_time_is_compared_with_the_time_before_the_first(watch: Watch) -> None:
+    watched = watch()
+    step = 1
+    for seconds, number in ((105.2, 60), (111.0, 190), (105.2, 20), (111.0, 10)):
+        step = run(watched, step, take(number, healthy(seconds=seconds, noise=0.002)))
+    assert [is_over for _, _, is_over in found(watched)] == [False, True, False]
+
+
 def test_one_slow_step_is_no_change(watch: Watch) -> None:
     watched = watch()
     rows = take(200, healthy())
