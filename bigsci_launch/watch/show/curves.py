@@ -15,7 +15,7 @@ COLUMNS = 520
 MOST_MARKS = 60
 LABEL_WIDTH = 46
 
-Place = tuple[int, float]
+StepValue = tuple[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Curve:
     """The values of one attempt by step, in ascending order. `old` ones were repeated by a later attempt."""
 
     name: str
-    places: tuple[Place, ...]
-    old: tuple[Place, ...] = ()
+    places: tuple[StepValue, ...]
+    old: tuple[StepValue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class _Frame:
         return (step - self.first) * COLUMNS // max(1, self.last - self.first + 1)
 
 
-def _frame(curves: Sequence[Curve], finite: Sequence[Place], flags: Sequence[Flag]) -> _Frame:
+def _frame(curves: Sequence[Curve], finite: Sequence[StepValue], flags: Sequence[Flag]) -> _Frame:
     """Return a frame in which most of the run fills the height: the first fall of a loss and spikes may leave it."""
     steps = [step for step, _ in finite] + [flag.step for flag in flags]
     values = sorted(value for _, value in finite)
@@ -88,10 +88,10 @@ def _frame(curves: Sequence[Curve], finite: Sequence[Place], flags: Sequence[Fla
     return _Frame(min(steps), max(steps), low - 0.04 * room, high + 0.04 * room)
 
 
-def thin(places: Sequence[Place], frame: _Frame) -> list[Place]:
+def thin(places: Sequence[StepValue], frame: _Frame) -> list[StepValue]:
     """Return the first, lowest, highest and last finite value of every column."""
-    kept: list[Place] = []
-    column: list[Place] = []
+    kept: list[StepValue] = []
+    column: list[StepValue] = []
     for place in places:
         if not math.isfinite(place[1]):
             continue
@@ -102,14 +102,14 @@ def thin(places: Sequence[Place], frame: _Frame) -> list[Place]:
     return kept + _extremes(column)
 
 
-def _extremes(column: Sequence[Place]) -> list[Place]:
+def _extremes(column: Sequence[StepValue]) -> list[StepValue]:
     if len(column) <= 4:
         return list(column)
     by_value = sorted(column, key=lambda place: place[1])
     return sorted({column[0], by_value[0], by_value[-1], column[-1]})
 
 
-def _path(frame: _Frame, places: Sequence[Place], css_class: str) -> str:
+def _path(frame: _Frame, places: Sequence[StepValue], css_class: str) -> str:
     found = [f"{frame.x(step):.1f},{frame.y(value):.1f}" for step, value in thin(places, frame)]
     if len(found) == 1:
         x, _, y = found[0].partition(",")
@@ -133,7 +133,7 @@ def _outside(frame: _Frame, curves: Iterable[Curve]) -> list[tuple[int, float]]:
     return sorted(by_column.values())
 
 
-def _oddness(place: Place) -> tuple[bool, float]:
+def _oddness(place: StepValue) -> tuple[bool, float]:
     return (not math.isfinite(place[1]), place[1] if math.isfinite(place[1]) else 0.0)
 
 

@@ -27,7 +27,7 @@ from bigsci_launch.topology import Topology
 from bigsci_launch.units import format_age
 from bigsci_launch.watch.show.history import StepPoint, points_of_records, read_printed
 
-Line = list[tuple[str, dict[str, Any]]]
+StyledLine = list[tuple[str, dict[str, Any]]]
 """Parts of a line, each with its style in the words of click."""
 
 TAIL_BYTES = 128 << 10
@@ -113,7 +113,7 @@ def _newest_points(files: Mapping[int, Any], events: Events) -> tuple[StepPoint,
     return ()
 
 
-def live_lines(view: LiveView, width: int, height: int) -> list[Line]:
+def live_lines(view: LiveView, width: int, height: int) -> list[StyledLine]:
     """Return at most `height` lines of at most `width` columns, each in parts with their styles."""
     head = [_title(view), _health(view), _step(view), *_plots(view, width), []]
     news = [*_findings(view, width, 1 if height < TALL else 3), *_acts(view)]
@@ -129,7 +129,7 @@ def plain_line(view: LiveView) -> str:
     return f"{view.name} {view.job.state.value}, {'; '.join(parts)}"
 
 
-def _title(view: LiveView) -> Line:
+def _title(view: LiveView) -> StyledLine:
     state = view.job.state
     colour = GREEN if state.value == "RUNNING" else AMBER
     clock = time.strftime("%H:%M:%S", time.localtime(view.asked))
@@ -141,7 +141,7 @@ def _title(view: LiveView) -> Line:
     ]
 
 
-def _health(view: LiveView) -> Line:
+def _health(view: LiveView) -> StyledLine:
     """Return what the newest watcher says; one that is dead says nothing of now."""
     if not view.beats:
         return [("not watched", AMBER)]
@@ -161,7 +161,7 @@ def _health(view: LiveView) -> Line:
     return [(beat.health.value, COLOURS[beat.health]), (said, {}), (f"  ({beat.name}, {age} ago)", SOFT)]
 
 
-def _step(view: LiveView) -> Line:
+def _step(view: LiveView) -> StyledLine:
     last = view.step
     if last is None:
         return [("no step yet", SOFT)]
@@ -176,7 +176,7 @@ def _step(view: LiveView) -> Line:
     return [(f"step {last.step}{total}", BOLD), (f"  {said}", {}), (f"  {age} ago", SOFT)]
 
 
-def _plots(view: LiveView, width: int) -> list[Line]:
+def _plots(view: LiveView, width: int) -> list[StyledLine]:
     found = []
     for name, values in (
         ("loss", [point.loss for point in view.points]),
@@ -200,7 +200,7 @@ def sparkline(values: Sequence[float]) -> str:
     )
 
 
-def _grid(view: LiveView, width: int, max_rows: int) -> list[Line]:
+def _grid(view: LiveView, width: int, max_rows: int) -> list[StyledLine]:
     """Return the grid of ranks and what its marks mean."""
     usual = usual_step_s(view.points)
     old_s = OLD_AFTER_S if usual is None else max(10.0, 4 * usual)
@@ -233,9 +233,9 @@ def mark_of(sign: RankSign, asked: float, old_s: float) -> str:
     return OLD_STEP if mark == PHASES["step"] else mark.upper()
 
 
-def _coloured(row: str) -> Line:
+def _coloured(row: str) -> StyledLine:
     """Return a row of marks in runs of one colour."""
-    spans: Line = []
+    spans: StyledLine = []
     for mark in row:
         style = _style(mark)
         if spans and spans[-1][1] == style:
@@ -262,9 +262,9 @@ def _legend(marks: Iterable[str], old_s: float) -> str:
     return "  ".join([*words, *([f"capital (T: step): no heartbeat for {format_age(old_s)}"] if has_old else [])])
 
 
-def _findings(view: LiveView, width: int, max_lines: int) -> list[Line]:
+def _findings(view: LiveView, width: int, max_lines: int) -> list[StyledLine]:
     """Return the open findings, the newest first, each in at most `max_lines` lines."""
-    lines: list[Line] = []
+    lines: list[StyledLine] = []
     for finding in sorted(view.findings, key=lambda finding: finding.noticed, reverse=True):
         kind = f"{finding.kind.replace('_', ' ')}: "
         if max_lines == 1:
@@ -276,7 +276,7 @@ def _findings(view: LiveView, width: int, max_lines: int) -> list[Line]:
     return lines
 
 
-def _acts(view: LiveView) -> list[Line]:
+def _acts(view: LiveView) -> list[StyledLine]:
     return [[(f"{act.what.replace('_', ' ')} ", BOLD), (_came(act, view.asked), {})] for act in view.acts[:3]]
 
 
@@ -285,9 +285,9 @@ def _came(act: Act, asked: float) -> str:
     return f"by {act.who}, {format_age(max(0.0, asked - act.time))} ago, {act.state}{words}"
 
 
-def _cut(line: Line, width: int) -> Line:
+def _cut(line: StyledLine, width: int) -> StyledLine:
     """Return the line without what is right of the screen, and without what a terminal would obey."""
-    cut: Line = []
+    cut: StyledLine = []
     for text, style in line:
         plain = "".join(letter if letter.isprintable() else " " for letter in text)[: max(0, width)]
         width -= len(plain)

@@ -24,7 +24,7 @@ SEARCHED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Seam:
+class SeamMark:
     """Where an attempt continued the run. `sentence` says what is known of the loss there, and
     `verdict` in a word: `spike`, `other loss`, `equal`, `no jump` or `unknown`. `causes` is what changed."""
 
@@ -55,7 +55,7 @@ class RunOverview:
     status: RunStatus
     histories: tuple[AttemptHistory, ...]
     rows: tuple[AttemptRow, ...]
-    seams: tuple[Seam, ...] = ()
+    seams: tuple[SeamMark, ...] = ()
     findings: tuple[RunFinding, ...] = ()
     acts: tuple[Act, ...] = ()
     beats: tuple[Beat, ...] = ()
@@ -112,7 +112,7 @@ def _queued_label(attempt: AttemptDir) -> str:
     return f"{attempt.name}, {_label(attempt)}"
 
 
-def _seams(status: RunStatus, histories: Sequence[AttemptHistory]) -> list[Seam]:
+def _seams(status: RunStatus, histories: Sequence[AttemptHistory]) -> list[SeamMark]:
     seams = []
     for at, held in enumerate(histories):
         if at and held.points:
@@ -120,7 +120,7 @@ def _seams(status: RunStatus, histories: Sequence[AttemptHistory]) -> list[Seam]
     return seams
 
 
-def _seam(status: RunStatus, earlier: Sequence[AttemptHistory], held: AttemptHistory) -> Seam:
+def _seam(status: RunStatus, earlier: Sequence[AttemptHistory], held: AttemptHistory) -> SeamMark:
     """Return what is known of the start of an attempt: from its records, if they are not too long, else by its losses
     alone."""
     name, step = held.attempt.name, held.points[0].step
@@ -128,13 +128,13 @@ def _seam(status: RunStatus, earlier: Sequence[AttemptHistory], held: AttemptHis
     if restart is None and _size(held.attempt) <= SEARCHED_BYTES:
         restart = find_restart(status.run, held.attempt)
     if restart is not None:
-        return Seam(name, step, restart.sentence, restart.verdict, restart.causes)
+        return SeamMark(name, step, restart.sentence, restart.verdict, restart.causes)
     before = {point.step: point.loss for each in earlier for point in each.points if point.loss is not None}
     after = {point.step: point.loss for point in held.points[:RECENT] if point.loss is not None}
     with suppress(BslError, ValueError):
         jump = measure_jump(_around(before, step), after)
-        return Seam(name, step, describe_jump(jump, source="before"), jump.verdict)
-    return Seam(name, step, "not known if the loss jumped", "unknown")
+        return SeamMark(name, step, describe_jump(jump, source="before"), jump.verdict)
+    return SeamMark(name, step, "not known if the loss jumped", "unknown")
 
 
 def _around(losses: Mapping[int, float], step: int) -> dict[int, float]:

@@ -16,14 +16,14 @@ import pytest
 from bigsci_launch.runs.layout import RunDir, write_json
 from bigsci_launch.runs.watching.beat import Health, own_beat, write_beat
 from bigsci_launch.runs.watching.ledger import Act, RunFinding, clear_finding, raise_finding, record_act
-from bigsci_launch.watch.show.live import Line, live_lines, plain_line, read_live_view, sparkline
+from bigsci_launch.watch.show.live import StyledLine, live_lines, plain_line, read_live_view, sparkline
 
 from .conftest import beat
 
 FINDING = RunFinding("hang", "h", "no step for 7 min; rank 77 (dp3 pp2 tp1) on n19 left the schedule", 1.0)
 
 
-def texts(lines: list[Line]) -> list[str]:
+def texts(lines: list[StyledLine]) -> list[str]:
     return ["".join(text for text, _ in line) for line in lines]
 
 

@@ -18,6 +18,7 @@ from bigsci_launch.runs.status import read_status
 from bigsci_launch.runs.watching.beat import Health, own_beat, write_beat
 from bigsci_launch.runs.watching.ledger import Act, RunFinding, clear_finding, raise_finding, record_act
 from bigsci_launch.runs.watching.outbox import Notice, Try, queue_notice, record_try
+from bigsci_launch.watch.show import history
 from bigsci_launch.watch.show.curves import COLUMNS, Curve, draw
 from bigsci_launch.watch.show.history import read_history
 from bigsci_launch.watch.show.overview import points_of, read_overview
@@ -128,16 +129,16 @@ def test_a_run_without_steps_has_a_page(bloom: RunDir) -> None:
     assert "No step has been reported." in text and "0001" in text
 
 
-def test_a_log_of_a_foreign_program_is_read_whole_and_torn_lines_are_not(bloom: RunDir) -> None:
+def test_a_log_of_a_foreign_program_is_read_in_blocks_and_whole(bloom: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "BLOCK_BYTES", 1000)
     attempt = bloom.attempt("0003")
     attempt.make()
     line = " iteration {}/ 9000 | elapsed time per iteration (s): 1.0 | lm loss: 2.0E+00 |\n"
-    bar = "\r".join(f"loading {at} %" for at in range(100)) * 8000
-    text = "".join(line.format(step) for step in range(1, 6001)) + bar + "\n" + line.format(6001) + " iteration 6002/ 9"
+    bar = "\r".join(f"loading {at} %" for at in range(1000))
+    text = "".join(line.format(step) for step in range(1, 601)) + bar + "\n" + line.format(601) + " iteration 602/ 9"
     attempt.log_file(0).write_text(text)
-    assert len(text) > 8 << 20
-    points = read_history(bloom)[-1].points
-    assert [point.step for point in points] == list(range(1, 6002))
+    points = history.read_history(bloom)[-1].points
+    assert [point.step for point in points] == list(range(1, 602)) and {point.loss for point in points} == {2.0}
 
 
 def test_steps_that_several_attempts_repeat_count_once(bloom: RunDir) -> None:
