@@ -86,9 +86,9 @@ class Keeper:
     def _open_log(self) -> IO[bytes]:
         try:
             mode = "ab" if not self._log.exists() or self._log.stat().st_size < LOG_LIMIT else "wb"
-            return open(str(self._log), mode)
+            return self._log.open(mode)
         except OSError:
-            return open(os.devnull, "wb")
+            return Path(os.devnull).open("wb")
 
     def _pause(self) -> None:
         deadline = time.monotonic() + AGAIN_S

@@ -154,6 +154,11 @@ class HangClass(Enum):
     def __str__(self) -> str:
         return self._value_
 
+    @property
+    def is_divergence(self) -> bool:
+        """Whether ranks call other collectives than their peers, as programs make them, and not machines."""
+        return HangClass.HEALTHY.value < self.value < HangClass.PYTHON_NEVER_ENDS.value
+
     @classmethod
     def parse(cls, text: str) -> HangClass:
         """Return the class with this id.

@@ -11,7 +11,7 @@ from bigsci_launch.runs.watching.ledger import RunFinding, clear_finding, raise_
 from bigsci_launch.units import format_age
 
 Say = Callable[[str], None]
-Tell = Callable[[RunFinding], None]
+TellFinding = Callable[[RunFinding], None]
 
 
 class Books:
@@ -20,7 +20,7 @@ class Books:
     `say` gets a line for people who look, `tell` each finding that nobody was told yet.
     """
 
-    def __init__(self, run: RunDir, say: Say, tell: Tell) -> None:
+    def __init__(self, run: RunDir, say: Say, tell: TellFinding) -> None:
         self._run = run
         self._say = say
         self._tell = tell

@@ -51,7 +51,7 @@ class Tempo:
 
 
 def dead_ranks(attempt: AttemptDir, view: JobView) -> Iterator[RunFinding]:
-    """Yield a finding if ranks have ended, and the job goes on all the same."""
+    """Yield a finding if ranks have ended, and the job runs all the same."""
     if not view.is_running:
         return
     ends = {}

@@ -16,7 +16,7 @@ from bigsci_launch.scheduler.hostlist import expand_hostlist
 from bigsci_launch.scheduler.job import JobInfo, JobState, NodeInfo
 from bigsci_launch.scheduler.reservations import Maintenance, query_maintenance
 from bigsci_launch.scheduler.slurm import query_job, query_nodes
-from bigsci_launch.watch.watched import Watched
+from bigsci_launch.watch.watched import WatchedRun
 
 SLURM_EVERY_S = 30.0
 LOCAL_EVERY_S = 2.0
@@ -53,7 +53,7 @@ class JobView:
 class JobPoller:
     """Keeps a view of one job. `view` may be read by any thread at any time."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: WatchedRun) -> None:
         self._watched = watched
         self._every_s = LOCAL_EVERY_S if watched.is_local else SLURM_EVERY_S
         self._round = ("job",) if watched.is_local else ROUND

@@ -17,17 +17,17 @@ from bigsci_launch.runs.watching.ledger import RunFinding
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.scheduler.slurm import partition_nodes
 from bigsci_launch.units import format_age
+from bigsci_launch.watch.act.deeds import end_hang, finish_end, pin_around
 from bigsci_launch.watch.act.desk import Desk
 from bigsci_launch.watch.act.jobs import end_ranks, kill_ranks
 from bigsci_launch.watch.act.patience import patience_s
-from bigsci_launch.watch.books import Books, Say, Tell
-from bigsci_launch.watch.deeds import end_hang, finish_end, pin_around
+from bigsci_launch.watch.books import Books, Say, TellFinding
 from bigsci_launch.watch.judge.course import Course
 from bigsci_launch.watch.judge.silence import Silence
-from bigsci_launch.watch.look import Look
-from bigsci_launch.watch.one_attempt import AttemptWatch, Seen, expected
+from bigsci_launch.watch.one_attempt import AttemptWatch, WatchRound, expected
 from bigsci_launch.watch.others import OtherWatchers
-from bigsci_launch.watch.watched import Watched, watched_run
+from bigsci_launch.watch.ranks.look import Look
+from bigsci_launch.watch.watched import WatchedRun, watched_run
 
 LEAST_EVERY_S, MOST_EVERY_S = 2.0, 10.0
 """Time between two rounds: about a step."""
@@ -60,7 +60,7 @@ class Watcher:
     `say` gets a line for people who look; `tell` gets each new finding. One thread uses it.
     """
 
-    def __init__(self, watched: Watched, *, name: str, may_act: bool, say: Say, tell: Tell) -> None:
+    def __init__(self, watched: WatchedRun, *, name: str, may_act: bool, say: Say, tell: TellFinding) -> None:
         self._home = watched.home
         self._name = name
         self._who = f"watcher {name} on {socket.gethostname()}"
@@ -139,7 +139,7 @@ class Watcher:
         self._now.start()
         self._say(f"attempt {self._now.name} has begun")
 
-    def _clear(self, seen: Seen, standing: set[str]) -> None:
+    def _clear(self, seen: WatchRound, standing: set[str]) -> None:
         """Note what is over: what no longer holds, and what the run has recovered from."""
         lasting = (*SPIKES, "slower", "restart_spike")
         gone = [each.key for each in self._books.open if each.kind not in lasting and each.key not in standing]
@@ -148,7 +148,7 @@ class Watcher:
         over = [each.key for each in self._books.open if each.kind in seen.passed]
         self._books.clear(over, "the run has recovered")
 
-    def _act(self, seen: Seen) -> None:
+    def _act(self, seen: WatchRound) -> None:
         run, attempt = self._now.watched.run, self._now.watched.attempt
         if run is None or attempt is None:
             return
@@ -165,7 +165,7 @@ class Watcher:
         nodes, why_not = self._nodes_to_leave_out(seen)
         self._say_each(lambda: [end_hang(run, attempt, self._who, stalled, nodes, lambda: end_ranks(attempt)), why_not])
 
-    def _nodes_to_leave_out(self, seen: Seen) -> tuple[tuple[str, ...], str]:
+    def _nodes_to_leave_out(self, seen: WatchRound) -> tuple[tuple[str, ...], str]:
         """Return the node of the suspects, if it may be the cause and another can take its place; else why not."""
         look, job = self._now.stalls.look, seen.view.job
         if look is None or len(look.nodes) != 1 or self._now.watched.is_local:
@@ -188,7 +188,7 @@ class Watcher:
         except (BslError, OSError) as error:
             self._say(f"nothing was done: {error}")
 
-    def _glance(self, seen: Seen) -> Glance:
+    def _glance(self, seen: WatchRound) -> Glance:
         findings = tuple(self._books.open)
         blind = (*seen.blind, *filter(None, [self._books.unwritten, self._unsigned]))
         health = Health.FINDING if findings else Health.BLIND if blind else Health.HEALTHY
@@ -236,7 +236,7 @@ class Watcher:
             self._unsigned = f"{self._home.watch}: no sign of life can be left: {error.strerror or error}"
 
 
-def _sentence(seen: Seen, findings: tuple[RunFinding, ...], blind: tuple[str, ...]) -> str:
+def _sentence(seen: WatchRound, findings: tuple[RunFinding, ...], blind: tuple[str, ...]) -> str:
     """Return the state of the run in one sentence."""
     if findings:
         return findings[-1].sentence

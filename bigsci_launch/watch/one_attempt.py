@@ -19,11 +19,11 @@ from bigsci_launch.watch.job import SLURM_EVERY_S, JobPoller, JobView
 from bigsci_launch.watch.judge.course import Course
 from bigsci_launch.watch.judge.expected import Expected
 from bigsci_launch.watch.judge.silence import Noticed, Silence
-from bigsci_launch.watch.look import Look, take_look
+from bigsci_launch.watch.ranks.look import Look, take_look
+from bigsci_launch.watch.ranks.stalls import StallWatch
 from bigsci_launch.watch.read.sources import AttemptTail, LogTail
 from bigsci_launch.watch.seam import audit_restart
-from bigsci_launch.watch.stalls import StallWatch
-from bigsci_launch.watch.watched import Watched
+from bigsci_launch.watch.watched import WatchedRun
 
 FACTS_EVERY_S = 30.0
 LOCAL_GAP_S = 5.0
@@ -48,7 +48,7 @@ def expected(config: RunConfig | None) -> Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class WatchRound:
     """What one round has shown. `events` happened once; `standing` hold now. `passed` are kinds that are over.
     `goes_on`: the attempt is over, but the run is not."""
 
@@ -65,7 +65,7 @@ class Seen:
 class AttemptWatch:
     """Reads and judges one attempt. It asks Slurm at most every 30 s, apart from looks at ranks that show nothing."""
 
-    def __init__(self, watched: Watched, course: Course) -> None:
+    def __init__(self, watched: WatchedRun, course: Course) -> None:
         self.watched = watched
         self.name = watched.attempt.name if watched.attempt is not None else None
         self.course = course
@@ -101,7 +101,7 @@ class AttemptWatch:
         self._num_steps += sum(1 for sighting in sightings if sighting.kind == "step")
         return any(sighting.kind != "output" for sighting in sightings)
 
-    def round(self, now: float) -> Seen:
+    def round(self, now: float) -> WatchRound:
         """Read, judge, and look at the ranks if that is due. `now` is the watcher's monotonic clock."""
         self.read(now)
         view, silence = self.view, self.course.silence(now)
@@ -122,7 +122,7 @@ class AttemptWatch:
             remarks += [remark] if remark else []
         passed = tuple(each.kind for each in noticed if each.is_over)
         goes_on = view.is_over and self._goes_on()
-        return Seen(view, silence, tuple(events), tuple(standing), passed, tuple(blind), tuple(remarks), goes_on)
+        return WatchRound(view, silence, tuple(events), tuple(standing), passed, tuple(blind), tuple(remarks), goes_on)
 
     def _look(self, settle_s: float) -> Look:
         return take_look(self.watched, self.view.job, settle_s)

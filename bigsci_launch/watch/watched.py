@@ -17,7 +17,7 @@ from bigsci_launch.spy.look.target import state_folder
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedRun:
     """`home` is where the ledger is kept: the run, or a folder of the user for a job that is no run of `bsl`.
 
     `log` is the only source for such a job; None if Slurm does not say where its output goes.
@@ -45,7 +45,7 @@ class Watched:
         return run_argument(self.run) if self.run is not None else f"--jobid {self.job_id}"
 
 
-def find_watched(argument: str | None, job_id: str | None) -> Watched:
+def find_watched(argument: str | None, job_id: str | None) -> WatchedRun:
     """Return what a person wants to have watched.
 
     Raises:
@@ -60,10 +60,10 @@ def find_watched(argument: str | None, job_id: str | None) -> Watched:
         if query_job(job_id).run_directory is not None:
             raise
     folder = state_folder(os.environ) / "watch" / f"job-{job_id}"
-    return Watched(RunDir(folder), None, None, job_id, log=query_output(job_id))
+    return WatchedRun(RunDir(folder), None, None, job_id, log=query_output(job_id))
 
 
-def watched_run(run: RunDir) -> Watched:
+def watched_run(run: RunDir) -> WatchedRun:
     """Return the run with its newest attempt.
 
     Raises:
@@ -73,7 +73,7 @@ def watched_run(run: RunDir) -> Watched:
     if attempt is None:
         raise RunDirError(f"run {run.name}: nothing has been submitted yet")
     record = read_job(attempt)
-    return Watched(run, run, attempt, record.job_id if record else None, config=_config(attempt))
+    return WatchedRun(run, run, attempt, record.job_id if record else None, config=_config(attempt))
 
 
 def _config(attempt: AttemptDir) -> RunConfig | None:

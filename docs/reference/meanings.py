@@ -250,7 +250,7 @@ requests[].verb | `save`, `exit`, `restart`, `dump` or `kill`; another word if i
 requests[].who | login name of the owner of the file that asks it
 requests[].why | the reason
 requests[].after_step | the optimizer step after which it is due; null: at once
-requests[].attempt | the attempt of which it is asked; null if its file does not say so
+requests[].attempt | the attempt that is meant; null if its file does not say so
 requests[].asked | when it was written, in seconds since the epoch
 requests[].state | `waiting` for a watcher, `begun`, `done`, `refused` or `failed`
 requests[].words | what came of it, in words

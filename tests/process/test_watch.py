@@ -17,10 +17,12 @@ import pytest
 from bigsci_launch.runs.layout import RunDir, read_json
 from bigsci_launch.runs.watching.beat import AGENT, Health, read_beats
 from bigsci_launch.runs.watching.ledger import RunFinding, read_acts, read_findings
-from bigsci_launch.watch import deeds, one_attempt, stalls
+from bigsci_launch.watch import one_attempt
+from bigsci_launch.watch.act import deeds
 from bigsci_launch.watch.judge import durations
 from bigsci_launch.watch.loop import Glance, Watcher
 from bigsci_launch.watch.once import look_once
+from bigsci_launch.watch.ranks import stalls
 from bigsci_launch.watch.watched import watched_run
 
 PROGRAM = """
@@ -88,9 +90,7 @@ class Training:
         os.kill(self.pid(rank), number)
 
     def watcher(self, name: str = "test", *, may_act: bool = False) -> Watcher:
-        return Watcher(
-            watched_run(self.run), name=name, may_act=may_act, say=self.said.append, tell=self.told.append
-        )
+        return Watcher(watched_run(self.run), name=name, may_act=may_act, say=self.said.append, tell=self.told.append)
 
     def end(self) -> None:
         for rank in (0, 1):

@@ -16,12 +16,12 @@ from bigsci_launch.cli import console
 
 if TYPE_CHECKING:
     from bigsci_launch.watch.loop import Glance, Watcher
-    from bigsci_launch.watch.watched import Watched
+    from bigsci_launch.watch.watched import WatchedRun
 
 EXIT_FINDING, EXIT_BLIND = 1, 4
 FRAME_S = 1.0
 PAGE_EVERY_S = 300.0
-"""How often a page is written anew if nothing was found: each time asks Slurm."""
+"""How often a page is rewritten if nothing was found: each time asks Slurm."""
 START_S = 60.0
 """How long the agent waits for the job to be recorded: `bsl submit` writes that after the job has begun."""
 
@@ -69,7 +69,7 @@ def watch(
     ctx.exit(_watch(watched, html, may_act=act, is_agent=agent))
 
 
-def _find(run: str | None, jobid: str | None, patience_s: float) -> Watched:
+def _find(run: str | None, jobid: str | None, patience_s: float) -> WatchedRun:
     from bigsci_launch.runs.attempts import read_job
     from bigsci_launch.watch.watched import find_watched
 
@@ -81,9 +81,9 @@ def _find(run: str | None, jobid: str | None, patience_s: float) -> Watched:
         time.sleep(0.2)
 
 
-def _make(watched: Watched, *, name: str, may_act: bool, is_quiet: bool = False) -> Watcher:
+def _make(watched: WatchedRun, *, name: str, may_act: bool, is_quiet: bool = False) -> Watcher:
     from bigsci_launch.watch.loop import Watcher
-    from bigsci_launch.watch.told import teller
+    from bigsci_launch.watch.tell.told import teller
 
     say = _say if not is_quiet else lambda words: None
     return Watcher(watched, name=name, may_act=may_act, say=say, tell=teller(watched, name))
@@ -98,7 +98,7 @@ def _own_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
-def _watch(watched: Watched, html: Path | None, *, may_act: bool, is_agent: bool) -> int:
+def _watch(watched: WatchedRun, html: Path | None, *, may_act: bool, is_agent: bool) -> int:
     """Watch until the run is over, or somebody ends this process. Return the exit code."""
     from bigsci_launch.runs.watching.beat import AGENT
 
@@ -122,7 +122,7 @@ def _watch(watched: Watched, html: Path | None, *, may_act: bool, is_agent: bool
     return 0 if is_agent else _code(glance)
 
 
-def _watch_live(watched: Watched, html: Path | None, *, may_act: bool) -> int:
+def _watch_live(watched: WatchedRun, html: Path | None, *, may_act: bool) -> int:
     """Watch, and show everything on one screen, until the run is over or somebody presses Ctrl-C."""
     from bigsci_launch.watch.show.live import live_lines, plain_line, read_live_view
 
@@ -148,7 +148,7 @@ def _watch_live(watched: Watched, html: Path | None, *, may_act: bool) -> int:
 class _Page:
     """Keeps the page of a run, without asking Slurm too often."""
 
-    def __init__(self, watched: Watched, path: Path | None) -> None:
+    def __init__(self, watched: WatchedRun, path: Path | None) -> None:
         self._run = watched.run
         self._path = path
         self._shown: tuple[str, ...] | None = None
@@ -169,7 +169,7 @@ class _Page:
         self._shown, self._due = keys, now + PAGE_EVERY_S
 
 
-def _look_once(watched: Watched, html: Path | None, as_json: bool) -> int:
+def _look_once(watched: WatchedRun, html: Path | None, as_json: bool) -> int:
     from bigsci_launch.watch.once import look_once
     from bigsci_launch.watch.show.words import glance_document, glance_lines
 

@@ -8,12 +8,12 @@ from typing import Any
 from bigsci_launch.runs.watching.beat import Health
 from bigsci_launch.runs.watching.ledger import RunFinding
 from bigsci_launch.watch.loop import Glance
-from bigsci_launch.watch.watched import Watched
+from bigsci_launch.watch.watched import WatchedRun
 
 SCHEMA_VERSION = 1
 
 
-def glance_lines(watched: Watched, glance: Glance) -> list[str]:
+def glance_lines(watched: WatchedRun, glance: Glance) -> list[str]:
     """Return the health of the run, what is wrong, and what could not be seen, one fact a line."""
     attempt = f"  attempt {glance.attempt}" if glance.attempt else ""
     facts = [("run", f"{watched.name}{attempt}"), ("health", f"{_HEALTH[glance.health]}: {glance.sentence}")]
@@ -29,7 +29,7 @@ def glance_lines(watched: Watched, glance: Glance) -> list[str]:
 _HEALTH = {Health.HEALTHY: "healthy", Health.FINDING: "not healthy", Health.BLIND: "not known"}
 
 
-def glance_document(watched: Watched, glance: Glance) -> dict[str, Any]:
+def glance_document(watched: WatchedRun, glance: Glance) -> dict[str, Any]:
     """Return everything that is known as one document."""
     silence = glance.silence
     return {

@@ -81,6 +81,7 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
     "watch": {
         "read": set(),
         "judge": set(),
+        "ranks": {"judge"},
         "act": set(),
         "tell": set(),
         "show": {"read"},

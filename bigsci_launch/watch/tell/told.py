@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 
 from bigsci_launch.runs.watching.ledger import RunFinding
-from bigsci_launch.watch.books import Tell
+from bigsci_launch.watch.books import TellFinding
 from bigsci_launch.watch.tell.tell import tell
 from bigsci_launch.watch.tell.words import notice_of_finding
-from bigsci_launch.watch.watched import Watched
+from bigsci_launch.watch.watched import WatchedRun
 
 
-def teller(watched: Watched, name: str) -> Tell:
+def teller(watched: WatchedRun, name: str) -> TellFinding:
     """Return what tells a finding."""
     run = watched.run
     if run is None:

@@ -14,10 +14,8 @@ from bigsci_launch.spy.evidence.stack_classes import merge_stacks
 from bigsci_launch.spy.look.collect import collect
 from bigsci_launch.spy.look.target import Target, target_of_job, target_of_local_run
 from bigsci_launch.spy.taxonomy import HangClass, State
-from bigsci_launch.watch.watched import Watched
+from bigsci_launch.watch.watched import WatchedRun
 
-FIRST_STALL = "H30"
-"""Classes of hangs before this one are divergences."""
 FRAMES_COMPARED = 3
 """Innermost frames of a stack that say where a rank is; line numbers change with every commit."""
 
@@ -52,7 +50,7 @@ class Look:
         return self.state in (State.PROGRESSING, State.SLOW, State.FINISHED)
 
 
-def take_look(watched: Watched, job: JobInfo, settle_s: float, *, keep_all: bool = False) -> Look:
+def take_look(watched: WatchedRun, job: JobInfo, settle_s: float, *, keep_all: bool = False) -> Look:
     """Look at the ranks of the job for `settle_s` seconds and longer. Evidence is stored unless they make progress, or
     with `keep_all` always. Never raises: not being able to look is an answer."""
     try:
@@ -73,7 +71,7 @@ def take_look(watched: Watched, job: JobInfo, settle_s: float, *, keep_all: bool
     return replace(look, bundle=folder)
 
 
-def _target(watched: Watched, job: JobInfo) -> Target:
+def _target(watched: WatchedRun, job: JobInfo) -> Target:
     if watched.is_local:
         assert watched.run is not None and watched.attempt is not None
         return target_of_local_run(watched.run, watched.attempt)
@@ -103,7 +101,7 @@ def _summary(answer: SpyAnswer) -> Look:
 
 def may_be_the_node(hang_class: HangClass | None) -> bool:
     """Whether another node may help: not if ranks call other collectives than their peers, as programs make them."""
-    return hang_class is not None and not hang_class.value < FIRST_STALL
+    return hang_class is not None and not hang_class.is_divergence
 
 
 def _signature(answer: SpyAnswer) -> str:

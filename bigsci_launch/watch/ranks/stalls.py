@@ -15,7 +15,7 @@ from bigsci_launch.spy.taxonomy import State
 from bigsci_launch.units import format_age
 from bigsci_launch.watch.judge import durations
 from bigsci_launch.watch.judge.silence import Pace, Silence
-from bigsci_launch.watch.look import Look
+from bigsci_launch.watch.ranks.look import Look
 
 LEAST_SETTLE_S, MOST_SETTLE_S = 5.0, 30.0
 """How long one look lasts at least and at most: about as long as a step."""

@@ -1,0 +1,1 @@
+"""Looks at ranks that show nothing new, and what silence and looks mean together."""
