@@ -157,7 +157,7 @@ class HangClass(Enum):
     @property
     def is_divergence(self) -> bool:
         """Whether ranks call other collectives than their peers, as programs make them, and not machines."""
-        return HangClass.HEALTHY.value < self.value < HangClass.PYTHON_NEVER_ENDS.value
+        return HangClass.HEALTHY._value_ < self._value_ < HangClass.PYTHON_NEVER_ENDS._value_
 
     @classmethod
     def parse(cls, text: str) -> HangClass:

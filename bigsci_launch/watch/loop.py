@@ -27,6 +27,7 @@ from bigsci_launch.watch.judge.silence import Silence
 from bigsci_launch.watch.one_attempt import AttemptWatch, WatchRound, expected
 from bigsci_launch.watch.others import OtherWatchers
 from bigsci_launch.watch.ranks.look import Look
+from bigsci_launch.watch.tell.told import deliver_waiting
 from bigsci_launch.watch.watched import WatchedRun, watched_run
 
 LEAST_EVERY_S, MOST_EVERY_S = 2.0, 10.0
@@ -95,6 +96,7 @@ class Watcher:
         glance = self._glance(seen)
         self._leave_sign(glance)
         self._serve()
+        deliver_waiting(self._now.watched)
         self._say_new((*glance.blind, *glance.remarks))
         return glance
 

@@ -200,6 +200,41 @@ next.attempt | name of the attempt that waits
 next.job_id | its job
 next.expected_start | when Slurm expects it to start, in seconds since the epoch; null if it has no estimate
 next.submit_again | the command that continues the run; null if it continues by itself
+watching.watchers[].name | a watcher of the newest attempt: `agent`, started by the job script, or HOST-PID
+watching.watchers[].host | its machine
+watching.watchers[].pid | its process
+watching.watchers[].start_ticks | when that began, in clock ticks since boot; null if it is not known
+watching.watchers[].time | its newest sign of life, in seconds since the epoch by the clock of its machine
+watching.watchers[].every_s | seconds between two rounds
+watching.watchers[].health | what it says: `healthy`, `finding`, or `blind` if it could not see
+watching.watchers[].sentence | the same in words
+watching.watchers[].attempt | the attempt that it watches
+watching.watchers[].may_act | whether it may act
+watching.watchers[].blind | what it could not see
+watching.watchers[].ended | whether it has left by itself
+watching.watchers[].is_dead | whether it is gone without having said so; null if that is not known
+watching.findings[].kind | what is wrong: `hang`, `stall`, `dead`, `slow`, `slower`, `loss_spike`, `restart_spike`, ...
+watching.findings[].key | the same for the same finding
+watching.findings[].sentence | what is wrong, for people
+watching.findings[].noticed | when it was found, in seconds since the epoch
+watching.findings[].attempt | the attempt; null if it is about the run
+watching.findings[].step | the step; null if it is about none
+watching.findings[].since | the onset, in seconds since the epoch; null if it is not known
+watching.findings[].details | further sentences
+watching.findings[].bundle | the evidence, a folder for `bsl spy --bundle`; null if there is none
+watching.findings[].signature | equal for hangs whose ranks are in the same places; empty if they were not seen
+watching.findings[].cleared | when it was over; null if it is not
+watching.acts[].key | the same for all lines about one act
+watching.acts[].what | what was done, or asked for
+watching.acts[].who | who did it or asked for it
+watching.acts[].why | their reason
+watching.acts[].state | `begun`, `done`, `refused` or `failed`
+watching.acts[].words | what came of it
+watching.acts[].attempt | the attempt
+watching.acts[].step | the step; null if it is about none
+watching.acts[].time | seconds since the epoch
+watching.acts[].stage | how far it has got, for the watcher that carries it through
+watching.not_told | ways by which people could not be told, one sentence each
 """,
     "bsl checkpoint list --json": """
 schema_version | 1
@@ -241,6 +276,23 @@ deliveries[].way | `command` or `webhook`
 deliveries[].ok | whether the message was delivered
 deliveries[].words | what came of it; never an address
 deliveries[].seconds | how long it took
+""",
+    "bsl watch --once --json": """
+schema_version | 1
+run | the run directory; null for a job that bsl did not submit
+job_id | Slurm's job id; null for a local attempt
+attempt | the newest attempt; null for a job that bsl did not submit
+health | `healthy`, `finding`, or `blind` if it could not be seen
+sentence | the same in words
+is_over | whether the attempt is over
+step | the last finished step; null if none was seen
+phase | the phase that the run is in: `start`, `step`, `eval`, `save`, `load`, `dump`, `end`, `unknown`
+silent_s | for how long nothing new was seen
+usual_s | how long the phase usually takes; null if it is not known
+pace | what the silence means by the clock: `usual`, `long`, `too long`, `unknown`
+findings | what is wrong, as in `bsl status --json`
+blind | what could not be seen
+remarks | what is no finding
 """,
     "bsl control --json": """
 schema_version | 1

@@ -22,6 +22,7 @@ def watching_facts(watching: Watching, asked: float, *, may_run: bool) -> list[t
         facts.append(("finding", finding_text(finding, asked)))
         facts += [("", text) for text in finding.details]
         facts += [("evidence", finding.bundle)] if finding.bundle else []
+    facts += [("not told", text) for text in watching.not_told]
     return facts + [("act", act_text(act, asked)) for act in watching.acts]
 
 
@@ -58,4 +59,5 @@ def watching_document(watching: Watching, asked: float) -> dict[str, Any]:
         ],
         "findings": [asdict(finding) for finding in watching.findings],
         "acts": [asdict(act) for act in watching.acts],
+        "not_told": list(watching.not_told),
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.runs.watching.beat import Beat, read_beats
 from bigsci_launch.runs.watching.ledger import Act, RunFinding, read_acts, read_findings
+from bigsci_launch.runs.watching.outbox import not_told
 
 NUM_ACTS = 3
 BEATS_KEPT_S = 86400.0
@@ -20,6 +21,8 @@ class Watching:
     beats: tuple[Beat, ...] = ()
     findings: tuple[RunFinding, ...] = ()
     acts: tuple[Act, ...] = ()
+    not_told: tuple[str, ...] = ()
+    """Ways by which people could not be told, one sentence each."""
 
 
 UNWATCHED = Watching()
@@ -38,4 +41,5 @@ def read_watching(run: RunDir, attempt: AttemptDir, now: float) -> Watching:
         tuple(beats),
         tuple(finding for finding in findings if finding.attempt in (attempt.name, None)),
         tuple(list(latest.values())[-NUM_ACTS:]),
+        tuple(not_told(run, now)),
     )

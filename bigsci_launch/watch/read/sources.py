@@ -141,7 +141,7 @@ class AttemptTail:
         return troubles
 
     def _read(self, tail: Tail) -> list[Sighting]:
-        """Return what is new; a file that has steps, and was only peeked at, is read with more of its history."""
+        """Return what is new; a file that has steps, but was too long for a first peek, is read with more history."""
         found = tail.read()
         has_steps = any(sighting.kind == "step" for sighting in found)
         if not (has_steps and tail.num_skipped and self._num_with_history < MOST_WITH_HISTORY):

@@ -6,9 +6,15 @@ import socket
 
 from bigsci_launch.runs.watching.ledger import RunFinding
 from bigsci_launch.watch.books import TellFinding
-from bigsci_launch.watch.tell.tell import tell
+from bigsci_launch.watch.tell.tell import deliver, tell
 from bigsci_launch.watch.tell.words import notice_of_finding
 from bigsci_launch.watch.watched import WatchedRun
+
+
+def deliver_waiting(watched: WatchedRun) -> None:
+    """Send what waits in the run's outbox, also the messages of watchers on machines without a way out."""
+    if watched.run is not None:
+        deliver(watched.run)
 
 
 def teller(watched: WatchedRun, name: str) -> TellFinding:
