@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from watching.noise import Values
 from watching.simulation import Event
 
-EPOCH = datetime(2022, 4, 28, 20, 28, 38, tzinfo=UTC).timestamp()
+EPOCH = datetime(2022, 4, 28, 20, 28, 38, tzinfo=timezone.utc).timestamp()
 SETS = 29
 """Data sets on which BLOOM was evaluated, in 12 minutes."""
 
@@ -27,7 +27,7 @@ def bloom(step: int, values: Values, size: int = 2048) -> str:
 
 def megatron_lm(step: int, values: Values, when: float, size: int = 256) -> str:
     """A step of Megatron-LM, with its time."""
-    stamp = datetime.fromtimestamp(EPOCH + when, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    stamp = datetime.fromtimestamp(EPOCH + when, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
     return (
         f" [{stamp}] iteration {step:8d}/   50000 | consumed samples: {step * size:12d} | "
         f"elapsed time per iteration (ms): {1000 * values.seconds:.1f} | learning rate: 1.5E-04 | "
@@ -44,7 +44,7 @@ def evaluated(step: int) -> str:
 
 def pulse(when: float) -> str:
     """The line that BLOOM's watchdog added to the log every hour."""
-    stamp = datetime.fromtimestamp(EPOCH + when, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    stamp = datetime.fromtimestamp(EPOCH + when, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
     return f"[{stamp}] PULSE: tr11-176B-ml is running for 1-07:27:33 since 2022-04-29T20:28:38 (1528763)\n"
 
 

@@ -194,7 +194,6 @@ class Watcher:
         findings = tuple(self._books.open)
         blind = (*seen.blind, *filter(None, [self._books.unwritten, self._unsigned]))
         health = Health.FINDING if findings else Health.BLIND if blind else Health.HEALTHY
-        usual = seen.silence.usual_s
         return Glance(
             attempt=self._now.name,
             health=health,
@@ -208,7 +207,7 @@ class Watcher:
             is_running=seen.view.is_running,
             is_over=seen.view.is_over,
             goes_on=seen.goes_on,
-            every_s=min(max(usual or MOST_EVERY_S, LEAST_EVERY_S), MOST_EVERY_S),
+            every_s=_pause(seen.silence),
         )
 
     def _say_new(self, lines: tuple[str, ...]) -> None:
@@ -236,6 +235,13 @@ class Watcher:
             self._unsigned = ""
         except OSError as error:
             self._unsigned = f"{self._home.watch}: no sign of life can be left: {error.strerror or error}"
+
+
+def _pause(silence: Silence) -> float:
+    """Return the time until the next round: about a step, short while it is being learned how long one takes."""
+    if silence.usual_s is None:
+        return MOST_EVERY_S if silence.step is None else LEAST_EVERY_S
+    return min(max(silence.usual_s, LEAST_EVERY_S), MOST_EVERY_S)
 
 
 def _sentence(seen: WatchRound, findings: tuple[RunFinding, ...], blind: tuple[str, ...]) -> str:

@@ -96,8 +96,9 @@ class AttemptWatch:
 
     def read(self, now: float) -> bool:
         """Read what is new. Whether anything but chatter was."""
-        sightings = self._tail.read() if self._tail is not None else self._log.read() if self._log is not None else []
-        self.course.take(sightings, now)
+        tail = self._tail or self._log
+        sightings = tail.read() if tail is not None else []
+        self.course.take(sightings, now, tail.blind if tail is not None else ())
         self._num_steps += sum(1 for sighting in sightings if sighting.kind == "step")
         return any(sighting.kind != "output" for sighting in sightings)
 

@@ -277,7 +277,7 @@ deliveries[].ok | whether the message was delivered
 deliveries[].words | what came of it; never an address
 deliveries[].seconds | how long it took
 """,
-    "bsl watch --once --json": """
+    "bsl watch --json": """
 schema_version | 1
 run | the run directory; null for a job that bsl did not submit
 job_id | Slurm's job id; null for a local attempt
@@ -290,7 +290,7 @@ phase | the phase that the run is in: `start`, `step`, `eval`, `save`, `load`, `
 silent_s | for how long nothing new was seen
 usual_s | how long the phase usually takes; null if it is not known
 pace | what the silence means by the clock: `usual`, `long`, `too long`, `unknown`
-findings | what is wrong, as in `bsl status --json`
+findings | list of {kind, key, sentence, noticed, attempt, step, since, details, bundle, signature, cleared}
 blind | what could not be seen
 remarks | what is no finding
 """,

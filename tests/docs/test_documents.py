@@ -50,6 +50,10 @@ ALONE = {
         """submit configs/demo.yaml --local --set run.name=asked --set 'run.command=["true"]' > /dev/null;"""
         " touch runs/asked/control/save; bsl control asked --json"
     ],
+    "bsl watch --json": [
+        """submit configs/demo.yaml --local --set run.name=seen --set 'run.command=["false"]' > /dev/null;"""
+        " bsl watch seen --once --json"
+    ],
     "bsl nodes list --json": ["nodes add n1 --reason hot > /dev/null; bsl nodes list --json"],
     "bsl data prepare --json": ["data prepare configs --output corpus --vocab-size 300 --json"],
 }

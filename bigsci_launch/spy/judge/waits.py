@@ -402,7 +402,9 @@ def find_blockers(wait: Wait, waits: Mapping[int, Wait], by_rank: Mapping[int, R
 def _has_come(other: int, wait: Wait, waits: Mapping[int, Wait], by_rank: Mapping[int, RankEvidence]) -> bool:
     recorder = by_rank[other].recorder
     if wait.call is not None and recorder is not None:
-        return recorder.last_sequence.get(wait.call.token.group, 0) >= wait.call.sequence
+        reached = recorder.last_sequence.get(wait.call.token.group, 0)
+        # One that is stopped inside of the collective has begun it, and cannot do its part.
+        return reached > wait.call.sequence or (reached == wait.call.sequence and not is_halted(by_rank[other]))
     theirs = waits.get(other)
     if theirs is None:
         return False

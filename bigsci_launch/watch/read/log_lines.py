@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,7 @@ def _time_of(line: str) -> float | None:
     if found is None:
         return None
     try:
-        moment = datetime.fromisoformat(f"{found[1]} {found[2]}").replace(tzinfo=UTC)
+        moment = datetime.fromisoformat(f"{found[1]} {found[2]}").replace(tzinfo=timezone.utc)
     except ValueError:
         return None
     return moment.timestamp() + (float(f"0.{found[3]}") if found[3] else 0.0)

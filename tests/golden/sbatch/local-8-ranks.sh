@@ -21,6 +21,10 @@ export OMP_NUM_THREADS=1
 
 # monitor.ring: each rank keeps its last calls in a file, where they outlive it. A sitecustomize.py that the runner puts
 # first on PYTHONPATH records them; one of your own still runs.
+# monitor.watch: notices hangs and spikes, and serves what people ask in control/. It leaves when the launcher is gone.
+"$host_python" -I -S "$tools/keep_watch.py" --attempt-dir "$attempt_dir" \
+  -- "$host_python" -I -m bigsci_launch watch '/home/alice/runs/my run' --agent &
+
 # The launcher replaces this shell, so its PID and exit status are the attempt's. It sets MASTER_ADDR and MASTER_PORT,
 # starts one runner per rank with --rank, ends the other ranks when one fails, and writes exit.json.
 exec "$host_python" -m bigsci_launch.scheduler.local \

@@ -44,6 +44,7 @@ attempt_dir="$run_dir/attempts/$attempt"
 rm -f -- "$attempt_dir/queued"
 started="$(date +%s)"
 facts=(--restart-count "$restarts")
+watcher=""
 
 # The output may be on a disk that is full: that must not change how the job ends.
 say() {
@@ -72,6 +73,8 @@ on_exit() {
   told="$(conclude --exit-code "$code")"
   [[ "$told" =~ ^[0-9]+$ ]] && code="$told"
   say "end attempt=$attempt job=$SLURM_JOB_ID restart=$restarts exit_code=$code"
+  # The watcher says how the attempt ended, and leaves.
+  [ -z "$watcher" ] || { kill "$watcher" && wait "$watcher"; } 2>/dev/null || true
   exit "$code"
 }
 
@@ -185,6 +188,11 @@ srun "${step_options[@]}" "$rank_python" -I -S "$frozen/tools/rank_runner.py" \
   --log-limit-mib 256 --ring auto \
   -- python3 -m bigsci_launch.train &
 step=$!
+
+# monitor.watch: notices hangs, spikes and slow nodes, and serves what people ask in control/.
+"$host_python" -I -S "$frozen/tools/keep_watch.py" --attempt-dir "$attempt_dir" \
+  -- "$host_python" -I -m bigsci_launch watch "$run_dir" --agent &
+watcher=$!
 
 # A signal interrupts `wait` with status 128 + signal, so wait again while srun is alive. Its status is then the job's.
 while true; do

@@ -147,7 +147,7 @@ def test_any_text_survives_the_quoting_and_bash(values: list[str]) -> None:
 @settings(max_examples=30, deadline=None)
 @given(value=texts, reason=texts)
 def test_any_variable_and_its_reason_survive_a_whole_script(value: str, reason: str) -> None:
-    request = replace(request_of("local-8-ranks"), variables=(Variable("GREETING", value, reason),))
+    request = replace(request_of("local-8-ranks"), variables=(Variable("GREETING", value, reason),), watch="off")
     script = render_script(request)
     lines = script[script.index("# Only") if "# Only" in script else script.index("cd --") :]
     head = lines[lines.index("\n") : lines.index("# The launcher replaces")]

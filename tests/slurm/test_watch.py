@@ -1,0 +1,123 @@
+"""Jobs on a real Slurm that hang while nobody looks: noticed, explained, ended and resumed by the next link.
+
+What a watcher does with one attempt is in tests/process/test_watch.py; that only the step of the ranks is ended on
+Slurm, in test_control.py; how a chain continues after a hang, in tests/process/test_chain_decision.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigsci_launch.runs.layout import RunDir, read_json
+from bigsci_launch.runs.watching.ledger import read_acts, read_findings
+
+from .conftest import SlurmCluster
+
+PROGRAM = Path(__file__).parent / "programs" / "log_only.py"
+TORCHRUN = (
+    "-m torch.distributed.run --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d "
+    "--rdzv-endpoint $MASTER_ADDR:$MASTER_PORT"
+)
+MODEL = {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "sequence_length": 16, "vocab_size": 512}
+
+
+def wait_for(holds: Callable[[], Any], seconds: float) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.5)
+    return found
+
+
+def write(folder: Path, name: str, **more: Any) -> None:
+    config: dict[str, Any] = {
+        "run": {"name": name},
+        "slurm": {
+            "site": "minicluster",
+            "nodes": 2,
+            "time_limit": "00:20:00",
+            "chain": {"by": "queue", "max_starts": 4},
+        },
+        "parallelism": {"data_parallel_size": 4},
+        "model": MODEL,
+        "training": {"steps": 400, "micro_batch_size": 1, "global_batch_size": 4, "precision": "fp32"},
+        "data": {"prefix": str(folder / "corpus")},
+        "checkpoint": {"save_interval": 10},
+        "monitor": {"watch": "act", "step_time_s": 2, "save_time_s": 2},
+    }
+    for section, values in more.items():
+        config[section] = {**config.get(section, {}), **values}
+    (folder / f"{name}.yaml").write_text(json.dumps(config))
+
+
+def workers(rank: int, run: RunDir) -> list[int]:
+    """Return the process of this machine that computes as `rank`, without the launcher that started it."""
+    wanted, found = {f"RANK={rank}", f"BSL_RUN_DIR={run.path}", "BSL_ATTEMPT=0001"}, []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = set((path / "environ").read_bytes().decode(errors="replace").split("\0"))
+            words = (path / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        is_worker = words.endswith(("bigsci_launch.train\0", f"{PROGRAM}\0")) and "torch.distributed.run" not in words
+        if wanted <= variables and is_worker:
+            found.append(int(path.name))
+    return found
+
+
+def step_of(run: RunDir, attempt: str) -> int:
+    """The newest step that the ranks of an attempt have printed."""
+    text = "".join(path.read_text(errors="replace") for path in run.attempt(attempt).logs.glob("*.log"))
+    steps = [int(line.split("iteration")[1].split("/")[0]) for line in text.splitlines() if " iteration " in line]
+    return max(steps, default=0)
+
+
+@pytest.mark.long
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["trainer", "torchrun"])
+def test_a_hang_is_ended_and_the_next_link_resumes_from_the_last_save(
+    kind: str, isolated_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if kind == "trainer":
+        text = tmp_path / "text"
+        text.mkdir()
+        (text / "a.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 3000)
+        done = isolated_cluster.bsl("data", "prepare", "text", "--output", "corpus", "--vocab-size", "280")
+        assert done.returncode == 0, done.stderr
+        write(tmp_path, kind)
+    else:
+        words = f"exec {sys.executable} {TORCHRUN} {PROGRAM}"
+        write(tmp_path, kind, run={"name": kind, "command": ["bash", "-c", words]})
+    done = isolated_cluster.bsl("submit", f"{kind}.yaml")
+    assert done.returncode == 0, done.stderr
+    run = RunDir(tmp_path / "runs" / kind)
+    wait_for(lambda: step_of(run, "0001") >= 45, 120)
+    victims = workers(1, run)
+    assert victims, "no rank to stop"
+    for pid in victims:
+        os.kill(pid, signal.SIGSTOP)
+    began = time.time()
+    finding = wait_for(lambda: next((each for each in read_findings(run) if each.kind == "hang"), None), 120)
+    print(f"{kind}: noticed after {finding.noticed - began:.0f} s: {finding.sentence}")
+    ended = wait_for(lambda: run.attempt("0001").exit.exists() and read_json(run.attempt("0001").exit), 120)
+    print(f"{kind}: ended after {time.time() - began:.0f} s")
+    assert ended["reason"] == "hang"
+    assert ended["spy_bundle"]
+    last = step_of(run, "0001")
+    wait_for(lambda: step_of(run, "0002") > last, 120)
+    print(f"{kind}: past step {last} again after {time.time() - began:.0f} s")
+    text = "".join(path.read_text() for path in run.attempt("0002").logs.glob("*.log"))
+    first = min(int(line.split("iteration")[1].split("/")[0]) for line in text.splitlines() if " iteration " in line)
+    assert last - 10 <= first - 1 <= last, (first, last)
+    assert [act.what for act in read_acts(run) if act.state == "begun"] == ["end_ranks"]
+    isolated_cluster.bsl("cancel", kind)
