@@ -13,9 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigsci_launch.config.schema.run import RunConfig
 from bigsci_launch.errors import BslError
 from bigsci_launch.runs.chain.outlook import chain_outlook
-from bigsci_launch.runs.checkpoints import list_files
+from bigsci_launch.runs.checkpoints import list_files, read_record
 from bigsci_launch.runs.layout import AttemptDir, RunDir, rank_files, read_json
 from bigsci_launch.runs.signs import judge_node, read_rank_events, read_signs
 from bigsci_launch.runs.status import find_last_checkpoint
@@ -30,6 +31,8 @@ LEAST_FREE_BYTES = 1 << 30
 """What must be free where the size of a checkpoint is not known."""
 MAINTENANCE_S = 3600.0
 """How long before a maintenance it is a finding, if it is not known when the next save comes."""
+LONG_EPOCH_S, SOON_S = 86400.0, 3600.0
+"""The end of an epoch is news if it takes a day, and one hour before."""
 _SIGNAL = re.compile(r"^#SBATCH --signal=\S*@(\d+)$", re.MULTILINE)
 
 
@@ -120,6 +123,27 @@ def chain_warnings(run: RunDir, attempt: AttemptDir) -> Iterator[RunFinding]:
     """Yield what people should know before a chain stops: its last link, nothing queued, the same step twice."""
     for warning in chain_outlook(run, attempt, ask_slurm=False).warnings:
         yield RunFinding(warning.kind, f"{warning.key}:{attempt.name}", warning.sentence, time.time(), attempt.name)
+
+
+def epoch_end(run: RunDir, config: RunConfig, tempo: Tempo) -> Iterator[RunFinding]:
+    """Yield a finding if a long epoch of `bsl train` ends soon: from then on, samples are seen again."""
+    newest, record = find_last_checkpoint(run), None
+    with suppress(BslError):  # a damaged record says nothing of the data
+        record = read_record(newest.path) if newest is not None else None
+    tokens = (record.data or {}).get("num_tokens") if record is not None else None
+    if record is None or tempo.step_s is None or tempo.step is None or not isinstance(tokens, int):
+        return
+    num_samples = int((tokens - 1) // config.model.sequence_length * (1 - config.data.held_out))
+    size = config.training.global_batch_size
+    consumed = record.consumed_samples + max(0, tempo.step - record.step) * size
+    epoch, into = divmod(consumed, num_samples) if num_samples > 0 else (0, 0)
+    left_s = (num_samples - into) / size * tempo.step_s
+    if num_samples / size * tempo.step_s < LONG_EPOCH_S or left_s > SOON_S:
+        return
+    sentence = (
+        f"epoch {epoch + 1} of the data ends in {format_age(left_s)}: after {num_samples - into:,} samples, they repeat"
+    )
+    yield RunFinding("epoch_end", f"epoch_end:{epoch}", sentence, time.time(), step=tempo.step)
 
 
 def near_limits(attempt: AttemptDir | None, view: JobView, tempo: Tempo) -> Iterator[RunFinding]:

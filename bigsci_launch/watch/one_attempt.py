@@ -162,6 +162,8 @@ class AttemptWatch:
         found = [*lost, *facts.near_limits(attempt, view, self._tempo())]
         if run is not None and attempt is not None:
             found += [*facts.dead_ranks(attempt, view), *facts.full_disk(run)]
+            config = self.watched.config
+            found += facts.epoch_end(run, config, self._tempo()) if config and config.run.starts_trainer else []
             found += facts.chain_warnings(run, attempt) if not view.is_over else []
         return tuple(found), tuple(unknown)
 

@@ -153,8 +153,13 @@ def test_a_hang_is_noticed_explained_and_kept_and_its_end_too(training: Training
     assert not read_acts(training.run), "nobody allowed it to act"
 
     training.signal(1, signal.SIGCONT)
-    assert tick_until(watcher, lambda glance: not glance.findings).health is Health.HEALTHY
+    assert not tick_until(watcher, lambda glance: glance.health is Health.HEALTHY).findings
     assert [found.cleared is not None for found in read_findings(training.run)] == [True]
+
+    training.signal(1, signal.SIGSTOP)
+    (again,) = tick_until(watcher, lambda glance: glance.findings).findings
+    assert again.signature == finding.signature
+    assert any("the ranks are in the same places as on" in text for text in again.details), again
 
 
 def test_a_watcher_that_may_act_ends_a_hang_once_and_says_why(training: Training) -> None:

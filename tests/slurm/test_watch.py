@@ -19,6 +19,9 @@ import pytest
 
 from bigsci_launch.runs.layout import RunDir, read_json
 from bigsci_launch.runs.watching.ledger import read_acts, read_findings
+from bigsci_launch.watch.facts import Tempo, near_limits
+from bigsci_launch.watch.job import JobPoller
+from bigsci_launch.watch.watched import watched_run
 
 from .conftest import SlurmCluster
 
@@ -79,6 +82,30 @@ def step_of(run: RunDir, attempt: str) -> int:
     text = "".join(path.read_text(errors="replace") for path in run.attempt(attempt).logs.glob("*.log"))
     steps = [int(line.split("iteration")[1].split("/")[0]) for line in text.splitlines() if " iteration " in line]
     return max(steps, default=0)
+
+
+def test_a_maintenance_that_the_admins_add_while_a_job_runs_is_seen(
+    isolated_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "sleeps", run={"name": "sleeps", "command": ["sleep", "600"]}, monitor={"watch": "off"})
+    assert isolated_cluster.bsl("submit", "sleeps.yaml").returncode == 0
+    watched = watched_run(RunDir(tmp_path / "runs" / "sleeps"))
+    poller = JobPoller(watched)
+    wait_for(lambda: poller.ask("job") or poller.view.is_running, 60)
+    poller.ask("maintenance")
+    assert poller.view.maintenance == ()
+    begins = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 600))
+    options = ["Nodes=n0", f"StartTime={begins}", "Duration=60", "Users=root", "Flags=MAINT,IGNORE_JOBS"]
+    made = isolated_cluster.run("scontrol", "create", "reservation", "ReservationName=cooling", *options)
+    try:
+        assert made.returncode == 0, made.stderr
+        poller.ask("maintenance")
+        (found,) = near_limits(watched.attempt, poller.view, Tempo())
+        assert "maintenance cooling begins in" in found.sentence
+    finally:
+        isolated_cluster.run("scontrol", "delete", "ReservationName=cooling")
+        isolated_cluster.bsl("cancel", "sleeps")
 
 
 @pytest.mark.long

@@ -88,11 +88,12 @@ class StallWatch:
         return self.is_confirmed and (is_known or all(each.look.confidence >= CERTAIN for each in self._taken[-2:]))
 
     def finding(self, silence: Silence, attempt: str | None) -> RunFinding | None:
-        """Return what is wrong; None if nothing is known to be."""
-        look = self.look
-        if look is not None and look.is_failure:
-            kind = "hang" if look.state is State.HANG else "dead"
-            return self._made(kind, silence, attempt, look.sentence, look)
+        """Return what is wrong; None if nothing is known to be. A hang stays one until something moves."""
+        telling = (each.look for each in reversed(self._taken) if each.look.is_failure or each.look.is_moving)
+        found, look = next(telling, None), self.look
+        if found is not None and found.is_failure:
+            kind = "hang" if found.state is State.HANG else "dead"
+            return self._made(kind, silence, attempt, found.sentence, found)
         if silence.pace is not Pace.TOO_LONG:
             return None
         if look is None or look.state is None:
