@@ -84,6 +84,20 @@ def test_two_faults_at_once_are_both_named(make_evidence: MakeEvidence, make_ran
     assert conclusion.hang_class is None
 
 
+def test_a_rank_that_is_stopped_inside_of_a_collective_holds_it_up(
+    make_evidence: MakeEvidence, make_rank: MakeRank
+) -> None:
+    """All recorders say that their ranks are in the same collective: the stopped one has begun it like the others."""
+    members = {"0": [0, 1, 2]}
+    stopped = {"state": "T", "wchan": "do_signal_stop"}
+    ranks = [
+        make_rank(rank, WORLD, calls="0 0 0!", members=members, **(stopped if rank == 1 else {})) for rank in range(3)
+    ]
+    conclusion = judge(make_evidence(ranks, "dp=3"))
+    assert suspects(conclusion) == [1]
+    assert conclusion.hang_class is HangClass.PROCESS_STOPPED
+
+
 def test_the_culprits_may_be_the_majority(make_evidence: MakeEvidence, make_rank: MakeRank) -> None:
     """Three ranks are stuck in their data loaders; the one that waits in the collective is the victim."""
     ranks = [make_rank(0, WORLD), *(make_rank(rank, LOADER, **SLEEPING) for rank in range(1, 4))]
