@@ -18,7 +18,6 @@ from bigsci_launch.runs.layout import RunDir, read_json
 from bigsci_launch.runs.watching.beat import AGENT, Health, read_beats
 from bigsci_launch.runs.watching.ledger import RunFinding, read_acts, read_findings
 from bigsci_launch.watch import one_attempt
-from bigsci_launch.watch.act import deeds
 from bigsci_launch.watch.judge import durations
 from bigsci_launch.watch.loop import Glance, Watcher
 from bigsci_launch.watch.once import look_once
@@ -310,14 +309,3 @@ def test_a_silent_controller_is_no_reason_to_act_or_to_call_a_run_healthy_or_los
     assert not glance.findings
     assert not read_acts(run)
     watcher.close(glance)
-
-
-def test_checkpoints_around_a_spike_are_pinned_once(tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "run")
-    for step in (10, 20, 40):
-        (run.checkpoints / f"global_step{step}").mkdir(parents=True)
-    spike = RunFinding("loss_spike", "loss_spike:0001:25", "the loss is high", time.time(), "0001", step=25)
-    assert len(deeds.pin_around(run, "one", spike)) == 2
-    assert deeds.pin_around(run, "two", spike) == []
-    pinned = sorted(path.parent.name for path in run.checkpoints.glob("*/pinned"))
-    assert pinned == ["global_step20", "global_step40"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -33,7 +34,9 @@ START_S = 60.0
 @click.option("--once", is_flag=True, help="Look once, and exit with 0 (healthy), 1 (finding) or 4 (could not see).")
 @click.option("--live", is_flag=True, help="Show steps, ranks, findings and acts on one screen.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Keep the run as a page in FILE.")
-@click.option("--json", "as_json", is_flag=True, help="With --once: print one JSON document.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document; without --once, one a line for each change."
+)
 @click.option("--agent", is_flag=True, hidden=True, help="Watch from the job script, until the attempt is over.")
 @click.pass_context
 def watch(
@@ -55,8 +58,8 @@ def watch(
     """
     if run is not None and jobid is not None:
         raise click.UsageError("give a run or --jobid, not both")
-    if as_json and not once:
-        raise click.UsageError("--json is for --once")
+    if as_json and live:
+        raise click.UsageError("--json is no screen: leave out --live")
     if once and (live or act):
         raise click.UsageError("--once neither acts nor stays: leave out --act and --live")
     watched = _find(run, jobid, START_S if agent else 0.0)
@@ -66,7 +69,7 @@ def watch(
         ctx.exit(_look_once(watched, html, as_json))
     if live:
         ctx.exit(_watch_live(watched, html, may_act=act))
-    ctx.exit(_watch(watched, html, may_act=act, is_agent=agent))
+    ctx.exit(_watch(watched, html, may_act=act, is_agent=agent, as_json=as_json))
 
 
 def _find(run: str | None, jobid: str | None, patience_s: float) -> WatchedRun:
@@ -98,22 +101,25 @@ def _own_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
-def _watch(watched: WatchedRun, html: Path | None, *, may_act: bool, is_agent: bool) -> int:
+def _watch(watched: WatchedRun, html: Path | None, *, may_act: bool, is_agent: bool, as_json: bool) -> int:
     """Watch until the run is over, or somebody ends this process. Return the exit code."""
     from bigsci_launch.runs.watching.beat import AGENT
 
     is_told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_told.set())
-    watcher = _make(watched, name=AGENT if is_agent else _own_name(), may_act=may_act)
-    page = _Page(watched, html)
+    name = AGENT if is_agent else _own_name()
+    watcher = _make(watched, name=name, may_act=may_act, is_quiet=as_json)
+    page, lines = _Page(watched, html), _Lines(watched, is_shown=as_json)
     glance = None
-    _say(f"{'watching' if not may_act else 'watching, and acting on'} {watched.name}")
+    if not as_json:
+        _say(f"{'watching' if not may_act else 'watching, and acting on'} {watched.name}")
     try:
         while True:
             is_last = is_told.is_set()
             glance = watcher.tick()
             page.keep(glance)
+            lines.show(glance)
             if is_last or (glance.is_over and (is_agent or not glance.goes_on)):
                 break
             is_told.wait(glance.every_s)
@@ -143,6 +149,22 @@ def _watch_live(watched: WatchedRun, html: Path | None, *, may_act: bool) -> int
         finally:
             watcher.close(glance)
     return _code(glance) if glance is not None else 0
+
+
+class _Lines:
+    """Prints a JSON document in one line each time that something has changed."""
+
+    def __init__(self, watched: WatchedRun, *, is_shown: bool) -> None:
+        self._watched, self._is_shown = watched, is_shown
+        self._last: object = None
+
+    def show(self, glance: Glance) -> None:
+        from bigsci_launch.watch.show.words import glance_document
+
+        now = (glance.attempt, glance.health, glance.findings, glance.blind, glance.remarks, glance.is_over)
+        if self._is_shown and now != self._last:
+            console.answer(json.dumps(glance_document(self._watched, glance)))
+        self._last = now
 
 
 class _Page:

@@ -6,6 +6,7 @@ cannot be written, nothing is done.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,14 +19,18 @@ from bigsci_launch.runs.watching.ended import EndedBy, write_ended_by
 from bigsci_launch.runs.watching.ledger import Act, RunFinding, claim, read_acts, record_act
 from bigsci_launch.watch.act.jobs import END_GRACE_S
 
+MOST_TURNS = 3
+DIED_S = 120.0
+"""A watcher that has claimed an act, and has not said for so long what came of it, has died."""
+
 
 def end_hang(
     run: RunDir, attempt: AttemptDir, who: str, finding: RunFinding, nodes: tuple[str, ...], end: Callable[[], str]
 ) -> str:
     """End the ranks of a hang, once, so that the job script says why and the chain continues. Return what came of it;
     empty if another watcher has done it, or is at it. `end` ends them, and returns what it did."""
-    key = f"end_ranks:{attempt.name}"
-    if not claim(run, key, who):
+    key = _take_turn(run, attempt, who)
+    if not key:
         return ""
     act = Act(key, "end_ranks", who, finding.sentence, "begun", attempt=attempt.name, step=finding.step)
     record_act(run, act)
@@ -44,13 +49,30 @@ def end_hang(
     return words
 
 
+def _take_turn(run: RunDir, attempt: AttemptDir, who: str) -> str:
+    """Return the key of this act if it is this watcher's to do; empty if another has done it, or is at it.
+
+    A watcher that died after it had claimed the act, and before it wrote what came of it, is followed by another.
+    """
+    states: dict[str, str] = {}
+    for act in read_acts(run):
+        states[act.key] = act.state
+    for number in range(1, MOST_TURNS + 1):
+        key = f"end_ranks:{attempt.name}:{number}"
+        if claim(run, key, who):
+            return key
+        if states.get(key) == "done" or time.time() - run.claim_file(key).stat().st_mtime < DIED_S:
+            return ""
+    return ""
+
+
 def finish_end(run: RunDir, attempt: AttemptDir, kill: Callable[[], str], now: float) -> str:
     """Kill ranks that a watcher has told to end and that are still there, once. Return what was done; empty if nothing.
 
     `now` is seconds since the epoch. It is called while the job runs, also by a watcher that was started since.
     """
-    key = f"end_ranks:{attempt.name}"
-    told = [act for act in read_acts(run) if act.key == key and act.state == "done"]
+    acts = [act for act in read_acts(run) if act.what == "end_ranks" and act.attempt == attempt.name]
+    told = [act for act in acts if act.state == "done"]
     if len(told) != 1 or now - told[0].time < END_GRACE_S:
         return ""
     words = kill()
