@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from bigsci_launch.runs.layout import RunDir
 from bigsci_launch.runs.watching.ledger import RunFinding, clear_finding, raise_finding, read_findings
@@ -38,11 +39,15 @@ class Books:
         """Take in what was found. One that is open already is told again only if it is now of another kind."""
         for finding in found:
             known = self._open.get(finding.key)
-            if known is not None and (known.kind, known.bundle) == (finding.kind, finding.bundle):
+            if known is not None and known.kind == finding.kind and (known.bundle or not finding.bundle):
+                continue
+            if (other := self._of_another(finding)) is not None:
+                self._open[finding.key] = other
+                self._say("; ".join((other.sentence, *other.details)))
                 continue
             finding = replace(finding, details=(*finding.details, *self._seen_before(finding)))
             self._open[finding.key] = finding
-            self._write(lambda finding=finding: raise_finding(self._run, finding))  # type: ignore[misc]
+            self._write(partial(raise_finding, self._run, finding))
             if known is None or known.kind != finding.kind:
                 self._say("; ".join((finding.sentence, *finding.details)))
                 self._tell(finding)
@@ -54,7 +59,7 @@ class Books:
             finding = self._open.pop(key, None)
             if finding is None:
                 continue
-            self._write(lambda key=key: clear_finding(self._run, key, words))  # type: ignore[misc]
+            self._write(partial(clear_finding, self._run, key, words))
             self._say(
                 f"over: {finding.kind.replace('_', ' ')} of {format_age(time.time() - finding.noticed)} ago ({words})"
             )
@@ -62,6 +67,13 @@ class Books:
     def keys(self, prefix: str) -> list[str]:
         """Return the keys of open findings that begin with `prefix`."""
         return [key for key in self._open if key.startswith(prefix)]
+
+    def _of_another(self, finding: RunFinding) -> RunFinding | None:
+        """Return the same finding if another watcher has raised it since, and has told people."""
+        if finding.key in self._open:
+            return None
+        known = (each for each in read_findings(self._run) if each.key == finding.key and each.cleared is None)
+        return next((each for each in known if each.kind == finding.kind), None)
 
     def _seen_before(self, finding: RunFinding) -> list[str]:
         """Say when the ranks hung in the same places before."""

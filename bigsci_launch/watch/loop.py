@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bigsci_launch.errors import BslError
+from bigsci_launch.runs.layout import AttemptDir, RunDir
 from bigsci_launch.runs.watching.beat import Health, own_beat, write_beat
 from bigsci_launch.runs.watching.ledger import RunFinding
 from bigsci_launch.scheduler.job import JobInfo
@@ -70,7 +72,7 @@ class Watcher:
         self._books = Books(watched.home, say, tell)
         self._others = OtherWatchers(watched.home, name)
         self._said: tuple[str, ...] = ()
-        self._unsigned = ""
+        self._unsigned = self._undone = ""
         self._now = AttemptWatch(watched, Course(expected(watched.config)))
         self._now.start()
         self._desk = Desk(watched.run, name, self._take_bundle) if watched.run is not None else None
@@ -151,21 +153,31 @@ class Watcher:
         self._books.clear(over, "the run has recovered")
 
     def _act(self, seen: WatchRound) -> None:
+        """Do what this watcher may do. What cannot be written down is not done, and that is said once."""
         run, attempt = self._now.watched.run, self._now.watched.attempt
         if run is None or attempt is None:
             return
-        for finding in self._books.open:
-            if finding.kind in SPIKES and finding.step is not None:
-                self._say_each(lambda finding=finding: pin_around(run, self._who, finding))  # type: ignore[misc]
-        if seen.view.is_running:
-            self._say_each(lambda: [finish_end(run, attempt, lambda: kill_ranks(attempt), time.time())])
+        try:
+            for finding in self._books.open:
+                if finding.kind in SPIKES and finding.step is not None:
+                    self._say_all(pin_around(run, self._who, finding))
+            if seen.view.is_running:
+                self._say_all([finish_end(run, attempt, partial(kill_ranks, attempt), time.time())])
+                self._end_hang(run, attempt, seen)
+            self._undone = ""
+        except (BslError, OSError) as error:
+            if str(error) != self._undone:
+                self._say(f"nothing was done: {error}")
+            self._undone = str(error)
+
+    def _end_hang(self, run: RunDir, attempt: AttemptDir, seen: WatchRound) -> None:
         stalled = next((each for each in seen.standing if each.kind in STALLS and each.key.startswith("stall:")), None)
-        if stalled is None or not seen.view.is_running or not self._now.stalls.may_act(seen.silence):
+        if stalled is None or not self._now.stalls.may_act(seen.silence):
             return
         if self._now.read(time.monotonic()):
             return  # it moves after all
         nodes, why_not = self._nodes_to_leave_out(seen)
-        self._say_each(lambda: [end_hang(run, attempt, self._who, stalled, nodes, lambda: end_ranks(attempt)), why_not])
+        self._say_all([end_hang(run, attempt, self._who, stalled, nodes, partial(end_ranks, attempt)), why_not])
 
     def _nodes_to_leave_out(self, seen: WatchRound) -> tuple[tuple[str, ...], str]:
         """Return the node of the suspects, if it may be the cause and another can take its place; else why not."""
@@ -174,21 +186,17 @@ class Watcher:
             return (), ""
         node = look.nodes[0]
         try:
-            has_spare = len(partition_nodes(job.partition or None)) > (job.num_nodes or 0)
+            num_nodes = len(partition_nodes(job.partition or None))
         except BslError as error:
             return (), f"{node} is not left out: it is not known if there are other nodes: {error.message}"
-        return (
-            (look.nodes, "") if has_spare else ((), f"{node} is not left out: partition {job.partition} has no other")
-        )
+        if num_nodes <= (job.num_nodes or 0):
+            return (), f"{node} is not left out: partition {job.partition} has no other"
+        return look.nodes, ""
 
-    def _say_each(self, act: Callable[[], list[str]]) -> None:
-        """Do something, and say what came of it. What cannot be written down is not done."""
-        try:
-            for words in act():
-                if words:
-                    self._say(words)
-        except (BslError, OSError) as error:
-            self._say(f"nothing was done: {error}")
+    def _say_all(self, lines: Iterable[str]) -> None:
+        for words in lines:
+            if words:
+                self._say(words)
 
     def _glance(self, seen: WatchRound) -> Glance:
         findings = tuple(self._books.open)

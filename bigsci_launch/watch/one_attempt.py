@@ -106,7 +106,7 @@ class AttemptWatch:
         """Read, judge, and look at the ranks if that is due. `now` is the watcher's monotonic clock."""
         self.read(now)
         view, silence = self.view, self.course.silence(now)
-        if view.is_running:
+        if view.is_running and not self._is_being_ended:
             self.stalls.consider(silence, now)
         noticed = self.course.noticed()
         events = [*self._events(noticed, view), *self._restart()]
@@ -124,6 +124,11 @@ class AttemptWatch:
         passed = tuple(each.kind for each in noticed if each.is_over)
         goes_on = view.is_over and self._goes_on()
         return WatchRound(view, silence, tuple(events), tuple(standing), passed, tuple(blind), tuple(remarks), goes_on)
+
+    @property
+    def _is_being_ended(self) -> bool:
+        """Whether somebody ends the ranks from outside: what they show from then on says nothing of the run."""
+        return self.watched.attempt is not None and self.watched.attempt.ended_by.exists()
 
     def _look(self, settle_s: float) -> Look:
         return take_look(self.watched, self.view.job, settle_s)

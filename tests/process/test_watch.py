@@ -176,6 +176,8 @@ def test_a_watcher_that_may_act_ends_a_hang_once_and_says_why(training: Training
     assert ended["reason"] == "hang"
     assert ended["spy_bundle"]
     assert any("is stopped" in text for text in ended["evidence"]), ended
+    told = [finding.key for finding in training.told]
+    assert len(set(told)) == len(told), "people are told once of each"
     begun = [act for act in read_acts(training.run) if act.what == "end_ranks" and act.state == "begun"]
     assert len(begun) == 1, "two watchers, one act"
     assert len([words for words in training.said if "told to end the ranks" in words]) == 1
