@@ -11,10 +11,10 @@ waiting="$(mktemp)"
 trap 'rm -f -- "$waiting"' EXIT
 
 # A shell starts background processes with SIGINT ignored; Ctrl-C must end this one too, with what it has started.
-env --default-signal=INT "$python" -m pytest tests/slurm tests/train "${options[@]}" >"$waiting" 2>&1 &
+env --default-signal=INT "$python" -m pytest tests/slurm tests/train tests/docs "${options[@]}" >"$waiting" 2>&1 &
 second=$!
 code=0
-"$python" -m pytest tests/unit tests/docs tests/process "${options[@]}" || code=$?
+"$python" -m pytest tests/unit tests/process "${options[@]}" || code=$?
 wait "$second" || code=$?
 cat -- "$waiting"
 exit "$code"

@@ -67,7 +67,7 @@ AFTER_TUTORIAL = {
     "bsl checkpoint list --json": ["checkpoint list demo --json"],
     "bsl checkpoint verify --json": ["checkpoint verify demo --json"],
     "bsl hang-lab run --json": ["hang-lab run H30 --json"],
-    "bsl spy --json": ["spy --bundle runs/hangs/spy/* --json --why"],
+    "bsl spy --json": ["spy --bundle $(ls -d runs/hangs/spy/* | head -1) --json --why"],
     "bsl trace last --json": ["trace last hangs --json"],
     "bsl diff-weights --json": [
         "diff-weights runs/demo/checkpoints/global_step10 runs/demo/checkpoints/global_step20 --json"
