@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bigsci_launch.errors import BslError
 from bigsci_launch.runs.layout import AttemptDir, RunDir
-from bigsci_launch.runs.watching.beat import Health, own_beat, write_beat
+from bigsci_launch.runs.watching.beat import Health, agent_of, own_beat, write_beat
 from bigsci_launch.runs.watching.ledger import RunFinding
 from bigsci_launch.scheduler.job import JobInfo
 from bigsci_launch.scheduler.slurm import partition_nodes
@@ -67,6 +67,7 @@ class Watcher:
         self._home = watched.home
         self._name = name
         self._who = f"watcher {name} on {socket.gethostname()}"
+        self._is_agent = watched.attempt is not None and name == agent_of(watched.attempt.name)
         self._may_act = may_act
         self._say = say
         self._books = Books(watched.home, say, tell)
@@ -127,8 +128,8 @@ class Watcher:
     def _follow(self) -> None:
         """Turn to the next attempt of the run when it has begun."""
         run = self._now.watched.run
-        if run is None:
-            return
+        if run is None or self._is_agent:
+            return  # each attempt has an agent of its own
         try:
             watched = watched_run(run)
         except BslError:

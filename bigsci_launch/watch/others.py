@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from bigsci_launch.runs.layout import RunDir
-from bigsci_launch.runs.watching.beat import AGENT, LEAST_SILENCE_S, MISSED, Beat, read_beats
+from bigsci_launch.runs.watching.beat import LEAST_SILENCE_S, MISSED, Beat, agent_of, read_beats
 from bigsci_launch.runs.watching.ledger import RunFinding
 from bigsci_launch.units import format_age
 
@@ -22,7 +22,7 @@ class OtherWatchers:
     def findings(self, attempt: str, now: float) -> Iterator[RunFinding]:
         """Yield a finding for the agent of this attempt if it is dead. `now` is the watcher's monotonic clock."""
         for beat in read_beats(self._run):
-            if beat.name == self._own_name or beat.name != AGENT or beat.attempt != attempt or beat.ended:
+            if beat.name == self._own_name or beat.name != agent_of(attempt) or beat.ended:
                 continue
             if (silent_s := self._dead_for(beat, now)) is not None:
                 sentence = f"the watcher {beat.name} on {beat.host} is dead: no sign of life for {format_age(silent_s)}"

@@ -200,7 +200,7 @@ next.attempt | name of the attempt that waits
 next.job_id | its job
 next.expected_start | when Slurm expects it to start, in seconds since the epoch; null if it has no estimate
 next.submit_again | the command that continues the run; null if it continues by itself
-watching.watchers[].name | a watcher of the newest attempt: `agent`, started by the job script, or HOST-PID
+watching.watchers[].name | a watcher of the newest attempt: `agent-0001`, started by the job script, or HOST-PID
 watching.watchers[].host | its machine
 watching.watchers[].pid | its process
 watching.watchers[].start_ticks | when that began, in clock ticks since boot; null if it is not known

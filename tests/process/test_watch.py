@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bigsci_launch.runs.layout import RunDir, read_json
-from bigsci_launch.runs.watching.beat import AGENT, Health, read_beats
+from bigsci_launch.runs.watching.beat import Health, agent_of, read_beats
 from bigsci_launch.runs.watching.ledger import RunFinding, read_acts, read_findings
 from bigsci_launch.watch import one_attempt
 from bigsci_launch.watch.judge import durations
@@ -249,7 +249,7 @@ def test_once_waits_for_what_moves_and_calls_what_it_does_not_see_unknown(
 
 def test_the_agent_is_started_again_when_it_is_killed_and_leaves_when_the_attempt_is_over(training: Training) -> None:
     training.start(watch="observe")
-    wait_for(lambda: [beat.name for beat in read_beats(training.run)] == [AGENT])
+    wait_for(lambda: [beat.name for beat in read_beats(training.run)] == [agent_of("0001")])
     first = read_beats(training.run)[0]
     os.kill(first.pid, signal.SIGKILL)
     wait_for(lambda: "is dead" in training.bsl("status", "run").stdout)

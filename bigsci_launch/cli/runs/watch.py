@@ -103,12 +103,12 @@ def _own_name() -> str:
 
 def _watch(watched: WatchedRun, html: Path | None, *, may_act: bool, is_agent: bool, as_json: bool) -> int:
     """Watch until the run is over, or somebody ends this process. Return the exit code."""
-    from bigsci_launch.runs.watching.beat import AGENT
+    from bigsci_launch.runs.watching.beat import agent_of
 
     is_told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_told.set())
-    name = AGENT if is_agent else _own_name()
+    name = agent_of(watched.attempt.name) if is_agent and watched.attempt is not None else _own_name()
     watcher = _make(watched, name=name, may_act=may_act, is_quiet=as_json)
     page, lines = _Page(watched, html), _Lines(watched, is_shown=as_json)
     glance = None

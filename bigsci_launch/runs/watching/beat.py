@@ -16,7 +16,7 @@ from bigsci_launch.procfs import start_ticks
 from bigsci_launch.runs.layout import RunDir, read_json, write_json
 
 AGENT = "agent"
-"""The name of the watcher that the job script starts."""
+"""What the names of watchers begin with that job scripts start: `agent-0001` watches attempt 0001."""
 MISSED = 6
 """A watcher that has left out this many looks is dead, or does not get to run."""
 LEAST_SILENCE_S = 120.0
@@ -60,6 +60,11 @@ class Beat:
             return start_ticks(self.pid) != self.start_ticks
         age = now - self.time
         return age > max(LEAST_SILENCE_S, MISSED * self.every_s) or (None if age > 2 * self.every_s + 30 else False)
+
+
+def agent_of(attempt: str) -> str:
+    """Return the name of the watcher that the script of an attempt starts."""
+    return f"{AGENT}-{attempt}"
 
 
 def own_beat(name: str, **fields: Any) -> Beat:
