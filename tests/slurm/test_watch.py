@@ -108,6 +108,31 @@ def test_a_maintenance_that_the_admins_add_while_a_job_runs_is_seen(
         isolated_cluster.bsl("cancel", "sleeps")
 
 
+def test_a_job_of_somebody_else_is_watched_by_its_log(
+    isolated_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    lines = 'for i in $(seq 9999); do echo " iteration $i/ 9999 | elapsed time per iteration (ms): 200.0 |"; sleep 0.2; done'
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{lines}\n")
+    made = isolated_cluster.run("sbatch", "--parsable", "--nodes=1", f"--output={tmp_path}/log-%j.txt", "job.sh")
+    job = made.stdout.strip()
+    wait_for(lambda: (tmp_path / f"log-{job}.txt").exists(), 60)
+    seen = isolated_cluster.bsl("watch", "--jobid", job, "--once", "--json")
+    assert seen.returncode == 0, seen.stderr
+    document = json.loads(seen.stdout)
+    assert (document["health"], document["run"], document["job_id"]) == ("healthy", None, job)
+    assert document["step"] > 0
+    # Nobody can see what a job prints whose log is gone.
+    (tmp_path / f"log-{job}.txt").unlink()
+    blind = isolated_cluster.bsl("watch", "--jobid", job, "--once")
+    assert blind.returncode == 4, blind.stdout
+    assert "not known" in blind.stdout
+    isolated_cluster.run("scancel", job)
+    refused = isolated_cluster.bsl("watch", "--jobid", job, "--act")
+    assert refused.returncode == 2
+
+
 @pytest.mark.long
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", ["trainer", "torchrun"])
