@@ -164,8 +164,7 @@ def test_a_hang_is_noticed_explained_and_kept_and_its_end_too(training: Training
 def test_a_watcher_that_may_act_ends_a_hang_once_and_says_why(training: Training) -> None:
     training.start()
     watcher, other = training.watcher("one", may_act=True), training.watcher("two", may_act=True)
-    tick_until(watcher, lambda glance: (glance.silence.step or 0) > 20)
-    other.tick()
+    tick_until(watcher, lambda glance: other.tick() and (glance.silence.step or 0) > 20)
     training.signal(1, signal.SIGSTOP)
     deadline = time.monotonic() + 90
     while not (glance := watcher.tick()).is_over:

@@ -113,8 +113,8 @@ def test_a_job_of_somebody_else_is_watched_by_its_log(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    lines = 'for i in $(seq 9999); do echo " iteration $i/ 9999 | elapsed time per iteration (ms): 200.0 |"; sleep 0.2; done'
-    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{lines}\n")
+    line = " iteration $i/ 9999 | elapsed time per iteration (ms): 200.0 |"
+    (tmp_path / "job.sh").write_text(f'#!/bin/bash\nfor i in $(seq 9999); do echo "{line}"; sleep 0.2; done\n')
     made = isolated_cluster.run("sbatch", "--parsable", "--nodes=1", f"--output={tmp_path}/log-%j.txt", "job.sh")
     job = made.stdout.strip()
     wait_for(lambda: (tmp_path / f"log-{job}.txt").exists(), 60)
