@@ -81,15 +81,15 @@ def lost_nodes(attempt: AttemptDir | None, view: JobView) -> tuple[list[RunFindi
     signs, now = read_signs(attempt, read_rank_events(attempt)), time.time()
     found, unknown = [], []
     for node in view.silent_nodes:
-        judged = judge_node(node, signs, now)
+        fate = judge_node(node, signs, now).fate
         said = f"node {node.name} does not answer Slurm ({node.raw_state}) {node.reason}".rstrip()
-        if judged.fate == "lost":
+        if fate == "lost" and node.is_given_up:
             found.append(
                 RunFinding(
                     "node_lost", f"node_lost:{attempt.name}:{node.name}", f"{said}: it is lost", now, attempt.name
                 )
             )
-        elif judged.fate == "unknown":
+        elif fate != "alive":  # by what clock its ranks are silent is not known here
             unknown.append(f"{said}: not known if it is lost")
     return found, unknown
 

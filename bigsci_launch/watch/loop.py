@@ -35,6 +35,8 @@ from bigsci_launch.watch.watched import WatchedRun, watched_run
 LEAST_EVERY_S, MOST_EVERY_S = 2.0, 10.0
 """Time between two rounds: about a step."""
 SPIKES = ("loss_spike", "grad_spike", "nan")
+LASTING = (*SPIKES, "slower", "restart_spike")
+"""Findings that stay until the run has recovered, or the attempt is over: they are noticed once."""
 STALLS = ("hang", "dead")
 
 
@@ -145,11 +147,11 @@ class Watcher:
         self._say(f"attempt {self._now.name} has begun")
 
     def _clear(self, seen: WatchRound, standing: set[str]) -> None:
-        """Note what is over: what no longer holds, and what the run has recovered from."""
-        lasting = (*SPIKES, "slower", "restart_spike")
-        gone = [each.key for each in self._books.open if each.kind not in lasting and each.key not in standing]
-        words = "the job is over" if seen.view.is_over else "it no longer holds"
-        self._books.clear(gone, words)
+        """Note what is over: what no longer holds, what the run has recovered from, and what earlier attempts had."""
+        old = [each.key for each in self._books.open if each.attempt not in (None, self._now.name)]
+        self._books.clear(old, "the attempt is over")
+        gone = [each.key for each in self._books.open if each.kind not in LASTING and each.key not in standing]
+        self._books.clear(gone, "the job is over" if seen.view.is_over else "it no longer holds")
         over = [each.key for each in self._books.open if each.kind in seen.passed]
         self._books.clear(over, "the run has recovered")
 
@@ -201,7 +203,7 @@ class Watcher:
 
     def _glance(self, seen: WatchRound) -> Glance:
         findings = tuple(self._books.open)
-        blind = (*seen.blind, *filter(None, [self._books.unwritten, self._unsigned]))
+        blind = seen.blind
         health = Health.FINDING if findings else Health.BLIND if blind else Health.HEALTHY
         return Glance(
             attempt=self._now.name,
@@ -209,7 +211,7 @@ class Watcher:
             sentence=_sentence(seen, findings, blind),
             findings=findings,
             blind=blind,
-            remarks=seen.remarks,
+            remarks=(*seen.remarks, *filter(None, [self._books.unwritten, self._unsigned])),
             silence=seen.silence,
             job=seen.view.job,
             look=self._now.stalls.look,

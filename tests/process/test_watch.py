@@ -194,7 +194,7 @@ def test_what_cannot_be_written_down_is_not_done(training: Training) -> None:
     glance = tick_until(watcher, lambda glance: any("nothing was done" in words for words in training.said))
     assert [finding.kind for finding in glance.findings] == ["hang"]
     assert training.told, "people are told all the same"
-    assert any("no sign of life can be left" in text for text in glance.blind)
+    assert any("no sign of life can be left" in text for text in glance.remarks)
     assert not training.attempt.ended_by.exists()
     assert not training.attempt.exit.exists()
 

@@ -1,0 +1,60 @@
+"""What a watcher says of a run that is over, and of what earlier attempts have left in the ledger."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from bigsci_launch.runs.attempts import JobRecord, write_job
+from bigsci_launch.runs.layout import RunDir, write_json
+from bigsci_launch.runs.watching.beat import Health
+from bigsci_launch.runs.watching.ledger import RunFinding, raise_finding, read_findings
+from bigsci_launch.scheduler.local import Launcher
+from bigsci_launch.watch.loop import Glance, Watcher
+from bigsci_launch.watch.watched import watched_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Two attempts of a run of the local launcher; the second has finished."""
+    made = RunDir(tmp_path / "run")
+    for name, reason in (("0001", "crashed"), ("0002", "finished")):
+        attempt = made.attempt(name)
+        attempt.make()
+        write_job(attempt, JobRecord("local", time.time(), launcher=Launcher(2**22 + 1, 1, "elsewhere")))
+        write_json(attempt.exit, {"reason": reason, "exit_code": int(reason != "finished"), "evidence": []})
+    write_json(made.record, {})
+    return made
+
+
+def glance_at(run: RunDir) -> Glance:
+    watcher = Watcher(watched_run(run), name="test", may_act=False, say=lambda words: None, tell=lambda finding: None)
+    glance = watcher.tick()
+    watcher.close(glance)
+    return glance
+
+
+def test_what_an_earlier_attempt_had_is_over(run: RunDir) -> None:
+    for kind in ("loss_spike", "restart_spike", "hang"):
+        raise_finding(run, RunFinding(kind, f"{kind}:0001:9", "it was bad", time.time(), "0001", step=9))
+    glance = glance_at(run)
+    assert glance.health is Health.HEALTHY, glance.findings
+    assert glance.is_over
+    assert all(finding.cleared for finding in read_findings(run))
+
+
+def test_a_run_that_ended_badly_is_a_finding_if_nothing_starts_it_again(run: RunDir) -> None:
+    write_json(run.attempt("0002").exit, {"reason": "crashed", "exit_code": 1, "evidence": ["rank 3 was killed"]})
+    glance = glance_at(run)
+    assert glance.health is Health.FINDING
+    assert "attempt 0002 ended: crashed; nothing starts it again" in glance.sentence
+    assert glance.findings[0].details == ("rank 3 was killed",)
+
+
+def test_a_directory_that_cannot_be_written_is_no_blindness(run: RunDir) -> None:
+    run.watch.write_text("not a folder\n")
+    glance = glance_at(run)
+    assert glance.health is Health.HEALTHY, glance.blind
+    assert any("no sign of life can be left" in text for text in glance.remarks)
