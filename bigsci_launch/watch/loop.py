@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -100,6 +100,7 @@ class Watcher:
             self._act(seen)
         glance = self._glance(seen)
         self._leave_sign(glance)
+        glance = replace(glance, remarks=(*glance.remarks, *filter(None, [self._unsigned])))
         self._serve()
         deliver_waiting(self._now.watched)
         self._say_new((*glance.blind, *glance.remarks))
@@ -211,7 +212,7 @@ class Watcher:
             sentence=_sentence(seen, findings, blind),
             findings=findings,
             blind=blind,
-            remarks=(*seen.remarks, *filter(None, [self._books.unwritten, self._unsigned])),
+            remarks=(*seen.remarks, *filter(None, [self._books.unwritten])),
             silence=seen.silence,
             job=seen.view.job,
             look=self._now.stalls.look,
