@@ -5,6 +5,7 @@ One command every 30 s at most. A local attempt has a launcher instead, which co
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -48,6 +49,15 @@ class JobView:
     @property
     def is_over(self) -> bool:
         return self.job.state.is_over or self.job.is_gone
+
+
+def own_job(job_id: str) -> JobInfo | None:
+    """Return the job that this process runs in, if it is that one: it runs, whether or not Slurm answers here."""
+    if not job_id or os.environ.get("SLURM_JOB_ID") != job_id:
+        return None
+    return JobInfo(
+        job_id, JobState.RUNNING, "RUNNING", "environment", hostlist=os.environ.get("SLURM_JOB_NODELIST", "")
+    )
 
 
 class JobPoller:
@@ -94,6 +104,8 @@ class JobPoller:
         attempt = self._watched.attempt
         job = query_attempt(attempt) if attempt is not None else query_job(self._watched.job_id or "")
         if job.state is JobState.UNKNOWN and not job.is_gone:
+            if (own := own_job(job.job_id)) is not None:
+                return replace(self.view, job=own, seen=time.monotonic(), why=job.reason)
             return replace(self.view, why=job.reason)  # what was known stays known, with its age
         return replace(self.view, job=job, seen=time.monotonic(), why="")
 

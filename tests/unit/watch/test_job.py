@@ -69,5 +69,19 @@ def test_what_was_known_stays_known_with_its_age(poller: JobPoller, tmp_path: Pa
     assert "Socket timed out" in poller.view.why
 
 
+def test_a_watcher_in_the_job_knows_that_it_runs(
+    poller: JobPoller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\necho 'squeue: not allowed on compute nodes' >&2\nexit 1\n")
+    poller.ask("job")
+    assert not poller.view.is_running
+    assert poller.view.seen is None
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[0-1]")
+    poller.ask("job")
+    assert poller.view.is_running
+    assert poller.view.job.hostlist == "n[0-1]"
+
+
 def test_thirty_seconds_are_the_least(poller: JobPoller) -> None:
     assert poller._every_s == job.SLURM_EVERY_S == 30.0
