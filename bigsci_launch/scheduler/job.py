@@ -106,7 +106,7 @@ class JobInfo:
     state: JobState
     raw_state: str
     source: str
-    """`squeue`, `sacct`, `exit.json`, `launcher`, `environment` (of a process in the job); `none` if nobody knows it."""
+    """`squeue`, `sacct`, `exit.json`, `launcher`, `environment` (it is in the job), or `none`: it is not known."""
     name: str = ""
     user: str = ""
     partition: str = ""
