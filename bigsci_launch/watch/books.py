@@ -64,10 +64,6 @@ class Books:
                 f"over: {finding.kind.replace('_', ' ')} of {format_age(time.time() - finding.noticed)} ago ({words})"
             )
 
-    def keys(self, prefix: str) -> list[str]:
-        """Return the keys of open findings that begin with `prefix`."""
-        return [key for key in self._open if key.startswith(prefix)]
-
     def _of_another(self, finding: RunFinding) -> RunFinding | None:
         """Return the same finding if another watcher has raised it since, and has told people."""
         if finding.key in self._open:

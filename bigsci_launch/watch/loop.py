@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from bigsci_launch.watch.judge.silence import Silence
 from bigsci_launch.watch.one_attempt import AttemptWatch, WatchRound, expected
 from bigsci_launch.watch.others import OtherWatchers
 from bigsci_launch.watch.ranks.look import Look
+from bigsci_launch.watch.ranks.stalls import STALL
 from bigsci_launch.watch.tell.told import deliver_waiting
 from bigsci_launch.watch.watched import WatchedRun, watched_run
 
@@ -38,16 +40,20 @@ SPIKES = ("loss_spike", "grad_spike", "nan")
 LASTING = (*SPIKES, "slower", "restart_spike")
 """Findings that stay until the run has recovered, or the attempt is over: they are noticed once."""
 STALLS = ("hang", "dead")
+SETTLED_S = 900.0
+"""After this long, a watcher has seen and asked everything that shows whether a finding holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What a watcher knows after one round. `blind` says what it could not see, `remarks` what is no finding."""
+    """What a watcher knows after one round. `blind` says what it could not see, `remarks` what is no finding.
+    `has_own`: some of the findings were seen in this round, and are not known from the ledger alone."""
 
     attempt: str | None
     health: Health
     sentence: str
     findings: tuple[RunFinding, ...]
+    has_own: bool
     blind: tuple[str, ...]
     remarks: tuple[str, ...]
     silence: Silence
@@ -75,19 +81,24 @@ class Watcher:
         self._books = Books(watched.home, say, tell)
         self._others = OtherWatchers(watched.home, name)
         self._said: tuple[str, ...] = ()
-        self._unsigned = self._undone = ""
+        self._unsigned = self._undone = self._unserved = ""
+        self._held: set[str] = set()
+        self._began = time.monotonic()
         self._now = AttemptWatch(watched, Course(expected(watched.config)))
         self._now.start()
         self._desk = Desk(watched.run, name, self._take_bundle) if watched.run is not None else None
 
     def close(self, glance: Glance | None) -> None:
-        """Stop asking, and say that this watcher leaves by itself."""
+        """Stop asking, and say that this watcher leaves by itself: one that was killed says nothing, and is missed."""
         self._now.stop()
-        if glance is not None:
+        if self._is_agent and glance is not None:
             self._leave_sign(glance, has_ended=True)
+        elif not self._is_agent:
+            with suppress(OSError):
+                self._home.watcher_file(self._name).unlink(missing_ok=True)
 
-    def tick(self) -> Glance:
-        """Read, judge, look and act once."""
+    def tick(self, *, serves: bool = True) -> Glance:
+        """Read, judge, look and act once. With `serves`, what people ask in `control/` is done."""
         self._follow()
         now = time.monotonic()
         seen = self._now.round(now)
@@ -95,13 +106,14 @@ class Watcher:
         if self._now.name is not None and not seen.view.is_over:
             standing += self._others.findings(self._now.name, now)
         self._books.raise_all([*seen.events, *standing])
-        self._clear(seen, {finding.key for finding in standing})
+        self._clear(seen, {finding.key for finding in standing}, now)
         if self._may_act:
             self._act(seen)
         glance = self._glance(seen)
         self._leave_sign(glance)
-        glance = replace(glance, remarks=(*glance.remarks, *filter(None, [self._unsigned])))
-        self._serve()
+        if serves:
+            self._serve()
+        glance = replace(glance, remarks=(*glance.remarks, *filter(None, [self._unsigned, self._unserved])))
         deliver_waiting(self._now.watched)
         self._say_new((*glance.blind, *glance.remarks))
         return glance
@@ -110,7 +122,7 @@ class Watcher:
         """Look at the ranks now, whatever the silence means, and take what they show into account."""
         now = time.monotonic()
         self._now.stalls.look_now(self._now.course.silence(now), now)
-        return self.tick()
+        return self.tick(serves=False)
 
     def _serve(self) -> None:
         """Do what people ask in `control/`."""
@@ -121,8 +133,9 @@ class Watcher:
         try:
             for act in self._desk.serve(time.time(), course.step, patience):
                 self._say(f"{act.what} ({act.who}: {act.why}): {act.state}: {act.words}")
+            self._unserved = ""
         except (BslError, OSError) as error:
-            self._say_new((*self._said, f"what is asked in control/ is not served: {error}"))
+            self._unserved = f"what is asked in control/ is not served: {error}"
 
     def _take_bundle(self) -> tuple[Path | None, str]:
         look = self._now.take_evidence()
@@ -147,14 +160,25 @@ class Watcher:
         self._now.start()
         self._say(f"attempt {self._now.name} has begun")
 
-    def _clear(self, seen: WatchRound, standing: set[str]) -> None:
-        """Note what is over: what no longer holds, what the run has recovered from, and what earlier attempts had."""
+    def _clear(self, seen: WatchRound, standing: set[str], now: float) -> None:
+        """Note what is over: what no longer holds, what the run has recovered from, and what earlier attempts had.
+
+        What another watcher has found, and this one has never seen hold, is not over because this one does not see it.
+        """
+        self._held |= standing
         old = [each.key for each in self._books.open if each.attempt not in (None, self._now.name)]
         self._books.clear(old, "the attempt is over")
-        gone = [each.key for each in self._books.open if each.kind not in LASTING and each.key not in standing]
-        self._books.clear(gone, "the job is over" if seen.view.is_over else "it no longer holds")
+        gone = [each for each in self._books.open if each.kind not in LASTING and each.key not in standing]
+        known = [each.key for each in gone if seen.view.is_over or self._knows_over(each, now)]
+        self._books.clear(known, "the job is over" if seen.view.is_over else "it no longer holds")
         over = [each.key for each in self._books.open if each.kind in seen.passed]
         self._books.clear(over, "the run has recovered")
+
+    def _knows_over(self, finding: RunFinding, now: float) -> bool:
+        """Whether this watcher can tell that a finding, which it does not see, is over."""
+        if finding.key.startswith(STALL):
+            return finding.key in self._held or self._now.has_moved
+        return finding.key in self._held or now - self._began > SETTLED_S
 
     def _act(self, seen: WatchRound) -> None:
         """Do what this watcher may do. What cannot be written down is not done, and that is said once."""
@@ -175,7 +199,7 @@ class Watcher:
             self._undone = str(error)
 
     def _end_hang(self, run: RunDir, attempt: AttemptDir, seen: WatchRound) -> None:
-        stalled = next((each for each in seen.standing if each.kind in STALLS and each.key.startswith("stall:")), None)
+        stalled = next((each for each in seen.standing if each.kind in STALLS and each.key.startswith(STALL)), None)
         if stalled is None or not self._now.stalls.may_act(seen.silence):
             return
         if self._now.read(time.monotonic()):
@@ -211,6 +235,7 @@ class Watcher:
             health=health,
             sentence=_sentence(seen, findings, blind),
             findings=findings,
+            has_own=bool(seen.standing or seen.events),
             blind=blind,
             remarks=(*seen.remarks, *filter(None, [self._books.unwritten])),
             silence=seen.silence,

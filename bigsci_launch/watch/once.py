@@ -18,17 +18,20 @@ PAUSE_S = 1.0
 
 
 def look_once(watcher: Watcher) -> Glance:
-    """Return what is known of the run. If nothing new is seen and nothing is found, it is not known to be healthy."""
+    """Return what is known of the run. If nothing new is seen and nothing is found, it is not known to be healthy.
+
+    What other watchers have found may be over: it counts if nothing is seen to move.
+    """
     began = time.monotonic()
-    glance = watcher.tick()
-    while glance.is_running and glance.health is not Health.FINDING:
+    glance = watcher.tick(serves=False)
+    while glance.is_running and not glance.has_own:
         waited = time.monotonic() - began
         if glance.silence.lasts_s < waited - PAUSE_S:
             return glance  # something new has come
         if waited >= min(max(2 * (glance.silence.usual_s or 0.0), LEAST_S), MOST_S):
             return _unmoved(glance if glance.look is not None else watcher.look(), waited)
         time.sleep(PAUSE_S)
-        glance = watcher.tick()
+        glance = watcher.tick(serves=False)
     return glance
 
 

@@ -77,6 +77,9 @@ class AttemptWatch:
         self._facts: tuple[tuple[RunFinding, ...], tuple[str, ...]] = ((), ())
         self._restart_checks = list(RESTART_STEPS)
         self._num_steps = 0
+        self._has_read = False
+        self.has_moved = False
+        """Whether anything but chatter has come since this watch began; what was there before is old."""
 
     def start(self) -> None:
         """Ask for the job's state, and again from time to time."""
@@ -100,7 +103,10 @@ class AttemptWatch:
         sightings = tail.read() if tail is not None else []
         self.course.take(sightings, now, tail.blind if tail is not None else ())
         self._num_steps += sum(1 for sighting in sightings if sighting.kind == "step")
-        return any(sighting.kind != "output" for sighting in sightings)
+        is_news = any(sighting.kind != "output" for sighting in sightings)
+        self.has_moved = self.has_moved or (is_news and self._has_read)
+        self._has_read = True
+        return is_news
 
     def round(self, now: float) -> WatchRound:
         """Read, judge, and look at the ranks if that is due. `now` is the watcher's monotonic clock."""

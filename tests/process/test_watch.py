@@ -151,6 +151,18 @@ def test_a_hang_is_noticed_explained_and_kept_and_its_end_too(training: Training
     assert finding.bundle in known
     assert not read_acts(training.run), "nobody allowed it to act"
 
+    # One look in between, as of a cron job, takes nothing back that it has not seen, and does nothing.
+    asked = training.run.control / "dump"
+    asked.write_text("is it slow?")
+    cron = training.watcher("cron")
+    once = look_once(cron)
+    cron.close(once)
+    assert (once.health, once.findings[0].key) == (Health.FINDING, finding.key)
+    assert [found.cleared for found in read_findings(training.run)] == [None]
+    assert len(training.told) == 1
+    asked.unlink()
+    assert not training.run.watcher_file("cron").exists()
+
     training.signal(1, signal.SIGCONT)
     assert not tick_until(watcher, lambda glance: glance.health is Health.HEALTHY).findings
     assert [found.cleared is not None for found in read_findings(training.run)] == [True]
@@ -238,6 +250,8 @@ def test_once_waits_for_what_moves_and_calls_what_it_does_not_see_unknown(
     found = look_once(training.watcher())
     assert found.health is Health.FINDING, found.sentence
     training.signal(1, signal.SIGCONT)
+    moving = look_once(training.watcher())
+    assert moving.health is Health.HEALTHY, "a run that moves has no hang, whoever found it"
     (training.steps / "silent").touch()
     monkeypatch.setattr("bigsci_launch.watch.once.LEAST_S", 2.0)
     time.sleep(1)

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,8 +54,8 @@ def watch(
     """Watch RUN (a name or a directory; default: the run submitted last) until it is over: what goes wrong is noticed,
     explained, kept in the run, and told by the ways of monitor.notify.
 
-    Nothing is changed without --act. It asks Slurm every 30 seconds, and looks at the ranks only if they show nothing
-    new for twice as long as usual.
+    Without --act, it does nothing by itself, but what people ask with `bsl control`; --once does not even that. It asks
+    Slurm every 30 seconds, and looks at the ranks only if they show nothing new for twice as long as usual.
     """
     if run is not None and jobid is not None:
         raise click.UsageError("give a run or --jobid, not both")
@@ -142,7 +143,7 @@ def _watch_live(watched: WatchedRun, html: Path | None, *, may_act: bool) -> int
                 due = time.monotonic() + glance.every_s
                 while True:
                     view = read_live_view(watched.run, glance.job)
-                    show(lambda width, height, view=view: live_lines(view, width, height), plain_line(view))  # type: ignore[misc]
+                    show(partial(live_lines, view), plain_line(view))
                     if time.monotonic() + FRAME_S > due:
                         break
                     time.sleep(FRAME_S)

@@ -26,7 +26,7 @@ class Look:
 
     `state` is None if nobody could look; `sentence` then says why. `nodes` are those of the suspects, if a node may be
     the cause. `signature` is equal for looks that found the ranks in the same places. `bundle` is None if the evidence
-    was not stored. `num_silent` nodes gave no answer.
+    was not stored.
     """
 
     state: State | None
@@ -37,7 +37,6 @@ class Look:
     confidence: float = 0.0
     details: tuple[str, ...] = ()
     bundle: Path | None = None
-    num_silent: int = 0
 
     @property
     def is_failure(self) -> bool:
@@ -95,7 +94,6 @@ def _summary(answer: SpyAnswer) -> Look:
             *([f"known hang {known.name}: {known.explanation} {known.remedy}".strip()] if known else []),
             *(why for why in reasons if why not in conclusion.claim),
         ),
-        num_silent=len(evidence.nodes_silent),
     )
 
 

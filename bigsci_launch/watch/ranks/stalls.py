@@ -19,6 +19,8 @@ from bigsci_launch.watch.ranks.look import Look
 
 LEAST_SETTLE_S, MOST_SETTLE_S = 5.0, 30.0
 """How long one look lasts at least and at most: about as long as a step."""
+STALL = "stall:"
+"""What the keys of findings about a silence begin with."""
 UNKNOWN_S = 120.0
 """If not even the length of a step is known, the ranks are looked at after this long."""
 CERTAIN = 0.95
@@ -106,7 +108,7 @@ class StallWatch:
         now = time.time()
         return RunFinding(
             kind=kind,
-            key=f"stall:{attempt}:{silence.step}:{silence.phase}",
+            key=f"{STALL}{attempt}:{silence.step}",
             sentence=f"{silence.sentence}: {said}" if said else silence.sentence,
             noticed=now,
             attempt=attempt,

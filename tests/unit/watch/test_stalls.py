@@ -83,7 +83,7 @@ def test_a_hang_stays_one_until_something_moves_and_is_none_then() -> None:
     stalls.consider(silence(240), 1040)
     found = stalls.finding(silence(240), "0001")
     assert found is not None
-    assert (found.kind, found.key) == ("hang", "stall:0001:45:step")
+    assert (found.kind, found.key) == ("hang", "stall:0001:45")
     stalls.consider(silence(500), 1300)
     assert stalls.finding(silence(500, Pace.TOO_LONG), "0001") is None
     assert "the ranks make progress" in stalls.remark(silence(500, Pace.TOO_LONG))
