@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bigsci_launch.cli import console
+from bigsci_launch.errors import CollectError, SlurmUnavailable
 
 if TYPE_CHECKING:
     from bigsci_launch.watch.loop import Glance, Watcher
@@ -63,7 +64,12 @@ def watch(
         raise click.UsageError("--json is no screen: leave out --live")
     if once and (live or act):
         raise click.UsageError("--once neither acts nor stays: leave out --act and --live")
-    watched = _find(run, jobid, START_S if agent else 0.0)
+    try:
+        watched = _find(run, jobid, START_S if agent else 0.0)
+    except SlurmUnavailable as error:
+        if not once:
+            raise
+        raise CollectError(error.message, hint=error.hint) from error  # not to see has an exit code of its own
     if watched.run is None and (live or html or act):
         raise click.UsageError(f"job {jobid} is no run of bsl: --live, --html and --act need its records")
     if once:

@@ -6,7 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from bigsci_launch.cli.runs.watch import watch
+from bigsci_launch.errors import CollectError, SlurmUnavailable
 from bigsci_launch.runs.attempts import JobRecord, write_job
 from bigsci_launch.runs.layout import RunDir, write_json
 from bigsci_launch.runs.watching.beat import Health
@@ -58,3 +61,12 @@ def test_a_directory_that_cannot_be_written_is_no_blindness(run: RunDir) -> None
     glance = glance_at(run)
     assert glance.health is Health.HEALTHY, glance.blind
     assert any("no sign of life can be left" in text for text in glance.remarks)
+
+
+def test_one_look_at_a_job_without_slurm_could_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = CliRunner().invoke(watch, ["--jobid", "4711", "--once"])
+    assert isinstance(done.exception, CollectError)
+    assert done.exception.exit_code == 4
+    done = CliRunner().invoke(watch, ["--jobid", "4711"])
+    assert isinstance(done.exception, SlurmUnavailable)
