@@ -228,6 +228,24 @@ class AttemptDir:
         """Who ended the ranks from outside, and why."""
         return self.path / "ended.json"
 
+    @property
+    def recover(self) -> Path:
+        """What the controller of `survive` writes: generations, and what watchers ask of it."""
+        return self.path / "recover"
+
+    @property
+    def generations(self) -> Path:
+        return self.recover / "generations.jsonl"
+
+    @property
+    def wishes(self) -> Path:
+        """What watchers ask of the controller, a file for each wish."""
+        return self.recover / "wishes"
+
+    def generation(self, number: int) -> Path:
+        """The records of ranks as they were when a generation ended."""
+        return self.recover / f"gen-{number:03d}"
+
     def pid_file(self, rank: int) -> Path:
         return self.pids / f"{rank_name(rank)}.json"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import (
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -22,6 +23,7 @@ from bigsci_launch.config.schema.notify import NotifySection
 from bigsci_launch.config.schema.program import starts_trainer
 from bigsci_launch.config.schema.section import Section
 from bigsci_launch.config.schema.slurm import SlurmSection
+from bigsci_launch.config.schema.survive import SurviveSection, or_switch, survive_defaults
 from bigsci_launch.config.schema.values import (
     EnvironmentName,
     EnvironmentVariable,
@@ -353,6 +355,10 @@ class RunConfig(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     monitor: MonitorSection = MonitorSection()
     guards: GuardsSection = GuardsSection()
+    survive: Annotated[SurviveSection | None, BeforeValidator(survive_defaults), Field(json_schema_extra=or_switch)] = (
+        None
+    )
+    """How the run continues within its job when a rank is lost; default: the attempt ends."""
     env: dict[EnvironmentName, EnvironmentVariable] = {}
     """Variables of the ranks' environment, by name. They override the site's."""
     faults: list[FaultSpec] = []

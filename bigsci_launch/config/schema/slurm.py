@@ -56,6 +56,9 @@ class SlurmSection(Section):
     nodes: PositiveInt = 1
     """Number of nodes. It has no effect on a local site."""
 
+    spare_nodes: NonNegativeInt = 0
+    """Nodes that the job gets in addition to `nodes`, for `survive`: they wait to take the place of a lost one."""
+
     time_limit: SlurmDuration | None = None
     """Longest time of one job, HH:MM:SS or D-HH:MM:SS."""
 

@@ -39,12 +39,13 @@ MAY_USE: dict[str, set[str]] = {
     "nodes": {"config", "runs", "scheduler"},
     "launch": {"config", "nodes", "plan", "runs", "scheduler"},
     "rehearse": {"config", "launch", "plan", "runs", "scheduler"},
-    "train": {"config", "data", "launch", "plan", "runs", "weights"},
+    "recover": {"config", "nodes", "runs", "scheduler"},
+    "train": {"config", "data", "launch", "plan", "recover", "runs", "weights"},
     "hang_lab": {"config", "launch", "runs", "scheduler", "spy"},
     "demo": {"runs"},
     "cli": {
-        *("config", "data", "demo", "hang_lab", "launch", "minicluster", "nodes", "pages", "plan", "rehearse", "runs"),
-        *("scheduler", "spy", "trace", "watch", "weights"),
+        *("config", "data", "demo", "hang_lab", "launch", "minicluster", "nodes", "pages", "plan", "recover"),
+        *("rehearse", "runs", "scheduler", "spy", "trace", "watch", "weights"),
     },
 }
 """What each may import apart from the ground floor and itself. Nobody may use `cli` or `train`."""
@@ -73,10 +74,11 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
         "ending": set(),
         "chain": set(),
         "control": set(),
+        "generations": set(),
         "rehearsals": set(),
         "restart": set(),
         "watching": set(),
-        "show": {"chain", "control", "ending", "restart", "watching"},
+        "show": {"chain", "control", "ending", "generations", "restart", "watching"},
     },
     "watch": {
         "read": set(),
@@ -99,6 +101,7 @@ ROOMS_INSIDE: dict[str, dict[str, set[str]]] = {
 
 PURE = (
     *("spy/judge/", "watch/judge/", "plan/shape/", "launch/job/request.py", "config/check.py"),
+    *("recover/members.py", "recover/course.py", "recover/holding.py"),
     *("rehearse/reduce.py", "rehearse/judge.py", "rehearse/phases.py", "rehearse/limits.py"),
 )
 IMPURE_MODULES = {"os", "subprocess", "socket", "time", "threading", "shutil", "tempfile", "random", "signal"}

@@ -1,0 +1,1 @@
+"""What the controller does next, given what has happened. Pure."""

@@ -1,0 +1,1 @@
+"""The generations of an attempt with `survive`, as its controller has recorded them."""
