@@ -21,7 +21,7 @@ class SurviveSection(Section):
     another rank's, on another node if there is one."""
 
     standby: bool = True
-    """Whether a second process waits beside each rank of `bsl train`, with everything imported, to take the place of
+    """Whether a second process of each rank of `bsl train` waits, with everything imported, to take the place of
     the first one if that dies."""
 
     shrink: bool = True
