@@ -172,7 +172,7 @@ class Output:
             due_s = self._log.keep_newest()
 
     def _take(self) -> bool | None:
-        """Copy what the program has printed. False: there will be no more; None: nothing is there now."""
+        """Copy what the program has printed. False: that was all; None: nothing is there now."""
         if not select.select([self._stream], [], [], 0)[0]:
             return None
         chunk = os.read(self._stream.fileno(), 65536)

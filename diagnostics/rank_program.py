@@ -81,7 +81,7 @@ class Program:
                 self._channel.sendall(json.dumps(message).encode() + b"\n")
 
     def close(self) -> None:
-        """Let the process read the end of its channel: there is nothing more to wait for."""
+        """Let the process read the end of its channel: there is nothing left to wait for."""
         if self._channel is not None:
             with contextlib.suppress(OSError):
                 self._channel.shutdown(socket.SHUT_RDWR)
