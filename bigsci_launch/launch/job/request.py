@@ -100,6 +100,8 @@ class JobRequest:
     """Where ranks keep their last calls: a folder on each node, `auto` or `none`."""
     watch: Literal["off", "observe", "act"]
     """Whether a watcher is started next to the ranks, and what it may do."""
+    survive: Literal["restart", "in_place"] | None
+    """How the job continues when a rank is lost; None: it ends."""
     chain: ChainRecord | None
     """How the run starts itself again; None for a local attempt."""
     caller_options: tuple[CallerOption, ...] = ()
@@ -178,7 +180,15 @@ def make_request(
         log_limit_mib=config.run.log_limit_mib,
         ring=config.monitor.ring,
         watch=watch_of(config),
+        survive=survive_of(config),
     )
+
+
+def survive_of(config: RunConfig) -> Literal["restart", "in_place"] | None:
+    """Return what `survive` means for the program of this run: only the ranks of `bsl train` can stay."""
+    if config.survive is None:
+        return None
+    return "in_place" if config.run.starts_trainer else "restart"
 
 
 def watch_of(config: RunConfig) -> Literal["off", "observe", "act"]:
